@@ -1,0 +1,1 @@
+"""How Tercet runs: command line, supervisor, planning. Nothing imports it."""

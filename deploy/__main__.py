@@ -1,0 +1,5 @@
+"""`python -m deploy` is `tercet`."""
+
+from deploy.cli import main
+
+main()

@@ -1,0 +1,124 @@
+"""The command line: `tercet serve | plan | settings | complete`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated, Any
+
+import httpx
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from deploy.planning import make_plan
+from deploy.supervisor import Supervisor
+from shared.errors import StartError
+from shared.settings import Settings
+from shared.slots import Plan, made_of, read_plan, write_plan
+from shared.telemetry import configure_logging
+
+cli = typer.Typer(no_args_is_help=True, add_completion=False, help="Three ways to go on, from your own machine.")
+out = Console()
+err = Console(stderr=True)
+
+
+def main() -> None:
+    """Run the command line; what cannot start says so in one sentence and exits with 1."""
+    try:
+        cli()
+    except StartError as error:
+        err.print(f"[red]tercet:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+
+
+@cli.command()
+def serve() -> None:
+    """Start both pools, say when every slot is warm, and serve until Ctrl-C."""
+    settings = Settings.load(os.environ)
+    configure_logging("serve", settings.log)
+    sys.exit(Supervisor(settings, os.environ, out).run())
+
+
+@cli.command()
+def plan(
+    write: Annotated[bool, typer.Option(help="Make it anew and write it for both pools to read.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Show which worker holds which model on which device, with the settings as they are."""
+    settings = Settings.load(os.environ)
+    found = None if write else _running_plan(settings)
+    if found is None:
+        found = make_plan(settings, os.environ, lambda name, share: err.print(f"Fetching {name} … {share:.0%}"))
+    if write:
+        write_plan(found, settings.run_path)
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        return
+    table = Table("slot", "device", "model", "checkpoint", "batch", "socket")
+    for slot in found.slots:
+        directory = found.model(slot.model).directory
+        table.add_row(str(slot.index), slot.device, slot.model, directory, str(slot.max_batch), slot.socket)
+    out.print(table)
+    for model in found.models:
+        if model.warning:
+            out.print(f"[yellow]Note:[/] {model.warning}")
+
+
+def _running_plan(settings: Settings) -> Plan | None:
+    try:
+        found = read_plan(settings.run_path)
+    except StartError:
+        return None
+    return found if found.made_of == made_of(settings, os.environ) else None
+
+
+@cli.command("settings")
+def show_settings(
+    markdown: Annotated[bool, typer.Option(help="As the README's table.")] = False,
+) -> None:
+    """List every setting: its default, unit and reason."""
+    rows = Settings.table()
+    if markdown:
+        lines = ["| setting | default | unit | why |", "|---|---|---|---|"]
+        lines += [f"| `{name}` | {default} | {unit} | {why} |" for name, default, unit, why in rows]
+        sys.stdout.write("\n".join(lines) + "\n")
+        return
+    table = Table("setting", "default", "unit", "why", "now")
+    for name, default, unit, why in rows:
+        table.add_row(name, default, unit, why, os.environ.get(name, ""))
+    out.print(table)
+    Settings.load(os.environ)
+
+
+@cli.command()
+def complete(
+    text: Annotated[str, typer.Argument(help="The text to go on from.")],
+    samples: Annotated[int, typer.Option("-n", "--samples", help="How many sentences, 1 to 8.")] = 3,
+    length: Annotated[int, typer.Option(help="Tokens each.")] = 20,
+    temperature: Annotated[float, typer.Option(help="0 to 5; 0 is greedy.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    model: Annotated[str | None, typer.Option(help="A model being served.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer.")] = False,
+) -> None:
+    """Ask the running server to go on from a text."""
+    settings = Settings.load(os.environ)
+    body: dict[str, Any] = {"context": text, "n_samples": samples, "length": length, "temperature": temperature}
+    body |= {name: value for name, value in (("seed", seed), ("model_size", model)) if value is not None}
+    try:
+        response = httpx.post(
+            f"{settings.bind.url}/autocomplete", json=body, timeout=settings.timeout_s + 5, trust_env=False
+        )
+    except httpx.TransportError as error:
+        raise StartError(f"Nothing answers at {settings.bind.url} ({error}): start it with `tercet serve`.") from error
+    answer = response.json()
+    if response.is_error:
+        raise StartError(answer.get("detail", response.text))
+    if as_json:
+        out.print_json(json.dumps(answer))
+        return
+    for sentence in answer["sentences"]:
+        out.print(f"[dim]{text}[/][bold]{sentence['value']}[/]", highlight=False)
+    out.print(f"[dim]{answer['model']}, {answer['time'] * 1e3:.0f} ms[/]", highlight=False)

@@ -1,0 +1,87 @@
+"""Making the slot plan: which devices are there, which checkpoints are on this machine.
+
+GPUs are counted without CUDA (`nvidia-smi -L`), and checkpoints are fetched here, once, before any worker
+starts. Runs in a process of its own, or in the supervisor's; never in a gunicorn master.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping
+
+from shared.errors import StartError
+from shared.settings import ModelSpec, Settings
+from shared.slots import Model, Plan, lay_out, made_of, prepare_run_directory
+from workers.checkpoints import Checkpoint, CheckpointError, resolve, resolve_default
+
+MAX_SLOTS = 64
+Progress = Callable[[str, float], None]
+
+
+def make_plan(
+    settings: Settings, environ: Mapping[str, str], on_progress: Progress = lambda _name, _share: None
+) -> Plan:
+    """The plan that these settings ask for on this machine; not written yet.
+
+    Raises:
+        StartError: a device or a checkpoint is not there, or the plan is too large.
+    """
+    run_path = prepare_run_directory(settings)
+    devices = settings.devices or _seen_devices(environ)
+    if settings.compute != "cpu":
+        _check_devices(devices, environ)
+    try:
+        if settings.models:
+            found = [(resolve(spec.name, spec.source, on_progress=on_progress), spec.count) for spec in settings.models]
+        else:
+            found = [(resolve_default(on_progress=on_progress), ModelSpec("default").count)]
+    except CheckpointError as error:
+        raise StartError(str(error)) from error
+    slots = lay_out(devices, [(checkpoint.name, count) for checkpoint, count in found], run_path, settings.max_batch)
+    if len(slots) > MAX_SLOTS:
+        raise StartError(
+            f"The plan has {len(slots)} workers and may have {MAX_SLOTS}: lower the counts in TERCET_MODELS."
+        )
+    return Plan(made_of(settings, environ), [_model(checkpoint) for checkpoint, _ in found], slots)
+
+
+def _model(checkpoint: Checkpoint) -> Model:
+    return Model(
+        name=checkpoint.name,
+        directory=checkpoint.directory,
+        source=checkpoint.source,
+        n_ctx=checkpoint.n_ctx,
+        vocab_size=checkpoint.vocab_size,
+        warning=checkpoint.warning,
+    )
+
+
+def count_gpus(environ: Mapping[str, str]) -> int:
+    """GPUs this process may use: the entries of `CUDA_VISIBLE_DEVICES` if it is set, else what the driver lists."""
+    if (visible := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        entries = [entry.strip() for entry in visible.split(",")]
+        # As CUDA reads it: an entry that names no device hides all that follow.
+        return next((place for place, entry in enumerate(entries) if entry in {"", "-1"}), len(entries))
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.splitlines())
+
+
+def _seen_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(f"cuda:{index}" for index in range(count_gpus(environ))) or ("cpu",)
+
+
+def _check_devices(devices: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    wanted = [device for device in devices if device != "cpu"]
+    if not wanted:
+        return
+    num_gpus = count_gpus(environ)
+    for device in wanted:
+        if int(device.partition(":")[2]) >= num_gpus:
+            seen = f"{num_gpus} GPU{'s' if num_gpus != 1 else ''} can be seen"
+            raise StartError(
+                f"TERCET_DEVICES names {device}, but {seen} (nvidia-smi -L, CUDA_VISIBLE_DEVICES): name devices that "
+                "are there, or cpu, or set TERCET_COMPUTE=cpu to try this plan on the CPU."
+            )

@@ -1,0 +1,235 @@
+"""`tercet serve`: starts both gunicorns, says when every slot is warm, restarts a dead master, stops all in order.
+
+It serves nothing itself and holds no model. If it dies, however it dies, the kernel ends its masters with it,
+and workers whose master is gone stop by themselves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import structlog
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from deploy.planning import make_plan
+from shared.errors import StartError
+from shared.settings import Settings
+from shared.slots import DRAINING_FILE, PLAN_FILE, Plan, lock_run_directory, write_plan
+
+ROOT = Path(__file__).parent.parent
+ROLES = ("workers", "gateway")
+POLL_S = 0.1
+# A master that dies more often than this within a minute is not worth another try.
+MAX_RESTARTS_A_MINUTE = 3
+# How long a dead master's workers may take to notice before they are killed, so that its address is free.
+ORPHAN_GRACE_S = 3.0
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_libc = ctypes.CDLL(None, use_errno=True)
+log = structlog.get_logger()
+
+
+class Supervisor:
+    """One running instance. `run` returns the exit code."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str], console: Console) -> None:
+        self._settings = settings
+        self._environ = environ
+        self._console = console
+        self._run_path = settings.run_path
+        self._masters: dict[str, subprocess.Popen[bytes]] = {}
+        self._restarts: list[float] = []
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def run(self) -> int:
+        """Serve until a signal ends it.
+
+        Raises:
+            StartError: it cannot start as asked; nothing is left running.
+        """
+        lock = lock_run_directory(self._settings, "serve")
+        try:
+            plan = self._prepare()
+            for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(name, lambda number, _frame: self._signals.put(number))
+            for role in ROLES:
+                self._start(role)
+            try:
+                if self._wait_until_warm(plan):
+                    self._greet(plan)
+                    self._watch()
+            finally:
+                self._stop()
+        finally:
+            self._clean_up()
+            lock.close()
+        return 0
+
+    def _prepare(self) -> Plan:
+        (self._run_path / DRAINING_FILE).unlink(missing_ok=True)
+        with self._console.status("Looking for models …") as status:
+
+            def show(name: str, share: float) -> None:
+                status.update(f"Fetching {name} … {share:.0%}")
+
+            plan = make_plan(self._settings, self._environ, show)
+        for model in plan.models:
+            if model.warning:
+                self._console.print(f"[yellow]Note:[/] {model.warning}")
+        write_plan(plan, self._run_path)
+        return plan
+
+    def _start(self, role: str) -> None:
+        def die_with_parent() -> None:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+        self._masters[role] = subprocess.Popen(
+            [sys.executable, "-m", "gunicorn", "--config", str(ROOT / "gunicorn.conf.py")],
+            cwd=ROOT,
+            env={**self._environ, "TERCET_ROLE": role},
+            stdin=subprocess.DEVNULL,
+            # A group of its own: Ctrl-C in a terminal reaches this process alone, which stops them in order.
+            process_group=0,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread is running that could hold a lock
+        )
+
+    def _wait_until_warm(self, plan: Plan) -> bool:
+        """Follow the slots until all are warm; False if a signal said to stop.
+
+        Raises:
+            StartError: a master ended, or a slot's first load failed.
+        """
+        url = f"{self._settings.bind.url}/health/ready"
+        with (
+            httpx.Client(trust_env=False, timeout=1.0) as client,
+            Live(console=self._console, refresh_per_second=8, transient=True) as live,
+        ):
+            while True:
+                if self._next_signal() in {signal.SIGTERM, signal.SIGINT}:
+                    return False
+                for role, master in self._masters.items():
+                    if master.poll() is not None:
+                        raise StartError(f"The {role} master ended ({_why(master)}); the reason stands above.")
+                try:
+                    slots = client.get(url).json()["slots"]
+                except (httpx.TransportError, ValueError, KeyError):
+                    continue
+                for slot in slots:
+                    if slot["state"] == "failed":
+                        raise StartError(f"{slot['model']} could not be loaded on {slot['device']}: {slot['reason']}")
+                live.update(_slot_table(slots))
+                if all(slot["state"] == "warm" for slot in slots) and len(slots) == len(plan.slots):
+                    return True
+
+    def _next_signal(self) -> int | None:
+        try:
+            return self._signals.get(timeout=POLL_S)
+        except queue.Empty:
+            return None
+
+    def _greet(self, plan: Plan) -> None:
+        url = self._settings.bind.url
+        models = ", ".join(
+            f"{model.name} × {sum(slot.model == model.name for slot in plan.slots)}" for model in plan.models
+        )
+        self._console.print(f"[green]Every slot is warm[/] ({models}). Serving at [bold]{url}[/]; Ctrl-C stops. Try:\n")
+        self._console.print(
+            f"""  curl -d '{{"context": "The old man looked at the sea and"}}' {url}/autocomplete\n""",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+
+    def _watch(self) -> None:
+        """Until a signal says stop; a HUP reloads both pools.
+
+        Raises:
+            StartError: a master keeps dying.
+        """
+        while True:
+            number = self._next_signal()
+            if number in {signal.SIGTERM, signal.SIGINT}:
+                return
+            if number == signal.SIGHUP:
+                for master in self._masters.values():
+                    master.send_signal(signal.SIGHUP)
+            for role, master in self._masters.items():
+                if master.poll() is not None:
+                    self._restart(role, master)
+
+    def _restart(self, role: str, master: subprocess.Popen[bytes]) -> None:
+        log.error("master_died", master=role, why=_why(master))
+        now = time.monotonic()
+        self._restarts = [then for then in self._restarts if now - then < 60] + [now]
+        if len(self._restarts) > MAX_RESTARTS_A_MINUTE:
+            raise StartError(f"The {role} master keeps dying ({_why(master)}); the log above has the reason.")
+        _end_group(master, signal.SIGTERM, time.monotonic() + ORPHAN_GRACE_S)
+        self._start(role)
+
+    def _stop(self) -> None:
+        """Readiness off, then the gateway, then the workers; what is left after the grace is killed."""
+        deadline = time.monotonic() + self._settings.grace_s
+        if all(master.poll() is None for master in self._masters.values()):
+            (self._run_path / DRAINING_FILE).touch()
+            self._wait_or_signal(time.monotonic() + self._settings.drain_s)
+        for role in reversed(ROLES):
+            master = self._masters.get(role)
+            if master is None:
+                continue
+            with suppress(ProcessLookupError):
+                master.send_signal(signal.SIGTERM)
+            while master.poll() is None and time.monotonic() < deadline:
+                if self._next_signal() in {signal.SIGTERM, signal.SIGINT}:
+                    deadline = 0.0  # asked twice: now
+            _end_group(master, signal.SIGKILL, time.monotonic() + 1.0)
+            master.wait()
+
+    def _wait_or_signal(self, until: float) -> None:
+        while time.monotonic() < until:
+            if self._next_signal() is not None:
+                return
+
+    def _clean_up(self) -> None:
+        for path in (*self._run_path.glob("*.sock"), *self._run_path.glob("*.lock")):
+            path.unlink(missing_ok=True)
+        for name in (PLAN_FILE, DRAINING_FILE):
+            (self._run_path / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            self._run_path.rmdir()
+
+
+def _end_group(master: subprocess.Popen[bytes], number: signal.Signals, deadline: float) -> None:
+    """Signal a master's process group and wait for it to be gone; kill what is left at the deadline."""
+    try:
+        os.killpg(master.pid, number)
+        while time.monotonic() < deadline:
+            master.poll()
+            os.killpg(master.pid, 0)
+            time.sleep(0.02)
+        os.killpg(master.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _why(master: subprocess.Popen[bytes]) -> str:
+    code = master.returncode
+    return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def _slot_table(slots: list[dict[str, object]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("slot", "model", "device", "state", ""):
+        table.add_column(heading)
+    for slot in slots:
+        progress = f"{slot['progress']:.0%}" if slot["state"] == "loading" else ""
+        table.add_row(str(slot["slot"]), str(slot["model"]), str(slot["device"]), str(slot["state"]), progress)
+    return table

@@ -1,0 +1,1 @@
+"""Accepts, fans out, merges. Never imports torch, transformers or workers."""

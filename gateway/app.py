@@ -1,0 +1,71 @@
+"""The gateway's WSGI app: `create_app` puts collaborators together, `build` alone reads the environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeAlias
+
+import falcon
+
+from gateway.admission import Admission
+from gateway.fanout import Fanout
+from gateway.metrics import Metrics
+from gateway.middleware import Boundary, render_error, render_http_error, render_unknown
+from gateway.pool import Pool
+from gateway.resources import AutocompleteResource, LiveResource, MetricsResource, ReadyResource
+from shared.errors import TercetError
+from shared.hangups import HangupWatcher
+from shared.settings import Settings
+from shared.slots import Plan, read_plan
+from shared.telemetry import configure_structlog
+
+App: TypeAlias = falcon.App[falcon.Request, falcon.Response]
+READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
+# Branches of later waves wait on a thread too; a request has at most eight.
+MAX_BRANCHES_PER_REQUEST = 8
+
+
+def create_app(
+    *,
+    settings: Settings,
+    plan: Plan,
+    admission: Admission,
+    fanout: Fanout,
+    metrics: Metrics,
+    hangups: HangupWatcher,
+    run_path: Path,
+) -> App:
+    """The app over collaborators that are made already; starts nothing."""
+    app = falcon.App(middleware=[Boundary(settings, metrics)])
+    app.add_error_handler(Exception, render_unknown)
+    app.add_error_handler(falcon.HTTPError, render_http_error)
+    app.add_error_handler(TercetError, render_error)
+    app.add_route("/autocomplete", AutocompleteResource(plan, fanout, hangups, settings.timeout_s))
+    ready = ReadyResource(plan, admission, run_path)
+    for path in READY_PATHS:
+        app.add_route(path, ready)
+    app.add_route("/health/live", LiveResource())
+    app.add_route("/metrics", MetricsResource(metrics))
+    return app
+
+
+def build() -> App:
+    """The app as this process's environment asks for it, following its pool."""
+    settings = Settings.load(os.environ)
+    configure_structlog("gateway")
+    plan = read_plan(settings.run_path)
+    admission = Admission(plan, settings.placement, settings.queue)
+    metrics = Metrics(admission)
+    pool = Pool(plan, admission, settings.ack_ms / 1e3)
+    num_threads = MAX_BRANCHES_PER_REQUEST * (plan.max_running + settings.queue)
+    fanout = Fanout(pool.clients, admission, metrics, num_threads)
+    return create_app(
+        settings=settings,
+        plan=plan,
+        admission=admission,
+        fanout=fanout,
+        metrics=metrics,
+        hangups=HangupWatcher(),
+        run_path=settings.run_path,
+    )

@@ -1,0 +1,187 @@
+"""The gateway's HTTP client: one slot's `POST /generate` and `GET /state`. The only module that knows httpx.
+
+It says what went wrong with one call (`BranchError`); what to do about it is `gateway.fanout`'s decision.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+
+import httpx
+import msgspec
+
+from shared.schemas import Accepted, Done, Failed, GenerateLine, GenerateRequest, State, Token
+from shared.slots import Slot
+
+# Below gunicorn's keepalive (75 s), so that it is the client that closes an idle connection.
+KEEPALIVE_EXPIRY_S = 60.0
+# A worker says a line of state at least once a second; one that is silent for so long is down.
+STATE_SILENCE_S = 3.0
+# A completion of 256 tokens with log-probabilities is 20 kB; a line of a megabyte is no answer.
+MAX_LINE_BYTES = 1 << 20
+
+_decode_line = msgspec.json.Decoder(GenerateLine).decode
+_decode_state = msgspec.json.Decoder(State).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class BranchError(Exception):
+    """A call that brought nothing. `is_retryable` is false where another slot would answer the same."""
+
+    def __init__(self, code: str, detail: str, *, is_retryable: bool = True) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
+        self.is_retryable = is_retryable
+
+
+class Call:
+    """One `POST /generate`. `run` is for one thread; `cancel` for any."""
+
+    def __init__(self, client: httpx.Client, request: GenerateRequest, ack_s: float, deadline: float) -> None:
+        self._client = client
+        self._request = request
+        self._ack_s = ack_s
+        self._deadline = deadline
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._is_cancelled = False
+
+    def lines(self) -> Iterator[Token | Done]:
+        """What the worker says after `accepted`, as it comes; `Done` is the last.
+
+        Raises:
+            BranchError: unreachable, not acknowledged in time, refused, broken off, or not understood.
+        """
+        is_acknowledged = False
+        request = self._client.build_request(
+            "POST",
+            "/generate",
+            content=_encode(self._request),
+            headers={"X-Request-Id": self._request.request_id},
+            timeout=httpx.Timeout(self._ack_s),
+        )
+        try:
+            response = self._client.send(request, stream=True)
+            with closing(response):
+                self._hold_socket(response)
+                if response.status_code != httpx.codes.OK:
+                    raise _refusal(response)
+                # The headers come with the line `accepted`. httpcore looks the read timeout up anew for the body.
+                # The waiting handler keeps the deadline itself; this one frees the thread should nobody cancel.
+                is_acknowledged = True
+                left_s = max(0.0, self._deadline - time.monotonic())
+                request.extensions["timeout"]["read"] = left_s + STATE_SILENCE_S
+                for raw in _split_lines(response.iter_raw()):
+                    line = _decode_line(raw)
+                    if isinstance(line, Accepted):
+                        continue
+                    if isinstance(line, Failed):
+                        raise BranchError(line.code, line.detail)
+                    yield line
+        except httpx.TimeoutException as error:
+            if is_acknowledged:
+                raise BranchError("timeout", "The worker fell silent.") from error
+            raise BranchError("not_acknowledged", "The worker did not take the branch in time.") from error
+        except httpx.TransportError as error:
+            code, detail = ("cancelled", "Cancelled.") if self._is_cancelled else ("broken", f"The call broke: {error}")
+            raise BranchError(code, detail) from error
+        except msgspec.MsgspecError as error:
+            raise BranchError("garbage", f"The worker's answer was not understood: {error}") from error
+        finally:
+            with self._lock:
+                self._socket = None
+
+    def cancel(self) -> None:
+        """End the call now: the thread that reads gets an end of stream, and the worker sees a hang-up.
+
+        Closing an httpx client or response from another thread does not wake a blocked read; shutting down its
+        socket does.
+        """
+        with self._lock:
+            self._is_cancelled = True
+            if self._socket is not None:
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _hold_socket(self, response: httpx.Response) -> None:
+        with self._lock:
+            self._socket = response.extensions["network_stream"].get_extra_info("socket")
+            is_cancelled = self._is_cancelled
+        if is_cancelled:
+            raise BranchError("cancelled", "Cancelled.", is_retryable=False)
+
+
+class SlotClient:
+    """Calls one slot's worker over its private socket; shared by all threads."""
+
+    def __init__(self, slot: Slot, ack_s: float) -> None:
+        self._ack_s = ack_s
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_EXPIRY_S)
+        self._client = httpx.Client(
+            transport=httpx.HTTPTransport(uds=slot.socket, limits=limits),
+            base_url="http://slot",
+            trust_env=False,
+        )
+
+    def close(self) -> None:
+        """Close idle connections; calls under way are not ended by it."""
+        self._client.close()
+
+    def call(self, request: GenerateRequest, deadline: float) -> Call:
+        """A call that is not begun yet. `deadline` of `time.monotonic()`."""
+        return Call(self._client, request, self._ack_s, deadline)
+
+    def states(self) -> Iterator[State]:
+        """The worker's state, line by line, until it ends the stream, dies or falls silent.
+
+        Raises:
+            BranchError: why the stream ended, unless the worker ended it.
+        """
+        try:
+            with self._client.stream("GET", "/state", timeout=httpx.Timeout(STATE_SILENCE_S)) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise BranchError("refused", f"The worker answered {response.status_code}.")
+                for raw in _split_lines(response.iter_raw()):
+                    yield _decode_state(raw)
+        except httpx.TransportError as error:
+            raise BranchError("unreachable", str(error) or type(error).__name__) from error
+        except msgspec.MsgspecError as error:
+            raise BranchError("garbage", str(error)) from error
+
+
+def _split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Lines of a byte stream, without their ends.
+
+    Raises:
+        BranchError: a line is longer than `MAX_LINE_BYTES`, or the last one is not ended.
+    """
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+        if len(rest) > MAX_LINE_BYTES:
+            raise BranchError("oversize", f"The worker sent a line of more than {MAX_LINE_BYTES} bytes.")
+    if rest:
+        raise BranchError("broken", "The worker's answer was cut off.")
+
+
+def _refusal(response: httpx.Response) -> BranchError:
+    """A worker's refusal, in its own words where they can be read."""
+    body = b""
+    for chunk in response.iter_raw():
+        body += chunk
+        if len(body) > MAX_LINE_BYTES:
+            break
+    is_retryable = response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR
+    try:
+        problem = msgspec.json.decode(body, type=dict[str, object])
+    except msgspec.MsgspecError:
+        problem = {}
+    code = str(problem.get("code", "refused"))
+    detail = str(problem.get("detail", f"The worker answered {response.status_code}."))
+    return BranchError(code, detail, is_retryable=is_retryable)

@@ -1,0 +1,196 @@
+"""The fan-out: one branch per sentence asked for, each an httpx request on a thread of its own.
+
+The handler's thread waits on a condition with the request's deadline, never on a socket. A branch that fails
+is tried again on another slot while time remains. This module knows nothing of the editor's contract.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gateway.admission import Admission
+from gateway.client import BranchError, Call, SlotClient
+from gateway.merge import BranchResult
+from gateway.metrics import Metrics
+from shared.errors import TercetError
+from shared.schemas import BranchFailure, Done, GenerateRequest, Group, Sampling
+
+MAX_ATTEMPTS = 3
+# The worker is given this much less than what is left, so that what it has by then arrives in time.
+RETURN_MARGIN_S = 0.005
+# How long past the deadline an answer that is on its way is waited for.
+COLLECT_GRACE_S = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One call to be made: its place in the request and what only it has."""
+
+    index: int
+    seed: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request as the fan-out sees it. `deadline` of `time.monotonic()`."""
+
+    request_id: str
+    model: str
+    prompt: str
+    max_prompt_tokens: int
+    branches: Sequence[Branch]
+    deadline: float
+    session: str | None = None
+
+
+class Fanout:
+    """Runs requests' branches on a pool of threads, as many as the slots hold branches."""
+
+    def __init__(self, clients: Sequence[SlotClient], admission: Admission, metrics: Metrics, num_threads: int) -> None:
+        self._clients = clients
+        self._admission = admission
+        self._metrics = metrics
+        self._executor = ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix="branch")
+
+    def begin(self, ask: Ask) -> Run:
+        """Reserve room and start the branches.
+
+        Raises:
+            Overloaded, NotReady, DeadlineExceeded: from the reservation; nothing was started.
+        """
+        slots = self._admission.reserve(ask.model, len(ask.branches), ask.deadline)
+        run = Run(ask)
+        for position, branch in enumerate(ask.branches):
+            slot = slots[position] if position < len(slots) else None
+            self._executor.submit(self._run_branch, run, branch, slot)
+        return run
+
+    def _run_branch(self, run: Run, branch: Branch, slot: int | None) -> None:
+        start = time.monotonic()
+        try:
+            run.report(self._attempt(run, branch, slot, start))
+        except TercetError as error:
+            run.report(BranchFailure(branch=branch.index, code=error.code, detail=error.detail))
+        except BaseException:
+            run.report(BranchFailure(branch=branch.index, code="internal_error", detail="The branch broke."))
+            raise
+
+    def _attempt(self, run: Run, branch: Branch, slot: int | None, start: float) -> BranchResult | BranchFailure:
+        """Up to three calls, each on a slot that has not failed this branch, if there is one.
+
+        Args:
+            slot: reserved already; None for a branch of a later wave, which reserves its own.
+        """
+        ask = run.ask
+        failed_on: set[int] = set()
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            if slot is None:
+                [slot] = self._admission.reserve(ask.model, 1, ask.deadline, avoid=failed_on, is_retry=True)
+            outcome = "ok"
+            try:
+                done = self._call(run, branch, slot)
+                return BranchResult(branch.index, branch.seed, slot, ask.model, done, time.monotonic() - start)
+            except BranchError as error:
+                outcome = error.code
+                is_last = attempt == MAX_ATTEMPTS or not error.is_retryable or run.is_over
+                if is_last:
+                    return BranchFailure(branch=branch.index, code=error.code, detail=error.detail)
+            finally:
+                self._admission.release(slot)
+                self._metrics.branches.labels(slot=str(slot), outcome=outcome).inc()
+            failed_on.add(slot)
+            slot = None
+        raise AssertionError("the last attempt returns")
+
+    def _call(self, run: Run, branch: Branch, slot: int) -> Done:
+        ask = run.ask
+        left_s = ask.deadline - time.monotonic() - RETURN_MARGIN_S
+        if left_s <= 0:
+            raise BranchError("deadline_exceeded", "The time limit passed before its turn.", is_retryable=False)
+        request = GenerateRequest(
+            prompt=ask.prompt,
+            max_prompt_tokens=ask.max_prompt_tokens,
+            sampling=branch.sampling,
+            seed=branch.seed,
+            deadline_ms=left_s * 1e3,
+            group=Group(id=ask.request_id, size=len(ask.branches)),
+            session=ask.session,
+            request_id=ask.request_id,
+        )
+        call = self._clients[slot].call(request, ask.deadline)
+        done: Done | None = None
+        with run.calling(branch.index, call):
+            for line in call.lines():
+                if isinstance(line, Done):
+                    done = line
+        if done is None:
+            raise BranchError("broken", "The worker ended the answer before its last line.")
+        return done
+
+
+class Run:
+    """One request under way: what its branches have brought, and a way to end them all."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self._changed = threading.Condition()
+        self._outcomes: list[BranchResult | BranchFailure] = []
+        self._calls: dict[int, Call] = {}
+        self._is_cancelled = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a branch's result would still be wanted."""
+        return self._is_cancelled or time.monotonic() >= self.ask.deadline
+
+    def wait(self) -> list[BranchResult | BranchFailure]:
+        """What the branches brought by the deadline; those still under way are cancelled and told as failures."""
+        until = self.ask.deadline + COLLECT_GRACE_S
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_cancelled or len(self._outcomes) == len(self.ask.branches),
+                timeout=max(0.0, until - time.monotonic()),
+            )
+            outcomes = list(self._outcomes)
+        self.cancel()
+        heard = {outcome.branch for outcome in outcomes}
+        late = [
+            BranchFailure(branch=branch.index, code="deadline_exceeded", detail="The time limit passed.")
+            for branch in self.ask.branches
+            if branch.index not in heard
+        ]
+        return outcomes + late
+
+    def cancel(self) -> None:
+        """End every branch that is under way; a waiting `wait` returns."""
+        with self._changed:
+            self._is_cancelled = True
+            calls = list(self._calls.values())
+            self._changed.notify_all()
+        for call in calls:
+            call.cancel()
+
+    def report(self, outcome: BranchResult | BranchFailure) -> None:
+        with self._changed:
+            self._outcomes.append(outcome)
+            self._changed.notify_all()
+
+    @contextmanager
+    def calling(self, branch: int, call: Call) -> Iterator[None]:
+        """A block in which `cancel` ends this call."""
+        with self._changed:
+            self._calls[branch] = call
+            is_cancelled = self._is_cancelled
+        if is_cancelled:
+            call.cancel()
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._calls[branch]

@@ -1,0 +1,266 @@
+"""The slot plan (which worker holds which model on which device) and who holds which slot.
+
+The plan is one JSON file in the run directory; both masters, the gateway and the command line read the
+same one. Making it (counting GPUs, fetching checkpoints) is `deploy.planning`'s work, done in a process
+of its own, so that no master ever touches CUDA or a model library. This module knows no gunicorn.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from shared.errors import StartError
+from shared.settings import MAX_SOCKET_PATH_BYTES, Settings
+
+PLAN_FILE = "plan.json"
+DRAINING_FILE = "draining"
+
+
+class Model(msgspec.Struct, frozen=True):
+    """A checkpoint that is on this machine and checked, ready to be loaded."""
+
+    name: str
+    directory: str
+    source: str
+    n_ctx: int
+    vocab_size: int
+    warning: str | None = None
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """A worker's place: its model, its device, its private socket."""
+
+    index: int
+    device: str
+    model: str
+    socket: str
+    max_batch: int
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """All slots of one running instance. `made_of` holds what it was made from, to see when it is stale."""
+
+    made_of: dict[str, str]
+    models: list[Model]
+    slots: list[Slot]
+
+    @property
+    def max_running(self) -> int:
+        """Branches that all slots together compute at once."""
+        return sum(slot.max_batch for slot in self.slots)
+
+    def model(self, name: str) -> Model:
+        return next(model for model in self.models if model.name == name)
+
+
+def lay_out(devices: Sequence[str], models: Sequence[tuple[str, int]], run_path: Path, max_batch: int) -> list[Slot]:
+    """Slots device by device, on each the models in the order given, each `count` times.
+
+    Args:
+        models: pairs of (name, workers per device).
+    """
+    places = [(device, name) for device in devices for name, count in models for _ in range(count)]
+    return [
+        Slot(index, device, name, str(run_path / f"slot-{index}.sock"), max_batch)
+        for index, (device, name) in enumerate(places)
+    ]
+
+
+def worker_environment(slot: Slot, plan: Plan, settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that a worker process needs before torch is imported.
+
+    A `CUDA_VISIBLE_DEVICES` that is already set (Slurm, Kubernetes, UUIDs, MIG) is indexed into: `cuda:1` is its
+    second entry. Compute threads are the cores this process may use, shared out among all workers, since two
+    workers running two threads each on two cores are slower than one each.
+    """
+    if slot.device == "cpu":
+        visible = ""
+    else:
+        index = int(slot.device.partition(":")[2])
+        already = [entry.strip() for entry in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
+        visible = already[index] if already else str(index)
+    num_threads = settings.cpu_threads or max(1, len(os.sched_getaffinity(0)) // len(plan.slots))
+    return {
+        "CUDA_VISIBLE_DEVICES": visible,
+        "OMP_NUM_THREADS": str(num_threads),
+        "TERCET_SLOT": str(slot.index),
+    }
+
+
+def prepare_run_directory(settings: Settings) -> Path:
+    """Make the run directory, private to this user.
+
+    Raises:
+        StartError: its path is too long for a socket, or it belongs to somebody else.
+    """
+    path = settings.run_path
+    longest = len(os.fsencode(path / "slot-000.sock"))
+    if longest > MAX_SOCKET_PATH_BYTES:
+        raise StartError(
+            f"The run directory {path} is too long for a Unix socket ({longest} bytes with a socket's name, "
+            f"at most {MAX_SOCKET_PATH_BYTES}): set TERCET_RUN_DIR to a shorter path."
+        )
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except OSError as error:
+        raise StartError(f"The run directory {path} cannot be made ({error.strerror}): set TERCET_RUN_DIR.") from error
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise StartError(
+            f"The run directory {path} belongs to, or may be written by, somebody else: "
+            "set TERCET_RUN_DIR to a directory that only you can write."
+        )
+    return path
+
+
+def lock_run_directory(settings: Settings, name: str) -> IO[str]:
+    """Hold `<run directory>/<name>.lock` for as long as the returned file is open.
+
+    Raises:
+        StartError: another process holds it.
+    """
+    path = prepare_run_directory(settings) / f"{name}.lock"
+    lock = path.open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise StartError(
+            f"The run directory {settings.run_path} is in use by process {holder} ({name}): "
+            "stop it, or set TERCET_BIND (and TERCET_RUN_DIR, if you set it) to run a second one beside it."
+        ) from None
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+    return lock
+
+
+def made_of(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """What a plan depends on. Two equal results mean that a plan may be used again."""
+    return {
+        "devices": ",".join(settings.devices),
+        "models": ",".join(map(str, settings.models)),
+        "compute": settings.compute,
+        "max_batch": str(settings.max_batch),
+        "visible": environ.get("CUDA_VISIBLE_DEVICES", "(unset)"),
+        "run_path": str(settings.run_path),
+    }
+
+
+def read_plan(run_path: Path) -> Plan:
+    """The plan in a run directory.
+
+    Raises:
+        StartError: there is none that can be read.
+    """
+    path = run_path / PLAN_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Plan)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise StartError(f"There is no slot plan at {path} ({error}): start Tercet with `tercet serve`.") from error
+
+
+def write_plan(plan: Plan, run_path: Path) -> None:
+    """Replace the plan in one step, so that no reader sees half of it."""
+    temporary = run_path / f"{PLAN_FILE}.{os.getpid()}"
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n")
+    temporary.replace(run_path / PLAN_FILE)
+
+
+def current_plan(settings: Settings, environ: Mapping[str, str]) -> Plan:
+    """The plan these settings ask for, made now if the run directory has none.
+
+    Two masters that start together wait for one another here, so that checkpoints are fetched once.
+
+    Raises:
+        StartError: the plan cannot be made; `deploy.planning` has said why on standard error.
+    """
+    run_path = prepare_run_directory(settings)
+    with (run_path / "plan.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            plan = read_plan(run_path)
+            if plan.made_of == made_of(settings, environ):
+                return plan
+        except StartError:
+            pass  # none yet, or one of another version: made anew below
+        command = [sys.executable, "-m", "deploy", "plan", "--write"]
+        root = Path(__file__).parent.parent
+        if subprocess.run(command, cwd=root, env=dict(environ), stdout=subprocess.DEVNULL, check=False).returncode:
+            raise StartError("The slot plan could not be made; the reason stands above.")
+        return read_plan(run_path)
+
+
+class Leases:
+    """Which worker holds which slot; a worker is named by its gunicorn age.
+
+    The master alone leases and frees. What workers must see of each other (is there a newer generation for
+    my slot, is it warm yet) lies in memory shared across fork: three 64-bit words a slot.
+    """
+
+    _WORDS = struct.Struct("=QQQ")  # newest age leased, newest age that became warm, deaths before warm in a row
+
+    def __init__(self, num_slots: int) -> None:
+        self._memory = mmap.mmap(-1, num_slots * self._WORDS.size)
+        self._num_slots = num_slots
+        self._held: dict[int, int] = {}
+
+    def lease(self, age: int) -> int:
+        """Give `age` the slot with the fewest holders, the lowest such. Called in the master.
+
+        A free slot has none; during a reload every slot has one, and the second is the next generation.
+        """
+        held = list(self._held.values())
+        slot = min(range(self._num_slots), key=lambda index: (held.count(index), index))
+        self._held[age] = slot
+        _, warm, failures = self._read(slot)
+        self._write(slot, age, warm, failures)
+        return slot
+
+    def free(self, age: int) -> None:
+        """Take back the slot of a worker that is gone. Called in the master."""
+        slot = self._held.pop(age, None)
+        if slot is None:
+            return
+        _, warm, failures = self._read(slot)
+        newest = max((other for other, its in self._held.items() if its == slot), default=0)
+        self._write(slot, newest, warm, failures + 1 if warm < age else 0)
+
+    def holders(self, slot: int) -> list[int]:
+        """Ages that hold a slot, oldest first. Known in the master, and in a worker as of its fork."""
+        return sorted(age for age, its in self._held.items() if its == slot)
+
+    def is_superseded(self, slot: int, age: int) -> bool:
+        """Whether a newer generation holds the slot too."""
+        return self._read(slot)[0] > age
+
+    def successor_is_warm(self, slot: int, age: int) -> bool:
+        return self._read(slot)[1] > age
+
+    def mark_warm(self, slot: int, age: int) -> None:
+        """Called in a worker once its model is warm."""
+        newest, warm, _ = self._read(slot)
+        self._write(slot, newest, max(warm, age), 0)
+
+    def num_failures(self, slot: int) -> int:
+        """Workers of this slot that died before they were warm, in a row."""
+        return self._read(slot)[2]
+
+    def _read(self, slot: int) -> tuple[int, int, int]:
+        newest, warm, failures = self._WORDS.unpack_from(self._memory, slot * self._WORDS.size)
+        return newest, warm, failures
+
+    def _write(self, slot: int, newest: int, warm: int, failures: int) -> None:
+        self._WORDS.pack_into(self._memory, slot * self._WORDS.size, newest, warm, failures)

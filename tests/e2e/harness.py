@@ -1,0 +1,134 @@
+"""A real Tercet for tests: `tercet serve` as a person starts it, on a port and in a run directory of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+ROOT = Path(__file__).parents[2]
+START_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    """Poll until a condition is true; the answer is the condition's."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"not within {timeout_s} s: {what}")
+
+
+class Tercet:
+    """One running instance under test. The embedded checkpoint in fp32 unless the settings say otherwise."""
+
+    def __init__(self, base: Path, **settings: str) -> None:
+        self.run_dir = base / "run"
+        self.log_path = base / "log"
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.environ = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("TERCET_")},
+            "TERCET_BIND": f"127.0.0.1:{self.port}",
+            "TERCET_RUN_DIR": str(self.run_dir),
+            "TERCET_MODELS": "embedded",
+            "TERCET_DEVICES": "cpu",
+            "TERCET_DTYPE": "fp32",
+            "TERCET_DRAIN_S": "0.1",
+            **{f"TERCET_{name.upper()}": value for name, value in settings.items()},
+        }
+        self.client = httpx.Client(base_url=self.url, trust_env=False, timeout=60)
+
+    def start(self, *command: str) -> None:
+        """Start without waiting; `command` instead of `tercet serve`."""
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                command or [sys.executable, "-m", "deploy", "serve"],
+                cwd=ROOT, env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                process_group=0,
+            )  # fmt: skip
+
+    def ready(self) -> dict[str, Any] | None:
+        """The readiness page, or None where nothing answers."""
+        try:
+            page: dict[str, Any] = self.client.get("/health/ready").json()
+        except httpx.TransportError:
+            return None
+        return page
+
+    def wait_until_warm(self, timeout_s: float = START_S) -> list[dict[str, Any]]:
+        """The slots, once all are warm."""
+
+        def all_warm() -> list[dict[str, Any]] | None:
+            if self.process.poll() is not None:
+                raise AssertionError(f"it ended: {self.log()}")
+            page = self.ready()
+            warm = page is not None and all(slot["state"] == "warm" for slot in page["slots"])
+            return page["slots"] if page is not None and warm else None
+
+        slots: list[dict[str, Any]] = until(all_warm, timeout_s, f"every slot warm; {self.log()[-3000:]}")
+        return slots
+
+    def stop(self) -> int:
+        """As Ctrl-C does; its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        return self.process.wait(timeout=40)
+
+    def ask(self, context: str = "The old man looked at the sea and", **fields: Any) -> dict[str, Any]:
+        response = self.client.post("/autocomplete", json={"context": context, **fields})
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def log(self) -> str:
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Log lines of one kind."""
+        lines = (json.loads(line) for line in self.log().splitlines() if line.startswith("{"))
+        return [line for line in lines if line.get("event") == name]
+
+    def processes(self) -> dict[str, list[psutil.Process]]:
+        """This instance's processes by role: serve, and for each pool its master first."""
+        serve = psutil.Process(self.process.pid)
+        roles: dict[str, list[psutil.Process]] = {"serve": [serve]}
+        for master in serve.children():
+            with suppress(psutil.NoSuchProcess):  # dead, and not yet reaped
+                roles[master.environ()["TERCET_ROLE"]] = [master, *master.children()]
+        return roles
+
+
+@contextmanager
+def running(base: Path, **settings: str) -> Iterator[Tercet]:
+    """A warm Tercet, stopped at the end; what it logged is in the failure."""
+    tercet = Tercet(base, **settings)
+    tercet.start()
+    try:
+        tercet.wait_until_warm()
+        until(lambda: "Every slot is warm" in tercet.log(), 10, "the supervisor's word")
+        yield tercet
+    except BaseException:
+        sys.stderr.write(tercet.log()[-6000:])
+        raise
+    finally:
+        tercet.client.close()
+        assert tercet.stop() == 0

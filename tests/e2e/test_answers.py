@@ -1,0 +1,229 @@
+"""What a client gets, through both real pools."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from tests.e2e.harness import Tercet, running
+from workers.engine.gpt2 import SHAPES, random_weights
+from workers.engine.tokens import Tokenizer
+
+EMBEDDED = Path(__file__).parents[2] / "workers/embedded/checkpoint"
+OPENING = "The old man looked at the sea and"
+PROSE = (
+    "It was a bright morning in the early spring, and the road ran white between the hedges. Nobody had passed "
+    "that way since dawn except the postman, who whistled as he went, and an old dog with nothing to do. "
+) * 12
+
+
+def prompts(tokenizer: Tokenizer) -> list[str]:
+    """Twenty prompts of 1 to 500 tokens that decode and encode to themselves."""
+    ids = tokenizer.encode(PROSE)
+    lengths = [1, 2, 3, 5, 8, 13, 16, 17, 31, 32, 33, 64, 65, 100, 128, 129, 200, 255, 400, 500]
+    return [tokenizer.decode(ids[start : start + length]) for start, length in enumerate(lengths)]
+
+
+def test_three_different_continuations(tercet: Tercet) -> None:
+    answer = tercet.ask(OPENING, seed=7)
+    values = [sentence["value"] for sentence in answer["sentences"]]
+    assert len(values) == len(set(values)) == 3
+    assert all(value.strip() for value in values)
+    assert (answer["model"], answer["partial"], answer["errors"]) == ("embedded", False, [])
+    assert {sentence["seed"] for sentence in answer["sentences"]} == {7, 8, 9}
+    scores = [sentence["score"] for sentence in answer["sentences"]]
+    assert scores == sorted(scores, reverse=True)
+    assert all(sentence["tokens"] == 20 for sentence in answer["sentences"] if sentence["finish_reason"] == "length")
+
+
+def test_what_people_type_with_curl_works(tercet: Tercet) -> None:
+    response = httpx.post(
+        f"{tercet.url}/autocomplete",
+        content=b'{"context": "The old man looked at the sea and"}',
+        headers={"Content-Type": "application/x-www-form-urlencoded"},
+        trust_env=False,
+    )
+    assert response.status_code == 200
+    assert len(response.json()["sentences"]) == 3
+
+
+def test_one_request_is_three_to_the_workers_with_three_seeds_overlapping_in_time(tercet: Tercet) -> None:
+    answer = tercet.client.post(
+        "/autocomplete",
+        json={"context": OPENING, "seed": 4100, "length": 40},
+        headers={"X-Request-Id": "three-branches"},
+    ).json()
+    assert answer["id"] == "three-branches"
+    branches = [line for line in tercet.events("branch") if line["request_id"] == "three-branches"]
+    assert sorted(branch["seed"] for branch in branches) == [4100, 4101, 4102]
+    assert max(branch["started_at"] for branch in branches) < min(branch["ended_at"] for branch in branches)
+    assert all(branch["role"] == "workers" for branch in branches)
+
+
+def test_greedy_text_is_that_of_transformers(tercet: Tercet) -> None:
+    tokenizer = Tokenizer.from_directory(EMBEDDED, 8192)
+    model = GPT2LMHeadModel.from_pretrained(EMBEDDED, dtype=torch.float32).eval()
+    for prompt in prompts(tokenizer):
+        answer = tercet.ask(prompt, n_samples=1, length=40, temperature=0, max_tokens=800)
+        [sentence] = answer["sentences"]
+        assert sentence["value"] == reference(model, tokenizer, prompt), prompt[:40]
+
+
+def test_greedy_text_of_a_synthetic_model_is_that_of_transformers(short_tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_directory(EMBEDDED, 50257)
+    model = synthetic_reference()
+    with running(short_tmp_path, models="synthetic:small") as tercet:
+        for prompt in prompts(tokenizer)[::3]:
+            answer = tercet.ask(prompt, n_samples=1, length=40, temperature=0, max_tokens=800)
+            assert answer["model"] == "synthetic:small"
+            assert answer["sentences"][0]["value"] == reference(model, tokenizer, prompt), prompt[:40]
+
+
+def synthetic_reference() -> GPT2LMHeadModel:
+    """`synthetic:small` as a transformers model: the same random weights, loaded by name."""
+    model = GPT2LMHeadModel(GPT2Config())
+    weights = random_weights(SHAPES["small"])
+    missing, unexpected = model.transformer.load_state_dict(weights, strict=False)
+    assert not unexpected
+    assert all(name.endswith("attn.bias") for name in missing)
+    model.tie_weights()
+    return model.eval()
+
+
+def reference(model: Any, tokenizer: Tokenizer, prompt: str) -> str:
+    """Greedy text as transformers generates it."""
+    ids = torch.tensor([tokenizer.encode(prompt)])
+    with torch.inference_mode():
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40, pad_token_id=0
+        )
+    return tokenizer.decode(out[0, ids.shape[1] :].tolist())
+
+
+def test_a_seed_gives_the_same_text_alone_and_in_a_crowd(tercet: Tercet) -> None:
+    def ask(seed: int) -> list[str]:
+        return [sentence["value"] for sentence in tercet.ask(OPENING, seed=seed, length=40)["sentences"]]
+
+    alone = [ask(seed) for seed in (11, 12)]
+    with ThreadPoolExecutor(10) as pool:
+        others = [pool.submit(tercet.ask, PROSE[: 40 * n], length=60) for n in range(1, 9)]
+        crowded = list(pool.map(ask, (11, 12)))
+        for other in others:
+            other.result()
+    assert crowded == alone
+
+
+def test_temperature_zero_starts_from_the_likeliest_tokens(tercet: Tercet) -> None:
+    sentences = tercet.ask(OPENING, temperature=0, seed=0)["sentences"]
+    by_branch = {sentence["seed"]: sentence["value"] for sentence in sentences}
+    assert len(set(by_branch.values())) == 3
+    assert tercet.ask(OPENING, temperature=0, n_samples=1)["sentences"][0]["value"] == by_branch[0]
+
+
+def test_an_empty_context_starts_a_text(tercet: Tercet) -> None:
+    assert len(tercet.ask("", seed=3)["sentences"]) == 3
+
+
+def test_stop_and_single_line(tercet: Tercet) -> None:
+    text = tercet.ask(OPENING, temperature=0, n_samples=1, length=40)["sentences"][0]["value"]
+    word = text.split()[4]
+    stopped = tercet.ask(OPENING, temperature=0, n_samples=1, length=40, stop=[word])["sentences"][0]
+    assert stopped["value"] == text[: text.index(word)]
+    assert stopped["finish_reason"] == "stop"
+    for sentence in tercet.ask('"Indeed," said he.\n\n"', single_line=True, length=60, n=8)["sentences"]:
+        assert "\n" not in sentence["value"]
+
+
+def test_max_time_returns_what_is_ready_marked_partial(tercet: Tercet) -> None:
+    tercet.ask()
+    response = tercet.client.post("/autocomplete", json={"context": OPENING, "length": 256, "max_time": 0.15})
+    answer = response.json()
+    assert response.status_code == 200, answer
+    assert answer["partial"]
+    assert {sentence["finish_reason"] for sentence in answer["sentences"]} == {"deadline"}
+    assert answer["time"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "kwargs", "status", "code"),
+    [
+        ("POST", "/autocomplete", {"content": b"{"}, 400, "invalid_json"),
+        ("POST", "/autocomplete", {"json": {"context": "a", "contxt": 1}}, 422, "invalid_request"),
+        ("POST", "/autocomplete", {"json": {"context": "a", "max_tokens": 1010}}, 422, "invalid_request"),
+        ("POST", "/autocomplete", {"json": {"context": "a", "top_k": 9000}}, 422, "invalid_request"),
+        ("POST", "/autocomplete", {"json": {"context": "a", "max_time": 99}}, 422, "invalid_request"),
+        ("POST", "/autocomplete", {"json": {"context": "a", "model_size": "xl"}}, 422, "unknown_model"),
+        ("POST", "/autocomplete", {"json": {}, "headers": {"Origin": "https://evil.example"}}, 403, "forbidden_origin"),
+        ("POST", "/autocomplete", {"json": {}, "headers": {"Origin": "null"}}, 403, "forbidden_origin"),
+        ("POST", "/autocomplete", {"json": {}, "headers": {"Host": "evil.example"}}, 421, "unknown_host"),
+        ("POST", "/autocomplete", {"content": b"x" * (1 << 20) + b"x"}, 413, "body_too_large"),
+        ("POST", "/autocomplete", {"content": iter([b"{}"])}, 411, "length_required"),
+        ("GET", "/autocomplete", {}, 405, "method_not_allowed"),
+        ("GET", "/nothing", {}, 404, "not_found"),
+    ],
+)
+def test_refusals_are_problem_json_and_say_what_to_do(
+    tercet: Tercet, method: str, path: str, kwargs: dict[str, Any], status: int, code: str
+) -> None:
+    response = httpx.request(method, tercet.url + path, trust_env=False, **kwargs)
+    assert response.status_code == status
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert (problem["status"], problem["code"]) == (status, code)
+    assert problem["request_id"] == response.headers["x-request-id"]
+    assert len(problem["detail"]) > 20
+
+
+def test_refusals_name_what_is_served_and_what_to_try(tercet: Tercet) -> None:
+    unknown = tercet.client.post("/autocomplete", json={"context": "a", "model_size": "xl"}).json()
+    assert "served: embedded" in unknown["detail"]
+    wrong = tercet.client.get("/autocomplete")
+    assert wrong.headers["allow"].startswith("POST")
+    assert 'curl -d \'{"context"' in wrong.json()["detail"]
+
+
+def test_our_own_pages_and_listed_origins_may_ask(short_tmp_path: Path) -> None:
+    with running(short_tmp_path, origins="https://notes.example") as tercet:
+        own = tercet.client.post("/autocomplete", json={"context": "a"}, headers={"Origin": tercet.url})
+        assert own.status_code == 200
+        listed = {"Origin": "https://notes.example"}
+        response = tercet.client.post("/autocomplete", json={"context": "a"}, headers=listed)
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-origin"] == "https://notes.example"
+        preflight = tercet.client.options("/autocomplete", headers={**listed, "Access-Control-Request-Method": "POST"})
+        assert preflight.status_code == 204
+        assert "POST" in preflight.headers["access-control-allow-methods"]
+
+
+def test_metrics_of_the_gateway_show_every_slot(tercet: Tercet) -> None:
+    tercet.ask()
+    text = tercet.client.get("/metrics").text
+    for slot in (0, 1):
+        assert f'tercet_slot_state{{slot="{slot}",state="warm"}} 1.0' in text
+        assert f'tercet_slot_token_seconds{{slot="{slot}"}}' in text
+    assert 'tercet_requests_total{route="/autocomplete",status="200"}' in text
+
+
+def test_metrics_of_a_worker_on_its_own_socket(tercet: Tercet) -> None:
+    transport = httpx.HTTPTransport(uds=str(tercet.run_dir / "slot-1.sock"))
+    with httpx.Client(transport=transport, base_url="http://slot") as worker:
+        text = worker.get("/metrics").text
+    assert 'tercet_slot_state{slot="1",state="warm"} 1.0' in text
+    assert 'slot="0"' not in text
+
+
+def test_no_prompt_is_logged(short_tmp_path: Path) -> None:
+    canary = "zwieback-canary-51"
+    with running(short_tmp_path, log="debug") as tercet:
+        tercet.ask(f"The {canary} of")
+        tercet.client.post("/autocomplete", json={"context": canary, "n": 99, "stop": [canary]})
+        tercet.client.post("/autocomplete", content=f'{{"context": "{canary}'.encode())
+        metrics = tercet.client.get("/metrics").text
+    assert canary not in tercet.log()
+    assert canary not in metrics

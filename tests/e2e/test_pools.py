@@ -1,0 +1,350 @@
+"""Workers and masters as processes: leases, crashes, reloads, hangs, and a clean end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.harness import ROOT, Tercet, free_port, running, until
+
+
+class Load:
+    """Clients that ask again and again until stopped."""
+
+    def __init__(self, tercet: Tercet, num_clients: int) -> None:
+        self.statuses: Counter[int] = Counter()
+        self.sentences: Counter[int] = Counter()
+        self._stop = threading.Event()
+        self._tercet = tercet
+        self._threads = [threading.Thread(target=self._run) for _ in range(num_clients)]
+
+    def _run(self) -> None:
+        with httpx.Client(base_url=self._tercet.url, trust_env=False, timeout=60) as client:
+            while not self._stop.is_set():
+                response = client.post("/autocomplete", json={"context": "She opened the door, and", "length": 15})
+                self.statuses[response.status_code] += 1
+                if response.status_code == 200:
+                    self.sentences[len(response.json()["sentences"]) + len(response.json()["errors"])] += 1
+
+    @contextmanager
+    def running(self) -> Iterator[Load]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            for thread in self._threads:
+                thread.join()
+
+    def served(self, more: int) -> None:
+        """Wait for so many more answers."""
+        seen = self.statuses.total()
+        until(lambda: self.statuses.total() >= seen + more, 60, f"{more} more answers")
+
+
+def slots_by_index(tercet: Tercet) -> dict[int, dict[str, object]]:
+    return {slot["slot"]: slot for slot in tercet.wait_until_warm()}
+
+
+def is_reborn(tercet: Tercet, index: int, old_pid: object) -> bool:
+    page = tercet.ready()
+    return page is not None and (slot := page["slots"][index])["state"] == "warm" and bool(slot["pid"] != old_pid)
+
+
+def has_new_master(tercet: Tercet, role: str, old: psutil.Process) -> bool:
+    return tercet.processes().get(role, [old])[0] != old
+
+
+def test_killed_workers_come_back_in_their_slots_and_no_request_fails(short_tmp_path: Path) -> None:
+    with running(short_tmp_path, devices="cuda:0,cuda:1,cuda:2", compute="cpu", models="embedded") as tercet:
+        first = slots_by_index(tercet)
+        with Load(tercet, 3).running() as load:
+            for victim in (1, 1, 0):
+                before = slots_by_index(tercet)
+                load.served(5)
+                os.kill(int(str(before[victim]["pid"])), signal.SIGKILL)
+                until(partial(is_reborn, tercet, victim, before[victim]["pid"]), 30, f"slot {victim} warm again")
+                load.served(5)
+        assert set(load.statuses) == {200}
+        assert set(load.sentences) == {3}
+        after = slots_by_index(tercet)
+        assert [after[index]["device"] for index in after] == [first[index]["device"] for index in first]
+        started = {line["pid"]: line for line in tercet.events("worker_started")}
+        assert len(started) == 6
+        for line in started.values():
+            index = line["slot"]
+            assert line["device"] == f"cuda:{index}"
+            assert line["cuda_visible_devices"] == str(index)
+
+
+def test_a_plan_for_gpus_sets_each_workers_environment(short_tmp_path: Path) -> None:
+    tercet = Tercet(short_tmp_path, devices="cuda:0,cuda:1", compute="cpu", models="embedded*2")
+    tercet.environ["CUDA_VISIBLE_DEVICES"] = "GPU-aaaa,7"
+    tercet.start()
+    try:
+        slots = tercet.wait_until_warm()
+        assert [(slot["slot"], slot["device"]) for slot in slots] == [
+            (0, "cuda:0"), (1, "cuda:0"), (2, "cuda:1"), (3, "cuda:1"),
+        ]  # fmt: skip
+        started = sorted(tercet.events("worker_started"), key=lambda line: line["slot"])
+        assert [line["cuda_visible_devices"] for line in started] == ["GPU-aaaa", "GPU-aaaa", "7", "7"]
+        assert {line["omp_num_threads"] for line in started} == {"1"}
+        assert [line["pid"] for line in started] == [slot["pid"] for slot in slots]
+        assert len(tercet.ask()["sentences"]) == 3
+    finally:
+        assert tercet.stop() == 0
+
+
+def test_reloading_either_pool_under_load_fails_no_request(short_tmp_path: Path) -> None:
+    with running(short_tmp_path, models="embedded*2") as tercet:
+        before = {int(str(slot["pid"])) for slot in slots_by_index(tercet).values()}
+        with Load(tercet, 3).running() as load:
+            load.served(5)
+            for role in ("workers", "gateway"):
+                tercet.processes()[role][0].send_signal(signal.SIGHUP)
+                load.served(20)
+            until(lambda: not any(map(psutil.pid_exists, before)), 40, "the old generation gone")
+            load.served(10)
+        assert set(load.statuses) == {200}
+        assert set(load.sentences) == {3}
+        after = {int(str(slot["pid"])) for slot in slots_by_index(tercet).values()}
+        assert len(after) == 2
+        assert not before & after
+
+
+def test_no_master_and_no_gateway_holds_torch(short_tmp_path: Path) -> None:
+    with running(short_tmp_path) as tercet:
+        tercet.ask()
+        roles = tercet.processes()
+
+        def holds_torch(process: psutil.Process) -> bool:
+            return any("libtorch" in region.path for region in process.memory_maps())
+
+        workers_master, *workers = roles["workers"]
+        assert all(map(holds_torch, workers))
+        assert not any(map(holds_torch, [workers_master, *roles["gateway"]]))
+
+
+def test_workers_listen_on_private_sockets_alone(short_tmp_path: Path) -> None:
+    with running(short_tmp_path, models="embedded*2") as tercet:
+        for index in range(2):
+            mode = (tercet.run_dir / f"slot-{index}.sock").stat().st_mode
+            assert stat.S_ISSOCK(mode)
+            assert stat.S_IMODE(mode) == 0o600
+        assert stat.S_IMODE(tercet.run_dir.stat().st_mode) == 0o700
+        for process in tercet.processes()["workers"]:
+            assert process.net_connections("tcp") == []
+        ports = {connection.laddr.port for connection in tercet.processes()["gateway"][0].net_connections("tcp")}
+        assert ports == {tercet.port}
+
+
+@pytest.mark.parametrize("order", [("gateway", "workers"), ("workers", "gateway")])
+def test_each_gunicorn_starts_by_itself(short_tmp_path: Path, order: tuple[str, str]) -> None:
+    tercet = Tercet(short_tmp_path)
+    masters = []
+    for role in order:
+        tercet.environ["TERCET_ROLE"] = role
+        tercet.start(str(Path(sys.executable).with_name("gunicorn")))
+        masters.append(tercet.process)
+    try:
+        tercet.wait_until_warm()
+        assert len(tercet.ask()["sentences"]) == 3
+    finally:
+        for master in masters:
+            master.terminate()
+        assert [master.wait(timeout=30) for master in masters] == [0, 0]
+        tercet.client.close()
+
+
+def test_ctrl_c_leaves_no_process_and_no_socket(short_tmp_path: Path) -> None:
+    with running(short_tmp_path, models="embedded*2") as tercet:
+        family = [process for processes in tercet.processes().values() for process in processes]
+    _, alive = psutil.wait_procs(family, timeout=1)
+    assert alive == []
+    assert not tercet.run_dir.exists()
+
+
+def test_term_finishes_what_was_accepted_and_says_not_ready_first(short_tmp_path: Path) -> None:
+    tercet = Tercet(short_tmp_path, drain_s="1", test_step_delay_ms="0=25")
+    tercet.start()
+    tercet.wait_until_warm()
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(tercet.ask, length=80)
+        until(lambda: 'in_flight_branches{slot="0"} 3.0' in tercet.client.get("/metrics").text, 10, "in flight")
+        tercet.process.terminate()
+        until(lambda: tercet.client.get("/health/ready").status_code == 503, 1, "readiness off")
+        assert tercet.client.get("/health/ready").json()["status"] == "draining"
+        assert len(answer.result()["sentences"]) == 3
+    assert tercet.process.wait(timeout=31) == 0
+    tercet.client.close()
+
+
+def test_a_dead_supervisor_takes_everything_with_it(short_tmp_path: Path) -> None:
+    tercet = Tercet(short_tmp_path)
+    tercet.start()
+    tercet.wait_until_warm()
+    family = [process for processes in tercet.processes().values() for process in processes]
+    tercet.process.kill()
+    tercet.process.wait()
+    _, alive = psutil.wait_procs(family, timeout=15)
+    assert alive == []
+    tercet.start()  # and what it left behind is in nobody's way
+    tercet.wait_until_warm()
+    assert tercet.stop() == 0
+    tercet.client.close()
+
+
+def test_a_dead_master_is_restarted(short_tmp_path: Path) -> None:
+    with running(short_tmp_path) as tercet:
+        for role in ("workers", "gateway"):
+            old = tercet.processes()[role][0]
+            old.kill()
+            until(partial(has_new_master, tercet, role, old), 20, f"a new {role} master")
+            until(lambda: (page := tercet.ready()) and page["status"] == "ready", 30, "ready again")
+            assert len(tercet.ask()["sentences"]) == 3
+
+
+def test_a_stopped_worker_is_replaced_and_its_requests_answered(short_tmp_path: Path) -> None:
+    with running(short_tmp_path, models="embedded*2") as tercet:
+        stopped = int(str(slots_by_index(tercet)[0]["pid"]))
+        os.kill(stopped, signal.SIGSTOP)
+        for _ in range(4):
+            answer = tercet.ask(max_time=3)
+            assert len(answer["sentences"]) == 3
+        until(lambda: not psutil.pid_exists(stopped), 30, "the stopped worker replaced")
+        assert int(str(slots_by_index(tercet)[0]["pid"])) != stopped
+
+
+def test_a_slot_that_hangs_is_killed_and_replaced(short_tmp_path: Path) -> None:
+    with running(
+        short_tmp_path, models="embedded*2", hang_s="1", test_step_delay_ms="0=3000", placement="spread"
+    ) as tercet:
+        hanging = int(str(slots_by_index(tercet)[0]["pid"]))
+        answer = tercet.ask(n=2, temperature=0)  # slot 0's first step takes longer than a step may
+        assert {sentence["slot"] for sentence in answer["sentences"]} == {1}
+        assert (len(answer["sentences"]), answer["errors"]) == (2, [])
+        until(lambda: not psutil.pid_exists(hanging), 10, "the hanging worker gone")
+        assert "Timeout" in tercet.log()
+
+
+def test_two_instances_live_side_by_side(tercet: Tercet, short_tmp_path: Path) -> None:
+    with running(short_tmp_path) as other:
+        assert len(other.ask()["sentences"]) == len(tercet.ask()["sentences"]) == 3
+
+
+def test_spread_puts_three_branches_on_three_slots(short_tmp_path: Path) -> None:
+    with running(short_tmp_path, models="embedded*3", placement="spread") as tercet:
+        assert {sentence["slot"] for sentence in tercet.ask()["sentences"]} == {0, 1, 2}
+
+
+def test_models_are_chosen_by_name(short_tmp_path: Path) -> None:
+    embedded = ROOT / "workers/embedded/checkpoint"
+    with running(short_tmp_path, models=f"embedded,mine={embedded}") as tercet:
+        for name, slot in (("embedded", 0), ("mine", 1)):
+            answer = tercet.ask(model_size=name)
+            assert answer["model"] == name
+            assert {sentence["slot"] for sentence in answer["sentences"]} == {slot}
+        assert tercet.ask()["model"] == "embedded"
+
+
+def test_unequal_slots_share_a_load_by_their_speed(short_tmp_path: Path) -> None:
+    """Sixty requests from more clients than fit at once; each slot's own clock says how fast it is."""
+    with running(short_tmp_path, models="embedded*2", max_batch="3", test_step_delay_ms="0=10,1=30") as tercet:
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(lambda _: tercet.ask(length=20), range(60)))
+        served = Counter(answer["sentences"][0]["slot"] for answer in answers)
+        page = tercet.ready()
+        assert page is not None
+        speed = [1 / slot["ms_per_token"] for slot in page["slots"]]
+        assert served[0] / served[1] == pytest.approx(speed[0] / speed[1], rel=0.3)
+
+
+def test_a_first_load_that_fails_stops_the_start_with_its_reason(short_tmp_path: Path) -> None:
+    broken = short_tmp_path / "broken"
+    broken.mkdir()
+    for file in (ROOT / "workers/embedded/checkpoint").iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    tercet = Tercet(short_tmp_path, models=f"mine={broken}")
+    tercet.start()
+    assert tercet.process.wait(timeout=60) == 1
+    assert "mine" in tercet.log()
+    tercet.client.close()
+
+
+def test_ttin_and_ttou_beyond_the_plan_are_refused(short_tmp_path: Path) -> None:
+    with running(short_tmp_path) as tercet:
+        master, *workers = tercet.processes()["workers"]
+        for number in (signal.SIGTTIN, signal.SIGTTOU):
+            master.send_signal(number)
+        until(lambda: tercet.log().count("TTIN and TTOU are refused") >= 1, 5, "the refusal logged")
+        time.sleep(1)
+        assert master.children() == workers
+
+
+def serve_output(base: Path, **settings: str) -> tuple[int, str]:
+    tercet = Tercet(base, **settings)
+    tercet.client.close()
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy", "serve"], cwd=ROOT, env=tercet.environ, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_what_cannot_start_says_so_in_one_sentence(short_tmp_path: Path, tercet: Tercet) -> None:
+    cases = [
+        ({"bind": f"127.0.0.1:{tercet.port}"}, "set TERCET_BIND to another host:port"),
+        ({"run_dir": str(tercet.run_dir)}, "is in use by process"),
+        ({"run_dir": str(short_tmp_path / ("x" * 120))}, "set TERCET_RUN_DIR to a shorter path"),
+        ({"devices": "cuda:7"}, "names cuda:7, but"),
+        ({"modles": "small"}, "TERCET_MODLES is not a setting"),
+        ({"models": f"mine={short_tmp_path}"}, "mine"),
+    ]
+    for settings, sentence in cases:
+        code, output = serve_output(short_tmp_path, **settings)
+        assert code == 1, output
+        assert sentence in " ".join(output.split()), output
+        assert "Traceback" not in output
+
+
+def test_gunicorn_alone_refuses_a_port_in_use(short_tmp_path: Path, tercet: Tercet) -> None:
+    environ = {**tercet.environ, "TERCET_RUN_DIR": str(short_tmp_path / "r"), "TERCET_ROLE": "gateway"}
+    done = subprocess.run(
+        [sys.executable, "-m", "gunicorn"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "set TERCET_BIND" in done.stderr
+
+
+def test_complete_prints_three_lines(tercet: Tercet) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy", "complete", "Once upon a time", "--seed", "1"],
+        cwd=ROOT, env=tercet.environ, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.count("Once upon a time") == 3
+    nobody = {**tercet.environ, "TERCET_BIND": f"127.0.0.1:{free_port()}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy", "complete", "Once"],
+        cwd=ROOT, env=nobody, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "tercet serve" in done.stderr

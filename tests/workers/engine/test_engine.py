@@ -1,0 +1,329 @@
+"""The engine's door and its life: ends of sequences, refusals, failures, draining, the watchdog."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.workers.engine.helpers import TINY, generate, running_engine, wait_until
+from workers.engine.engine import Engine, EngineConfig, EngineState
+from workers.engine.gpt2 import LoadedModel, ProgressFn
+from workers.engine.model_runner import ModelRunner
+from workers.engine.sequence import (
+    EngineFull,
+    EngineNotReady,
+    Finished,
+    GenerationRequest,
+    InvalidPrompt,
+    SamplingParams,
+    Step,
+)
+
+LONG = SamplingParams(max_new_tokens=100)
+
+
+def request(params: SamplingParams = LONG, **more: object) -> GenerationRequest:
+    return GenerationRequest((1, 2, 3), params, 0, **more)  # type: ignore[arg-type]
+
+
+def test_steps_are_the_result(tiny: LoadedModel) -> None:
+    params = SamplingParams(max_new_tokens=9, top_logprobs=2)
+    with running_engine(tiny) as engine:
+        *steps, last = engine.submit(request(params, stream=True)).steps()
+        whole = engine.submit(request(params)).result()
+    assert isinstance(last, Finished)
+    assert [step.token_id for step in steps if isinstance(step, Step)] == list(last.token_ids)
+    assert [step.top for step in steps if isinstance(step, Step)] == list(last.tops)
+    assert (whole.token_ids, whole.logprobs, whole.tops) == (
+        last.token_ids,
+        last.logprobs,
+        last.tops,
+    )
+    assert last.finish_reason == "length"
+    assert last.num_kept == 9
+    assert last.queue_ms >= 0
+    assert last.prefill_ms > 0
+    assert last.decode_ms > 0
+
+
+def test_the_end_can_be_read_again(tiny: LoadedModel) -> None:
+    with running_engine(tiny) as engine:
+        generation = engine.submit(request(SamplingParams(2)))
+        assert generation.result() is generation.result()
+        assert generation.next(0) is generation.result()
+        assert list(generation.steps()) == [generation.result()]
+        slow = engine.submit(request())
+        assert slow.next(0) is None
+        slow.cancel()
+
+
+def test_eos_ends_and_is_not_kept(tiny: LoadedModel) -> None:
+    with running_engine(tiny) as engine:
+        free = generate(engine, [5, 6], SamplingParams(30, temperature=0))
+    eos_id = free.token_ids[4]
+    model = replace(tiny.model, config=replace(TINY, eos_token_id=eos_id))
+    with running_engine(LoadedModel(model, "cpu", "fp32")) as engine:
+        ended = generate(engine, [5, 6], SamplingParams(30, temperature=0))
+    first = free.token_ids.index(eos_id)
+    assert ended.finish_reason == "eos"
+    assert ended.token_ids == free.token_ids[: first + 1]
+    assert ended.num_kept == first
+
+
+def test_stop_strings_end_a_sequence(embedded: LoadedModel) -> None:
+    tokenizer = embedded.tokenizer
+    assert tokenizer is not None
+    prompt = tokenizer.encode("The old man looked at the sea and")
+    with running_engine(embedded) as engine:
+        free = generate(engine, prompt, SamplingParams(60, temperature=0))
+        text = tokenizer.decode(free.token_ids)
+        word = text.split()[6]
+        stopped = generate(engine, prompt, SamplingParams(60, temperature=0, stop=("☃", word)))
+        kept = tokenizer.decode(stopped.token_ids[: stopped.num_kept])
+        before = text[: text.index(word)]
+        assert stopped.finish_reason == "stop"
+        assert word in tokenizer.decode(stopped.token_ids)
+        assert kept.startswith(before)
+        assert len(tokenizer.decode(stopped.token_ids[: stopped.num_kept - 1])) < len(before)
+        line = generate(engine, prompt, SamplingParams(60, single_line=True), 3)
+        assert "\n" not in tokenizer.decode(line.token_ids[: line.num_kept])
+
+
+def test_cancel_ends_within_a_step(tiny: LoadedModel) -> None:
+    with running_engine(tiny, step_delay_s=0.02) as engine:
+        generation = engine.submit(request(stream=True))
+        generation.next()
+        start = time.monotonic()
+        generation.cancel()
+        finished = generation.result()
+        assert time.monotonic() - start < 0.5
+        assert finished.finish_reason == "cancelled"
+        assert 1 <= len(finished.token_ids) < 100
+        generation.cancel()
+        wait_until(lambda: engine.status().num_running == 0)
+
+
+def test_deadline_returns_what_there_is(tiny: LoadedModel) -> None:
+    with running_engine(tiny, step_delay_s=0.02) as engine:
+        finished = engine.submit(request(deadline=time.monotonic() + 0.15)).result()
+        assert finished.finish_reason == "deadline"
+        assert 1 <= len(finished.token_ids) <= 8
+        late = engine.submit(request(deadline=time.monotonic() - 1)).result()
+        assert (late.finish_reason, late.token_ids) == ("deadline", ())
+
+
+def test_full_and_free_again(tiny: LoadedModel) -> None:
+    with running_engine(tiny, max_batch=3, step_delay_s=0.005) as engine:
+        generations = [engine.submit(request()) for _ in range(3)]
+        with pytest.raises(EngineFull, match="3"):
+            engine.submit(request())
+        assert engine.status().num_running + engine.status().num_waiting == 3
+        generations[0].cancel()
+        generations[0].result()
+        engine.submit(request(SamplingParams(1))).result()
+        for generation in generations:
+            generation.cancel()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "problem"),
+    [
+        ((512,), LONG, "511"),
+        ((-1,), LONG, "511"),
+        ((1,) * 120, SamplingParams(9), "129"),
+        ((1,), SamplingParams(0), "max_new_tokens"),
+        ((1,), SamplingParams(temperature=float("nan")), "temperature"),
+        ((1,), SamplingParams(top_k=-1), "top_k"),
+        ((1,), SamplingParams(top_p=1.1), "top_p"),
+        ((1,), SamplingParams(repetition_penalty=0), "repetition_penalty"),
+        ((1,), SamplingParams(first_rank=512), "first_rank"),
+        ((1,), SamplingParams(top_logprobs=-1), "top_logprobs"),
+        ((1,), SamplingParams(stop=("",)), "empty"),
+        ((1,), SamplingParams(stop=("x",)), "tokenizer"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(
+    tiny: LoadedModel, prompt: tuple[int, ...], params: SamplingParams, problem: str
+) -> None:
+    with running_engine(tiny) as engine, pytest.raises(InvalidPrompt, match=problem):
+        engine.submit(GenerationRequest(prompt, params, 0))
+
+
+def test_an_empty_prompt_starts_from_end_of_text(embedded: LoadedModel) -> None:
+    params = SamplingParams(5, temperature=0)
+    with running_engine(embedded) as engine:
+        empty, eos = (generate(engine, prompt, params) for prompt in ([], [embedded.eos_id or 0]))
+        assert empty.token_ids == eos.token_ids
+
+
+def test_the_whole_context_can_be_used(tiny: LoadedModel) -> None:
+    with running_engine(tiny) as engine:
+        assert len(generate(engine, [1] * 28, LONG).token_ids) == 100
+
+
+def test_a_fatal_error_ends_every_sequence(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fatal: list[BaseException] = []
+    engine = Engine(EngineConfig(hang_s=0), lambda _: tiny, on_fatal=fatal.append)
+    engine.start()
+    wait_until(lambda: engine.status().state == "warm")
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(ModelRunner, "run", broken)
+    generations = [engine.submit(request()) for _ in range(3)]
+    for generation in generations:
+        finished = generation.result()
+        assert finished.finish_reason == "error"
+        assert "illegal memory access" in (finished.error or "")
+    wait_until(lambda: bool(fatal))
+    assert engine.status().state is EngineState.FAILED
+    with pytest.raises(EngineNotReady):
+        engine.submit(request())
+    engine.stop(0)
+
+
+def test_one_sequences_error_is_its_own(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    from workers.engine.sequence import Sequence
+
+    append = Sequence.append
+
+    def picky(self: Sequence, step: Step, eos_id: int | None, now: float) -> None:
+        if self.request.seed == 13:
+            raise ValueError("unlucky")
+        append(self, step, eos_id, now)
+
+    with running_engine(tiny) as engine:
+        monkeypatch.setattr(Sequence, "append", picky)
+        generations = [
+            engine.submit(GenerationRequest((1, 2), SamplingParams(5), seed)) for seed in (12, 13)
+        ]
+        good, bad = (generation.result() for generation in generations)
+        assert good.finish_reason == "length"
+        assert (bad.finish_reason, bad.error) == ("error", "ValueError: unlucky")
+        assert generate(engine, [1], SamplingParams(3)).finish_reason == "length"
+
+
+def test_a_load_that_fails_is_tried_again(tiny: LoadedModel) -> None:
+    states: list[tuple[str, str | None]] = []
+    attempts: list[float] = []
+
+    def load(progress: ProgressFn) -> LoadedModel:
+        attempts.append(time.monotonic())
+        progress(0.5)
+        if len(attempts) == 1:
+            raise OSError("no such checkpoint")
+        return tiny
+
+    def on_change() -> None:
+        status = engine.status()
+        if not states or states[-1] != (status.state, status.reason):
+            states.append((status.state, status.reason))
+
+    engine = Engine(EngineConfig(hang_s=0), load, on_change=on_change, on_fatal=lambda _: None)
+    with pytest.raises(EngineNotReady):
+        engine.submit(request())
+    engine.start()
+    wait_until(lambda: engine.status().state == "warm")
+    assert attempts[1] - attempts[0] == pytest.approx(1, abs=0.5)
+    assert states == [
+        ("loading", None),
+        ("failed", "OSError: no such checkpoint"),
+        ("loading", None),
+        ("warm", None),
+    ]
+    assert engine.status().ms_per_token > 0
+    engine.stop(0)
+
+
+def test_stop_ends_an_engine_that_cannot_load() -> None:
+    def load(_: ProgressFn) -> LoadedModel:
+        raise OSError("never")
+
+    engine = Engine(EngineConfig(hang_s=0), load, on_fatal=lambda _: None)
+    engine.start()
+    wait_until(lambda: engine.status().state == "failed")
+    engine.stop(0)
+    wait_until(lambda: not any(thread.name == "engine" for thread in threading.enumerate()))
+
+
+def test_draining_lets_the_running_finish_and_takes_nothing_new(tiny: LoadedModel) -> None:
+    with running_engine(tiny, step_delay_s=0.005) as engine:
+        running = engine.submit(request(SamplingParams(20)))
+        stopper = threading.Thread(target=engine.stop, args=(30,))
+        stopper.start()
+        wait_until(lambda: engine.status().state == "draining")
+        with pytest.raises(EngineNotReady):
+            engine.submit(request())
+        assert running.result().finish_reason == "length"
+        stopper.join(5)
+        assert not stopper.is_alive()
+
+
+def test_draining_cancels_after_its_grace(tiny: LoadedModel) -> None:
+    with running_engine(tiny, step_delay_s=0.05) as engine:
+        running = engine.submit(request())
+        engine.stop(grace_s=0.2)
+        assert running.result().finish_reason == "cancelled"
+
+
+def test_idle_costs_nothing(tiny: LoadedModel) -> None:
+    with running_engine(tiny) as engine:
+        generate(engine, [1], SamplingParams(1))
+        time.sleep(0.05)
+        start = time.process_time()
+        time.sleep(0.5)
+        assert time.process_time() - start < 0.05
+        assert engine.status().num_running == 0
+
+
+def test_a_hang_ends_the_process() -> None:
+    """The watchdog needs no interpreter lock: the device's call may hold it for ever."""
+    script = textwrap.dedent(
+        """
+        import time
+        from tests.workers.engine.helpers import TINY
+        from workers.engine.engine import Engine, EngineConfig
+        from workers.engine.gpt2 import random_model
+        from workers.engine.model_runner import ModelRunner
+        from workers.engine.sequence import GenerationRequest, SamplingParams
+
+        engine = Engine(EngineConfig(hang_s=0.5), lambda _: random_model(TINY), on_fatal=print)
+        engine.start()
+        while engine.status().state != "warm":
+            time.sleep(0.01)
+        time.sleep(1.0)  # idle for longer than hang_s is no hang
+        print("still here", flush=True)
+        ModelRunner.run = lambda *_: time.sleep(60)
+        engine.submit(GenerationRequest((1,), SamplingParams(), 0)).result()
+        """
+    )
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "still here\n"
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr
+    assert time.monotonic() - start < 30
+
+
+def test_torch_is_not_told_to_use_other_threads(tiny: LoadedModel) -> None:
+    before = torch.get_num_threads()
+    with running_engine(tiny, num_threads=None):
+        assert torch.get_num_threads() == before

@@ -1,0 +1,90 @@
+"""Greedy text in fp32 is transformers' greedy text, token for token."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from transformers import GPT2Config as HfConfig
+from transformers import GPT2LMHeadModel
+
+from tests.workers.engine.helpers import CHECKPOINT, generate, random_ids, running_engine
+from workers.engine.gpt2 import SHAPES, LoadedModel, build, random_weights
+from workers.engine.sequence import GenerationRequest, SamplingParams
+
+TEXT = (
+    "The old man looked at the sea and said nothing for a long while. His daughter, who had come "
+    "down from the house with a lamp, stood behind him; and neither of them moved until the last "
+    "of the boats was in. “They are late,” he said at length, “and the wind is rising.” "
+)
+
+
+def hf_greedy(model: GPT2LMHeadModel, prompt: list[int], number: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=number,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
+
+
+def test_embedded_checkpoint_continues_as_transformers_does(embedded: LoadedModel) -> None:
+    """20 prompts of 1 to 500 tokens, 40 new tokens each, all 20 at once in our engine."""
+    reference = GPT2LMHeadModel.from_pretrained(CHECKPOINT, dtype=torch.float32)
+    assert embedded.tokenizer is not None
+    text = embedded.tokenizer.encode(TEXT * 12)
+    rng = random.Random(1)
+    lengths = [1, 2, 3, 15, 16, 17, 64, 127, 128, 129, 255, 256, 257, 300, 384, 400, 450, 490, 500]
+    prompts = [
+        text[start : start + length] for length in [*lengths, 33] for start in [rng.randrange(60)]
+    ]
+    with running_engine(embedded) as engine:
+        params = SamplingParams(max_new_tokens=40, temperature=0)
+        ours = [engine.submit(GenerationRequest(tuple(ids), params, 0)) for ids in prompts]
+        for prompt, generation in zip(prompts, ours, strict=True):
+            assert list(generation.result().token_ids) == hf_greedy(reference, prompt, 40)
+
+
+def test_gpt2_small_shape_continues_as_transformers_does() -> None:
+    """The true shape, random weights; also the score and the prompt's log-probabilities."""
+    config = SHAPES["small"]
+    weights = random_weights(config)
+    loaded = LoadedModel(build(config, weights), "cpu", "fp32")
+    with torch.device("meta"):
+        reference = GPT2LMHeadModel(HfConfig()).eval()
+    reference.transformer.load_state_dict(weights, assign=True)
+    reference.tie_weights()
+    rng = random.Random(2)
+    params = SamplingParams(max_new_tokens=10, temperature=0)
+    with running_engine(loaded) as engine:
+        for length in (1, 40, 200):
+            prompt = random_ids(rng, length, config.vocab_size)
+            finished = generate(engine, prompt, params, echo_logprobs=True)
+            assert list(finished.token_ids) == hf_greedy(reference, prompt, 10)
+            with torch.inference_mode():
+                all_ids = torch.tensor([[*prompt, *finished.token_ids]])
+                logprobs = reference(all_ids).logits[0].float().log_softmax(-1)
+            expected = logprobs[:-1].gather(1, all_ids[0, 1:, None])[:, 0].tolist()
+            assert finished.prompt_logprobs[0] is None
+            measured = [*finished.prompt_logprobs[1:], *finished.logprobs]
+            assert measured == pytest.approx(expected, abs=2e-4)
+
+
+def test_first_ranks_give_different_starts(embedded: LoadedModel) -> None:
+    assert embedded.tokenizer is not None
+    prompt = embedded.tokenizer.encode("She opened the door, and")
+    with running_engine(embedded) as engine:
+        first = generate(engine, prompt, SamplingParams(1, temperature=0, top_logprobs=80))
+        for rank in (0, 1, 2, 70):
+            params = SamplingParams(8, temperature=0, first_rank=rank)
+            ranked = generate(engine, prompt, params)
+            assert ranked.token_ids[0] == first.tops[0][rank][0]
+            rest = generate(
+                engine, [*prompt, ranked.token_ids[0]], SamplingParams(7, temperature=0)
+            )
+            assert ranked.token_ids[1:] == rest.token_ids

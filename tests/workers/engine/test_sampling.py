@@ -1,0 +1,128 @@
+"""Drawing tokens: the right distribution, and nothing but seed, position and the row's logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare, kstest
+from transformers import (
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from workers.engine.sampling import Draw, sample, uniform
+from workers.engine.sequence import SamplingParams
+
+VOCAB = 1000
+NUM_DRAWS = 20_000
+
+
+def logits_for(seed: int, spread: float = 2.0) -> torch.Tensor:
+    return spread * torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+def warped(logits: torch.Tensor, params: SamplingParams, seen: list[int]) -> torch.Tensor:
+    """The distribution that transformers' own warpers give."""
+    ids, scores = torch.tensor([seen]), logits[None].clone()
+    if params.repetition_penalty != 1:
+        scores = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(ids, scores)
+    scores = TemperatureLogitsWarper(float(params.temperature))(ids, scores)
+    if params.top_k:
+        scores = TopKLogitsWarper(params.top_k)(ids, scores)
+    if 0 < params.top_p < 1:
+        scores = TopPLogitsWarper(params.top_p)(ids, scores)
+    probs: torch.Tensor = scores[0].double().softmax(-1)
+    return probs
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0, top_k=50, top_p=0.95),
+        SamplingParams(temperature=0.6, top_k=20, top_p=0),
+        SamplingParams(temperature=1.4, top_k=64, top_p=0.5),
+        SamplingParams(temperature=1.0, top_k=1, top_p=0.9),
+        SamplingParams(temperature=0.9, top_k=300, top_p=0.8),
+        SamplingParams(temperature=0.8, top_k=0, top_p=0.7),
+        SamplingParams(temperature=0.7, top_k=0, top_p=1),
+        SamplingParams(temperature=1.0, top_k=40, top_p=0.9, repetition_penalty=1.5),
+    ],
+    ids=str,
+)
+def test_draws_follow_transformers_distribution(params: SamplingParams) -> None:
+    logits = logits_for(1)
+    seen = logits.topk(5).indices.tolist()
+    expected = warped(logits, params, seen)
+    counts = torch.zeros(VOCAB, dtype=torch.long)
+    size = 500
+    for first in range(0, NUM_DRAWS, size):
+        draws = [Draw(params, seed, 3, seen) for seed in range(first, first + size)]
+        for step in sample(logits.expand(size, -1), draws):
+            counts[step.token_id] += 1
+    assert counts[expected == 0].sum() == 0
+    # Chi-square wants at least five expected in each cell: rarer tokens share one.
+    common = expected * NUM_DRAWS >= 5
+    observed = [*counts[common].tolist(), int(counts[~common].sum())]
+    wanted = [*(expected[common] * NUM_DRAWS).tolist(), float(expected[~common].sum() * NUM_DRAWS)]
+    cells = [(seen, want) for seen, want in zip(observed, wanted, strict=True) if want > 0]
+    if len(cells) > 1:
+        assert chisquare([c[0] for c in cells], [c[1] for c in cells]).pvalue > 1e-3
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2000))
+def test_uniform_is_inside_the_open_interval(seed: int, position: int) -> None:
+    assert 0 < uniform(seed, position) < 1
+    assert uniform(seed, position) == uniform(seed, position)
+
+
+def test_neighbouring_seeds_and_positions_are_independent() -> None:
+    """The three branches of a request have seeds one apart, and draw at the same positions."""
+    grid = torch.tensor([[uniform(seed, at) for at in range(200)] for seed in range(200)])
+    assert kstest(grid.flatten().numpy(), "uniform").pvalue > 1e-3
+    centred = grid - 0.5
+    for lagged in (centred[1:] * centred[:-1], centred[:, 1:] * centred[:, :-1]):
+        assert abs(float(lagged.mean())) < 4 / 12 / lagged.numel() ** 0.5
+
+
+params_strategy = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0, 0.5, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 7, 50, 64, 65, 400]),
+    top_p=st.sampled_from([0, 0.3, 0.9, 1]),
+    repetition_penalty=st.sampled_from([1.0, 1.2]),
+    first_rank=st.sampled_from([0, 2, 100]),
+    top_logprobs=st.sampled_from([0, 3]),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(params_strategy, st.integers(0, 99)), min_size=2, max_size=9))
+def test_company_changes_no_draw(rows: list[tuple[SamplingParams, int]]) -> None:
+    logits = torch.stack([logits_for(seed) for _, seed in rows])
+    draws = [Draw(params, seed, seed % 2, [1, 2, 3]) for params, seed in rows]
+    together = sample(logits, draws)
+    alone = [sample(row[None], [draw])[0] for row, draw in zip(logits, draws, strict=True)]
+    assert together == alone
+
+
+def test_score_is_under_the_unmodified_distribution() -> None:
+    logits = logits_for(5)
+    params = SamplingParams(temperature=0.3, top_k=5, repetition_penalty=2.0, top_logprobs=2)
+    (step,) = sample(logits[None], [Draw(params, 1, 0, [3, 4])])
+    reference = logits.log_softmax(-1)
+    assert step.logprob == pytest.approx(float(reference[step.token_id]), abs=1e-5)
+    best = reference.topk(2)
+    assert [id_ for id_, _ in step.top] == best.indices.tolist()
+    assert [value for _, value in step.top] == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+def test_greedy_takes_the_first_of_equals() -> None:
+    """As argmax does; `topk` gives no order to equal values."""
+    logits = torch.zeros(2, VOCAB)
+    logits[:, [17, 400, 900]] = 5.0
+    steps = sample(logits, [Draw(SamplingParams(temperature=0), 0, 0)] * 2)
+    assert [step.token_id for step in steps] == [17, 17]

@@ -1,0 +1,353 @@
+"""A slot's HTTP face: `POST /generate`, `GET /state`, `GET /metrics` on a private socket.
+
+Text becomes token ids here and token ids become text; the engine speaks ids only. This module knows nothing
+of gunicorn: `workers.pool` starts and drains what `create_app` makes, and `build` alone reads the environment.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import falcon
+import msgspec
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from shared.errors import PROBLEM_JSON, InvalidRequest, NotReady, SlotFull, TercetError
+from shared.hangups import HangupWatcher
+from shared.metrics import SlotCollector
+from shared.schemas import (
+    Accepted,
+    Done,
+    Failed,
+    GenerateLine,
+    GenerateRequest,
+    State,
+    Token,
+    parse_request,
+)
+from shared.settings import Settings
+from shared.slots import Model, Slot, read_plan
+from shared.telemetry import configure_structlog
+from workers.engine.engine import Engine, EngineConfig, EngineFull, EngineNotReady, InvalidPrompt
+from workers.engine.gpt2 import LoadedModel, load_model, random_model
+from workers.engine.sequence import Finished, Generation, GenerationRequest, SamplingParams
+from workers.engine.tokens import Detokenizer, Tokenizer
+
+STATE_PERIOD_S = 0.5
+MAX_BACKOFF_S = 30.0
+# A device that answered with an error may answer the next request wrongly: the process goes, its master makes
+# another. Not 3 or 4, which halt the master.
+FATAL_EXIT_CODE = 70
+log = structlog.get_logger()
+
+
+class SlotApp(falcon.App[falcon.Request, falcon.Response]):
+    """The WSGI app of one slot, with the engine behind it."""
+
+    def __init__(self, slot: Slot, model: Model, config: EngineConfig) -> None:
+        super().__init__()
+        self._slot = slot
+        self._model = model
+        self._config = config
+        self._age = 0
+        self._num_failures = 0
+        self._changed = threading.Condition()
+        self._version = 0
+        self._on_change: Callable[[], None] = lambda: None
+        self._is_draining = threading.Event()
+        self._counters: Counter[str] = Counter()
+        self.hangups = HangupWatcher()
+        self.tokenizer = Tokenizer.from_directory(Path(model.directory), model.vocab_size)
+        self.engine = Engine(config, self._load, on_change=self._announce, on_fatal=_exit_process)
+        self.add_error_handler(TercetError, _render_error)
+        self.add_error_handler(Exception, _render_unknown)
+        self.add_route("/generate", GenerateResource(self))
+        self.add_route("/state", StateResource(self))
+        self.add_route("/metrics", MetricsResource(self))
+
+    def start(self, *, age: int, num_failures: int, on_change: Callable[[], None]) -> None:
+        """Begin to load, in the engine's thread.
+
+        Args:
+            age: the worker's gunicorn age.
+            num_failures: workers of this slot that died before they were warm, in a row.
+            on_change: called, from any thread, when the state has changed.
+        """
+        self._age, self._num_failures, self._on_change = age, num_failures, on_change
+        self.engine.start()
+
+    @property
+    def is_warm(self) -> bool:
+        return self.engine.status().state == "warm"
+
+    def drain(self, grace_s: float) -> None:
+        """Take nothing new; end the state streams after a last line, so that the gateway looks elsewhere."""
+        self._is_draining.set()
+        self._announce()
+        threading.Thread(target=self.engine.stop, args=(grace_s,), name="drain", daemon=True).start()
+
+    def close(self) -> None:
+        """End the engine's thread, or the process where that thread cannot be ended (it is loading).
+
+        An interpreter that exits while a thread is inside torch aborts.
+        """
+        self.engine.stop(0.0)
+        if any(thread.name == "engine" for thread in threading.enumerate()):
+            logging.shutdown()
+            os._exit(0)
+
+    def state(self) -> State:
+        status = self.engine.status()
+        return State(
+            state="draining" if self._is_draining.is_set() else status.state.value,
+            reason=status.reason,
+            progress=status.progress,
+            model=self._model.name,
+            device=self._slot.device,
+            dtype=status.dtype,
+            max_batch=self._slot.max_batch,
+            n_ctx=status.n_ctx,
+            in_flight=status.num_running + status.num_waiting,
+            ms_per_token=status.ms_per_token,
+            pid=os.getpid(),
+            age=self._age,
+            counters=dict(self._counters),
+        )
+
+    def states(self) -> Iterator[State]:
+        """The state now, at each change of it, and at least twice a second; ends when the worker drains."""
+        version = -1
+        while True:
+            with self._changed:
+                if self._version == version and not self._is_draining.is_set():
+                    self._changed.wait(STATE_PERIOD_S)
+                version = self._version
+            state = self.state()
+            yield state
+            if state.state == "draining":
+                return
+
+    def count(self, finished: Finished, num_prompt_tokens: int) -> None:
+        with self._changed:
+            self._counters[f"sequences.{finished.finish_reason}"] += 1
+            self._counters["prompt_tokens"] += num_prompt_tokens
+            self._counters["cached_tokens"] += finished.cached_tokens
+            self._counters["generated_tokens"] += len(finished.token_ids)
+
+    def _announce(self) -> None:
+        with self._changed:
+            self._version += 1
+            self._changed.notify_all()
+        self._on_change()
+
+    def _load(self, progress: Callable[[float], None]) -> LoadedModel:
+        if self._num_failures:
+            # The process before this one died while loading (out of memory, a driver fault). gunicorn
+            # respawns without pause, so the pause is here.
+            pause_s = min(MAX_BACKOFF_S, 2.0 ** (self._num_failures - 1))
+            log.warning("load_backoff", slot=self._slot.index, failures=self._num_failures, pause_s=pause_s)
+            self._is_draining.wait(pause_s)
+        start = time.monotonic()
+        make = (
+            partial(random_model, "medium" if self._model.name == "synthetic:medium" else "small")
+            if self._model.source == "synthetic"
+            else partial(load_model, Path(self._model.directory))
+        )
+        loaded = make(device=self._config.device, dtype=self._config.dtype, progress=progress, tokenizer=self.tokenizer)
+        log.info("loaded", slot=self._slot.index, model=self._model.name, seconds=round(time.monotonic() - start, 2))
+        return loaded
+
+
+class GenerateResource:
+    def __init__(self, app: SlotApp) -> None:
+        self._app = app
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        started_at = time.time()
+        start = time.monotonic()
+        ask = parse_request(req.bounded_stream.read(), GenerateRequest)
+        if (ask.prompt is None) == (ask.prompt_ids is None):
+            raise InvalidRequest("Send one of prompt and prompt_ids.")
+        prompt_ids = self._prompt_ids(ask)
+        sampling = ask.sampling
+        request = GenerationRequest(
+            prompt_ids=tuple(prompt_ids),
+            sampling=SamplingParams(
+                max_new_tokens=sampling.max_new_tokens,
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                repetition_penalty=sampling.repetition_penalty,
+                stop=sampling.stop,
+                single_line=sampling.single_line,
+                first_rank=sampling.first_rank,
+                top_logprobs=ask.logprobs or 0,
+            ),
+            seed=ask.seed,
+            deadline=start + ask.deadline_ms / 1e3,
+            group=(ask.group.id, ask.group.size) if ask.group else None,
+            stream=ask.stream,
+            echo_logprobs=ask.echo and ask.logprobs is not None,
+            session=ask.session,
+        )
+        try:
+            generation = self._app.engine.submit(request)
+        except EngineFull as error:
+            raise SlotFull(str(error), retry_after_s=1) from error
+        except EngineNotReady as error:
+            raise NotReady(str(error), retry_after_s=1) from error
+        except InvalidPrompt as error:
+            raise InvalidRequest(str(error)) from error
+        resp.content_type = "application/x-ndjson"
+        resp.stream = self._lines(req.env.get("gunicorn.socket"), ask, prompt_ids, generation, started_at)
+
+    def _prompt_ids(self, ask: GenerateRequest) -> list[int]:
+        if ask.prompt_ids is not None:
+            return ask.prompt_ids[-ask.max_prompt_tokens :] if ask.max_prompt_tokens else ask.prompt_ids
+        if ask.max_prompt_tokens:
+            return self._app.tokenizer.encode_tail(ask.prompt or "", ask.max_prompt_tokens)
+        return self._app.tokenizer.encode(ask.prompt or "")
+
+    def _lines(
+        self,
+        client: socket.socket | None,
+        ask: GenerateRequest,
+        prompt_ids: list[int],
+        generation: Generation,
+        started_at: float,
+    ) -> Iterator[bytes]:
+        app = self._app
+        detokenizer = Detokenizer(app.tokenizer, ask.sampling.stop, single_line=ask.sampling.single_line)
+        finished: Finished | None = None
+        try:
+            with app.hangups.watching(client, generation.cancel):
+                yield _line(Accepted())
+                for step in generation.steps():
+                    if isinstance(step, Finished):
+                        finished = step
+                        break
+                    text = detokenizer.feed(step.token_id)
+                    yield _line(Token(text=text, token_id=step.token_id, logprob=step.logprob))
+        finally:
+            generation.cancel()
+        if finished is None:
+            return
+        app.count(finished, len(prompt_ids))
+        log.info(
+            "branch",
+            slot=app._slot.index,
+            request_id=ask.request_id,
+            seed=ask.seed,
+            started_at=round(started_at, 4),
+            ended_at=round(time.time(), 4),
+            prompt_tokens=len(prompt_ids),
+            cached_tokens=finished.cached_tokens,
+            tokens=len(finished.token_ids),
+            finish_reason=finished.finish_reason,
+        )
+        yield _line(self._last_line(ask, prompt_ids, finished))
+
+    def _last_line(self, ask: GenerateRequest, prompt_ids: list[int], finished: Finished) -> Done | Failed:
+        if finished.finish_reason == "error":
+            return Failed(code="engine_error", detail=finished.error or "The engine failed.")
+        detokenizer = Detokenizer(self._app.tokenizer, ask.sampling.stop, single_line=ask.sampling.single_line)
+        text = "".join([*(detokenizer.feed(token) for token in finished.token_ids), detokenizer.finish()])
+        return Done(
+            text=text,
+            token_ids=list(finished.token_ids),
+            logprobs=list(finished.logprobs),
+            num_kept_tokens=finished.num_kept,
+            finish_reason=finished.finish_reason,
+            num_prompt_tokens=len(prompt_ids),
+            cached_tokens=finished.cached_tokens,
+            queue_ms=finished.queue_ms,
+            prefill_ms=finished.prefill_ms,
+            decode_ms=finished.decode_ms,
+            prompt_ids=prompt_ids if ask.echo else None,
+            prompt_logprobs=list(finished.prompt_logprobs) if finished.prompt_logprobs else None,
+            tops=[list(top) for top in finished.tops] if finished.tops else None,
+        )
+
+
+class StateResource:
+    def __init__(self, app: SlotApp) -> None:
+        self._app = app
+
+    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
+        resp.content_type = "application/x-ndjson"
+        resp.stream = (msgspec.json.encode(state) + b"\n" for state in self._app.states())
+
+
+class MetricsResource:
+    def __init__(self, app: SlotApp) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(SlotCollector(lambda: [(app._slot.index, app.state())]))
+
+    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
+        resp.content_type = CONTENT_TYPE_LATEST
+        resp.data = generate_latest(self._registry)
+
+
+def _line(line: GenerateLine) -> bytes:
+    return msgspec.json.encode(line) + b"\n"
+
+
+def _render_error(req: falcon.Request, resp: falcon.Response, error: TercetError, _params: object) -> None:
+    resp.status = falcon.code_to_http_status(error.status)
+    resp.content_type = PROBLEM_JSON
+    resp.data = error.problem(req.get_header("X-Request-Id"))
+    resp.set_headers(error.headers)
+
+
+def _render_unknown(req: falcon.Request, resp: falcon.Response, error: Exception, params: object) -> None:
+    if isinstance(error, falcon.HTTPError | falcon.HTTPStatus):
+        raise error
+    log.error("unknown_error", path=req.path, exc_info=error)
+    _render_error(req, resp, TercetError("The worker failed; its log has the reason."), params)
+
+
+def _exit_process(error: BaseException) -> None:
+    log.error("fatal_engine_error", exc_info=error)
+    os._exit(FATAL_EXIT_CODE)
+
+
+def create_app(slot: Slot, model: Model, config: EngineConfig) -> SlotApp:
+    """The slot's app; nothing is loaded, and no thread computes, before its `start`."""
+    return SlotApp(slot, model, config)
+
+
+def build() -> SlotApp:
+    """The app as this process's environment asks for it (`TERCET_SLOT` is set by `gunicorn.conf.py`)."""
+    settings = Settings.load(os.environ)
+    configure_structlog("workers")
+    plan = read_plan(settings.run_path)
+    slot = plan.slots[int(os.environ["TERCET_SLOT"])]
+    is_on_cpu = slot.device == "cpu" or settings.compute == "cpu"
+    config = EngineConfig(
+        # The environment shows this process one GPU, whatever number the plan knows it by.
+        device="cpu" if is_on_cpu else "cuda",
+        dtype=settings.dtype,
+        max_batch=slot.max_batch,
+        hang_s=settings.hang_s,
+        num_threads=int(os.environ["OMP_NUM_THREADS"]) if is_on_cpu else None,
+        step_delay_s=settings.test_step_delay_ms.get(slot.index, 0.0) / 1e3,
+    )
+    log.info(
+        "worker_started",
+        slot=slot.index,
+        device=slot.device,
+        model=slot.model,
+        cuda_visible_devices=os.environ["CUDA_VISIBLE_DEVICES"],
+        omp_num_threads=os.environ["OMP_NUM_THREADS"],
+        pid=os.getpid(),
+    )
+    return create_app(slot, plan.model(slot.model), config)

@@ -1,0 +1,381 @@
+"""The engine: one thread that owns the device, and a door that any thread may knock at.
+
+`schedule → run → postprocess` is the whole loop. Knows sequences and time. Refuses to know text
+(a stop string is bytes to it), HTTP, and why a request was made.
+"""
+
+from __future__ import annotations
+
+import enum
+import faulthandler
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from workers.engine.gpt2 import LoadedModel, ProgressFn
+from workers.engine.model_runner import ModelRunner, Output
+from workers.engine.scheduler import Scheduler, Work
+from workers.engine.sequence import (
+    EngineError,
+    EngineFull,
+    EngineNotReady,
+    Generation,
+    GenerationRequest,
+    InvalidPrompt,
+    SamplingParams,
+    Sequence,
+)
+
+__all__ = [
+    "Engine",
+    "EngineConfig",
+    "EngineError",
+    "EngineFull",
+    "EngineNotReady",
+    "EngineState",
+    "EngineStatus",
+    "Generation",
+    "InvalidPrompt",
+]
+
+log = logging.getLogger(__name__)
+
+MAX_BACKOFF_S = 30.0
+WARM_UP_TOKENS = 4
+# Weight of the newest step in the moving average of a step's time: some 20 steps are remembered.
+SMOOTHING = 0.1
+# Arming the watchdog starts a thread; an eighth of its time is exact enough.
+REARM_FRACTION = 8
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How an engine runs; validated by whoever makes it."""
+
+    device: str = "cpu"
+    dtype: str = "auto"  # auto, fp32, bf16, fp16 or int8
+    max_batch: int = 48  # sequences running and waiting, together
+    hang_s: float = 10.0  # a step that takes longer ends the process; 0 is never
+    num_threads: int | None = None  # of torch; None leaves it as it is
+    step_delay_s: float = 0.0  # for tests: makes every step slower
+
+
+class EngineState(enum.StrEnum):
+    STARTING = "starting"
+    LOADING = "loading"
+    WARM = "warm"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """The engine as of now."""
+
+    state: EngineState
+    reason: str | None  # why it failed
+    progress: float  # of loading, 0 to 1
+    num_running: int
+    num_waiting: int
+    ms_per_token: float  # wall time of a step, moving average; 0 until warm
+    max_batch: int
+    n_ctx: int
+    dtype: str  # the one in effect; the one asked for until loaded
+
+
+class Engine:
+    """One model on one device, behind a queue."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        load: Callable[[ProgressFn], LoadedModel],
+        *,
+        on_change: Callable[[], None] = lambda: None,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        """
+        Args:
+            load: makes the model; called in the engine's thread, again after a pause if it raises.
+            on_change: called, from the engine's thread, when the state or the progress changes.
+            on_fatal: called once if the device fails; the engine serves nothing after that.
+        """
+        self._config = config
+        self._load = load
+        self._on_change = on_change
+        self._on_fatal = on_fatal
+        self._lock = threading.Condition()
+        # Guarded by the lock; the rest belongs to the engine's thread.
+        self._incoming: deque[Sequence] = deque()
+        self._num_in_flight = 0
+        self._num_running = 0
+        self._state = EngineState.STARTING
+        self._reason: str | None = None
+        self._progress = 0.0
+        self._drain_until: float | None = None
+        self._loaded: LoadedModel | None = None
+        self._ms_per_token = 0.0
+        self._armed_at = float("-inf")
+        self._scheduler = Scheduler(config.max_batch)
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Starts the engine's thread, which loads the model."""
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Takes a sequence in.
+
+        Raises:
+            EngineNotReady: if no model is warm, or the engine drains.
+            InvalidPrompt: if this model can never serve the request.
+            EngineFull: if `max_batch` sequences are in the engine.
+        """
+        loaded = self._loaded
+        if loaded is None or self._state is not EngineState.WARM:
+            raise EngineNotReady(f"the engine is {self._state}")
+        problem = _problem(request, loaded)
+        if problem is not None:
+            raise InvalidPrompt(problem)
+        generation = Generation(self._wake)
+        start_id = loaded.eos_id or 0
+        token_bytes = loaded.tokenizer.token_bytes if loaded.tokenizer else None
+        sequence = Sequence(request, generation, start_id=start_id, token_bytes=token_bytes)
+        with self._lock:
+            if self._state is not EngineState.WARM:
+                raise EngineNotReady(f"the engine is {self._state}")
+            if self._num_in_flight >= self._config.max_batch:
+                raise EngineFull(f"all {self._config.max_batch} places are taken")
+            self._num_in_flight += 1
+            self._incoming.append(sequence)
+            self._lock.notify()
+        return generation
+
+    def status(self) -> EngineStatus:
+        loaded = self._loaded
+        with self._lock:
+            return EngineStatus(
+                state=self._state,
+                reason=self._reason,
+                progress=self._progress,
+                num_running=self._num_running,
+                num_waiting=self._num_in_flight - self._num_running,
+                ms_per_token=self._ms_per_token,
+                max_batch=self._config.max_batch,
+                n_ctx=loaded.config.n_positions if loaded else 0,
+                dtype=loaded.dtype if loaded else self._config.dtype,
+            )
+
+    def stop(self, grace_s: float) -> None:
+        """Takes nothing new; what runs may finish for `grace_s`, then it is cancelled.
+
+        Returns when the engine's thread has ended, or cannot be waited for (it is in `load`).
+        """
+        with self._lock:
+            self._drain_until = time.monotonic() + grace_s
+            was_loading = self._state in (EngineState.STARTING, EngineState.LOADING)
+            self._lock.notify()
+        if self._state is not EngineState.FAILED or not was_loading:
+            self._set_state(EngineState.DRAINING, self._reason)
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join(0 if was_loading else None)
+
+    def _wake(self) -> None:
+        with self._lock:
+            self._lock.notify()
+
+    # Below: the engine's thread.
+
+    def _main(self) -> None:
+        try:
+            runner = self._load_until_it_works()
+            if runner is not None:
+                self._loop(runner)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the callers must hear of it
+            self._fail(error)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            self._finish_all("error", "the engine has stopped")
+
+    def _load_until_it_works(self) -> ModelRunner | None:
+        """A warm runner, or None if the engine is stopped before it has one."""
+        if self._config.num_threads is not None:
+            torch.set_num_threads(self._config.num_threads)
+        pause_s = 1.0
+        while not self._is_stopping:
+            self._set_state(EngineState.LOADING)
+            try:
+                loaded = self._load(self._report_progress)
+                runner = ModelRunner(loaded, self._config.max_batch)
+                self._warm_up(runner, loaded)
+            except Exception as error:  # noqa: BLE001 - the caller's code, and any kind of broken file
+                log.warning("loading failed; next try in %g s: %s", pause_s, error)
+                self._set_state(EngineState.FAILED, f"{type(error).__name__}: {error}")
+                with self._lock:
+                    self._lock.wait_for(lambda: self._is_stopping, pause_s)
+                pause_s = min(2 * pause_s, MAX_BACKOFF_S)
+                continue
+            self._loaded = loaded
+            self._report_progress(1.0)
+            self._set_state(EngineState.WARM)
+            return runner
+        return None
+
+    def _warm_up(self, runner: ModelRunner, loaded: LoadedModel) -> None:
+        """Runs a short sequence: what is done on first use is done, and a step's time is known."""
+        request = GenerationRequest((0,) * 16, SamplingParams(WARM_UP_TOKENS), seed=0)
+        sequence = Sequence(request, Generation(), start_id=0, token_bytes=None)
+        self._scheduler.add(sequence)
+        while sequence.finish_reason is None:
+            start = time.monotonic()
+            works = self._scheduler.schedule(start)
+            for work, output in zip(works, runner.run(works), strict=True):
+                self._advance(work, output, None)
+            self._ms_per_token = 1e3 * (time.monotonic() - start)
+        self._scheduler.remove(sequence)
+
+    def _loop(self, runner: ModelRunner) -> None:
+        assert self._loaded is not None
+        eos_id = self._loaded.eos_id
+        while self._take_in():
+            start = time.monotonic()
+            self._end_interrupted(start)
+            works = self._scheduler.schedule(start)
+            if not works:
+                continue
+            self._arm_watchdog(start)
+            outputs = runner.run(works)
+            if self._config.step_delay_s:
+                time.sleep(self._config.step_delay_s)
+            for work, output in zip(works, outputs, strict=True):
+                self._postprocess(work, output, eos_id)
+            step_ms = 1e3 * (time.monotonic() - start)
+            self._ms_per_token += SMOOTHING * (step_ms - self._ms_per_token)
+
+    def _take_in(self) -> bool:
+        """Waits until there is something to do; False once the engine has drained."""
+        with self._lock:
+            while not self._incoming and not self._scheduler.sequences:
+                if self._is_stopping:
+                    return False
+                self._disarm_watchdog()
+                self._num_running = 0
+                self._lock.wait()
+            while self._incoming:
+                self._scheduler.add(self._incoming.popleft())
+            self._num_running = len(self._scheduler.running)
+            return True
+
+    def _end_interrupted(self, now: float) -> None:
+        """Ends what was cancelled, is past its deadline, or has outlived the draining's grace."""
+        is_over = self._drain_until is not None and now >= self._drain_until
+        for sequence in self._scheduler.sequences:
+            reason = "cancelled" if is_over else sequence.interruption(now)
+            if reason is not None:
+                self._finish(sequence, reason)
+
+    def _postprocess(self, work: Work, output: Output, eos_id: int | None) -> None:
+        sequence = work.sequence
+        try:
+            self._advance(work, output, eos_id)
+        except Exception as error:  # this sequence's own trouble; the others go on
+            log.exception("a sequence failed")
+            self._finish(sequence, "error", f"{type(error).__name__}: {error}")
+            return
+        if sequence.finish_reason is not None:
+            self._finish(sequence, sequence.finish_reason)
+
+    def _advance(self, work: Work, output: Output, eos_id: int | None) -> None:
+        sequence = work.sequence
+        sequence.num_computed = work.stop
+        if sequence.request.echo_logprobs:
+            sequence.add_prompt_logprobs(output.prompt_logprobs)
+        if output.step is not None:
+            sequence.append(output.step, eos_id, time.monotonic())
+            if sequence.request.stream:
+                sequence.generation.put(output.step)
+
+    def _finish(self, sequence: Sequence, reason: str, error: str | None = None) -> None:
+        self._scheduler.remove(sequence)
+        with self._lock:
+            self._num_in_flight -= 1
+        sequence.generation.put(sequence.finished(reason, time.monotonic(), error))
+
+    def _finish_all(self, reason: str, error: str | None) -> None:
+        with self._lock:
+            while self._incoming:
+                self._scheduler.add(self._incoming.popleft())
+        for sequence in self._scheduler.sequences:
+            self._finish(sequence, reason, error)
+
+    def _fail(self, error: BaseException) -> None:
+        """The device, or the engine itself, is broken: nothing is served from here on."""
+        log.critical("the engine failed", exc_info=error)
+        text = f"{type(error).__name__}: {error}"
+        self._set_state(EngineState.FAILED, text)
+        self._finish_all("error", text)
+        self._on_fatal(error)
+
+    @property
+    def _is_stopping(self) -> bool:
+        return self._drain_until is not None
+
+    def _set_state(self, state: EngineState, reason: str | None = None) -> None:
+        with self._lock:
+            # A failure stays one; a draining engine does not become warm.
+            if self._is_stopping and state in (EngineState.LOADING, EngineState.WARM):
+                return
+            self._state, self._reason = state, reason
+        self._on_change()
+
+    def _report_progress(self, done: float) -> None:
+        # In steps of a hundredth: whoever listens need not hear of every tensor.
+        if done >= 1 or done >= self._progress + 0.01 or done < self._progress:
+            self._progress = done
+            self._on_change()
+
+    def _arm_watchdog(self, now: float) -> None:
+        hang_s = self._config.hang_s
+        if hang_s > 0 and now - self._armed_at > hang_s / REARM_FRACTION:
+            faulthandler.dump_traceback_later(hang_s, exit=True)
+            self._armed_at = now
+
+    def _disarm_watchdog(self) -> None:
+        if self._armed_at > float("-inf"):
+            faulthandler.cancel_dump_traceback_later()
+            self._armed_at = float("-inf")
+
+
+def _problem(request: GenerationRequest, loaded: LoadedModel) -> str | None:
+    """Why `loaded` can never serve `request`, or None."""
+    config, params = loaded.config, request.sampling
+    num_tokens = max(1, len(request.prompt_ids)) + params.max_new_tokens
+    if params.max_new_tokens < 1:
+        return "max_new_tokens must be at least 1"
+    if num_tokens > config.n_positions:
+        return f"prompt and new tokens are {num_tokens}, the context holds {config.n_positions}"
+    ids = request.prompt_ids
+    if ids and (min(ids) < 0 or max(ids) >= config.vocab_size):
+        return f"token ids must be between 0 and {config.vocab_size - 1}"
+    if not 0 <= params.temperature < float("inf"):
+        return "temperature must be finite and not negative"
+    if params.top_k < 0:
+        return "top_k must not be negative"
+    if not 0 <= params.top_p <= 1:
+        return "top_p must be between 0 and 1"
+    if not 0 < params.repetition_penalty < float("inf"):
+        return "repetition_penalty must be finite and positive"
+    if not 0 <= params.first_rank < config.vocab_size:
+        return f"first_rank must be between 0 and {config.vocab_size - 1}"
+    if not 0 <= params.top_logprobs <= config.vocab_size:
+        return f"top_logprobs must be between 0 and {config.vocab_size}"
+    if not all(params.stop):
+        return "a stop string must not be empty"
+    if (params.stop or params.single_line) and loaded.tokenizer is None:
+        return "stop strings need a tokenizer, and this model was loaded without one"
+    return None

@@ -1,0 +1,207 @@
+"""From logits to tokens: every row drawn by its own parameters, seed and position, nothing else.
+
+Knows logits and `SamplingParams`. Refuses to know models, caches and time; keeps no random state.
+
+The order is transformers': repetition penalty, temperature, top-k, top-p. Top-k comes first and
+top-p works inside it, so the vocabulary (50,257 tokens) is never sorted unless top-p is asked for
+without top-k. What a row gives does not depend on the rows beside it: the usual rows share one
+`topk` of a fixed width, the others are drawn one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workers.engine.sequence import SamplingParams, Step, TopLogprobs
+
+# Rows that need no more candidates than this are drawn together. Fixed: were it the batch's largest
+# top_k, equal logits could be ordered differently in different company.
+NUM_CANDIDATES = 64
+_MASK_64 = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What one row of logits is drawn with."""
+
+    params: SamplingParams
+    seed: int
+    position: int  # 0 for the first generated token
+    seen: Sequence[int] = ()  # prompt and text; read only where repetitions are penalised
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in (0, 1) that depends on nothing but `seed` and `position`.
+
+    It is output `position` of SplitMix64 started from the mixed seed (Steele, Lea, Flood: "Fast
+    splittable pseudorandom number generators", OOPSLA 2014), as 52 bits.
+    """
+    bits = _mix(_mix(seed & _MASK_64) + (position + 1) * _GOLDEN & _MASK_64)
+    return ((bits >> 12) + 0.5) * 2.0**-52
+
+
+def _mix(z: int) -> int:
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK_64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK_64
+    return z ^ (z >> 31)
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Step]:
+    """One token for each row.
+
+    Args:
+        logits: [rows, vocab], float32.
+        draws: one for each row.
+    """
+    log_totals = torch.logsumexp(logits, -1)
+    shaped = _penalise(logits, draws)
+    token_ids = _draw(shaped, draws)
+    rows = torch.arange(len(draws), device=logits.device)
+    chosen = logits[rows, token_ids] - log_totals
+    ids: list[int] = token_ids.tolist()
+    logprobs: list[float] = chosen.tolist()
+    tops = [
+        top_logprobs(row, total, draw.params.top_logprobs)
+        for row, total, draw in zip(logits, log_totals, draws, strict=True)
+    ]
+    return [Step(*step) for step in zip(ids, logprobs, tops, strict=True)]
+
+
+def top_logprobs(row: Tensor, log_total: Tensor, number: int) -> TopLogprobs:
+    """The `number` likeliest tokens of `row` [vocab] and their log-probabilities."""
+    if number == 0:
+        return ()
+    values, ids = row.topk(min(number, len(row)))
+    return tuple(zip(ids.tolist(), (values - log_total).tolist(), strict=True))
+
+
+def token_logprobs(
+    logits: Tensor, token_ids: Sequence[int], num_top: int
+) -> list[tuple[float, TopLogprobs]]:
+    """Of each row of `logits` [rows, vocab]: its token's log-probability, and the likeliest."""
+    log_totals = torch.logsumexp(logits, -1)
+    index = torch.tensor(token_ids, device=logits.device)
+    chosen: list[float] = (logits.gather(1, index[:, None])[:, 0] - log_totals).tolist()
+    rows = zip(logits, log_totals, strict=True)
+    tops = [top_logprobs(row, total, num_top) for row, total in rows]
+    return list(zip(chosen, tops, strict=True))
+
+
+def _penalise(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Logits with each row's repetition penalty; `logits` itself where no row has one.
+
+    Source of the rule: CTRL (Keskar et al. 2019), as transformers' RepetitionPenaltyLogitsProcessor
+    has it: positive logits of seen tokens are divided by the penalty, negative ones multiplied.
+    """
+    if all(draw.params.repetition_penalty == 1 for draw in draws):
+        return logits
+    shaped = logits.clone()
+    for row, draw in zip(shaped, draws, strict=True):
+        penalty = draw.params.repetition_penalty
+        if penalty != 1:
+            seen = torch.tensor(sorted(set(draw.seen)), device=logits.device)
+            values = row[seen]
+            row[seen] = torch.where(values < 0, values * penalty, values / penalty)
+    return shaped
+
+
+def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Token ids [rows]."""
+    alone = [row for row, draw in enumerate(draws) if _num_needed(draw) > NUM_CANDIDATES]
+    if not alone:
+        return _draw_together(logits, draws)
+    token_ids = torch.empty(len(draws), dtype=torch.long, device=logits.device)
+    for row in alone:
+        token_ids[row] = _draw_alone(logits[row], draws[row])
+    together = [row for row in range(len(draws)) if row not in set(alone)]
+    if together:
+        token_ids[together] = _draw_together(logits[together], [draws[row] for row in together])
+    return token_ids
+
+
+def _num_needed(draw: Draw) -> float:
+    """How many of the likeliest tokens decide this draw."""
+    if draw.params.temperature == 0:
+        return _rank(draw) + 1
+    return draw.params.top_k or float("inf")
+
+
+def _rank(draw: Draw) -> int:
+    """Which of the likeliest tokens a greedy draw takes."""
+    is_ranked = draw.params.temperature == 0 and draw.position == 0
+    return draw.params.first_rank if is_ranked else 0
+
+
+def _draw_together(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Token ids [rows] of rows that need at most NUM_CANDIDATES candidates each."""
+    values, ids = logits.topk(min(NUM_CANDIDATES, logits.shape[1]))
+    greedy = [draw.params.temperature == 0 for draw in draws]
+    if all(greedy):
+        return _pick_rank(values, ids, draws)
+    sampled = _pick(values, ids, draws)
+    if not any(greedy):
+        return sampled
+    mask = torch.tensor(greedy, device=logits.device)
+    return torch.where(mask, _pick_rank(values, ids, draws), sampled)
+
+
+def _draw_alone(logits: Tensor, draw: Draw) -> Tensor:
+    """The token id [] of a row [vocab] that needs many candidates."""
+    params = draw.params
+    num_needed = min(_num_needed(draw), len(logits))
+    if num_needed < len(logits) or params.temperature == 0:
+        values, ids = logits.topk(int(num_needed))
+    elif 0 < params.top_p < 1:
+        values, ids = logits.sort(descending=True)
+    else:
+        values, ids = logits, torch.arange(len(logits), device=logits.device)
+    if params.temperature == 0:
+        return _pick_rank(values[None], ids[None], [draw])[0]
+    return _pick(values[None], ids[None], [draw])[0]
+
+
+def _pick_rank(values: Tensor, ids: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Greedy: the first id of the likeliest (argmax's), or the one of the rank asked for."""
+    ranks = torch.tensor([_rank(draw) for draw in draws], device=ids.device)[:, None]
+    ranked = ids.gather(1, ranks)[:, 0]
+    first = ids.masked_fill(values < values[:, :1], torch.iinfo(ids.dtype).max).amin(1)
+    return torch.where(ranks[:, 0] == 0, first, ranked)
+
+
+def _pick(values: Tensor, ids: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Samples by inverting the cumulative distribution.
+
+    Args:
+        values: [rows, candidates] float32 logits, likeliest first (any order where neither top-k
+            nor top-p cuts).
+        ids: [rows, candidates] their token ids.
+
+    Returns:
+        Token ids [rows].
+    """
+    columns = [
+        (
+            draw.params.temperature or 1.0,
+            draw.params.top_k or values.shape[1],
+            draw.params.top_p if 0 < draw.params.top_p < 1 else 2.0,
+            uniform(draw.seed, draw.position),
+        )
+        for draw in draws
+    ]
+    table = torch.tensor(columns, dtype=torch.float64, device=values.device)
+    temperature, top_k, top_p, u = table.T[:, :, None]
+    rank = torch.arange(values.shape[1], device=values.device)
+    scaled = (values.double() / temperature).masked_fill(rank >= top_k, float("-inf"))
+    probs = torch.softmax(scaled, -1)
+    after = probs.cumsum(-1)
+    # Top-p keeps a token if those before it have less than top_p: the first is always kept.
+    kept = torch.where(after - probs < top_p, probs, 0.0)
+    after = kept.cumsum(-1)
+    choice = (after <= u * after[:, -1:]).sum(-1, keepdim=True)
+    last = (after < after[:, -1:]).sum(-1, keepdim=True)  # rounding must not step past the end
+    return ids.gather(1, torch.minimum(choice, last))[:, 0]
