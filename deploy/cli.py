@@ -1,10 +1,12 @@
-"""The command line: `tercet serve | plan | settings | complete`."""
+"""The command line: `tercet serve | plan | settings | reload | complete`."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
 from typing import Annotated, Any
 
 import httpx
@@ -21,6 +23,7 @@ from shared.slots import Plan, made_of, read_plan, write_plan
 from shared.telemetry import configure_logging
 
 cli = typer.Typer(no_args_is_help=True, add_completion=False, help="Three ways to go on, from your own machine.")
+RELOAD_POLL_S = 0.05
 out = Console()
 err = Console(stderr=True)
 
@@ -91,6 +94,33 @@ def show_settings(
         table.add_row(name, default, unit, why, os.environ.get(name, ""))
     out.print(table)
     Settings.load(os.environ)
+
+
+@cli.command()
+def reload() -> None:
+    """Renew the workers one slot at a time, for machines that cannot hold two generations of a model at once.
+
+    A HUP to `tercet serve` renews all at once, each old worker serving until the new one is warm.
+    """
+    settings = Settings.load(os.environ)
+    with httpx.Client(base_url=settings.bind.url, trust_env=False, timeout=5) as client:
+        for slot in _slots(client):
+            os.kill(slot["pid"], signal.SIGTERM)
+            with err.status(f"Renewing slot {slot['slot']} ({slot['model']} on {slot['device']}) …"):
+                while (now := _slots(client)[slot["slot"]])["state"] != "warm" or now["pid"] == slot["pid"]:
+                    if now["state"] == "failed":
+                        raise StartError(f"Slot {slot['slot']} could not be renewed: {now['reason']}")
+                    time.sleep(RELOAD_POLL_S)
+            out.print(f"Slot {slot['slot']} is renewed.")
+
+
+def _slots(client: httpx.Client) -> list[dict[str, Any]]:
+    """The slots as the running gateway sees them."""
+    try:
+        slots: list[dict[str, Any]] = client.get("/health/ready").json()["slots"]
+    except httpx.TransportError as error:
+        raise StartError(f"Nothing answers at {client.base_url} ({error}): start it with `tercet serve`.") from error
+    return slots
 
 
 @cli.command()

@@ -88,7 +88,7 @@ def worker_environment(slot: Slot, plan: Plan, settings: Settings, environ: Mapp
     else:
         index = int(slot.device.partition(":")[2])
         already = [entry.strip() for entry in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
-        visible = already[index] if already else str(index)
+        visible = already[index] if index < len(already) else str(index)
     num_threads = settings.cpu_threads or max(1, len(os.sched_getaffinity(0)) // len(plan.slots))
     return {
         "CUDA_VISIBLE_DEVICES": visible,

@@ -64,11 +64,14 @@ def slots_by_index(tercet: Tercet) -> dict[int, dict[str, object]]:
 
 def is_reborn(tercet: Tercet, index: int, old_pid: object) -> bool:
     page = tercet.ready()
-    return page is not None and (slot := page["slots"][index])["state"] == "warm" and bool(slot["pid"] != old_pid)
+    if page is None:
+        return False
+    slot = page["slots"][index]
+    return bool(slot["state"] == "warm" and slot["pid"] != old_pid)
 
 
 def has_new_master(tercet: Tercet, role: str, old: psutil.Process) -> bool:
-    return tercet.processes().get(role, [old])[0] != old
+    return bool(tercet.processes().get(role, [old])[0] != old)
 
 
 def test_killed_workers_come_back_in_their_slots_and_no_request_fails(short_tmp_path: Path) -> None:
@@ -126,6 +129,19 @@ def test_reloading_either_pool_under_load_fails_no_request(short_tmp_path: Path)
         after = {int(str(slot["pid"])) for slot in slots_by_index(tercet).values()}
         assert len(after) == 2
         assert not before & after
+
+
+def test_tercet_reload_renews_slot_by_slot_under_load(short_tmp_path: Path) -> None:
+    with running(short_tmp_path, models="embedded*2") as tercet:
+        before = {int(str(slot["pid"])) for slot in slots_by_index(tercet).values()}
+        with Load(tercet, 2).running() as load:
+            load.served(2)
+            command = [sys.executable, "-m", "deploy", "reload"]
+            done = subprocess.run(command, cwd=ROOT, env=tercet.environ, capture_output=True, text=True, check=True)
+            load.served(2)
+        assert set(load.statuses) == {200}
+        assert "Slot 1 is renewed." in done.stdout
+        assert not before & {int(str(slot["pid"])) for slot in slots_by_index(tercet).values()}
 
 
 def test_no_master_and_no_gateway_holds_torch(short_tmp_path: Path) -> None:
