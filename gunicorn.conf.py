@@ -5,7 +5,6 @@ touched CUDA or torch would hand a broken copy to every worker it forks. Hooks l
 """
 
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))  # `gunicorn` as a script does not look beside this file
 
 from shared.errors import StartError
-from shared.settings import Address, Settings
-from shared.slots import Leases, current_plan, lock_run_directory, worker_environment
+from shared.settings import Settings
+from shared.slots import Leases, check_address_free, current_plan, lock_run_directory, worker_environment
 from shared.telemetry import logging_config
 
 # Connections that need a thread but are no branch: state streams of two gateways (there are two during a
@@ -64,23 +63,12 @@ def on_starting(server: Any) -> None:
     """Refuse, in one sentence, what gunicorn would retry or take from somebody else."""
     try:
         server.run_directory_lock = lock_run_directory(settings, role)
+        if role == "gateway":
+            check_address_free(settings.bind)
     except StartError as error:
         sys.exit(str(error))
     if role == "workers":
         server.leases = Leases(len(plan.slots))
-    elif reason := _why_not_free(settings.bind):
-        sys.exit(reason)
-
-
-def _why_not_free(address: Address) -> str | None:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address.host, address.port))
-        except OSError as error:
-            return f"{address} cannot be listened on ({error.strerror}): set TERCET_BIND to another host:port."
-    return None
 
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
@@ -14,6 +15,7 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from deploy.planning import make_plan
 from deploy.supervisor import Supervisor
@@ -132,6 +134,7 @@ def complete(
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
     model: Annotated[str | None, typer.Option(help="A model being served.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Also save what is printed as a picture.")] = None,
 ) -> None:
     """Ask the running server to go on from a text."""
     settings = Settings.load(os.environ)
@@ -149,6 +152,9 @@ def complete(
     if as_json:
         out.print_json(json.dumps(answer))
         return
+    page = Console(record=svg is not None, width=100 if svg else None)
     for sentence in answer["sentences"]:
-        out.print(f"[dim]{text}[/][bold]{sentence['value']}[/]", highlight=False)
-    out.print(f"[dim]{answer['model']}, {answer['time'] * 1e3:.0f} ms[/]", highlight=False)
+        page.print(Text.assemble((text, "dim"), (sentence["value"], "bold"), end="\n\n"))
+    page.print(f"[dim]{answer['model']}, {answer['time'] * 1e3:.0f} ms[/]", highlight=False)
+    if svg:
+        page.save_svg(str(svg), title=f'tercet complete "{text}"')

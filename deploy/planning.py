@@ -10,9 +10,9 @@ import subprocess
 from collections.abc import Callable, Mapping
 
 from shared.errors import StartError
-from shared.settings import ModelSpec, Settings
+from shared.settings import Settings
 from shared.slots import Model, Plan, lay_out, made_of, prepare_run_directory
-from workers.checkpoints import Checkpoint, CheckpointError, resolve, resolve_default
+from workers.checkpoints import Checkpoint, resolve, resolve_default
 
 MAX_SLOTS = 64
 Progress = Callable[[str, float], None]
@@ -30,13 +30,10 @@ def make_plan(
     devices = settings.devices or _seen_devices(environ)
     if settings.compute != "cpu":
         _check_devices(devices, environ)
-    try:
-        if settings.models:
-            found = [(resolve(spec.name, spec.source, on_progress=on_progress), spec.count) for spec in settings.models]
-        else:
-            found = [(resolve_default(on_progress=on_progress), ModelSpec("default").count)]
-    except CheckpointError as error:
-        raise StartError(str(error)) from error
+    if settings.models:
+        found = [(resolve(spec.name, spec.source, on_progress=on_progress), spec.count) for spec in settings.models]
+    else:
+        found = [(resolve_default(on_progress=on_progress), 1)]
     slots = lay_out(devices, [(checkpoint.name, count) for checkpoint, count in found], run_path, settings.max_batch)
     if len(slots) > MAX_SLOTS:
         raise StartError(

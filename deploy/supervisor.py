@@ -26,7 +26,7 @@ from rich.table import Table
 from deploy.planning import make_plan
 from shared.errors import StartError
 from shared.settings import Settings
-from shared.slots import DRAINING_FILE, PLAN_FILE, Plan, lock_run_directory, write_plan
+from shared.slots import DRAINING_FILE, PLAN_FILE, Plan, check_address_free, lock_run_directory, write_plan
 
 ROOT = Path(__file__).parent.parent
 ROLES = ("workers", "gateway")
@@ -77,6 +77,7 @@ class Supervisor:
         return 0
 
     def _prepare(self) -> Plan:
+        check_address_free(self._settings.bind)
         (self._run_path / DRAINING_FILE).unlink(missing_ok=True)
         with self._console.status("Looking for models …") as status:
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import socket
 import struct
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typing import IO
 import msgspec
 
 from shared.errors import StartError
-from shared.settings import MAX_SOCKET_PATH_BYTES, Settings
+from shared.settings import MAX_SOCKET_PATH_BYTES, Address, Settings
 
 PLAN_FILE = "plan.json"
 DRAINING_FILE = "draining"
@@ -145,6 +146,22 @@ def lock_run_directory(settings: Settings, name: str) -> IO[str]:
     lock.write(f"{os.getpid()}\n")
     lock.flush()
     return lock
+
+
+def check_address_free(address: Address) -> None:
+    """gunicorn would retry for five seconds, and then say less.
+
+    Raises:
+        StartError: nothing can listen at the address.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            raise StartError(
+                f"{address} cannot be listened on ({error.strerror}): set TERCET_BIND to another host:port."
+            ) from error
 
 
 def made_of(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:

@@ -66,7 +66,7 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
         self._is_draining = threading.Event()
         self._counters: Counter[str] = Counter()
         self.hangups = HangupWatcher()
-        self.tokenizer = Tokenizer.from_directory(Path(model.directory), model.vocab_size)
+        self._tokenizer: Tokenizer | None = None
         self.engine = Engine(config, self._load, on_change=self._announce, on_fatal=_exit_process)
         self.add_error_handler(TercetError, _render_error)
         self.add_error_handler(Exception, _render_unknown)
@@ -84,6 +84,16 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
         """
         self._age, self._num_failures, self._on_change = age, num_failures, on_change
         self.engine.start()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """
+        Raises:
+            NotReady: it is not loaded yet.
+        """
+        if self._tokenizer is None:
+            raise NotReady("The slot's model is not loaded yet.", retry_after_s=1)
+        return self._tokenizer
 
     @property
     def is_warm(self) -> bool:
@@ -157,12 +167,15 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
             log.warning("load_backoff", slot=self._slot.index, failures=self._num_failures, pause_s=pause_s)
             self._is_draining.wait(pause_s)
         start = time.monotonic()
+        # Here and not earlier: a worker that cannot even start would halt its master.
+        tokenizer = Tokenizer.from_directory(Path(self._model.directory), self._model.vocab_size)
         make = (
             partial(random_model, "medium" if self._model.name == "synthetic:medium" else "small")
             if self._model.source == "synthetic"
             else partial(load_model, Path(self._model.directory))
         )
-        loaded = make(device=self._config.device, dtype=self._config.dtype, progress=progress, tokenizer=self.tokenizer)
+        loaded = make(device=self._config.device, dtype=self._config.dtype, progress=progress, tokenizer=tokenizer)
+        self._tokenizer = tokenizer
         log.info("loaded", slot=self._slot.index, model=self._model.name, seconds=round(time.monotonic() - start, 2))
         return loaded
 

@@ -375,6 +375,7 @@ def _from_hub(name: str, repository: str, timeout_s: float, on_progress: Progres
     root = str(Path(__file__).parents[1])
     began = time.monotonic()
     timed_out = threading.Event()
+    patience: threading.Timer | None = None
     directory: Path | None = None
     with subprocess.Popen(
         [sys.executable, "-P", "-c", _CHILD, root, repository, str(timeout_s)],
@@ -388,16 +389,16 @@ def _from_hub(name: str, repository: str, timeout_s: float, on_progress: Progres
             timed_out.set()
             child.kill()
 
-        # At least a second, in case the child alone took most of the time to start.
-        patience = threading.Timer(max(timeout_s - (time.monotonic() - began), 1.0), give_up)
-        patience.daemon = True
         try:
             for message in _messages(child):
                 match message:
                     case {"asking": str()}:
                         on_progress("asking the model hub", 0.0)
+                        # At least a second, in case the child alone took most of the time to start.
+                        left_s = max(timeout_s - (time.monotonic() - began), 1.0)
+                        patience = threading.Timer(left_s, give_up)
                         patience.start()
-                    case {"answered": str()}:
+                    case {"answered": str()} if patience is not None:
                         patience.cancel()
                     case {"file": str(file), "fraction": float(fraction)}:
                         on_progress(file, fraction)
@@ -408,7 +409,8 @@ def _from_hub(name: str, repository: str, timeout_s: float, on_progress: Progres
                     case {"directory": str(path)}:
                         directory = Path(path)
         finally:
-            patience.cancel()
+            if patience is not None:
+                patience.cancel()
             _dismiss(child)
     if timed_out.is_set():
         raise _NotDelivered("no model hub answered", remedy)
