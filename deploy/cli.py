@@ -88,7 +88,7 @@ def show_settings(
     rows = Settings.table()
     if markdown:
         lines = ["| setting | default | unit | why |", "|---|---|---|---|"]
-        lines += [f"| `{name}` | {default} | {unit} | {why} |" for name, default, unit, why in rows]
+        lines += [f"| `{name}` | `{default}` | {unit} | {why} |" for name, default, unit, why in rows]
         sys.stdout.write("\n".join(lines) + "\n")
         return
     table = Table("setting", "default", "unit", "why", "now")

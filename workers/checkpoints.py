@@ -518,21 +518,18 @@ def _fetched(repository: str, timeout_s: float, say: Callable[..., None]) -> Pat
 def _list_files(repository: str, timeout_s: float) -> dict[str, int]:
     """Names and sizes (bytes; 0: not told) of the repository's files, as the hub lists them."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     try:
         info = HfApi().model_info(repository, timeout=timeout_s, files_metadata=True)
     except OfflineModeIsEnabled:
         raise _NotDelivered("the model hub is switched off (HF_HUB_OFFLINE)") from None
-    except RepositoryNotFoundError:
-        raise _NotDelivered(f"the model hub has no {repository}, or shows it only with a token (HF_TOKEN)") from None
     except HfHubHTTPError as error:
-        status = error.response.status_code
-        raise _NotDelivered(f"the model hub answered with status {status}") from error
+        if (status := error.response.status_code) in (401, 403, 404):
+            reason = f"the model hub has no {repository}, or shows it only with a token (HF_TOKEN)"
+        else:
+            reason = f"the model hub answered with status {status}"
+        raise _NotDelivered(reason) from error
     except ValueError as error:
         raise _NotDelivered("what answered is not a model hub (see HF_ENDPOINT)") from error
     except Exception as error:  # the client lets its transport's errors through

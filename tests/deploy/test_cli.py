@@ -1,0 +1,74 @@
+"""What the command line prints is what the README says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from deploy.planning import count_gpus, make_plan
+from shared.errors import StartError
+from shared.settings import ModelSpec, Settings
+from shared.slots import Plan
+
+ROOT = Path(__file__).parents[2]
+
+
+def tercet(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "deploy", *args],
+        cwd=ROOT, env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environ},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_the_readme_lists_the_settings_as_they_are() -> None:
+    done = tercet("settings", "--markdown")
+    assert done.stdout.strip() in (ROOT / "README.md").read_text()
+
+
+def test_settings_shows_what_is_set_and_refuses_what_is_wrong() -> None:
+    done = tercet("settings", TERCET_QUEUE="many", COLUMNS="200")
+    assert done.returncode == 1
+    assert "many" in done.stdout
+    assert "TERCET_QUEUE='many' must be a whole number" in done.stderr
+
+
+def test_plan_prints_what_both_pools_will_read(tmp_path: Path) -> None:
+    environ = {
+        "TERCET_RUN_DIR": str(tmp_path),
+        "TERCET_DEVICES": "cuda:0,cuda:1",
+        "TERCET_MODELS": "embedded*2,synthetic:small",
+        "TERCET_COMPUTE": "cpu",
+    }
+    done = tercet("plan", "--write", "--json", **environ)
+    plan = msgspec.json.decode(done.stdout, type=Plan)
+    assert [(slot.device, slot.model) for slot in plan.slots] == [
+        (device, model)
+        for device in ("cuda:0", "cuda:1")
+        for model in ("embedded", "embedded", "synthetic:small")
+    ]  # fmt: skip
+    assert msgspec.json.decode((tmp_path / "plan.json").read_bytes(), type=Plan) == plan
+    assert "cuda:1" in tercet("plan", **environ).stdout
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"), [("", 0), ("-1", 0), ("0", 1), ("3,1", 2), ("GPU-a,MIG-b", 2), ("0,-1,1", 1)]
+)
+def test_visible_devices_are_counted_as_cuda_reads_them(visible: str, expected: int) -> None:
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": visible}) == expected
+
+
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    settings = Settings(run_dir=tmp_path, devices=("cuda:0", "cuda:2"), models=(ModelSpec("embedded"),))
+    with pytest.raises(StartError, match="names cuda:2, but 2 GPUs can be seen"):
+        make_plan(settings, {"CUDA_VISIBLE_DEVICES": "0,1"})
+
+
+def test_too_many_workers_are_refused(tmp_path: Path) -> None:
+    settings = Settings(run_dir=tmp_path, devices=("cpu",), models=(ModelSpec("embedded", None, 65),))
+    with pytest.raises(StartError, match="65 workers"):
+        make_plan(settings, {})
