@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import httpx
 import msgspec
 import typer
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -26,6 +28,8 @@ from shared.telemetry import configure_logging
 
 cli = typer.Typer(no_args_is_help=True, add_completion=False, help="Three ways to go on, from your own machine.")
 RELOAD_POLL_S = 0.05
+# A picture that asks another host for its font tells that host who looks at it.
+_SVG_WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 out = Console()
 err = Console(stderr=True)
 
@@ -157,4 +161,4 @@ def complete(
         page.print(Text.assemble((text, "dim"), (sentence["value"], "bold"), end="\n\n"))
     page.print(f"[dim]{answer['model']}, {answer['time'] * 1e3:.0f} ms[/]", highlight=False)
     if svg:
-        page.save_svg(str(svg), title=f'tercet complete "{text}"')
+        page.save_svg(str(svg), title=f'tercet complete "{text}"', code_format=_SVG_WITHOUT_WEB_FONTS)
