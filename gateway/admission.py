@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -21,6 +22,8 @@ from shared.slots import Plan
 
 DOWN = State(state="down", reason="no answer from its worker yet")
 RETRY_AFTER_S = 1
+# More writers than this at once, and the oldest are forgotten: a prompt is then computed once more.
+MAX_DOCUMENTS = 10_000
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +32,7 @@ class _Waiter:
     num_branches: int
     avoid: Collection[int]
     is_retry: bool
+    document: int | None
     granted: list[int] | None = None
     refused: NotReady | None = None
     woken: threading.Event = field(default_factory=threading.Event)
@@ -45,6 +49,8 @@ class Admission:
         self._states: list[State] = [DOWN for _ in plan.slots]
         self._in_flight = [0 for _ in plan.slots]
         self._waiters: list[_Waiter] = []
+        # Where a document's last branches went, the longest unused first.
+        self._remembers: OrderedDict[int, int] = OrderedDict()
 
     def update(self, index: int, state: State) -> None:
         """Take note of what a slot's worker says of itself, or that it says nothing any more."""
@@ -75,6 +81,7 @@ class Admission:
         *,
         avoid: Collection[int] = (),
         is_retry: bool = False,
+        document: int | None = None,
     ) -> list[int]:
         """Wait for room for branches that start together; each slot returned must be released once.
 
@@ -83,6 +90,7 @@ class Admission:
 
         Args:
             deadline: of `time.monotonic()`.
+            document: a number that requests for the same document share, so that they meet their cached prompt.
 
         Raises:
             Overloaded: too many branches wait already.
@@ -92,7 +100,7 @@ class Admission:
         with self._lock:
             warm = self._views(model)
             wave = min(num_branches, largest_wave(warm, self._policy)) if warm else num_branches
-            waiter = _Waiter(model, wave, avoid, is_retry)
+            waiter = _Waiter(model, wave, avoid, is_retry, document)
             if is_retry:
                 self._waiters.insert(0, waiter)
             else:
@@ -142,9 +150,11 @@ class Admission:
             if waiter.model in held_up:
                 continue
             failed = self._why_failed(waiter.model)
-            slots = None if failed else place(
-                self._views(waiter.model), waiter.num_branches, self._policy, waiter.avoid
-            )  # fmt: skip
+            prefer = None if waiter.document is None else self._remembers.get(waiter.document)
+            slots = None
+            if failed is None:
+                views = self._views(waiter.model)
+                slots = place(views, waiter.num_branches, self._policy, waiter.avoid, prefer)
             if failed is None and slots is None:
                 held_up.add(waiter.model)
                 continue
@@ -153,9 +163,18 @@ class Admission:
                 waiter.refused = NotReady(f"{waiter.model} could not be loaded: {failed}", retry_after_s=RETRY_AFTER_S)
             else:
                 waiter.granted = slots
+                self._remember(waiter.document, slots[0])
                 for index in slots:
                     self._in_flight[index] += 1
             waiter.woken.set()
+
+    def _remember(self, document: int | None, slot: int) -> None:
+        if document is None:
+            return
+        self._remembers[document] = slot
+        self._remembers.move_to_end(document)
+        if len(self._remembers) > MAX_DOCUMENTS:
+            self._remembers.popitem(last=False)
 
     def _why_failed(self, model: str) -> str | None:
         """The reason, if every slot of a model has failed to load; waiting for them would be in vain."""

@@ -47,6 +47,7 @@ class Ask:
     branches: Sequence[Branch]
     deadline: float
     session: str | None = None
+    document: int | None = None
 
 
 class Fanout:
@@ -64,7 +65,7 @@ class Fanout:
         Raises:
             Overloaded, NotReady, DeadlineExceeded: from the reservation; nothing was started.
         """
-        slots = self._admission.reserve(ask.model, len(ask.branches), ask.deadline)
+        slots = self._admission.reserve(ask.model, len(ask.branches), ask.deadline, document=ask.document)
         run = Run(ask)
         for position, branch in enumerate(ask.branches):
             slot = slots[position] if position < len(slots) else None

@@ -36,20 +36,32 @@ class SlotView:
         return (self.in_flight + extra) * (self.ms_per_token or 1.0)
 
 
+# A document stays where it is remembered while that slot is at most so many times as loaded as the best one.
+STAY_FACTOR = 2.0
+
+
 def place(
-    slots: Sequence[SlotView], num_branches: int, policy: Placement, avoid: Collection[int] = ()
+    slots: Sequence[SlotView],
+    num_branches: int,
+    policy: Placement,
+    avoid: Collection[int] = (),
+    prefer: int | None = None,
 ) -> list[int] | None:
     """Slot indices for the branches, in branch order, or None while they do not fit together.
 
     Args:
         slots: warm slots that hold the model asked for.
         avoid: slots that just failed this request; taken only where there is no other.
+        prefer: the slot that remembers this document's last prompt; taken unless it is busy.
     """
     slots = [slot for slot in slots if slot.index not in avoid] or slots
     if policy != "spread":
         roomy = [slot for slot in slots if slot.room() >= num_branches]
         if roomy:
             best = min(roomy, key=lambda slot: (slot.load(num_branches), slot.index))
+            for slot in roomy:
+                if slot.index == prefer and slot.load(num_branches) <= STAY_FACTOR * best.load(num_branches):
+                    best = slot
             return [best.index] * num_branches
         if policy == "pack":
             return None

@@ -29,6 +29,7 @@ from shared.schemas import (
 from shared.slots import DRAINING_FILE, Model, Plan
 
 DEFAULT_MAX_TOKENS = 256
+DOCUMENT_CHARS = 200
 _encode = msgspec.json.Encoder().encode
 
 
@@ -100,6 +101,7 @@ class AutocompleteResource:
             ],
             deadline=start + (request.max_time or self._timeout_s),
             session=request.session,
+            document=_document(request),
         )
 
     def _model(self, name: str | None) -> Model:
@@ -111,6 +113,16 @@ class AutocompleteResource:
                 fields=(FieldError("model_size", f"must be one of: {served}"),),
             )
         return self._models[name]
+
+
+def _document(request: AutocompleteRequest) -> int | None:
+    """What tells a document from others: its session, else its beginning, which stays while its end is typed.
+
+    A short one without a session has no such thing, nor a prompt worth remembering. `hash` is salted by process.
+    """
+    if request.session is not None:
+        return hash(("session", request.session))
+    return hash(request.context[:DOCUMENT_CHARS]) if len(request.context) >= DOCUMENT_CHARS else None
 
 
 def _sampling(request: AutocompleteRequest, branch: int) -> Sampling:

@@ -41,6 +41,7 @@ from workers.engine.engine import Engine, EngineConfig, EngineFull, EngineNotRea
 from workers.engine.gpt2 import LoadedModel, load_model, random_model
 from workers.engine.sequence import Finished, Generation, GenerationRequest, SamplingParams
 from workers.engine.tokens import Detokenizer, Tokenizer
+from workers.engine.window import encode_window
 
 STATE_PERIOD_S = 0.5
 MAX_BACKOFF_S = 30.0
@@ -227,7 +228,7 @@ class GenerateResource:
         if ask.prompt_ids is not None:
             return ask.prompt_ids[-ask.max_prompt_tokens :] if ask.max_prompt_tokens else ask.prompt_ids
         if ask.max_prompt_tokens:
-            return self._app.tokenizer.encode_tail(ask.prompt or "", ask.max_prompt_tokens)
+            return encode_window(ask.prompt or "", ask.max_prompt_tokens, self._app.tokenizer.encode)
         return self._app.tokenizer.encode(ask.prompt or "")
 
     def _lines(

@@ -125,6 +125,15 @@ def test_a_model_that_failed_to_load_everywhere_is_refused_at_once_with_the_reas
         admission.reserve("small", 3, soon())
 
 
+def test_a_document_returns_to_its_slot() -> None:
+    admission = make([("small", 2)])
+    assert admission.reserve("small", 3, soon()) == [0, 0, 0]
+    assert admission.reserve("small", 3, soon(), document=77) == [1, 1, 1]
+    for slot in (0, 0, 0, 1, 1, 1):
+        admission.release(slot)
+    assert admission.reserve("small", 3, soon(), document=77) == [1, 1, 1]
+
+
 def test_a_retry_goes_before_the_queue_and_past_its_bound() -> None:
     admission = make([("small", 1)], queue=1)
     admission.reserve("small", 3, soon())

@@ -41,6 +41,14 @@ def test_a_slot_that_failed_is_taken_only_where_there_is_no_other() -> None:
     assert place([view(0)], 1, "auto", avoid={0}) == [0]
 
 
+def test_a_document_goes_where_it_is_remembered_unless_that_is_busy() -> None:
+    assert place([view(0), view(1)], 3, "auto", prefer=1) == [1, 1, 1]
+    assert place([view(0), view(1, 3)], 3, "auto", prefer=1) == [1, 1, 1]
+    assert place([view(0, max_batch=12), view(1, 6, 12)], 3, "auto", prefer=1) == [0, 0, 0]
+    assert place([view(0), view(1, 4)], 3, "auto", prefer=1) == [0, 0, 0]
+    assert place([view(0), view(1)], 3, "auto", avoid={1}, prefer=1) == [0, 0, 0]
+
+
 @pytest.mark.parametrize("policy", ["auto", "pack", "spread"])
 def test_nothing_is_placed_beyond_the_batch(policy: str) -> None:
     assert place([view(0, 6), view(1, 5)], 2, policy) is None  # type: ignore[arg-type]
