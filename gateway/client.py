@@ -132,9 +132,15 @@ class SlotClient:
         """Close idle connections; calls under way are not ended by it."""
         self._client.close()
 
-    def call(self, request: GenerateRequest, deadline: float) -> Call:
-        """A call that is not begun yet. `deadline` of `time.monotonic()`."""
-        return Call(self._client, request, self._ack_s, deadline)
+    def call(self, request: GenerateRequest, deadline: float, attempt: int = 1) -> Call:
+        """A call that is not begun yet.
+
+        Args:
+            deadline: of `time.monotonic()`.
+            attempt: each later one waits twice as long to be acknowledged: where every slot is late, the machine is
+                busy, and to hurry would only lose the work.
+        """
+        return Call(self._client, request, self._ack_s * 2 ** (attempt - 1), deadline)
 
     def states(self) -> Iterator[State]:
         """The worker's state, line by line, until it ends the stream, dies or falls silent.

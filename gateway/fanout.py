@@ -95,7 +95,7 @@ class Fanout:
                 [slot] = self._admission.reserve(ask.model, 1, ask.deadline, avoid=failed_on, is_retry=True)
             outcome = "ok"
             try:
-                done = self._call(run, branch, slot)
+                done = self._call(run, branch, slot, attempt)
                 return BranchResult(branch.index, branch.seed, slot, ask.model, done, time.monotonic() - start)
             except BranchError as error:
                 outcome = error.code
@@ -109,7 +109,7 @@ class Fanout:
             slot = None
         raise AssertionError("the last attempt returns")
 
-    def _call(self, run: Run, branch: Branch, slot: int) -> Done:
+    def _call(self, run: Run, branch: Branch, slot: int, attempt: int) -> Done:
         ask = run.ask
         left_s = ask.deadline - time.monotonic() - RETURN_MARGIN_S
         if left_s <= 0:
@@ -124,7 +124,7 @@ class Fanout:
             session=ask.session,
             request_id=ask.request_id,
         )
-        call = self._clients[slot].call(request, ask.deadline)
+        call = self._clients[slot].call(request, ask.deadline, attempt)
         done: Done | None = None
         with run.calling(branch.index, call):
             for line in call.lines():
