@@ -89,6 +89,7 @@ class Tercet:
 
     def stop(self) -> int:
         """As Ctrl-C does; its exit code."""
+        self.client.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         return self.process.wait(timeout=40)
@@ -130,5 +131,4 @@ def running(base: Path, **settings: str) -> Iterator[Tercet]:
         sys.stderr.write(tercet.log()[-6000:])
         raise
     finally:
-        tercet.client.close()
         assert tercet.stop() == 0

@@ -224,7 +224,6 @@ def test_a_dead_supervisor_takes_everything_with_it(short_tmp_path: Path) -> Non
     tercet.start()  # and what it left behind is in nobody's way
     tercet.wait_until_warm()
     assert tercet.stop() == 0
-    tercet.client.close()
 
 
 def test_a_dead_master_is_restarted(short_tmp_path: Path) -> None:
