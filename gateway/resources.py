@@ -54,16 +54,19 @@ class AutocompleteResource:
         merged = merge([outcome for outcome in outcomes if isinstance(outcome, BranchResult)], failures)
         if not merged.sentences:
             raise _nothing(merged.failures)
-        resp.data = _encode(
-            AutocompleteResponse(
-                id=ask.request_id,
-                model=ask.model,
-                sentences=merged.sentences,
-                time=round(time.monotonic() - start, 4),
-                partial=merged.is_partial,
-                errors=merged.failures,
+        resp.data = (
+            _encode(
+                AutocompleteResponse(
+                    id=ask.request_id,
+                    model=ask.model,
+                    sentences=merged.sentences,
+                    time=round(time.monotonic() - start, 4),
+                    partial=merged.is_partial,
+                    errors=merged.failures,
+                )
             )
-        )
+            + b"\n"
+        )  # for whoever reads it in a terminal
         best = max(merged.sentences, key=lambda sentence: sentence.time)
         req.context.timing = {
             "queue": best.queue_ms, "prefill": best.prefill_ms, "decode": best.decode_ms,

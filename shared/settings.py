@@ -171,7 +171,7 @@ class Settings:
         "where the gateway listens; loopback, because anyone who reaches it may use it",
     )  # fmt: skip
     run_dir: Path | None = _setting(
-        None, _path, "<temporary dir>/tercet-<uid>/<port>", "directory",
+        None, _path, "<temporary dir>/tercet-<uid>-<port>", "directory",
         "sockets, plan, locks; one per running instance, so that two live side by side",
     )  # fmt: skip
     devices: tuple[str, ...] = _setting(
@@ -276,7 +276,7 @@ class Settings:
         """The run directory, absolute; not made yet."""
         if self.run_dir is not None:
             return self.run_dir
-        return Path(tempfile.gettempdir()) / f"tercet-{os.getuid()}" / str(self.bind.port)
+        return Path(tempfile.gettempdir()) / f"tercet-{os.getuid()}-{self.bind.port}"
 
     def allows_host(self, host: str) -> bool:
         """Whether a `Host` header names this server.
