@@ -11,15 +11,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 from gateway.placement import SlotView, largest_wave, place
-from shared.errors import DeadlineExceeded, NotReady, Overloaded
+from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, TercetError
 from shared.schemas import State
 from shared.settings import Placement
 from shared.slots import Plan
 
+Cancelling = Callable[[Callable[[], None]], AbstractContextManager[None]]
 DOWN = State(state="down", reason="no answer from its worker yet")
 RETRY_AFTER_S = 1
 # More writers than this at once, and the oldest are forgotten: a prompt is then computed once more.
@@ -34,7 +37,7 @@ class _Waiter:
     is_retry: bool
     document: int | None
     granted: list[int] | None = None
-    refused: NotReady | None = None
+    refused: TercetError | None = None
     woken: threading.Event = field(default_factory=threading.Event)
 
 
@@ -82,6 +85,7 @@ class Admission:
         avoid: Collection[int] = (),
         is_retry: bool = False,
         document: int | None = None,
+        cancelling: Cancelling = lambda _cancel: nullcontext(),
     ) -> list[int]:
         """Wait for room for branches that start together; each slot returned must be released once.
 
@@ -91,16 +95,16 @@ class Admission:
         Args:
             deadline: of `time.monotonic()`.
             document: a number that requests for the same document share, so that they meet their cached prompt.
+            cancelling: holds, while the block runs, what to call for the waiting to be given up.
 
         Raises:
+            ClientGone: it was given up.
             Overloaded: too many branches wait already.
             NotReady: every slot of this model has failed to load.
             DeadlineExceeded: no room came in time.
         """
         with self._lock:
-            warm = self._views(model)
-            wave = min(num_branches, largest_wave(warm, self._policy)) if warm else num_branches
-            waiter = _Waiter(model, wave, avoid, is_retry, document)
+            waiter = _Waiter(model, num_branches, avoid, is_retry, document)
             if is_retry:
                 self._waiters.insert(0, waiter)
             else:
@@ -113,7 +117,8 @@ class Admission:
                     "try again shortly.",
                     retry_after_s=RETRY_AFTER_S,
                 )
-        waiter.woken.wait(max(0.0, deadline - time.monotonic()))
+        with cancelling(partial(self._withdraw, waiter)):
+            waiter.woken.wait(max(0.0, deadline - time.monotonic()))
         with self._lock:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
@@ -132,6 +137,14 @@ class Admission:
         with self._lock:
             self._in_flight[index] -= 1
             self._grant()
+
+    def _withdraw(self, waiter: _Waiter) -> None:
+        with self._lock:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+                waiter.refused = ClientGone("Cancelled while it waited for room.")
+                self._grant()
+        waiter.woken.set()
 
     def _num_waiting(self) -> int:
         return sum(waiter.num_branches for waiter in self._waiters if not waiter.is_retry)
@@ -154,7 +167,8 @@ class Admission:
             slots = None
             if failed is None:
                 views = self._views(waiter.model)
-                slots = place(views, waiter.num_branches, self._policy, waiter.avoid, prefer)
+                wave = min(waiter.num_branches, largest_wave(views, self._policy))
+                slots = place(views, wave, self._policy, waiter.avoid, prefer) if views else None
             if failed is None and slots is None:
                 held_up.add(waiter.model)
                 continue

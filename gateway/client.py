@@ -57,6 +57,8 @@ class Call:
         Raises:
             BranchError: unreachable, not acknowledged in time, refused, broken off, or not understood.
         """
+        if self._is_cancelled:
+            raise BranchError("cancelled", "Cancelled.", is_retryable=False)
         is_acknowledged = False
         request = self._client.build_request(
             "POST",

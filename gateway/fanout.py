@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gateway.admission import Admission
-from gateway.client import BranchError, Call, SlotClient
+from gateway.client import BranchError, SlotClient
 from gateway.merge import BranchResult
 from gateway.metrics import Metrics
-from shared.errors import TercetError
+from shared.errors import Superseded, TercetError
 from shared.schemas import BranchFailure, Done, GenerateRequest, Group, Sampling
 
 MAX_ATTEMPTS = 3
+# Refusals that pass: a sequence that was cancelled leaves its worker a step later than it leaves the gateway.
+MOMENTARY = frozenset({"slot_full", "not_ready"})
+RETRY_PAUSE_S = 0.025
 # The worker is given this much less than what is left, so that what it has by then arrives in time.
 RETURN_MARGIN_S = 0.005
 # How long past the deadline an answer that is on its way is waited for.
@@ -59,18 +62,20 @@ class Fanout:
         self._metrics = metrics
         self._executor = ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix="branch")
 
-    def begin(self, ask: Ask) -> Run:
-        """Reserve room and start the branches.
+    def carry_out(self, run: Run) -> list[BranchResult | BranchFailure]:
+        """Reserve room, run the branches, and wait for what they bring by the deadline or until `run` is cancelled.
 
         Raises:
-            Overloaded, NotReady, DeadlineExceeded: from the reservation; nothing was started.
+            Overloaded, NotReady, DeadlineExceeded, ClientGone: from the reservation; nothing was started.
         """
-        slots = self._admission.reserve(ask.model, len(ask.branches), ask.deadline, document=ask.document)
-        run = Run(ask)
+        ask = run.ask
+        slots = self._admission.reserve(
+            ask.model, len(ask.branches), ask.deadline, document=ask.document, cancelling=run.cancelling
+        )
         for position, branch in enumerate(ask.branches):
             slot = slots[position] if position < len(slots) else None
             self._executor.submit(self._run_branch, run, branch, slot)
-        return run
+        return run.wait()
 
     def _run_branch(self, run: Run, branch: Branch, slot: int | None) -> None:
         start = time.monotonic()
@@ -92,7 +97,9 @@ class Fanout:
         failed_on: set[int] = set()
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if slot is None:
-                [slot] = self._admission.reserve(ask.model, 1, ask.deadline, avoid=failed_on, is_retry=True)
+                [slot] = self._admission.reserve(
+                    ask.model, 1, ask.deadline, avoid=failed_on, is_retry=True, cancelling=run.cancelling
+                )
             outcome = "ok"
             try:
                 done = self._call(run, branch, slot, attempt)
@@ -102,6 +109,8 @@ class Fanout:
                 is_last = attempt == MAX_ATTEMPTS or not error.is_retryable or run.is_over
                 if is_last:
                     return BranchFailure(branch=branch.index, code=error.code, detail=error.detail)
+                if error.code in MOMENTARY:
+                    run.pause(RETRY_PAUSE_S * 4 ** (attempt - 1))
             finally:
                 self._admission.release(slot)
                 self._metrics.branches.labels(slot=str(slot), outcome=outcome).inc()
@@ -126,7 +135,7 @@ class Fanout:
         )
         call = self._clients[slot].call(request, ask.deadline, attempt)
         done: Done | None = None
-        with run.calling(branch.index, call):
+        with run.cancelling(call.cancel):
             for line in call.lines():
                 if isinstance(line, Done):
                     done = line
@@ -142,12 +151,13 @@ class Run:
         self.ask = ask
         self._changed = threading.Condition()
         self._outcomes: list[BranchResult | BranchFailure] = []
-        self._calls: dict[int, Call] = {}
+        self._cancels: list[Callable[[], None]] = []
         self._is_cancelled = False
+        self.ended_by: TercetError | None = None
 
     @property
     def is_over(self) -> bool:
-        """Whether a branch's result would still be wanted."""
+        """Whether no branch's result would be wanted any more."""
         return self._is_cancelled or time.monotonic() >= self.ask.deadline
 
     def wait(self) -> list[BranchResult | BranchFailure]:
@@ -168,14 +178,21 @@ class Run:
         ]
         return outcomes + late
 
-    def cancel(self) -> None:
-        """End every branch that is under way; a waiting `wait` returns."""
+    def cancel(self, reason: TercetError | None = None) -> None:
+        """End every branch that waits or is under way; a waiting `wait` returns. The first reason counts."""
         with self._changed:
+            if self.ended_by is None and not self._is_cancelled:
+                self.ended_by = reason
             self._is_cancelled = True
-            calls = list(self._calls.values())
+            cancels = list(self._cancels)
             self._changed.notify_all()
-        for call in calls:
-            call.cancel()
+        for cancel in cancels:
+            cancel()
+
+    def pause(self, seconds: float) -> None:
+        """Wait, unless the run is cancelled meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_cancelled, timeout=seconds)
 
     def report(self, outcome: BranchResult | BranchFailure) -> None:
         with self._changed:
@@ -183,15 +200,42 @@ class Run:
             self._changed.notify_all()
 
     @contextmanager
-    def calling(self, branch: int, call: Call) -> Iterator[None]:
-        """A block in which `cancel` ends this call."""
+    def cancelling(self, cancel: Callable[[], None]) -> Iterator[None]:
+        """A block that ends early, by `cancel`, when the run is cancelled (at once if it is already)."""
         with self._changed:
-            self._calls[branch] = call
+            self._cancels.append(cancel)
             is_cancelled = self._is_cancelled
         if is_cancelled:
-            call.cancel()
+            cancel()
         try:
             yield
         finally:
             with self._changed:
-                del self._calls[branch]
+                self._cancels.remove(cancel)
+
+
+class Sessions:
+    """The newest run of each session; a newer one ends the older at once, wherever that is."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._newest: dict[str, Run] = {}
+
+    @contextmanager
+    def newest(self, run: Run) -> Iterator[None]:
+        """While the block runs, `run` is its session's newest, until a newer one comes."""
+        session = run.ask.session
+        if session is None:
+            yield
+            return
+        with self._lock:
+            older = self._newest.get(session)
+            self._newest[session] = run
+        if older is not None:
+            older.cancel(Superseded("A newer request of this session came.", headers={"x-should-retry": "false"}))
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._newest.get(session) is run:
+                    del self._newest[session]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,10 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.admission import RETRY_AFTER_S, Admission
-from gateway.fanout import Ask, Branch, Fanout
+from gateway.fanout import Ask, Branch, Fanout, Run, Sessions
 from gateway.merge import BranchResult, merge
 from gateway.metrics import Metrics
-from shared.errors import DeadlineExceeded, FieldError, InvalidRequest, NoCompletion, UnknownModel
+from shared.errors import ClientGone, DeadlineExceeded, FieldError, InvalidRequest, NoCompletion, UnknownModel
 from shared.hangups import HangupWatcher
 from shared.schemas import (
     ALIASES,
@@ -40,6 +42,7 @@ class AutocompleteResource:
         self._models = {model.name: model for model in plan.models}
         self._default_model = plan.slots[0].model
         self._fanout = fanout
+        self._sessions = Sessions()
         self._hangups = hangups
         self._timeout_s = timeout_s
 
@@ -47,9 +50,17 @@ class AutocompleteResource:
         start = time.monotonic()
         request = parse_request(req.bounded_stream.read(), AutocompleteRequest, ALIASES)
         ask = self._ask(request, req.context.id, start)
-        run = self._fanout.begin(ask)
-        with self._hangups.watching(req.env.get("gunicorn.socket"), run.cancel):
-            outcomes = run.wait()
+        run = Run(ask)
+        gone = partial(run.cancel, ClientGone("The client hung up before its answer was ready."))
+        outcomes: list[BranchResult | BranchFailure] = []
+        with (
+            self._sessions.newest(run),
+            self._hangups.watching(req.env.get("gunicorn.socket"), gone),
+            suppress(ClientGone),  # told below, by the reason
+        ):
+            outcomes = self._fanout.carry_out(run)
+        if run.ended_by is not None:
+            raise run.ended_by
         failures = [outcome for outcome in outcomes if isinstance(outcome, BranchFailure)]
         merged = merge([outcome for outcome in outcomes if isinstance(outcome, BranchResult)], failures)
         if not merged.sentences:

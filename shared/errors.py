@@ -4,13 +4,13 @@ This module knows how an error is told to a caller (RFC 9457 problem details), n
 A dialect may render the same error in its own shape.
 
     TercetError
-    ├── InvalidJson 400             ├── NotReady 503
-    ├── ForbiddenOrigin 403         ├── SlotFull 503
-    ├── NotFound 404                ├── Overloaded 503
-    ├── MethodNotAllowed 405        ├── NoCompletion 503
-    ├── LengthRequired 411          └── DeadlineExceeded 504
-    ├── BodyTooLarge 413
-    ├── UnknownHost 421
+    ├── InvalidJson 400             ├── Superseded 409
+    ├── ForbiddenOrigin 403         ├── ClientGone 499
+    ├── NotFound 404                ├── NotReady 503
+    ├── MethodNotAllowed 405        ├── SlotFull 503
+    ├── LengthRequired 411          ├── Overloaded 503
+    ├── BodyTooLarge 413            ├── NoCompletion 503
+    ├── UnknownHost 421             └── DeadlineExceeded 504
     └── InvalidRequest 422
         └── UnknownModel 422
     StartError                      (never sent: one sentence that stops a start)
@@ -98,6 +98,10 @@ class MethodNotAllowed(TercetError):
     status, code, title = 405, "method_not_allowed", "This path does not take this method"
 
 
+class Superseded(TercetError):
+    status, code, title = 409, "superseded", "A newer request of the same session took its place"
+
+
 class LengthRequired(TercetError):
     status, code, title = 411, "length_required", "The body's length is needed"
 
@@ -116,6 +120,12 @@ class InvalidRequest(TercetError):
 
 class UnknownModel(InvalidRequest):
     code, title = "unknown_model", "That model is not served here"
+
+
+class ClientGone(TercetError):
+    """Nobody reads this answer; the status, nginx's, is for logs and metrics."""
+
+    status, code, title = 499, "client_gone", "The client hung up"
 
 
 class NotReady(TercetError):
