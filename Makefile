@@ -18,12 +18,13 @@ endif
 
 PIP_INSTALL = $(VENV)/bin/python -m pip install $$(test -t 1 || echo --quiet) -c $(CUDA_PINS)
 
-.PHONY: help serve test lint format setup lock clean
+.PHONY: help serve test bench lint format setup lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make serve    set up what is missing, then serve (Ctrl-C stops)'
 	@echo 'make test     set up what is missing, then run the tests (ARGS="-k name" chooses)'
+	@echo 'make bench    measure (BENCH=http: the gateway under load; ARGS="--only engine" chooses)'
 	@echo 'make lint     ruff and mypy, as CI runs them'
 	@echo 'make format   let ruff rewrite what it can'
 	@echo 'make setup    only set up, for serving and developing'
@@ -37,6 +38,9 @@ serve: $(SERVE)
 
 test: $(DEV)
 	@exec $(VENV)/bin/python -m pytest $(ARGS)
+
+bench: $(DEV)
+	@exec $(VENV)/bin/tercet bench $(or $(BENCH),engine) $(ARGS)
 
 lint: $(DEV)
 	@$(VENV)/bin/ruff check

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from deploy.bench.cli import bench
 from deploy.planning import make_plan
 from deploy.supervisor import Supervisor
 from shared.errors import StartError
@@ -27,6 +28,7 @@ from shared.slots import Plan, made_of, read_plan, write_plan
 from shared.telemetry import configure_logging
 
 cli = typer.Typer(no_args_is_help=True, add_completion=False, help="Three ways to go on, from your own machine.")
+cli.add_typer(bench, name="bench")
 RELOAD_POLL_S = 0.05
 # A picture that asks another host for its font tells that host who looks at it.
 _SVG_WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)

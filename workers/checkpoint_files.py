@@ -1,0 +1,246 @@
+"""Which files make a GPT-2 checkpoint, and whether those in a directory fit together.
+
+It reads sizes, never weights, unpickles nothing and runs no code that comes with a checkpoint. It knows
+neither hub nor plan.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from shared.errors import StartError
+
+Shape = list[int]
+
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+DTYPES = ("F64", "F32", "F16", "BF16")
+# The limit that the safetensors library keeps.
+MAX_HEADER_BYTES = 100_000_000
+
+
+class CheckpointError(StartError):
+    """A checkpoint cannot be served; the message is one sentence that says why and what to do."""
+
+
+class Incomplete(CheckpointError):
+    """Files are missing or `damaged`: fetching them again may help."""
+
+    def __init__(self, message: str, damaged: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.damaged = damaged
+
+
+def inspect(directory: Path) -> tuple[int, int]:
+    """Positions and vocabulary of the checkpoint in `directory`, once all of it fits together.
+
+    Raises:
+        Incomplete: files are missing or damaged.
+        CheckpointError: it will never be served as it is.
+    """
+    try:
+        files = [path.name for path in directory.iterdir()]
+        # First, so that what is no GPT-2 at all is refused for that.
+        config = read_config(directory) if "config.json" in files else {}
+        check_files(str(directory), files)
+        _check_weights(directory, config)
+        _check_tokenizer(directory, config["vocab_size"])
+    except OSError as error:
+        raise CheckpointError(
+            f"{directory} cannot be read ({error.strerror or error}): let the user that Tercet runs as read it."
+        ) from error
+    return config["n_positions"], config["vocab_size"]
+
+
+def check_files(place: str, files: Collection[str]) -> None:
+    """Refuses a checkpoint that lacks files, or has its weights only as pickles.
+
+    `files` lie in `place`, which transformers can load: a directory, or a repository of the hub.
+
+    Raises:
+        Incomplete: as described.
+    """
+    pickles = sorted(file for file in files if file.endswith(PICKLES))
+    has_weights = any(file.endswith(".safetensors") and "/" not in file for file in files)
+    if pickles and not has_weights:
+        converted = f"{Path(place).name}-safetensors"
+        code = (
+            "from transformers import AutoModelForCausalLM as Model, AutoTokenizer as Tokenizer; "
+            f"[each.from_pretrained({place!r}).save_pretrained({converted!r}) "
+            "for each in (Model, Tokenizer)]"
+        )
+        raise Incomplete(
+            f"{place} has its weights only as a pickle ({pickles[0]}), which can run code when it "
+            "is read, so Tercet reads safetensors only: if you trust it, convert it with "
+            f"{shlex.join([sys.executable, '-c', code])} and serve the directory ./{converted}."
+        )
+    missing = [] if "config.json" in files else ["config.json"]
+    if not has_weights:
+        missing.append(WHOLE)
+    if "tokenizer.json" not in files and not {"vocab.json", "merges.txt"} <= set(files):
+        missing.append("tokenizer.json (or vocab.json and merges.txt)")
+    if missing:
+        raise Incomplete(f"{place} lacks {', '.join(missing)}: name one that holds them all.")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise Incomplete(
+            f"{path} is damaged, it is not JSON ({error}): copy or download it again.", (path.name,)
+        ) from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object: copy the right file there.")
+    return values
+
+
+def read_config(directory: Path) -> dict[str, int]:
+    """The sizes in config.json: n_positions, n_embd, n_layer, n_inner and vocab_size."""
+    path = directory / "config.json"
+    config = _read_json(path)
+    if "auto_map" in config:
+        raise CheckpointError(
+            f"{path} asks to run code that comes with the checkpoint (auto_map), and Tercet never "
+            "does: serve a checkpoint of the plain GPT-2 architecture."
+        )
+    if (architecture := config.get("model_type")) != "gpt2":
+        raise CheckpointError(
+            f"{path} describes the architecture {architecture!r}, and Tercet serves GPT-2 only: "
+            'name a checkpoint whose model_type is "gpt2".'
+        )
+    width = config.get("n_embd")
+    sizes = {
+        "vocab_size": config.get("vocab_size"),
+        "n_positions": config.get("n_positions", config.get("n_ctx")),
+        "n_embd": width,
+        "n_layer": config.get("n_layer"),
+        "n_inner": config.get("n_inner") or (4 * width if isinstance(width, int) else None),
+    }
+    checked = {key: value for key, value in sizes.items() if isinstance(value, int) and value > 0}
+    if wrong := sizes.keys() - checked.keys():
+        raise CheckpointError(
+            f"{path} gives no usable {', '.join(sorted(wrong))}: use the config.json that was saved with the weights."
+        )
+    return checked
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """Where the engine reads weights: the files an index names, else one, else all there are."""
+    if (index := directory / INDEX).is_file():
+        named = _read_json(index).get("weight_map")
+        files = set(named.values()) if isinstance(named, dict) else set()
+        if not files or any(Path(str(file)).name != file for file in files):
+            raise CheckpointError(f"{index} does not name weight files beside it: save the checkpoint again.")
+        return [directory / file for file in sorted(files)]
+    whole = directory / WHOLE
+    return [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
+
+
+def _check_weights(directory: Path, config: Mapping[str, int]) -> None:
+    held: dict[str, tuple[str, Shape]] = {}
+    for path in _weight_files(directory):
+        if not path.is_file():
+            raise Incomplete(f"{path}, which {INDEX} names, is missing: copy all files there.")
+        held |= _read_header(path)
+    expected = _expected_shapes(config)
+    if absent := [name for name in expected if name not in held]:
+        more = f" and {len(absent) - 1} more weights" if len(absent) > 1 else ""
+        raise CheckpointError(
+            f"The weights in {directory} lack {absent[0]}{more} that config.json asks for: "
+            "save the model again together with its own config.json."
+        )
+    for name, shape in expected.items():
+        dtype, found = held[name]
+        if found != shape or dtype not in DTYPES:
+            raise CheckpointError(
+                f"In {directory}, {name} is {dtype} {found} where config.json asks for {shape} in "
+                f"{' or '.join(DTYPES)}: save the model again together with its own config.json."
+            )
+
+
+def _expected_shapes(config: Mapping[str, int]) -> dict[str, Shape]:
+    """The shape of every weight of a GPT-2, linear layers as Conv1D keeps them: [in, out]."""
+    width, inner = config["n_embd"], config["n_inner"]
+    shapes: dict[str, Shape] = {
+        "wte.weight": [config["vocab_size"], width],
+        "wpe.weight": [config["n_positions"], width],
+        "ln_f.weight": [width],
+        "ln_f.bias": [width],
+    }
+    linear = {
+        "attn.c_attn": (width, 3 * width),
+        "attn.c_proj": (width, width),
+        "mlp.c_fc": (width, inner),
+        "mlp.c_proj": (inner, width),
+    }
+    for layer in range(config["n_layer"]):
+        for norm in ("ln_1", "ln_2"):
+            shapes[f"h.{layer}.{norm}.weight"] = shapes[f"h.{layer}.{norm}.bias"] = [width]
+        for name, (num_in, num_out) in linear.items():
+            shapes[f"h.{layer}.{name}.weight"] = [num_in, num_out]
+            shapes[f"h.{layer}.{name}.bias"] = [num_out]
+    return shapes
+
+
+def _read_header(path: Path) -> dict[str, tuple[str, Shape]]:
+    """Dtype and shape of every tensor in a safetensors file, by name without `transformer.`.
+
+    The format: 8 bytes, the header's length n, little-endian; n bytes of JSON; then the data, whose
+    last tensor ends where the file does, so a file that was cut short is seen without reading it.
+
+    Raises:
+        Incomplete: the file is damaged.
+    """
+
+    def damaged(how: str) -> Incomplete:
+        return Incomplete(f"{path} is damaged, {how}: copy or download it again.", (path.name,))
+
+    with path.open("rb") as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        num_header_bytes = int.from_bytes(file.read(8), "little")
+        if num_bytes < 8 or num_header_bytes > min(MAX_HEADER_BYTES, num_bytes - 8):
+            raise damaged("it has no safetensors header")
+        try:
+            header = json.loads(file.read(num_header_bytes))
+            header.pop("__metadata__", None)
+            num_data_bytes = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+            tensors = {
+                name.removeprefix("transformer."): (entry["dtype"], entry["shape"]) for name, entry in header.items()
+            }
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise damaged("its safetensors header cannot be read") from error
+    if num_bytes != (announced := 8 + num_header_bytes + num_data_bytes):
+        raise damaged(f"it has {num_bytes} bytes and its header announces {announced}")
+    return tensors
+
+
+def _check_tokenizer(directory: Path, vocab_size: int) -> None:
+    """A token id past the embedding's end would stop a worker at the first request that uses it."""
+    path = directory / "tokenizer.json"
+    if path.is_file():
+        values = _read_json(path)
+        try:
+            ids = [*values["model"]["vocab"].values()]
+            ids += [token["id"] for token in values.get("added_tokens", ())]
+            largest = max(ids)
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path} is not a byte-level BPE tokenizer with a vocabulary: "
+                "use the tokenizer.json that belongs to the model."
+            ) from error
+    else:
+        path = directory / "vocab.json"
+        largest = max(_read_json(path).values(), default=0)
+    if largest >= vocab_size:
+        raise CheckpointError(
+            f"{path} has token ids up to {largest}, and the model has {vocab_size} tokens: "
+            "use the tokenizer that belongs to the model."
+        )
