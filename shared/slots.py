@@ -23,6 +23,10 @@ import msgspec
 from shared.errors import StartError
 from shared.settings import MAX_SOCKET_PATH_BYTES, Address, Settings
 
+# How often a compute thread looks whether the others are there before it sleeps. By default it looks for
+# milliseconds, and where anything else wants the cores the threads wait for each other's time slices: measured
+# beside one other busy process on two cores, three branches of 20 tokens took 10.5 s, and with this 0.35 s.
+SPIN_COUNT = "20000"
 PLAN_FILE = "plan.json"
 DRAINING_FILE = "draining"
 
@@ -94,6 +98,7 @@ def worker_environment(slot: Slot, plan: Plan, settings: Settings, environ: Mapp
     return {
         "CUDA_VISIBLE_DEVICES": visible,
         "OMP_NUM_THREADS": str(num_threads),
+        "GOMP_SPINCOUNT": environ.get("GOMP_SPINCOUNT", SPIN_COUNT),
         "TERCET_SLOT": str(slot.index),
     }
 
