@@ -36,8 +36,9 @@ help:
 serve: $(SERVE)
 	@exec $(VENV)/bin/tercet serve
 
+# Compute threads of the tests sleep soon, as the workers' do (shared/slots.py): tests share their cores.
 test: $(DEV)
-	@exec $(VENV)/bin/python -m pytest $(ARGS)
+	@GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest $(ARGS)
 
 bench: $(DEV)
 	@exec $(VENV)/bin/tercet bench $(or $(BENCH),engine) $(ARGS)

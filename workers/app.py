@@ -42,6 +42,7 @@ from workers.engine.gpt2 import LoadedModel, load_model, random_model
 from workers.engine.sequence import Finished, Generation, GenerationRequest, SamplingParams
 from workers.engine.tokens import Detokenizer, Tokenizer
 from workers.engine.window import encode_window
+from workers.quality import choose_cpu_dtype
 
 STATE_PERIOD_S = 0.5
 MAX_BACKOFF_S = 30.0
@@ -54,8 +55,9 @@ log = structlog.get_logger()
 class SlotApp(falcon.App[falcon.Request, falcon.Response]):
     """The WSGI app of one slot, with the engine behind it."""
 
-    def __init__(self, slot: Slot, model: Model, config: EngineConfig) -> None:
+    def __init__(self, slot: Slot, model: Model, config: EngineConfig, verdicts: Path) -> None:
         super().__init__()
+        self._verdicts = verdicts
         self._slot = slot
         self._model = model
         self._config = config
@@ -175,10 +177,21 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
             if self._model.source == "synthetic"
             else partial(load_model, Path(self._model.directory))
         )
-        loaded = make(device=self._config.device, dtype=self._config.dtype, progress=progress, tokenizer=tokenizer)
+        loaded = make(device=self._config.device, dtype=self._dtype(tokenizer), progress=progress, tokenizer=tokenizer)
         self._tokenizer = tokenizer
         log.info("loaded", slot=self._slot.index, model=self._model.name, seconds=round(time.monotonic() - start, 2))
         return loaded
+
+    def _dtype(self, tokenizer: Tokenizer) -> str:
+        """The dtype asked for; for `auto` on a CPU, the fastest that keeps this checkpoint's quality."""
+        is_open = self._config.dtype == "auto" and self._config.device == "cpu"
+        # The embedded checkpoint is measured by a test, and random weights have no quality to lose.
+        if not is_open or self._model.source in {"embedded", "synthetic"}:
+            return self._config.dtype
+        verdict = choose_cpu_dtype(Path(self._model.directory), tokenizer, self._verdicts)
+        if verdict.dtype != "int8":
+            log.warning("int8_refused", model=self._model.name, ratio=round(verdict.ratio, 4), dtype=verdict.dtype)
+        return verdict.dtype
 
 
 class GenerateResource:
@@ -334,9 +347,13 @@ def _exit_process(error: BaseException) -> None:
     os._exit(FATAL_EXIT_CODE)
 
 
-def create_app(slot: Slot, model: Model, config: EngineConfig) -> SlotApp:
-    """The slot's app; nothing is loaded, and no thread computes, before its `start`."""
-    return SlotApp(slot, model, config)
+def create_app(slot: Slot, model: Model, config: EngineConfig, verdicts: Path) -> SlotApp:
+    """The slot's app; nothing is loaded, and no thread computes, before its `start`.
+
+    Args:
+        verdicts: where `workers.quality` keeps what it measured.
+    """
+    return SlotApp(slot, model, config, verdicts)
 
 
 def build() -> SlotApp:
@@ -364,4 +381,4 @@ def build() -> SlotApp:
         omp_num_threads=os.environ["OMP_NUM_THREADS"],
         pid=os.getpid(),
     )
-    return create_app(slot, plan.model(slot.model), config)
+    return create_app(slot, plan.model(slot.model), config, Path.home() / ".cache" / "tercet" / "int8")

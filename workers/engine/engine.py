@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 import torch
 
+from workers.engine.cuda_runner import CudaRunner
 from workers.engine.gpt2 import LoadedModel, ProgressFn
 from workers.engine.model_runner import ModelRunner, Output
-from workers.engine.scheduler import Scheduler, Work
+from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import (
     EngineError,
     EngineFull,
@@ -44,6 +45,8 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+Runner = ModelRunner | CudaRunner
 
 MAX_BACKOFF_S = 30.0
 WARM_UP_TOKENS = 4
@@ -121,7 +124,7 @@ class Engine:
         self._loaded: LoadedModel | None = None
         self._ms_per_token = 0.0
         self._armed_at = float("-inf")
-        self._scheduler = Scheduler(config.max_batch)
+        self._scheduler = Scheduler(1, 1)
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -202,7 +205,7 @@ class Engine:
             faulthandler.cancel_dump_traceback_later()
             self._finish_all("error", "the engine has stopped")
 
-    def _load_until_it_works(self) -> ModelRunner | None:
+    def _load_until_it_works(self) -> Runner | None:
         """A warm runner, or None if the engine is stopped before it has one."""
         if self._config.num_threads is not None:
             torch.set_num_threads(self._config.num_threads)
@@ -211,8 +214,9 @@ class Engine:
             self._set_state(EngineState.LOADING)
             try:
                 loaded = self._load(self._report_progress)
-                runner = ModelRunner(loaded, self._config.max_batch)
-                self._warm_up(runner, loaded)
+                runner = make_runner(loaded, self._config.max_batch)
+                self._warm_up(runner)
+                self._scheduler = Scheduler(runner.num_slots, self._config.max_batch)
             except Exception as error:  # noqa: BLE001 - the caller's code, and any kind of broken file
                 log.warning("loading failed; next try in %g s: %s", pause_s, error)
                 self._set_state(EngineState.FAILED, f"{type(error).__name__}: {error}")
@@ -226,34 +230,40 @@ class Engine:
             return runner
         return None
 
-    def _warm_up(self, runner: ModelRunner, loaded: LoadedModel) -> None:
-        """Runs a short sequence: what is done on first use is done, and a step's time is known."""
+    def _warm_up(self, runner: Runner) -> None:
+        """Runs three short siblings: what is done on first use is done, a step's time is known."""
+        scheduler = Scheduler(runner.num_slots, self._config.max_batch)
         request = GenerationRequest((0,) * 16, SamplingParams(WARM_UP_TOKENS), seed=0)
-        sequence = Sequence(request, Generation(), start_id=0, token_bytes=None)
-        self._scheduler.add(sequence)
-        while sequence.finish_reason is None:
+        sequences = [
+            Sequence(request, Generation(), start_id=0, token_bytes=None) for _ in range(min(3, self._config.max_batch))
+        ]
+        for sequence in sequences:
+            scheduler.add(sequence)
+        while not all(sequence.finish_reason for sequence in sequences):
             start = time.monotonic()
-            works = self._scheduler.schedule(start)
-            for work, output in zip(works, runner.run(works), strict=True):
-                self._advance(work, output, None)
+            plan = scheduler.schedule(start)
+            output = runner.run(plan)
+            scheduler.complete(plan)
+            for sequence, step in output.steps:
+                sequence.append(step, None, start)
             self._ms_per_token = 1e3 * (time.monotonic() - start)
-        self._scheduler.remove(sequence)
 
-    def _loop(self, runner: ModelRunner) -> None:
+    def _loop(self, runner: Runner) -> None:
         assert self._loaded is not None
         eos_id = self._loaded.eos_id
         while self._take_in():
             start = time.monotonic()
             self._end_interrupted(start)
-            works = self._scheduler.schedule(start)
-            if not works:
+            plan = self._scheduler.schedule(start)
+            if not plan:
+                self._wait_for_siblings()
                 continue
             self._arm_watchdog(start)
-            outputs = runner.run(works)
+            output = runner.run(plan)
+            self._scheduler.complete(plan)
             if self._config.step_delay_s:
                 time.sleep(self._config.step_delay_s)
-            for work, output in zip(works, outputs, strict=True):
-                self._postprocess(work, output, eos_id)
+            self._postprocess(output, eos_id)
             step_ms = 1e3 * (time.monotonic() - start)
             self._ms_per_token += SMOOTHING * (step_ms - self._ms_per_token)
 
@@ -268,8 +278,15 @@ class Engine:
                 self._lock.wait()
             while self._incoming:
                 self._scheduler.add(self._incoming.popleft())
-            self._num_running = len(self._scheduler.running)
+            self._num_running = self._scheduler.num_running
             return True
+
+    def _wait_for_siblings(self) -> None:
+        """Waits for the siblings of what is in here, until they come or have had their time."""
+        pause_s = self._scheduler.wake_at - time.monotonic()
+        with self._lock:
+            if not self._incoming and 0 < pause_s < float("inf"):
+                self._lock.wait(pause_s)
 
     def _end_interrupted(self, now: float) -> None:
         """Ends what was cancelled, is past its deadline, or has outlived the draining's grace."""
@@ -279,26 +296,22 @@ class Engine:
             if reason is not None:
                 self._finish(sequence, reason)
 
-    def _postprocess(self, work: Work, output: Output, eos_id: int | None) -> None:
-        sequence = work.sequence
-        try:
-            self._advance(work, output, eos_id)
-        except Exception as error:  # this sequence's own trouble; the others go on
-            log.exception("a sequence failed")
-            self._finish(sequence, "error", f"{type(error).__name__}: {error}")
-            return
-        if sequence.finish_reason is not None:
-            self._finish(sequence, sequence.finish_reason)
-
-    def _advance(self, work: Work, output: Output, eos_id: int | None) -> None:
-        sequence = work.sequence
-        sequence.num_computed = work.stop
-        if sequence.request.echo_logprobs:
-            sequence.add_prompt_logprobs(output.prompt_logprobs)
-        if output.step is not None:
-            sequence.append(output.step, eos_id, time.monotonic())
+    def _postprocess(self, output: Output, eos_id: int | None) -> None:
+        """Hands out what a step gave, and ends what has come to its end."""
+        now = time.monotonic()
+        for sequence, logprobs in output.echoes:
+            sequence.add_prompt_logprobs(logprobs)
+        for sequence, step in output.steps:
+            try:
+                sequence.append(step, eos_id, now)
+            except Exception as error:  # this sequence's own trouble; the others go on
+                log.exception("a sequence failed")
+                self._finish(sequence, "error", f"{type(error).__name__}: {error}")
+                continue
             if sequence.request.stream:
-                sequence.generation.put(output.step)
+                sequence.generation.put(step)
+            if sequence.finish_reason is not None:
+                self._finish(sequence, sequence.finish_reason)
 
     def _finish(self, sequence: Sequence, reason: str, error: str | None = None) -> None:
         self._scheduler.remove(sequence)
@@ -349,6 +362,12 @@ class Engine:
         if self._armed_at > float("-inf"):
             faulthandler.cancel_dump_traceback_later()
             self._armed_at = float("-inf")
+
+
+def make_runner(loaded: LoadedModel, num_tails: int) -> Runner:
+    """The runner for the model's device."""
+    is_cpu = loaded.device == "cpu"
+    return ModelRunner(loaded, num_tails) if is_cpu else CudaRunner(loaded, num_tails)
 
 
 def _problem(request: GenerationRequest, loaded: LoadedModel) -> str | None:

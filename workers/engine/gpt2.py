@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from workers.engine.linear import Linear, make_linear
+from workers.engine.linear import ROW_COUNTS, Linear, LinearMaker, device_dtype
 from workers.engine.tokens import Tokenizer
 
+MAX_HEAD_ROWS = 64  # more logits than these at once only spoil the caches
 ProgressFn = Callable[[float], None]  # 0 to 1
 # layer, [rows, 3 · n_embd] queries (scaled), keys and values → [rows, n_embd]
 AttendFn = Callable[[int, Tensor], Tensor]
@@ -82,6 +83,8 @@ def gelu_new(x: Tensor) -> Tensor:
     In place. Written with exp, which is three times as fast as tanh here and gives an element the
     same bits wherever it stands in the tensor; `F.gelu` does not.
     """
+    if x.is_cuda:
+        return F.gelu(x, approximate="tanh")  # one kernel
     t = x * x
     t.mul_(-2 * 0.7978845608028654 * 0.044715).sub_(2 * 0.7978845608028654).mul_(x)
     return x.div_(t.exp_().add_(1))
@@ -131,6 +134,12 @@ class GPT2:
     layers: tuple[Layer, ...]
     norm: Norm
     head: Linear
+
+    def padded_rows(self, number: int) -> int:
+        """The number of rows, at least `number`, that the layers are quickest with."""
+        if self.head.row_counts is None:
+            return number
+        return next((count for count in ROW_COUNTS if count >= number), number)
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attend: AttendFn) -> Tensor:
         """[rows] ids and positions → [rows, n_embd]."""
@@ -183,8 +192,9 @@ def load_model(
     weights = read_weights(directory, lambda done: progress(0.5 * done))
     if tokenizer is None and _has_tokenizer(directory):
         tokenizer = Tokenizer.from_directory(directory, config.vocab_size)
-    model = build(config, weights, lambda done: progress(0.5 + 0.5 * done))
-    return LoadedModel(model, device, _effective_dtype(dtype), tokenizer)
+    dtype = default_dtype(device) if dtype == "auto" else dtype
+    model = build(config, weights, dtype, lambda done: progress(0.5 + 0.5 * done), device)
+    return LoadedModel(model, device, dtype, tokenizer)
 
 
 def random_model(
@@ -198,8 +208,16 @@ def random_model(
 ) -> LoadedModel:
     """A model of the true shape with random weights, for measuring where no real one can be had."""
     config = SHAPES[shape] if isinstance(shape, str) else shape
-    model = build(config, random_weights(config, seed), progress)
-    return LoadedModel(model, device, _effective_dtype(dtype), tokenizer)
+    dtype = default_dtype(device) if dtype == "auto" else dtype
+    model = build(config, random_weights(config, seed), dtype, progress, device)
+    return LoadedModel(model, device, dtype, tokenizer)
+
+
+def default_dtype(device: str) -> str:
+    """int8 on a CPU; on a GPU bf16, or fp16 where it is older than sm80."""
+    if not device.startswith("cuda"):
+        return "int8"
+    return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
 
 
 def random_weights(config: GPT2Config, seed: int = 0) -> dict[str, Tensor]:
@@ -233,7 +251,11 @@ def random_weights(config: GPT2Config, seed: int = 0) -> dict[str, Tensor]:
 
 
 def build(
-    config: GPT2Config, weights: Mapping[str, Tensor], progress: ProgressFn = lambda _: None
+    config: GPT2Config,
+    weights: Mapping[str, Tensor],
+    dtype: str,
+    progress: ProgressFn = lambda _: None,
+    device: str = "cpu",
 ) -> GPT2:
     """A model from its weights, by the names that checkpoints have (without `transformer.`).
 
@@ -241,6 +263,8 @@ def build(
         ValueError: if a weight is missing or has the wrong shape.
     """
     width, inner = config.n_embd, config.n_inner
+    make_linear = LinearMaker(dtype, device)
+    kept = torch.float32 if device == "cpu" else device_dtype(dtype, device)
 
     def get(name: str, *shape: int) -> Tensor:
         if name not in weights:
@@ -252,7 +276,8 @@ def build(
 
     def norm(name: str) -> Norm:
         epsilon = config.layer_norm_epsilon
-        return Norm(get(f"{name}.weight", width), get(f"{name}.bias", width), epsilon)
+        weight, bias = get(f"{name}.weight", width), get(f"{name}.bias", width)
+        return Norm(weight.to(device, kept), bias.to(device, kept), epsilon)
 
     def linear(name: str, num_in: int, num_out: int, scale_first: float | None = None) -> Linear:
         # Checkpoints keep these as Conv1D: [in, out].
@@ -277,16 +302,16 @@ def build(
             )
         )
         progress((index + 1) / (config.n_layer + 1))
-    embedding = get("wte.weight", config.vocab_size, width)
+    embedding = get("wte.weight", config.vocab_size, width).to(device, kept)
     has_own_head = "lm_head.weight" in weights
     head = get("lm_head.weight", config.vocab_size, width) if has_own_head else embedding
     model = GPT2(
         config=config,
         token_embedding=embedding,
-        position_embedding=get("wpe.weight", config.n_positions, width),
+        position_embedding=get("wpe.weight", config.n_positions, width).to(device, kept),
         layers=tuple(layers),
         norm=norm("ln_f"),
-        head=make_linear(head, None),
+        head=make_linear(head, None, max_rows=MAX_HEAD_ROWS),
     )
     progress(1.0)
     return model
@@ -334,7 +359,3 @@ def _weight_files(directory: Path) -> list[Path]:
 
 def _has_tokenizer(directory: Path) -> bool:
     return any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json"))
-
-
-def _effective_dtype(dtype: str) -> str:
-    return "fp32" if dtype == "auto" else dtype

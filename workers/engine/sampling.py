@@ -80,9 +80,7 @@ def top_logprobs(row: Tensor, log_total: Tensor, number: int) -> TopLogprobs:
     return tuple(zip(ids.tolist(), (values - log_total).tolist(), strict=True))
 
 
-def token_logprobs(
-    logits: Tensor, token_ids: Sequence[int], num_top: int
-) -> list[tuple[float, TopLogprobs]]:
+def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[tuple[float, TopLogprobs]]:
     """Of each row of `logits` [rows, vocab]: its token's log-probability, and the likeliest."""
     log_totals = torch.logsumexp(logits, -1)
     index = torch.tensor(token_ids, device=logits.device)
@@ -112,7 +110,7 @@ def _penalise(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Token ids [rows]."""
-    alone = [row for row, draw in enumerate(draws) if _num_needed(draw) > NUM_CANDIDATES]
+    alone = [row for row, draw in enumerate(draws) if num_needed(draw) > NUM_CANDIDATES]
     if not alone:
         return _draw_together(logits, draws)
     token_ids = torch.empty(len(draws), dtype=torch.long, device=logits.device)
@@ -124,7 +122,7 @@ def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     return token_ids
 
 
-def _num_needed(draw: Draw) -> float:
+def num_needed(draw: Draw) -> float:
     """How many of the likeliest tokens decide this draw."""
     if draw.params.temperature == 0:
         return _rank(draw) + 1
@@ -153,9 +151,9 @@ def _draw_together(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 def _draw_alone(logits: Tensor, draw: Draw) -> Tensor:
     """The token id [] of a row [vocab] that needs many candidates."""
     params = draw.params
-    num_needed = min(_num_needed(draw), len(logits))
-    if num_needed < len(logits) or params.temperature == 0:
-        values, ids = logits.topk(int(num_needed))
+    number = min(num_needed(draw), len(logits))
+    if number < len(logits) or params.temperature == 0:
+        values, ids = logits.topk(int(number))
     elif 0 < params.top_p < 1:
         values, ids = logits.sort(descending=True)
     else:
@@ -169,32 +167,39 @@ def _pick_rank(values: Tensor, ids: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Greedy: the first id of the likeliest (argmax's), or the one of the rank asked for."""
     ranks = torch.tensor([_rank(draw) for draw in draws], device=ids.device)[:, None]
     ranked = ids.gather(1, ranks)[:, 0]
-    first = ids.masked_fill(values < values[:, :1], torch.iinfo(ids.dtype).max).amin(1)
-    return torch.where(ranks[:, 0] == 0, first, ranked)
+    return torch.where(ranks[:, 0] == 0, first_of_equals(values, ids), ranked)
+
+
+def first_of_equals(values: Tensor, ids: Tensor) -> Tensor:
+    """Of each row the smallest of `ids` among the likeliest; `values` has the likeliest first."""
+    return ids.masked_fill(values < values[:, :1], torch.iinfo(ids.dtype).max).amin(1)
 
 
 def _pick(values: Tensor, ids: Tensor, draws: Sequence[Draw]) -> Tensor:
+    columns = [(*limits(draw.params), uniform(draw.seed, draw.position)) for draw in draws]
+    table = torch.tensor(columns, dtype=torch.float64, device=values.device)
+    return pick(values, ids, table.T)
+
+
+def limits(params: SamplingParams) -> tuple[float, float, float]:
+    """Temperature, top-k and top-p as numbers that need no exceptions, for `pick`."""
+    top_p = params.top_p if 0 < params.top_p < 1 else 2.0
+    return params.temperature or 1.0, params.top_k or float("inf"), top_p
+
+
+def pick(values: Tensor, ids: Tensor, table: Tensor) -> Tensor:
     """Samples by inverting the cumulative distribution.
 
     Args:
         values: [rows, candidates] float32 logits, likeliest first (any order where neither top-k
             nor top-p cuts).
         ids: [rows, candidates] their token ids.
+        table: [4, rows] float64: the three `limits` and the uniform number of each row.
 
     Returns:
         Token ids [rows].
     """
-    columns = [
-        (
-            draw.params.temperature or 1.0,
-            draw.params.top_k or values.shape[1],
-            draw.params.top_p if 0 < draw.params.top_p < 1 else 2.0,
-            uniform(draw.seed, draw.position),
-        )
-        for draw in draws
-    ]
-    table = torch.tensor(columns, dtype=torch.float64, device=values.device)
-    temperature, top_k, top_p, u = table.T[:, :, None]
+    temperature, top_k, top_p, u = table[:, :, None]
     rank = torch.arange(values.shape[1], device=values.device)
     scaled = (values.double() / temperature).masked_fill(rank >= top_k, float("-inf"))
     probs = torch.softmax(scaled, -1)

@@ -1,67 +1,273 @@
-"""Which sequences advance in the next step, and by which tokens.
+"""Which tokens are computed in the next step, and what of the past saves computing.
 
-Plain Python: knows sequences, slots and counts. Refuses to know tensors and the device.
+Plain Python: knows sequences, slots, tails and counts. Refuses to know tensors and the device.
+
+- A prompt is computed once for all who continue it: sequences with the same prompt are members of
+  one `Prompt`. Siblings that announce themselves as a group are waited for, for a millisecond.
+- A slot remembers its tokens after its sequences have ended, and so does a tail. A new prompt goes
+  where the longest beginning of it is remembered, and only the rest is computed.
+- A long prompt is computed in chunks, between the steps of others.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from workers.engine.plan import (
+    TAIL_TOKENS,
+    Chunk,
+    Copy,
+    Memory,
+    Plan,
+    Prompt,
+    Row,
+    Slot,
+    SlotCopy,
+    TailCopy,
+)
 from workers.engine.sequence import Sequence
+from workers.engine.tail_pool import TailPool
 
-MAX_CHUNK = 128  # prompt tokens of one sequence computed in one step
+MAX_CHUNK = 256  # prompt tokens computed in one step
+MAX_CHUNK_BESIDE_ROWS = 64  # the same, when others wait for their next token
+MAX_SIBLING_WAIT_S = 0.001
+# Fewer remembered tokens are not worth copying to another slot.
+MIN_COPY = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """Compute tokens `start` to `stop` of a sequence; with the last of them, draw the next."""
+class _Found:
+    """Where the first `length` tokens of a prompt are: in a slot, or partly in a tail of it."""
 
-    sequence: Sequence
-    start: int
-    stop: int
-
-    @property
-    def is_last(self) -> bool:
-        return self.stop == self.sequence.num_tokens
+    length: int
+    slot: Slot | None = None
+    tail: int | None = None
+    in_slot: int = 0  # of `length`, those in the slot
 
 
 class Scheduler:
-    """Sequences wait in order of arrival for one of `num_slots`, and keep it to the end."""
+    """Plans steps, and keeps the books of the cache."""
 
-    def __init__(self, num_slots: int) -> None:
-        self._free_slots = list(range(num_slots))[::-1]
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+    def __init__(self, num_slots: int, num_tails: int) -> None:
+        """
+        Args:
+            num_tails: how many sequences can run at once; no more may be in here.
+        """
+        self._slots = [Slot(index) for index in range(num_slots)]
+        self._tails = TailPool(num_tails)
+        self._waiting: list[Prompt] = []
+        self._computing: list[Prompt] = []
+        self._rows: list[Row] = []
+        self._num_started = 0
 
     @property
     def sequences(self) -> list[Sequence]:
-        """All that have not ended, oldest first."""
-        return [*self.running, *self.waiting]
+        """All that have not ended."""
+        prompts = [*self._waiting, *self._computing]
+        running = [row.sequence for row in self._rows]
+        return running + [member for prompt in prompts for member in prompt.members]
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that have been scheduled."""
+        return len(self._rows) + sum(len(prompt.members) for prompt in self._computing)
+
+    @property
+    def wake_at(self) -> float:
+        """When an empty plan may be followed by another, time.monotonic() seconds."""
+        return min((prompt.waits_until for prompt in self._waiting), default=float("inf"))
 
     def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
-
-    def schedule(self, now: float) -> list[Work]:
-        """The next step's work; empty if there is none."""
-        while self.waiting and self._free_slots:
-            sequence = self.waiting.popleft()
-            sequence.slot = self._free_slots.pop()
-            sequence.scheduled_at = now
-            self.running.append(sequence)
-        return [
-            Work(
-                sequence,
-                sequence.num_computed,
-                min(sequence.num_computed + MAX_CHUNK, sequence.num_tokens),
+        """Takes a sequence in, beside those with the same prompt."""
+        request = sequence.request
+        if not request.echo_logprobs:
+            for prompt in (*self._computing, *self._waiting):
+                if prompt.tokens == sequence.prompt and not prompt.is_echoed:
+                    prompt.members.append(sequence)
+                    return
+        self._waiting.append(
+            Prompt(
+                tokens=sequence.prompt,
+                members=[sequence],
+                group_size=request.group[1] if request.group else 1,
+                waits_until=sequence.submitted_at + MAX_SIBLING_WAIT_S,
+                is_echoed=request.echo_logprobs,
             )
-            for sequence in self.running
-        ]
+        )
 
     def remove(self, sequence: Sequence) -> None:
-        """Forgets a sequence that has ended."""
-        if sequence in self.waiting:
-            self.waiting.remove(sequence)
+        """Forgets a sequence that has ended; what is computed of it stays remembered."""
+        for prompts in (self._waiting, self._computing):
+            for prompt in prompts:
+                if sequence in prompt.members:
+                    prompt.members.remove(sequence)
+                    if not prompt.members:
+                        prompts.remove(prompt)
+                        if prompt.slot is not None:
+                            prompt.slot.writers.remove(prompt)
+                    return
+        row = next(row for row in self._rows if row.sequence is sequence)
+        self._rows.remove(row)
+        row.slot.readers.remove(row)
+        if row.tail >= 0:
+            tokens = sequence.tokens(row.start, row.position)
+            self._tails.give_back(row, Memory(row.slot, row.start, tokens) if tokens else None)
+
+    def schedule(self, now: float) -> Plan:
+        """The next step; `complete` is to follow once it has been carried out."""
+        copies: list[Copy] = []
+        ready: list[Row] = []
+        for prompt in list(self._waiting):
+            if len(prompt.members) >= prompt.group_size or now >= prompt.waits_until:
+                ready += self._start(prompt, copies)
+        rows = self._rows_to_step(copies)
+        plan = Plan(copies, rows, self._chunks(MAX_CHUNK_BESIDE_ROWS if rows else MAX_CHUNK), ready)
+        for prompt in self._computing:
+            for member in prompt.members:
+                member.start(now, prompt.num_cached)
+        for row in ready:
+            row.sequence.start(now, row.start)
+        return plan
+
+    def complete(self, plan: Plan) -> None:
+        """Enters into the books what has been computed; the tokens drawn are not in yet."""
+        for row in plan.rows:
+            row.tail_length += 1
+        for chunk in plan.chunks:
+            prompt, slot = chunk.prompt, chunk.slot
+            prompt.num_computed = chunk.stop
+            slot.tokens[chunk.start : chunk.stop] = prompt.tokens[chunk.start : chunk.stop]
+            if chunk.is_last:
+                slot.logits_at = chunk.stop
+                slot.writers.remove(prompt)
+                self._computing.remove(prompt)
+                for member in prompt.members:
+                    self._run(member, slot)
+
+    def _rows_to_step(self, copies: list[Copy]) -> list[Row]:
+        rows = [row for row in self._rows if row.sequence.token_ids]
+        copies += self._tails.close_gaps()
+        self._tails.take([row for row in rows if row.tail < 0])
+        rows = [row for row in rows if row.tail_length < TAIL_TOKENS or self._settle(row, copies)]
+        return sorted(rows, key=lambda row: row.tail)
+
+    def _chunks(self, left: int) -> list[Chunk]:
+        """Up to `left` prompt tokens, oldest prompts first."""
+        chunks = []
+        for prompt in self._computing:
+            assert prompt.slot is not None
+            stop = min(len(prompt.tokens), prompt.num_computed + left)
+            if stop > prompt.num_computed:
+                chunks.append(Chunk(prompt, prompt.slot, prompt.num_computed, stop))
+                left -= stop - prompt.num_computed
+        return chunks
+
+    def _run(self, sequence: Sequence, slot: Slot) -> Row:
+        row = Row(sequence, slot, len(sequence.prompt))
+        slot.readers.append(row)
+        self._rows.append(row)
+        return row
+
+    def _start(self, prompt: Prompt, copies: list[Copy]) -> list[Row]:
+        """Finds a slot for `prompt`, if there is one; returns rows that need nothing computed."""
+        tokens = prompt.tokens
+        found = _Found(0) if prompt.is_echoed else self._find(tokens)
+        is_whole = found.slot is not None and found.in_slot == len(tokens)
+        slot = found.slot if is_whole else self._place(found, tokens, copies)
+        if slot is None:
+            return []
+        self._num_started += 1
+        slot.used_at = self._num_started
+        self._waiting.remove(prompt)
+        if is_whole and slot.logits_at == len(tokens):
+            return [self._run(member, slot) for member in prompt.members]
+        self._computing.append(prompt)
+        slot.writers.append(prompt)
+        prompt.slot = slot
+        # Without its logits the last token is computed again; that stores what is there already.
+        remembered = len(tokens) if is_whole else len(slot.tokens)
+        prompt.num_cached = prompt.num_computed = min(remembered, len(tokens) - 1)
+        return []
+
+    def _find(self, tokens: tuple[int, ...]) -> _Found:
+        """The longest beginning of `tokens` that is remembered."""
+        best = _Found(0)
+        lengths = {}
+        for slot in self._slots:
+            length = lengths[slot.index] = _common_length(slot.tokens, tokens)
+            if length > best.length:
+                best = _Found(length, slot, None, length)
+        for tail, memory in self._tails.memories():
+            start = memory.start
+            if lengths[memory.slot.index] >= start:
+                length = start + _common_length(memory.tokens, tokens[start:])
+                if length > best.length:
+                    best = _Found(length, memory.slot, tail, start)
+        return best
+
+    def _place(self, found: _Found, tokens: tuple[int, ...], copies: list[Copy]) -> Slot | None:
+        """A slot whose tokens are the beginning of `tokens`; None if all slots are in use."""
+        source = found.slot
+        free = self._free_slot(besides=source)
+        if source is not None and source.num_relied_on() <= found.in_slot:
+            is_small_loss = len(source.tokens) <= 2 * found.in_slot
+            if is_small_loss or free is None:
+                self._truncate(source, found.in_slot)
+                self._append_tail(found, source, tokens, copies)
+                return source
+        if free is not None:
+            self._truncate(free, 0)
+            if source is not None and found.length >= MIN_COPY:
+                copies.append(SlotCopy(source.index, free.index, found.in_slot))
+                free.tokens = list(tokens[: found.in_slot])
+                self._append_tail(found, free, tokens, copies)
+        return free
+
+    def _append_tail(self, found: _Found, slot: Slot, tokens: tuple[int, ...], copies: list[Copy]) -> None:
+        if found.tail is not None:
+            length = found.length - found.in_slot
+            copies.append(TailCopy(found.tail, slot.index, found.in_slot, length))
+            slot.tokens = list(tokens[: found.length])
+
+    def _settle(self, row: Row, copies: list[Copy]) -> bool:
+        """Empties a full tail into a slot; False if that has to wait for one."""
+        source, start = row.slot, row.start
+        if source.num_relied_on(besides=row) <= start:
+            slot = source
+            self._truncate(slot, start)
         else:
-            self.running.remove(sequence)
-            self._free_slots.append(sequence.slot)
+            free = self._free_slot(besides=source)
+            if free is None:
+                return False
+            slot = free
+            self._truncate(slot, 0)
+            copies.append(SlotCopy(source.index, slot.index, start))
+            source.readers.remove(row)
+            slot.readers.append(row)
+        copies.append(TailCopy(row.tail, slot.index, start, row.tail_length))
+        slot.tokens = list(row.sequence.tokens(0, row.position))
+        row.slot, row.start, row.tail_length = slot, row.position, 0
+        return True
+
+    def _free_slot(self, besides: Slot | None) -> Slot | None:
+        """The slot used longest ago that nobody needs."""
+        free = [slot for slot in self._slots if slot.is_free and slot is not besides]
+        return min(free, key=lambda slot: slot.used_at, default=None)
+
+    def _truncate(self, slot: Slot, length: int) -> None:
+        """Forgets all but a slot's first `length` tokens."""
+        del slot.tokens[length:]
+        if slot.logits_at > length:
+            slot.logits_at = 0
+        self._tails.forget(slot, length)
+
+
+def _common_length(ours: Iterable[int], theirs: Iterable[int]) -> int:
+    """Tokens that two sequences have in common from their beginning."""
+    length = 0
+    for own, other in zip(ours, theirs, strict=False):
+        if own != other:
+            break
+        length += 1
+    return length

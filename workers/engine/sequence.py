@@ -143,10 +143,7 @@ class Generation:
 
 
 class Sequence:
-    """One request inside the engine: its tokens so far, how far they are computed, and its clock.
-
-    A token is computed when its keys and values are in the cache; the newest one never is.
-    """
+    """One request inside the engine: its tokens so far, whether it has ended, and its clock."""
 
     __slots__ = (
         "_matcher",
@@ -158,14 +155,12 @@ class Sequence:
         "first_token_at",
         "generation",
         "logprobs",
-        "num_computed",
         "num_kept",
         "prompt",
         "prompt_logprobs",
         "prompt_tops",
         "request",
         "scheduled_at",
-        "slot",
         "submitted_at",
         "token_ids",
         "tops",
@@ -190,12 +185,11 @@ class Sequence:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.tops: list[TopLogprobs] = []
-        self.prompt_logprobs: list[float | None] = []
-        self.prompt_tops: list[TopLogprobs] = []
-        self.num_computed = 0
+        # Nothing comes before a prompt's first token.
+        self.prompt_logprobs: list[float | None] = [None] * request.echo_logprobs
+        self.prompt_tops: list[TopLogprobs] = [()] * request.echo_logprobs
         self.num_kept = 0
         self.cached_tokens = 0
-        self.slot = -1
         self.finish_reason: str | None = None
         self.submitted_at = time.monotonic()
         self.scheduled_at: float | None = None
@@ -221,6 +215,12 @@ class Sequence:
         own = self.token_ids[max(0, start - num_prompt) : stop - num_prompt]
         return (*self.prompt[start:], *own)
 
+    def start(self, now: float, cached_tokens: int) -> None:
+        """Notes when it was first scheduled, and how much of its prompt was there already."""
+        if self.scheduled_at is None:
+            self.scheduled_at = now
+            self.cached_tokens = cached_tokens
+
     def append(self, step: Step, eos_id: int | None, now: float) -> None:
         """Takes one more token, and sets `finish_reason` if it is the last."""
         if self.first_token_at is None:
@@ -239,10 +239,7 @@ class Sequence:
             self.finish_reason = "length"
 
     def add_prompt_logprobs(self, items: Iterable[tuple[float, TopLogprobs]]) -> None:
-        """Takes the log-probabilities of the prompt's next tokens; the first token has none."""
-        if not self.prompt_logprobs:
-            self.prompt_logprobs.append(None)
-            self.prompt_tops.append(())
+        """Takes the log-probabilities of the prompt's next tokens."""
         for logprob, top in items:
             self.prompt_logprobs.append(logprob)
             self.prompt_tops.append(top)

@@ -6,8 +6,6 @@ Knows byte-level BPE as GPT-2 has it. Refuses to know models, sampling and the w
 from __future__ import annotations
 
 import codecs
-import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,11 +13,6 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as BpeTokenizer
 
 END_OF_TEXT = "<|endoftext|>"
-
-# GPT-2's pre-tokenizer ends a piece wherever a character that is not white space is followed by one
-# that is: no alternative of its pattern matches across that place, and its only lookahead looks to
-# the right. Only ASCII is used, where Unicode versions cannot disagree.
-_SAFE_CUT = re.compile(r"(?<=[!-~])(?=[ \t\n\r])")
 
 
 class Tokenizer:
@@ -41,7 +34,6 @@ class Tokenizer:
         self.vocab_size = vocab_size
         self.eos_id: int | None = bpe.token_to_id(END_OF_TEXT)
         self._bytes = _byte_table(bpe, vocab_size)
-        self._can_cut = _is_plain_byte_level(bpe)
 
     @classmethod
     def from_directory(cls, path: Path, vocab_size: int) -> Tokenizer:
@@ -66,23 +58,6 @@ class Tokenizer:
         sound = text.encode("utf-8", "replace").decode()
         ids: list[int] = self._bpe.encode(sound, add_special_tokens=False).ids
         return ids
-
-    def encode_tail(self, text: str, max_tokens: int) -> list[int]:
-        """`encode(text)[-max_tokens:]`, reading only as much of the text's end as that takes."""
-        if max_tokens <= 0:
-            return []
-        # English prose has 4 to 5 characters a token; one look is then enough.
-        num_chars = 8 * max_tokens + 64
-        while self._can_cut and num_chars < len(text):
-            # One character more, so that the pattern sees what stands before a cut.
-            tail = text[-num_chars - 1 :]
-            cut = _SAFE_CUT.search(tail)
-            if cut is not None:
-                ids = self.encode(tail[cut.end() :])
-                if len(ids) >= max_tokens:
-                    return ids[-max_tokens:]
-            num_chars *= 2
-        return self.encode(text)[-max_tokens:]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`. Bytes that are no UTF-8 become U+FFFD; an unfinished character goes."""
@@ -158,9 +133,7 @@ class Detokenizer:
 
     __slots__ = ("_decoder", "_matcher", "_tokenizer")
 
-    def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, single_line: bool = False
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, single_line: bool = False) -> None:
         self._tokenizer = tokenizer
         self._matcher = StopMatcher(stop, single_line=single_line)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -206,19 +179,3 @@ def _byte_characters() -> Iterator[tuple[int, str]]:
         else:
             yield byte, chr(0x100 + num_others)
             num_others += 1
-
-
-def _is_plain_byte_level(bpe: BpeTokenizer) -> bool:
-    """Whether `_SAFE_CUT` holds: GPT-2's pattern, and no added token that reaches over a space."""
-    config = json.loads(bpe.to_str())
-    pre = config["pre_tokenizer"] or {}
-    return (
-        pre.get("type") == "ByteLevel"
-        and pre.get("use_regex", True)
-        and not pre.get("add_prefix_space", True)
-        and config["normalizer"] is None
-        and not any(
-            token["lstrip"] or token["rstrip"] or re.search(r"\s", token["content"])
-            for token in config["added_tokens"]
-        )
-    )

@@ -14,5 +14,11 @@ def embedded() -> LoadedModel:
 
 
 @pytest.fixture(scope="session")
-def tiny() -> LoadedModel:
-    return LoadedModel(build(TINY, peaked_weights(TINY)), "cpu", "fp32")
+def tiny_of() -> dict[str, LoadedModel]:
+    weights = peaked_weights(TINY)
+    return {dtype: LoadedModel(build(TINY, weights, dtype), "cpu", dtype) for dtype in ("fp32", "bf16", "int8")}
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_of: dict[str, LoadedModel]) -> LoadedModel:
+    return tiny_of["fp32"]

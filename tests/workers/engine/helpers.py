@@ -16,7 +16,15 @@ from workers.engine.gpt2 import GPT2Config, LoadedModel, random_weights
 from workers.engine.sequence import Finished, GenerationRequest, SamplingParams
 
 CHECKPOINT = Path(__file__).parents[3] / "workers/embedded/checkpoint"
-TINY = GPT2Config(vocab_size=512, n_positions=128, n_embd=64, n_layer=2, n_head=4, n_inner=256)
+TINY = GPT2Config(
+    vocab_size=512,
+    n_positions=640,
+    n_embd=64,
+    n_layer=2,
+    n_head=4,
+    n_inner=256,
+    eos_token_id=None,
+)
 PATIENCE_S = 60.0
 
 
@@ -43,9 +51,7 @@ def running_engine(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
     assert not fatal
 
 
-def generate(
-    engine: Engine, prompt: list[int], params: SamplingParams, seed: int = 0, **more: Any
-) -> Finished:
+def generate(engine: Engine, prompt: list[int], params: SamplingParams, seed: int = 0, **more: Any) -> Finished:
     finished = engine.submit(GenerationRequest(tuple(prompt), params, seed, **more)).result()
     assert finished.error is None
     return finished
@@ -59,6 +65,5 @@ def peaked_weights(config: GPT2Config, seed: int = 0) -> dict[str, torch.Tensor]
     """Random weights ten times as large as usual: what comes out depends on what went in."""
     weights = random_weights(config, seed)
     return {
-        name: 10 * tensor if name.startswith("h.") and tensor.dim() == 2 else tensor
-        for name, tensor in weights.items()
+        name: 10 * tensor if name.startswith("h.") and tensor.dim() == 2 else tensor for name, tensor in weights.items()
     }

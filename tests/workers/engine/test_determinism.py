@@ -11,7 +11,7 @@ import torch
 from tests.workers.engine.helpers import generate, random_ids, running_engine
 from workers.engine import scheduler
 from workers.engine.gpt2 import LoadedModel
-from workers.engine.linear import ROW_COUNTS, make_linear
+from workers.engine.linear import ROW_COUNTS, LinearMaker
 from workers.engine.sequence import Finished, GenerationRequest, SamplingParams
 
 Outcome = tuple[tuple[int, ...], tuple[float, ...]]
@@ -31,9 +31,7 @@ def random_request(rng: random.Random, vocab_size: int, n_ctx: int) -> Generatio
         repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
     )
     length = rng.choice([1, 2, 5, 16, 33, 64, 90, n_ctx - number])
-    return GenerationRequest(
-        tuple(random_ids(rng, length, vocab_size)), params, rng.randrange(2**63)
-    )
+    return GenerationRequest(tuple(random_ids(rng, length, vocab_size)), params, rng.randrange(2**63))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -67,15 +65,14 @@ def test_a_crowd_changes_nothing(tiny: LoadedModel, seed: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 64])
-def test_chunks_change_nothing(
-    tiny: LoadedModel, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_change_nothing(tiny: LoadedModel, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(chunk)
     prompts = [random_ids(rng, length, tiny.config.vocab_size) for length in (1, 8, 50, 100)]
     params = SamplingParams(max_new_tokens=12, top_k=20)
     with running_engine(tiny) as engine:
         whole = [outcome(generate(engine, prompt, params, 7)) for prompt in prompts]
-        monkeypatch.setattr(scheduler, "MAX_CHUNK", chunk)
+    monkeypatch.setattr(scheduler, "MAX_CHUNK", chunk)
+    with running_engine(tiny) as engine:
         assert [outcome(generate(engine, prompt, params, 7)) for prompt in prompts] == whole
 
 
@@ -93,12 +90,13 @@ def test_prompt_and_text_are_computed_alike(embedded: LoadedModel) -> None:
             assert echoed.prompt_logprobs[len(prompt) :] == text.logprobs[:number]
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("shape", [(64, 192), (256, 64), (768, 2304), (3072, 768)])
-def test_a_row_of_a_linear_layer_has_one_value(shape: tuple[int, int]) -> None:
+def test_a_row_of_a_linear_layer_has_one_value(shape: tuple[int, int], dtype: str) -> None:
     """Whatever rows are computed with it, and wherever it stands among them."""
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(shape[1], shape[0], generator=generator)
-    linear = make_linear(weight, torch.randn(shape[1], generator=generator))
+    linear = LinearMaker(dtype)(weight, torch.randn(shape[1], generator=generator))
     x = torch.randn(300, shape[0], generator=generator)
     reference = linear(x)
     for start in (0, 5):

@@ -40,9 +40,7 @@ def test_embedded_checkpoint_continues_as_transformers_does(embedded: LoadedMode
     text = embedded.tokenizer.encode(TEXT * 12)
     rng = random.Random(1)
     lengths = [1, 2, 3, 15, 16, 17, 64, 127, 128, 129, 255, 256, 257, 300, 384, 400, 450, 490, 500]
-    prompts = [
-        text[start : start + length] for length in [*lengths, 33] for start in [rng.randrange(60)]
-    ]
+    prompts = [text[start : start + length] for length in [*lengths, 33] for start in [rng.randrange(60)]]
     with running_engine(embedded) as engine:
         params = SamplingParams(max_new_tokens=40, temperature=0)
         ours = [engine.submit(GenerationRequest(tuple(ids), params, 0)) for ids in prompts]
@@ -54,7 +52,7 @@ def test_gpt2_small_shape_continues_as_transformers_does() -> None:
     """The true shape, random weights; also the score and the prompt's log-probabilities."""
     config = SHAPES["small"]
     weights = random_weights(config)
-    loaded = LoadedModel(build(config, weights), "cpu", "fp32")
+    loaded = LoadedModel(build(config, weights, "fp32"), "cpu", "fp32")
     with torch.device("meta"):
         reference = GPT2LMHeadModel(HfConfig()).eval()
     reference.transformer.load_state_dict(weights, assign=True)
@@ -84,7 +82,5 @@ def test_first_ranks_give_different_starts(embedded: LoadedModel) -> None:
             params = SamplingParams(8, temperature=0, first_rank=rank)
             ranked = generate(engine, prompt, params)
             assert ranked.token_ids[0] == first.tops[0][rank][0]
-            rest = generate(
-                engine, [*prompt, ranked.token_ids[0]], SamplingParams(7, temperature=0)
-            )
+            rest = generate(engine, [*prompt, ranked.token_ids[0]], SamplingParams(7, temperature=0))
             assert ranked.token_ids[1:] == rest.token_ids

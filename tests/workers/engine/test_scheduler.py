@@ -1,4 +1,4 @@
-"""Who advances next, decided without a tensor."""
+"""What the next step computes, decided without a tensor."""
 
 from __future__ import annotations
 
@@ -7,13 +7,40 @@ import sys
 from pathlib import Path
 
 from workers.engine import scheduler
+from workers.engine.plan import Plan, SlotCopy, TailCopy
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Generation, GenerationRequest, SamplingParams, Sequence, Step
 
 
-def sequence(length: int, number: int = 4) -> Sequence:
-    request = GenerationRequest((1,) * length, SamplingParams(number), 0)
+def sequence(prompt: tuple[int, ...], number: int = 4, group: tuple[str, int] | None = None) -> Sequence:
+    request = GenerationRequest(prompt, SamplingParams(number), 0, group=group)
     return Sequence(request, Generation(), start_id=0, token_bytes=None)
+
+
+def step(planner: Scheduler, now: float = float("inf"), token: int = 7) -> Plan:
+    """One turn of the engine's loop, every draw giving the same token; ends what has come to its end."""
+    plan = planner.schedule(now)
+    planner.complete(plan)
+    for drawn in plan.draws:
+        drawn.append(Step(token, 0.0), None, 0.0)
+        if drawn.finish_reason is not None:
+            planner.remove(drawn)
+    return plan
+
+
+def run(planner: Scheduler, *sequences: Sequence) -> list[Plan]:
+    """All steps until these have ended."""
+    for one in sequences:
+        planner.add(one)
+    plans = []
+    while any(one.finish_reason is None for one in sequences):
+        plans.append(step(planner))
+        assert len(plans) < 200
+    return plans
+
+
+def chunks(plan: Plan) -> list[tuple[int, int]]:
+    return [(chunk.start, chunk.stop) for chunk in plan.chunks]
 
 
 def test_needs_no_torch() -> None:
@@ -21,38 +48,98 @@ def test_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[3], check=True)
 
 
-def test_prompts_go_in_chunks_and_then_token_by_token() -> None:
-    plan = Scheduler(num_slots=2)
-    long = sequence(2 * scheduler.MAX_CHUNK + 5)
-    plan.add(long)
-    seen = []
-    for _ in range(4):
-        (work,) = plan.schedule(0.0)
-        seen.append((work.start, work.stop, work.is_last))
-        long.num_computed = work.stop
-        if work.is_last:
-            long.append(Step(7, 0.0), None, 0.0)
-    chunk = scheduler.MAX_CHUNK
-    assert seen == [
-        (0, chunk, False),
-        (chunk, 2 * chunk, False),
-        (2 * chunk, 2 * chunk + 5, True),
-        (2 * chunk + 5, 2 * chunk + 6, True),
-    ]
+def test_a_prompt_goes_in_chunks_and_then_a_token_at_a_time() -> None:
+    size = scheduler.MAX_CHUNK
+    plans = run(Scheduler(2, 4), sequence((1,) * (2 * size + 5), number=3))
+    assert [chunks(plan) for plan in plans] == [[(0, size)], [(size, 2 * size)], [(2 * size, 2 * size + 5)], [], []]
+    assert [len(plan.rows) for plan in plans] == [0, 0, 0, 1, 1]
 
 
-def test_slots_are_kept_to_the_end_and_used_again() -> None:
-    plan = Scheduler(num_slots=2)
-    first, second, third = (sequence(3) for _ in range(3))
-    for one in (first, second, third):
-        plan.add(one)
-    assert [work.sequence for work in plan.schedule(0.0)] == [first, second]
-    assert list(plan.waiting) == [third]
-    slot = first.slot
-    plan.remove(first)
-    assert [work.sequence for work in plan.schedule(0.0)] == [second, third]
-    assert third.slot == slot
-    plan.remove(third)
-    plan.remove(second)
-    assert plan.sequences == []
-    assert plan.schedule(0.0) == []
+def test_a_long_prompt_does_not_hold_up_those_who_run() -> None:
+    planner = Scheduler(2, 4)
+    planner.add(sequence((1, 2, 3), number=50))
+    step(planner)
+    planner.add(sequence((9,) * 300))
+    plan = step(planner)
+    assert len(plan.rows) == 1
+    assert chunks(plan) == [(0, scheduler.MAX_CHUNK_BESIDE_ROWS)]
+
+
+def test_siblings_share_one_prompt() -> None:
+    siblings = [sequence((1, 2, 3), group=("g", 3)) for _ in range(3)]
+    plans = run(Scheduler(2, 4), *siblings)
+    assert [chunks(plan) for plan in plans] == [[(0, 3)], [], [], []]
+    assert [len(plan.draws) for plan in plans] == [3, 3, 3, 3]
+
+
+def test_siblings_are_waited_for_a_millisecond() -> None:
+    planner = Scheduler(2, 4)
+    first, second = (sequence((1, 2, 3), group=("g", 2)) for _ in range(2))
+    planner.add(first)
+    assert not planner.schedule(first.submitted_at)
+    assert planner.wake_at == first.submitted_at + scheduler.MAX_SIBLING_WAIT_S
+    planner.add(second)
+    assert len(step(planner, first.submitted_at).draws) == 2
+
+
+def test_a_lone_sibling_goes_when_its_time_is_over() -> None:
+    planner = Scheduler(2, 4)
+    planner.add(sequence((1, 2, 3), group=("g", 2)))
+    assert chunks(step(planner, planner.wake_at)) == [(0, 3)]
+
+
+def test_the_same_prompt_again_costs_nothing() -> None:
+    planner = Scheduler(2, 4)
+    run(planner, sequence((1, 2, 3)))
+    again = sequence((1, 2, 3))
+    planner.add(again)
+    plan = step(planner)
+    assert [row.sequence for row in plan.ready] == [again]
+    assert not plan.chunks
+
+
+def test_the_next_keystroke_costs_what_it_adds() -> None:
+    planner = Scheduler(2, 4)
+    run(planner, sequence((1, 2, 3, 4, 5)))
+    assert chunks(run(planner, sequence((1, 2, 3, 4, 5, 6, 8)))[0]) == [(5, 7)]
+    assert chunks(run(planner, sequence((1, 2, 3, 4, 9)))[0]) == [(4, 5)]
+
+
+def test_an_accepted_suggestion_is_remembered() -> None:
+    planner = Scheduler(2, 4)
+    run(planner, sequence((1, 2, 3), number=5))  # writes 7 7 7 7 7, the last of which nobody has computed
+    plans = run(planner, sequence((1, 2, 3, 7, 7, 7, 7, 7, 8)))
+    assert TailCopy(tail=0, slot=0, start=3, length=4) in plans[0].copies
+    assert chunks(plans[0]) == [(7, 9)]
+
+
+def test_a_prompt_in_use_is_copied_not_changed() -> None:
+    planner = Scheduler(2, 4)
+    long = tuple(range(1, 41))
+    planner.add(sequence(long, number=50))
+    step(planner)
+    planner.add(sequence((*long[:30], 99)))
+    plan = step(planner)
+    assert SlotCopy(source=0, target=1, length=30) in plan.copies
+    assert chunks(plan) == [(30, 31)]
+
+
+def test_who_finds_no_slot_waits_for_one() -> None:
+    planner = Scheduler(1, 4)
+    first, second = sequence((1, 2, 3)), sequence((4, 5, 6))
+    planner.add(first)
+    planner.add(second)
+    assert step(planner).draws == [first]
+    while first.finish_reason is None:
+        assert second not in step(planner).draws
+    assert step(planner).draws == [second]
+
+
+def test_what_has_ended_is_gone() -> None:
+    planner = Scheduler(2, 4)
+    one = sequence((1, 2, 3))
+    planner.add(one)
+    planner.schedule(float("inf"))
+    planner.remove(one)
+    assert planner.sequences == []
+    assert not planner.schedule(float("inf"))

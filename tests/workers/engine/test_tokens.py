@@ -37,9 +37,7 @@ texts = st.lists(
                 "x1y",
             ]
         ),
-        st.sampled_from(
-            ["<|endoftext|>", "<|endof", "text|>", "日本語", "🦉", "é", "\x1f", "\ud83d"]
-        ),
+        st.sampled_from(["<|endoftext|>", "<|endof", "text|>", "日本語", "🦉", "é", "\x1f", "\ud83d"]),
         st.sampled_from(["the old man", " sea", " looked", ".", "—", "“"]),
     ),
     max_size=60,
@@ -57,35 +55,6 @@ def test_ids_are_transformers_ids() -> None:
     reference = AutoTokenizer.from_pretrained(CHECKPOINT)
     for text in ("The old man", "  two\n\n spaces ", "naïve 日本 🦉 don't", "a<|endoftext|>b"):
         assert TOKENIZER.encode(text) == reference(text)["input_ids"]
-
-
-@settings(max_examples=300, deadline=None)
-@given(texts, st.integers(0, 30))
-def test_tail_is_the_tail_of_the_whole(text: str, max_tokens: int) -> None:
-    whole = TOKENIZER.encode(text)
-    expected = whole[-max_tokens:] if max_tokens else []
-    assert TOKENIZER.encode_tail(text, max_tokens) == expected
-
-
-@settings(max_examples=60, deadline=None)
-@given(texts, texts, st.integers(1, 12))
-def test_tail_of_a_long_text(start: str, end: str, max_tokens: int) -> None:
-    """Long enough that the cut is really made."""
-    text = 40 * start + " And then the rain came. " * 8 + end
-    assert TOKENIZER.encode_tail(text, max_tokens) == TOKENIZER.encode(text)[-max_tokens:]
-
-
-def test_tail_of_a_megabyte_reads_only_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "All work and no play. " * 50_000
-    lengths = []
-
-    def encode(part: str) -> list[int]:
-        lengths.append(len(part))
-        return Tokenizer.encode(TOKENIZER, part)
-
-    monkeypatch.setattr(TOKENIZER, "encode", encode)
-    assert len(TOKENIZER.encode_tail(text, 256)) == 256
-    assert max(lengths) < 5000
 
 
 def test_special_and_missing_ids() -> None:

@@ -59,3 +59,14 @@ def test_texts_without_words(text: str) -> None:
     assert len(ids) <= 100
     assert text.encode().endswith(b"".join(map(TOKENIZER.token_bytes, ids)))
     assert ids or not text
+
+
+def test_the_window_of_a_megabyte_reads_only_its_end() -> None:
+    lengths = []
+
+    def encode(text: str) -> list[int]:
+        lengths.append(len(text))
+        return TOKENIZER.encode(text)
+
+    assert len(encode_window(PROSE * 90, 256, encode)) > 128
+    assert max(lengths) < 5000

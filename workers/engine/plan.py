@@ -1,0 +1,141 @@
+"""What a step of the engine consists of, and the places that it speaks of.
+
+Plain values without behaviour of their own: the scheduler makes them, the runner carries them out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from workers.engine.sequence import Sequence
+
+TAIL_TOKENS = 255  # with the position where the prompt hands over, a whole block of the attention
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCopy:
+    """The first `length` tokens of slot `source`, to slot `target`."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class TailCopy:
+    """The first `length` tokens of a tail, to a slot, from position `start` on."""
+
+    tail: int
+    slot: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class TailMove:
+    """The first `length` tokens of tail `source`, to tail `target`."""
+
+    source: int
+    target: int
+    length: int
+
+
+Copy = SlotCopy | TailCopy | TailMove
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """A prompt's place in the cache."""
+
+    index: int
+    tokens: list[int] = field(default_factory=list)  # computed, from position 0 on
+    logits_at: int = 0  # tokens after which logits are kept; 0 is nowhere
+    readers: list[Row] = field(default_factory=list)
+    writers: list[Prompt] = field(default_factory=list)
+    used_at: int = 0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody needs what is in it; it may be remembered all the same."""
+        return not self.readers and not self.writers
+
+    def num_relied_on(self, besides: Row | None = None) -> int:
+        """How many of its first tokens somebody reads, or will."""
+        lengths = [reader.start for reader in self.readers if reader is not besides]
+        return max([*lengths, *(len(writer.tokens) for writer in self.writers)], default=0)
+
+
+@dataclass(eq=False, slots=True)
+class Prompt:
+    """A prompt that waits or is being computed, and the sequences that it is for."""
+
+    tokens: tuple[int, ...]
+    members: list[Sequence]
+    group_size: int  # siblings that are to come
+    waits_until: float  # for siblings; time.monotonic() seconds
+    is_echoed: bool  # all its logits are wanted: nothing of it may come from the cache
+    slot: Slot | None = None  # None while it waits
+    num_computed: int = 0
+    num_cached: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """A sequence that runs: its first `start` tokens are in a slot, the others in a tail.
+
+    The newest token is in neither: it is what the next step computes.
+    """
+
+    sequence: Sequence
+    slot: Slot
+    start: int
+    tail: int = -1
+    tail_length: int = 0
+
+    @property
+    def position(self) -> int:
+        """Of the token that the next step computes."""
+        return self.start + self.tail_length
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a tail holds whose sequence has ended, and the slot and position that it continues."""
+
+    slot: Slot
+    start: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens `start` to `stop` of a prompt, to be computed into a slot."""
+
+    prompt: Prompt
+    slot: Slot
+    start: int
+    stop: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.stop == len(self.prompt.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step: the copies first, in their order, then all else at once."""
+
+    copies: list[Copy]
+    rows: list[Row]  # compute the newest token of each; in the order of their tails
+    chunks: list[Chunk]
+    ready: list[Row]  # nothing to compute: the logits after their prompt are kept
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.chunks or self.ready)
+
+    @property
+    def draws(self) -> list[Sequence]:
+        """Who gets a token: first the rows, then those whose prompt is complete, then the ready."""
+        members = [one for chunk in self.chunks if chunk.is_last for one in chunk.prompt.members]
+        rows = [row.sequence for row in self.rows]
+        return [*rows, *members, *(row.sequence for row in self.ready)]
