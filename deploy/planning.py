@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from shared.errors import StartError
 from shared.settings import Settings
@@ -15,6 +16,7 @@ from shared.slots import Model, Plan, lay_out, made_of, prepare_run_directory
 from workers.checkpoints import Checkpoint, resolve, resolve_default
 
 MAX_SLOTS = 64
+SYNTHETIC_WEIGHT_BYTES = 500_000_000
 Progress = Callable[[str, float], None]
 
 
@@ -49,8 +51,15 @@ def _model(checkpoint: Checkpoint) -> Model:
         source=checkpoint.source,
         n_ctx=checkpoint.n_ctx,
         vocab_size=checkpoint.vocab_size,
+        weight_bytes=_weight_bytes(checkpoint),
         warning=checkpoint.warning,
     )
+
+
+def _weight_bytes(checkpoint: Checkpoint) -> int:
+    if checkpoint.source == "synthetic":  # none on disk; GPT-2 small's, or more
+        return SYNTHETIC_WEIGHT_BYTES
+    return sum(path.stat().st_size for path in Path(checkpoint.directory).glob("*.safetensors"))
 
 
 def count_gpus(environ: Mapping[str, str]) -> int:

@@ -9,6 +9,7 @@ from shared.errors import StartError
 from shared.settings import Settings
 from shared.slots import (
     Leases,
+    Model,
     Plan,
     lay_out,
     lock_run_directory,
@@ -20,7 +21,8 @@ from shared.slots import (
 
 
 def make_plan(devices: list[str], models: list[tuple[str, int]]) -> Plan:
-    return Plan({}, [], lay_out(devices, models, Path("/run"), 48))
+    checkpoints = [Model(name, "/", "directory", 1024, 50257) for name, _ in models]
+    return Plan({}, checkpoints, lay_out(devices, models, Path("/run"), 48))
 
 
 def test_slots_go_device_by_device_with_counts_per_device() -> None:
@@ -54,6 +56,14 @@ def test_cpu_workers_see_no_gpu_and_share_the_cores(monkeypatch: pytest.MonkeyPa
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert (environment["OMP_NUM_THREADS"], environment["TERCET_SLOT"]) == ("2", "1")
     assert worker_environment(plan.slots[1], plan, Settings(cpu_threads=5), {})["OMP_NUM_THREADS"] == "5"
+
+
+def test_a_tiny_model_computes_on_one_thread() -> None:
+    model = Model("tiny", "/", "embedded", 1024, 8192, weight_bytes=14_000_000)
+    [slot] = lay_out(["cpu"], [("tiny", 1)], Path("/run"), 48)
+    plan = Plan({}, [model], [slot])
+    assert worker_environment(slot, plan, Settings(), {})["OMP_NUM_THREADS"] == "1"
+    assert worker_environment(slot, plan, Settings(cpu_threads=2), {})["OMP_NUM_THREADS"] == "2"
 
 
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:
