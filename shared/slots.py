@@ -25,7 +25,7 @@ from shared.settings import MAX_SOCKET_PATH_BYTES, Address, Settings
 
 # How often a compute thread looks whether the others are there before it sleeps. By default it looks for
 # milliseconds, and where anything else wants the cores the threads wait for each other's time slices: measured
-# beside one other busy process on two cores, three branches of 20 tokens took 10.5 s, and with this 0.35 s.
+# beside other busy processes on two cores (load 3 to 4), three branches of 20 tokens took 10.5 s, with this 0.35 s.
 SPIN_COUNT = "20000"
 # The layers of a model this small are done before a second thread has woken. Measured with the embedded checkpoint
 # beside other busy processes on two cores: 20 tokens of three branches took 93 ms with one thread, 800 with two.

@@ -1,4 +1,4 @@
-"""The others, as their users run them: transformers' `generate` in the ways that issue 3 names.
+"""The others, as their users run them: transformers' `generate` in the ways they use it.
 
 Runs in a child process. Tokenizing and decoding text, which a user of `generate` does besides, are not timed.
 """

@@ -67,7 +67,7 @@ class Ceiling:
         self._inputs: dict[tuple[int, int], Tensor] = {}
 
     def shape(self) -> dict[str, int]:
-        """`is_small` is 1 for the shape that issue 3's targets are for; `num_weights` counts the linear layers'."""
+        """`is_small` is 1 for the shape that the targets are for; `num_weights` counts the linear layers'."""
         return {
             "is_small": int(self._config == SHAPES["small"]),
             "num_weights": sum(role.num_in * role.num_out * role.num_layers for role in self._roles.values()),

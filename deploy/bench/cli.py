@@ -56,7 +56,7 @@ def bench_engine(
     seed: Seed = 0,
     plot_path: PlotPath = None,
 ) -> None:
-    """Every row of issue 3's tables: what is asked of Tercet, beside what others and the machine can do."""
+    """Every row of the performance tables: what is asked of Tercet, beside what others and the machine can do."""
     names = _names(only or [])
     options = _options(models, device, rounds, quick, setting or [], seed)
     if plot_path is not None:

@@ -1,4 +1,4 @@
-"""`tercet bench engine --device cuda`: the rows of issue 3's GPU table.
+"""`tercet bench engine --device cuda`: the rows of the GPU table.
 
 A decode step's floor is what it must read, weights and keys and values, at the memory's bandwidth. Series that this
 machine's software cannot run (a compiler is missing, a library refuses GPT-2) are left out with their reason.

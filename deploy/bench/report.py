@@ -97,7 +97,7 @@ def series_table(title: str, series: Sequence[Series], against: Series | None = 
 
 def rows_table(rows: Sequence[Row]) -> Table:
     """Issue 3's table with our figures in it."""
-    table = Table(title="Must be shown (issue 3)")
+    table = Table(title="Targets")
     for heading in ("what", "ours", "against", "figure", "must", "", "we want", ""):
         table.add_column(heading, justify="left" if heading in {"what", ""} else "right")
     for row in rows:

@@ -1,4 +1,4 @@
-"""From samples to the rows of issue 3's CPU table. Pure."""
+"""From samples to the rows of the CPU table. Pure."""
 
 from __future__ import annotations
 

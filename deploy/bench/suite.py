@@ -1,4 +1,4 @@
-"""`tercet bench engine` on a CPU: every row of issue 3's table, each with what it is compared with, in one run.
+"""`tercet bench engine` on a CPU: every row of the CPU table, each with what it is compared with, in one run.
 
 Decides what runs beside what. Refuses to know how a request is sent, a kernel is called or a table is drawn.
 """

@@ -1,4 +1,4 @@
-"""Issue 3's tables "Must be shown", row by row, with issue 6's figure for the embedded checkpoint; and the verdicts.
+"""The targets, row by row, and the verdicts.
 
 Pure: what a figure is compared with is measured elsewhere.
 """

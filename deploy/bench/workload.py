@@ -1,4 +1,4 @@
-"""What is asked: the workload W of issue 3, and prompts that nobody has seen before, of exactly so many tokens.
+"""What is asked: the workload W, and prompts that nobody has seen before, of exactly so many tokens.
 
 Knows words and token counts. Refuses to know who answers. Does not import torch.
 """
@@ -25,7 +25,7 @@ class Pass(msgspec.Struct, frozen=True):
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """One request's size and sampling. Defaults: W, "64-token prompt, 3 × 20 new tokens" (issue 3)."""
+    """One request's size and sampling. Defaults: W, "64-token prompt, 3 × 20 new tokens"."""
 
     num_prompt_tokens: int = 64
     num_samples: int = 3
