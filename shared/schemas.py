@@ -169,6 +169,13 @@ class Failed(Struct, kw_only=True, tag="failed", tag_field="event"):
 
 GenerateLine = Accepted | Token | Done | Failed
 
+# The bodies that `parse_request` reads. msgspec builds its table of a struct's types at the first use, and two threads
+# doing so at once crash the process (msgspec 0.22: the second reads a table half built). A decoder builds it: here.
+_FIELDS: dict[type[Struct], dict[str, Any]] = {}
+for _kind in (AutocompleteRequest, GenerateRequest):
+    msgspec.json.Decoder(_kind)
+    _FIELDS[_kind] = get_type_hints(_kind, include_extras=True)
+
 SlotState = Literal["starting", "loading", "warm", "draining", "failed", "down"]
 
 
@@ -192,7 +199,7 @@ class State(Struct, kw_only=True, frozen=True):
 
 
 def parse_request(raw: bytes, kind: type[T], aliases: dict[str, str] | None = None) -> T:
-    """Decode and check a request's body.
+    """Decode and check a request's body; `kind` is one of those in `_FIELDS`.
 
     Raises:
         InvalidJson: not a JSON object; says where it stops being one.
@@ -209,7 +216,7 @@ def parse_request(raw: bytes, kind: type[T], aliases: dict[str, str] | None = No
             if name in body:
                 raise _invalid(alias, f"is another name of {name}; send one of them")
             body[name] = body.pop(alias)
-    known = get_type_hints(kind, include_extras=True)
+    known = _FIELDS[kind]
     if unknown := sorted(body.keys() - known.keys()):
         raise InvalidRequest(
             f"Unknown field {', '.join(unknown)}; the fields are {', '.join(known)}.",

@@ -114,7 +114,8 @@ class Tercet:
         roles: dict[str, list[psutil.Process]] = {"serve": [serve]}
         for master in serve.children():
             with suppress(psutil.NoSuchProcess):  # dead, and not yet reaped
-                roles[master.environ()["TERCET_ROLE"]] = [master, *master.children()]
+                if role := master.environ().get("TERCET_ROLE"):  # else forked, and not yet a master
+                    roles[role] = [master, *master.children()]
         return roles
 
 
@@ -132,3 +133,4 @@ def running(base: Path, **settings: str) -> Iterator[Tercet]:
         raise
     finally:
         assert tercet.stop() == 0
+    assert "SIGSEGV" not in tercet.log()  # a retry answers for a crashed worker: only the log tells

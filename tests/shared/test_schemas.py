@@ -1,9 +1,15 @@
 """Every refusal names the field, its range and what came instead."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from shared.errors import InvalidJson, InvalidRequest
 from shared.schemas import ALIASES, AutocompleteRequest, parse_request
+
+ROOT = Path(__file__).parents[2]
 
 
 def parse(raw: bytes) -> AutocompleteRequest:
@@ -70,3 +76,23 @@ def test_a_wrong_field_is_named_with_its_range(raw: bytes, field: str, message: 
 def test_what_is_not_a_json_object_is_refused_with_the_place(raw: bytes, message: str) -> None:
     with pytest.raises(InvalidJson, match=message):
         parse(raw)
+
+
+def test_first_requests_that_come_at_once_crash_nothing() -> None:
+    """In processes of their own, for only a process's first use of a type builds its table."""
+    program = """
+import sys, threading
+from shared.schemas import GenerateRequest, parse_request
+sys.setswitchinterval(1e-6)
+body = b'{"prompt": "a", "sampling": {"top_k": 3}, "group": {"id": "g", "size": 3}, "request_id": "r"}'
+together = threading.Barrier(8)
+def first():
+    together.wait()
+    parse_request(body, GenerateRequest)
+threads = [threading.Thread(target=first) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=30, check=False)
+        assert done.returncode == 0
