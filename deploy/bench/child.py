@@ -11,6 +11,7 @@ import multiprocessing
 import signal
 import traceback
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from shared.errors import StartError
@@ -19,32 +20,32 @@ STOP_S = 10.0
 
 
 class Child:
-    """`Child("deploy.bench.engine:EngineAlone", …)` makes that object elsewhere; `call` calls its methods."""
+    """`Child("deploy.bench.engine:EngineAlone", …)` is that object elsewhere; `call` calls its methods.
+
+    The process is started, and the object made, by the first call.
+    """
 
     def __init__(self, factory: str, *args: Any) -> None:
-        """
-        Raises:
-            StartError: the object could not be made; its traceback is in the message.
-        """
-        context = multiprocessing.get_context("spawn")
         self._factory = factory
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_live, args=(theirs, factory, args), name=factory, daemon=True)
-        self._process.start()
-        theirs.close()
-        self._answer()
+        self._args = args
+        self._process: BaseProcess | None = None
 
     def call(self, method: str, *args: Any) -> Any:
         """What the method returns.
 
         Raises:
-            StartError: it raised, or the process is gone.
+            StartError: it raised, the object could not be made, or the process is gone. The first line says why, the
+                others are the traceback.
         """
-        self._pipe.send((method, args))
+        if self._process is None:
+            self._start()
+        self._send((method, args))
         return self._answer()
 
     def close(self) -> None:
         """End the process."""
+        if self._process is None:
+            return
         self._pipe.close()
         self._process.join(STOP_S)
         if self._process.is_alive():
@@ -57,15 +58,33 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_live, args=(theirs, self._factory, self._args), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._answer()
+
+    def _send(self, message: object) -> None:
+        try:
+            self._pipe.send(message)
+        except OSError as error:
+            raise self._gone() from error
+
     def _answer(self) -> Any:
         try:
             is_good, value = self._pipe.recv()
-        except EOFError as error:
-            self._process.join(STOP_S)
-            raise StartError(f"{self._factory} ended with exit code {self._process.exitcode}.") from error
+        except (EOFError, OSError) as error:
+            raise self._gone() from error
         if not is_good:
             raise StartError(f"{self._factory} failed with {value}")
         return value
+
+    def _gone(self) -> StartError:
+        assert self._process is not None
+        self._process.join(STOP_S)
+        return StartError(f"{self._factory} ended with exit code {self._process.exitcode}.")
 
 
 def _live(pipe: Connection, factory: str, args: tuple[Any, ...]) -> None:

@@ -6,8 +6,9 @@ machine's software cannot run (a compiler is missing, a library refuses GPT-2) a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -56,17 +57,22 @@ class GpuSuite:
         self._stack = ExitStack()
 
     def run(self, document: Document) -> None:
+        shapes = self._start_ceiling(document)
+        num_rounds = self._options.num_rounds
         with self._stack:
-            shapes = self._start_ceiling(document)
-            contenders = [*self._whole_requests(), *self._steps()]
-            num_rounds = self._options.num_rounds
+            contenders = self._whole_requests()
             with progress(self._console, "Rounds", (num_rounds + 1) * len(contenders)) as turn:
                 results = interleave(contenders, num_rounds, turn)
+        # An engine takes what memory is free for its cache: one after another, and none beside a server.
+        names = [name for name in MODELS if name in self._wanted]
+        with progress(self._console, "Decode steps", len(names)) as turn:
+            for name in names:
+                turn(LABELS[name])
+                results.add(name, partial(self._steps, name))
         document.series |= {name: Series.of(LABELS[name], "ms", values) for name, values in results.samples.items()}
         document.not_measured |= {LABELS[name]: why for name, why in results.failures.items()}
-        is_h100 = "H100" in "".join(document.machine.gpus)
-        read_gb_s = document.ceiling["read_gb_s"]
-        document.rows += [self._row(name, results, shapes, read_gb_s, is_h100) for name in self._wanted]
+        read_gb_s, is_h100 = document.ceiling["read_gb_s"], "H100" in "".join(document.machine.gpus)
+        document.rows += [gpu_row(name, results, shapes, read_gb_s, is_h100) for name in self._wanted]
 
     def _start_ceiling(self, document: Document) -> dict[str, dict[str, int]]:
         """Bandwidth into the document; the shapes of the models whose steps are timed."""
@@ -110,48 +116,45 @@ class GpuSuite:
             Contender("gateway", "W through the gateway", gateway),
         ]
 
-    def _steps(self) -> list[Contender]:
-        return [self._step(name) for name in MODELS if name in self._wanted]
-
-    def _step(self, name: str) -> Contender:
+    def _steps(self, name: str) -> dict[str, list[float]]:
+        """Milliseconds of a decode step, one value a round."""
         options = self._options
+        settings, subject = options.load_settings(), Subject.of(resolve(MODELS[name]))
         workload = CROWD if name == "gpu-crowd" else options.workload
-        max_batch = max(workload.num_samples, options.load_settings().max_batch)
-        with self._console.status(f"Starting an engine with {MODELS[name]} …"):
-            engine = self._start(
-                "engine:EngineAlone",
-                Subject.of(resolve(MODELS[name])), options.device, options.load_settings().dtype, max_batch, None,
-            )  # fmt: skip
-
-        def measure() -> dict[str, list[float]]:
-            run = engine.call("request", self._writer.ids(workload.num_prompt_tokens), workload, self._writer.seed())
-            return {name: [run.ms_per_step]}
-
-        return Contender(name, LABELS[name], measure)
-
-    def _row(
-        self, name: str, results: Results, shapes: dict[str, dict[str, int]], read_gb_s: float, is_h100: bool
-    ) -> Row:
-        needed = {"gpu-request": ("a-bf16", "gateway"), "gpu-compiled": ("static", "gateway")}.get(name, (name,))
-        for series in needed:
-            if series in results.failures:
-                return not_measured(name, f"{series} failed: {results.failures[series]}")
-        middle = {series: median(results.samples[series]) for series in needed}
-        if name in MODELS:
-            at_measured = floor_ms(shapes[name], read_gb_s, CROWD.num_samples if name == "gpu-crowd" else 0)
-            floor = H100_FLOOR_MS.get(name, at_measured) if is_h100 else at_measured
-            return measured(
-                name, middle[name] / floor, ours=middle[name], unit="ms", against=floor,
-                floor_at_measured_bandwidth_ms=round(at_measured, 5),
-            )  # fmt: skip
-        other, ours = middle[needed[0]], middle["gateway"]
-        return measured(name, other / ours, ours=ours, unit="ms", against=other)
+        max_batch = max(workload.num_samples, settings.max_batch)
+        engine = Child("deploy.bench.engine:EngineAlone", subject, options.device, settings.dtype, max_batch, None)
+        with engine:
+            runs = [
+                engine.call("request", self._writer.ids(workload.num_prompt_tokens), workload, self._writer.seed())
+                for _ in range(options.num_rounds + 1)
+            ]
+        return {name: [run.ms_per_step for run in runs[1:]]}
 
     def _start(self, factory: str, *args: Any) -> Child:
         return self._stack.enter_context(Child(f"deploy.bench.{factory}", *args))
 
 
-def floor_ms(shape: dict[str, int], read_gb_s: float, num_sequences: int = 0) -> float:
+def gpu_row(
+    name: str, results: Results, shapes: Mapping[str, Mapping[str, int]], read_gb_s: float, is_h100: bool
+) -> Row:
+    """A row of the GPU table, or why it is not measured. Pure."""
+    needed = {"gpu-request": ("a-bf16", "gateway"), "gpu-compiled": ("static", "gateway")}.get(name, (name,))
+    for series in needed:
+        if series in results.failures:
+            return not_measured(name, f"{series} failed: {results.failures[series]}")
+    middle = {series: median(results.samples[series]) for series in needed}
+    if name in MODELS:
+        at_measured = floor_ms(shapes[name], read_gb_s, CROWD.num_samples if name == "gpu-crowd" else 0)
+        floor = H100_FLOOR_MS.get(name, at_measured) if is_h100 else at_measured
+        return measured(
+            name, middle[name] / floor, ours=middle[name], unit="ms", against=floor,
+            floor_at_measured_bandwidth_ms=round(at_measured, 5),
+        )  # fmt: skip
+    other, ours = middle[needed[0]], middle["gateway"]
+    return measured(name, other / ours, ours=ours, unit="ms", against=other)
+
+
+def floor_ms(shape: Mapping[str, int], read_gb_s: float, num_sequences: int = 0) -> float:
     """Milliseconds to read a model's weights and the keys and values of `num_sequences` of 150 tokens, all in bf16."""
     num_values = 2 * shape["n_layer"] * shape["n_embd"] * CROWD_CONTEXT_TOKENS * num_sequences
     return BYTES_PER_WEIGHT * (shape["num_weights"] + num_values) / read_gb_s / 1e6

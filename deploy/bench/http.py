@@ -95,8 +95,7 @@ class HttpBench:
                 document.ceiling["chosen"] = ceiling.call("chosen")
             contenders += [self._linears(ceiling, number) for number in self._levels]
         writer = Writer(subject.tokenizer(), options.seed)
-        with self._console.status("Starting the baseline …"):
-            child = self._start("baselines:Baselines", subject, options.workload, options.device, options.num_threads)
+        child = self._start("baselines:Baselines", subject, options.workload, options.device, options.num_threads)
         num_tokens = options.workload.num_prompt_tokens
         return [
             *contenders,

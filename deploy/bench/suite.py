@@ -183,8 +183,7 @@ class CpuSuite:
     def _baselines(self) -> list[Contender]:
         names = ["a"] if self._needs("request") else []
         names += ["b-fp32", "b-bf16"] if self._needs("batched") else []
-        with self._console.status("Starting the baselines …"):
-            child = self._start("baselines:Baselines", self._subject, self._workload, "cpu", self._options.num_threads)
+        child = self._start("baselines:Baselines", self._subject, self._workload, "cpu", self._options.num_threads)
 
         def contender(name: str) -> Contender:
             num_tokens = self._workload.num_prompt_tokens
@@ -204,14 +203,12 @@ class CpuSuite:
 
     def _engine_alone(self) -> Contender:
         settings = self._options.load_settings()
-        with self._console.status("Starting an engine to measure …"):
-            engine = self._start(
-                "engine:EngineAlone",
-                self._subject, "cpu", settings.dtype, settings.max_batch, self._options.num_threads,
-            )  # fmt: skip
-        self._dtypes.add(engine.call("dtype"))
+        engine = self._start(
+            "engine:EngineAlone", self._subject, "cpu", settings.dtype, settings.max_batch, self._options.num_threads
+        )
 
         def measure() -> dict[str, list[float]]:
+            self._dtypes.add(engine.call("dtype"))
             prompts = [self._writer.ids(self._workload.num_prompt_tokens) for _ in range(self._sizes.num_repeats)]
             runs = [engine.call("request", ids, self._workload, self._writer.seed()) for ids in prompts]
             return {"engine": [run.wall_ms for run in runs]}
@@ -292,4 +289,5 @@ class CpuSuite:
         )  # fmt: skip
 
     def _start(self, factory: str, *args: Any) -> Child:
+        """A child of this run; its process starts when it is first called."""
         return self._stack.enter_context(Child(f"deploy.bench.{factory}", *args))

@@ -200,8 +200,10 @@ def test_a_childs_failure_is_told_with_its_traceback() -> None:
         with pytest.raises(StartError, match=r"(?s)AttributeError: .*missing.*Traceback"):
             child.call("missing")
         assert child.call("most_common", 1) == [("a", 2)]
-    with pytest.raises(StartError, match="No module named"):
-        Child("deploy.bench.nowhere:Thing")
+    with Child("deploy.bench.nowhere:Thing") as child, pytest.raises(StartError, match="No module named"):
+        child.call("run")
+    with Child("os:_exit", 3) as child, pytest.raises(StartError, match="exit code 3"):
+        child.call("run")
 
 
 def test_rows_that_do_not_exist_are_refused() -> None:
