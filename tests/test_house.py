@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 OURS = {"gateway", "workers", "shared", "deploy", "tests"}
-MODEL_SIDE = {"torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy"}
+MODEL_SIDE = {"torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numba", "numpy"}
 SERVER_SIDE = {"falcon", "gunicorn", "httpx"}
 
 # Room: (what of ours it may import, what of others it may not).

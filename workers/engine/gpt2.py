@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from workers.engine.linear import ROW_COUNTS, Linear, LinearMaker, device_dtype
+from workers.engine.linear import Linear, LinearMaker, device_dtype
 from workers.engine.tokens import Tokenizer
 
 MAX_HEAD_ROWS = 64  # more logits than these at once only spoil the caches
@@ -134,12 +134,6 @@ class GPT2:
     layers: tuple[Layer, ...]
     norm: Norm
     head: Linear
-
-    def padded_rows(self, number: int) -> int:
-        """The number of rows, at least `number`, that the layers are quickest with."""
-        if self.head.row_counts is None:
-            return number
-        return next((count for count in ROW_COUNTS if count >= number), number)
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attend: AttendFn) -> Tensor:
         """[rows] ids and positions → [rows, n_embd]."""

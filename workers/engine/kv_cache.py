@@ -2,28 +2,25 @@
 
 Knows memory. Refuses to know which tokens are where: the scheduler does.
 
-A prompt is kept once, however many branches continue it. A branch adds to a tail of its own, whose
-first position belongs to the attention: it is where the prompt hands over (see `attention`).
+A prompt is kept once, however many branches continue it. A branch adds to a tail of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from workers.engine.attention import COLUMNS, padded_columns, value_width
 from workers.engine.plan import TAIL_TOKENS, Copy, SlotCopy, TailCopy, TailMove
 
-# Rows a power of two apart would all fall into a few sets of the CPU's caches.
-SKEW = COLUMNS
+# Keys lie in blocks of so many positions, side by side: a vector instruction computes a score of each.
+LANES = 32
+# A value's width is rounded up to a vector; behind the value stands a one, whose weighted sum is that of the weights.
+VECTOR = 16
 # Of the free memory; other slots of the machine, and the rest of this process, want some too.
 MEMORY_SHARE = 0.3
-
-TailPlace = tuple[Tensor, Tensor, Tensor]  # tails [rows, 1], heads [1, heads], positions [rows, 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +34,19 @@ class CacheShape:
 
     @property
     def slot_positions(self) -> int:
-        return padded_columns(self.n_ctx) + SKEW
+        return -(-self.n_ctx // LANES) * LANES
 
     @property
     def tail_positions(self) -> int:
-        return padded_columns(1 + TAIL_TOKENS) + SKEW
+        return -(-TAIL_TOKENS // LANES) * LANES
+
+    @property
+    def value_width(self) -> int:
+        return (self.head_size // VECTOR + 1) * VECTOR
 
     @property
     def position_bytes(self) -> int:
-        width = self.head_size + value_width(self.head_size)
-        return self.num_layers * self.num_heads * width * torch.float32.itemsize
+        return self.num_layers * self.num_heads * (self.head_size + self.value_width) * torch.float32.itemsize
 
     def num_slots(self, memory_bytes: int, num_tails: int) -> int:
         """Prompts that fit beside `num_tails` tails: at least one, and no more than tails.
@@ -63,63 +63,55 @@ class CacheShape:
         return min(num_tails, fitting)
 
 
+class Places:
+    """Keys and values of equal stretches of positions, in all layers.
+
+    `keys` [layers, places, heads, blocks, head_size, LANES] and `values` [layers, places, heads, positions,
+    value_width]. The system gives zeroed memory where it is first touched, and only there.
+    """
+
+    def __init__(self, shape: CacheShape, number: int, num_positions: int) -> None:
+        first = (shape.num_layers, number, shape.num_heads)
+        self.keys = torch.zeros(*first, num_positions // LANES, shape.head_size, LANES)
+        self.values = torch.zeros(*first, num_positions, shape.value_width)
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 * (self.keys.numel() + self.values.numel())
+
+    def read(self, place: int, length: int) -> tuple[Tensor, Tensor]:
+        """The first `length` positions: keys [layers, heads, head_size, positions] and values."""
+        keys = self.keys[:, place, :, : -(-length // LANES)].transpose(2, 3).flatten(3)
+        return keys[..., :length], self.values[:, place, :, :length]
+
+    def write(self, place: int, start: int, keys: Tensor, values: Tensor) -> None:
+        """Stores what `read` gave, from position `start` on."""
+        positions = torch.arange(start, start + keys.shape[3])
+        # Indices that are apart put their dimension first.
+        self.keys[:, place, :, positions // LANES, :, positions % LANES] = keys.permute(3, 0, 1, 2)
+        self.values[:, place, :, start : start + values.shape[2]] = values
+
+
 class KVCache:
-    """Static storage. The system gives zeroed memory where it is first touched, and only there."""
+    """Static storage: slots for prompts, and tails."""
 
     def __init__(self, shape: CacheShape, num_slots: int, num_tails: int) -> None:
-        self.num_heads, self.head_size = shape.num_heads, shape.head_size
-        width = value_width(shape.head_size)
-        slots = (shape.num_layers, num_slots, shape.num_heads)
-        tails = (shape.num_layers, num_tails, shape.num_heads)
-        # A prompt's keys lie with positions side by side: that makes their product a third faster.
-        self.prompt_keys = torch.zeros(*slots, shape.head_size, shape.slot_positions)
-        self.prompt_values = torch.zeros(*slots, shape.slot_positions, width)
-        self.tail_keys = torch.zeros(*tails, shape.tail_positions, shape.head_size)
-        self.tail_values = torch.zeros(*tails, shape.tail_positions, width)
-        self._heads = torch.arange(shape.num_heads)[None]
-        self.num_bytes = sum(
-            tensor.numel() * tensor.itemsize
-            for tensor in (
-                self.prompt_keys,
-                self.prompt_values,
-                self.tail_keys,
-                self.tail_values,
-            )
-        )
-
-    def write_prompt(self, layer: int, slot: int, start: int, keys: Tensor, values: Tensor) -> None:
-        """Stores keys and values, each [rows, heads, head_size], from position `start` on."""
-        place = slice(start, start + len(keys))
-        self.prompt_keys[layer, slot, :, :, place] = keys.permute(1, 2, 0)
-        cell = self.prompt_values[layer, slot, :, place]
-        cell[..., : self.head_size] = values.transpose(0, 1)
-        cell[..., self.head_size] = 1
-
-    def tail_place(self, tails: Sequence[int], tokens: Sequence[int]) -> TailPlace:
-        """Where each row's token goes: token number `tokens[row]` of tail `tails[row]`."""
-        positions = torch.tensor(tokens).add_(1)
-        return torch.tensor(tails)[:, None], self._heads, positions[:, None]
-
-    def write_tails(self, layer: int, place: TailPlace, keys: Tensor, values: Tensor) -> None:
-        """Stores keys [rows, heads, head_size] and values [rows, heads, value_width]."""
-        self.tail_keys[layer].index_put_(place, keys)
-        self.tail_values[layer].index_put_(place, values)
+        self.slots = Places(shape, num_slots, shape.slot_positions)
+        self.tails = Places(shape, num_tails, shape.tail_positions)
+        self.num_bytes = self.slots.num_bytes + self.tails.num_bytes
 
     def copy(self, one: Copy) -> None:
         """Copies tokens from place to place, in all layers."""
         match one:
             case SlotCopy(source, target, length):
-                keys, values = self.prompt_keys, self.prompt_values
-                keys[:, target, :, :, :length] = keys[:, source, :, :, :length]
-                values[:, target, :, :length] = values[:, source, :, :length]
+                # Whole blocks: what lies past the length is written before it is seen.
+                blocks = slice(-(-length // LANES))
+                self.slots.keys[:, target, :, blocks] = self.slots.keys[:, source, :, blocks]
+                self.slots.values[:, target, :, :length] = self.slots.values[:, source, :, :length]
             case TailCopy(tail, slot, start, length):
-                place, own = slice(start, start + length), slice(1, 1 + length)
-                self.prompt_keys[:, slot, :, :, place] = self.tail_keys[:, tail, :, own].mT
-                self.prompt_values[:, slot, :, place] = self.tail_values[:, tail, :, own]
+                self.slots.write(slot, start, *self.tails.read(tail, length))
             case TailMove(source, target, length):
-                own = slice(1, 1 + length)
-                for tails in (self.tail_keys, self.tail_values):
-                    tails[:, target, :, own] = tails[:, source, :, own]
+                self.tails.write(target, 0, *self.tails.read(source, length))
 
 
 def cache_budget_bytes() -> int:

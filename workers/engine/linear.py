@@ -5,15 +5,16 @@ Knows matrix kernels and their habits. Refuses to know what the layers are for.
 A kernel may pick its order of summation by the shape it is given, so a row computed among 3 rows
 can differ, in its last bits, from the same row among 64. So only row counts from `ROW_COUNTS` are
 computed (the rest are padded), and of these only the ones that were seen, on this machine and for
-this shape of layer, to agree with each other. fbgemm's int8 kernel is free of this: it sums
-integers, and has one way to turn a sum into a float.
+this shape of layer, to agree with each other.
 """
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,26 +27,82 @@ ROW_COUNTS = (
     *(80, 96, 112, 128, 160, 192, 224, 256),
 )
 PROBE_ROWS = 16
+# Rows up to which fbgemm's int8 kernel is the faster one where the CPU has AMX.
+FBGEMM_ROWS_BESIDE_AMX = 3
 
-Kernel = Callable[[Tensor], Tensor]  # [rows, in] float32 → [rows, out] float32
+# How rows are handed to a matrix product: as they are; divided by their largest absolute value; the same in 8 bits,
+# 1/127 each and zero at 128.
+PLAIN, UNIT, UINT8 = range(3)
+TINY = torch.finfo(torch.float32).tiny
+
+Kernel = Callable[[Tensor], Tensor]  # [rows, in] → [rows, out]
+
+
+class Product(Protocol):
+    """x · Wᵀ of one weight, on a CPU: float32, to be multiplied with the rows' scales where they have some."""
+
+    def mode(self, num_rows: int) -> int:
+        """How so many rows are to be handed over."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in] in their mode → [rows, out] float32."""
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """y = x · Wᵀ + b, float32 in and out; row-exact (see the module)."""
+class CpuLinear:
+    """y = x · Wᵀ + b, row-exact (see the module), in the parts of which the CPU's kernels make a step."""
 
-    kernel: Kernel
+    product: Product
+    bias: Tensor | None  # [out] float32
     row_counts: tuple[int, ...] | None  # those to compute with, ascending; None is any
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[rows, in] → [rows, out]."""
-        if self.row_counts is None or len(x) in self.row_counts:
-            return self.kernel(x)
+    def padded(self, num_rows: int) -> int:
+        """The number of rows, at least `num_rows`, to hand over."""
+        if self.row_counts is None:
+            return num_rows
         largest = self.row_counts[-1]
-        if len(x) > largest:
-            return torch.cat([self(piece) for piece in torch.split(x, largest)])
-        padded = next(count for count in self.row_counts if count > len(x))
-        return self.kernel(F.pad(x, (0, 0, 0, padded - len(x))))[: len(x)]
+        if num_rows <= largest:
+            return next(count for count in self.row_counts if count >= num_rows)
+        whole, rest = divmod(num_rows, largest)
+        # The rest is handed over like the others, which a few rows by themselves might not be.
+        rest = next(count for count in self.row_counts if count >= max(rest, PROBE_ROWS)) if rest else 0
+        return whole * largest + rest
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """[padded rows, in] in their mode → [padded rows, out], neither scaled nor with the bias."""
+        if self.row_counts is None or len(x) <= self.row_counts[-1]:
+            return self.product(x)
+        return torch.cat([self.product(piece) for piece in torch.split(x, self.row_counts[-1])])
+
+    def mode(self, num_rows: int) -> int:
+        """How `num_rows` rows, padded, are to be handed over."""
+        return self.product.mode(num_rows if self.row_counts is None else min(num_rows, self.row_counts[-1]))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in] → [rows, out], float32 both: the whole layer, for whoever has no use for its parts."""
+        padded = F.pad(x, (0, 0, 0, self.padded(len(x)) - len(x)))
+        ready, scales = prepare(padded, self.mode(len(padded)))
+        y = self.multiply(ready)[: len(x)] * scales[: len(x)]
+        return y if self.bias is None else y + self.bias
+
+
+Linear = CpuLinear | Kernel
+
+
+def prepare(x: Tensor, mode: int) -> tuple[Tensor, Tensor]:
+    """Rows [rows, in] float32 as `mode` wants them, and their scales [rows, 1].
+
+    A scale of its own for each row: the kernels know only one for the whole tensor, which would make a row depend on
+    its neighbours. It also makes the error smaller where one row stands out.
+    """
+    if mode == PLAIN:
+        return x, torch.ones(len(x), 1)
+    scales = x.abs().amax(-1, keepdim=True).clamp_min_(TINY)
+    unit = x / scales
+    if mode == UNIT:
+        return unit, scales
+    # One rounding for product and sum, as fbgemm has it.
+    return torch.add(torch.tensor(128.0), unit, alpha=127).round_().to(torch.uint8), scales
 
 
 class LinearMaker:
@@ -63,11 +120,15 @@ class LinearMaker:
         if device != "cpu":
             self._dtype = device_dtype(dtype, device)
             return
-        makers = {"fp32": _fp32_kernel, "bf16": _bf16_kernel, "int8": _int8_kernel()}
+        makers: dict[str, Callable[[Tensor], Product]] = {
+            "fp32": FloatProduct,
+            "bf16": HalfProduct,
+            "int8": Int8Product,
+        }
         if dtype not in makers:
             raise ValueError(f"dtype {dtype} is not for {device}; there are {', '.join(makers)}")
-        self._make_kernel = makers[dtype]
-        self._row_counts: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._make_product = makers[dtype]
+        self._row_counts: dict[tuple[int, ...], tuple[int, ...] | None] = {}
 
     def __call__(self, weight: Tensor, bias: Tensor | None, max_rows: int = ROW_COUNTS[-1]) -> Linear:
         """A layer from its float32 weight [out, in] and bias [out].
@@ -78,27 +139,31 @@ class LinearMaker:
         if self._device != "cpu":
             weight = weight.to(self._device, self._dtype)
             bias = None if bias is None else bias.to(self._device, self._dtype)
-            return Linear(_device_kernel(weight, bias), None)
-        kernel = self._make_kernel(weight, bias)
-        if self._make_kernel is _fbgemm_int8_kernel:
-            return Linear(kernel, None)
+            return _device_kernel(weight, bias)
+        product = self._make_product(weight)
         shape = tuple(weight.shape)
         if shape not in self._row_counts:
             counts = [count for count in ROW_COUNTS if count <= max_rows]
-            self._row_counts[shape] = _agreeing_row_counts(kernel, weight.shape[1], counts)
-        return Linear(kernel, self._row_counts[shape])
+            self._row_counts[shape] = _agreeing_row_counts(product, weight.shape[1], counts)
+        return CpuLinear(product, bias, self._row_counts[shape])
 
 
-def _agreeing_row_counts(kernel: Kernel, in_features: int, counts: Sequence[int]) -> tuple[int, ...]:
-    """Those of `counts`, ascending, that give every row the bits that `PROBE_ROWS` rows give it.
+def _agreeing_row_counts(product: Product, in_features: int, counts: Sequence[int]) -> tuple[int, ...] | None:
+    """Those of `counts`, ascending, that give every row the bits that `PROBE_ROWS` rows give it; None is any number.
 
     Random rows show the order of summation: were two orders different, all those sums would
     hardly round alike.
     """
+    if isinstance(product, Int8Product) and not product.has_two:
+        return None  # fbgemm's alone: it sums integers, and has one way to turn a sum into a float
+
+    def compute(x: Tensor) -> Tensor:
+        return product(prepare(x, product.mode(len(x)))[0])
+
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(counts[-1], in_features, generator=generator)
-    reference = torch.cat([kernel(piece) for piece in torch.split(x, PROBE_ROWS)])
-    return tuple(count for count in counts if torch.equal(kernel(x[:count]), reference[:count]))
+    reference = torch.cat([compute(piece) for piece in torch.split(x, PROBE_ROWS)])
+    return tuple(count for count in counts if torch.equal(compute(x[:count]), reference[:count]))
 
 
 def device_dtype(dtype: str, device: str) -> torch.dtype:
@@ -123,59 +188,79 @@ def _device_kernel(weight: Tensor, bias: Tensor | None) -> Kernel:
     return lambda x: F.linear(x.float(), weight.float())
 
 
-def _fp32_kernel(weight: Tensor, bias: Tensor | None) -> Kernel:
-    if not _has_onednn():
-        return lambda x: F.linear(x, weight, bias)
-    # oneDNN's kernels on a packed weight: at few rows faster than MKL's, and less moody.
-    ops = torch.ops.mkldnn
-    packed = ops._reorder_linear_weight(weight, PROBE_ROWS)
+class FloatProduct:
+    """oneDNN's kernels on a packed weight: at few rows faster than MKL's, and less moody."""
 
-    def kernel(x: Tensor) -> Tensor:
-        y: Tensor = ops._linear_pointwise(x, packed, bias, "none", [], "")
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PROBE_ROWS) if _has_onednn() else weight
+
+    def mode(self, num_rows: int) -> int:
+        return PLAIN
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not _has_onednn():
+            return F.linear(x, self._weight)
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
         return y
 
-    return kernel
 
+class HalfProduct:
+    """bf16 weights. Only they and what meets them are bf16; everything between layers stays float32."""
 
-def _bf16_kernel(weight: Tensor, bias: Tensor | None) -> Kernel:
-    """Only the weights and what meets them are bf16; everything between layers stays float32."""
-    weight = weight.bfloat16()
-    bias = None if bias is None else bias.bfloat16()
-    if not _has_onednn():
-        return lambda x: F.linear(x.bfloat16(), weight, bias).float()
-    ops = torch.ops.mkldnn
-    packed = ops._reorder_linear_weight(weight, 1)
+    def __init__(self, weight: Tensor) -> None:
+        weight = weight.bfloat16()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if _has_onednn() else weight
 
-    def kernel(x: Tensor) -> Tensor:
-        y: Tensor = ops._linear_pointwise(x.bfloat16(), packed, bias, "none", [], "")
+    def mode(self, num_rows: int) -> int:
+        return PLAIN
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not _has_onednn():
+            return F.linear(x.bfloat16(), self._weight).float()
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self._weight, None, "none", [], "")
         return y.float()
 
-    return kernel
 
+class Int8Product:
+    """8-bit weights, a scale for each output; 8-bit activations, a scale for each row.
 
-def _int8_kernel() -> Callable[[Tensor, Tensor | None], Kernel]:
-    """The faster of two int8 kernels on this CPU: fbgemm's, or oneDNN's where there is AMX."""
-    has_fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
-    return _onednn_int8_kernel if _has_amx() or not has_fbgemm else _fbgemm_int8_kernel
-
-
-def _quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 weight [out, in] and its float32 scales [out]: each row's largest value is ±127."""
-    scales = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
-    return (weight / scales[:, None]).round().to(torch.int8), scales
-
-
-def _row_scales(x: Tensor) -> Tensor:
-    """[rows, in] → [rows, 1]: each row's largest absolute value.
-
-    A scale of its own for each row: the kernels know only one for the whole tensor, which would
-    make a row depend on its neighbours. It also makes the error smaller where one row stands out.
+    Few rows go to fbgemm's kernel, which quantizes by itself; more of them to oneDNN's where the CPU has AMX, which is
+    then up to three times as fast. Both sum integers, and what they do in floating point is the same to the bit.
     """
-    return x.abs().amax(-1, keepdim=True).clamp_min_(torch.finfo(torch.float32).tiny)
+
+    def __init__(self, weight: Tensor) -> None:
+        self._scales = (weight.abs().amax(1) / 127).clamp_min(TINY)  # each row's largest value is ±127
+        weight8 = (weight / self._scales[:, None]).round().to(torch.int8)
+        self._zeros = torch.zeros(len(weight), dtype=torch.long)
+        has_fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
+        self._fbgemm_rows = 0 if not has_fbgemm else FBGEMM_ROWS_BESIDE_AMX if _has_amx() else sys.maxsize
+        self.has_two = self._fbgemm_rows < sys.maxsize
+        if has_fbgemm:
+            self._fbgemm = _pack_for_fbgemm(weight8, self._scales)
+        if self.has_two:
+            self._onednn = torch.ops.onednn.qlinear_prepack(weight8, None)
+        # Without VNNI pairs of products are summed in 16 bits: half the range keeps them from wrapping.
+        self._num_levels = 127 if torch.cpu._is_vnni_supported() else 63
+
+    def mode(self, num_rows: int) -> int:
+        return UNIT if num_rows <= self._fbgemm_rows else UINT8
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float32:
+            y: Tensor = _fbgemm_multiply(x, 1 / self._num_levels, self._num_levels + 1, self._fbgemm)
+            return y
+        # float32 out, not scaled, no bias, nothing fused to it
+        z: Tensor = _onednn_multiply(
+            x, 1 / 127, 128, self._onednn, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return z
 
 
-def _fbgemm_int8_kernel(weight: Tensor, bias: Tensor | None) -> Kernel:
-    weight8, scales = _quantize_weight(weight)
+_fbgemm_multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+_onednn_multiply = torch.ops.onednn.qlinear_pointwise.default
+
+
+def _pack_for_fbgemm(weight8: Tensor, scales: Tensor) -> torch.ScriptObject:
     zeros = torch.zeros(len(scales), dtype=torch.long)
     engine = torch.backends.quantized.engine
     torch.backends.quantized.engine = "fbgemm"
@@ -184,35 +269,9 @@ def _fbgemm_int8_kernel(weight: Tensor, bias: Tensor | None) -> Kernel:
         # kernel as fast as this one.
         warnings.simplefilter("ignore")
         quantized = torch._make_per_channel_quantized_tensor(weight8, scales.double(), zeros, 0)
-        packed = torch.ops.quantized.linear_prepack(quantized, None)
+        packed: torch.ScriptObject = torch.ops.quantized.linear_prepack(quantized, None)
     torch.backends.quantized.engine = engine
-    multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
-    # Without VNNI pairs of products are summed in 16 bits: half the range keeps them from wrapping.
-    num_levels = 127 if torch.cpu._is_vnni_supported() else 63
-    level, zero = 1 / num_levels, num_levels + 1
-
-    def kernel(x: Tensor) -> Tensor:
-        row_scales = _row_scales(x)
-        y: Tensor = multiply(x / row_scales, level, zero, packed)
-        return y.mul_(row_scales) if bias is None else torch.addcmul(bias, y, row_scales)
-
-    return kernel
-
-
-def _onednn_int8_kernel(weight: Tensor, bias: Tensor | None) -> Kernel:
-    weight8, scales = _quantize_weight(weight)
-    zeros = torch.zeros(len(scales), dtype=torch.long)
-    packed = torch.ops.onednn.qlinear_prepack(weight8, None)
-    multiply = torch.ops.onednn.qlinear_pointwise.default
-
-    def kernel(x: Tensor) -> Tensor:
-        row_scales = _row_scales(x)
-        x8 = (x * (127 / row_scales)).round_().to(torch.int8)
-        # float32 out, not scaled, no bias, nothing fused to it
-        y: Tensor = multiply(x8, 1 / 127, 0, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
-        return y.mul_(row_scales) if bias is None else torch.addcmul(bias, y, row_scales)
-
-    return kernel
+    return packed
 
 
 def _has_amx() -> bool:

@@ -1,6 +1,6 @@
 """The device's side of a step: a plan in, tokens out.
 
-Knows the model, the cache and the sampler. Refuses to know why it is this plan and no other.
+Knows the model, the cache and the kernels. Refuses to know why it is this plan and no other.
 """
 
 from __future__ import annotations
@@ -8,32 +8,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from workers.engine.attention import (
-    BLOCK,
-    PromptClass,
-    SharedPrompt,
-    TailMasks,
-    agreeing_min_rows,
-    attend_branches,
-    attend_chunk,
-    prompt_classes,
-    room_in_block,
-    tail_masks,
-    value_width,
-)
-from workers.engine.gpt2 import LoadedModel
-from workers.engine.kv_cache import CacheShape, KVCache, TailPlace, cache_budget_bytes
-from workers.engine.plan import Chunk, Plan, Row
-from workers.engine.sampling import Draw, sample, token_logprobs
+from workers.engine.gpt2 import GPT2, LoadedModel
+from workers.engine.kv_cache import LANES, CacheShape, KVCache, cache_budget_bytes
+from workers.engine.linear import CpuLinear, Linear
+from workers.engine.plan import Plan
+from workers.engine.sampling import NUM_CANDIDATES, Draw, limits, num_needed, rank, sample, token_logprobs, uniform
+from workers.engine.scheduler import MAX_CHUNK
 from workers.engine.sequence import Sequence, Step, TopLogprobs
 
 log = logging.getLogger(__name__)
 
-SAFE_MIN_ROWS = 4
+# Numbers that a kernel goes through from which on it pays to wake the other threads, measured on two cores.
+LARGE = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,196 +49,308 @@ class ModelRunner:
             MemoryError: if the free memory is too small for their keys and values.
         """
         config = loaded.config
-        self._model = loaded.model
-        self._num_heads, self._head_size = config.n_head, config.head_size
         shape = CacheShape(config.n_layer, config.n_head, config.head_size, config.n_positions)
         self.num_slots = shape.num_slots(cache_budget_bytes(), num_tails)
-        self._cache = KVCache(shape, self.num_slots, num_tails)
+        cache = KVCache(shape, self.num_slots, num_tails)
         log.info(
             "cache: %d prompts of %d tokens and %d tails, %d MiB at most",
-            *(self.num_slots, config.n_positions, num_tails, self._cache.num_bytes >> 20),
+            *(self.num_slots, config.n_positions, num_tails, cache.num_bytes >> 20),
         )
-        self._kept_logits: dict[int, Tensor] = {}  # slot → [vocab], after its prompt
-        self._layout: _Layout | None = None
-        min_rows = agreeing_min_rows(config.n_head, config.head_size)
-        if min_rows is None:
-            log.warning(
-                "on this machine a product's last bits depend on its shape: the same seed may "
-                "give another text in other company"
-            )
-        self._min_rows = min_rows or SAFE_MIN_ROWS
+        self._cache = cache
+        self._pass = _ForwardPass(loaded.model, shape, cache, num_tails + MAX_CHUNK)
+        self._kept_logits: dict[int, Tensor] = {}  # slot → [1, vocab], after its prompt
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> Output:
         """Carries out a plan."""
         for copy in plan.copies:
             self._cache.copy(copy)
-        hidden = self._hidden(plan) if plan.rows or plan.chunks else torch.empty(0)
-        return Output(self._draw(plan, hidden), self._echo(plan, hidden))
-
-    def _hidden(self, plan: Plan) -> Tensor:
-        """[rows + tokens of all chunks (+ padding), n_embd], in this order."""
-        ids = [row.sequence.token_ids[-1] for row in plan.rows]
-        positions = [row.position for row in plan.rows]
-        for chunk in plan.chunks:
-            ids += chunk.prompt.tokens[chunk.start : chunk.stop]
-            positions += range(chunk.start, chunk.stop)
-        padding = self._model.padded_rows(len(ids)) - len(ids)
-        attend = _Attention(self._cache, plan.chunks, padding, self._min_rows)
-        if plan.rows:
-            attend.add_rows(self._layout_of(plan.rows), plan.rows)
-        table = torch.tensor([ids + [0] * padding, positions + [0] * padding])
-        return self._model.hidden(table[0], table[1], attend)
-
-    def _layout_of(self, rows: Items[Row]) -> _Layout:
-        """The last step's, if these are the same rows and none has moved."""
-        key = tuple((row.slot.index, row.start, row.tail) for row in rows)
-        if self._layout is None or self._layout.key != key:
-            self._layout = _Layout(key, self._cache, self._min_rows)
-        return self._layout
-
-    def _draw(self, plan: Plan, hidden: Tensor) -> list[tuple[Sequence, Step]]:
-        """A token for each who gets one."""
-        wanted = list(range(len(plan.rows)))
-        sources = list(wanted)  # of each draw, its row of the logits
-        end = len(plan.rows)
-        kept = []
-        for chunk in plan.chunks:
-            end += chunk.stop - chunk.start
-            if chunk.is_last:
-                kept.append((chunk.slot.index, len(wanted)))
-                sources += [len(wanted)] * len(chunk.prompt.members)
-                wanted.append(end - 1)
-        pieces = [self._model.logits(hidden[wanted])] if wanted else []
+        wanted, sources, echoed = _wanted(plan)
+        logits = self._pass.logits(plan, wanted)
+        pieces = [logits]
         for row in plan.ready:
-            sources.append(len(wanted) + len(pieces) - bool(wanted))
-            pieces.append(self._kept_logits[row.slot.index][None])
+            sources.append(len(wanted) + len(pieces) - 1)
+            pieces.append(self._kept_logits[row.slot.index])
         # Only now: a prompt that is complete may be in the slot of one that was ready.
-        for slot, number in kept:
-            self._kept_logits[slot] = pieces[0][number].clone()
-        if not sources:
-            return []
-        logits = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        if sources != list(range(len(logits))):
-            logits = logits[sources]
-        drawn = plan.draws
-        return list(zip(drawn, sample(logits, [draw_of(one) for one in drawn]), strict=True))
-
-    def _echo(self, plan: Plan, hidden: Tensor) -> list[tuple[Sequence, list[tuple[float, TopLogprobs]]]]:
-        echoes = []
         first = len(plan.rows)
         for chunk in plan.chunks:
-            following = chunk.prompt.tokens[chunk.start + 1 : chunk.stop + 1]
-            if chunk.prompt.is_echoed and following:
-                logits = self._model.logits(hidden[first : first + len(following)])
-                for member in chunk.prompt.members:
-                    num_top = member.request.sampling.top_logprobs
-                    echoes.append((member, token_logprobs(logits, following, num_top)))
             first += chunk.stop - chunk.start
+            if chunk.is_last:
+                number = wanted.index(first - 1)
+                self._kept_logits[chunk.slot.index] = logits[number : number + 1].clone()
+        if len(pieces) > 1:
+            logits = torch.cat(pieces)
+        draws = [draw_of(one) for one in plan.draws]
+        steps = self._pass.sample(logits, sources, draws) if draws else []
+        return Output(list(zip(plan.draws, steps, strict=True)), self._echoes(plan, logits, echoed))
+
+    def _echoes(
+        self, plan: Plan, logits: Tensor, echoed: Items[int]
+    ) -> list[tuple[Sequence, list[tuple[float, TopLogprobs]]]]:
+        echoes = []
+        for first, chunk in zip(echoed, (chunk for chunk in plan.chunks if chunk.prompt.is_echoed), strict=True):
+            following = chunk.prompt.tokens[chunk.start + 1 : chunk.stop + 1]
+            rows = range(first, first + len(following))
+            if not following:
+                continue
+            logprobs = self._pass.score(logits, rows, following)
+            for member in chunk.prompt.members:
+                num_top = member.request.sampling.top_logprobs
+                tops = [top for _, top in token_logprobs(logits[first : rows.stop], following, num_top)]
+                echoes.append((member, list(zip(logprobs, tops, strict=True))))
         return echoes
 
 
-@dataclass(frozen=True, slots=True)
-class _TailLayer:
-    keys: Tensor  # [window, heads, positions, head_size]
-    values: Tensor  # [window, heads, positions, value_width]
+def _wanted(plan: Plan) -> tuple[list[int], list[int], list[int]]:
+    """Which of the step's rows need logits; of each draw, but the ready, where among those its logits are; and of each
+    chunk that is echoed, where its first row's are."""
+    wanted = list(range(len(plan.rows)))
+    sources = list(wanted)
+    echoed = []
+    first = len(plan.rows)
+    for chunk in plan.chunks:
+        last = first + chunk.stop - chunk.start
+        if chunk.prompt.is_echoed:
+            echoed.append(len(wanted))
+            wanted += range(first, last)
+        elif chunk.is_last:
+            wanted.append(last - 1)
+        if chunk.is_last:
+            sources += [len(wanted) - 1] * len(chunk.prompt.members)
+        first = last
+    return wanted, sources, echoed
 
 
-class _Layout:
-    """Where a set of rows reads; stays the same from step to step, until the set changes.
+class _ForwardPass:
+    """A step's arithmetic: matrix products by torch, and all between them by our kernels."""
 
-    The attention computes a window of tails, from the first in use to the last.
-    """
+    def __init__(self, model: GPT2, shape: CacheShape, cache: KVCache, max_rows: int) -> None:
+        # Not before it is needed: the first import on a machine compiles, for some seconds.
+        from workers.engine import cpu_kernels
 
-    def __init__(self, key: tuple[tuple[int, int, int], ...], cache: KVCache, min_rows: int) -> None:
-        """
-        Args:
-            key: (slot, start, tail) of each row, in the order of the tails.
-        """
-        self.key = key
-        first, last = key[0][2], key[-1][2]
-        self.size = last - first + 1
-        self.places = [tail - first for _, _, tail in key]  # of the rows, in the window
-        self.index = None if len(key) == self.size else torch.tensor(self.places)
-        rows_of: dict[tuple[int, int], list[int]] = {}
-        self.rooms = [BLOCK] * self.size
-        for place, (slot, start, _) in zip(self.places, key, strict=True):
-            rows_of.setdefault((slot, start), []).append(place)
-            self.rooms[place] = room_in_block(start)
-        prompts = [SharedPrompt(*at, tuple(places)) for at, places in rows_of.items()]
-        self.classes: list[PromptClass] = prompt_classes(prompts, self.size, min_rows)
-        self.tails = [
-            _TailLayer(keys[first : last + 1], values[first : last + 1])
-            for keys, values in zip(cache.tail_keys, cache.tail_values, strict=True)
-        ]
-
-
-class _Attention:
-    """The attention of one step; called once for each layer."""
-
-    def __init__(self, cache: KVCache, chunks: Items[Chunk], padding: int, min_rows: int) -> None:
-        self._cache = cache
-        self._chunks = chunks
-        self._padding = padding
-        self._min_rows = min_rows
-        self._layout: _Layout | None = None
-
-    def add_rows(self, layout: _Layout, rows: Items[Row]) -> None:
-        """Rows with one token each, to stand before the chunks."""
-        heads, size = self._cache.num_heads, self._cache.head_size
-        self._layout = layout
-        lengths = [1] * layout.size  # a tail that nobody uses is computed all the same
-        for place, row in zip(layout.places, rows, strict=True):
-            lengths[place] = row.tail_length + 1
-        self._masks: TailMasks = tail_masks(lengths, layout.rooms)
-        self._place: TailPlace = self._cache.tail_place([row.tail for row in rows], [row.tail_length for row in rows])
-        padded_heads = layout.size * heads + self._min_rows
-        self._padded_query = torch.zeros(padded_heads, size)
-        self._query = self._padded_query[: layout.size * heads].view(layout.size, heads, size)
-        self._values = torch.zeros(len(rows), heads, value_width(size))
-        self._values[..., size] = 1
-
-    def __call__(self, layer: int, qkv: Tensor) -> Tensor:
-        """[rows, 3 · n_embd] → [rows, n_embd]."""
-        parts = []
-        split = qkv.view(len(qkv), 3, self._cache.num_heads, self._cache.head_size)
-        first = 0
-        if self._layout is not None:
-            first = len(self._values)
-            parts.append(self._attend_rows(layer, self._layout, *split[:first].unbind(1)))
-        for chunk in self._chunks:
-            last = first + chunk.stop - chunk.start
-            parts.append(self._attend_chunk(layer, chunk, *split[first:last].unbind(1)))
-            first = last
-        if self._padding:
-            parts.append(qkv.new_zeros(self._padding, qkv.shape[1] // 3))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _attend_rows(self, layer: int, layout: _Layout, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self._values[..., : value.shape[-1]] = value
-        self._cache.write_tails(layer, self._place, key, self._values)
-        if layout.index is None:
-            self._query.copy_(query)
-        else:
-            self._query[layout.index] = query
-        tails = layout.tails[layer]
-        mean = attend_branches(
-            self._query,
-            self._cache.prompt_keys[layer],
-            self._cache.prompt_values[layer],
-            tails.keys,
-            tails.values,
-            layout.classes,
-            self._masks,
-            self._min_rows,
+        self._k = k = cpu_kernels
+        config = model.config
+        self._model = model
+        self._kernels = k.Kernels(torch.get_num_threads())
+        width, inner = config.n_embd, config.n_inner
+        num_padded = 2 * max_rows  # more than any row count rounds up to
+        self._x = torch.zeros(max_rows, width)
+        self._prepared = torch.zeros(num_padded * max(width, inner))
+        self._scales = torch.zeros(max_rows, 1)
+        self._rows = np.zeros((max_rows, k.ROW_FIELDS), np.int64)
+        self._tiles = np.zeros((max_rows, 1 + k.TILE), np.int64)
+        self._query, self._mean = torch.zeros(max_rows, width), torch.zeros(max_rows, width)
+        heads_done = np.zeros(max_rows, np.int64)
+        score_stride = shape.slot_positions + shape.tail_positions + 2 * LANES
+        scratch_stride = max(
+            k.TILE * (shape.head_size + shape.value_width + score_stride), LANES + width, k.SAMPLE_SCRATCH_FLOATS
         )
-        return mean if layout.index is None else mean[layout.index]
+        scratch = np.zeros((self._kernels.num_threads, scratch_stride), np.float32)
+        epsilon = np.array([config.layer_norm_epsilon], np.float32)
+        step = self._step = np.zeros(k.STEP_FIELDS, np.int64)
+        step[k.WIDTH], step[k.INNER] = width, inner
+        step[k.HEADS], step[k.HEAD_SIZE] = config.n_head, config.head_size
+        step[k.ACTIVATION] = k.ACTIVATIONS[config.activation_function]
+        step[k.EPSILON] = _address(epsilon)
+        step[k.TOKEN_EMBEDDING] = _address(model.token_embedding)
+        step[k.POSITION_EMBEDDING] = _address(model.position_embedding)
+        step[k.X], step[k.PREPARED], step[k.SCALES] = map(_address, (self._x, self._prepared, self._scales))
+        step[k.QUERY], step[k.MEAN] = _address(self._query), _address(self._mean)
+        step[k.ROWS], step[k.TILES], step[k.HEADS_DONE] = map(_address, (self._rows, self._tiles, heads_done))
+        step[k.SCRATCH], step[k.SCRATCH_STRIDE], step[k.SCORE_STRIDE] = _address(scratch), scratch_stride, score_stride
+        step[k.SLOT_KEYS], step[k.SLOT_VALUES] = cache.slots.keys.stride(1), cache.slots.values.stride(1)
+        step[k.TAIL_KEYS], step[k.TAIL_VALUES] = cache.tails.keys.stride(1), cache.tails.values.stride(1)
+        sampling = self._sampling = np.zeros(k.SAMPLE_FIELDS, np.int64)
+        sampling[k.SAMPLE_VOCAB] = config.vocab_size
+        sampling[k.SAMPLE_SCRATCH], sampling[k.SAMPLE_SCRATCH_STRIDE] = _address(scratch), scratch_stride
 
-    def _attend_chunk(self, layer: int, chunk: Chunk, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        slot = chunk.slot.index
-        self._cache.write_prompt(layer, slot, chunk.start, key, value)
-        keys, values = self._cache.prompt_keys[layer][slot], self._cache.prompt_values[layer][slot]
-        return attend_chunk(query, keys, values, chunk.start, self._min_rows)
+        layers = []
+        norms = []
+        bias_in: Tensor | None = None
+        for index, layer in enumerate(model.layers):
+            qkv, out, up, down = map(_cpu, (layer.qkv, layer.out, layer.up, layer.down))
+            parameters = np.zeros(k.LAYER_FIELDS, np.int64)
+            parameters[k.QKV_BIAS], parameters[k.UP_BIAS] = _address(qkv.bias), _address(up.bias)
+            parameters[k.KEYS] = _address(cache.slots.keys[index])
+            parameters[k.VALUES] = _address(cache.slots.values[index])
+            parameters[k.TAILS_KEYS] = _address(cache.tails.keys[index])
+            parameters[k.TAILS_VALUES] = _address(cache.tails.values[index])
+            norms.append(_norm_parameters(k, bias_in, layer.norm_1.weight, layer.norm_1.bias))
+            norms.append(_norm_parameters(k, out.bias, layer.norm_2.weight, layer.norm_2.bias))
+            layers.append((parameters, qkv, out, up, down))
+            bias_in = down.bias
+        norms.append(_norm_parameters(k, bias_in, model.norm.weight, model.norm.bias))
+        self._layers = layers
+        # Addresses are all that the kernels know: what they point to is kept alive here.
+        self._norms, self._keep = norms, (heads_done, scratch, epsilon)
+        self._norm_addresses = [_address(norm) for norm in norms]
+        self._layer_addresses = [_address(parameters) for parameters, *_ in layers]
+        self._step_address, self._sampling_address = _address(step), _address(sampling)
+
+    def logits(self, plan: Plan, wanted: Items[int]) -> Tensor:
+        """Logits [wanted, vocab] float32 of some of the plan's rows; stores all their keys and values."""
+        k, step, width = self._k, self._step, self._model.config.n_embd
+        num_rows = self._describe(plan)
+        if num_rows == 0:
+            return torch.empty(0, self._model.config.vocab_size)
+        _, qkv, out, up, down = self._layers[0]  # other layers' have the same shapes
+        padded = [linear.padded(num_rows) for linear in (qkv, out, up, down)]
+        modes = [linear.mode(number) for linear, number in zip((qkv, out, up, down), padded, strict=True)]
+        inputs = [
+            self._input(mode, number, columns)
+            for mode, number, columns in zip(
+                modes, padded, (width, width, width, self._model.config.n_inner), strict=True
+            )
+        ]
+        run, at = self._kernels.run, self._step_address
+        is_wide, is_large = num_rows * self._model.config.n_inner > 2 * LARGE, num_rows * width > LARGE
+        is_long = self._attention_size(num_rows) > LARGE
+        y: Tensor | None = None
+        for index, (_, qkv, out, up, down) in enumerate(self._layers):
+            layer = self._layer_addresses[index]
+            step[k.MODE] = modes[0]
+            product = 0 if y is None else y.data_ptr()
+            run(k.add_and_norm, at, self._norm_addresses[2 * index], product, is_large)
+            y = qkv.multiply(inputs[0])
+            run(k.store, at, layer, y.data_ptr(), is_large)
+            step[k.MODE] = modes[1]
+            run(k.attend, at, layer, 0, is_long)
+            y = out.multiply(inputs[1])
+            step[k.MODE] = modes[2]
+            run(k.add_and_norm, at, self._norm_addresses[2 * index + 1], y.data_ptr(), is_large)
+            y = up.multiply(inputs[2])
+            step[k.MODE] = modes[3]
+            run(k.act, at, layer, y.data_ptr(), is_wide)
+            y = down.multiply(inputs[3])
+        assert y is not None
+        return self._head(y, num_rows, wanted)
+
+    def _head(self, y: Tensor, num_rows: int, wanted: Items[int]) -> Tensor:
+        """The logits of `wanted`; `y` is the last layer's product."""
+        k, step = self._k, self._step
+        head = _cpu(self._model.head)
+        num_wanted = len(wanted)
+        if num_wanted == 0:
+            return torch.empty(0, self._model.config.vocab_size)
+        if num_wanted < num_rows:
+            index = torch.tensor(wanted)
+            y = y[index]
+            self._x[:num_wanted] = self._x[index]
+            self._scales[:num_wanted] = self._scales[index]
+            step[k.NUM_ROWS] = num_wanted
+        padded = head.padded(num_wanted)
+        step[k.MODE] = mode = head.mode(padded)
+        is_large = num_wanted * self._model.config.n_embd > LARGE
+        self._kernels.run(k.add_and_norm, self._step_address, self._norm_addresses[-1], y.data_ptr(), is_large)
+        logits = head.multiply(self._input(mode, padded, self._model.config.n_embd))[:num_wanted]
+        return logits if mode == k.PLAIN else logits.mul_(self._scales[:num_wanted])
+
+    def sample(self, logits: Tensor, sources: Items[int], draws: Items[Draw]) -> list[Step]:
+        """A token of each draw, from row `sources[draw]` of `logits` [rows, vocab]."""
+        k = self._k
+        steps: list[Step | None] = [None] * len(draws)
+        few = [number for number, draw in enumerate(draws) if _is_usual(draw)]
+        if few:
+            table = np.zeros((len(few), k.DRAW_FIELDS))
+            for row, number in zip(table, few, strict=True):
+                draw = draws[number]
+                temperature, top_k, top_p = limits(draw.params)
+                is_greedy = draw.params.temperature == 0
+                row[:] = (
+                    sources[number], 0 if is_greedy else temperature, top_k, top_p,
+                    uniform(draw.seed, draw.position), rank(draw) if is_greedy else 0, -1, 0,
+                )  # fmt: skip
+            for row, number in zip(self._fill(table, logits), few, strict=True):
+                steps[number] = Step(int(row[k.TOKEN]), row[k.LOGPROB])
+        many = [number for number, step in enumerate(steps) if step is None]
+        if many:
+            rows = logits[[sources[number] for number in many]]
+            for number, step in zip(many, sample(rows, [draws[number] for number in many]), strict=True):
+                steps[number] = step
+        return [step for step in steps if step is not None]
+
+    def score(self, logits: Tensor, sources: Items[int], token_ids: Items[int]) -> list[float]:
+        """The log-probability of each of `token_ids` by its row of `logits`."""
+        k = self._k
+        table = np.zeros((len(token_ids), k.DRAW_FIELDS))
+        table[:, k.DRAW_ROW], table[:, k.TOKEN] = sources, token_ids
+        return [row[k.LOGPROB] for row in self._fill(table, logits)]
+
+    def _fill(self, table: Any, logits: Tensor) -> list[list[float]]:
+        """The table of draws [draws, DRAW_FIELDS], with what came of them."""
+        logits = logits.contiguous()
+        sampling = self._sampling
+        sampling[self._k.SAMPLE_ROWS], sampling[self._k.SAMPLE_TABLE] = len(table), _address(table)
+        self._kernels.run(self._k.sample, self._sampling_address, 0, logits.data_ptr(), len(table) > 1)
+        filled: list[list[float]] = table.tolist()
+        return filled
+
+    def _describe(self, plan: Plan) -> int:
+        """Fills in the rows and tiles of a plan; the number of rows."""
+        k = self._k
+        rows: list[tuple[int, ...]] = []
+        by_slot: dict[int, list[int]] = {}
+        tiles: list[list[int]] = []
+        for number, row in enumerate(plan.rows):
+            rows.append(
+                (row.sequence.token_ids[-1], row.position, row.slot.index, row.start, row.tail, row.tail_length + 1)
+            )
+            by_slot.setdefault(row.slot.index, []).append(number)
+        for numbers in by_slot.values():
+            tiles += [numbers[first : first + k.TILE] for first in range(0, len(numbers), k.TILE)]
+        for chunk in plan.chunks:
+            first = len(rows)
+            slot = chunk.slot.index
+            rows += [
+                (chunk.prompt.tokens[position], position, slot, position + 1, -1, 0)
+                for position in range(chunk.start, chunk.stop)
+            ]
+            tiles += [list(range(at, min(at + k.TILE, len(rows)))) for at in range(first, len(rows), k.TILE)]
+        if rows:
+            self._rows[: len(rows)] = rows
+            padding = [0] * k.TILE
+            self._tiles[: len(tiles)] = [[len(tile), *tile, *padding[len(tile) :]] for tile in tiles]
+        self._step[k.NUM_ROWS], self._step[k.NUM_TILES] = len(rows), len(tiles)
+        return len(rows)
+
+    def _attention_size(self, num_rows: int) -> int:
+        """About how many positions and heads are computed."""
+        k = self._k
+        rows = self._rows[:num_rows]
+        seen = int(rows[:, k.ROW_SEEN].sum() + rows[:, k.ROW_TAIL_SEEN].sum())
+        return seen * self._model.config.n_head
+
+    def _input(self, mode: int, num_rows: int, width: int) -> Tensor:
+        """The prepared rows as a product takes them."""
+        if mode == self._k.UINT8:
+            return self._prepared.view(torch.uint8)[: num_rows * width].view(num_rows, width)
+        return self._prepared[: num_rows * width].view(num_rows, width)
+
+
+def _cpu(linear: Linear) -> CpuLinear:
+    assert isinstance(linear, CpuLinear)
+    return linear
+
+
+def _address(array: Any) -> int:
+    """Where an array's first element is; 0 of None."""
+    if array is None:
+        return 0
+    assert array.is_contiguous() if isinstance(array, Tensor) else array.flags.c_contiguous
+    return int(array.data_ptr() if isinstance(array, Tensor) else array.ctypes.data)
+
+
+def _norm_parameters(k: Any, bias_in: Tensor | None, weight: Tensor, bias: Tensor) -> Any:
+    parameters = np.zeros(k.NORM_FIELDS, np.int64)
+    parameters[k.NORM_BIAS_IN], parameters[k.NORM_WEIGHT] = _address(bias_in), _address(weight)
+    parameters[k.NORM_BIAS] = _address(bias)
+    return parameters
+
+
+def _is_usual(draw: Draw) -> bool:
+    """Whether a kernel can draw it."""
+    params = draw.params
+    return num_needed(draw) <= NUM_CANDIDATES and params.repetition_penalty == 1 and params.top_logprobs == 0
 
 
 def draw_of(sequence: Sequence) -> Draw:

@@ -125,11 +125,11 @@ def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 def num_needed(draw: Draw) -> float:
     """How many of the likeliest tokens decide this draw."""
     if draw.params.temperature == 0:
-        return _rank(draw) + 1
+        return rank(draw) + 1
     return draw.params.top_k or float("inf")
 
 
-def _rank(draw: Draw) -> int:
+def rank(draw: Draw) -> int:
     """Which of the likeliest tokens a greedy draw takes."""
     is_ranked = draw.params.temperature == 0 and draw.position == 0
     return draw.params.first_rank if is_ranked else 0
@@ -165,7 +165,7 @@ def _draw_alone(logits: Tensor, draw: Draw) -> Tensor:
 
 def _pick_rank(values: Tensor, ids: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Greedy: the first id of the likeliest (argmax's), or the one of the rank asked for."""
-    ranks = torch.tensor([_rank(draw) for draw in draws], device=ids.device)[:, None]
+    ranks = torch.tensor([rank(draw) for draw in draws], device=ids.device)[:, None]
     ranked = ids.gather(1, ranks)[:, 0]
     return torch.where(ranks[:, 0] == 0, first_of_equals(values, ids), ranked)
 

@@ -1,0 +1,833 @@
+"""What a step computes between its matrix products, on a CPU: norms, attention, activations, draws.
+
+Knows rows of numbers and where they lie in memory. Refuses to know sequences, plans and weights' formats.
+
+The promise "same seed, same text, whatever else happens" needs a row to have the same bits whatever is computed beside
+it, and wherever the keys and values that it sees are kept. So every number here comes from operations in an order that
+the row alone decides: a sum over positions runs from the first position to the last, be they in a prompt's slot or in a
+tail; a sum over a row's width runs in `LANES` chains that are added up in their order. Rows are spread over threads, a
+row is not.
+
+numba compiles these functions with the compiler that it brings along, at their first use on a machine, and keeps the
+result. The two inner products of attention are written as vector instructions, for no compiler finds them by itself.
+
+A kernel is called with the address of a call: [address of the step's parameters, address of the layer's parameters,
+address of a matrix product, next item, next thread]. Threads take items from it until none is left, so that one
+compiled function serves one thread and many, and gives both the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, cfunc, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from workers.engine.kv_cache import LANES, VECTOR
+from workers.engine.linear import PLAIN, UINT8, UNIT
+
+__all__ = ["PLAIN", "UINT8", "UNIT"]
+
+TILE = 4  # rows that read a prompt's keys and values together
+NUM_CANDIDATES = 64  # likeliest tokens that a draw may need
+GROUPS = 1024  # of the vocabulary, to find the likeliest in
+
+# Activations, as `gpt2` names them.
+ACTIVATIONS = {
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), 0),
+    "gelu": 1,
+    "relu": 2,
+    **dict.fromkeys(("silu", "swish"), 3),
+    "tanh": 4,
+}
+
+# A step's parameters, int64: numbers, and addresses of arrays.
+(
+    NUM_ROWS,
+    NUM_TILES,
+    MODE,
+    WIDTH,
+    INNER,
+    HEADS,
+    HEAD_SIZE,
+    ACTIVATION,
+    EPSILON,
+    TOKEN_EMBEDDING,
+    POSITION_EMBEDDING,
+    X,  # [rows, width] float32, the residual stream
+    PREPARED,  # [rows, width or inner], what the next product takes: float32 or uint8
+    SCALES,  # [rows] float32, what its result is to be multiplied with
+    QUERY,  # [rows, width] float32
+    MEAN,  # [rows, width] float32, what attention gives
+    ROWS,  # [rows, ROW_FIELDS] int64
+    TILES,  # [tiles, 1 + TILE] int64: number of rows, then their numbers
+    HEADS_DONE,  # [tiles] int64
+    SCRATCH,  # [threads, SCRATCH_STRIDE] float32
+    SCRATCH_STRIDE,
+    SCORE_STRIDE,  # floats of a row's scores
+    SLOT_KEYS,  # floats from one slot, or tail, to the next
+    SLOT_VALUES,
+    TAIL_KEYS,
+    TAIL_VALUES,
+    STEP_FIELDS,
+) = range(27)
+
+# Of each row, what it is: its token, its position, and what it sees of its slot and of its tail, itself included.
+ROW_ID, ROW_POSITION, ROW_SLOT, ROW_SEEN, ROW_TAIL, ROW_TAIL_SEEN, ROW_FIELDS = range(7)
+
+# A layer's parameters: addresses. `NORM_BIAS_IN` is the bias of the product that the stream grows by before the norm.
+QKV_BIAS, UP_BIAS, KEYS, VALUES, TAILS_KEYS, TAILS_VALUES, LAYER_FIELDS = range(7)
+NORM_BIAS_IN, NORM_WEIGHT, NORM_BIAS, NORM_FIELDS = range(4)
+
+# A draw's parameters, float64 [rows, DRAW_FIELDS]; a temperature of 0 is greedy, a token of -1 is to be drawn.
+DRAW_ROW, TEMPERATURE, TOP_K, TOP_P, UNIFORM, RANK, TOKEN, LOGPROB, DRAW_FIELDS = range(9)
+SAMPLE_ROWS, SAMPLE_VOCAB, SAMPLE_TABLE, SAMPLE_SCRATCH, SAMPLE_SCRATCH_STRIDE, SAMPLE_FIELDS = range(6)
+SAMPLE_SCRATCH_FLOATS = 2 * GROUPS + NUM_CANDIDATES
+
+_STEP, _LAYER, _PRODUCT, _NEXT_ITEM, _NEXT_THREAD, _CALL_FIELDS = range(6)
+
+_f32, _i32, _i64, _u8 = np.float32, np.int32, np.int64, np.uint8
+_FAST: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
+# Without NaN and infinity, and with products and sums fused: none of these lets a sum change its order.
+_VECTOR: dict[str, Any] = {**_FAST, "fastmath": {"nnan", "ninf", "nsz", "contract"}}
+
+
+# Memory.
+
+
+@intrinsic
+def _pointer(_context: Any, address: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], ir.PointerType(ir.IntType(8)))
+
+    return types.voidptr(types.int64), codegen
+
+
+@intrinsic
+def _take(_context: Any, address: Any) -> Any:
+    """Adds one to the int64 at `address`, and returns what it was; atomic."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        place = builder.inttoptr(args[0], ir.PointerType(ir.IntType(64)))
+        return builder.atomic_rmw("add", place, ir.Constant(ir.IntType(64), 1), "seq_cst")
+
+    return types.int64(types.int64), codegen
+
+
+@njit(inline="always", **_FAST)
+def _floats(address: int, number: int) -> Any:
+    return carray(_pointer(address), (number,), _f32)
+
+
+@njit(inline="always", **_FAST)
+def _matrix(address: int, rows: int, columns: int) -> Any:
+    return carray(_pointer(address), (rows, columns), _f32)
+
+
+@njit(inline="always", **_FAST)
+def _wholes(address: int, rows: int, columns: int) -> Any:
+    return carray(_pointer(address), (rows, columns), _i64)
+
+
+# The inner products.
+
+
+def _vector_at(builder: Any, address: Any) -> Any:
+    vector = ir.VectorType(ir.FloatType(), VECTOR)
+    load = builder.load(builder.inttoptr(address, ir.PointerType(vector)), typ=vector)
+    load.align = 4
+    return load
+
+
+def _float_at(builder: Any, address: Any) -> Any:
+    return builder.load(builder.inttoptr(address, ir.PointerType(ir.FloatType())), typ=ir.FloatType())
+
+
+def _broadcast(builder: Any, number: Any) -> Any:
+    vector = ir.VectorType(ir.FloatType(), VECTOR)
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), number, ir.Constant(ir.IntType(32), 0))
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), VECTOR), [0] * VECTOR)
+    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
+
+
+def _fused(builder: Any, vector: Any) -> Any:
+    """a · b + c with one rounding."""
+    kind = ir.FunctionType(vector, [vector] * 3)
+    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{VECTOR}f32")
+
+
+def _loop(builder: Any, number: Any, starts: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+    """`body(i, values)` for i from 0 to `number` - 1, each time with what it returned; at least once."""
+    i64 = ir.IntType(64)
+    before = builder.block
+    loop = builder.append_basic_block("loop")
+    after = builder.append_basic_block("after")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index = builder.phi(i64)
+    index.add_incoming(ir.Constant(i64, 0), before)
+    values = [builder.phi(start.type) for start in starts]
+    for value, start in zip(values, starts, strict=True):
+        value.add_incoming(start, before)
+    news = body(index, values)
+    following = builder.add(index, ir.Constant(i64, 1))
+    index.add_incoming(following, loop)
+    for value, new in zip(values, news, strict=True):
+        value.add_incoming(new, loop)
+    builder.cbranch(builder.icmp_signed("<", following, number), loop, after)
+    builder.position_at_end(after)
+    return news
+
+
+def _store_vector(builder: Any, value: Any, address: Any) -> None:
+    builder.store(value, builder.inttoptr(address, ir.PointerType(value.type))).align = 4
+
+
+def _make_scores(num_rows: int) -> Any:
+    """scores[row, 0:LANES] = Σ over d of query[row, d] · keys[d, 0:LANES], d ascending, fused."""
+    num_vectors = LANES // VECTOR
+
+    @intrinsic
+    def scores(_context: Any, query: Any, query_stride: Any, keys: Any, out: Any, out_stride: Any, size: Any) -> Any:
+        def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            query, query_stride, keys, out, out_stride, size = args
+            i64, vector = ir.IntType(64), ir.VectorType(ir.FloatType(), VECTOR)
+            fma = _fused(builder, vector)
+
+            def number(value: int) -> Any:
+                return ir.Constant(i64, value)
+
+            def body(d: Any, sums: list[Any]) -> list[Any]:
+                block = builder.add(keys, builder.mul(d, number(4 * LANES)))
+                lanes = [_vector_at(builder, builder.add(block, number(4 * VECTOR * v))) for v in range(num_vectors)]
+                news: list[Any] = []
+                for row in range(num_rows):
+                    place = builder.add(query, builder.mul(query_stride, number(4 * row)))
+                    one = _broadcast(builder, _float_at(builder, builder.add(place, builder.mul(d, number(4)))))
+                    own = sums[row * num_vectors : (row + 1) * num_vectors]
+                    news += [builder.call(fma, [one, *pair]) for pair in zip(lanes, own, strict=True)]
+                return news
+
+            zero = ir.Constant(vector, [0.0] * VECTOR)
+            sums = _loop(builder, size, [zero] * (num_rows * num_vectors), body)
+            for row in range(num_rows):
+                place = builder.add(out, builder.mul(out_stride, number(4 * row)))
+                for v in range(num_vectors):
+                    value = sums[row * num_vectors + v]
+                    _store_vector(builder, value, builder.add(place, number(4 * VECTOR * v)))
+            return context.get_dummy_value()
+
+        return types.none(*[types.int64] * 6), codegen
+
+    return scores
+
+
+def _make_values(num_rows: int, num_vectors: int) -> Any:
+    """sums[row, :] += weights[row, position] · values[position, :], positions ascending, fused."""
+
+    @intrinsic
+    def values(
+        _context: Any, weights: Any, weight_stride: Any, values: Any, value_stride: Any, number: Any,
+        sums: Any, sum_stride: Any,
+    ) -> Any:  # fmt: skip
+        def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            weights, weight_stride, values, value_stride, num_positions, sums, sum_stride = args
+            i64, vector = ir.IntType(64), ir.VectorType(ir.FloatType(), VECTOR)
+            fma = _fused(builder, vector)
+
+            def number(value: int) -> Any:
+                return ir.Constant(i64, value)
+
+            def place(row: int, v: int) -> Any:
+                start = builder.add(sums, builder.mul(sum_stride, number(4 * row)))
+                return builder.add(start, number(4 * VECTOR * v))
+
+            def body(position: Any, sofar: list[Any]) -> list[Any]:
+                start = builder.add(values, builder.mul(position, builder.mul(value_stride, number(4))))
+                columns = [_vector_at(builder, builder.add(start, number(4 * VECTOR * v))) for v in range(num_vectors)]
+                news: list[Any] = []
+                for row in range(num_rows):
+                    start = builder.add(weights, builder.mul(weight_stride, number(4 * row)))
+                    address = builder.add(start, builder.mul(position, number(4)))
+                    one = _broadcast(builder, _float_at(builder, address))
+                    own = sofar[row * num_vectors : (row + 1) * num_vectors]
+                    news += [builder.call(fma, [one, *pair]) for pair in zip(columns, own, strict=True)]
+                return news
+
+            starts = [_vector_at(builder, place(row, v)) for row in range(num_rows) for v in range(num_vectors)]
+            ends = _loop(builder, num_positions, starts, body)
+            for row in range(num_rows):
+                for v in range(num_vectors):
+                    _store_vector(builder, ends[row * num_vectors + v], place(row, v))
+            return context.get_dummy_value()
+
+        return types.none(*[types.int64] * 7), codegen
+
+    return values
+
+
+_scores_1, _scores_2, _scores_3, _scores_4 = (_make_scores(rows) for rows in range(1, 1 + TILE))
+_values_11, _values_12, _values_13 = (_make_values(1, vectors) for vectors in (1, 2, 3))
+_values_21, _values_22, _values_23 = (_make_values(2, vectors) for vectors in (1, 2, 3))
+_values_31, _values_32, _values_33 = (_make_values(3, vectors) for vectors in (1, 2, 3))
+_values_41, _values_42, _values_43 = (_make_values(4, vectors) for vectors in (1, 2, 3))
+
+
+@njit(**_FAST)
+def _score_block(rows: int, query: int, keys: int, out: int, out_stride: int, size: int) -> None:
+    if rows == 1:
+        _scores_1(query, size, keys, out, out_stride, size)
+    elif rows == 2:
+        _scores_2(query, size, keys, out, out_stride, size)
+    elif rows == 3:
+        _scores_3(query, size, keys, out, out_stride, size)
+    else:
+        _scores_4(query, size, keys, out, out_stride, size)
+
+
+@njit(**_FAST)
+def _sum_values(rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int) -> None:
+    """`sums` [rows, width] grows by the weighted values; three vectors at a time, for there are few registers."""
+    if number == 0:
+        return
+    for first in range(0, width, 3 * VECTOR):
+        vectors = min(3, (width - first) // VECTOR)
+        at, to = values + 4 * first, sums + 4 * first
+        if rows == 1:
+            if vectors == 1:
+                _values_11(weights, stride, at, width, number, to, width)
+            elif vectors == 2:
+                _values_12(weights, stride, at, width, number, to, width)
+            else:
+                _values_13(weights, stride, at, width, number, to, width)
+        elif rows == 2:
+            if vectors == 1:
+                _values_21(weights, stride, at, width, number, to, width)
+            elif vectors == 2:
+                _values_22(weights, stride, at, width, number, to, width)
+            else:
+                _values_23(weights, stride, at, width, number, to, width)
+        elif rows == 3:
+            if vectors == 1:
+                _values_31(weights, stride, at, width, number, to, width)
+            elif vectors == 2:
+                _values_32(weights, stride, at, width, number, to, width)
+            else:
+                _values_33(weights, stride, at, width, number, to, width)
+        elif vectors == 1:
+            _values_41(weights, stride, at, width, number, to, width)
+        elif vectors == 2:
+            _values_42(weights, stride, at, width, number, to, width)
+        else:
+            _values_43(weights, stride, at, width, number, to, width)
+
+
+# Functions of numbers.
+
+
+@njit(inline="always", **_VECTOR)
+def _exp(x: Any) -> Any:
+    """exp, float32, within 2 units in the last place; the polynomial is Cephes' (Moshier, expf)."""
+    x = max(_f32(-87.0), x)
+    x = min(_f32(88.0), x)
+    # Adding 1.5 · 2²³ rounds to a whole number.
+    n = (x * _f32(1.44269504) + _f32(12582912.0)) - _f32(12582912.0)
+    r = x - n * _f32(0.693359375)
+    r = r - n * _f32(-2.12194440e-4)
+    p = _f32(1.9875691500e-4)
+    p = p * r + _f32(1.3981999507e-3)
+    p = p * r + _f32(8.3334519073e-3)
+    p = p * r + _f32(4.1665795894e-2)
+    p = p * r + _f32(1.6666665459e-1)
+    p = p * r + _f32(5.0000001201e-1)
+    p = p * r * r + r + _f32(1.0)
+    return p * _i32((_i32(n) + 127) << 23).view(np.float32)
+
+
+@njit(**_VECTOR)
+def _activate(row: Any, kind: int) -> None:
+    """In place."""
+    if kind == 0:
+        # ½x(1 + tanh u), u = √(2/π)(x + 0.044715x³), which is x / (1 + exp(-2u)).
+        for i in range(len(row)):
+            x = row[i]
+            t = x * (_f32(-2 * 0.7978845608028654) + _f32(-2 * 0.7978845608028654 * 0.044715) * (x * x))
+            row[i] = x / (_f32(1) + _exp(t))
+    elif kind == 1:
+        for i in range(len(row)):
+            x = row[i]
+            row[i] = _f32(0.5) * x * (_f32(1) + _f32(math.erf(x * _f32(0.7071067811865476))))
+    elif kind == 2:
+        for i in range(len(row)):
+            x = row[i]
+            row[i] = max(_f32(0), x)
+    elif kind == 3:
+        for i in range(len(row)):
+            x = row[i]
+            row[i] = x / (_f32(1) + _exp(-x))
+    else:
+        for i in range(len(row)):
+            row[i] = _f32(math.tanh(row[i]))
+
+
+@njit(**_VECTOR)
+def _sum(row: Any, lanes: Any) -> Any:
+    """In LANES chains, which are then added in their order."""
+    for lane in range(LANES):
+        lanes[lane] = _f32(0)
+    whole = len(row) // LANES * LANES
+    for first in range(0, whole, LANES):
+        piece = row[first : first + LANES]
+        for lane in range(LANES):
+            lanes[lane] += piece[lane]
+    for i in range(whole, len(row)):
+        lanes[i - whole] += row[i]
+    total = _f32(0)
+    for lane in range(LANES):
+        total += lanes[lane]
+    return total
+
+
+@njit(**_VECTOR)
+def _sum_of_squares(row: Any, lanes: Any) -> Any:
+    for lane in range(LANES):
+        lanes[lane] = _f32(0)
+    whole = len(row) // LANES * LANES
+    for first in range(0, whole, LANES):
+        piece = row[first : first + LANES]
+        for lane in range(LANES):
+            lanes[lane] += piece[lane] * piece[lane]
+    for i in range(whole, len(row)):
+        lanes[i - whole] += row[i] * row[i]
+    total = _f32(0)
+    for lane in range(LANES):
+        total += lanes[lane]
+    return total
+
+
+@njit(**_FAST)
+def _largest(row: Any) -> Any:
+    """The largest absolute value. Bits of positive floats are ordered as they are, and whole numbers compare faster."""
+    bits = row.view(np.int32)
+    most = _i32(0)
+    for i in range(len(row)):
+        one = _i32(bits[i] & _i32(0x7FFFFFFF))
+        most = max(most, one)
+    return _i32(most).view(np.float32)
+
+
+@njit(**_VECTOR)
+def _prepare(row: Any, number: int, step: Any) -> None:
+    """Row `number` of what the next product takes."""
+    mode, width = step[MODE], len(row)
+    scales = _floats(step[SCALES], number + 1)
+    if mode == PLAIN:
+        ready = _floats(step[PREPARED] + 4 * number * width, width)
+        for i in range(width):
+            ready[i] = row[i]
+        scales[number] = _f32(1)
+        return
+    scale = max(_largest(row), _f32(1.1754944e-38))
+    scales[number] = scale
+    if mode == UNIT:
+        ready = _floats(step[PREPARED] + 4 * number * width, width)
+        for i in range(width):
+            ready[i] = row[i] / scale
+        return
+    small = carray(_pointer(step[PREPARED] + number * width), (width,), _u8)
+    for i in range(width):
+        # Rounded to the nearest, ties to even, by adding 1.5 · 2²³: what fbgemm's kernel does to a row that is UNIT.
+        level = row[i] / scale * _f32(127) + _f32(128)
+        small[i] = _u8(_i32((level + _f32(12582912.0)) - _f32(12582912.0)))
+
+
+# Kernels.
+
+
+@njit(inline="always", **_FAST)
+def _call_of(address: int) -> Any:
+    return carray(_pointer(address), (_CALL_FIELDS,), _i64)
+
+
+@njit(inline="always", **_FAST)
+def _next_item(address: int) -> Any:
+    return _take(address + 8 * _NEXT_ITEM)
+
+
+_KERNEL = types.void(types.int64)
+
+
+@cfunc(_KERNEL, **_VECTOR)
+def _add_and_norm(address: int) -> None:
+    """Of each row: the stream grows by the product and its bias, is normalised, and made ready.
+
+    Without a product the stream begins: with the embeddings of token and position.
+    """
+    call = _call_of(address)
+    step = carray(_pointer(call[_STEP]), (STEP_FIELDS,), _i64)
+    layer = carray(_pointer(call[_LAYER]), (NORM_FIELDS,), _i64)
+    num_rows, width = step[NUM_ROWS], step[WIDTH]
+    stream, bias = _matrix(step[X], num_rows, width), _floats(layer[NORM_BIAS_IN], width)
+    norm_weight, norm_bias = _floats(layer[NORM_WEIGHT], width), _floats(layer[NORM_BIAS], width)
+    scales, product = _floats(step[SCALES], num_rows), _matrix(call[_PRODUCT], num_rows, width)
+    rows = _wholes(step[ROWS], num_rows, ROW_FIELDS)
+    epsilon = carray(_pointer(step[EPSILON]), (1,), _f32)[0]
+    scratch = _take(address + 8 * _NEXT_THREAD) * step[SCRATCH_STRIDE]
+    lanes = _floats(step[SCRATCH] + 4 * scratch, LANES)
+    normed = _floats(step[SCRATCH] + 4 * (scratch + LANES), width)
+    while True:
+        number = _next_item(address)
+        if number >= num_rows:
+            return
+        x = stream[number]
+        if call[_PRODUCT] == 0:
+            token = _floats(step[TOKEN_EMBEDDING] + 4 * width * rows[number, ROW_ID], width)
+            position = _floats(step[POSITION_EMBEDDING] + 4 * width * rows[number, ROW_POSITION], width)
+            for i in range(width):
+                x[i] = token[i] + position[i]
+        else:
+            scale, more = scales[number], product[number]
+            for i in range(width):
+                x[i] = x[i] + (more[i] * scale + bias[i])
+        mean = _sum(x, lanes) / _f32(width)
+        for i in range(width):
+            normed[i] = x[i] - mean
+        inverse = _f32(1) / np.sqrt(_sum_of_squares(normed, lanes) / _f32(width) + epsilon)
+        for i in range(width):
+            normed[i] = normed[i] * inverse * norm_weight[i] + norm_bias[i]
+        _prepare(normed, number, step)
+
+
+@cfunc(_KERNEL, **_VECTOR)
+def _store(address: int) -> None:
+    """Of each row: its query, and its key and value where they are kept."""
+    call = _call_of(address)
+    step = carray(_pointer(call[_STEP]), (STEP_FIELDS,), _i64)
+    layer = carray(_pointer(call[_LAYER]), (LAYER_FIELDS,), _i64)
+    num_rows, width, heads, size = step[NUM_ROWS], step[WIDTH], step[HEADS], step[HEAD_SIZE]
+    value_width = (size // VECTOR + 1) * VECTOR
+    product, bias = _matrix(call[_PRODUCT], num_rows, 3 * width), _floats(layer[QKV_BIAS], 3 * width)
+    query, scales = _matrix(step[QUERY], num_rows, width), _floats(step[SCALES], num_rows)
+    rows = _wholes(step[ROWS], num_rows, ROW_FIELDS)
+    while True:
+        number = _next_item(address)
+        if number >= num_rows:
+            return
+        scale, row, own = scales[number], product[number], query[number]
+        for i in range(3 * width):
+            row[i] = row[i] * scale + bias[i]
+        for i in range(width):
+            own[i] = row[i]
+        if rows[number, ROW_TAIL] >= 0:
+            position = rows[number, ROW_TAIL_SEEN] - 1
+            keys = layer[TAILS_KEYS] + 4 * step[TAIL_KEYS] * rows[number, ROW_TAIL]
+            values = layer[TAILS_VALUES] + 4 * step[TAIL_VALUES] * rows[number, ROW_TAIL]
+            keys_stride, values_stride = step[TAIL_KEYS] // heads, step[TAIL_VALUES] // heads
+        else:
+            position = rows[number, ROW_SEEN] - 1
+            keys = layer[KEYS] + 4 * step[SLOT_KEYS] * rows[number, ROW_SLOT]
+            values = layer[VALUES] + 4 * step[SLOT_VALUES] * rows[number, ROW_SLOT]
+            keys_stride, values_stride = step[SLOT_KEYS] // heads, step[SLOT_VALUES] // heads
+        block, lane = position // LANES, position % LANES
+        for head in range(heads):
+            key = _matrix(keys + 4 * (head * keys_stride + block * size * LANES), size, LANES)
+            value = _floats(values + 4 * (head * values_stride + position * value_width), value_width)
+            for i in range(size):
+                key[i, lane] = row[width + head * size + i]
+                value[i] = row[2 * width + head * size + i]
+            value[size] = _f32(1)  # sums up the weights
+
+
+@njit(**_VECTOR)
+def _attend_tile(step: Any, layer: Any, tile: Any, rows: Any, head: int, scratch: int) -> None:
+    """Attention of one head of up to TILE rows that see the same slot, into MEAN."""
+    heads, size, width = step[HEADS], step[HEAD_SIZE], step[WIDTH]
+    value_width = (size // VECTOR + 1) * VECTOR
+    num_rows, stride = tile[0], step[SCORE_STRIDE]
+    query = scratch
+    sums = query + 4 * TILE * size
+    scores = sums + 4 * TILE * value_width
+    in_slot = 0
+    for i in range(num_rows):
+        number = tile[1 + i]
+        in_slot = max(in_slot, rows[number, ROW_SEEN])
+        theirs = _floats(step[QUERY] + 4 * (number * width + head * size), size)
+        copy = _floats(query + 4 * i * size, size)
+        for d in range(size):
+            copy[d] = theirs[d]
+    slot = rows[tile[1], ROW_SLOT]
+    slot_keys, slot_values = step[SLOT_KEYS] // heads, step[SLOT_VALUES] // heads
+    keys = layer[KEYS] + 4 * (step[SLOT_KEYS] * slot + slot_keys * head)
+    values = layer[VALUES] + 4 * (step[SLOT_VALUES] * slot + slot_values * head)
+    blocks = (in_slot + LANES - 1) // LANES
+    for block in range(blocks):
+        at = keys + 4 * block * size * LANES
+        _score_block(num_rows, query, at, scores + 4 * block * LANES, stride, size)
+    for i in range(num_rows):
+        number = tile[1 + i]
+        seen, in_tail = rows[number, ROW_SEEN], rows[number, ROW_TAIL_SEEN]
+        mine = _floats(scores + 4 * i * stride, stride)
+        ours, tails = mine[:seen], mine[blocks * LANES : blocks * LANES + in_tail]
+        if in_tail > 0:
+            tail_keys = layer[TAILS_KEYS] + 4 * (
+                step[TAIL_KEYS] * rows[number, ROW_TAIL] + step[TAIL_KEYS] // heads * head
+            )
+            for block in range((in_tail + LANES - 1) // LANES):
+                at = tail_keys + 4 * block * size * LANES
+                to = scores + 4 * (i * stride + (blocks + block) * LANES)
+                _score_block(1, query + 4 * i * size, at, to, stride, size)
+        most = max(_most(ours), _most(tails))
+        for p in range(seen):
+            ours[p] = _exp(ours[p] - most)
+        hidden = mine[seen : blocks * LANES]
+        for p in range(len(hidden)):
+            hidden[p] = _f32(0)
+        for p in range(in_tail):
+            tails[p] = _exp(tails[p] - most)
+        total = _floats(sums + 4 * i * value_width, value_width)
+        for d in range(value_width):
+            total[d] = _f32(0)
+    _sum_values(num_rows, scores, stride, values, value_width, in_slot, sums)
+    for i in range(num_rows):
+        number = tile[1 + i]
+        in_tail = rows[number, ROW_TAIL_SEEN]
+        if in_tail > 0:
+            tail_values = layer[TAILS_VALUES] + 4 * (
+                step[TAIL_VALUES] * rows[number, ROW_TAIL] + step[TAIL_VALUES] // heads * head
+            )
+            at = scores + 4 * (i * stride + blocks * LANES)
+            _sum_values(1, at, stride, tail_values, value_width, in_tail, sums + 4 * i * value_width)
+        total = _floats(sums + 4 * i * value_width, value_width)
+        mean = _floats(step[MEAN] + 4 * (number * width + head * size), size)
+        inverse = _f32(1) / total[size]
+        for d in range(size):
+            mean[d] = total[d] * inverse
+
+
+@njit(**_VECTOR)
+def _most(row: Any) -> Any:
+    most = _f32(-1e30)
+    for i in range(len(row)):
+        most = max(most, row[i])
+    return most
+
+
+@cfunc(_KERNEL, **_VECTOR)
+def _attend(address: int) -> None:
+    """Of each tile and head: attention. Whoever does a tile's last head makes its rows ready."""
+    call = _call_of(address)
+    step = carray(_pointer(call[_STEP]), (STEP_FIELDS,), _i64)
+    layer = carray(_pointer(call[_LAYER]), (LAYER_FIELDS,), _i64)
+    num_rows, num_tiles, heads, width = step[NUM_ROWS], step[NUM_TILES], step[HEADS], step[WIDTH]
+    rows, tiles = _wholes(step[ROWS], num_rows, ROW_FIELDS), _wholes(step[TILES], num_tiles, 1 + TILE)
+    means = _matrix(step[MEAN], num_rows, width)
+    scratch = step[SCRATCH] + 4 * _take(address + 8 * _NEXT_THREAD) * step[SCRATCH_STRIDE]
+    while True:
+        item = _next_item(address)
+        if item >= num_tiles * heads:
+            return
+        tile = item // heads
+        _attend_tile(step, layer, tiles[tile], rows, item % heads, scratch)
+        done = _take(step[HEADS_DONE] + 8 * tile)
+        if done % heads == heads - 1:
+            for i in range(tiles[tile, 0]):
+                number = tiles[tile, 1 + i]
+                _prepare(means[number], number, step)
+
+
+@cfunc(_KERNEL, **_VECTOR)
+def _act(address: int) -> None:
+    """Of each row: the activation of the product and its bias, made ready. The product is overwritten."""
+    call = _call_of(address)
+    step = carray(_pointer(call[_STEP]), (STEP_FIELDS,), _i64)
+    layer = carray(_pointer(call[_LAYER]), (LAYER_FIELDS,), _i64)
+    num_rows, inner = step[NUM_ROWS], step[INNER]
+    product, bias = _matrix(call[_PRODUCT], num_rows, inner), _floats(layer[UP_BIAS], inner)
+    scales = _floats(step[SCALES], num_rows)
+    while True:
+        number = _next_item(address)
+        if number >= num_rows:
+            return
+        scale, row = scales[number], product[number]
+        for i in range(inner):
+            row[i] = row[i] * scale + bias[i]
+        _activate(row, step[ACTIVATION])
+        _prepare(row, number, step)
+
+
+@njit(**_VECTOR)
+def _group_maxima(logits: Any, maxima: Any) -> None:
+    """Token i is of group i % GROUPS."""
+    vocab = len(logits)
+    for i in range(GROUPS):
+        maxima[i] = _f32(-3e38)
+    for first in range(0, vocab, GROUPS):
+        piece = logits[first : min(first + GROUPS, vocab)]
+        for i in range(len(piece)):
+            maxima[i] = max(maxima[i], piece[i])
+
+
+@njit(**_VECTOR)
+def _log_total(logits: Any, most: Any, sums: Any) -> float:
+    """log Σ exp(logits)."""
+    vocab = len(logits)
+    for i in range(GROUPS):
+        sums[i] = _f32(0)
+    for first in range(0, vocab, GROUPS):
+        piece = logits[first : min(first + GROUPS, vocab)]
+        for i in range(len(piece)):
+            sums[i] += _exp(piece[i] - most)
+    total = 0.0
+    for i in range(GROUPS):
+        total += sums[i]
+    return float(most) + math.log(total)
+
+
+@njit(**_FAST)
+def _likeliest(logits: Any, maxima: Any, sums: Any, values: Any, ids: Any) -> int:
+    """The NUM_CANDIDATES likeliest, best first; of equals the smaller id first. Returns how many there are.
+
+    As many groups have a maximum of at least the threshold, so the likeliest are no less.
+    """
+    vocab = len(logits)
+    most = min(NUM_CANDIDATES, vocab)
+    for i in range(GROUPS):
+        sums[i] = maxima[i]
+    sums.sort()
+    threshold = sums[GROUPS - most]
+    number = 0
+    for group in range(min(GROUPS, vocab)):
+        if maxima[group] < threshold:
+            continue
+        for token in range(group, vocab, GROUPS):
+            value = logits[token]
+            if value < threshold:
+                continue
+            if number == most:
+                last = number - 1
+                if value < values[last] or (value == values[last] and token > ids[last]):
+                    continue
+            else:
+                last = number
+                number += 1
+            while last > 0 and (values[last - 1] < value or (values[last - 1] == value and ids[last - 1] > token)):
+                values[last], ids[last] = values[last - 1], ids[last - 1]
+                last -= 1
+            values[last], ids[last] = value, token
+    return number
+
+
+@njit(**_FAST)
+def _pick(values: Any, number: int, draw: Any, probs: Any) -> int:
+    """Which of the candidates: as `sampling.pick`, in its order."""
+    if draw[TEMPERATURE] == 0:
+        return int(draw[RANK])
+    kept = number if draw[TOP_K] > number else int(draw[TOP_K])
+    total = 0.0
+    for i in range(kept):
+        probs[i] = math.exp((float(values[i]) - float(values[0])) / draw[TEMPERATURE])
+        total += probs[i]
+    before, mass, end = 0.0, 0.0, 0
+    for i in range(kept):
+        # Top-p keeps a token if those before it have less than top_p: the first is always kept.
+        if i > 0 and before >= draw[TOP_P]:
+            break
+        before += probs[i] / total
+        mass = before
+        end = i + 1
+    target, after = draw[UNIFORM] * mass, 0.0
+    for i in range(end):
+        after += probs[i] / total
+        if after > target:
+            return i
+    return end - 1
+
+
+@cfunc(_KERNEL, **_FAST)
+def _sample(address: int) -> None:
+    """Of each draw that needs no more than NUM_CANDIDATES candidates: its token and log-probability, into the table.
+
+    Where the table has a token already, only its log-probability.
+    """
+    call = _call_of(address)
+    step = carray(_pointer(call[_STEP]), (SAMPLE_FIELDS,), _i64)
+    num_draws, vocab = step[SAMPLE_ROWS], step[SAMPLE_VOCAB]
+    table = carray(_pointer(step[SAMPLE_TABLE]), (num_draws, DRAW_FIELDS), np.float64)
+    stride = step[SAMPLE_SCRATCH_STRIDE]
+    scratch = step[SAMPLE_SCRATCH] + 4 * _take(address + 8 * _NEXT_THREAD) * stride
+    maxima, sums = _floats(scratch, GROUPS), _floats(scratch + 4 * GROUPS, GROUPS)
+    values = _floats(scratch + 8 * GROUPS, NUM_CANDIDATES)
+    ids = np.empty(NUM_CANDIDATES, np.int64)
+    probs = np.empty(NUM_CANDIDATES, np.float64)
+    while True:
+        number = _next_item(address)
+        if number >= num_draws:
+            return
+        draw = table[number]
+        logits = _floats(call[_PRODUCT] + 4 * vocab * int(draw[DRAW_ROW]), vocab)
+        _group_maxima(logits, maxima)
+        num_likeliest = _likeliest(logits, maxima, sums, values, ids)
+        log_total = _log_total(logits, values[0], sums)
+        if draw[TOKEN] < 0:
+            draw[TOKEN] = ids[_pick(values, num_likeliest, draw, probs)]
+        draw[LOGPROB] = float(logits[int(draw[TOKEN])]) - log_total
+
+
+# Calling them.
+
+
+class Kernels:
+    """Calls kernels, on as many threads as torch computes with.
+
+    They run on torch's own OpenMP threads: others would fight those for the cores. Where its library is not found,
+    or is another one, one thread does it all.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+        self._parallel = _gomp_parallel() if num_threads > 1 else None
+        if self._parallel is None:
+            self.num_threads = 1
+        # Making these takes longer than some kernels run.
+        kernels = (add_and_norm, store, attend, act, sample)
+        self._functions = {kernel: (kernel.address, kernel.ctypes) for kernel in kernels}
+        self._call = np.zeros(_CALL_FIELDS, np.int64)
+        self._address = self._call.ctypes.data
+
+    def run(self, kernel: Any, step: int, layer: int, product: int, is_large: bool) -> None:
+        """
+        Args:
+            step, layer, product: addresses, see the module; 0 where there is none.
+            is_large: whether it pays to wake other threads.
+        """
+        call = self._call
+        call[0], call[1], call[2], call[3], call[4] = step, layer, product, 0, 0
+        address, function = self._functions[kernel]
+        if is_large and self._parallel is not None:
+            self._parallel(address, self._address, self.num_threads, 0)
+        else:
+            function(self._address)
+
+
+def _gomp_parallel() -> Any:
+    """`GOMP_parallel` of the OpenMP library that this process has loaded already, or None."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        paths = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp5" in line or "libomp" in line}
+    for path in sorted(paths):
+        try:
+            function = ctypes.CDLL(path).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        function.restype = None
+        return function
+    return None
+
+
+add_and_norm, store, attend, act, sample = _add_and_norm, _store, _attend, _act, _sample
