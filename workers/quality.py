@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import structlog
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from workers.engine.gpt2 import GPT2, GPT2Config, LoadedModel, load_model
+from workers.engine.gpt2 import LoadedModel, load_model
+from workers.engine.model_runner import ModelRunner
+from workers.engine.scheduler import Scheduler
+from workers.engine.sequence import Generation, GenerationRequest, SamplingParams, Sequence
 from workers.engine.tokens import Tokenizer
 
 PAGE = Path(__file__).parent / "page.txt"
@@ -59,36 +60,39 @@ def choose_cpu_dtype(directory: Path, tokenizer: Tokenizer, verdicts: Path) -> V
 def judge(load: Callable[[str], LoadedModel], tokenizer: Tokenizer) -> Verdict:
     """Compare int8 with fp32 on the bundled page. `load` makes the model in the dtype it is given."""
     ids = tokenizer.encode(PAGE.read_text(encoding="utf-8"))
-    ratio = perplexity(load("int8").model, ids) / perplexity(load("fp32").model, ids)
+    ratio = perplexity(load("int8"), ids) / perplexity(load("fp32"), ids)
     return Verdict("int8" if ratio <= MAX_RATIO else "bf16", ratio)
 
 
-@torch.inference_mode()
-def perplexity(model: GPT2, token_ids: list[int]) -> float:
-    """exp of the mean negative log-likelihood of all but each window's first token; windows do not overlap."""
-    window = min(WINDOW_TOKENS, model.config.n_positions)
-    total, count = 0.0, 0
+def perplexity(loaded: LoadedModel, token_ids: list[int]) -> float:
+    """exp of the mean negative log-likelihood of all but each window's first token; windows do not overlap.
+
+    Computed as everything is that is served: by the engine's runner, from its cache.
+    """
+    window = min(WINDOW_TOKENS, loaded.config.n_positions - 1)
+    runner = ModelRunner(loaded, 1)
+    logprobs: list[float] = []
     for first in range(0, len(token_ids) - 1, window):
-        ids = torch.tensor(token_ids[first : first + window])
-        if len(ids) < 2:
-            break
-        hidden = model.hidden(ids, torch.arange(len(ids)), _causal_attention(model.config))
-        for start in range(0, len(ids) - 1, 64):  # logits of a whole window would fill the caches
-            targets = ids[start + 1 : start + 65]
-            logits = model.logits(hidden[start : start + len(targets)])
-            total += float(F.cross_entropy(logits, targets, reduction="sum"))
-            count += len(targets)
-    return math.exp(total / count)
+        ids = tuple(token_ids[first : first + window])
+        if len(ids) > 1:
+            logprobs += (logprob for logprob in _prompt_logprobs(runner, ids) if logprob is not None)
+    return math.exp(-sum(logprobs) / len(logprobs))
 
 
-def _causal_attention(config: GPT2Config) -> Callable[[int, Tensor], Tensor]:
-    def attend(_layer: int, qkv: Tensor) -> Tensor:
-        query, key, value = qkv.view(len(qkv), 3, config.n_head, config.head_size).permute(1, 2, 0, 3)
-        # Queries come scaled.
-        mean = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=1.0)
-        return mean.transpose(0, 1).reshape(len(qkv), -1)
-
-    return attend
+def _prompt_logprobs(runner: ModelRunner, token_ids: tuple[int, ...]) -> list[float | None]:
+    scheduler = Scheduler(runner.num_slots, 1)
+    request = GenerationRequest(token_ids, SamplingParams(max_new_tokens=1), seed=0, echo_logprobs=True)
+    sequence = Sequence(request, Generation(), start_id=0, token_bytes=None)
+    scheduler.add(sequence)
+    while sequence.finish_reason is None:
+        plan = scheduler.schedule(time.monotonic())
+        output = runner.run(plan)
+        scheduler.complete(plan)
+        for _, items in output.echoes:
+            sequence.add_prompt_logprobs(items)
+        for _, step in output.steps:
+            sequence.append(step, None, time.monotonic())
+    return sequence.prompt_logprobs
 
 
 def _fingerprint(directory: Path) -> str:

@@ -25,7 +25,7 @@ def test_perplexity_is_that_of_transformers() -> None:
     model = GPT2LMHeadModel.from_pretrained(EMBEDDED, dtype=torch.float32).eval()
     with torch.inference_mode():
         loss = model(torch.tensor([ids]), labels=torch.tensor([ids])).loss
-    ours = perplexity(load_model(EMBEDDED, dtype="fp32").model, ids)
+    ours = perplexity(load_model(EMBEDDED, dtype="fp32"), ids)
     assert ours == pytest.approx(math.exp(float(loss)), rel=1e-4)
 
 

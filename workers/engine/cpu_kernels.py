@@ -29,12 +29,14 @@ from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from workers.engine.kv_cache import LANES, VECTOR
+from workers.engine.kv_cache import VECTOR
 from workers.engine.linear import PLAIN, UINT8, UNIT
 
 __all__ = ["PLAIN", "UINT8", "UNIT"]
 
+LANES = 32  # chains of a sum over a row's width
 TILE = 4  # rows that read a prompt's keys and values together
+STORE_ROWS = 8  # rows whose keys a thread stores together
 NUM_CANDIDATES = 64  # likeliest tokens that a draw may need
 GROUPS = 1024  # of the vocabulary, to find the likeliest in
 
@@ -71,12 +73,13 @@ ACTIVATIONS = {
     SCRATCH,  # [threads, SCRATCH_STRIDE] float32
     SCRATCH_STRIDE,
     SCORE_STRIDE,  # floats of a row's scores
-    SLOT_KEYS,  # floats from one slot, or tail, to the next
+    SLOT_KEYS,  # bytes from one slot, or tail, to the next
     SLOT_VALUES,
     TAIL_KEYS,
     TAIL_VALUES,
+    ITEM_BYTES,  # of a cached number: 4, or 2 where it is float16
     STEP_FIELDS,
-) = range(27)
+) = range(28)
 
 # Of each row, what it is: its token, its position, and what it sees of its slot and of its tail, itself included.
 ROW_ID, ROW_POSITION, ROW_SLOT, ROW_SEEN, ROW_TAIL, ROW_TAIL_SEEN, ROW_FIELDS = range(7)
@@ -138,11 +141,13 @@ def _wholes(address: int, rows: int, columns: int) -> Any:
 # The inner products.
 
 
-def _vector_at(builder: Any, address: Any) -> Any:
+def _vector_at(builder: Any, address: Any, is_half: bool = False) -> Any:
+    """VECTOR float32; they may be kept as float16."""
     vector = ir.VectorType(ir.FloatType(), VECTOR)
-    load = builder.load(builder.inttoptr(address, ir.PointerType(vector)), typ=vector)
-    load.align = 4
-    return load
+    kept = ir.VectorType(ir.HalfType(), VECTOR) if is_half else vector
+    load = builder.load(builder.inttoptr(address, ir.PointerType(kept)), typ=kept)
+    load.align = 2 if is_half else 4
+    return builder.fpext(load, vector) if is_half else load
 
 
 def _float_at(builder: Any, address: Any) -> Any:
@@ -189,143 +194,228 @@ def _store_vector(builder: Any, value: Any, address: Any) -> None:
     builder.store(value, builder.inttoptr(address, ir.PointerType(value.type))).align = 4
 
 
-def _make_scores(num_rows: int) -> Any:
-    """scores[row, 0:LANES] = Σ over d of query[row, d] · keys[d, 0:LANES], d ascending, fused."""
-    num_vectors = LANES // VECTOR
+@intrinsic(prefer_literal=True)
+def _scores(
+    _context: Any, rows: Any, blocks: Any, half: Any,
+    query: Any, keys: Any, out: Any, out_stride: Any, size: Any,
+) -> Any:  # fmt: skip
+    """out[row, position] = Σ over d of query[row, d] · keys[d, position], d ascending, fused.
 
-    @intrinsic
-    def scores(_context: Any, query: Any, query_stride: Any, keys: Any, out: Any, out_stride: Any, size: Any) -> Any:
-        def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            query, query_stride, keys, out, out_stride, size = args
-            i64, vector = ir.IntType(64), ir.VectorType(ir.FloatType(), VECTOR)
-            fma = _fused(builder, vector)
+    Of `rows` rows of queries and one or two `blocks` of keys. All else are addresses and numbers of floats.
+    """
+    num_rows, num_blocks, is_half = rows.literal_value, blocks.literal_value, half.literal_value
+    item = 2 if is_half else 4
 
-            def number(value: int) -> Any:
-                return ir.Constant(i64, value)
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        *_, query, keys, out, out_stride, size = args
+        vector = ir.VectorType(ir.FloatType(), VECTOR)
+        fma = _fused(builder, vector)
+        starts = [builder.add(keys, builder.mul(size, _whole(item * VECTOR * block))) for block in range(num_blocks)]
+        queries = [builder.add(query, builder.mul(size, _whole(4 * row))) for row in range(num_rows)]
 
-            def body(d: Any, sums: list[Any]) -> list[Any]:
-                block = builder.add(keys, builder.mul(d, number(4 * LANES)))
-                lanes = [_vector_at(builder, builder.add(block, number(4 * VECTOR * v))) for v in range(num_vectors)]
-                news: list[Any] = []
-                for row in range(num_rows):
-                    place = builder.add(query, builder.mul(query_stride, number(4 * row)))
-                    one = _broadcast(builder, _float_at(builder, builder.add(place, builder.mul(d, number(4)))))
-                    own = sums[row * num_vectors : (row + 1) * num_vectors]
-                    news += [builder.call(fma, [one, *pair]) for pair in zip(lanes, own, strict=True)]
-                return news
-
-            zero = ir.Constant(vector, [0.0] * VECTOR)
-            sums = _loop(builder, size, [zero] * (num_rows * num_vectors), body)
+        def body(d: Any, sums: list[Any]) -> list[Any]:
+            offset = builder.mul(d, _whole(item * VECTOR))
+            lanes = [_vector_at(builder, builder.add(start, offset), is_half) for start in starts]
+            news: list[Any] = []
             for row in range(num_rows):
-                place = builder.add(out, builder.mul(out_stride, number(4 * row)))
-                for v in range(num_vectors):
-                    value = sums[row * num_vectors + v]
-                    _store_vector(builder, value, builder.add(place, number(4 * VECTOR * v)))
-            return context.get_dummy_value()
+                one = _broadcast(builder, _float_at(builder, builder.add(queries[row], builder.mul(d, _whole(4)))))
+                own = sums[row * num_blocks : (row + 1) * num_blocks]
+                news += [builder.call(fma, [one, *pair]) for pair in zip(lanes, own, strict=True)]
+            return news
 
-        return types.none(*[types.int64] * 6), codegen
+        zero = ir.Constant(vector, [0.0] * VECTOR)
+        sums = _loop(builder, size, [zero] * (num_rows * num_blocks), body)
+        for row in range(num_rows):
+            place = builder.add(out, builder.mul(out_stride, _whole(4 * row)))
+            for block in range(num_blocks):
+                value = sums[row * num_blocks + block]
+                _store_vector(builder, value, builder.add(place, _whole(4 * VECTOR * block)))
+        return context.get_dummy_value()
 
-    return scores
+    return types.none(rows, blocks, half, *[types.int64] * 5), codegen
 
 
-def _make_values(num_rows: int, num_vectors: int) -> Any:
-    """sums[row, :] += weights[row, position] · values[position, :], positions ascending, fused."""
+@intrinsic(prefer_literal=True)
+def _values(
+    _context: Any, rows: Any, vectors: Any, half: Any,
+    weights: Any, stride: Any, values: Any, width: Any, number: Any, sums: Any,
+) -> Any:  # fmt: skip
+    """sums[row, column] += weights[row, position] · values[position, column], positions ascending, fused.
 
-    @intrinsic
-    def values(
-        _context: Any, weights: Any, weight_stride: Any, values: Any, value_stride: Any, number: Any,
-        sums: Any, sum_stride: Any,
-    ) -> Any:  # fmt: skip
-        def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            weights, weight_stride, values, value_stride, num_positions, sums, sum_stride = args
-            i64, vector = ir.IntType(64), ir.VectorType(ir.FloatType(), VECTOR)
-            fma = _fused(builder, vector)
+    Of `rows` rows and `vectors` vectors of columns; `number` positions, at least one.
+    """
+    num_rows, num_vectors, is_half = rows.literal_value, vectors.literal_value, half.literal_value
+    item = 2 if is_half else 4
 
-            def number(value: int) -> Any:
-                return ir.Constant(i64, value)
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        *_, weights, stride, values, width, number, sums = args
+        vector = ir.VectorType(ir.FloatType(), VECTOR)
+        fma = _fused(builder, vector)
+        row_bytes = builder.mul(width, _whole(item))
+        starts = [builder.add(weights, builder.mul(stride, _whole(4 * row))) for row in range(num_rows)]
 
-            def place(row: int, v: int) -> Any:
-                start = builder.add(sums, builder.mul(sum_stride, number(4 * row)))
-                return builder.add(start, number(4 * VECTOR * v))
+        def place(row: int, v: int) -> Any:
+            start = builder.add(sums, builder.mul(width, _whole(4 * row)))
+            return builder.add(start, _whole(4 * VECTOR * v))
 
-            def body(position: Any, sofar: list[Any]) -> list[Any]:
-                start = builder.add(values, builder.mul(position, builder.mul(value_stride, number(4))))
-                columns = [_vector_at(builder, builder.add(start, number(4 * VECTOR * v))) for v in range(num_vectors)]
-                news: list[Any] = []
-                for row in range(num_rows):
-                    start = builder.add(weights, builder.mul(weight_stride, number(4 * row)))
-                    address = builder.add(start, builder.mul(position, number(4)))
-                    one = _broadcast(builder, _float_at(builder, address))
-                    own = sofar[row * num_vectors : (row + 1) * num_vectors]
-                    news += [builder.call(fma, [one, *pair]) for pair in zip(columns, own, strict=True)]
-                return news
-
-            starts = [_vector_at(builder, place(row, v)) for row in range(num_rows) for v in range(num_vectors)]
-            ends = _loop(builder, num_positions, starts, body)
+        def body(position: Any, sofar: list[Any]) -> list[Any]:
+            start = builder.add(values, builder.mul(position, row_bytes))
+            columns = [
+                _vector_at(builder, builder.add(start, _whole(item * VECTOR * v)), is_half) for v in range(num_vectors)
+            ]
+            news: list[Any] = []
             for row in range(num_rows):
-                for v in range(num_vectors):
-                    _store_vector(builder, ends[row * num_vectors + v], place(row, v))
-            return context.get_dummy_value()
+                address = builder.add(starts[row], builder.mul(position, _whole(4)))
+                one = _broadcast(builder, _float_at(builder, address))
+                own = sofar[row * num_vectors : (row + 1) * num_vectors]
+                news += [builder.call(fma, [one, *pair]) for pair in zip(columns, own, strict=True)]
+            return news
 
-        return types.none(*[types.int64] * 7), codegen
+        before = [_vector_at(builder, place(row, v)) for row in range(num_rows) for v in range(num_vectors)]
+        after = _loop(builder, number, before, body)
+        for row in range(num_rows):
+            for v in range(num_vectors):
+                _store_vector(builder, after[row * num_vectors + v], place(row, v))
+        return context.get_dummy_value()
 
-    return values
+    return types.none(rows, vectors, half, *[types.int64] * 6), codegen
 
 
-_scores_1, _scores_2, _scores_3, _scores_4 = (_make_scores(rows) for rows in range(1, 1 + TILE))
-_values_11, _values_12, _values_13 = (_make_values(1, vectors) for vectors in (1, 2, 3))
-_values_21, _values_22, _values_23 = (_make_values(2, vectors) for vectors in (1, 2, 3))
-_values_31, _values_32, _values_33 = (_make_values(3, vectors) for vectors in (1, 2, 3))
-_values_41, _values_42, _values_43 = (_make_values(4, vectors) for vectors in (1, 2, 3))
+@intrinsic
+def _put_half(_context: Any, address: Any, number: Any) -> Any:
+    """Stores a float32 as float16."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        half = builder.fptrunc(args[1], ir.HalfType())
+        builder.store(half, builder.inttoptr(args[0], ir.PointerType(ir.HalfType()))).align = 2
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.float32), codegen
+
+
+def _whole(number: int) -> Any:
+    return ir.Constant(ir.IntType(64), number)
+
+
+# An intrinsic has its number of rows and vectors from constants, so each combination is called by itself.
 
 
 @njit(**_FAST)
-def _score_block(rows: int, query: int, keys: int, out: int, out_stride: int, size: int) -> None:
-    if rows == 1:
-        _scores_1(query, size, keys, out, out_stride, size)
+def _score(rows: int, blocks: int, query: int, keys: int, out: int, stride: int, size: int, is_half: bool) -> None:
+    """Scores of `blocks` blocks of keys, two at a time: that fills the processor's pipes."""
+    block_bytes = VECTOR * size * (2 if is_half else 4)
+    for block in range(0, blocks - 1, 2):
+        at, to = keys + block * block_bytes, out + 4 * VECTOR * block
+        if is_half:
+            if rows == 1:
+                _scores(1, 2, True, query, at, to, stride, size)
+            elif rows == 2:
+                _scores(2, 2, True, query, at, to, stride, size)
+            elif rows == 3:
+                _scores(3, 2, True, query, at, to, stride, size)
+            else:
+                _scores(4, 2, True, query, at, to, stride, size)
+        elif rows == 1:
+            _scores(1, 2, False, query, at, to, stride, size)
+        elif rows == 2:
+            _scores(2, 2, False, query, at, to, stride, size)
+        elif rows == 3:
+            _scores(3, 2, False, query, at, to, stride, size)
+        else:
+            _scores(4, 2, False, query, at, to, stride, size)
+    if blocks % 2 == 0:
+        return
+    at, to = keys + (blocks - 1) * block_bytes, out + 4 * VECTOR * (blocks - 1)
+    if is_half:
+        if rows == 1:
+            _scores(1, 1, True, query, at, to, stride, size)
+        elif rows == 2:
+            _scores(2, 1, True, query, at, to, stride, size)
+        elif rows == 3:
+            _scores(3, 1, True, query, at, to, stride, size)
+        else:
+            _scores(4, 1, True, query, at, to, stride, size)
+    elif rows == 1:
+        _scores(1, 1, False, query, at, to, stride, size)
     elif rows == 2:
-        _scores_2(query, size, keys, out, out_stride, size)
+        _scores(2, 1, False, query, at, to, stride, size)
     elif rows == 3:
-        _scores_3(query, size, keys, out, out_stride, size)
+        _scores(3, 1, False, query, at, to, stride, size)
     else:
-        _scores_4(query, size, keys, out, out_stride, size)
+        _scores(4, 1, False, query, at, to, stride, size)
 
 
 @njit(**_FAST)
-def _sum_values(rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int) -> None:
+def _sum_three(rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int) -> None:
+    if rows == 1:
+        _values(1, 3, False, weights, stride, values, width, number, sums)
+    elif rows == 2:
+        _values(2, 3, False, weights, stride, values, width, number, sums)
+    elif rows == 3:
+        _values(3, 3, False, weights, stride, values, width, number, sums)
+    else:
+        _values(4, 3, False, weights, stride, values, width, number, sums)
+
+
+@njit(**_FAST)
+def _sum_one(rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int) -> None:
+    if rows == 1:
+        _values(1, 1, False, weights, stride, values, width, number, sums)
+    elif rows == 2:
+        _values(2, 1, False, weights, stride, values, width, number, sums)
+    elif rows == 3:
+        _values(3, 1, False, weights, stride, values, width, number, sums)
+    else:
+        _values(4, 1, False, weights, stride, values, width, number, sums)
+
+
+@njit(**_FAST)
+def _sum_three_halves(rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int) -> None:
+    if rows == 1:
+        _values(1, 3, True, weights, stride, values, width, number, sums)
+    elif rows == 2:
+        _values(2, 3, True, weights, stride, values, width, number, sums)
+    elif rows == 3:
+        _values(3, 3, True, weights, stride, values, width, number, sums)
+    else:
+        _values(4, 3, True, weights, stride, values, width, number, sums)
+
+
+@njit(**_FAST)
+def _sum_one_half(rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int) -> None:
+    if rows == 1:
+        _values(1, 1, True, weights, stride, values, width, number, sums)
+    elif rows == 2:
+        _values(2, 1, True, weights, stride, values, width, number, sums)
+    elif rows == 3:
+        _values(3, 1, True, weights, stride, values, width, number, sums)
+    else:
+        _values(4, 1, True, weights, stride, values, width, number, sums)
+
+
+@njit(**_FAST)
+def _sum_values(
+    rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int, is_half: bool
+) -> None:
     """`sums` [rows, width] grows by the weighted values; three vectors at a time, for there are few registers."""
     if number == 0:
         return
-    for first in range(0, width, 3 * VECTOR):
-        vectors = min(3, (width - first) // VECTOR)
-        at, to = values + 4 * first, sums + 4 * first
-        if rows == 1:
-            if vectors == 1:
-                _values_11(weights, stride, at, width, number, to, width)
-            elif vectors == 2:
-                _values_12(weights, stride, at, width, number, to, width)
+    item = 2 if is_half else 4
+    first = 0
+    while first < width:
+        at, to = values + item * first, sums + 4 * first
+        if width - first >= 3 * VECTOR:
+            if is_half:
+                _sum_three_halves(rows, weights, stride, at, width, number, to)
             else:
-                _values_13(weights, stride, at, width, number, to, width)
-        elif rows == 2:
-            if vectors == 1:
-                _values_21(weights, stride, at, width, number, to, width)
-            elif vectors == 2:
-                _values_22(weights, stride, at, width, number, to, width)
-            else:
-                _values_23(weights, stride, at, width, number, to, width)
-        elif rows == 3:
-            if vectors == 1:
-                _values_31(weights, stride, at, width, number, to, width)
-            elif vectors == 2:
-                _values_32(weights, stride, at, width, number, to, width)
-            else:
-                _values_33(weights, stride, at, width, number, to, width)
-        elif vectors == 1:
-            _values_41(weights, stride, at, width, number, to, width)
-        elif vectors == 2:
-            _values_42(weights, stride, at, width, number, to, width)
+                _sum_three(rows, weights, stride, at, width, number, to)
+            first += 3 * VECTOR
         else:
-            _values_43(weights, stride, at, width, number, to, width)
+            if is_half:
+                _sum_one_half(rows, weights, stride, at, width, number, to)
+            else:
+                _sum_one(rows, weights, stride, at, width, number, to)
+            first += VECTOR
 
 
 # Functions of numbers.
@@ -504,44 +594,68 @@ def _add_and_norm(address: int) -> None:
         _prepare(normed, number, step)
 
 
+@njit(**_VECTOR)
+def _keep(row: Any, number: int, head: int, rows: Any, step: Any, layer: Any) -> None:
+    """Stores one head's key and value of a row; `row` holds its query, key and value of all heads."""
+    width, heads, size, item = step[WIDTH], step[HEADS], step[HEAD_SIZE], step[ITEM_BYTES]
+    value_width = (size // VECTOR + 1) * VECTOR
+    if rows[number, ROW_TAIL] >= 0:
+        position, place = rows[number, ROW_TAIL_SEEN] - 1, rows[number, ROW_TAIL]
+        keys = layer[TAILS_KEYS] + step[TAIL_KEYS] * place + step[TAIL_KEYS] // heads * head
+        values = layer[TAILS_VALUES] + step[TAIL_VALUES] * place + step[TAIL_VALUES] // heads * head
+    else:
+        position, place = rows[number, ROW_SEEN] - 1, rows[number, ROW_SLOT]
+        keys = layer[KEYS] + step[SLOT_KEYS] * place + step[SLOT_KEYS] // heads * head
+        values = layer[VALUES] + step[SLOT_VALUES] * place + step[SLOT_VALUES] // heads * head
+    keys += item * (position // VECTOR * size * VECTOR + position % VECTOR)
+    values += item * position * value_width
+    key = row[width + head * size : width + (head + 1) * size]
+    value = row[2 * width + head * size : 2 * width + (head + 1) * size]
+    if item == 4:
+        lane, whole = _floats(keys, size * VECTOR), _floats(values, size + 1)
+        for i in range(size):
+            lane[i * VECTOR] = key[i]
+            whole[i] = value[i]
+        whole[size] = _f32(1)  # sums up the weights
+        return
+    for i in range(size):
+        _put_half(keys + 2 * i * VECTOR, _in_half(key[i]))
+        _put_half(values + 2 * i, _in_half(value[i]))
+    _put_half(values + 2 * size, _f32(1))
+
+
+@njit(inline="always", **_VECTOR)
+def _in_half(number: Any) -> Any:
+    """The nearest number that float16 has room for."""
+    number = max(_f32(-65504), number)
+    return min(_f32(65504), number)
+
+
 @cfunc(_KERNEL, **_VECTOR)
 def _store(address: int) -> None:
-    """Of each row: its query, and its key and value where they are kept."""
+    """Of each STORE_ROWS rows: their queries, and their keys and values where they are kept."""
     call = _call_of(address)
     step = carray(_pointer(call[_STEP]), (STEP_FIELDS,), _i64)
     layer = carray(_pointer(call[_LAYER]), (LAYER_FIELDS,), _i64)
-    num_rows, width, heads, size = step[NUM_ROWS], step[WIDTH], step[HEADS], step[HEAD_SIZE]
-    value_width = (size // VECTOR + 1) * VECTOR
+    num_rows, width, heads = step[NUM_ROWS], step[WIDTH], step[HEADS]
     product, bias = _matrix(call[_PRODUCT], num_rows, 3 * width), _floats(layer[QKV_BIAS], 3 * width)
     query, scales = _matrix(step[QUERY], num_rows, width), _floats(step[SCALES], num_rows)
     rows = _wholes(step[ROWS], num_rows, ROW_FIELDS)
     while True:
-        number = _next_item(address)
-        if number >= num_rows:
+        first = _next_item(address) * STORE_ROWS
+        if first >= num_rows:
             return
-        scale, row, own = scales[number], product[number], query[number]
-        for i in range(3 * width):
-            row[i] = row[i] * scale + bias[i]
-        for i in range(width):
-            own[i] = row[i]
-        if rows[number, ROW_TAIL] >= 0:
-            position = rows[number, ROW_TAIL_SEEN] - 1
-            keys = layer[TAILS_KEYS] + 4 * step[TAIL_KEYS] * rows[number, ROW_TAIL]
-            values = layer[TAILS_VALUES] + 4 * step[TAIL_VALUES] * rows[number, ROW_TAIL]
-            keys_stride, values_stride = step[TAIL_KEYS] // heads, step[TAIL_VALUES] // heads
-        else:
-            position = rows[number, ROW_SEEN] - 1
-            keys = layer[KEYS] + 4 * step[SLOT_KEYS] * rows[number, ROW_SLOT]
-            values = layer[VALUES] + 4 * step[SLOT_VALUES] * rows[number, ROW_SLOT]
-            keys_stride, values_stride = step[SLOT_KEYS] // heads, step[SLOT_VALUES] // heads
-        block, lane = position // LANES, position % LANES
+        last = min(first + STORE_ROWS, num_rows)
+        for number in range(first, last):
+            scale, row, own = scales[number], product[number], query[number]
+            for i in range(3 * width):
+                row[i] = row[i] * scale + bias[i]
+            for i in range(width):
+                own[i] = row[i]
+        # Neighbours in a prompt share the cache lines of their keys.
         for head in range(heads):
-            key = _matrix(keys + 4 * (head * keys_stride + block * size * LANES), size, LANES)
-            value = _floats(values + 4 * (head * values_stride + position * value_width), value_width)
-            for i in range(size):
-                key[i, lane] = row[width + head * size + i]
-                value[i] = row[2 * width + head * size + i]
-            value[size] = _f32(1)  # sums up the weights
+            for number in range(first, last):
+                _keep(product[number], number, head, rows, step, layer)
 
 
 @njit(**_VECTOR)
@@ -549,7 +663,7 @@ def _attend_tile(step: Any, layer: Any, tile: Any, rows: Any, head: int, scratch
     """Attention of one head of up to TILE rows that see the same slot, into MEAN."""
     heads, size, width = step[HEADS], step[HEAD_SIZE], step[WIDTH]
     value_width = (size // VECTOR + 1) * VECTOR
-    num_rows, stride = tile[0], step[SCORE_STRIDE]
+    num_rows, stride, is_half = tile[0], step[SCORE_STRIDE], step[ITEM_BYTES] == 2
     query = scratch
     sums = query + 4 * TILE * size
     scores = sums + 4 * TILE * value_width
@@ -562,30 +676,23 @@ def _attend_tile(step: Any, layer: Any, tile: Any, rows: Any, head: int, scratch
         for d in range(size):
             copy[d] = theirs[d]
     slot = rows[tile[1], ROW_SLOT]
-    slot_keys, slot_values = step[SLOT_KEYS] // heads, step[SLOT_VALUES] // heads
-    keys = layer[KEYS] + 4 * (step[SLOT_KEYS] * slot + slot_keys * head)
-    values = layer[VALUES] + 4 * (step[SLOT_VALUES] * slot + slot_values * head)
-    blocks = (in_slot + LANES - 1) // LANES
-    for block in range(blocks):
-        at = keys + 4 * block * size * LANES
-        _score_block(num_rows, query, at, scores + 4 * block * LANES, stride, size)
+    keys = layer[KEYS] + step[SLOT_KEYS] * slot + step[SLOT_KEYS] // heads * head
+    values = layer[VALUES] + step[SLOT_VALUES] * slot + step[SLOT_VALUES] // heads * head
+    blocks = (in_slot + VECTOR - 1) // VECTOR
+    _score(num_rows, blocks, query, keys, scores, stride, size, is_half)
     for i in range(num_rows):
         number = tile[1 + i]
         seen, in_tail = rows[number, ROW_SEEN], rows[number, ROW_TAIL_SEEN]
         mine = _floats(scores + 4 * i * stride, stride)
-        ours, tails = mine[:seen], mine[blocks * LANES : blocks * LANES + in_tail]
+        ours, tails = mine[:seen], mine[blocks * VECTOR : blocks * VECTOR + in_tail]
         if in_tail > 0:
-            tail_keys = layer[TAILS_KEYS] + 4 * (
-                step[TAIL_KEYS] * rows[number, ROW_TAIL] + step[TAIL_KEYS] // heads * head
-            )
-            for block in range((in_tail + LANES - 1) // LANES):
-                at = tail_keys + 4 * block * size * LANES
-                to = scores + 4 * (i * stride + (blocks + block) * LANES)
-                _score_block(1, query + 4 * i * size, at, to, stride, size)
+            at = layer[TAILS_KEYS] + step[TAIL_KEYS] * rows[number, ROW_TAIL] + step[TAIL_KEYS] // heads * head
+            to = scores + 4 * (i * stride + blocks * VECTOR)
+            _score(1, (in_tail + VECTOR - 1) // VECTOR, query + 4 * i * size, at, to, stride, size, is_half)
         most = max(_most(ours), _most(tails))
         for p in range(seen):
             ours[p] = _exp(ours[p] - most)
-        hidden = mine[seen : blocks * LANES]
+        hidden = mine[seen : blocks * VECTOR]
         for p in range(len(hidden)):
             hidden[p] = _f32(0)
         for p in range(in_tail):
@@ -593,16 +700,14 @@ def _attend_tile(step: Any, layer: Any, tile: Any, rows: Any, head: int, scratch
         total = _floats(sums + 4 * i * value_width, value_width)
         for d in range(value_width):
             total[d] = _f32(0)
-    _sum_values(num_rows, scores, stride, values, value_width, in_slot, sums)
+    _sum_values(num_rows, scores, stride, values, value_width, in_slot, sums, is_half)
     for i in range(num_rows):
         number = tile[1 + i]
         in_tail = rows[number, ROW_TAIL_SEEN]
         if in_tail > 0:
-            tail_values = layer[TAILS_VALUES] + 4 * (
-                step[TAIL_VALUES] * rows[number, ROW_TAIL] + step[TAIL_VALUES] // heads * head
-            )
-            at = scores + 4 * (i * stride + blocks * LANES)
-            _sum_values(1, at, stride, tail_values, value_width, in_tail, sums + 4 * i * value_width)
+            at = layer[TAILS_VALUES] + step[TAIL_VALUES] * rows[number, ROW_TAIL] + step[TAIL_VALUES] // heads * head
+            weights = scores + 4 * (i * stride + blocks * VECTOR)
+            _sum_values(1, weights, stride, at, value_width, in_tail, sums + 4 * i * value_width, is_half)
         total = _floats(sums + 4 * i * value_width, value_width)
         mean = _floats(step[MEAN] + 4 * (number * width + head * size), size)
         inverse = _f32(1) / total[size]

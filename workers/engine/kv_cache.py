@@ -15,9 +15,9 @@ from torch import Tensor
 
 from workers.engine.plan import TAIL_TOKENS, Copy, SlotCopy, TailCopy, TailMove
 
-# Keys lie in blocks of so many positions, side by side: a vector instruction computes a score of each.
-LANES = 32
-# A value's width is rounded up to a vector; behind the value stands a one, whose weighted sum is that of the weights.
+# Floats that are computed at once. Keys lie in blocks of so many positions, side by side: a vector instruction
+# computes a score of each. A value's width is rounded up to it; behind the value stands a one, whose weighted sum is
+# that of the weights.
 VECTOR = 16
 # Of the free memory; other slots of the machine, and the rest of this process, want some too.
 MEMORY_SHARE = 0.3
@@ -31,14 +31,15 @@ class CacheShape:
     num_heads: int
     head_size: int
     n_ctx: int
+    dtype: torch.dtype = torch.float32
 
     @property
     def slot_positions(self) -> int:
-        return -(-self.n_ctx // LANES) * LANES
+        return -(-self.n_ctx // VECTOR) * VECTOR
 
     @property
     def tail_positions(self) -> int:
-        return -(-TAIL_TOKENS // LANES) * LANES
+        return -(-TAIL_TOKENS // VECTOR) * VECTOR
 
     @property
     def value_width(self) -> int:
@@ -46,7 +47,7 @@ class CacheShape:
 
     @property
     def position_bytes(self) -> int:
-        return self.num_layers * self.num_heads * (self.head_size + self.value_width) * torch.float32.itemsize
+        return self.num_layers * self.num_heads * (self.head_size + self.value_width) * self.dtype.itemsize
 
     def num_slots(self, memory_bytes: int, num_tails: int) -> int:
         """Prompts that fit beside `num_tails` tails: at least one, and no more than tails.
@@ -66,29 +67,29 @@ class CacheShape:
 class Places:
     """Keys and values of equal stretches of positions, in all layers.
 
-    `keys` [layers, places, heads, blocks, head_size, LANES] and `values` [layers, places, heads, positions,
+    `keys` [layers, places, heads, blocks, head_size, VECTOR] and `values` [layers, places, heads, positions,
     value_width]. The system gives zeroed memory where it is first touched, and only there.
     """
 
     def __init__(self, shape: CacheShape, number: int, num_positions: int) -> None:
         first = (shape.num_layers, number, shape.num_heads)
-        self.keys = torch.zeros(*first, num_positions // LANES, shape.head_size, LANES)
-        self.values = torch.zeros(*first, num_positions, shape.value_width)
+        self.keys = torch.zeros(*first, num_positions // VECTOR, shape.head_size, VECTOR, dtype=shape.dtype)
+        self.values = torch.zeros(*first, num_positions, shape.value_width, dtype=shape.dtype)
 
     @property
     def num_bytes(self) -> int:
-        return 4 * (self.keys.numel() + self.values.numel())
+        return self.keys.itemsize * (self.keys.numel() + self.values.numel())
 
     def read(self, place: int, length: int) -> tuple[Tensor, Tensor]:
         """The first `length` positions: keys [layers, heads, head_size, positions] and values."""
-        keys = self.keys[:, place, :, : -(-length // LANES)].transpose(2, 3).flatten(3)
+        keys = self.keys[:, place, :, : -(-length // VECTOR)].transpose(2, 3).flatten(3)
         return keys[..., :length], self.values[:, place, :, :length]
 
     def write(self, place: int, start: int, keys: Tensor, values: Tensor) -> None:
         """Stores what `read` gave, from position `start` on."""
         positions = torch.arange(start, start + keys.shape[3])
         # Indices that are apart put their dimension first.
-        self.keys[:, place, :, positions // LANES, :, positions % LANES] = keys.permute(3, 0, 1, 2)
+        self.keys[:, place, :, positions // VECTOR, :, positions % VECTOR] = keys.permute(3, 0, 1, 2)
         self.values[:, place, :, start : start + values.shape[2]] = values
 
 
@@ -105,7 +106,7 @@ class KVCache:
         match one:
             case SlotCopy(source, target, length):
                 # Whole blocks: what lies past the length is written before it is seen.
-                blocks = slice(-(-length // LANES))
+                blocks = slice(-(-length // VECTOR))
                 self.slots.keys[:, target, :, blocks] = self.slots.keys[:, source, :, blocks]
                 self.slots.values[:, target, :, :length] = self.slots.values[:, source, :, :length]
             case TailCopy(tail, slot, start, length):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from workers.engine.gpt2 import GPT2, LoadedModel
-from workers.engine.kv_cache import LANES, CacheShape, KVCache, cache_budget_bytes
+from workers.engine.kv_cache import VECTOR, CacheShape, KVCache, cache_budget_bytes
 from workers.engine.linear import CpuLinear, Linear
 from workers.engine.plan import Plan
 from workers.engine.sampling import NUM_CANDIDATES, Draw, limits, num_needed, rank, sample, token_logprobs, uniform
@@ -49,7 +49,9 @@ class ModelRunner:
             MemoryError: if the free memory is too small for their keys and values.
         """
         config = loaded.config
-        shape = CacheShape(config.n_layer, config.n_head, config.head_size, config.n_positions)
+        # Half as many bytes to read at each step; in fp32, tokens are those of Hugging Face's fp32.
+        dtype = torch.float32 if loaded.dtype == "fp32" else torch.float16
+        shape = CacheShape(config.n_layer, config.n_head, config.head_size, config.n_positions, dtype)
         self.num_slots = shape.num_slots(cache_budget_bytes(), num_tails)
         cache = KVCache(shape, self.num_slots, num_tails)
         log.info(
@@ -141,9 +143,9 @@ class _ForwardPass:
         self._tiles = np.zeros((max_rows, 1 + k.TILE), np.int64)
         self._query, self._mean = torch.zeros(max_rows, width), torch.zeros(max_rows, width)
         heads_done = np.zeros(max_rows, np.int64)
-        score_stride = shape.slot_positions + shape.tail_positions + 2 * LANES
+        score_stride = shape.slot_positions + shape.tail_positions + 2 * VECTOR
         scratch_stride = max(
-            k.TILE * (shape.head_size + shape.value_width + score_stride), LANES + width, k.SAMPLE_SCRATCH_FLOATS
+            k.TILE * (shape.head_size + shape.value_width + score_stride), k.LANES + width, k.SAMPLE_SCRATCH_FLOATS
         )
         scratch = np.zeros((self._kernels.num_threads, scratch_stride), np.float32)
         epsilon = np.array([config.layer_norm_epsilon], np.float32)
@@ -158,8 +160,9 @@ class _ForwardPass:
         step[k.QUERY], step[k.MEAN] = _address(self._query), _address(self._mean)
         step[k.ROWS], step[k.TILES], step[k.HEADS_DONE] = map(_address, (self._rows, self._tiles, heads_done))
         step[k.SCRATCH], step[k.SCRATCH_STRIDE], step[k.SCORE_STRIDE] = _address(scratch), scratch_stride, score_stride
-        step[k.SLOT_KEYS], step[k.SLOT_VALUES] = cache.slots.keys.stride(1), cache.slots.values.stride(1)
-        step[k.TAIL_KEYS], step[k.TAIL_VALUES] = cache.tails.keys.stride(1), cache.tails.values.stride(1)
+        item = step[k.ITEM_BYTES] = shape.dtype.itemsize
+        step[k.SLOT_KEYS], step[k.SLOT_VALUES] = cache.slots.keys.stride(1) * item, cache.slots.values.stride(1) * item
+        step[k.TAIL_KEYS], step[k.TAIL_VALUES] = cache.tails.keys.stride(1) * item, cache.tails.values.stride(1) * item
         sampling = self._sampling = np.zeros(k.SAMPLE_FIELDS, np.int64)
         sampling[k.SAMPLE_VOCAB] = config.vocab_size
         sampling[k.SAMPLE_SCRATCH], sampling[k.SAMPLE_SCRATCH_STRIDE] = _address(scratch), scratch_stride

@@ -30,7 +30,7 @@ from workers.engine.sequence import Sequence
 from workers.engine.tail_pool import TailPool
 
 MAX_CHUNK = 256  # prompt tokens computed in one step
-MAX_CHUNK_BESIDE_ROWS = 64  # the same, when others wait for their next token
+MAX_CHUNK_BESIDE_ROWS = 128  # the same, when others wait for their next token
 MAX_SIBLING_WAIT_S = 0.001
 # Fewer remembered tokens are not worth copying to another slot.
 MIN_COPY = 16
