@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from gateway.admission import Admission
@@ -79,19 +79,27 @@ class Fanout:
 
     def _run_branch(self, run: Run, branch: Branch, slot: int | None) -> None:
         start = time.monotonic()
+        # A call is read to its end only when its result has been reported.
+        with ExitStack() as rest:
+            self._report_branch(run, branch, slot, start, rest)
+
+    def _report_branch(self, run: Run, branch: Branch, slot: int | None, start: float, rest: ExitStack) -> None:
         try:
-            run.report(self._attempt(run, branch, slot, start))
+            run.report(self._attempt(run, branch, slot, start, rest))
         except TercetError as error:
             run.report(BranchFailure(branch=branch.index, code=error.code, detail=error.detail))
         except BaseException:
             run.report(BranchFailure(branch=branch.index, code="internal_error", detail="The branch broke."))
             raise
 
-    def _attempt(self, run: Run, branch: Branch, slot: int | None, start: float) -> BranchResult | BranchFailure:
+    def _attempt(
+        self, run: Run, branch: Branch, slot: int | None, start: float, rest: ExitStack
+    ) -> BranchResult | BranchFailure:
         """Up to three calls, each on a slot that has not failed this branch, if there is one.
 
         Args:
             slot: reserved already; None for a branch of a later wave, which reserves its own.
+            rest: what remains to be done with the call that succeeded.
         """
         ask = run.ask
         failed_on: set[int] = set()
@@ -102,7 +110,7 @@ class Fanout:
                 )
             outcome = "ok"
             try:
-                done = self._call(run, branch, slot, attempt)
+                done = self._call(run, branch, slot, attempt, rest)
                 return BranchResult(branch.index, branch.seed, slot, ask.model, done, time.monotonic() - start)
             except BranchError as error:
                 outcome = error.code
@@ -118,7 +126,7 @@ class Fanout:
             slot = None
         raise AssertionError("the last attempt returns")
 
-    def _call(self, run: Run, branch: Branch, slot: int, attempt: int) -> Done:
+    def _call(self, run: Run, branch: Branch, slot: int, attempt: int, rest: ExitStack) -> Done:
         ask = run.ask
         left_s = ask.deadline - time.monotonic() - RETURN_MARGIN_S
         if left_s <= 0:
@@ -134,14 +142,19 @@ class Fanout:
             request_id=ask.request_id,
         )
         call = self._clients[slot].call(request, ask.deadline, attempt)
-        done: Done | None = None
+        lines = call.lines()
         with run.cancelling(call.cancel):
-            for line in call.lines():
+            for line in lines:
                 if isinstance(line, Done):
-                    done = line
-        if done is None:
-            raise BranchError("broken", "The worker ended the answer before its last line.")
-        return done
+                    rest.callback(_read_to_end, lines)
+                    return line
+        raise BranchError("broken", "The worker ended the answer before its last line.")
+
+
+def _read_to_end(lines: Iterator[object]) -> None:
+    with suppress(BranchError):
+        for _ in lines:
+            pass
 
 
 class Run:

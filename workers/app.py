@@ -197,6 +197,8 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
 class GenerateResource:
     def __init__(self, app: SlotApp) -> None:
         self._app = app
+        self._lock = threading.Lock()
+        self._last_encoded: tuple[tuple[str, int | None] | None, list[int]] = (None, [])
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         started_at = time.time()
@@ -240,9 +242,15 @@ class GenerateResource:
     def _prompt_ids(self, ask: GenerateRequest) -> list[int]:
         if ask.prompt_ids is not None:
             return ask.prompt_ids[-ask.max_prompt_tokens :] if ask.max_prompt_tokens else ask.prompt_ids
-        if ask.max_prompt_tokens:
-            return encode_window(ask.prompt or "", ask.max_prompt_tokens, self._app.tokenizer.encode)
-        return self._app.tokenizer.encode(ask.prompt or "")
+        key = (ask.prompt or "", ask.max_prompt_tokens)
+        with self._lock:  # siblings come together: the first encodes for all
+            if self._last_encoded[0] != key:
+                self._last_encoded = (key, self._encode(*key))
+            return self._last_encoded[1]
+
+    def _encode(self, text: str, max_tokens: int | None) -> list[int]:
+        encode = self._app.tokenizer.encode
+        return encode(text) if max_tokens is None else encode_window(text, max_tokens, encode)
 
     def _lines(
         self,
@@ -268,20 +276,22 @@ class GenerateResource:
             generation.cancel()
         if finished is None:
             return
-        app.count(finished, len(prompt_ids))
-        log.info(
-            "branch",
-            slot=app._slot.index,
-            request_id=ask.request_id,
-            seed=ask.seed,
-            started_at=round(started_at, 4),
-            ended_at=round(time.time(), 4),
-            prompt_tokens=len(prompt_ids),
-            cached_tokens=finished.cached_tokens,
-            tokens=len(finished.token_ids),
-            finish_reason=finished.finish_reason,
-        )
-        yield _line(self._last_line(ask, prompt_ids, finished))
+        try:
+            yield _line(self._last_line(ask, prompt_ids, finished))
+        finally:  # nobody need wait for these
+            app.count(finished, len(prompt_ids))
+            log.info(
+                "branch",
+                slot=app._slot.index,
+                request_id=ask.request_id,
+                seed=ask.seed,
+                started_at=round(started_at, 4),
+                ended_at=round(time.time(), 4),
+                prompt_tokens=len(prompt_ids),
+                cached_tokens=finished.cached_tokens,
+                tokens=len(finished.token_ids),
+                finish_reason=finished.finish_reason,
+            )
 
     def _last_line(self, ask: GenerateRequest, prompt_ids: list[int], finished: Finished) -> Done | Failed:
         if finished.finish_reason == "error":
