@@ -71,6 +71,7 @@ $(SERVE): requirements/serve.txt requirements/cuda.txt pyproject.toml
 	fi
 	@$(PIP_INSTALL) -r requirements/serve.txt
 	@$(VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation --no-index -e .
+	@$(VENV)/bin/python -c 'import workers.engine.cpu_kernels'  # compiles them once, for all workers
 	@printf '%s\n' '$(CURDIR)' >$(SERVE)
 
 $(DEV): $(SERVE) requirements/dev.txt
