@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workers.engine.cpu_sampler import CpuSampler
 from workers.engine.gpt2 import GPT2, LoadedModel
 from workers.engine.kv_cache import VECTOR, CacheShape, KVCache, cache_budget_bytes
 from workers.engine.linear import CpuLinear, Linear
 from workers.engine.plan import Plan
-from workers.engine.sampling import NUM_CANDIDATES, Draw, limits, num_needed, rank, sample, token_logprobs, uniform
+from workers.engine.sampling import Draw, token_logprobs
 from workers.engine.scheduler import MAX_CHUNK
 from workers.engine.sequence import Sequence, Step, TopLogprobs
 
@@ -83,7 +84,7 @@ class ModelRunner:
         if len(pieces) > 1:
             logits = torch.cat(pieces)
         draws = [draw_of(one) for one in plan.draws]
-        steps = self._pass.sample(logits, sources, draws) if draws else []
+        steps = self._pass.sampler.sample(logits, sources, draws) if draws else []
         return Output(list(zip(plan.draws, steps, strict=True)), self._echoes(plan, logits, echoed))
 
     def _echoes(
@@ -95,7 +96,7 @@ class ModelRunner:
             rows = range(first, first + len(following))
             if not following:
                 continue
-            logprobs = self._pass.score(logits, rows, following)
+            logprobs = self._pass.sampler.score(logits, rows, following)
             for member in chunk.prompt.members:
                 num_top = member.request.sampling.top_logprobs
                 tops = [top for _, top in token_logprobs(logits[first : rows.stop], following, num_top)]
@@ -144,9 +145,7 @@ class _ForwardPass:
         self._query, self._mean = torch.zeros(max_rows, width), torch.zeros(max_rows, width)
         heads_done = np.zeros(max_rows, np.int64)
         score_stride = shape.slot_positions + shape.tail_positions + 2 * VECTOR
-        scratch_stride = max(
-            k.TILE * (shape.head_size + shape.value_width + score_stride), k.LANES + width, k.SAMPLE_SCRATCH_FLOATS
-        )
+        scratch_stride = max(k.TILE * (shape.head_size + shape.value_width + score_stride), k.LANES + width)
         scratch = np.zeros((self._kernels.num_threads, scratch_stride), np.float32)
         epsilon = np.array([config.layer_norm_epsilon], np.float32)
         step = self._step = np.zeros(k.STEP_FIELDS, np.int64)
@@ -163,9 +162,7 @@ class _ForwardPass:
         item = step[k.ITEM_BYTES] = shape.dtype.itemsize
         step[k.SLOT_KEYS], step[k.SLOT_VALUES] = cache.slots.keys.stride(1) * item, cache.slots.values.stride(1) * item
         step[k.TAIL_KEYS], step[k.TAIL_VALUES] = cache.tails.keys.stride(1) * item, cache.tails.values.stride(1) * item
-        sampling = self._sampling = np.zeros(k.SAMPLE_FIELDS, np.int64)
-        sampling[k.SAMPLE_VOCAB] = config.vocab_size
-        sampling[k.SAMPLE_SCRATCH], sampling[k.SAMPLE_SCRATCH_STRIDE] = _address(scratch), scratch_stride
+        self.sampler = CpuSampler(self._kernels, config.vocab_size)
 
         layers = []
         norms = []
@@ -188,7 +185,7 @@ class _ForwardPass:
         self._norms, self._keep = norms, (heads_done, scratch, epsilon)
         self._norm_addresses = [_address(norm) for norm in norms]
         self._layer_addresses = [_address(parameters) for parameters, *_ in layers]
-        self._step_address, self._sampling_address = _address(step), _address(sampling)
+        self._step_address = _address(step)
 
     def logits(self, plan: Plan, wanted: Items[int]) -> Tensor:
         """Logits [wanted, vocab] float32 of some of the plan's rows; stores all their keys and values."""
@@ -247,46 +244,6 @@ class _ForwardPass:
         self._kernels.run(k.add_and_norm, self._step_address, self._norm_addresses[-1], y.data_ptr(), is_large)
         logits = head.multiply(self._input(mode, padded, self._model.config.n_embd))[:num_wanted]
         return logits if mode == k.PLAIN else logits.mul_(self._scales[:num_wanted])
-
-    def sample(self, logits: Tensor, sources: Items[int], draws: Items[Draw]) -> list[Step]:
-        """A token of each draw, from row `sources[draw]` of `logits` [rows, vocab]."""
-        k = self._k
-        steps: list[Step | None] = [None] * len(draws)
-        few = [number for number, draw in enumerate(draws) if _is_usual(draw)]
-        if few:
-            table = np.zeros((len(few), k.DRAW_FIELDS))
-            for row, number in zip(table, few, strict=True):
-                draw = draws[number]
-                temperature, top_k, top_p = limits(draw.params)
-                is_greedy = draw.params.temperature == 0
-                row[:] = (
-                    sources[number], 0 if is_greedy else temperature, top_k, top_p,
-                    uniform(draw.seed, draw.position), rank(draw) if is_greedy else 0, -1, 0,
-                )  # fmt: skip
-            for row, number in zip(self._fill(table, logits), few, strict=True):
-                steps[number] = Step(int(row[k.TOKEN]), row[k.LOGPROB])
-        many = [number for number, step in enumerate(steps) if step is None]
-        if many:
-            rows = logits[[sources[number] for number in many]]
-            for number, step in zip(many, sample(rows, [draws[number] for number in many]), strict=True):
-                steps[number] = step
-        return [step for step in steps if step is not None]
-
-    def score(self, logits: Tensor, sources: Items[int], token_ids: Items[int]) -> list[float]:
-        """The log-probability of each of `token_ids` by its row of `logits`."""
-        k = self._k
-        table = np.zeros((len(token_ids), k.DRAW_FIELDS))
-        table[:, k.DRAW_ROW], table[:, k.TOKEN] = sources, token_ids
-        return [row[k.LOGPROB] for row in self._fill(table, logits)]
-
-    def _fill(self, table: Any, logits: Tensor) -> list[list[float]]:
-        """The table of draws [draws, DRAW_FIELDS], with what came of them."""
-        logits = logits.contiguous()
-        sampling = self._sampling
-        sampling[self._k.SAMPLE_ROWS], sampling[self._k.SAMPLE_TABLE] = len(table), _address(table)
-        self._kernels.run(self._k.sample, self._sampling_address, 0, logits.data_ptr(), len(table) > 1)
-        filled: list[list[float]] = table.tolist()
-        return filled
 
     def _describe(self, plan: Plan) -> int:
         """Fills in the rows and tiles of a plan; the number of rows."""
@@ -348,12 +305,6 @@ def _norm_parameters(k: Any, bias_in: Tensor | None, weight: Tensor, bias: Tenso
     parameters[k.NORM_BIAS_IN], parameters[k.NORM_WEIGHT] = _address(bias_in), _address(weight)
     parameters[k.NORM_BIAS] = _address(bias)
     return parameters
-
-
-def _is_usual(draw: Draw) -> bool:
-    """Whether a kernel can draw it."""
-    params = draw.params
-    return num_needed(draw) <= NUM_CANDIDATES and params.repetition_penalty == 1 and params.top_logprobs == 0
 
 
 def draw_of(sequence: Sequence) -> Draw:

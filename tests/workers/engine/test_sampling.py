@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,11 +16,29 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from workers.engine.sampling import Draw, sample, uniform
-from workers.engine.sequence import SamplingParams
+from workers.engine import sampling
+from workers.engine.cpu_kernels import Kernels
+from workers.engine.cpu_sampler import CpuSampler
+from workers.engine.sampling import Draw, uniform
+from workers.engine.sequence import SamplingParams, Step
 
 VOCAB = 1000
 NUM_DRAWS = 20_000
+
+
+SampleFn = Callable[[torch.Tensor, list[Draw]], list[Step]]
+
+
+def by_kernel(logits: torch.Tensor, draws: list[Draw]) -> list[Step]:
+    sampler = CpuSampler(Kernels(num_threads=2), logits.shape[1])
+    return sampler.sample(logits, range(len(draws)), draws)
+
+
+@pytest.fixture(params=[sampling.sample, by_kernel], ids=["torch", "kernel"], scope="module")
+def sample(request: pytest.FixtureRequest) -> SampleFn:
+    """Both ways that tokens are drawn: by torch, also on a GPU, and by the CPU's kernel."""
+    way: SampleFn = request.param
+    return way
 
 
 def logits_for(seed: int, spread: float = 2.0) -> torch.Tensor:
@@ -53,7 +73,7 @@ def warped(logits: torch.Tensor, params: SamplingParams, seen: list[int]) -> tor
     ],
     ids=str,
 )
-def test_draws_follow_transformers_distribution(params: SamplingParams) -> None:
+def test_draws_follow_transformers_distribution(sample: SampleFn, params: SamplingParams) -> None:
     logits = logits_for(1)
     seen = logits.topk(5).indices.tolist()
     expected = warped(logits, params, seen)
@@ -101,7 +121,7 @@ params_strategy = st.builds(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(params_strategy, st.integers(0, 99)), min_size=2, max_size=9))
-def test_company_changes_no_draw(rows: list[tuple[SamplingParams, int]]) -> None:
+def test_company_changes_no_draw(sample: SampleFn, rows: list[tuple[SamplingParams, int]]) -> None:
     logits = torch.stack([logits_for(seed) for _, seed in rows])
     draws = [Draw(params, seed, seed % 2, [1, 2, 3]) for params, seed in rows]
     together = sample(logits, draws)
@@ -109,7 +129,7 @@ def test_company_changes_no_draw(rows: list[tuple[SamplingParams, int]]) -> None
     assert together == alone
 
 
-def test_score_is_under_the_unmodified_distribution() -> None:
+def test_score_is_under_the_unmodified_distribution(sample: SampleFn) -> None:
     logits = logits_for(5)
     params = SamplingParams(temperature=0.3, top_k=5, repetition_penalty=2.0, top_logprobs=2)
     (step,) = sample(logits[None], [Draw(params, 1, 0, [3, 4])])
@@ -120,9 +140,27 @@ def test_score_is_under_the_unmodified_distribution() -> None:
     assert [value for _, value in step.top] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
-def test_greedy_takes_the_first_of_equals() -> None:
+def test_greedy_takes_the_first_of_equals(sample: SampleFn) -> None:
     """As argmax does; `topk` gives no order to equal values."""
     logits = torch.zeros(2, VOCAB)
     logits[:, [17, 400, 900]] = 5.0
     steps = sample(logits, [Draw(SamplingParams(temperature=0), 0, 0)] * 2)
     assert [step.token_id for step in steps] == [17, 17]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(params_strategy, st.integers(0, 10**6)), min_size=1, max_size=9))
+def test_both_ways_draw_the_same(rows: list[tuple[SamplingParams, int]]) -> None:
+    logits = torch.stack([logits_for(seed) for _, seed in rows])
+    draws = [Draw(params, seed, seed % 2, [1, 2, 3]) for params, seed in rows]
+    ours, theirs = by_kernel(logits, draws), sampling.sample(logits, draws)
+    assert [step.token_id for step in ours] == [step.token_id for step in theirs]
+    assert [step.logprob for step in ours] == pytest.approx([step.logprob for step in theirs], abs=1e-5)
+
+
+@pytest.mark.parametrize("vocab", [3, 64, 1000, 1024, 1025, 50257])
+def test_equal_logits_are_drawn_alike_however_many_there_are(vocab: int) -> None:
+    params = SamplingParams(temperature=1, top_k=2, top_p=1)
+    drawn = by_kernel(torch.zeros(200, vocab), [Draw(params, seed, 1) for seed in range(200)])
+    assert {step.token_id for step in drawn} == {0, 1}
+    assert drawn[0].logprob == pytest.approx(-torch.tensor(float(vocab)).log().item(), abs=1e-4)

@@ -1,0 +1,64 @@
+"""What the CPU's kernels compute, beside what transformers computes; and that threads change nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import GPT2Config as TheirConfig
+from transformers import GPT2LMHeadModel
+
+from tests.workers.engine.helpers import TINY, generate, peaked_weights, running_engine
+from workers.engine.gpt2 import GPT2Config, LoadedModel, build
+from workers.engine.sequence import SamplingParams
+
+PROMPT = [*range(7, 300, 3)]
+
+
+def theirs(config: GPT2Config, weights: dict[str, torch.Tensor]) -> GPT2LMHeadModel:
+    model = GPT2LMHeadModel(
+        TheirConfig(
+            vocab_size=config.vocab_size, n_positions=config.n_positions, n_embd=config.n_embd, n_layer=config.n_layer,
+            n_head=config.n_head, n_inner=config.n_inner, activation_function=config.activation_function,
+        )
+    ).eval()  # fmt: skip
+    model.transformer.load_state_dict(weights)
+    return model
+
+
+def check_logprobs(config: GPT2Config, tolerance: float, dtype: str = "fp32") -> None:
+    """A prompt's log-probabilities, computed in chunks of rows and after a decode step, are transformers'."""
+    weights = peaked_weights(config, seed=5)
+    with running_engine(LoadedModel(build(config, weights, dtype), "cpu", dtype)) as engine:
+        text = generate(engine, PROMPT, SamplingParams(8, temperature=0))
+        ids = [*PROMPT, *text.token_ids]
+        echoed = generate(engine, ids, SamplingParams(1), echo_logprobs=True)
+    with torch.inference_mode():
+        logprobs = theirs(config, weights)(torch.tensor([ids])).logits[0].log_softmax(-1)
+    reference = [float(logprobs[at, token]) for at, token in enumerate(ids[1:])]
+    assert list(echoed.prompt_logprobs[1:]) == pytest.approx(reference, abs=tolerance)
+    assert list(text.logprobs) == pytest.approx(reference[-8:], abs=tolerance)
+
+
+@pytest.mark.parametrize("activation", ["gelu_new", "gelu", "relu", "silu", "tanh"])
+def test_every_activation_is_transformers(activation: str) -> None:
+    check_logprobs(replace(TINY, activation_function=activation), 2e-3)
+
+
+@pytest.mark.parametrize(("heads", "head_size"), [(2, 8), (3, 16), (1, 24), (2, 48), (5, 20), (1, 80)])
+def test_any_head_size_is_served(heads: int, head_size: int) -> None:
+    """A value's width, the one behind it and the padding depend on it, and so do a row's last lanes."""
+    width = heads * head_size
+    check_logprobs(replace(TINY, n_embd=width, n_head=heads, n_inner=4 * width), 2e-3)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_threads_change_no_text(tiny_of: dict[str, LoadedModel], dtype: str) -> None:
+    texts = []
+    for num_threads in (1, 2):
+        with running_engine(tiny_of[dtype], num_threads=num_threads) as engine:
+            alone = generate(engine, PROMPT, SamplingParams(30), seed=3)
+            long = generate(engine, PROMPT * 5, SamplingParams(30), seed=4)
+            texts.append((alone.token_ids, long.token_ids, alone.logprobs, long.logprobs))
+    assert texts[0] == texts[1]
