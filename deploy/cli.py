@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -30,6 +31,7 @@ from shared.telemetry import configure_logging
 cli = typer.Typer(no_args_is_help=True, add_completion=False, help="Three ways to go on, from your own machine.")
 cli.add_typer(bench, name="bench")
 RELOAD_POLL_S = 0.05
+NUM_LIKELIEST = 5
 # A picture that asks another host for its font tells that host who looks at it.
 _SVG_WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 out = Console()
@@ -140,11 +142,14 @@ def complete(
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
     model: Annotated[str | None, typer.Option(help="A model being served.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show what was likely at each token.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Also save what is printed as a picture.")] = None,
 ) -> None:
     """Ask the running server to go on from a text."""
     settings = Settings.load(os.environ)
     body: dict[str, Any] = {"context": text, "n_samples": samples, "length": length, "temperature": temperature}
+    if explain:
+        body["explain"] = NUM_LIKELIEST
     body |= {name: value for name, value in (("seed", seed), ("model_size", model)) if value is not None}
     try:
         response = httpx.post(
@@ -161,6 +166,18 @@ def complete(
     page = Console(record=svg is not None, width=100 if svg else None)
     for sentence in answer["sentences"]:
         page.print(Text.assemble((text, "dim"), (sentence["value"], "bold"), end="\n\n"))
-    page.print(f"[dim]{answer['model']}, {answer['time'] * 1e3:.0f} ms[/]", highlight=False)
+        if explain:
+            page.print(_explanation(sentence), end="\n\n")
+    replay = f"--seed {answer['seed']} gives it again"
+    page.print(f"[dim]{answer['model']}, {answer['time'] * 1e3:.0f} ms, {replay}[/]", highlight=False)
     if svg:
         page.save_svg(str(svg), title=f'tercet complete "{text}"', code_format=_SVG_WITHOUT_WEB_FONTS)
+
+
+def _explanation(sentence: dict[str, Any]) -> Table:
+    """What was drawn, how likely it was, and what was likeliest."""
+    table = Table("token", "chance", "likeliest", title=f"seed {sentence['seed']}, score {sentence['score']:.3f}")
+    for token in sentence["explanation"]:
+        likeliest = "  ".join(f"{text!r} {math.exp(logprob):.0%}" for text, logprob in token["likeliest"])
+        table.add_row(Text(repr(token["text"])), f"{math.exp(token['logprob']):.1%}", Text(likeliest))
+    return table

@@ -10,10 +10,11 @@ import falcon
 
 from gateway.admission import Admission
 from gateway.fanout import Fanout
+from gateway.feedback import Ledger
 from gateway.metrics import Metrics
 from gateway.middleware import Boundary, render_error, render_http_error, render_unknown
 from gateway.pool import Pool
-from gateway.resources import AutocompleteResource, LiveResource, MetricsResource, ReadyResource
+from gateway.resources import AutocompleteResource, FeedbackResource, LiveResource, MetricsResource, ReadyResource
 from shared.errors import TercetError
 from shared.hangups import HangupWatcher
 from shared.settings import Settings
@@ -41,7 +42,10 @@ def create_app(
     app.add_error_handler(Exception, render_unknown)
     app.add_error_handler(falcon.HTTPError, render_http_error)
     app.add_error_handler(TercetError, render_error)
-    app.add_route("/autocomplete", AutocompleteResource(plan, fanout, hangups, settings.timeout_s))
+    ledger = Ledger(metrics)
+    autocomplete = AutocompleteResource(plan, fanout, hangups, ledger, settings.timeout_s, settings.similarity)
+    app.add_route("/autocomplete", autocomplete)
+    app.add_route("/feedback", FeedbackResource(ledger))
     ready = ReadyResource(plan, admission, run_path)
     for path in READY_PATHS:
         app.add_route(path, ready)

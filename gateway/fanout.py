@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -47,10 +48,20 @@ class Ask:
     model: str
     prompt: str
     max_prompt_tokens: int
-    branches: Sequence[Branch]
     deadline: float
     session: str | None = None
     document: int | None = None
+    is_streamed: bool = False
+    num_likeliest: int | None = None  # tokens to report beside each; None: not even the token's own text
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A token's text, as it came from one try of a branch."""
+
+    branch: int
+    text: str
+    attempt: int = 1
 
 
 class Fanout:
@@ -62,30 +73,38 @@ class Fanout:
         self._metrics = metrics
         self._executor = ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix="branch")
 
-    def carry_out(self, run: Run) -> list[BranchResult | BranchFailure]:
-        """Reserve room, run the branches, and wait for what they bring by the deadline or until `run` is cancelled.
+    def start(self, run: Run, branches: Sequence[Branch]) -> None:
+        """Reserve room together and set the branches going; what they bring is for `run.next`.
 
         Raises:
             Overloaded, NotReady, DeadlineExceeded, ClientGone: from the reservation; nothing was started.
         """
         ask = run.ask
         slots = self._admission.reserve(
-            ask.model, len(ask.branches), ask.deadline, document=ask.document, cancelling=run.cancelling
+            ask.model, len(branches), ask.deadline, document=ask.document, cancelling=run.cancelling
         )
-        for position, branch in enumerate(ask.branches):
+        group = Group(id=ask.request_id, size=len(branches))
+        for position, branch in enumerate(branches):
             slot = slots[position] if position < len(slots) else None
-            self._executor.submit(self._run_branch, run, branch, slot)
-        return run.wait()
+            self._executor.submit(self._run_branch, run, branch, group, slot)
 
-    def _run_branch(self, run: Run, branch: Branch, slot: int | None) -> None:
+    def top_up(self, run: Run, branches: Sequence[Branch]) -> None:
+        """Set more branches of a run going. Its request was admitted: they go before those that wait, one by one."""
+        group = Group(id=f"{run.ask.request_id}+{branches[0].index}", size=len(branches))
+        for branch in branches:
+            self._executor.submit(self._run_branch, run, branch, group, None)
+
+    def _run_branch(self, run: Run, branch: Branch, group: Group, slot: int | None) -> None:
         start = time.monotonic()
         # A call is read to its end only when its result has been reported.
         with ExitStack() as rest:
-            self._report_branch(run, branch, slot, start, rest)
+            self._report_branch(run, branch, group, slot, start, rest)
 
-    def _report_branch(self, run: Run, branch: Branch, slot: int | None, start: float, rest: ExitStack) -> None:
+    def _report_branch(
+        self, run: Run, branch: Branch, group: Group, slot: int | None, start: float, rest: ExitStack
+    ) -> None:
         try:
-            run.report(self._attempt(run, branch, slot, start, rest))
+            run.report(self._attempt(run, branch, group, slot, start, rest))
         except TercetError as error:
             run.report(BranchFailure(branch=branch.index, code=error.code, detail=error.detail))
         except BaseException:
@@ -93,12 +112,12 @@ class Fanout:
             raise
 
     def _attempt(
-        self, run: Run, branch: Branch, slot: int | None, start: float, rest: ExitStack
+        self, run: Run, branch: Branch, group: Group, slot: int | None, start: float, rest: ExitStack
     ) -> BranchResult | BranchFailure:
         """Up to three calls, each on a slot that has not failed this branch, if there is one.
 
         Args:
-            slot: reserved already; None for a branch of a later wave, which reserves its own.
+            slot: reserved already; None for a branch of a later wave or a top-up, which reserves its own.
             rest: what remains to be done with the call that succeeded.
         """
         ask = run.ask
@@ -106,11 +125,12 @@ class Fanout:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if slot is None:
                 [slot] = self._admission.reserve(
-                    ask.model, 1, ask.deadline, avoid=failed_on, is_retry=True, cancelling=run.cancelling
-                )
+                    ask.model, 1, ask.deadline, avoid=failed_on, is_retry=True, document=ask.document,
+                    cancelling=run.cancelling,
+                )  # fmt: skip
             outcome = "ok"
             try:
-                done = self._call(run, branch, slot, attempt, rest)
+                done = self._call(run, branch, group, slot, attempt, rest)
                 return BranchResult(branch.index, branch.seed, slot, ask.model, done, time.monotonic() - start)
             except BranchError as error:
                 outcome = error.code
@@ -126,7 +146,7 @@ class Fanout:
             slot = None
         raise AssertionError("the last attempt returns")
 
-    def _call(self, run: Run, branch: Branch, slot: int, attempt: int, rest: ExitStack) -> Done:
+    def _call(self, run: Run, branch: Branch, group: Group, slot: int, attempt: int, rest: ExitStack) -> Done:
         ask = run.ask
         left_s = ask.deadline - time.monotonic() - RETURN_MARGIN_S
         if left_s <= 0:
@@ -134,11 +154,14 @@ class Fanout:
         request = GenerateRequest(
             prompt=ask.prompt,
             max_prompt_tokens=ask.max_prompt_tokens,
+            heal=True,
             sampling=branch.sampling,
             seed=branch.seed,
             deadline_ms=left_s * 1e3,
-            group=Group(id=ask.request_id, size=len(ask.branches)),
+            group=group,
             session=ask.session,
+            stream=ask.is_streamed,
+            logprobs=ask.num_likeliest,
             request_id=ask.request_id,
         )
         call = self._clients[slot].call(request, ask.deadline, attempt)
@@ -148,6 +171,7 @@ class Fanout:
                 if isinstance(line, Done):
                     rest.callback(_read_to_end, lines)
                     return line
+                run.report(Piece(branch.index, line.text, attempt))
         raise BranchError("broken", "The worker ended the answer before its last line.")
 
 
@@ -158,41 +182,35 @@ def _read_to_end(lines: Iterator[object]) -> None:
 
 
 class Run:
-    """One request under way: what its branches have brought, and a way to end them all."""
+    """One request under way: what its branches bring, and a way to end them all."""
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
         self._changed = threading.Condition()
-        self._outcomes: list[BranchResult | BranchFailure] = []
+        self._heard: deque[Piece | BranchResult | BranchFailure] = deque()
         self._cancels: list[Callable[[], None]] = []
         self._is_cancelled = False
         self.ended_by: TercetError | None = None
+        self.num_top_ups = 0
+        self.heard_first_at: float | None = None  # when the last of the first branches had brought something
 
     @property
     def is_over(self) -> bool:
         """Whether no branch's result would be wanted any more."""
         return self._is_cancelled or time.monotonic() >= self.ask.deadline
 
-    def wait(self) -> list[BranchResult | BranchFailure]:
-        """What the branches brought by the deadline; those still under way are cancelled and told as failures."""
+    def next(self) -> Piece | BranchResult | BranchFailure | None:
+        """What comes next, or None: the deadline has passed, with some grace for what is on its way, or the run was
+        cancelled."""
         until = self.ask.deadline + COLLECT_GRACE_S
         with self._changed:
             self._changed.wait_for(
-                lambda: self._is_cancelled or len(self._outcomes) == len(self.ask.branches),
-                timeout=max(0.0, until - time.monotonic()),
+                lambda: self._is_cancelled or self._heard, timeout=max(0.0, until - time.monotonic())
             )
-            outcomes = list(self._outcomes)
-        self.cancel()
-        heard = {outcome.branch for outcome in outcomes}
-        late = [
-            BranchFailure(branch=branch.index, code="deadline_exceeded", detail="The time limit passed.")
-            for branch in self.ask.branches
-            if branch.index not in heard
-        ]
-        return outcomes + late
+            return self._heard.popleft() if self._heard and not self._is_cancelled else None
 
     def cancel(self, reason: TercetError | None = None) -> None:
-        """End every branch that waits or is under way; a waiting `wait` returns. The first reason counts."""
+        """End every branch that waits or is under way; a waiting `next` returns. The first reason counts."""
         with self._changed:
             if self.ended_by is None and not self._is_cancelled:
                 self.ended_by = reason
@@ -207,9 +225,9 @@ class Run:
         with self._changed:
             self._changed.wait_for(lambda: self._is_cancelled, timeout=seconds)
 
-    def report(self, outcome: BranchResult | BranchFailure) -> None:
+    def report(self, heard: Piece | BranchResult | BranchFailure) -> None:
         with self._changed:
-            self._outcomes.append(outcome)
+            self._heard.append(heard)
             self._changed.notify_all()
 
     @contextmanager

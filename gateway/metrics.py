@@ -25,6 +25,14 @@ class Metrics:
             "tercet_branches", "Branch calls by outcome (ok, or a failure's code)", ["slot", "outcome"],
             registry=self._registry,
         )  # fmt: skip
+        self.suggestions = Counter(
+            "tercet_suggestions", "Suggestions shown, and what was done with them, by rank and by the answer's time",
+            ["action", "rank", "within_s"], registry=self._registry,
+        )  # fmt: skip
+        self.saved_characters = Counter(
+            "tercet_saved_characters", "Characters of accepted suggestions", ["rank", "within_s"],
+            registry=self._registry,
+        )  # fmt: skip
         waiting = Gauge("tercet_waiting_branches", "Branches that wait for room", registry=self._registry)
         waiting.set_function(lambda: admission.num_waiting)
 

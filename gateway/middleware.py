@@ -8,6 +8,9 @@ our own or listed, and `Host` must be ours (a page may have bound its own name t
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import falcon
 import structlog
@@ -49,9 +52,15 @@ class Boundary:
             self._check_length(req)
 
     def process_response(self, req: falcon.Request, resp: falcon.Response, _resource: object, _ok: bool) -> None:
-        seconds = time.monotonic() - req.context.start
-        timing = {**req.context.timing, "total": seconds * 1e3}
+        if resp.stream is not None:  # its time is over when its last byte is out
+            resp.stream = _Ending(resp.stream, partial(self._account, req, resp))
+            return
+        timing = {**req.context.timing, "total": (time.monotonic() - req.context.start) * 1e3}
         resp.set_header("Server-Timing", ", ".join(f"{name};dur={ms:.2f}" for name, ms in timing.items()))
+        self._account(req, resp)
+
+    def _account(self, req: falcon.Request, resp: falcon.Response) -> None:
+        seconds = time.monotonic() - req.context.start
         route = req.uri_template or "(none)"
         status = resp.status_code
         self._metrics.requests.labels(route=route, status=str(status)).inc()
@@ -96,6 +105,23 @@ class Boundary:
                 f"The body has {req.content_length} bytes and may have {most} (TERCET_MAX_BODY_BYTES); "
                 "send only the end of the document."
             )
+
+
+class _Ending:
+    """A streamed body with something to be done when it has been sent, or given up."""
+
+    def __init__(self, stream: Any, at_end: Callable[[], None]) -> None:
+        self._stream = stream
+        self._at_end = at_end
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._stream)
+
+    def close(self) -> None:
+        try:
+            self._stream.close()
+        finally:
+            self._at_end()
 
 
 def render_error(req: falcon.Request, resp: falcon.Response, error: TercetError, _params: object) -> None:

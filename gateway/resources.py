@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,15 @@ import falcon
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from gateway import streaming
 from gateway.admission import RETRY_AFTER_S, Admission
-from gateway.fanout import Ask, Branch, Fanout, Run, Sessions
-from gateway.merge import BranchResult, merge
+from gateway.cleaning import MIN_TOKENS
+from gateway.fanout import Ask, Branch, Fanout, Piece, Run, Sessions
+from gateway.feedback import Ledger
+from gateway.merge import WHY_NOT, Merged, Taste
 from gateway.metrics import Metrics
+from gateway.streaming import EventStream
+from gateway.suggest import Chosen, suggest
 from shared.errors import ClientGone, DeadlineExceeded, FieldError, InvalidRequest, NoCompletion, UnknownModel
 from shared.hangups import HangupWatcher
 from shared.schemas import (
@@ -25,6 +31,7 @@ from shared.schemas import (
     AutocompleteRequest,
     AutocompleteResponse,
     BranchFailure,
+    FeedbackRequest,
     Sampling,
     parse_request,
 )
@@ -38,84 +45,115 @@ _encode = msgspec.json.Encoder().encode
 class AutocompleteResource:
     """`POST /autocomplete`: the contract of Write With Transformer, kept and extended."""
 
-    def __init__(self, plan: Plan, fanout: Fanout, hangups: HangupWatcher, timeout_s: float) -> None:
+    def __init__(
+        self, plan: Plan, fanout: Fanout, hangups: HangupWatcher, ledger: Ledger, timeout_s: float, similarity: float
+    ) -> None:
         self._models = {model.name: model for model in plan.models}
         self._default_model = plan.slots[0].model
         self._fanout = fanout
         self._sessions = Sessions()
         self._hangups = hangups
+        self._ledger = ledger
         self._timeout_s = timeout_s
+        self._similarity = similarity
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         start = time.monotonic()
         request = parse_request(req.bounded_stream.read(), AutocompleteRequest, ALIASES)
-        ask = self._ask(request, req.context.id, start)
-        run = Run(ask)
+        seed = secrets.randbelow(MAX_SEED) if request.seed is None else request.seed
+        run = Run(self._ask(request, req.context.id, start))
+        make_branch = partial(_branch, request, seed)
         gone = partial(run.cancel, ClientGone("The client hung up before its answer was ready."))
-        outcomes: list[BranchResult | BranchFailure] = []
-        with (
-            self._sessions.newest(run),
-            self._hangups.watching(req.env.get("gunicorn.socket"), gone),
-            suppress(ClientGone),  # told below, by the reason
-        ):
-            outcomes = self._fanout.carry_out(run)
-        if run.ended_by is not None:
-            raise run.ended_by
-        failures = [outcome for outcome in outcomes if isinstance(outcome, BranchFailure)]
-        merged = merge([outcome for outcome in outcomes if isinstance(outcome, BranchResult)], failures)
+        with ExitStack() as stack:
+            stack.enter_context(self._sessions.newest(run))
+            stack.enter_context(self._hangups.watching(req.env.get("gunicorn.socket"), gone))
+            stack.callback(run.cancel)
+            try:
+                self._fanout.start(run, [make_branch(number) for number in range(request.n_samples)])
+            except ClientGone as error:
+                raise run.ended_by or error from None
+            told = suggest(run, self._fanout, self._taste(request), make_branch)
+            events = self._events(told, partial(self._answer, req, run, seed, start))
+            if request.stream:
+                resp.content_type = streaming.CONTENT_TYPE
+                resp.set_headers(streaming.HEADERS)
+                resp.stream = EventStream(events, req.context.id, stack.pop_all().close)
+                return
+            *_, (_, answer) = events
+        resp.data = _encode(answer) + b"\n"  # for whoever reads it in a terminal
+
+    def _events(
+        self, told: Iterator[Piece | Chosen | Merged], answer: Callable[[Merged], AutocompleteResponse]
+    ) -> Iterator[tuple[str, object]]:
+        """Names and data of a stream's events, the whole answer last."""
+        for one in told:
+            if isinstance(one, Piece):
+                yield "token", {"branch": one.branch, "text": one.text}
+            elif isinstance(one, Chosen):
+                yield "sentence", {"branch": one.branch, **msgspec.structs.asdict(one.sentence)}
+            else:
+                yield "done", answer(one)
+
+    def _answer(self, req: falcon.Request, run: Run, seed: int, start: float, merged: Merged) -> AutocompleteResponse:
         if not merged.sentences:
             raise _nothing(merged.failures)
-        resp.data = (
-            _encode(
-                AutocompleteResponse(
-                    id=ask.request_id,
-                    model=ask.model,
-                    sentences=merged.sentences,
-                    time=round(time.monotonic() - start, 4),
-                    partial=merged.is_partial,
-                    errors=merged.failures,
-                )
-            )
-            + b"\n"
-        )  # for whoever reads it in a terminal
-        best = max(merged.sentences, key=lambda sentence: sentence.time)
+        ask, now = run.ask, time.monotonic()
+        seconds = now - start
+        slowest = max(merged.sentences, key=lambda sentence: sentence.time)
         req.context.timing = {
-            "queue": best.queue_ms, "prefill": best.prefill_ms, "decode": best.decode_ms,
+            "queue": slowest.queue_ms, "prefill": slowest.prefill_ms, "decode": slowest.decode_ms,
         }  # fmt: skip
         req.context.log = {
             "model": ask.model,
-            "context_chars": len(request.context),
-            "branches": len(ask.branches),
+            "context_chars": len(ask.prompt),
             "sentences": len(merged.sentences),
             "partial": merged.is_partial,
+            "top_ups": run.num_top_ups,
+            # What cleaning, choosing and replacing took after the first branches had answered.
+            "added_ms": round(1e3 * (now - (run.heard_first_at or now)), 2),
         }
+        self._ledger.note(ask.request_id, len(merged.sentences), seconds)
+        return AutocompleteResponse(
+            id=ask.request_id,
+            model=ask.model,
+            seed=seed,
+            sentences=merged.sentences,
+            time=round(seconds, 4),
+            partial=merged.is_partial,
+            errors=merged.failures,
+        )
+
+    def _taste(self, request: AutocompleteRequest) -> Taste:
+        return Taste(
+            context=request.context,
+            num_sentences=request.n_samples,
+            length=request.length,
+            similarity=self._similarity,
+            is_literal=request.temperature == 0,
+            is_explained=request.explain is not None,
+        )
 
     def _ask(self, request: AutocompleteRequest, request_id: str, start: float) -> Ask:
         model = self._model(request.model_size)
-        if request.stream:
-            raise _invalid("stream", "must be false: streaming is not offered yet")
         if request.max_time is not None and request.max_time > self._timeout_s:
             raise _invalid("max_time", f"must be at most {self._timeout_s:g} seconds (TERCET_TIMEOUT_S)")
-        room = model.n_ctx - request.length
+        room = model.n_ctx - _num_new_tokens(request)
         if room < 1:
             raise _invalid("length", f"must be below {model.n_ctx}, the context of {model.name}")
         if request.max_tokens is not None and request.max_tokens > room:
             raise _invalid("max_tokens", f"must be at most {room}: {model.name} holds {model.n_ctx} tokens with length")
         if request.top_k > model.vocab_size:
             raise _invalid("top_k", f"must be at most {model.vocab_size}, the vocabulary of {model.name}")
-        seed = secrets.randbelow(MAX_SEED) if request.seed is None else request.seed
         return Ask(
             request_id=request_id,
             model=model.name,
             prompt=request.context,
             max_prompt_tokens=request.max_tokens or min(DEFAULT_MAX_TOKENS, room),
-            branches=[
-                Branch(index, (seed + index) % (MAX_SEED + 1), _sampling(request, index))
-                for index in range(request.n_samples)
-            ],
             deadline=start + (request.max_time or self._timeout_s),
             session=request.session,
             document=_document(request),
+            is_streamed=request.stream,
+            num_likeliest=request.explain,
         )
 
     def _model(self, name: str | None) -> Model:
@@ -139,18 +177,27 @@ def _document(request: AutocompleteRequest) -> int | None:
     return hash(request.context[:DOCUMENT_CHARS]) if len(request.context) >= DOCUMENT_CHARS else None
 
 
-def _sampling(request: AutocompleteRequest, branch: int) -> Sampling:
-    return Sampling(
-        max_new_tokens=request.length,
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        repetition_penalty=request.repetition_penalty,
-        stop=tuple(request.stop),
-        single_line=request.single_line,
-        # Three greedy branches would be one: each starts from the next likeliest token.
-        first_rank=branch if request.temperature == 0 else 0,
+def _branch(request: AutocompleteRequest, seed: int, number: int) -> Branch:
+    return Branch(
+        index=number,
+        seed=(seed + number) % (MAX_SEED + 1),
+        sampling=Sampling(
+            max_new_tokens=_num_new_tokens(request),
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            repetition_penalty=request.repetition_penalty,
+            stop=tuple(request.stop),
+            single_line=request.single_line,
+            # Three greedy branches would be one: each starts from the next likeliest token.
+            first_rank=number if request.temperature == 0 else 0,
+        ),
     )
+
+
+def _num_new_tokens(request: AutocompleteRequest) -> int:
+    """Those asked for, and in a short one some to finish a word with."""
+    return max(request.length, MIN_TOKENS)
 
 
 def _invalid(field: str, message: str) -> InvalidRequest:
@@ -163,8 +210,24 @@ def _nothing(failures: list[BranchFailure]) -> DeadlineExceeded | NoCompletion:
             "No completion was ready in time; allow a longer max_time or a shorter length.",
             retry_after_s=RETRY_AFTER_S,
         )
-    reasons = "; ".join(sorted({f"{failure.code}: {failure.detail}" for failure in failures}))
-    return NoCompletion(f"Every branch failed: {reasons} Try again.", retry_after_s=RETRY_AFTER_S)
+    reasons = " ".join(sorted({f"{failure.code}: {failure.detail}" for failure in failures}))
+    if all(failure.code in WHY_NOT for failure in failures):
+        return NoCompletion(
+            f"No completion was worth showing. {reasons} Try another seed, a higher temperature, or more context.",
+            retry_after_s=RETRY_AFTER_S,
+        )
+    return NoCompletion(f"Every branch failed. {reasons} Try again.", retry_after_s=RETRY_AFTER_S)
+
+
+class FeedbackResource:
+    """`POST /feedback`: what a writer did with a suggestion."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        self._ledger.take(parse_request(req.bounded_stream.read(), FeedbackRequest))
+        resp.status = falcon.HTTP_204
 
 
 class LiveResource:

@@ -46,16 +46,30 @@ class AutocompleteRequest(Struct, forbid_unknown_fields=True, kw_only=True, froz
     session: Annotated[
         Annotated[str, Meta(max_length=128)] | None, Meta(description="a string of up to 128 characters")
     ] = None
-    stream: Annotated[bool, Meta(description="false; streaming is not offered yet")] = False
+    stream: Annotated[bool, Meta(description="true (server-sent events) or false")] = False
+    explain: Annotated[
+        Annotated[int, Meta(ge=1, le=10)] | None,
+        Meta(description="a whole number from 1 to 10: likeliest tokens to report beside each"),
+    ] = None
 
 
 # Other names under which clients of the original service and of its imitations send a field.
 ALIASES = {"samples": "n_samples", "n": "n_samples"}
 
 
-class Sentence(Struct, kw_only=True):
+class TokenExplanation(Struct, kw_only=True):
+    """A token that was drawn, and those that were likeliest there: text and log-probability. The first token of a
+    sentence may begin with what was typed of its word."""
+
+    text: str
+    logprob: float
+    likeliest: list[tuple[str, float]]
+
+
+class Sentence(Struct, kw_only=True, omit_defaults=True):
     """One suggestion. `time` in seconds, `*_ms` in milliseconds; `score` is the mean log-probability of its
-    tokens under the unmodified distribution, null where no token was kept."""
+    tokens under the unmodified distribution, null where no token was kept. `explanation` is there where the request
+    asked for one."""
 
     value: str
     time: float
@@ -69,6 +83,7 @@ class Sentence(Struct, kw_only=True):
     queue_ms: float
     prefill_ms: float
     decode_ms: float
+    explanation: list[TokenExplanation] | None = None
 
 
 class BranchFailure(Struct, kw_only=True):
@@ -80,12 +95,28 @@ class BranchFailure(Struct, kw_only=True):
 
 
 class AutocompleteResponse(Struct, kw_only=True):
+    """`seed` is the first branch's: given with the same request, it gives the same answer."""
+
     id: str
     model: str
+    seed: int
     sentences: list[Sentence]
     time: float
     partial: bool
     errors: list[BranchFailure]
+
+
+class FeedbackRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """`POST /feedback`: what a writer did with a sentence. `index` is its place in the answer, from 0."""
+
+    id: Annotated[str, Meta(max_length=128, description="the id of an answer")]
+    index: Annotated[int, Meta(ge=0, le=7, description="a whole number: the sentence's place in the answer, from 0")]
+    action: Annotated[
+        Literal["accepted", "rejected", "ignored"], Meta(description="one of accepted, rejected, ignored")
+    ]
+    characters: Annotated[
+        int, Meta(ge=0, le=10_000, description="a whole number from 0 to 10000: characters taken over")
+    ] = 0
 
 
 class Sampling(Struct, kw_only=True, frozen=True, omit_defaults=True):
@@ -109,11 +140,16 @@ class Group(Struct, kw_only=True, frozen=True):
 
 
 class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True, omit_defaults=True):
-    """`POST /generate` on a slot's socket: one branch. `deadline_ms` counts from when the worker reads it."""
+    """`POST /generate` on a slot's socket: one branch. `deadline_ms` counts from when the worker reads it.
+
+    With `heal`, the text goes on from before the prompt's last word and is held to what was typed of it; what comes
+    back goes on from the prompt's end all the same.
+    """
 
     prompt: str | None = None
     prompt_ids: list[Annotated[int, Meta(ge=0)]] | None = None
     max_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
+    heal: bool = False
     sampling: Sampling = Sampling()
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] = 0
     deadline_ms: Annotated[float, Meta(gt=0)] = 30_000.0
@@ -130,25 +166,37 @@ class Accepted(Struct, kw_only=True, tag="accepted", tag_field="event"):
 
 
 class Token(Struct, kw_only=True, tag="token", tag_field="event"):
-    """One more piece of text (only when streaming). It never ends inside a character or a possible stop."""
+    """One more piece of text (only when streaming). It never ends inside a character or a possible stop, and may be
+    empty for that. Pieces that say nothing new (`heal`) are not told."""
 
     text: str
     token_id: int
     logprob: float
 
 
+class Top(Struct, array_like=True):
+    """A token that was likely at some step."""
+
+    token_id: int
+    text: str
+    logprob: float
+
+
 class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     """The last line. `text` is cut before a stop string; `token_ids` holds all that was generated, of which the
-    first `num_kept_tokens` make up `text`.
+    first `num_kept_tokens` make up `text`, but for the first `num_typed_tokens`, which say nothing new.
 
-    With `echo`, `prompt_ids` and `prompt_logprobs` tell of the prompt as used (its first has no
-    log-probability); with `logprobs`, `tops` holds the likeliest tokens of each step.
+    `ends` holds the characters of `text` that are there after each token. With `echo`, `prompt_ids` and
+    `prompt_logprobs` tell of the prompt as used (its first has no log-probability); with `logprobs`, `tops` holds
+    the likeliest tokens of each step, and `token_texts` what each token says by itself.
     """
 
     text: str
     token_ids: list[int]
     logprobs: list[float]
+    ends: list[int]
     num_kept_tokens: int
+    num_typed_tokens: int = 0
     finish_reason: str
     num_prompt_tokens: int
     cached_tokens: int
@@ -157,7 +205,8 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     decode_ms: float
     prompt_ids: list[int] | None = None
     prompt_logprobs: list[float | None] | None = None
-    tops: list[list[tuple[int, float]]] | None = None
+    token_texts: list[str] | None = None
+    tops: list[list[Top]] | None = None
 
 
 class Failed(Struct, kw_only=True, tag="failed", tag_field="event"):
@@ -172,7 +221,7 @@ GenerateLine = Accepted | Token | Done | Failed
 # The bodies that `parse_request` reads. msgspec builds its table of a struct's types at the first use, and two threads
 # doing so at once crash the process (msgspec 0.22: the second reads a table half built). A decoder builds it: here.
 _FIELDS: dict[type[Struct], dict[str, Any]] = {}
-for _kind in (AutocompleteRequest, GenerateRequest):
+for _kind in (AutocompleteRequest, FeedbackRequest, GenerateRequest):
     msgspec.json.Decoder(_kind)
     _FIELDS[_kind] = get_type_hints(_kind, include_extras=True)
 

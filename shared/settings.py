@@ -206,6 +206,10 @@ class Settings:
         96, _integer(0, 4096), "96", "branches",
         "branches that may wait for room before requests are refused with 503: 32 editors' worth",
     )  # fmt: skip
+    similarity: float = _setting(
+        80.0, _number(1, 100), "80", "percent",
+        "sentences that are so much alike, letter by letter, count as one: the second is replaced",
+    )  # fmt: skip
     timeout_s: float = _setting(
         30.0, _number(0.05, 600), "30", "seconds",
         "longest that a request may take, and the default of max_time",

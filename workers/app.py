@@ -14,7 +14,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
+from typing import TypeAlias
 
 import falcon
 import msgspec
@@ -32,6 +34,7 @@ from shared.schemas import (
     GenerateRequest,
     State,
     Token,
+    Top,
     parse_request,
 )
 from shared.settings import Settings
@@ -50,6 +53,8 @@ MAX_BACKOFF_S = 30.0
 # another. Not 3 or 4, which halt the master.
 FATAL_EXIT_CODE = 70
 log = structlog.get_logger()
+
+_Prompt: TypeAlias = tuple[list[int], bytes, tuple[int, ...]]
 
 
 class SlotApp(falcon.App[falcon.Request, falcon.Response]):
@@ -198,7 +203,7 @@ class GenerateResource:
     def __init__(self, app: SlotApp) -> None:
         self._app = app
         self._lock = threading.Lock()
-        self._last_encoded: tuple[tuple[str, int | None] | None, list[int]] = (None, [])
+        self._last_encoded: tuple[object, _Prompt] = (None, ([], b"", ()))
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         started_at = time.time()
@@ -206,7 +211,7 @@ class GenerateResource:
         ask = parse_request(req.bounded_stream.read(), GenerateRequest)
         if (ask.prompt is None) == (ask.prompt_ids is None):
             raise InvalidRequest("Send one of prompt and prompt_ids.")
-        prompt_ids = self._prompt_ids(ask)
+        prompt_ids, typed, draft_ids = self._prompt(ask)
         sampling = ask.sampling
         request = GenerationRequest(
             prompt_ids=tuple(prompt_ids),
@@ -222,6 +227,8 @@ class GenerateResource:
                 top_logprobs=ask.logprobs or 0,
             ),
             seed=ask.seed,
+            typed=typed,
+            draft_ids=draft_ids,
             deadline=start + ask.deadline_ms / 1e3,
             group=(ask.group.id, ask.group.size) if ask.group else None,
             stream=ask.stream,
@@ -237,31 +244,44 @@ class GenerateResource:
         except InvalidPrompt as error:
             raise InvalidRequest(str(error)) from error
         resp.content_type = "application/x-ndjson"
-        resp.stream = self._lines(req.env.get("gunicorn.socket"), ask, prompt_ids, generation, started_at)
+        resp.stream = self._lines(req.env.get("gunicorn.socket"), ask, request, generation, started_at)
 
-    def _prompt_ids(self, ask: GenerateRequest) -> list[int]:
+    def _prompt(self, ask: GenerateRequest) -> _Prompt:
+        """The prompt's token ids, what the text must begin with, and the ids of that."""
         if ask.prompt_ids is not None:
-            return ask.prompt_ids[-ask.max_prompt_tokens :] if ask.max_prompt_tokens else ask.prompt_ids
-        key = (ask.prompt or "", ask.max_prompt_tokens)
+            return (ask.prompt_ids[-ask.max_prompt_tokens :] if ask.max_prompt_tokens else ask.prompt_ids), b"", ()
+        key = (ask.prompt or "", ask.max_prompt_tokens, ask.sampling.max_new_tokens, ask.heal)
         with self._lock:  # siblings come together: the first encodes for all
             if self._last_encoded[0] != key:
                 self._last_encoded = (key, self._encode(*key))
             return self._last_encoded[1]
 
-    def _encode(self, text: str, max_tokens: int | None) -> list[int]:
-        encode = self._app.tokenizer.encode
-        return encode(text) if max_tokens is None else encode_window(text, max_tokens, encode)
+    def _encode(self, text: str, max_tokens: int | None, num_new: int, is_healed: bool) -> _Prompt:
+        tokenizer = self._app.tokenizer
+        typed = b""
+        if is_healed:
+            text, typed = tokenizer.split_typed(text)
+        draft_ids = tuple(tokenizer.encode(typed.decode()))
+        if max_tokens is None:
+            return tokenizer.encode(text), typed, draft_ids
+        # Typed text can take as many tokens as it has bytes.
+        room = self._app.engine.status().n_ctx - num_new - len(typed)
+        if room < 1:
+            return [], typed, draft_ids
+        return encode_window(text, min(max_tokens, room), tokenizer.encode), typed, draft_ids
 
     def _lines(
         self,
         client: socket.socket | None,
         ask: GenerateRequest,
-        prompt_ids: list[int],
+        request: GenerationRequest,
         generation: Generation,
         started_at: float,
     ) -> Iterator[bytes]:
         app = self._app
-        detokenizer = Detokenizer(app.tokenizer, ask.sampling.stop, single_line=ask.sampling.single_line)
+        num_prompt_tokens = len(request.prompt_ids)
+        detokenizer = self._detokenizer(request)
+        num_typed_bytes = len(request.typed)
         finished: Finished | None = None
         try:
             with app.hangups.watching(client, generation.cancel):
@@ -271,47 +291,66 @@ class GenerateResource:
                         finished = step
                         break
                     text = detokenizer.feed(step.token_id)
-                    yield _line(Token(text=text, token_id=step.token_id, logprob=step.logprob))
+                    num_typed_bytes -= len(app.tokenizer.token_bytes(step.token_id))
+                    if num_typed_bytes < 0:
+                        yield _line(Token(text=text, token_id=step.token_id, logprob=step.logprob))
         finally:
             generation.cancel()
         if finished is None:
             return
         try:
-            yield _line(self._last_line(ask, prompt_ids, finished))
+            yield _line(self._last_line(ask, request, finished))
         finally:  # nobody need wait for these
-            app.count(finished, len(prompt_ids))
+            app.count(finished, num_prompt_tokens)
             log.info(
                 "branch",
                 slot=app._slot.index,
                 request_id=ask.request_id,
                 seed=ask.seed,
                 started_at=round(started_at, 4),
+                first_token_at=_wall(finished.first_token_at),
                 ended_at=round(time.time(), 4),
-                prompt_tokens=len(prompt_ids),
+                prompt_tokens=num_prompt_tokens,
                 cached_tokens=finished.cached_tokens,
                 tokens=len(finished.token_ids),
                 finish_reason=finished.finish_reason,
             )
 
-    def _last_line(self, ask: GenerateRequest, prompt_ids: list[int], finished: Finished) -> Done | Failed:
+    def _detokenizer(self, request: GenerationRequest) -> Detokenizer:
+        sampling = request.sampling
+        return Detokenizer(
+            self._app.tokenizer, sampling.stop, single_line=sampling.single_line, num_typed_bytes=len(request.typed)
+        )
+
+    def _last_line(self, ask: GenerateRequest, request: GenerationRequest, finished: Finished) -> Done | Failed:
         if finished.finish_reason == "error":
             return Failed(code="engine_error", detail=finished.error or "The engine failed.")
-        detokenizer = Detokenizer(self._app.tokenizer, ask.sampling.stop, single_line=ask.sampling.single_line)
-        text = "".join([*(detokenizer.feed(token) for token in finished.token_ids), detokenizer.finish()])
+        detokenizer = self._detokenizer(request)
+        pieces = [detokenizer.feed(token) for token in finished.token_ids]
+        ends = list(accumulate(map(len, pieces)))
+        rest = detokenizer.finish()
+        if rest:
+            ends[-1] += len(rest)
+        text_of = self._app.tokenizer.text_of
         return Done(
-            text=text,
+            text="".join([*pieces, rest]),
             token_ids=list(finished.token_ids),
             logprobs=list(finished.logprobs),
+            ends=ends,
             num_kept_tokens=finished.num_kept,
+            num_typed_tokens=finished.num_typed,
             finish_reason=finished.finish_reason,
-            num_prompt_tokens=len(prompt_ids),
+            num_prompt_tokens=len(request.prompt_ids),
             cached_tokens=finished.cached_tokens,
             queue_ms=finished.queue_ms,
             prefill_ms=finished.prefill_ms,
             decode_ms=finished.decode_ms,
-            prompt_ids=prompt_ids if ask.echo else None,
+            prompt_ids=list(request.prompt_ids) if ask.echo else None,
             prompt_logprobs=list(finished.prompt_logprobs) if finished.prompt_logprobs else None,
-            tops=[list(top) for top in finished.tops] if finished.tops else None,
+            token_texts=None if ask.logprobs is None else [text_of(token) for token in finished.token_ids],
+            tops=[[Top(token, text_of(token), logprob) for token, logprob in top] for top in finished.tops]
+            if finished.tops
+            else None,
         )
 
 
@@ -332,6 +371,11 @@ class MetricsResource:
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         resp.content_type = CONTENT_TYPE_LATEST
         resp.data = generate_latest(self._registry)
+
+
+def _wall(monotonic_s: float | None) -> float | None:
+    """A time of `time.monotonic()` as one of `time.time()`."""
+    return None if monotonic_s is None else round(time.time() - time.monotonic() + monotonic_s, 4)
 
 
 def _line(line: GenerateLine) -> bytes:

@@ -82,7 +82,7 @@ def perplexity(loaded: LoadedModel, token_ids: list[int]) -> float:
 def _prompt_logprobs(runner: ModelRunner, token_ids: tuple[int, ...]) -> list[float | None]:
     scheduler = Scheduler(runner.num_slots, 1)
     request = GenerationRequest(token_ids, SamplingParams(max_new_tokens=1), seed=0, echo_logprobs=True)
-    sequence = Sequence(request, Generation(), start_id=0, token_bytes=None)
+    sequence = Sequence(request, Generation(), start_id=0, tokenizer=None)
     scheduler.add(sequence)
     while sequence.finish_reason is None:
         plan = scheduler.schedule(time.monotonic())

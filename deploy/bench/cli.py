@@ -1,4 +1,4 @@
-"""`tercet bench engine | http`: options in, tables on standard error, one JSON document last on standard output."""
+"""`tercet bench engine | http | writer`: tables on standard error, one JSON document on standard output."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ from deploy.bench.options import Options, begin, finish
 from deploy.bench.rows import NUM_WORDS
 from deploy.bench.suite import CpuSuite
 from deploy.bench.targets import TARGETS, not_measured
+from deploy.bench.writer import PARTS, WriterBench, tables
 from shared.errors import StartError
+from workers.quality import PAGE
 
 bench = typer.Typer(no_args_is_help=True, help="Measure: ceiling, baselines and ours, in one run, as ratios.")
 # A file has no width; the widest table has this one.
 err = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
 
 QUICK_ROUNDS = 1
+# A writer who types 500 keys needs as much and something before it.
+MIN_TEXT_CHARS = 2000
 Models = Annotated[str, typer.Option(help="The model under test, as in TERCET_MODELS.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: the first GPU if there is one.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Turns of each contender; medians are taken over all.")]
@@ -110,6 +114,39 @@ def bench_http(
     report.print_reasons(err, result)
     if plot_path is not None:
         plot.plot_levels(result, result.rows, plot_path)
+    report.write(result)
+
+
+@bench.command("writer")
+def bench_writer(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Prose to write on; else the page that ships.", exists=True, dir_okay=False),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help=f"Parts, repeatable or with commas, of: {', '.join(PARTS)}.")
+    ] = None,
+    quick: Quick = False,
+    models: Models = "embedded",
+    device: Device = "auto",
+    setting: Setting = None,
+) -> None:
+    """What a writer gets: first text, eight keys a second, deadlines, three sentences that differ."""
+    asked = {name for entry in only or PARTS for name in entry.split(",") if name}
+    if unknown := asked - set(PARTS):
+        raise typer.BadParameter(f"{min(unknown)} is no part; the parts are {', '.join(PARTS)}", param_hint="--only")
+    options = _options(models, device, 1, quick, setting or [], 0)
+    texts = [path.read_text(encoding="utf-8") for path in files or [PAGE]]
+    if short := [path for path, text in zip(files or [], texts, strict=False) if len(text) < MIN_TEXT_CHARS]:
+        raise typer.BadParameter(f"{short[0]} has fewer than {MIN_TEXT_CHARS} characters", param_hint="FILES")
+    _stop_in_order()
+    clock = Clock()
+    result = begin("writer", options, clock, err)
+    WriterBench(options, texts, [name for name in PARTS if name in asked], err).run(result)
+    finish(result, clock)
+    for table in tables(result.rows):
+        err.print(table)
+    report.print_reasons(err, result)
     report.write(result)
 
 

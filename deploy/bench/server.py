@@ -5,7 +5,9 @@ Knows processes and the readiness page. Refuses to know what is asked of the ser
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -91,6 +93,29 @@ class Server:
         slots: list[dict[str, Any]] = ready_page(self._client).get("slots", [])
         return slots
 
+    def log_lines(self) -> list[dict[str, Any]]:
+        """What it has logged so far, the lines that are JSON."""
+        return [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
+
+    def resources(self) -> dict[str, int]:
+        """Descriptors and threads of all its processes, and sequences in its engines."""
+        pids = _descendants(self._process.pid)
+        return {
+            "descriptors": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids),
+            "threads": sum(len(os.listdir(f"/proc/{pid}/task")) for pid in pids),
+            "sequences": self._num_in_flight(),
+        }
+
+    def wait_until_idle(self) -> None:
+        """Until no sequence is in an engine; a second at most."""
+        deadline = time.monotonic() + 1
+        while self._num_in_flight() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def _num_in_flight(self) -> int:
+        found = re.findall(r"tercet_slot_in_flight_branches{[^}]*} (\d+)", self._client.get("/metrics").text)
+        return sum(map(int, found))
+
     def renew_worker(self) -> float:
         """End the first slot's worker and wait for the next; seconds from its fork to warm.
 
@@ -120,6 +145,14 @@ class Server:
 
     def _tail(self) -> str:
         return self._log.read_text(errors="replace")[-SHOWN_LOG_CHARS:]
+
+
+def _descendants(pid: int) -> list[int]:
+    """A process and all that it has started."""
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return [pid, *(found for child in children for found in _descendants(child))]
 
 
 def ready_page(client: httpx.Client) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def test_a_reply_is_read_from_the_gateways_own_answer() -> None:
         )  # fmt: skip
 
     sentences = [sentence(1.0, 50.0), sentence(2.0, 60.0)]
-    answer = AutocompleteResponse(id="1", model="m", sentences=sentences, time=0.1, partial=False, errors=[])
+    answer = AutocompleteResponse(id="1", model="m", seed=1, sentences=sentences, time=0.1, partial=False, errors=[])
     reply = read_reply(200, 80.0, msgspec.json.encode(answer))
     assert (reply.engine_ms, reply.overhead_ms, reply.first_token_ms) == (72, 8, 19)
     assert (reply.num_tokens, reply.cached_tokens) == (40, 5)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, LogitsProcessorList
 
+from gateway.cleaning import clean
 from tests.e2e.harness import Tercet, running
 from workers.engine.gpt2 import SHAPES, random_weights
 from workers.engine.tokens import Tokenizer
@@ -36,10 +38,10 @@ def test_three_different_continuations(tercet: Tercet) -> None:
     assert len(values) == len(set(values)) == 3
     assert all(value.strip() for value in values)
     assert (answer["model"], answer["partial"], answer["errors"]) == ("embedded", False, [])
-    assert {sentence["seed"] for sentence in answer["sentences"]} == {7, 8, 9}
+    assert (answer["seed"], {sentence["seed"] for sentence in answer["sentences"]}) == (7, {7, 8, 9})
     scores = [sentence["score"] for sentence in answer["sentences"]]
     assert scores == sorted(scores, reverse=True)
-    assert all(sentence["tokens"] == 20 for sentence in answer["sentences"] if sentence["finish_reason"] == "length")
+    assert all(10 < sentence["tokens"] <= 20 for sentence in answer["sentences"])
 
 
 def test_what_people_type_with_curl_works(tercet: Tercet) -> None:
@@ -69,10 +71,14 @@ def test_one_request_is_three_to_the_workers_with_three_seeds_overlapping_in_tim
 def test_greedy_text_is_that_of_transformers(tercet: Tercet) -> None:
     tokenizer = Tokenizer.from_directory(EMBEDDED, 8192)
     model = GPT2LMHeadModel.from_pretrained(EMBEDDED, dtype=torch.float32).eval()
+    num_plain = 0
     for prompt in prompts(tokenizer):
         answer = tercet.ask(prompt, n_samples=1, length=40, temperature=0, max_tokens=800)
         [sentence] = answer["sentences"]
-        assert sentence["value"] == reference(model, tokenizer, prompt), prompt[:40]
+        assert sentence["value"] == held_reference(model, tokenizer, prompt), prompt[:40]
+        num_plain += reference(model, tokenizer, prompt).startswith(sentence["value"])
+    # Where a prompt ends inside a word, another than the one that transformers goes on with may be likelier.
+    assert num_plain >= 15
 
 
 @pytest.mark.timeout(1200)  # 20 × 40 tokens of a 124-million-parameter model in fp32, twice
@@ -83,7 +89,7 @@ def test_greedy_text_of_a_synthetic_model_is_that_of_transformers(short_tmp_path
         for prompt in prompts(tokenizer):
             answer = tercet.ask(prompt, n_samples=1, length=40, temperature=0, max_tokens=800)
             assert answer["model"] == "synthetic:small"
-            assert answer["sentences"][0]["value"] == reference(model, tokenizer, prompt), prompt[:40]
+            assert answer["sentences"][0]["value"] == held_reference(model, tokenizer, prompt), prompt[:40]
 
 
 def synthetic_reference() -> GPT2LMHeadModel:
@@ -105,6 +111,48 @@ def reference(model: Any, tokenizer: Tokenizer, prompt: str) -> str:
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40, pad_token_id=0
         )
     return tokenizer.decode(out[0, ids.shape[1] :].tolist())
+
+
+class Held(LogitsProcessor):  # type: ignore[misc]
+    """Holds a greedy text to what was typed of its first word."""
+
+    def __init__(self, tokenizer: Tokenizer, typed: bytes, num_prompt_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._typed = typed
+        self._num_prompt_tokens = num_prompt_tokens
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        said = b"".join(map(self._tokenizer.token_bytes, input_ids[0, self._num_prompt_tokens :].tolist()))
+        left = self._typed[len(said) :]
+        if not left:
+            return scores
+        choices = self._tokenizer.choices(left)
+        allowed = [*choices.allowed, *{int(scores[0].argmax())}.intersection(choices.if_likeliest)]
+        held = torch.full_like(scores, float("-inf"))
+        held[0, allowed] = scores[0, allowed]
+        return held  # type: ignore[return-value]
+
+
+def held_reference(model: Any, tokenizer: Tokenizer, prompt: str) -> str:
+    """Greedy text as transformers generates it from before the last word, held to that, and cut where it can end."""
+    head, typed = tokenizer.split_typed(prompt)
+    ids = torch.tensor([tokenizer.encode(head) or [tokenizer.eos_id]])
+    held = LogitsProcessorList([Held(tokenizer, typed, ids.shape[1])])
+    with torch.inference_mode():
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40 + len(typed), pad_token_id=0,
+            logits_processor=held,
+        )  # fmt: skip
+    new = out[0, ids.shape[1] :].tolist()
+    sizes = list(accumulate(len(tokenizer.token_bytes(token)) for token in new))
+    num_typed = sum(size <= len(typed) for size in sizes)
+    kept = new[: num_typed + 40]
+    has_ended = tokenizer.eos_id in kept
+    if has_ended:
+        kept = kept[: kept.index(tokenizer.eos_id)]
+    ends = [len(tokenizer.decode(kept[: number + 1])) - len(typed.decode()) for number in range(num_typed, len(kept))]
+    text = tokenizer.decode(kept)[len(typed.decode()) :]
+    return clean(text, ends, 40, "eos" if has_ended else "length")
 
 
 def test_a_seed_gives_the_same_text_alone_and_in_a_crowd(tercet: Tercet) -> None:
@@ -135,7 +183,7 @@ def test_stop_and_single_line(tercet: Tercet) -> None:
     text = tercet.ask(OPENING, temperature=0, n_samples=1, length=40)["sentences"][0]["value"]
     word = text.split()[4]
     stopped = tercet.ask(OPENING, temperature=0, n_samples=1, length=40, stop=[word])["sentences"][0]
-    assert stopped["value"] == text[: text.index(word)]
+    assert stopped["value"] == text[: text.index(word)].rstrip()
     assert stopped["finish_reason"] == "stop"
     for sentence in tercet.ask('"Indeed," said he.\n\n"', single_line=True, length=60, n=8)["sentences"]:
         assert "\n" not in sentence["value"]

@@ -76,4 +76,5 @@ class CpuSampler:
 def _is_usual(draw: Draw) -> bool:
     """Whether a kernel can draw it."""
     params = draw.params
-    return num_needed(draw) <= NUM_CANDIDATES and params.repetition_penalty == 1 and params.top_logprobs == 0
+    is_plain = draw.choices is None and params.repetition_penalty == 1 and params.top_logprobs == 0
+    return is_plain and num_needed(draw) <= NUM_CANDIDATES

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ from workers.engine.cuda_steps import (
     fitting,
 )
 from workers.engine.gpt2 import LoadedModel
-from workers.engine.model_runner import Output, draw_of
+from workers.engine.model_runner import Output, draw_all, draw_of
 from workers.engine.plan import TAIL_TOKENS, Chunk, Plan, Row
 from workers.engine.sampling import (
     NUM_CANDIDATES,
@@ -96,7 +97,7 @@ class CudaRunner:
         vocab_size = loaded.config.vocab_size
         logits = torch.zeros(num_tails, vocab_size, device=self._device)
         self._first_draws = {size: FirstDraws(logits[:size]) for size in self._batches}
-        self._kept_logits: dict[int, Tensor] = {}  # slot → [1, vocab], after its prompt
+        self._kept_logits: dict[int, Tensor] = {}  # slot → [1 + drafted, vocab], up to the end of its prompt
         self._flights: deque[_Flight] = deque()
         self._last: list[Sequence] = []  # whose step the last plan was
         self._num_alike = 0  # plans since that were for the same
@@ -133,12 +134,15 @@ class CudaRunner:
             self._cache.copy(copy)
         flight = self._flight_for(plan) if plan.rows else None
         # Before the chunks: a prompt that becomes complete may be in the slot of one that is ready.
-        ready = [self._kept_logits[row.slot.index] for row in plan.ready]
+        ready = [self._kept_logits[row.slot.index][-1 - len(row.sequence.draft) :] for row in plan.ready]
         logits: list[Tensor] = []
         echoes: list[_Echo] = []
         for chunk in plan.chunks:
             hidden, after = self._compute(chunk)
             if chunk.is_last:
+                if number := chunk.prompt.num_drafted:
+                    last = chunk.stop - chunk.start
+                    after = self._model.logits(hidden[last - 1 - number : last])
                 self._kept_logits[chunk.slot.index] = after = after.clone()
                 logits += [after] * len(chunk.prompt.members)
             if chunk.prompt.is_echoed:
@@ -216,7 +220,12 @@ class CudaRunner:
         return _with_others([row.sequence for row in rows], steps, logits)
 
     def _draw_first(self, logits: list[Tensor], sequences: list[Sequence]) -> Callable[[], list[_Drawn]]:
-        """Sends off the draw of a token from each of `logits` [1, vocab]; call what it returns."""
+        """Sends off the draw of a token from each of `logits` [1 + drafted, vocab]; call what it returns."""
+        drafted = [(one, rows) for one, rows in zip(sequences, logits, strict=True) if one.draft]
+        if drafted:
+            undrafted = [(one, rows) for one, rows in zip(sequences, logits, strict=True) if not one.draft]
+            first = self._draw_first([rows for _, rows in undrafted], [one for one, _ in undrafted])
+            return lambda: [*first(), *_draw_drafted(drafted)]
         if not sequences:
             return list
         draws = self._first_draws[fitting(tuple(self._first_draws), len(sequences))]
@@ -272,8 +281,9 @@ def _place(row: Row, ahead: int = 0) -> _Place:
 def _is_plain(sequence: Sequence) -> bool:
     """Whether a program draws its token; if not, it is drawn from its logits, on its own."""
     params = sequence.request.sampling
-    is_first_ranked = params.first_rank > 0 and not sequence.token_ids
-    if params.repetition_penalty != 1 or params.top_logprobs > 0 or is_first_ranked:
+    is_first_ranked = params.first_rank > 0 and sequence.num_new == 0
+    is_special = params.repetition_penalty != 1 or params.top_logprobs > 0 or is_first_ranked
+    if is_special or sequence.choices() is not None:
         return False
     return num_needed(draw_of(sequence)) <= NUM_CANDIDATES
 
@@ -287,7 +297,7 @@ def _limits(sequence: Sequence) -> tuple[float, float, float]:
 
 def _num_left(row: Row) -> int:
     """Steps until its text must end, or its tail is full."""
-    num_new = row.sequence.request.sampling.max_new_tokens - len(row.sequence.token_ids)
+    num_new = row.sequence.request.sampling.max_new_tokens - row.sequence.num_new
     return min(num_new, TAIL_TOKENS - row.tail_length)
 
 
@@ -297,6 +307,13 @@ def _steps(tokens: Tensor, landed: torch.cuda.Event | None, columns: Items[int])
         landed.synchronize()
     ids, logprobs = tokens.tolist()
     return [Step(int(ids[column]), logprobs[column]) for column in columns]
+
+
+def _draw_drafted(drafted: Items[tuple[Sequence, Tensor]]) -> list[_Drawn]:
+    """The tokens of sequences with a draft, each with its logits [1 + drafted, vocab]."""
+    logits = torch.cat([rows for _, rows in drafted])
+    sources = list(accumulate((len(rows) for _, rows in drafted), initial=0))[:-1]
+    return draw_all([one for one, _ in drafted], sources, lambda places, draws: sample(logits[places], draws))
 
 
 def _with_others(sequences: list[Sequence], steps: list[Step], logits: list[Tensor]) -> list[_Drawn]:

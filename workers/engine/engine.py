@@ -147,8 +147,7 @@ class Engine:
             raise InvalidPrompt(problem)
         generation = Generation(self._wake)
         start_id = loaded.eos_id or 0
-        token_bytes = loaded.tokenizer.token_bytes if loaded.tokenizer else None
-        sequence = Sequence(request, generation, start_id=start_id, token_bytes=token_bytes)
+        sequence = Sequence(request, generation, start_id=start_id, tokenizer=loaded.tokenizer)
         with self._lock:
             if self._state is not EngineState.WARM:
                 raise EngineNotReady(f"the engine is {self._state}")
@@ -235,7 +234,7 @@ class Engine:
         scheduler = Scheduler(runner.num_slots, self._config.max_batch)
         request = GenerationRequest((0,) * 16, SamplingParams(WARM_UP_TOKENS), seed=0)
         sequences = [
-            Sequence(request, Generation(), start_id=0, token_bytes=None) for _ in range(min(3, self._config.max_batch))
+            Sequence(request, Generation(), start_id=0, tokenizer=None) for _ in range(min(3, self._config.max_batch))
         ]
         for sequence in sequences:
             scheduler.add(sequence)
@@ -301,12 +300,16 @@ class Engine:
         now = time.monotonic()
         for sequence, logprobs in output.echoes:
             sequence.add_prompt_logprobs(logprobs)
+        failed = set()
         for sequence, step in output.steps:
+            if sequence in failed:
+                continue
             try:
                 sequence.append(step, eos_id, now)
             except Exception as error:  # this sequence's own trouble; the others go on
                 log.exception("a sequence failed")
                 self._finish(sequence, "error", f"{type(error).__name__}: {error}")
+                failed.add(sequence)
                 continue
             if sequence.request.stream:
                 sequence.generation.put(step)
@@ -373,12 +376,12 @@ def make_runner(loaded: LoadedModel, num_tails: int) -> Runner:
 def _problem(request: GenerationRequest, loaded: LoadedModel) -> str | None:
     """Why `loaded` can never serve `request`, or None."""
     config, params = loaded.config, request.sampling
-    num_tokens = max(1, len(request.prompt_ids)) + params.max_new_tokens
+    num_tokens = max(1, len(request.prompt_ids)) + len(request.typed) + params.max_new_tokens
     if params.max_new_tokens < 1:
         return "max_new_tokens must be at least 1"
     if num_tokens > config.n_positions:
         return f"prompt and new tokens are {num_tokens}, the context holds {config.n_positions}"
-    ids = request.prompt_ids
+    ids = request.prompt_ids + request.draft_ids
     if ids and (min(ids) < 0 or max(ids) >= config.vocab_size):
         return f"token ids must be between 0 and {config.vocab_size - 1}"
     if not 0 <= params.temperature < float("inf"):
@@ -395,6 +398,6 @@ def _problem(request: GenerationRequest, loaded: LoadedModel) -> str | None:
         return f"top_logprobs must be between 0 and {config.vocab_size}"
     if not all(params.stop):
         return "a stop string must not be empty"
-    if (params.stop or params.single_line) and loaded.tokenizer is None:
-        return "stop strings need a tokenizer, and this model was loaded without one"
+    if (params.stop or params.single_line or request.typed) and loaded.tokenizer is None:
+        return "stop strings and typed text need a tokenizer, and this model was loaded without one"
     return None

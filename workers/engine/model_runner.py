@@ -6,8 +6,10 @@ Knows the model, the cache and the kernels. Refuses to know why it is this plan 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,7 +63,7 @@ class ModelRunner:
         )
         self._cache = cache
         self._pass = _ForwardPass(loaded.model, shape, cache, num_tails + MAX_CHUNK)
-        self._kept_logits: dict[int, Tensor] = {}  # slot → [1, vocab], after its prompt
+        self._kept_logits: dict[int, Tensor] = {}  # slot → [1 + drafted, vocab], up to the end of its prompt
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> Output:
@@ -71,21 +73,23 @@ class ModelRunner:
         wanted, sources, echoed = _wanted(plan)
         logits = self._pass.logits(plan, wanted)
         pieces = [logits]
+        num_rows = len(wanted)
         for row in plan.ready:
-            sources.append(len(wanted) + len(pieces) - 1)
-            pieces.append(self._kept_logits[row.slot.index])
+            kept = self._kept_logits[row.slot.index]
+            sources.append(num_rows + len(kept) - 1 - len(row.sequence.draft))
+            pieces.append(kept)
+            num_rows += len(kept)
         # Only now: a prompt that is complete may be in the slot of one that was ready.
         first = len(plan.rows)
         for chunk in plan.chunks:
             first += chunk.stop - chunk.start
             if chunk.is_last:
                 number = wanted.index(first - 1)
-                self._kept_logits[chunk.slot.index] = logits[number : number + 1].clone()
+                self._kept_logits[chunk.slot.index] = logits[number - chunk.prompt.num_drafted : number + 1].clone()
         if len(pieces) > 1:
             logits = torch.cat(pieces)
-        draws = [draw_of(one) for one in plan.draws]
-        steps = self._pass.sampler.sample(logits, sources, draws) if draws else []
-        return Output(list(zip(plan.draws, steps, strict=True)), self._echoes(plan, logits, echoed))
+        sample = partial(self._pass.sampler.sample, logits)
+        return Output(draw_all(plan.draws, sources, sample), self._echoes(plan, logits, echoed))
 
     def _echoes(
         self, plan: Plan, logits: Tensor, echoed: Items[int]
@@ -117,9 +121,9 @@ def _wanted(plan: Plan) -> tuple[list[int], list[int], list[int]]:
             echoed.append(len(wanted))
             wanted += range(first, last)
         elif chunk.is_last:
-            wanted.append(last - 1)
+            wanted += range(last - 1 - chunk.prompt.num_drafted, last)
         if chunk.is_last:
-            sources += [len(wanted) - 1] * len(chunk.prompt.members)
+            sources += [len(wanted) - 1 - chunk.prompt.num_drafted] * len(chunk.prompt.members)
         first = last
     return wanted, sources, echoed
 
@@ -307,8 +311,35 @@ def _norm_parameters(k: Any, bias_in: Tensor | None, weight: Tensor, bias: Tenso
     return parameters
 
 
-def draw_of(sequence: Sequence) -> Draw:
-    """How the next token of `sequence` is drawn."""
+def draw_of(sequence: Sequence, num_drafted: int = 0) -> Draw:
+    """How the next token of `sequence` is drawn, after so many of its draft."""
     params = sequence.request.sampling
-    seen = sequence.tokens(0, sequence.num_tokens) if params.repetition_penalty != 1 else ()
-    return Draw(params, sequence.request.seed, len(sequence.token_ids), seen)
+    drafted = sequence.draft[:num_drafted]
+    seen = (*sequence.tokens(0, sequence.num_tokens), *drafted) if params.repetition_penalty != 1 else ()
+    return Draw(
+        params, sequence.request.seed, len(sequence.token_ids) + num_drafted, seen, sequence.choices(num_drafted),
+        is_first=sequence.num_new == 0,
+    )  # fmt: skip
+
+
+def draw_all(
+    sequences: Items[Sequence], sources: Items[int], sample: Callable[[list[int], list[Draw]], list[Step]]
+) -> list[tuple[Sequence, Step]]:
+    """A token of each sequence; of one with a draft, also those that follow while they are the draft's.
+
+    Args:
+        sources: where the logits of each sequence's next token are; those of a draft follow.
+        sample: draws from the logits at the places it is given.
+    """
+    drawn: list[tuple[Sequence, Step]] = []
+    under_way = [(sequence, source, 0) for sequence, source in zip(sequences, sources, strict=True)]
+    while under_way:
+        draws = [draw_of(sequence, number) for sequence, _, number in under_way]
+        steps = sample([source + number for _, source, number in under_way], draws)
+        following = []
+        for (sequence, source, number), step in zip(under_way, steps, strict=True):
+            drawn.append((sequence, step))
+            if number < len(sequence.draft) and step.token_id == sequence.draft[number]:
+                following.append((sequence, source, number + 1))
+        under_way = following
+    return drawn

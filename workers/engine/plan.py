@@ -50,6 +50,7 @@ class Slot:
     index: int
     tokens: list[int] = field(default_factory=list)  # computed, from position 0 on
     logits_at: int = 0  # tokens after which logits are kept; 0 is nowhere
+    num_logits: int = 0  # how many, the last of them there
     readers: list[Row] = field(default_factory=list)
     writers: list[Prompt] = field(default_factory=list)
     used_at: int = 0
@@ -67,7 +68,10 @@ class Slot:
 
 @dataclass(eq=False, slots=True)
 class Prompt:
-    """A prompt that waits or is being computed, and the sequences that it is for."""
+    """A prompt that waits or is being computed, and the sequences that it is for.
+
+    Its last tokens may be a draft of what the sequences say first: their logits are wanted, and those before them.
+    """
 
     tokens: tuple[int, ...]
     members: list[Sequence]
@@ -77,13 +81,20 @@ class Prompt:
     slot: Slot | None = None  # None while it waits
     num_computed: int = 0
     num_cached: int = 0
+    num_drafted: int = 0
+
+    @property
+    def first_wanted(self) -> int:
+        """The first position whose logits somebody draws from."""
+        return len(self.tokens) - 1 - self.num_drafted
 
 
 @dataclass(eq=False, slots=True)
 class Row:
     """A sequence that runs: its first `start` tokens are in a slot, the others in a tail.
 
-    The newest token is in neither: it is what the next step computes.
+    The newest token is in neither: it is what the next step computes. Until then `start` may count tokens of a draft
+    that were not drawn.
     """
 
     sequence: Sequence

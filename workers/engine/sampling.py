@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from workers.engine.sequence import SamplingParams, Step, TopLogprobs
+from workers.engine.tokens import Choices
 
 # Rows that need no more candidates than this are drawn together. Fixed: were it the batch's largest
 # top_k, equal logits could be ordered differently in different company.
@@ -33,6 +34,8 @@ class Draw:
     seed: int
     position: int  # 0 for the first generated token
     seen: Sequence[int] = ()  # prompt and text; read only where repetitions are penalised
+    choices: Choices | None = None  # None: any token
+    is_first: bool = False  # nothing new has been said yet
 
 
 def uniform(seed: int, position: int) -> float:
@@ -59,7 +62,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Step]:
         draws: one for each row.
     """
     log_totals = torch.logsumexp(logits, -1)
-    shaped = _penalise(logits, draws)
+    shaped = _restrict(_penalise(logits, draws), draws)
     token_ids = _draw(shaped, draws)
     rows = torch.arange(len(draws), device=logits.device)
     chosen = logits[rows, token_ids] - log_totals
@@ -108,6 +111,30 @@ def _penalise(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     return shaped
 
 
+def _restrict(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Logits with those of tokens that a draw cannot choose at minus infinity; `logits` itself where all can."""
+    if all(draw.choices is None for draw in draws):
+        return logits
+    shaped = torch.full_like(logits, float("-inf"))
+    for row, source, draw in zip(shaped, logits, draws, strict=True):
+        if draw.choices is None:
+            row.copy_(source)
+            continue
+        likeliest = int(source.argmax())
+        ids = torch.tensor(draw.choices.allowed, device=logits.device)
+        if likeliest in draw.choices.if_likeliest:
+            ids = torch.cat([ids, ids.new_tensor([likeliest])])
+        row[ids] = source[ids]
+        if rank(draw) > 0:
+            # The ranks are of ways to go on: there are none yet where the likeliest only says what was typed.
+            best = int(row.argmax())
+            number = min(rank(draw), len(ids) - 1) if best in draw.choices.longer else 0
+            chosen = int(row.topk(number + 1).indices[number])
+            row.fill_(float("-inf"))
+            row[chosen] = 0.0
+    return shaped
+
+
 def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Token ids [rows]."""
     alone = [row for row, draw in enumerate(draws) if num_needed(draw) > NUM_CANDIDATES]
@@ -131,7 +158,7 @@ def num_needed(draw: Draw) -> float:
 
 def rank(draw: Draw) -> int:
     """Which of the likeliest tokens a greedy draw takes."""
-    is_ranked = draw.params.temperature == 0 and draw.position == 0
+    is_ranked = draw.params.temperature == 0 and draw.is_first
     return draw.params.first_rank if is_ranked else 0
 
 
@@ -165,7 +192,7 @@ def _draw_alone(logits: Tensor, draw: Draw) -> Tensor:
 
 def _pick_rank(values: Tensor, ids: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Greedy: the first id of the likeliest (argmax's), or the one of the rank asked for."""
-    ranks = torch.tensor([rank(draw) for draw in draws], device=ids.device)[:, None]
+    ranks = torch.tensor([rank(draw) if draw.choices is None else 0 for draw in draws], device=ids.device)[:, None]
     ranked = ids.gather(1, ranks)[:, 0]
     return torch.where(ranks[:, 0] == 0, first_of_equals(values, ids), ranked)
 

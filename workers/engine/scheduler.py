@@ -81,14 +81,16 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Takes a sequence in, beside those with the same prompt."""
         request = sequence.request
+        tokens, num_drafted = sequence.prompt + sequence.draft, len(sequence.draft)
         if not request.echo_logprobs:
             for prompt in (*self._computing, *self._waiting):
-                if prompt.tokens == sequence.prompt and not prompt.is_echoed:
+                if (prompt.tokens, prompt.num_drafted, prompt.is_echoed) == (tokens, num_drafted, False):
                     prompt.members.append(sequence)
                     return
         self._waiting.append(
             Prompt(
-                tokens=sequence.prompt,
+                tokens=tokens,
+                num_drafted=num_drafted,
                 members=[sequence],
                 group_size=request.group[1] if request.group else 1,
                 waits_until=sequence.submitted_at + MAX_SIBLING_WAIT_S,
@@ -127,7 +129,7 @@ class Scheduler:
             for member in prompt.members:
                 member.start(now, prompt.num_cached)
         for row in ready:
-            row.sequence.start(now, row.start)
+            row.sequence.start(now, len(row.sequence.prompt))
         return plan
 
     def complete(self, plan: Plan) -> None:
@@ -139,16 +141,19 @@ class Scheduler:
             prompt.num_computed = chunk.stop
             slot.tokens[chunk.start : chunk.stop] = prompt.tokens[chunk.start : chunk.stop]
             if chunk.is_last:
-                slot.logits_at = chunk.stop
+                slot.logits_at, slot.num_logits = chunk.stop, 1 + prompt.num_drafted
                 slot.writers.remove(prompt)
                 self._computing.remove(prompt)
                 for member in prompt.members:
-                    self._run(member, slot)
+                    self._run(member, slot, prompt)
 
     def _rows_to_step(self, copies: list[Copy]) -> list[Row]:
         rows = [row for row in self._rows if row.sequence.token_ids]
         copies += self._tails.close_gaps()
-        self._tails.take([row for row in rows if row.tail < 0])
+        new = [row for row in rows if row.tail < 0]
+        for row in new:
+            row.start = row.sequence.num_tokens - 1  # all but the newest are in the slot, drafted ones among them
+        self._tails.take(new)
         rows = [row for row in rows if row.tail_length < TAIL_TOKENS or self._settle(row, copies)]
         return sorted(rows, key=lambda row: row.tail)
 
@@ -158,13 +163,15 @@ class Scheduler:
         for prompt in self._computing:
             assert prompt.slot is not None
             stop = min(len(prompt.tokens), prompt.num_computed + left)
+            if prompt.first_wanted < stop < len(prompt.tokens):  # a draft is computed in one piece
+                stop = prompt.first_wanted
             if stop > prompt.num_computed:
                 chunks.append(Chunk(prompt, prompt.slot, prompt.num_computed, stop))
                 left -= stop - prompt.num_computed
         return chunks
 
-    def _run(self, sequence: Sequence, slot: Slot) -> Row:
-        row = Row(sequence, slot, len(sequence.prompt))
+    def _run(self, sequence: Sequence, slot: Slot, prompt: Prompt) -> Row:
+        row = Row(sequence, slot, len(prompt.tokens))
         slot.readers.append(row)
         self._rows.append(row)
         return row
@@ -180,14 +187,14 @@ class Scheduler:
         self._num_started += 1
         slot.used_at = self._num_started
         self._waiting.remove(prompt)
-        if is_whole and slot.logits_at == len(tokens):
-            return [self._run(member, slot) for member in prompt.members]
+        if is_whole and slot.logits_at == len(tokens) and slot.num_logits > prompt.num_drafted:
+            return [self._run(member, slot, prompt) for member in prompt.members]
         self._computing.append(prompt)
         slot.writers.append(prompt)
         prompt.slot = slot
         # Without its logits the last token is computed again; that stores what is there already.
         remembered = len(tokens) if is_whole else len(slot.tokens)
-        prompt.num_cached = prompt.num_computed = min(remembered, len(tokens) - 1)
+        prompt.num_cached = prompt.num_computed = min(remembered, prompt.first_wanted)
         return []
 
     def _find(self, tokens: tuple[int, ...]) -> _Found:

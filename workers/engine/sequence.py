@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from workers.engine.tokens import StopMatcher
+from workers.engine.tokens import Choices, StopMatcher, Tokenizer
 
 
 class EngineError(Exception):
@@ -40,17 +40,23 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     single_line: bool = False
-    first_rank: int = 0  # greedy only: the first token is the one of this rank
+    first_rank: int = 0  # greedy only: the first token that says something new is the one of this rank
     top_logprobs: int = 0  # likeliest tokens to report with each step
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to generate. `prompt_ids` may be empty: it then starts from `<|endoftext|>`."""
+    """One sequence to generate. `prompt_ids` may be empty: it then starts from `<|endoftext|>`.
+
+    What it generates begins with `typed`; tokens that say nothing but that are not counted as new. `draft_ids` say
+    `typed` as a tokenizer would: they are computed with the prompt, and as far as they are drawn they cost no step.
+    """
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     seed: int
+    typed: bytes = b""
+    draft_ids: tuple[int, ...] = ()
     deadline: float | None = None  # time.monotonic() seconds
     group: tuple[str, int] | None = None  # (id, size) of the siblings with the same prompt
     stream: bool = False  # steps are wanted one by one
@@ -75,7 +81,8 @@ class Finished:
     """The end of a sequence: everything generated, why it ended, and where the time went.
 
     `token_ids` are all that the steps had, `<|endoftext|>` and the tokens of a stop string
-    included; the first `num_kept` of them carry the text that remains, and are the ones to score.
+    included; the first `num_kept` of them carry the text that remains, but for the first `num_typed`,
+    which say nothing that was not typed already: those between are the ones to score.
     """
 
     token_ids: tuple[int, ...]
@@ -90,6 +97,8 @@ class Finished:
     prompt_tops: tuple[TopLogprobs, ...] = ()  # the first is empty
     error: str | None = None
     num_kept: int = 0
+    num_typed: int = 0
+    first_token_at: float | None = None  # time.monotonic() seconds
 
 
 class Generation:
@@ -149,13 +158,15 @@ class Sequence:
         "_matcher",
         "_num_bytes",
         "_num_free_bytes",
-        "_token_bytes",
+        "_tokenizer",
+        "_typed",
         "cached_tokens",
         "finish_reason",
         "first_token_at",
         "generation",
         "logprobs",
         "num_kept",
+        "num_typed",
         "prompt",
         "prompt_logprobs",
         "prompt_tops",
@@ -172,12 +183,12 @@ class Sequence:
         generation: Generation,
         *,
         start_id: int,
-        token_bytes: Callable[[int], bytes] | None,
+        tokenizer: Tokenizer | None,
     ) -> None:
         """
         Args:
             start_id: what an empty prompt starts from.
-            token_bytes: a token's bytes; needed only where the request has stop strings.
+            tokenizer: needed only where the request has stop strings, or text that was typed already.
         """
         self.request = request
         self.generation = generation
@@ -189,18 +200,39 @@ class Sequence:
         self.prompt_logprobs: list[float | None] = [None] * request.echo_logprobs
         self.prompt_tops: list[TopLogprobs] = [()] * request.echo_logprobs
         self.num_kept = 0
+        self.num_typed = 0
         self.cached_tokens = 0
         self.finish_reason: str | None = None
         self.submitted_at = time.monotonic()
         self.scheduled_at: float | None = None
         self.first_token_at: float | None = None
         sampling = request.sampling
-        self._token_bytes = token_bytes
+        self._tokenizer = tokenizer
+        self._typed = request.typed  # what is still to be said of it
         self._matcher = None
         self._num_bytes: list[int] = []  # of each token, where stop strings are watched for
         self._num_free_bytes = 0
         if sampling.stop or sampling.single_line:
             self._matcher = StopMatcher(sampling.stop, single_line=sampling.single_line)
+
+    @property
+    def num_new(self) -> int:
+        """Tokens that say something new."""
+        return len(self.token_ids) - self.num_typed
+
+    @property
+    def draft(self) -> tuple[int, ...]:
+        """The tokens that are computed with the prompt, while none is drawn."""
+        return () if self.token_ids else self.request.draft_ids
+
+    def choices(self, num_drafted: int = 0) -> Choices | None:
+        """Which tokens can come next, after so many of the draft, or None where any can."""
+        if not self._typed:
+            return None
+        assert self._tokenizer is not None
+        said = b"".join(map(self._tokenizer.token_bytes, self.draft[:num_drafted]))
+        left = self._typed[len(said) :]
+        return self._tokenizer.choices(left) if left else None
 
     @property
     def num_tokens(self) -> int:
@@ -230,12 +262,13 @@ class Sequence:
         if self.request.sampling.top_logprobs:
             self.tops.append(step.top)
         self.num_kept = len(self.token_ids)
+        num_typed_bytes = self._take_typed(step.token_id) if self._typed else 0
         if step.token_id == eos_id:
             self.num_kept -= 1
             self.finish_reason = "eos"
-        elif self._matcher is not None and self._stops_at(step.token_id):
+        elif self._matcher is not None and self._stops_at(step.token_id, num_typed_bytes):
             self.finish_reason = "stop"
-        elif len(self.token_ids) >= self.request.sampling.max_new_tokens:
+        elif self.num_new >= self.request.sampling.max_new_tokens:
             self.finish_reason = "length"
 
     def add_prompt_logprobs(self, items: Iterable[tuple[float, TopLogprobs]]) -> None:
@@ -269,21 +302,36 @@ class Sequence:
             prompt_tops=tuple(self.prompt_tops),
             error=error,
             num_kept=self.num_kept,
+            num_typed=self.num_typed,
+            first_token_at=self.first_token_at,
         )
 
-    def _stops_at(self, token_id: int) -> bool:
-        """Whether a stop string is complete now; sets `num_kept` to the tokens before it."""
+    def _take_typed(self, token_id: int) -> int:
+        """Takes off `_typed` what the token says of it; how many bytes."""
+        assert self._tokenizer is not None
+        data = self._tokenizer.token_bytes(token_id)
+        number = min(len(data), len(self._typed))
+        self._typed = self._typed[number:]
+        self.num_typed += number == len(data)
+        return number
+
+    def _stops_at(self, token_id: int, num_typed_bytes: int) -> bool:
+        """Whether a stop string is complete now; sets `num_kept` to the tokens before it.
+
+        Args:
+            num_typed_bytes: of the token's, those that are not new.
+        """
         assert self._matcher is not None
-        assert self._token_bytes is not None
-        data = self._token_bytes(token_id)
+        assert self._tokenizer is not None
+        data = self._tokenizer.token_bytes(token_id)[num_typed_bytes:]
         self._num_bytes.append(len(data))
         self._num_free_bytes += len(self._matcher.feed(data))
         if not self._matcher.has_stopped:
             return False
         # A token is kept if it begins before the stop string does.
         begin = 0
-        self.num_kept = 0
-        for num_bytes in self._num_bytes:
+        self.num_kept = self.num_typed
+        for num_bytes in self._num_bytes[self.num_typed :]:
             if begin >= self._num_free_bytes:
                 break
             begin += num_bytes

@@ -6,13 +6,30 @@ Knows byte-level BPE as GPT-2 has it. Refuses to know models, sampling and the w
 from __future__ import annotations
 
 import codecs
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as BpeTokenizer
 
 END_OF_TEXT = "<|endoftext|>"
+# A word longer than this (a text without spaces) is taken up again at its last tokens.
+MAX_TYPED_BYTES = 32
+# How far back the beginning of the last word is looked for.
+_LAST_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The tokens that can come next where the text must begin with certain bytes."""
+
+    allowed: tuple[int, ...]
+    if_likeliest: tuple[int, ...]  # allowed as well where the whole vocabulary has none likelier
+    longer: frozenset[int]  # of both, those that say more than the bytes
 
 
 class Tokenizer:
@@ -34,6 +51,12 @@ class Tokenizer:
         self.vocab_size = vocab_size
         self.eos_id: int | None = bpe.token_to_id(END_OF_TEXT)
         self._bytes = _byte_table(bpe, vocab_size)
+        by_bytes = sorted((data, id_) for id_, data in enumerate(self._bytes) if data)
+        self._sorted_bytes = [data for data, _ in by_bytes]
+        self._sorted_ids = [id_ for _, id_ in by_bytes]
+        self._id_of = dict(reversed(by_bytes))  # of equal ones, the smallest id
+        self._has_all_bytes = all(bytes([byte]) in self._id_of for byte in range(256))
+        self.choices = lru_cache(maxsize=1024)(self._choices)
 
     @classmethod
     def from_directory(cls, path: Path, vocab_size: int) -> Tokenizer:
@@ -71,6 +94,65 @@ class Tokenizer:
             IndexError: if the id is not in the model's vocabulary.
         """
         return self._bytes[token_id]
+
+    def text_of(self, token_id: int) -> str:
+        """What a token says by itself; bytes that are no UTF-8 become U+FFFD."""
+        return self._bytes[token_id].decode("utf-8", "replace")
+
+    def split_typed(self, text: str) -> tuple[str, bytes]:
+        """`text` before its last word, and the bytes of that word, the space before it included.
+
+        A context that ends inside a word, or in a space, ends in tokens that the text it was trained on would not
+        have there: the model goes on badly. So it is asked to go on from before the last word (what the tokenizer
+        never joins with anything before it: letters, digits, marks or white space), and held to what was typed of it
+        (`choices`); "token healing". Of a text that is one word, only what follows its first token is taken up
+        again, of a very long word only the last tokens, and with a vocabulary that cannot say any text, nothing.
+        """
+        if not text or not self._has_all_bytes:
+            return text, b""
+        last = text[-_LAST_CHARS:].encode("utf-8", "replace").decode()
+        start = self._last_word(last)
+        typed = last[start:]
+        if start == 0 or len(typed.encode()) > MAX_TYPED_BYTES:
+            typed = self._last_tokens(typed)
+        return text[: len(text) - len(typed)], typed.encode()
+
+    def _last_word(self, text: str) -> int:
+        """Where the last word of `text` starts, in characters."""
+        pre_tokenizer = self._bpe.pre_tokenizer
+        words = pre_tokenizer.pre_tokenize_str(text) if pre_tokenizer is not None else []
+        return int(words[-1][1][0]) if words else 0
+
+    def _last_tokens(self, word: str) -> str:
+        """The longest end of `word` that is whole tokens and whole characters, not too long, and not all of it."""
+        encoding = self._bpe.encode(word, add_special_tokens=False)
+        starts = [start for start, _ in encoding.offsets if start > 0]
+        few = [start for start in starts if len(word[start:].encode()) <= MAX_TYPED_BYTES]
+        return word[min(few, default=len(word)) :]
+
+    def _choices(self, typed: bytes) -> Choices:
+        """The next tokens of a text that must begin with `typed` (not empty).
+
+        All tokens that begin with all of it; of those that are a part of it, the ones that a tokenizer could take:
+        the first of `typed` as it stands, and as it would be in front of a letter. Others would lead to a text in
+        pieces that the model has never seen, however likely they are for another word (" f" of " fishwife"); unless
+        the model prefers one to everything else.
+        """
+        first = bisect_left(self._sorted_bytes, typed)
+        from_here = range(first, len(self._sorted_bytes))
+        beginning = takewhile(lambda at: self._sorted_bytes[at].startswith(typed), from_here)
+        whole = {self._sorted_ids[at] for at in beginning}
+        parts = {self._id_of[typed[:n]] for n in range(1, len(typed)) if typed[:n] in self._id_of}
+        firsts = (self._first_token(typed), self._first_token(typed + b"a"))
+        usual = {id_ for id_ in firsts if id_ in parts or id_ in whole}
+        allowed = whole | (usual or parts)
+        longer = frozenset(id_ for id_ in whole if len(self._bytes[id_]) > len(typed))
+        return Choices(tuple(sorted(allowed)), tuple(sorted(parts - allowed)), longer)
+
+    def _first_token(self, data: bytes) -> int:
+        """-1 where the bytes are no text."""
+        ids = self.encode(data.decode("utf-8", "ignore"))
+        return ids[0] if ids else -1
 
 
 class StopMatcher:
@@ -131,16 +213,26 @@ class Detokenizer:
     however the ids are spread over calls.
     """
 
-    __slots__ = ("_decoder", "_matcher", "_tokenizer")
+    __slots__ = ("_decoder", "_matcher", "_num_typed_bytes", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, single_line: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, single_line: bool = False, num_typed_bytes: int = 0
+    ) -> None:
+        """
+        Args:
+            num_typed_bytes: how many bytes at the beginning are not new, and left out.
+        """
         self._tokenizer = tokenizer
         self._matcher = StopMatcher(stop, single_line=single_line)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_typed_bytes = num_typed_bytes
 
     def feed(self, token_id: int) -> str:
         """The text that is certain now that `token_id` has come; it may be empty."""
-        return self._decoder.decode(self._matcher.feed(self._tokenizer.token_bytes(token_id)))
+        data = self._tokenizer.token_bytes(token_id)
+        new = data[self._num_typed_bytes :]
+        self._num_typed_bytes = max(0, self._num_typed_bytes - len(data))
+        return self._decoder.decode(self._matcher.feed(new))
 
     def finish(self) -> str:
         """The rest, at the end; an unfinished last character is dropped."""

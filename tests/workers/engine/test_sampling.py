@@ -21,6 +21,7 @@ from workers.engine.cpu_kernels import Kernels
 from workers.engine.cpu_sampler import CpuSampler
 from workers.engine.sampling import Draw, uniform
 from workers.engine.sequence import SamplingParams, Step
+from workers.engine.tokens import Choices
 
 VOCAB = 1000
 NUM_DRAWS = 20_000
@@ -119,11 +120,19 @@ params_strategy = st.builds(
 )
 
 
+CHOICES = Choices(allowed=(3, 5, 70, 200, 201), if_likeliest=(9,), longer=frozenset({70, 200, 201}))
+
+
+def some_draw(params: SamplingParams, seed: int) -> Draw:
+    choices = CHOICES if seed % 3 == 0 else None
+    return Draw(params, seed, seed % 2, [1, 2, 3], choices, is_first=seed % 2 == 0)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(params_strategy, st.integers(0, 99)), min_size=2, max_size=9))
 def test_company_changes_no_draw(sample: SampleFn, rows: list[tuple[SamplingParams, int]]) -> None:
     logits = torch.stack([logits_for(seed) for _, seed in rows])
-    draws = [Draw(params, seed, seed % 2, [1, 2, 3]) for params, seed in rows]
+    draws = [some_draw(params, seed) for params, seed in rows]
     together = sample(logits, draws)
     alone = [sample(row[None], [draw])[0] for row, draw in zip(logits, draws, strict=True)]
     assert together == alone
@@ -148,11 +157,49 @@ def test_greedy_takes_the_first_of_equals(sample: SampleFn) -> None:
     assert [step.token_id for step in steps] == [17, 17]
 
 
+def test_a_draw_keeps_to_its_choices(sample: SampleFn) -> None:
+    logits = logits_for(11)
+    logits[[5, 70]] = logits.max() + torch.tensor([2.0, 1.0])
+    params = SamplingParams(temperature=1, top_k=0, top_p=1)
+    draws = [Draw(params, seed, 1, choices=CHOICES) for seed in range(3000)]
+    counts = torch.tensor([step.token_id for step in sample(logits.expand(len(draws), -1), draws)]).bincount()
+    allowed = list(CHOICES.allowed)
+    assert counts[allowed].sum() == len(draws)
+    expected = logits[allowed].double().softmax(-1) * len(draws)
+    kept = expected > 5
+    assert kept.sum() >= 2
+    rest = float(counts[allowed][~kept].sum()), float(expected[~kept].sum())
+    observed = [*counts[allowed][kept].tolist(), *([rest[0]] if rest[1] else [])]
+    assert chisquare(observed, [*expected[kept].tolist(), *([rest[1]] if rest[1] else [])]).pvalue > 1e-3
+
+
+def test_a_usual_part_is_a_choice_only_where_nothing_is_likelier(sample: SampleFn) -> None:
+    greedy = SamplingParams(temperature=0)
+    logits = logits_for(12)
+    logits[9] = logits.max() + 1
+    assert sample(logits[None], [Draw(greedy, 0, 0, choices=CHOICES)])[0].token_id == 9
+    logits[100] = logits.max() + 1
+    allowed = list(CHOICES.allowed)
+    best = allowed[int(logits[allowed].argmax())]
+    assert sample(logits[None], [Draw(greedy, 0, 0, choices=CHOICES)])[0].token_id == best
+
+
+def test_a_rank_is_one_of_ways_to_go_on(sample: SampleFn) -> None:
+    logits = torch.zeros(VOCAB)
+    logits[[5, 70, 200]] = torch.tensor([3.0, 2.0, 1.0])
+    params = [SamplingParams(temperature=0, first_rank=rank) for rank in range(3)]
+    # The likeliest says nothing new: all begin with it, and their ways part after it.
+    draws = [Draw(one, 0, 0, choices=CHOICES, is_first=True) for one in params]
+    assert [step.token_id for step in sample(logits.expand(3, -1), draws)] == [5, 5, 5]
+    logits[5] = 0.5
+    assert [step.token_id for step in sample(logits.expand(3, -1), draws)] == [70, 200, 5]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(params_strategy, st.integers(0, 10**6)), min_size=1, max_size=9))
 def test_both_ways_draw_the_same(rows: list[tuple[SamplingParams, int]]) -> None:
     logits = torch.stack([logits_for(seed) for _, seed in rows])
-    draws = [Draw(params, seed, seed % 2, [1, 2, 3]) for params, seed in rows]
+    draws = [some_draw(params, seed) for params, seed in rows]
     ours, theirs = by_kernel(logits, draws), sampling.sample(logits, draws)
     assert [step.token_id for step in ours] == [step.token_id for step in theirs]
     assert [step.logprob for step in ours] == pytest.approx([step.logprob for step in theirs], abs=1e-5)

@@ -14,7 +14,7 @@ from workers.engine.sequence import Generation, GenerationRequest, SamplingParam
 
 def sequence(prompt: tuple[int, ...], number: int = 4, group: tuple[str, int] | None = None) -> Sequence:
     request = GenerationRequest(prompt, SamplingParams(number), 0, group=group)
-    return Sequence(request, Generation(), start_id=0, token_bytes=None)
+    return Sequence(request, Generation(), start_id=0, tokenizer=None)
 
 
 def step(planner: Scheduler, now: float = float("inf"), token: int = 7) -> Plan:

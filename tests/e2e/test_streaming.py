@@ -1,0 +1,178 @@
+"""An answer while it is being made, read by real clients, also through nginx."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import httpx_sse
+import pytest
+
+from tests.e2e.harness import ROOT, Tercet, free_port, running, until
+from tests.e2e.test_cancelling import in_flight
+
+OPENING = "The old man looked at the sea and"
+Event = tuple[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
+    """Each step takes 20 ms and more, so that what comes at once can be told from what comes late."""
+    with running(tmp_path_factory.mktemp("t"), test_step_delay_ms="0=20") as tercet:
+        yield tercet
+
+
+def stream(client: httpx.Client, context: str = OPENING, **fields: Any) -> list[Event]:
+    with httpx_sse.connect_sse(
+        client, "POST", "/autocomplete", json={"context": context, "stream": True, **fields}
+    ) as source:
+        return [(event.event, event.json()) for event in source.iter_sse()]
+
+
+def texts(events: list[Event]) -> dict[int, str]:
+    """What was sent of each branch."""
+    found: dict[int, str] = {}
+    for name, data in events:
+        if name == "token":
+            found[data["branch"]] = found.get(data["branch"], "") + data["text"]
+    return found
+
+
+def test_a_stream_is_the_answer_in_pieces(tercet: Tercet) -> None:
+    for seed in range(10):
+        events = stream(tercet.client, seed=seed)
+        name, done = events[-1]
+        assert name == "done"
+        assert done["sentences"] == without_times(tercet.ask(seed=seed)["sentences"], done["sentences"])
+        sentences = {data["branch"]: data["value"] for name, data in events if name == "sentence"}
+        sent = texts(events)
+        assert sorted(sentences.values()) == sorted(sentence["value"] for sentence in done["sentences"])
+        assert all(sent[branch] == value for branch, value in sentences.items())
+
+
+def without_times(sentences: list[dict[str, Any]], like: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`sentences` with the times, slots and cache counts of others."""
+    names = ("time", "slot", "cached_tokens", "queue_ms", "prefill_ms", "decode_ms")
+    return [{**one, **{name: other[name] for name in names}} for one, other in zip(sentences, like, strict=True)]
+
+
+def test_branches_come_interleaved_and_long_before_the_end(slow: Tercet) -> None:
+    with httpx_sse.connect_sse(
+        slow.client, "POST", "/autocomplete", json={"context": OPENING, "stream": True, "length": 40}
+    ) as source:
+        assert source.response.headers["content-type"] == "text/event-stream"
+        times = [(time.monotonic(), event.json()["branch"]) for event in source.iter_sse() if event.event == "token"]
+        end = time.monotonic()
+    assert {branch for _, branch in times[:6]} == {0, 1, 2}
+    assert end - times[0][0] > 0.5 * 40 * 0.02
+
+
+def test_the_format_is_that_of_the_standard(tercet: Tercet) -> None:
+    """Nothing but event and data lines, each event ended by an empty line; JSON on one line."""
+    body = tercet.client.post("/autocomplete", json={"context": OPENING, "stream": True}).text
+    assert body.endswith("\n\n")
+    for block in body[:-2].split("\n\n"):
+        event, data = block.split("\n")
+        assert event.startswith("event: ")
+        assert data.startswith("data: ")
+        json.loads(data.removeprefix("data: "))
+
+
+def test_refusals_come_before_the_stream(tercet: Tercet) -> None:
+    response = tercet.client.post("/autocomplete", json={"context": "a", "stream": True, "model_size": "xl"})
+    assert (response.status_code, response.json()["code"]) == (422, "unknown_model")
+
+
+def test_a_newer_request_of_a_session_ends_the_stream(slow: Tercet) -> None:
+    with ThreadPoolExecutor() as pool, httpx.Client(base_url=slow.url, trust_env=False, timeout=60) as client:
+        older = pool.submit(stream, client, session="s", length=256)
+        until(lambda: in_flight(slow) == 3, 5, "the older request in the engine")
+        newer = slow.ask(session="s", length=5)
+        name, problem = older.result(timeout=2)[-1]
+    assert (name, problem["code"]) == ("error", "superseded")
+    assert newer["sentences"]
+    assert in_flight(slow) == 0
+
+
+def test_a_reader_that_hangs_up_frees_its_sequences(slow: Tercet) -> None:
+    with httpx_sse.connect_sse(
+        slow.client, "POST", "/autocomplete", json={"context": OPENING, "stream": True, "length": 256}
+    ) as source:
+        events = source.iter_sse()
+        next(events)
+        assert in_flight(slow) == 3
+    gone = time.monotonic()
+    until(lambda: in_flight(slow) == 0, 5, "its sequences gone")
+    print(f"freed after {1e3 * (time.monotonic() - gone):.0f} ms")
+    lines = until(lambda: [line for line in slow.events("request") if line["route"] == "/autocomplete"], 5, "its line")
+    assert lines
+
+
+def test_the_time_limit_ends_the_stream_with_what_is_ready(slow: Tercet) -> None:
+    slow.ask()
+    start = time.monotonic()
+    events = stream(slow.client, length=256, max_time=0.4)
+    assert time.monotonic() - start < 1
+    name, done = events[-1]
+    assert name == "done"
+    assert done["partial"]
+    sent = texts(events)
+    assert sorted(sent.values()) == sorted(sentence["value"] for sentence in done["sentences"])
+    assert all(re.search(r"\w[^\w\s]*$", sentence["value"]) for sentence in done["sentences"])
+
+
+@contextmanager
+def nginx(base: Path, upstream_port: int) -> Iterator[int]:
+    """The configuration that ships, with other ports; its own port."""
+    port = free_port()
+    text = (ROOT / "deploy" / "nginx.conf").read_text()
+    text = text.replace("127.0.0.1:8000", f"127.0.0.1:{upstream_port}").replace(
+        "listen 8080", f"listen 127.0.0.1:{port}"
+    )
+    config = base / "nginx.conf"
+    config.write_text(text)
+    command = ["nginx", "-c", str(config), "-p", str(base), "-e", str(base / "error.log"), "-g"]
+    options = f"daemon off; pid {base}/nginx.pid;"
+    with subprocess.Popen([*command, options]) as process:
+        try:
+            until(lambda: _answers(port), 10, "nginx")
+            yield port
+        finally:
+            process.terminate()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed (apt-get install nginx-light)")
+def test_a_stream_survives_nginx(slow: Tercet, short_tmp_path: Path) -> None:
+    with (
+        nginx(short_tmp_path, slow.port) as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client,
+    ):
+        start = time.monotonic()
+        with httpx_sse.connect_sse(
+            client, "POST", "/autocomplete", json={"context": OPENING, "stream": True, "length": 40, "seed": 1}
+        ) as source:
+            times, events = [], []
+            for event in source.iter_sse():
+                times.append(time.monotonic() - start)
+                events.append((event.event, event.json()))
+        assert events[-1][0] == "done"
+        assert times[-1] - times[0] > 0.5 * 40 * 0.02  # not all at once, at the end
+        assert [one["value"] for one in events[-1][1]["sentences"]] == [
+            one["value"] for one in slow.ask(length=40, seed=1)["sentences"]
+        ]
+        assert client.get("/health/ready").status_code == 200

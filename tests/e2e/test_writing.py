@@ -1,0 +1,166 @@
+"""What the writer gets: words that are whole, sentences that differ, answers in time, and what became of them."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.cleaning import fault, is_alike
+from tests.e2e.harness import ROOT, Tercet
+
+OPENING = "The old man looked at the sea and"
+PAGE = (ROOT / "workers" / "page.txt").read_text()
+SENTENCES = textwrap.wrap(PAGE, 50)
+
+
+def greedy(tercet: Tercet, context: str, length: int = 10) -> str:
+    value: str = tercet.ask(context, temperature=0, n_samples=1, length=length)["sentences"][0]["value"]
+    return value
+
+
+def test_every_place_in_a_sentence_is_gone_on_from(tercet: Tercet) -> None:
+    """Fifty sentences, half of them the model's own; wherever the text from before a word begins with what was typed
+    of it, the text from inside the word is the rest of that."""
+    own = [sentence[:25].rsplit(" ", 1)[0] for sentence in SENTENCES[:25]]
+    with ThreadPoolExecutor(8) as pool:
+        written = list(pool.map(lambda opening: greedy(tercet, opening, 8), own))
+        sentences = [opening + text for opening, text in zip(own, written, strict=True)] + SENTENCES[25:50]
+        assert len(sentences) == 50
+        heads = {
+            (sentence, start)
+            for sentence in sentences
+            for start in [found.start() for found in re.finditer(r"(?<=\w)(?= \w)", sentence)]
+        }
+        free = dict(zip(heads, pool.map(lambda head: greedy(tercet, head[0][: head[1]]), heads), strict=True))
+        splits = [
+            (sentence, start, split)
+            for sentence, start in heads
+            for split in range(start + 1, start + 1 + len(re.match(r" \w+", sentence[start:])[0]))  # type: ignore[index]
+        ]
+        held = list(pool.map(lambda split: greedy(tercet, split[0][: split[2]]), splits))
+    num_compared = 0
+    for (sentence, start, split), text in zip(splits, held, strict=True):
+        typed, whole = sentence[start:split], free[sentence, start]
+        if whole.startswith(typed):
+            rest = whole[len(typed) :]
+            assert rest.startswith(text) or text.startswith(rest), (sentence[:split], rest, text)
+            num_compared += 1
+    print(f"{len(splits)} places, {num_compared} compared")
+    assert num_compared > 300
+
+
+def contexts(number: int) -> list[str]:
+    """Beginnings that end at a word, spread over the page."""
+    ends = [found.start() for found in re.finditer(r"\s", PAGE)]
+    chosen = [ends[int(at * len(ends) / number)] for at in range(1, number)]
+    return [PAGE[max(0, end - 600) : end] for end in chosen]
+
+
+def test_three_sentences_that_differ_and_end_at_a_word(tercet: Tercet) -> None:
+    """A small share of what `tercet bench writer` measures."""
+    asked = contexts(60)
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda item: tercet.ask(item[1], temperature=0.8, seed=item[0]), enumerate(asked)))
+    num_whole = 0
+    for context, answer in zip(asked, answers, strict=True):
+        values = [sentence["value"] for sentence in answer["sentences"]]
+        num_whole += len(values) == 3
+        for value in values:
+            assert re.search(r"\w[^\w\s]*$", value), value
+            assert fault(value, context) is None
+        assert not any(is_alike(a, b, 80) for a in values for b in values if a is not b)
+    assert num_whole >= len(asked) - 1
+
+
+def test_a_duplicate_is_replaced_and_the_answer_can_be_had_again(tercet: Tercet) -> None:
+    """Four tokens of twenty each: most branches say the same."""
+    fields: dict[str, Any] = {"temperature": 0.4, "length": 4, "n_samples": 8}
+    answers = [tercet.ask(OPENING, seed=seed, **fields) for seed in range(12)]
+    topped = [answer for answer in answers if any(one["seed"] > answer["seed"] + 7 for one in answer["sentences"])]
+    assert topped
+    for answer in topped:
+        again = tercet.ask(OPENING, seed=answer["seed"], **fields)
+        assert [one["value"] for one in again["sentences"]] == [one["value"] for one in answer["sentences"]]
+
+
+def test_an_unseeded_answer_can_be_had_again(tercet: Tercet) -> None:
+    answer = tercet.ask()
+    again = tercet.ask(seed=answer["seed"])
+    assert [one["value"] for one in again["sentences"]] == [one["value"] for one in answer["sentences"]]
+
+
+def test_an_explanation_says_what_was_likely(tercet: Tercet) -> None:
+    answer = tercet.ask("The old man looked at the se", seed=3, explain=4)
+    plain = tercet.ask("The old man looked at the se", seed=3)
+    assert [one["value"] for one in plain["sentences"]] == [one["value"] for one in answer["sentences"]]
+    for sentence in answer["sentences"]:
+        tokens = sentence["explanation"]
+        said = "".join(token["text"] for token in tokens)
+        assert said.removeprefix(" se").startswith(sentence["value"])
+        assert len(tokens) == sentence["tokens"]
+        mean = sum(token["logprob"] for token in tokens) / len(tokens)
+        assert mean == pytest.approx(sentence["score"])
+        for token in tokens:
+            chances = [logprob for _, logprob in token["likeliest"]]
+            assert len(chances) == 4
+            assert chances == sorted(chances, reverse=True)
+            assert token["logprob"] <= chances[0] + 1e-4
+
+
+@pytest.mark.parametrize("max_time_s", [0.05, 0.2])
+def test_a_time_limit_is_kept(tercet: Tercet, max_time_s: float) -> None:
+    """Also where nothing is ready; how well is measured by `tercet bench writer`."""
+    tercet.ask()
+    for _ in range(5):
+        start = time.monotonic()
+        response = tercet.client.post("/autocomplete", json={"context": OPENING, "length": 256, "max_time": max_time_s})
+        assert time.monotonic() - start < max_time_s + 1
+        body = response.json()
+        if response.status_code == 200:
+            assert body["partial"]
+            assert all(re.search(r"\w[^\w\s]*$", one["value"]) for one in body["sentences"])
+        else:
+            assert (response.status_code, body["code"]) == (504, "deadline_exceeded")
+
+
+def feedback(tercet: Tercet, **fields: Any) -> int:
+    return tercet.client.post("/feedback", json=fields).status_code
+
+
+def count(tercet: Tercet, name: str, **labels: str) -> float:
+    wanted = {f'{key}="{value}"' for key, value in labels.items()}
+    lines = [line for line in tercet.client.get("/metrics").text.splitlines() if line.startswith(name)]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in wanted))
+
+
+def test_feedback_is_counted_once_by_rank(tercet: Tercet) -> None:
+    before = count(tercet, "tercet_suggestions_total", action="accepted", rank="1")
+    saved = count(tercet, "tercet_saved_characters_total", rank="1")
+    shown = count(tercet, "tercet_suggestions_total", action="shown")
+    answer = tercet.ask()
+    said = {"id": answer["id"], "index": 1, "action": "accepted", "characters": 17}
+    assert [feedback(tercet, **said), feedback(tercet, **said)] == [204, 204]
+    assert feedback(tercet, id=answer["id"], index=0, action="ignored") == 204
+    assert count(tercet, "tercet_suggestions_total", action="accepted", rank="1") == before + 1
+    assert count(tercet, "tercet_saved_characters_total", rank="1") == saved + 17
+    assert count(tercet, "tercet_suggestions_total", action="shown") == shown + 3
+
+
+def test_feedback_that_makes_no_sense_is_refused(tercet: Tercet) -> None:
+    answer = tercet.ask()
+    assert feedback(tercet, id="unknown", index=0, action="accepted") == 404
+    assert feedback(tercet, id=answer["id"], index=3, action="accepted") == 422
+    assert feedback(tercet, id=answer["id"], index=0, action="liked") == 422
+    assert feedback(tercet, id=answer["id"], index=0, action="accepted", characters=-1) == 422
+
+
+def test_short_lengths_end_at_a_word_too(tercet: Tercet, tmp_path: Path) -> None:
+    for length in (1, 2, 3):
+        for sentence in tercet.ask(OPENING, length=length, seed=5)["sentences"]:
+            assert re.fullmatch(r"\s*\S*\w[^\w\s]*( \S+){0,2}", sentence["value"]), sentence
