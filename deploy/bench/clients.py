@@ -20,6 +20,7 @@ from shared.errors import StartError
 
 LOOPBACK = "127.0.0.1"
 TIMEOUT_S = 120.0
+DEFAULT_LENGTH = 20  # of `POST /autocomplete`
 Body = dict[str, Any]
 
 
@@ -33,18 +34,13 @@ class Reply(msgspec.Struct, frozen=True):
     status: int
     wall_ms: float
     engine_ms: float = 0.0
-    first_ms: float = 0.0  # queue + prefill of the sentence that began first
-    num_tokens: int = 0
+    first_text_ms: float = 0.0  # of a streamed answer
+    num_tokens: int = 0  # computed; what is cut off to end at a word counts as well
     cached_tokens: int = 0  # the least of any sentence
 
     @property
     def overhead_ms(self) -> float:
         return self.wall_ms - self.engine_ms
-
-    @property
-    def first_token_ms(self) -> float:
-        """When a streaming gateway would show the first token at the latest: all of the overhead comes before it."""
-        return self.first_ms + self.overhead_ms
 
 
 class Crowd(msgspec.Struct, frozen=True):
@@ -99,13 +95,14 @@ class Clients:
         """Clients that start together and ask `num_requests` times each."""
         return self._together(num_clients, lambda: (self._new_body() for _ in range(num_requests)))
 
-    def loop(self, num_clients: int, seconds: float) -> Crowd:
+    def loop(self, num_clients: int, seconds: float, is_streamed: bool = False) -> Crowd:
         """Clients that start together and go on asking for so long; what is under way then is waited for."""
+        more = {"stream": True} if is_streamed else {}
 
         def until_time_is_up() -> Iterator[Body]:
             until = time.perf_counter() + seconds
             while time.perf_counter() < until:
-                yield self._new_body()
+                yield self._new_body() | more
 
         return self._together(num_clients, until_time_is_up)
 
@@ -157,15 +154,21 @@ class Connection:
         try:
             self._http.request("POST", "/autocomplete", data, {"Content-Type": "application/json"})
             response = self._http.getresponse()
+            first = response.readline() if body.get("stream") else b""  # the first event's name
+            first_text_ms = 1e3 * (time.perf_counter() - start)
             answer = response.read()
         except (OSError, http.client.HTTPException):
             self._http.close()
             return Reply(0, 1e3 * (time.perf_counter() - start))
-        return read_reply(response.status, 1e3 * (time.perf_counter() - start), answer)
+        wall_ms = 1e3 * (time.perf_counter() - start)
+        if first:  # the last event is the answer
+            answer = answer.rpartition(b"data: ")[2]
+        length = body.get("length", DEFAULT_LENGTH)
+        return read_reply(response.status, wall_ms, answer, length, first_text_ms if first else 0.0)
 
 
-def read_reply(status: int, wall_ms: float, answer: bytes) -> Reply:
-    """The figures in an answer of `POST /autocomplete`."""
+def read_reply(status: int, wall_ms: float, answer: bytes, length: int, first_text_ms: float = 0.0) -> Reply:
+    """The figures in an answer of `POST /autocomplete` to a request for so many tokens."""
     if status != 200:
         return Reply(status, wall_ms)
     sentences = json.loads(answer)["sentences"]
@@ -173,7 +176,7 @@ def read_reply(status: int, wall_ms: float, answer: bytes) -> Reply:
         status=status,
         wall_ms=wall_ms,
         engine_ms=max(one["queue_ms"] + one["prefill_ms"] + one["decode_ms"] for one in sentences),
-        first_ms=min(one["queue_ms"] + one["prefill_ms"] for one in sentences),
-        num_tokens=sum(one["tokens"] for one in sentences),
+        first_text_ms=first_text_ms,
+        num_tokens=sum(length if one["finish_reason"] == "length" else one["tokens"] for one in sentences),
         cached_tokens=min(one["cached_tokens"] for one in sentences),
     )

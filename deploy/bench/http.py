@@ -29,9 +29,10 @@ from workers.checkpoints import resolve
 LEVELS = (1, 2, 3, 4, 8, 16)
 SECONDS = 6.0  # of one level in one round
 QUICK_SECONDS = 0.3
+STREAMED_SHARE = 0.25  # as long again, for the time to the first text
 NOTES = [
     "Closed loop: a client asks again as soon as it is answered; what is under way when a turn ends is waited for.",
-    "* computed, the gateway does not stream yet: queue + prefill of the sentence that began first + all the overhead.",
+    "* of streamed answers, in a turn of their own at each level; the first text is a whole word.",
     "QPS ceiling: if nothing but the linear layers took time (each prompt by itself, all decode steps together).",
     "The seed: one process with three sequential generate calls, fp32; without HTTP, the same at any level.",
     "Clients' cost: their process's share of the cores, which the server could have used.",
@@ -127,11 +128,13 @@ class HttpBench:
 
     def _level(self, child: Child, number: int) -> Contender:
         def measure() -> Mapping[str, Sequence[float]]:
-            crowd: Crowd = child.call("loop", number, QUICK_SECONDS if self._options.is_quick else SECONDS)
+            seconds = QUICK_SECONDS if self._options.is_quick else SECONDS
+            crowd: Crowd = child.call("loop", number, seconds)
             good = [reply for reply in crowd.replies if reply.status == 200]
+            streamed: Crowd = child.call("loop", number, STREAMED_SHARE * seconds, True)
             return {
                 f"{number}.wall": [reply.wall_ms for reply in good],
-                f"{number}.first": [reply.first_token_ms for reply in good],
+                f"{number}.first": [reply.first_text_ms for reply in streamed.replies if reply.status == 200],
                 f"{number}.tokens": [reply.num_tokens for reply in good],
                 f"{number}.errors": [len(crowd.replies) - len(good)],
                 f"{number}.elapsed": [crowd.elapsed_s],

@@ -25,7 +25,7 @@ class Level(msgspec.Struct, kw_only=True):
     p50_ms: float
     p90_ms: float
     p99_ms: float
-    first_token_p50_ms: float  # computed; see `deploy.bench.http.NOTES`
+    first_token_p50_ms: float  # of streamed answers; see `deploy.bench.http.NOTES`
     client_share_of_cores: float
     ceiling_qps: float | None = None
     share_of_ceiling: float | None = None
@@ -51,7 +51,7 @@ def summarise(number: int, samples: Mapping[str, Sequence[float]], num_cores: in
         "p50_ms": percentile(walls, 0.5),
         "p90_ms": percentile(walls, 0.9),
         "p99_ms": percentile(walls, 0.99),
-        "first_token_p50_ms": percentile(samples[f"{number}.first"], 0.5),
+        "first_token_p50_ms": percentile(samples[f"{number}.first"] or walls, 0.5),
         "client_share_of_cores": sum(samples[f"{number}.cpu"]) / elapsed_s / num_cores,
     }
     if ceiling_series(number) in samples:

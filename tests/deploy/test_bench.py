@@ -121,10 +121,10 @@ def test_a_reply_is_read_from_the_gateways_own_answer() -> None:
 
     sentences = [sentence(1.0, 50.0), sentence(2.0, 60.0)]
     answer = AutocompleteResponse(id="1", model="m", seed=1, sentences=sentences, time=0.1, partial=False, errors=[])
-    reply = read_reply(200, 80.0, msgspec.json.encode(answer))
-    assert (reply.engine_ms, reply.overhead_ms, reply.first_token_ms) == (72, 8, 19)
-    assert (reply.num_tokens, reply.cached_tokens) == (40, 5)
-    assert read_reply(503, 3.0, b"busy").num_tokens == 0
+    reply = read_reply(200, 80.0, msgspec.json.encode(answer), 21, 19.0)
+    assert (reply.engine_ms, reply.overhead_ms, reply.first_text_ms) == (72, 8, 19)
+    assert (reply.num_tokens, reply.cached_tokens) == (42, 5)
+    assert read_reply(503, 3.0, b"busy", 20).num_tokens == 0
 
 
 def test_rows_compare_ours_with_what_the_issue_names() -> None:

@@ -9,7 +9,8 @@ tail; a sum over a row's width runs in `LANES` chains that are added up in their
 row is not.
 
 numba compiles these functions with the compiler that it brings along, at their first use on a machine, and keeps the
-result. The two inner products of attention are written as vector instructions, for no compiler finds them by itself.
+result. The inner products of attention and of 8-bit weights are written as vector instructions, for no compiler finds
+them by itself.
 
 A kernel is called with the address of a call: [address of the step's parameters, address of the layer's parameters,
 address of a matrix product, next item, next thread]. Threads take items from it until none is left, so that one
@@ -24,7 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -92,6 +93,22 @@ NORM_BIAS_IN, NORM_WEIGHT, NORM_BIAS, NORM_FIELDS = range(4)
 DRAW_ROW, TEMPERATURE, TOP_K, TOP_P, UNIFORM, RANK, TOKEN, LOGPROB, DRAW_FIELDS = range(9)
 SAMPLE_ROWS, SAMPLE_VOCAB, SAMPLE_TABLE, SAMPLE_SCRATCH, SAMPLE_SCRATCH_STRIDE, SAMPLE_FIELDS = range(6)
 SAMPLE_SCRATCH_FLOATS = 2 * GROUPS + NUM_CANDIDATES
+
+# A matrix product's parameters: numbers, and addresses. Its call has the rows, uint8, for a layer.
+(
+    PRODUCT_ROWS,
+    INPUTS,
+    OUTPUTS,
+    WEIGHTS,  # int8 [blocks, inputs / 4, BLOCK, 4], the blocks one after another but the last, which ends with the last
+    STARTS,  # [outputs] int32, what each sum begins with
+    FACTORS,  # [outputs] float32, what it is multiplied with
+    PRODUCT_FIELDS,
+) = range(7)
+BLOCK = 4 * VECTOR
+MULTIPLY_ROWS = 4  # that meet a block's weights together
+
+# What the kernel of 8-bit products is made of: VNNI on 64 bytes.
+HAS_DOT_PRODUCTS = bool(binding.get_host_cpu_features().get("avx512vnni"))
 
 _STEP, _LAYER, _PRODUCT, _NEXT_ITEM, _NEXT_THREAD, _CALL_FIELDS = range(6)
 
@@ -295,6 +312,55 @@ def _put_half(_context: Any, address: Any, number: Any) -> Any:
 
 def _whole(number: int) -> Any:
     return ir.Constant(ir.IntType(64), number)
+
+
+@intrinsic(prefer_literal=True)
+def _dots(
+    _context: Any, rows: Any, weights: Any, starts: Any, factors: Any, x: Any, inputs: Any, out: Any, outputs: Any
+) -> Any:
+    """out[row, o] = (starts[o] + Σ over i of x[row, i] · weights[o, i]) · factors[o], for a block of outputs.
+
+    `rows` rows of x in uint8, weights in int8, sums in int32, and one rounding of each to float32. Four products are
+    one instruction (`vpdpbusd`); a block's weights are read once for all rows. All else are addresses and numbers.
+    """
+    num_rows, num_vectors = rows.literal_value, BLOCK // VECTOR
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        _, weights, starts, factors, x, inputs, out, outputs = args
+        whole = ir.IntType(32)
+        vector, floats = ir.VectorType(whole, VECTOR), ir.VectorType(ir.FloatType(), VECTOR)
+        kind = ir.FunctionType(vector, [vector] * 3)
+        dot = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpdpbusd.512")
+        nothing = ir.Constant(vector, ir.Undefined)
+
+        def load(address: Any, type_: Any) -> Any:
+            value = builder.load(builder.inttoptr(address, ir.PointerType(type_)), typ=type_)
+            value.align = 4
+            return value
+
+        def body(four: Any, sums: list[Any]) -> list[Any]:
+            base = builder.add(weights, builder.mul(four, _whole(4 * BLOCK)))
+            columns = [load(builder.add(base, _whole(4 * VECTOR * v)), vector) for v in range(num_vectors)]
+            news: list[Any] = []
+            for row in range(num_rows):
+                place = builder.add(x, builder.add(builder.mul(inputs, _whole(row)), builder.mul(four, _whole(4))))
+                one = builder.insert_element(nothing, load(place, whole), ir.Constant(whole, 0))
+                all_alike = builder.shuffle_vector(one, nothing, ir.Constant(vector, [0] * VECTOR))
+                own = sums[row * num_vectors : (row + 1) * num_vectors]
+                news += [builder.call(dot, [sofar, all_alike, c]) for sofar, c in zip(own, columns, strict=True)]
+            return news
+
+        begin = [load(builder.add(starts, _whole(4 * VECTOR * v)), vector) for v in range(num_vectors)]
+        sums = _loop(builder, builder.sdiv(inputs, _whole(4)), begin * num_rows, body)
+        for row in range(num_rows):
+            place = builder.add(out, builder.mul(outputs, _whole(4 * row)))
+            for v in range(num_vectors):
+                factor = load(builder.add(factors, _whole(4 * VECTOR * v)), floats)
+                value = builder.fmul(builder.sitofp(sums[row * num_vectors + v], floats), factor)
+                _store_vector(builder, value, builder.add(place, _whole(4 * VECTOR * v)))
+        return context.get_dummy_value()
+
+    return types.none(rows, *[types.int64] * 7), codegen
 
 
 # An intrinsic has its number of rows and vectors from constants, so each combination is called by itself.
@@ -891,6 +957,43 @@ def _sample(address: int) -> None:
         draw[LOGPROB] = float(logits[int(draw[TOKEN])]) - log_total
 
 
+# The product with 8-bit weights.
+
+
+if HAS_DOT_PRODUCTS:  # a compiler that is asked for instructions that are not there gives up
+
+    @cfunc(_KERNEL, **_FAST)
+    def _multiply(address: int) -> None:
+        """The product [rows, outputs] float32 of rows and weights, both in 8 bits, as `_dots` has it.
+
+        The last block may overlap the one before it: what both write is the same.
+        """
+        call = _call_of(address)
+        step = carray(_pointer(call[_STEP]), (PRODUCT_FIELDS,), _i64)
+        num_rows, inputs, outputs = step[PRODUCT_ROWS], step[INPUTS], step[OUTPUTS]
+        num_blocks, fours = (outputs + BLOCK - 1) // BLOCK, MULTIPLY_ROWS
+        while True:
+            block = _next_item(address)
+            if block >= num_blocks:
+                return
+            first = 4 * min(block * BLOCK, outputs - BLOCK)
+            weights, starts, factors = (
+                step[WEIGHTS] + block * BLOCK * inputs,
+                step[STARTS] + first,
+                step[FACTORS] + first,
+            )
+            x, out, left = call[_LAYER], call[_PRODUCT] + first, num_rows
+            while left >= fours:
+                _dots(4, weights, starts, factors, x, inputs, out, outputs)
+                x, out, left = x + fours * inputs, out + 4 * fours * outputs, left - fours
+            if left == 3:
+                _dots(3, weights, starts, factors, x, inputs, out, outputs)
+            elif left == 2:
+                _dots(2, weights, starts, factors, x, inputs, out, outputs)
+            elif left == 1:
+                _dots(1, weights, starts, factors, x, inputs, out, outputs)
+
+
 # Calling them.
 
 
@@ -907,7 +1010,7 @@ class Kernels:
         if self._parallel is None:
             self.num_threads = 1
         # Making these takes longer than some kernels run.
-        kernels = (add_and_norm, store, attend, act, sample)
+        kernels = (add_and_norm, store, attend, act, sample, *((multiply,) if HAS_DOT_PRODUCTS else ()))
         self._functions = {kernel: (kernel.address, kernel.ctypes) for kernel in kernels}
         self._call = np.zeros(_CALL_FIELDS, np.int64)
         self._address = self._call.ctypes.data
@@ -943,3 +1046,4 @@ def _gomp_parallel() -> Any:
 
 
 add_and_norm, store, attend, act, sample = _add_and_norm, _store, _attend, _act, _sample
+multiply = _multiply if HAS_DOT_PRODUCTS else None

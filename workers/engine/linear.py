@@ -10,12 +10,14 @@ this shape of layer, to agree with each other.
 
 from __future__ import annotations
 
+import mmap
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,8 +29,11 @@ ROW_COUNTS = (
     *(80, 96, 112, 128, 160, 192, 224, 256),
 )
 PROBE_ROWS = 16
-# Rows up to which fbgemm's int8 kernel is the faster one where the CPU has AMX.
-FBGEMM_ROWS_BESIDE_AMX = 3
+# Rows up to which our int8 kernel is faster than oneDNN's where the CPU has AMX.
+OWN_ROWS_BESIDE_AMX = 4
+# Fewer multiplications than these are not worth waking other threads for.
+LARGE = 1 << 18
+HUGE_PAGE_BYTES = 2 << 20
 
 # How rows are handed to a matrix product: as they are; divided by their largest absolute value; the same in 8 bits,
 # 1/127 each and zero at 128.
@@ -154,8 +159,8 @@ def _agreeing_row_counts(product: Product, in_features: int, counts: Sequence[in
     Random rows show the order of summation: were two orders different, all those sums would
     hardly round alike.
     """
-    if isinstance(product, Int8Product) and not product.has_two:
-        return None  # fbgemm's alone: it sums integers, and has one way to turn a sum into a float
+    if isinstance(product, Int8Product) and product.has_one:
+        return None  # it sums integers, and has one way to turn a sum into a float
 
     def compute(x: Tensor) -> Tensor:
         return product(prepare(x, product.mode(len(x)))[0])
@@ -224,36 +229,94 @@ class HalfProduct:
 class Int8Product:
     """8-bit weights, a scale for each output; 8-bit activations, a scale for each row.
 
-    Few rows go to fbgemm's kernel, which quantizes by itself; more of them to oneDNN's where the CPU has AMX, which is
-    then up to three times as fast. Both sum integers, and what they do in floating point is the same to the bit.
+    Few rows go to our own kernel, which reads the weights as fast as memory gives them; many to oneDNN's where the CPU
+    has AMX, which then multiplies faster. Where it has no instructions for ours, all go to fbgemm's, which quantizes by
+    itself, or to oneDNN's. All sum integers, and what they do in floating point is the same to the bit.
     """
 
     def __init__(self, weight: Tensor) -> None:
         self._scales = (weight.abs().amax(1) / 127).clamp_min(TINY)  # each row's largest value is ±127
         weight8 = (weight / self._scales[:, None]).round().to(torch.int8)
         self._zeros = torch.zeros(len(weight), dtype=torch.long)
-        has_fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
-        self._fbgemm_rows = 0 if not has_fbgemm else FBGEMM_ROWS_BESIDE_AMX if _has_amx() else sys.maxsize
-        self.has_two = self._fbgemm_rows < sys.maxsize
-        if has_fbgemm:
+        self._own = _OwnInt8.of(weight8, self._scales)
+        self._fbgemm = None
+        if self._own is not None:
+            self._few_rows = OWN_ROWS_BESIDE_AMX if _has_amx() else sys.maxsize
+        elif "fbgemm" in torch.backends.quantized.supported_engines and not _has_amx():
+            self._few_rows = sys.maxsize
             self._fbgemm = _pack_for_fbgemm(weight8, self._scales)
-        if self.has_two:
+        else:
+            self._few_rows = 0
+        self.has_one = self._few_rows == sys.maxsize
+        if not self.has_one:
             self._onednn = torch.ops.onednn.qlinear_prepack(weight8, None)
         # Without VNNI pairs of products are summed in 16 bits: half the range keeps them from wrapping.
         self._num_levels = 127 if torch.cpu._is_vnni_supported() else 63
 
     def mode(self, num_rows: int) -> int:
-        return UNIT if num_rows <= self._fbgemm_rows else UINT8
+        return UNIT if self._fbgemm is not None else UINT8
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.float32:
+        if self._fbgemm is not None:
             y: Tensor = _fbgemm_multiply(x, 1 / self._num_levels, self._num_levels + 1, self._fbgemm)
             return y
+        if self._own is not None and len(x) <= self._few_rows:
+            return self._own(x)
         # float32 out, not scaled, no bias, nothing fused to it
         z: Tensor = _onednn_multiply(
             x, 1 / 127, 128, self._onednn, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
         return z
+
+
+class _OwnInt8:
+    """Our kernel's copy of an 8-bit weight."""
+
+    def __init__(self, weight8: Tensor, scales: Tensor) -> None:
+        from workers.engine import cpu_kernels  # compiles, where that has not been done
+
+        self._k = k = cpu_kernels
+        self._kernels = k.Kernels(torch.get_num_threads())
+        self._num_outputs, num_inputs = weight8.shape
+        weights = weight8.numpy()
+        starts = [min(first, len(weights) - k.BLOCK) for first in range(0, len(weights), k.BLOCK)]
+        # Read from its beginning to its end at each step: fewer pages, fewer pauses.
+        memory = mmap.mmap(-1, len(starts) * k.BLOCK * num_inputs + HUGE_PAGE_BYTES)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        whole = np.frombuffer(memory, np.int8)
+        packed = whole[-whole.ctypes.data % HUGE_PAGE_BYTES :][: len(starts) * k.BLOCK * num_inputs]
+        blocks = packed.reshape(len(starts), num_inputs // 4, k.BLOCK, 4)
+        for block, start in zip(blocks, starts, strict=True):
+            block[:] = weights[start : start + k.BLOCK].reshape(k.BLOCK, num_inputs // 4, 4).swapaxes(0, 1)
+        # x is kept with 128 added to it: 128 times the weights are too much.
+        begin = (-128 * weight8.sum(1, dtype=torch.int32)).contiguous()
+        factors = self._scales_of(scales)
+        self._parameters = np.zeros(k.PRODUCT_FIELDS, np.int64)
+        self._parameters[k.INPUTS], self._parameters[k.OUTPUTS] = num_inputs, self._num_outputs
+        self._parameters[k.WEIGHTS] = packed.ctypes.data
+        self._parameters[k.STARTS], self._parameters[k.FACTORS] = begin.data_ptr(), factors.data_ptr()
+        self._address = self._parameters.ctypes.data
+        self._is_large = weight8.numel() > LARGE
+        self._keep = memory, packed, begin, factors
+
+    @classmethod
+    def of(cls, weight8: Tensor, scales: Tensor) -> _OwnInt8 | None:
+        """None where this machine has no instructions for it, or the shape is not made for it."""
+        from workers.engine.cpu_kernels import BLOCK, HAS_DOT_PRODUCTS
+
+        is_fit = len(weight8) >= BLOCK and weight8.shape[1] % 4 == 0
+        return cls(weight8, scales) if HAS_DOT_PRODUCTS and is_fit else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = torch.empty(len(x), self._num_outputs)
+        self._parameters[self._k.PRODUCT_ROWS] = len(x)
+        self._kernels.run(self._k.multiply, self._address, x.data_ptr(), y.data_ptr(), self._is_large)
+        return y
+
+    @staticmethod
+    def _scales_of(scales: Tensor) -> Tensor:
+        """Both scales in one, as oneDNN and fbgemm multiply them."""
+        return (scales * torch.tensor(1 / 127)).contiguous()
 
 
 _fbgemm_multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
