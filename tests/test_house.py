@@ -58,8 +58,8 @@ def test_the_engine_reads_no_environment() -> None:
         assert "os" not in imports(path), path
 
 
-@pytest.mark.parametrize("module", ["gateway.app", "shared.slots", "shared.telemetry"])
-def test_importing_the_gateway_leaves_torch_alone(module: str) -> None:
+@pytest.mark.parametrize("module", ["gateway.app", "shared.slots", "shared.telemetry", "deploy.cli"])
+def test_importing_what_needs_no_model_leaves_torch_alone(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 

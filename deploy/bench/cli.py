@@ -1,7 +1,8 @@
-"""`tercet bench engine | http | writer`: tables on standard error, one JSON document on standard output."""
+"""`tercet bench engine | http | writer | typist`: tables on standard error, one JSON document on standard output."""
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,11 +18,14 @@ from deploy.bench.http import LEVELS, HttpBench
 from deploy.bench.machine import Clock, gpus
 from deploy.bench.options import Options, begin, finish
 from deploy.bench.rows import NUM_WORDS
+from deploy.bench.server import ROOT
 from deploy.bench.suite import CpuSuite
 from deploy.bench.targets import TARGETS, not_measured
+from deploy.bench.typist import TypistBench
+from deploy.bench.typist import table as typist_table
 from deploy.bench.writer import PARTS, WriterBench, tables
-from shared.errors import StartError
-from workers.quality import PAGE
+from shared.errors import InvalidRequest, StartError
+from shared.schemas import AutocompleteRequest, parse_request
 
 bench = typer.Typer(no_args_is_help=True, help="Measure: ceiling, baselines and ours, in one run, as ratios.")
 # A file has no width; the widest table has this one.
@@ -136,7 +140,7 @@ def bench_writer(
     if unknown := asked - set(PARTS):
         raise typer.BadParameter(f"{min(unknown)} is no part; the parts are {', '.join(PARTS)}", param_hint="--only")
     options = _options(models, device, 1, quick, setting or [], 0)
-    texts = [path.read_text(encoding="utf-8") for path in files or [PAGE]]
+    texts = [path.read_text(encoding="utf-8") for path in files or [ROOT / "workers" / "page.txt"]]
     if short := [path for path, text in zip(files or [], texts, strict=False) if len(text) < MIN_TEXT_CHARS]:
         raise typer.BadParameter(f"{short[0]} has fewer than {MIN_TEXT_CHARS} characters", param_hint="FILES")
     _stop_in_order()
@@ -148,6 +152,62 @@ def bench_writer(
         err.print(table)
     report.print_reasons(err, result)
     report.write(result)
+
+
+@bench.command("typist")
+def bench_typist(
+    files: Annotated[list[Path], typer.Argument(help="Prose that the model never saw.", exists=True, dir_okay=False)],
+    passages: Annotated[int, typer.Option(min=2, help="Of each file.")] = 12,
+    words: Annotated[int, typer.Option(min=1, help="Of each passage.")] = 100,
+    engine: Annotated[
+        bool, typer.Option("--engine", help="Ask the engine in this process: faster, without latencies.")
+    ] = False,
+    field: Annotated[
+        list[str] | None, typer.Option("--field", help="Of each request, like temperature=0.8; repeatable.")
+    ] = None,
+    quick: Quick = False,
+    models: Models = "embedded",
+    device: Device = "auto",
+    setting: Setting = None,
+    seed: Seed = 0,
+    plot_path: PlotPath = None,
+) -> None:
+    """The share of keystrokes that suggestions save a writer."""
+    options = _options(models, device, 1, quick, setting or [], seed)
+    fields = _fields(field or [])
+    if plot_path is not None:
+        plot.check(plot_path)
+    texts = {path.name: path.read_text(encoding="utf-8") for path in files}
+    if short := [name for name, text in texts.items() if len(text) < MIN_TEXT_CHARS]:
+        raise typer.BadParameter(f"{short[0]} has fewer than {MIN_TEXT_CHARS} characters", param_hint="FILES")
+    if quick:
+        passages, words = 2, 5
+    _stop_in_order()
+    clock = Clock()
+    result = begin("typist", options, clock, err)
+    TypistBench(options, texts, passages, words, fields, err, is_engine=engine).run(result)
+    finish(result, clock)
+    err.print(typist_table(result.rows))
+    report.print_reasons(err, result)
+    if plot_path is not None:
+        plot.plot_saved(result, result.rows, plot_path)
+    report.write(result)
+
+
+def _fields(entries: Sequence[str]) -> dict[str, object]:
+    """Fields of `POST /autocomplete` from name=value, checked as the gateway would."""
+    found: dict[str, object] = {}
+    for entry in entries:
+        name, _, value = entry.partition("=")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    try:
+        parse_request(json.dumps({"context": "", **found}).encode(), AutocompleteRequest)
+    except InvalidRequest as error:
+        raise typer.BadParameter(error.detail, param_hint="--field") from error
+    return found
 
 
 def _stop_in_order() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from deploy.bench.levels import Level
 from deploy.bench.report import Document
 from deploy.bench.targets import Row
+from deploy.bench.typist import Saved
 from shared.errors import StartError
 
 DPI = 144
@@ -79,6 +80,25 @@ def plot_levels(document: Document, levels: list[Level], path: Path) -> None:
         axis.set_xlabel("clients at once")
         axis.set_ylim(bottom=0)
         axis.legend()
+    _save(figure, document, path)
+
+
+def plot_saved(document: Document, rows: list[Saved], path: Path) -> None:
+    """For each text, bars by number of suggestions, with their confidence intervals; any latency."""
+    from matplotlib.figure import Figure
+
+    shown = [row for row in rows if row.budget_ms is None]
+    files = list(dict.fromkeys(row.file for row in shown))
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axis = figure.subplots()
+    for number in sorted({row.num_suggestions for row in shown}):
+        own = [row for row in shown if row.num_suggestions == number]
+        places = [files.index(row.file) + 0.25 * (number - 2) for row in own]
+        errors = [[row.share - row.low for row in own], [row.high - row.share for row in own]]
+        axis.bar(places, [row.share for row in own], 0.22, yerr=errors, label=f"{number} shown", capsize=2)
+    axis.set_xticks(range(len(files)), files)
+    axis.set_ylabel("share of keystrokes saved")
+    axis.legend()
     _save(figure, document, path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from deploy.bench.machine import _busy_s, _cpu
 from deploy.bench.rounds import Contender, Results, interleave, percentile
 from deploy.bench.rows import cpu_rows
 from deploy.bench.targets import TARGETS, is_met
+from deploy.bench.typist import Passage, matching, num_keys, saved
 from deploy.bench.workload import Pass, Subject, W, Writer
 from shared.errors import StartError
 from shared.schemas import AutocompleteRequest, AutocompleteResponse, Sentence, parse_request
@@ -257,3 +259,63 @@ def test_the_http_bench_ends_with_one_document(tmp_path: Path) -> None:
 def test_every_row_of_the_issue_has_a_target() -> None:
     assert [target.device for target in TARGETS.values()].count("cpu") == 8 + 1  # and issue 6's
     assert [target.device for target in TARGETS.values()].count("gpu") == 5
+
+
+def passage(text: str, suggestions: dict[int, list[str]]) -> Passage:
+    places = [0, *(at + 1 for at, letter in enumerate(text) if letter == " ")]
+    return Passage(
+        "f", text, 0, len(text), places, {place: suggestions.get(place, []) for place in places},
+        {place: 40.0 if place == 0 else 90.0 for place in places},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("suggestion", "text", "length"),
+    [
+        ("the sea and", "the sea was", 8),
+        ("the sea", "the season", 4),
+        ("the season", "the sea", 4),
+        ("the sea", "the sea", 7),
+        ("them", "the", 0),
+        ("", "the", 0),
+        ("the sea.", "the sea, and", 7),
+    ],
+)
+def test_a_suggestion_matches_up_to_the_end_of_a_word(suggestion: str, text: str, length: int) -> None:
+    assert matching(suggestion, text) == length
+
+
+def test_a_writer_takes_what_costs_the_fewest_keys() -> None:
+    text = "the old man looked"
+    assert num_keys(passage(text, {}), 3, math.inf) == len(text)
+    suggestions = {0: ["thus", "the old man sat"], 12: ["looked"]}
+    assert num_keys(passage(text, suggestions), 1, math.inf) == 12 + 1
+    # "the old man " by the second suggestion, for two keys; with the third word's space
+    assert num_keys(passage(text, suggestions), 2, math.inf) == 2 + 1
+    assert num_keys(passage(text, suggestions), 2, 50) == 2 + 6  # the last word's answer came too late
+    assert num_keys(passage("a b", {0: ["a b"], 2: ["b"]}), 3, math.inf) == 1
+
+
+def test_the_share_saved_is_of_all_passages() -> None:
+    one, other = passage("the old man", {0: ["the old man"]}), passage("the old man", {})
+    found = saved([one, other], "f", 3, math.inf)
+    assert (found.share, found.num_characters) == (round(10 / 22, 4), 22)
+    assert found.low <= found.share <= found.high
+    assert (found.low, found.high) == (0.0, round(10 / 11, 4))
+
+
+@pytest.mark.parametrize("how", [[], ["--engine"]])
+def test_the_typist_runs_through_a_file(how: list[str]) -> None:
+    document, shown = bench("typist", "workers/page.txt", "--field", "length=8", *how)
+    shares = [row["share"] for row in document["rows"]]
+    assert len(shares) == (3 if how else 12)
+    assert all(-1 <= share <= 1 for share in shares)
+    assert "Keystrokes saved" in shown
+    assert any("8 to 15 %" in note for note in document["notes"])
+
+
+def test_the_writers_bench_runs_all_its_parts() -> None:
+    document, _ = bench("writer")
+    assert {row["part"] for row in document["rows"]} == {"stream", "typing", "deadlines", "distinct"}
+    [leaks] = [row["figures"] for row in document["rows"] if "sequences" in row["figures"]]
+    assert leaks["sequences"] == 0
