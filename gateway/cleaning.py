@@ -49,14 +49,16 @@ _LONG_PHRASE = 4
 class Cleaner:
     """One completion as it comes, token by token."""
 
-    __slots__ = ("_ends", "_has_late_end", "_num_released", "_text", "length")
+    __slots__ = ("_ends", "_has_late_end", "_is_literal", "_length", "_num_released", "_text")
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, *, is_literal: bool = False) -> None:
         """
         Args:
             length: tokens asked for.
+            is_literal: a text without a whole word stays, as it is.
         """
-        self.length = length
+        self._length = length
+        self._is_literal = is_literal
         self._text = ""
         self._ends: list[int] = []  # characters there after each token
         self._num_released = 0  # characters
@@ -77,7 +79,8 @@ class Cleaner:
         """The rest that stays, at the end."""
         if finish_reason in {"eos", "stop"}:
             return self._release(len(self._text.rstrip()))
-        return self._release(self._last_end() or self._inner_end())
+        end = self._last_end() or self._inner_end()
+        return self._release(end or (len(self._text.rstrip()) if self._is_literal else 0))
 
     def _release(self, end: int) -> str:
         start, self._num_released = self._num_released, max(end, self._num_released)
@@ -115,24 +118,24 @@ class Cleaner:
 
     def _is_in_reach(self, place: int) -> bool:
         """Whether the word at `place` begins within the tokens asked for."""
-        if len(self._ends) <= self.length:
+        if len(self._ends) <= self._length:
             return True
         found = _LAST_CHUNK.search(self._text[: place + 1])
-        return found is None or found.start() < self._ends[self.length - 1]
+        return found is None or found.start() < self._ends[self._length - 1]
 
     def _is_late_sentence_end(self, end: int) -> bool:
         num_tokens = bisect_left(self._ends, end) + 1
-        return num_tokens > LAST_THIRD * self.length and not _SHORT_FORM.search(self._text[:end])
+        return num_tokens > LAST_THIRD * self._length and not _SHORT_FORM.search(self._text[:end])
 
 
-def clean(text: str, ends: Sequence[int], length: int, finish_reason: str) -> str:
+def clean(text: str, ends: Sequence[int], length: int, finish_reason: str, *, is_literal: bool = False) -> str:
     """A completion that is there already.
 
     Args:
         ends: characters of `text` that are there after each token.
-        length: tokens asked for.
+        length, is_literal: as `Cleaner` has them.
     """
-    cleaner = Cleaner(length)
+    cleaner = Cleaner(length, is_literal=is_literal)
     start = 0
     for end in ends:
         cleaner.feed(text[start:end])

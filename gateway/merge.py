@@ -109,7 +109,7 @@ class Selection:
             self._fail(outcome)
             return None
         done, taste = outcome.done, self._taste
-        text = clean_text(done, taste.length)
+        text = clean_text(done, taste)
         if not text and done.finish_reason == "deadline":
             self._fail(timed_out(outcome.branch))
             return None
@@ -144,9 +144,10 @@ def timed_out(branch: int) -> BranchFailure:
     return BranchFailure(branch=branch, code="deadline_exceeded", detail="The time limit passed before its first word.")
 
 
-def clean_text(done: Done, length: int) -> str:
-    """What the editor is shown of a completion of `length` tokens."""
-    return clean(done.text, done.ends[done.num_typed_tokens :], length, done.finish_reason)
+def clean_text(done: Done, taste: Taste) -> str:
+    """What the editor is shown of a completion."""
+    ends = done.ends[done.num_typed_tokens :]
+    return clean(done.text, ends, taste.length, done.finish_reason, is_literal=taste.is_literal)
 
 
 def score(done: Done, num_tokens: int) -> float | None:

@@ -45,7 +45,7 @@ def suggest(
     awaited = set(range(num_branches))
     while awaited and (heard := run.next()) is not None:
         if isinstance(heard, Piece):
-            line = lines.setdefault(heard.branch, _Line(taste.length))
+            line = lines.setdefault(heard.branch, _Line(taste))
             if text := line.feed(heard):
                 yield Piece(heard.branch, text)
             continue
@@ -77,18 +77,19 @@ def suggest(
 class _Line:
     """What a reader has been sent of one branch."""
 
-    __slots__ = ("_attempt", "_cleaner", "_sent")
+    __slots__ = ("_attempt", "_cleaner", "_sent", "_taste")
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, taste: Taste) -> None:
+        self._taste = taste
         self._attempt = 0
-        self._cleaner = Cleaner(length)
+        self._cleaner = self._new_cleaner()
         self._sent = ""
 
     def feed(self, piece: Piece) -> str:
         """The text to send, now that `piece` has come."""
         if piece.attempt != self._attempt:  # begun anew, on another slot
             self._attempt = piece.attempt
-            self._cleaner = Cleaner(self._cleaner.length)
+            self._cleaner = self._new_cleaner()
         self._cleaner.feed(piece.text)
         return self._advance(self._cleaner.text)
 
@@ -98,10 +99,13 @@ class _Line:
         Where another slot went on otherwise (a GPU may, within its rounding), what was sent cannot be taken back:
         the branch has failed.
         """
-        text = clean_text(result.done, self._cleaner.length)
+        text = clean_text(result.done, self._taste)
         if not text.startswith(self._sent):
             return BranchFailure(branch=result.branch, code="diverged", detail="Its second try went another way."), ""
         return result, self._advance(text)
+
+    def _new_cleaner(self) -> Cleaner:
+        return Cleaner(self._taste.length, is_literal=self._taste.is_literal)
 
     def _advance(self, text: str) -> str:
         if not text.startswith(self._sent):
