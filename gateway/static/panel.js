@@ -1,0 +1,129 @@
+// Suggestions under the cursor: a list for the eye, for the pointer and for a screen reader, and the details of one.
+// Shows what it is given; knows no text and no server.
+
+/** @typedef {import("./tercet.js").View} View */
+/** @typedef {import("./tercet.js").Sentence} Sentence */
+
+export class Panel {
+  #panel;
+  #list;
+  #details;
+  #lowest = 0;
+
+  /** @param {HTMLElement} panel */
+  constructor(panel) {
+    this.#panel = panel;
+    this.#list = /** @type {HTMLElement} */ (panel.querySelector("[role=listbox]"));
+    this.#details = /** @type {HTMLElement} */ (panel.querySelector("section"));
+  }
+
+  get isOpen() {
+    return !this.#panel.hidden;
+  }
+
+  /** The chosen option's id. @returns {string} */
+  get chosenId() {
+    return this.#list.querySelector("[aria-selected=true]")?.id ?? "";
+  }
+
+  /** @param {View} view */
+  show({ suggestions, chosen }) {
+    this.#panel.hidden = !suggestions.length;
+    if (this.#panel.hidden) this.#lowest = 0;
+    const options = suggestions.map((one) => {
+      const option = this.#option(one.branch);
+      option.ariaSelected = String(one === chosen);
+      option.classList.toggle("is-growing", !one.isWhole);
+      const text = readable(one.rest);
+      if (option.textContent !== text) option.textContent = text;
+      return option;
+    });
+    const isSame = options.length === this.#list.children.length
+      && options.every((option, index) => this.#list.children[index] === option);
+    if (!isSame) this.#list.replaceChildren(...options);
+  }
+
+  /** @param {number} bottom  Of what stands above it. While it is open it only goes down, so as not to jump about. */
+  placeUnder(bottom) {
+    this.#lowest = Math.max(this.#lowest, bottom);
+    this.#panel.style.top = `${this.#lowest}px`;
+  }
+
+  /** @param {Node[]} parts  None: the details are closed. */
+  showDetails(parts) {
+    this.#details.hidden = !parts.length;
+    this.#details.replaceChildren(...parts);
+  }
+
+  /** @param {number} branch @returns {HTMLElement} */
+  #option(branch) {
+    const id = `suggestion-${branch}`;
+    const known = /** @type {HTMLElement|null} */ (this.#list.querySelector(`#${id}`));
+    if (known) return known;
+    const option = document.createElement("li");
+    option.id = id;
+    option.role = "option";
+    option.dataset.branch = String(branch);
+    return option;
+  }
+}
+
+/**
+ * What there is to know of a sentence: a line of figures, and each token above what else was likely there.
+ * @param {Sentence} sentence
+ * @returns {Node[]}
+ */
+export function describe(sentence) {
+  const figures = element("p", "figures", [
+    `${percent(sentence.score)} a token`,
+    `seed ${sentence.seed}`,
+    `${sentence.model}, slot ${sentence.slot}`,
+    `${sentence.tokens} tokens in ${Math.round(sentence.time * 1e3)} ms`,
+    `(queue ${sentence.queue_ms.toFixed(0)}, prompt ${sentence.prefill_ms.toFixed(0)}, text ${sentence.decode_ms.toFixed(0)};`
+      + ` ${sentence.cached_tokens} tokens were known)`,
+  ].join(" · ").replace(" · (", " ("));
+  const tokens = document.createElement("ol");
+  for (const token of sentence.explanation ?? []) {
+    const item = element("li", "", "");
+    const drawn = element("span", "token", mark(token.text));
+    drawn.append(element("span", "share", ` ${percent(token.logprob)}`));
+    item.append(drawn);
+    for (const [text, logprob] of token.likeliest) {
+      if (text === token.text) continue;
+      const other = element("span", "other", mark(text));
+      other.append(element("span", "share", ` ${percent(logprob)}`));
+      item.append(other);
+    }
+    tokens.append(item);
+  }
+  return [figures, tokens];
+}
+
+/**
+ * @param {string} name
+ * @param {string} className
+ * @param {string} text
+ */
+export function element(name, className, text) {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  made.textContent = text;
+  return made;
+}
+
+/** @param {number|null} logprob */
+function percent(logprob) {
+  if (logprob === null) return "–";
+  const share = 100 * Math.exp(logprob);
+  return share < 0.1 ? "<0.1 %" : `${share.toFixed(share < 10 ? 1 : 0)} %`;
+}
+
+/** A suggestion on a line of its own. @param {string} text */
+function readable(text) {
+  return text.trim().replace(/\s*\n\s*/g, " ¶ ");
+}
+
+/** A token by itself: what of it is a new line. @param {string} text */
+function mark(text) {
+  return text.replaceAll("\n", "¶").trim() || "␣";
+}

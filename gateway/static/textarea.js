@@ -1,0 +1,36 @@
+// What a plain textarea needs to take suggestions in. Knows no server and no suggestions.
+
+/**
+ * What stands before the cursor.
+ * @param {HTMLTextAreaElement} textarea
+ */
+export function textBefore(textarea) {
+  return textarea.value.slice(0, textarea.selectionEnd);
+}
+
+/**
+ * Put text in at the cursor, as one step of the textarea's own undo.
+ * @param {HTMLTextAreaElement} textarea
+ * @param {string} text
+ */
+export function insertText(textarea, text) {
+  textarea.focus();
+  const end = textarea.selectionEnd;
+  endUndoStep(textarea, end);
+  // Deprecated, and the only way to the undo stack; Chromium, Firefox and Safari have it.
+  if (!document.execCommand("insertText", false, text)) {
+    textarea.setRangeText(text, end, end, "end");
+    textarea.dispatchEvent(new InputEvent("input", { bubbles: true, inputType: "insertText", data: text }));
+  }
+  endUndoStep(textarea, textarea.selectionEnd);
+}
+
+/**
+ * Browsers join what is put in to the typing before and after it, unless the cursor moved in between.
+ * @param {HTMLTextAreaElement} textarea
+ * @param {number} end
+ */
+function endUndoStep(textarea, end) {
+  textarea.setSelectionRange(end ? end - 1 : 1, end ? end - 1 : 1);
+  textarea.setSelectionRange(end, end);
+}
