@@ -9,9 +9,11 @@ import { Client, Completer } from "./tercet.js";
 
 /** @typedef {import("./tercet.js").View} View */
 
-const NUM_LIKELIEST = 4;
+const NUM_LIKELIEST = 3;
 const SAVE_AFTER_MS = 300;
 const LOOK_EVERY_MS = 10_000;
+/** Kept in sight above the suggestions: the line that is being written, and some before it. */
+const MIN_LINES_PX = 120;
 const KEY = "tercet.key";
 
 /** @template {HTMLElement} T @param {string} id @param {new () => T} kind @returns {T} */
@@ -51,7 +53,7 @@ let numSpent = 0;
 function show(view) {
   const before = shown;
   shown = view;
-  panel.show(view);
+  panel.show(view, paper.context);
   draw();
   text.ariaExpanded = String(panel.isOpen);
   const isSpoken = panel.isOpen && (view.isAsked || view.isTouched);
@@ -74,9 +76,10 @@ function draw() {
 
 /** Scroll so far that the panel can be read above the status line. */
 function keepInSight() {
-  const { bottom } = find("panel", HTMLDivElement).getBoundingClientRect();
+  const { top, bottom } = find("panel", HTMLDivElement).getBoundingClientRect();
   const hidden = bottom - find("ask", HTMLButtonElement).getBoundingClientRect().top + 16;
-  if (hidden > 0) scrollBy({ top: hidden });
+  const spare = top - MIN_LINES_PX; // what is being written stays in sight, even where the panel does not fit below it
+  if (hidden > 0 && spare > 0) scrollBy({ top: Math.min(hidden, spare) });
 }
 
 function announceSuggestions() {
@@ -117,7 +120,7 @@ async function showDetails() {
   const sentence = await completer.explain(NUM_LIKELIEST).catch(() => null);
   if (chosen !== shown.chosen?.sentence || !isDetailed) return undefined; // another one by now
   panel.showDetails(sentence ? describe(sentence) : [element("p", "figures", "No details are to be had of this one.")]);
-  return keepInSight();
+  return draw();
 }
 
 // ---- what is done ----
@@ -143,6 +146,7 @@ function useSettings() {
 }
 
 function dismiss() {
+  text.focus();
   completer.dismiss();
   announce("Dismissed.");
 }
@@ -252,6 +256,9 @@ function listen() {
     if (!isWithin && !document.hidden && document.hasFocus()) completer.close();
   });
   document.addEventListener("selectionchange", moved);
+  find("details", HTMLElement).addEventListener("keydown", (event) => {
+    if (event.key === "Escape") dismiss();
+  });
   const list = find("suggestions", HTMLUListElement);
   list.addEventListener("mousedown", (event) => event.preventDefault());
   list.addEventListener("click", (event) => {

@@ -4,8 +4,12 @@
 /** @typedef {import("./tercet.js").View} View */
 /** @typedef {import("./tercet.js").Sentence} Sentence */
 
+/** Kept free below the panel. */
+const MARGIN_PX = 32;
+
 export class Panel {
   #panel;
+  #paper;
   #list;
   #details;
   #lowest = 0;
@@ -13,6 +17,7 @@ export class Panel {
   /** @param {HTMLElement} panel */
   constructor(panel) {
     this.#panel = panel;
+    this.#paper = /** @type {HTMLElement} */ (panel.parentElement);
     this.#list = /** @type {HTMLElement} */ (panel.querySelector("[role=listbox]"));
     this.#details = /** @type {HTMLElement} */ (panel.querySelector("section"));
   }
@@ -26,16 +31,20 @@ export class Panel {
     return this.#list.querySelector("[aria-selected=true]")?.id ?? "";
   }
 
-  /** @param {View} view */
-  show({ suggestions, chosen }) {
+  /**
+   * @param {View} view
+   * @param {string} context  What stands before the cursor.
+   */
+  show({ suggestions, chosen }, context) {
     this.#panel.hidden = !suggestions.length;
-    if (this.#panel.hidden) this.#lowest = 0;
+    if (this.#panel.hidden) this.#rise();
     const options = suggestions.map((one) => {
       const option = this.#option(one.branch);
       option.ariaSelected = String(one === chosen);
       option.classList.toggle("is-growing", !one.isWhole);
+      const lead = beginning(context, one.rest);
       const text = readable(one.rest);
-      if (option.textContent !== text) option.textContent = text;
+      if (option.textContent !== lead + text) option.replaceChildren(element("span", "lead", lead), text);
       return option;
     });
     const isSame = options.length === this.#list.children.length
@@ -47,6 +56,12 @@ export class Panel {
   placeUnder(bottom) {
     this.#lowest = Math.max(this.#lowest, bottom);
     this.#panel.style.top = `${this.#lowest}px`;
+    this.#paper.style.minHeight = `${this.#lowest + this.#panel.offsetHeight + MARGIN_PX}px`;
+  }
+
+  #rise() {
+    this.#lowest = 0;
+    this.#paper.style.minHeight = "";
   }
 
   /** @param {Node[]} parts  None: the details are closed. */
@@ -75,12 +90,12 @@ export class Panel {
  */
 export function describe(sentence) {
   const figures = element("p", "figures", [
-    `${percent(sentence.score)} a token`,
+    `score ${sentence.score?.toFixed(2).replace("-", "−") ?? "–"} (${percent(sentence.score)} a token)`,
     `seed ${sentence.seed}`,
     `${sentence.model}, slot ${sentence.slot}`,
     `${sentence.tokens} tokens in ${Math.round(sentence.time * 1e3)} ms`,
     `(queue ${sentence.queue_ms.toFixed(0)}, prompt ${sentence.prefill_ms.toFixed(0)}, text ${sentence.decode_ms.toFixed(0)};`
-      + ` ${sentence.cached_tokens} tokens were known)`,
+      + ` ${sentence.cached_tokens} tokens cached)`,
   ].join(" · ").replace(" · (", " ("));
   const tokens = document.createElement("ol");
   for (const token of sentence.explanation ?? []) {
@@ -116,6 +131,15 @@ function percent(logprob) {
   if (logprob === null) return "–";
   const share = 100 * Math.exp(logprob);
   return share < 0.1 ? "<0.1 %" : `${share.toFixed(share < 10 ? 1 : 0)} %`;
+}
+
+/**
+ * What is written of the word that a suggestion goes on with.
+ * @param {string} context
+ * @param {string} rest
+ */
+function beginning(context, rest) {
+  return /^\s/.test(rest) ? "" : context.slice(-24).match(/\S*$/)?.[0] ?? "";
 }
 
 /** A suggestion on a line of its own. @param {string} text */

@@ -61,9 +61,8 @@ export class Paper {
     const range = document.createRange();
     range.selectNodeContents(this.#ghost.textContent ? this.#ghost : this.#before);
     range.collapse(false);
-    const marks = range.getClientRects();
-    const bottom = marks.length ? marks[marks.length - 1].bottom : this.#ghost.getBoundingClientRect().bottom;
-    return bottom - this.#place.getBoundingClientRect().top;
+    const last = Array.from(range.getClientRects()).at(-1) ?? this.#ghost.getBoundingClientRect();
+    return last.bottom - this.#place.getBoundingClientRect().top;
   }
 }
 

@@ -291,8 +291,7 @@ class Offer {
     let line = this.lines.find((one) => one.branch === branch);
     if (!line) {
       line = new Line(branch);
-      this.lines.push(line);
-      this.lines.sort((a, b) => a.branch - b.branch);
+      this.lines.push(line); // as they come: what is being read stays where it is
       // One in place of others: of those that were asked for first, the ones that are not whole by now never will be.
       if (branch >= this.numWanted) this.#drop((one) => one.branch < this.numWanted);
     }
