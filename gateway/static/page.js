@@ -1,7 +1,8 @@
 // The page: puts the paper, the panel, the settings and the client together, and tells what goes on.
 // Each of them can be read by itself; what happens between them is here.
 
-import { describe, element, Panel } from "./panel.js";
+import { element, write } from "./dom.js";
+import { describe, Panel } from "./panel.js";
 import { Paper } from "./paper.js";
 import { Settings } from "./settings.js";
 import { forget, load, onForeignSave, save } from "./store.js";
@@ -89,17 +90,17 @@ function announceSuggestions() {
 
 /** To a screen reader, and to nobody else. @param {string} news */
 function announce(news) {
-  find("news", HTMLDivElement).textContent = news;
+  write(find("news", HTMLDivElement), news);
 }
 
 function tellLatency() {
   const { status, problem, totalMs } = shown;
   const place = find("latency", HTMLSpanElement);
   place.classList.toggle("is-problem", Boolean(problem));
-  if (problem) place.textContent = problem.message;
-  else if (status === "waiting" || status === "streaming") place.textContent = "…";
-  else if (status === "empty") place.textContent = "the model would end here";
-  else place.textContent = totalMs === null ? "" : `${Math.round(totalMs).toLocaleString()} ms`;
+  if (problem) write(place, problem.message);
+  else if (status === "waiting" || status === "streaming") write(place, "…");
+  else if (status === "empty") write(place, "the model would end here");
+  else write(place, totalMs === null ? "" : `${Math.round(totalMs).toLocaleString()} ms`);
 }
 
 /** @param {import("./tercet.js").Problem} problem */
@@ -110,7 +111,7 @@ function tellProblem(problem) {
 
 function tellSaved() {
   const number = numSaved.toLocaleString();
-  find("saved", HTMLSpanElement).textContent = `${number} ${numSaved === 1 ? "keystroke" : "keystrokes"} saved`;
+  write(find("saved", HTMLSpanElement), `${number} ${numSaved === 1 ? "keystroke" : "keystrokes"} saved`);
 }
 
 async function showDetails() {
@@ -210,10 +211,10 @@ async function look() {
   try {
     const { models, slots } = await client.ready();
     const warm = slots.filter((/** @type {{state: string}} */ slot) => slot.state === "warm").length;
-    find("slots", HTMLSpanElement).textContent = `${warm} of ${slots.length} ${slots.length === 1 ? "slot" : "slots"} ready`;
+    write(find("slots", HTMLSpanElement), `${warm} of ${slots.length} ${slots.length === 1 ? "slot" : "slots"} ready`);
     settings.offer(models);
   } catch {
-    find("slots", HTMLSpanElement).textContent = "no server";
+    write(find("slots", HTMLSpanElement), "no server");
   }
 }
 
@@ -221,7 +222,8 @@ function askForKey() {
   const wasRefused = Boolean(client.key);
   const form = find("key-form", HTMLFormElement);
   const label = /** @type {HTMLElement} */ (form.querySelector("label"));
-  label.textContent = wasRefused ? "The server refused that key" : "This server asks for a key";
+  const words = wasRefused ? "The server refused that key" : "This server asks for a key";
+  write(label, words);
   form.hidden = false;
   find("key", HTMLInputElement).select();
 }

@@ -1,6 +1,8 @@
 // Suggestions under the cursor: a list for the eye, for the pointer and for a screen reader, and the details of one.
 // Shows what it is given; knows no text and no server.
 
+import { element, write } from "./dom.js";
+
 /** @typedef {import("./tercet.js").View} View */
 /** @typedef {import("./tercet.js").Sentence} Sentence */
 
@@ -42,9 +44,8 @@ export class Panel {
       const option = this.#option(one.branch);
       option.ariaSelected = String(one === chosen);
       option.classList.toggle("is-growing", !one.isWhole);
-      const lead = beginning(context, one.rest);
-      const text = readable(one.rest);
-      if (option.textContent !== lead + text) option.replaceChildren(element("span", "lead", lead), text);
+      write(option.children[0], beginning(context, one.rest));
+      write(option.children[1], readable(one.rest));
       return option;
     });
     const isSame = options.length === this.#list.children.length
@@ -66,6 +67,7 @@ export class Panel {
 
   /** @param {Node[]} parts  None: the details are closed. */
   showDetails(parts) {
+    if (this.#details.hidden && !parts.length) return;
     this.#details.hidden = !parts.length;
     this.#details.replaceChildren(...parts);
   }
@@ -79,6 +81,7 @@ export class Panel {
     option.id = id;
     option.role = "option";
     option.dataset.branch = String(branch);
+    option.append(element("span", "lead", ""), element("span", "", ""));
     return option;
   }
 }
@@ -112,18 +115,6 @@ export function describe(sentence) {
     tokens.append(item);
   }
   return [figures, tokens];
-}
-
-/**
- * @param {string} name
- * @param {string} className
- * @param {string} text
- */
-export function element(name, className, text) {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  made.textContent = text;
-  return made;
 }
 
 /** @param {number|null} logprob */

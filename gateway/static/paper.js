@@ -1,6 +1,7 @@
 // The surface to write on: a textarea, and behind it a mirror that draws what a textarea cannot, the ghost of a
 // suggestion in its place, and knows where on the page the cursor is. Knows no server and no keys.
 
+import { write } from "./dom.js";
 import { insertText, textBefore } from "./textarea.js";
 
 export class Paper {
@@ -49,9 +50,9 @@ export class Paper {
   draw(ghost) {
     const { value, selectionEnd } = this.textarea;
     const after = value.slice(selectionEnd);
-    setText(this.#before, value.slice(0, selectionEnd));
-    setText(this.#ghost, ghost);
-    setText(this.#after, `${after}\u200b`); // so that an empty last line is a line
+    write(this.#before, value.slice(0, selectionEnd));
+    write(this.#ghost, ghost);
+    write(this.#after, `${after}\u200b`); // so that an empty last line is a line
     // Text after the cursor makes room for the ghost: then the mirror shows all of it, in the textarea's place.
     this.#place.classList.toggle("is-parted", Boolean(ghost && after.trim()));
   }
@@ -64,12 +65,4 @@ export class Paper {
     const last = Array.from(range.getClientRects()).at(-1) ?? this.#ghost.getBoundingClientRect();
     return last.bottom - this.#place.getBoundingClientRect().top;
   }
-}
-
-/**
- * @param {HTMLElement} element
- * @param {string} text
- */
-function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
 }

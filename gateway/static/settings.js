@@ -1,5 +1,6 @@
 // The settings form: what it holds goes with each request, and is kept in this browser.
 
+import { write } from "./dom.js";
 import { load, save } from "./store.js";
 
 /** @typedef {{model: string, warning: string|null}} Model */
@@ -46,7 +47,7 @@ export class Settings {
     }
     const chosen = models.find((one) => one.model === select.value);
     const note = /** @type {HTMLElement} */ (this.#form.querySelector("#model-note"));
-    note.textContent = chosen?.warning ?? "";
+    write(note, chosen?.warning ?? "");
   }
 
   #inputs() {
