@@ -13,8 +13,9 @@ import { Client, Completer } from "./tercet.js";
 const NUM_LIKELIEST = 3;
 const SAVE_AFTER_MS = 300;
 const LOOK_EVERY_MS = 10_000;
-/** Kept in sight above the suggestions: the line that is being written, and some before it. */
-const MIN_LINES_PX = 120;
+/** Kept in sight: the lines before the one that is being written, and room for those after it. */
+const LINES_ABOVE_PX = 120;
+const LINES_BELOW_PX = 80;
 const KEY = "tercet.key";
 
 /** @template {HTMLElement} T @param {string} id @param {new () => T} kind @returns {T} */
@@ -56,6 +57,7 @@ function show(view) {
   shown = view;
   panel.show(view, paper.context);
   draw();
+  if (view.status !== "idle" || before.status !== "idle") keepInSight();
   text.ariaExpanded = String(panel.isOpen);
   const isSpoken = panel.isOpen && (view.isAsked || view.isTouched);
   if (isSpoken) text.setAttribute("aria-activedescendant", panel.chosenId);
@@ -70,16 +72,15 @@ function show(view) {
 /** The ghost and the panel, where the cursor is now. */
 function draw() {
   paper.draw(shown.chosen?.rest ?? "");
-  if (!panel.isOpen) return;
-  panel.placeUnder(paper.cursorBottom);
-  keepInSight();
+  if (panel.isOpen) panel.placeUnder(paper.cursorBottom);
 }
 
-/** Scroll so far that the panel can be read above the status line. */
+/** Scroll so far that the line being written, and the panel under it, can be read above the status line. */
 function keepInSight() {
-  const { top, bottom } = find("panel", HTMLDivElement).getBoundingClientRect();
+  const cursor = place.getBoundingClientRect().top + paper.cursorBottom;
+  const bottom = panel.isOpen ? find("panel", HTMLDivElement).getBoundingClientRect().bottom : cursor + LINES_BELOW_PX;
   const hidden = bottom - find("ask", HTMLButtonElement).getBoundingClientRect().top + 16;
-  const spare = top - MIN_LINES_PX; // what is being written stays in sight, even where the panel does not fit below it
+  const spare = cursor - LINES_ABOVE_PX; // the line itself stays in sight where the panel does not fit below it
   if (hidden > 0 && spare > 0) scrollBy({ top: Math.min(hidden, spare) });
 }
 
@@ -121,7 +122,8 @@ async function showDetails() {
   const sentence = await completer.explain(NUM_LIKELIEST).catch(() => null);
   if (chosen !== shown.chosen?.sentence || !isDetailed) return undefined; // another one by now
   panel.showDetails(sentence ? describe(sentence) : [element("p", "figures", "No details are to be had of this one.")]);
-  return draw();
+  draw();
+  return keepInSight();
 }
 
 // ---- what is done ----
@@ -172,6 +174,7 @@ function press(event) {
 function changed(/** @type {Event} */ event) {
   mayLeave = false;
   completer.changed(event);
+  keepInSight();
   keepSoon();
 }
 
@@ -287,6 +290,7 @@ function begin() {
   text.setSelectionRange(text.value.length, text.value.length);
   listen();
   draw();
+  keepInSight();
   tellSaved();
   void look();
   setInterval(look, LOOK_EVERY_MS);

@@ -57,11 +57,14 @@ export class Paper {
     this.#place.classList.toggle("is-parted", Boolean(ghost && after.trim()));
   }
 
-  /** The end of the ghost, or of the text before the cursor, in pixels from the paper's top. */
+  /** Where the ghost ends, or the cursor is, in pixels from the paper's top. */
   get cursorBottom() {
+    const ghost = /** @type {Text} */ (this.#ghost.firstChild);
+    const after = /** @type {Text} */ (this.#after.firstChild);
     const range = document.createRange();
-    range.selectNodeContents(this.#ghost.textContent ? this.#ghost : this.#before);
-    range.collapse(false);
+    range.setStart(ghost, Math.max(0, ghost.length - 1));
+    if (ghost.length) range.setEnd(ghost, ghost.length);
+    else range.setEnd(after, 1); // what stands behind the cursor, if only the mark that ends the text
     const last = Array.from(range.getClientRects()).at(-1) ?? this.#ghost.getBoundingClientRect();
     return last.bottom - this.#place.getBoundingClientRect().top;
   }

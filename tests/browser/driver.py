@@ -13,7 +13,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
 
-from tests.e2e.harness import Tercet
+from tests.e2e.harness import Tercet, until
 
 OPENING = "The old man looked at the sea and"
 TIMEOUT_MS = 10_000
@@ -66,8 +66,9 @@ class Editor:
         return self.wait_until_whole()
 
     def wait_until_whole(self) -> list[str]:
+        latency = self.page.locator("#latency")
+        until(lambda: re.fullmatch(r"[\d,]+ ms", latency.inner_text()), 10, "the whole answer")
         expect(self.options.first).to_be_visible()
-        expect(self.page.locator("#latency")).to_have_text(re.compile(r"^[\d,]+ ms$"))
         return self.suggestions
 
     @property
@@ -91,7 +92,7 @@ def open_editor(browser: Browser, tercet: Tercet, settings: dict[str, object], c
     page.set_default_timeout(TIMEOUT_MS)
     editor = Editor(page, tercet)
     page.goto(tercet.url)
-    expect(editor.status).to_contain_text("ready")
+    until(lambda: "ready" in editor.status.inner_text(), 10, "the page's look at the server")
     return editor
 
 
@@ -109,14 +110,14 @@ class Site:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    extensions_map = {".html": "text/html", ".js": "text/javascript"}
-
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         pass

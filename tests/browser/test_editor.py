@@ -6,6 +6,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from playwright.sync_api import Route, expect
@@ -30,6 +31,14 @@ def in_flight(tercet: Tercet) -> float:
     return metric(tercet, "tercet_slot_in_flight_branches", slot=SLOW_SLOT)
 
 
+def num_cancelled(tercet: Tercet) -> float:
+    return metric(tercet, "tercet_slot_sequences_total", slot=SLOW_SLOT, finish_reason="cancelled")
+
+
+def saved_characters(tercet: Tercet) -> float:
+    return metric(tercet, "tercet_saved_characters_total")
+
+
 def squeeze(text: str) -> str:
     """As a list shows it."""
     return re.sub(r"\s*\n\s*", " ¶ ", text.strip())
@@ -44,7 +53,7 @@ def test_suggestions_stream_in(slow_editor: Editor) -> None:
     seen: list[list[str]] = []
     until(lambda: _watch(slow_editor, seen) and "ms" in slow_editor.status.inner_text(), 10, "the whole answer")
     assert len(seen) >= 5, seen
-    for before, after in zip(seen, seen[1:], strict=False):
+    for before, after in pairwise(seen):
         # What is there is never taken back; a row may go where another comes in its place (a duplicate).
         kept = [row for row in before if any(later.startswith(row) for later in after)]
         assert len(kept) >= len(before) - 1
@@ -79,11 +88,11 @@ def test_steady_typing_asks_once(open_page: OpenPage) -> None:
     """Each gap is shorter than the writer's own pauses, though some are long for a machine."""
     editor = open_page()
     editor.text.focus()
-    for index, letter in enumerate(OPENING):
+    for index, letter in enumerate(OPENING[:20]):
         editor.page.keyboard.type(letter)
         editor.page.wait_for_timeout(60 + 30 * (index % 3))
     editor.wait_until_whole()
-    assert [body["context"] for body in editor.asked] == [OPENING]
+    assert [body["context"] for body in editor.asked] == [OPENING[:20]]
 
 
 # ---- choosing and taking ----
@@ -136,8 +145,8 @@ def test_escape_dismisses_and_the_next_keys_are_the_texts_own(editor: Editor) ->
     editor.press("Escape")
     expect(editor.list).to_be_hidden()
     assert (editor.value, editor.ghost_text) == (OPENING, "")
-    editor.press("Enter", "ArrowUp", "ArrowRight", "x")
-    assert editor.value == "Txhe old man looked at the sea and\n" or editor.value.count("x") == 1
+    editor.press("Enter", "ArrowUp", "x", "ArrowRight", "y")
+    assert editor.value == f"x{OPENING[0]}y{OPENING[1:]}\n"
     assert len(editor.asked) == 1
 
 
@@ -208,7 +217,7 @@ def test_another_key_ends_it_and_the_pause_after_it_asks_anew(open_page: OpenPag
 def test_a_key_cancels_the_old_request_in_the_worker(open_page: OpenPage) -> None:
     editor = open_page(pauses=False, model_size="slow", length=256)
     tercet = editor.tercet
-    before = metric(tercet, "tercet_slot_sequences_total", slot=SLOW_SLOT, finish_reason="cancelled")
+    before = num_cancelled(tercet)
     editor.write(OPENING)
     editor.press("Tab")
     expect(editor.options.first).to_be_visible()
@@ -217,8 +226,7 @@ def test_a_key_cancels_the_old_request_in_the_worker(open_page: OpenPage) -> Non
     pressed = time.monotonic()
     until(lambda: in_flight(tercet) == 0, 3, "none of them left")
     print(f"gone {1e3 * (time.monotonic() - pressed):.0f} ms after the key")
-    cancelled = lambda: metric(tercet, "tercet_slot_sequences_total", slot=SLOW_SLOT, finish_reason="cancelled")  # noqa: E731
-    until(lambda: cancelled() == before + 3, 2, "three sequences cancelled")
+    until(lambda: num_cancelled(tercet) == before + 3, 2, "three sequences cancelled")
     expect(editor.list).to_be_hidden()
 
 
@@ -371,19 +379,19 @@ def test_what_was_taken_is_told_to_the_server(editor: Editor) -> None:
     tercet = editor.tercet
     accepted = metric(tercet, "tercet_suggestions_total", action="accepted")
     rejected = metric(tercet, "tercet_suggestions_total", action="rejected")
-    characters = metric(tercet, "tercet_saved_characters_total")
+    characters = saved_characters(tercet)
     editor.ask()
     length = len(editor.ghost_text)
     editor.press("Enter")
     until(lambda: metric(tercet, "tercet_suggestions_total", action="accepted") == accepted + 1, 3, "accepted")
-    assert metric(tercet, "tercet_saved_characters_total") == characters + length
+    assert saved_characters(tercet) == characters + length
     editor.ask()
     editor.press("Escape")
     until(lambda: metric(tercet, "tercet_suggestions_total", action="rejected") == rejected + 1, 3, "rejected")
 
 
 def test_what_was_taken_of_an_answer_in_the_making_is_told_too(slow_editor: Editor) -> None:
-    characters = metric(slow_editor.tercet, "tercet_saved_characters_total")
+    characters = saved_characters(slow_editor.tercet)
     slow_editor.write(OPENING)
     slow_editor.press("Tab")
     until(lambda: len(slow_editor.ghost_text) > 10, 5, "some words")
@@ -391,8 +399,7 @@ def test_what_was_taken_of_an_answer_in_the_making_is_told_too(slow_editor: Edit
     length = len(slow_editor.value) - len(OPENING)
     assert length > 10
     expect(slow_editor.list).to_be_hidden()
-    told = lambda: metric(slow_editor.tercet, "tercet_saved_characters_total")  # noqa: E731
-    until(lambda: told() == characters + length, 5, "what was taken")
+    until(lambda: saved_characters(slow_editor.tercet) == characters + length, 5, "what was taken")
 
 
 def test_a_key_is_asked_for_where_one_is_needed(editor: Editor) -> None:
@@ -474,7 +481,7 @@ def test_any_order_of_keys(open_page: OpenPage) -> None:
     chance = random.Random(5)
     editor = open_page(model_size="slow", length=12)
     editor.write(OPENING)
-    for _ in range(250):
+    for _ in range(150):
         key = chance.choice(keys)
         if key == "Tab" and not editor.text.evaluate("one => one === document.activeElement"):
             editor.text.focus()  # Escape and Tab led out of the text, as they should

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -24,9 +23,8 @@ def violations(editor: Editor) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", ["wide", "phone"])
-def test_axe_finds_nothing_serious(open_page: OpenPage, scheme: str, width: str) -> None:
+@pytest.mark.parametrize(("scheme", "width"), [("light", "wide"), ("dark", "phone")])
+def test_axe_finds_nothing(open_page: OpenPage, scheme: str, width: str) -> None:
     options = {"color_scheme": scheme, "reduced_motion": "reduce", **(PHONE if width == "phone" else {})}
     editor = open_page(pauses=False, context=options)
     found = {"empty": violations(editor)}
@@ -41,8 +39,9 @@ def test_axe_finds_nothing_serious(open_page: OpenPage, scheme: str, width: str)
         expect(editor.page.get_by_role("heading", name=name)).to_be_visible()
         found[name] = violations(editor)
         editor.press("Escape")
-    print(json.dumps(found, indent=1))
-    assert not [one for state in found.values() for one in state if one["impact"] in {"serious", "critical"}], found
+    # HTML has no combobox of several lines, so a textarea is not "allowed" to be one; screen readers read it well.
+    others = [one for state in found.values() for one in state if one["id"] != "aria-allowed-role"]
+    assert not others, found
 
 
 def test_a_combobox_with_a_listbox(editor: Editor) -> None:
@@ -126,19 +125,17 @@ def test_a_phone(open_page: OpenPage) -> None:
 
 def test_dark_and_light_are_two(open_page: OpenPage) -> None:
     grounds = [
-        open_page(context={"color_scheme": scheme}).page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        open_page(context={"color_scheme": scheme}).page.evaluate(
+            "getComputedStyle(document.documentElement).backgroundColor"
+        )
         for scheme in ("light", "dark")
     ]
     assert grounds[0] != grounds[1]
 
 
-def test_nothing_moves_where_motion_is_unwanted(open_page: OpenPage) -> None:
-    moving = "document.getAnimations().length + [...document.querySelectorAll('*')].filter(one => " \
-        "getComputedStyle(one).animationName !== 'none').length"
-    counts = {}
-    for motion in ("no-preference", "reduce"):
-        editor = open_page(pauses=False, context={"reduced_motion": motion})
-        editor.ask()
-        counts[motion] = editor.page.evaluate(moving)
-    assert counts["no-preference"] > 0
-    assert counts["reduce"] == 0
+def test_nothing_moves_where_motion_is_unwanted(editor: Editor) -> None:
+    moving = "[...document.querySelectorAll('*')].filter(one => getComputedStyle(one).animationName !== 'none').length"
+    editor.ask()
+    assert editor.page.evaluate(moving) > 0
+    editor.page.emulate_media(reduced_motion="reduce")
+    assert editor.page.evaluate(moving) == 0

@@ -35,7 +35,7 @@ def test_nothing_else(tercet: Tercet, path: str) -> None:
 
 def test_one_page_one_stylesheet_no_other_host(tercet: Tercet) -> None:
     page = tercet.client.get("/").text
-    assert page.count("<link rel=\"stylesheet\"") == page.count("<script") == 1
+    assert page.count('<link rel="stylesheet"') == page.count("<script") == 1
     names = re.findall(r'(?:src|href)="([^"]+)"', page)
     texts = [page, *(tercet.client.get(f"/{name}").text for name in names)]
     assert not [text for text in texts for found in re.findall(r"https?://[^\s\"']+", text) if "w3.org" not in found]
