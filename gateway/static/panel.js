@@ -30,7 +30,7 @@ export class Panel {
 
   /** The chosen option's id. @returns {string} */
   get chosenId() {
-    return this.#list.querySelector("[aria-selected=true]")?.id ?? "";
+    return this.#list.querySelector("[aria-selected=true]:not([hidden])")?.id ?? "";
   }
 
   /**
@@ -39,7 +39,7 @@ export class Panel {
    */
   show({ suggestions, chosen }, context) {
     this.#panel.hidden = !suggestions.length;
-    if (this.#panel.hidden) this.#rise();
+    if (this.#panel.hidden) return this.#rise();
     const options = suggestions.map((one) => {
       const option = this.#option(one.branch);
       option.ariaSelected = String(one === chosen);
@@ -48,9 +48,12 @@ export class Panel {
       write(option.children[1], readable(one.rest));
       return option;
     });
-    const isSame = options.length === this.#list.children.length
-      && options.every((option, index) => this.#list.children[index] === option);
-    if (!isSame) this.#list.replaceChildren(...options);
+    // Those that are ruled out stay, unseen: see `write` for what becomes of undo where nodes go while somebody types.
+    const known = /** @type {HTMLElement[]} */ (Array.from(this.#list.children));
+    for (const option of known) option.hidden = !options.includes(option);
+    const seen = known.filter((option) => !option.hidden);
+    if (options.some((option, index) => seen[index] !== option)) this.#list.replaceChildren(...options);
+    return undefined;
   }
 
   /** @param {number} bottom  Of what stands above it. While it is open it only goes down, so as not to jump about. */

@@ -59,6 +59,9 @@ const CUT_CHARS = 4096;
 /** An answer that is whole so soon is put best first; later somebody has begun to read it as it stands. */
 const UNREAD_MS = 250;
 
+/** Suggestions that came by themselves so short a time ago are not what a key was pressed for. */
+const UNSEEN_MS = 200;
+
 const DEFAULT_NUM_SUGGESTIONS = 3;
 
 /** A refusal (RFC 9457), or a connection that failed: then `status` is 0. */
@@ -265,6 +268,11 @@ class Offer {
     return /** @type {number|undefined} */ (this.request.n_samples) ?? DEFAULT_NUM_SUGGESTIONS;
   }
 
+  /** Whether its first words came longer ago than this. @param {number} ms */
+  isOlderThan(ms) {
+    return this.firstMs !== null && performance.now() - this.startedAt - this.firstMs > ms;
+  }
+
   /**
    * Take in an event of the stream.
    * @param {{name: string, data: any}} event
@@ -467,11 +475,9 @@ export class Completer {
   #action(key) {
     const offer = this.#offer;
     if (key === "Escape") return offer && (() => this.dismiss());
-    if (key === "Tab" && !offer?.visible.length) return offer ? () => {} : () => this.ask();
+    if (key === "Tab") return this.#tab(offer);
     if (!offer?.visible.length) return null;
     switch (key) {
-      case "Tab":
-        return () => this.accept();
       case "Enter": // in a list that came by itself it is still a new line
         return offer.isAsked || offer.isTouched ? () => this.accept() : null;
       case "ArrowDown":
@@ -483,6 +489,17 @@ export class Completer {
       default:
         return null;
     }
+  }
+
+  /** @param {Offer|null} offer */
+  #tab(offer) {
+    if (!offer) return () => this.ask();
+    const isSeen = offer.visible.length > 0 && (offer.isAsked || offer.isOlderThan(UNSEEN_MS));
+    if (isSeen) return () => this.accept();
+    return () => {
+      offer.isAsked = true; // a pause was a moment faster
+      this.#render();
+    };
   }
 
   /** @param {boolean} isAsked */

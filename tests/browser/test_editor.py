@@ -84,6 +84,21 @@ def test_a_pause_asks_by_itself_and_leaves_enter_alone(open_page: OpenPage) -> N
     assert editor.value == OPENING + "\n" + ghost
 
 
+def test_tab_takes_nothing_that_was_not_yet_seen(open_page: OpenPage) -> None:
+    """A pause asks just before the key: the key is taken for the question it was."""
+    editor = open_page(model_size="slow")
+    editor.write(OPENING)
+    expect(editor.page.locator("#latency")).to_have_text("…")
+    editor.press("Tab")
+    expect(editor.options.first).to_be_visible()
+    assert editor.value == OPENING
+    assert len(editor.asked) == 1
+    editor.wait_until_whole()
+    ghost = editor.ghost_text
+    editor.press("Enter")  # it counts as asked for
+    assert editor.value == OPENING + ghost
+
+
 def test_steady_typing_asks_once(open_page: OpenPage) -> None:
     """Each gap is shorter than the writer's own pauses, though some are long for a machine."""
     editor = open_page()
@@ -262,6 +277,14 @@ def test_undo_takes_back_what_was_taken_and_nothing_else(editor: Editor) -> None
     for step in [OPENING, OPENING + ghost, OPENING + ghost + " - and on"]:
         editor.press("Control+Shift+z")
         assert editor.value == step
+
+
+def test_what_was_typed_through_is_one_step_of_undo(editor: Editor) -> None:
+    editor.ask()
+    for letter in editor.ghost_text[:9].replace("\n", ""):
+        editor.page.keyboard.type(letter)
+    editor.press("Escape", "Control+z")
+    assert OPENING.startswith(editor.value)
 
 
 def test_undo_goes_back_word_by_word(editor: Editor) -> None:
