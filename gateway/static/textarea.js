@@ -15,22 +15,21 @@ export function textBefore(textarea) {
  */
 export function insertText(textarea, text) {
   textarea.focus();
-  const end = textarea.selectionEnd;
-  endUndoStep(textarea, end);
+  endUndoStep(textarea);
   // Deprecated, and the only way to the undo stack; Chromium, Firefox and Safari have it.
   if (!document.execCommand("insertText", false, text)) {
+    const end = textarea.selectionEnd;
     textarea.setRangeText(text, end, end, "end");
     textarea.dispatchEvent(new InputEvent("input", { bubbles: true, inputType: "insertText", data: text }));
   }
-  endUndoStep(textarea, textarea.selectionEnd);
+  endUndoStep(textarea);
 }
 
 /**
- * Browsers join what is put in to the typing before and after it, unless the cursor moved in between.
+ * Browsers join what is put in to the typing before and after it, unless the cursor was set in between, if only to
+ * where it is.
  * @param {HTMLTextAreaElement} textarea
- * @param {number} end
  */
-function endUndoStep(textarea, end) {
-  textarea.setSelectionRange(end ? end - 1 : 1, end ? end - 1 : 1);
-  textarea.setSelectionRange(end, end);
+function endUndoStep(textarea) {
+  textarea.setSelectionRange(textarea.selectionEnd, textarea.selectionEnd);
 }
