@@ -56,6 +56,7 @@ function show(view) {
   const before = shown;
   shown = view;
   panel.show(view, paper.context);
+  if (view.status === "ready" && before.status !== "ready" && !view.isTouched) panel.settle();
   draw();
   if (view.status !== "idle" || before.status !== "idle") keepInSight();
   text.ariaExpanded = String(panel.isOpen);

@@ -63,6 +63,11 @@ export class Panel {
     this.#paper.style.minHeight = `${this.#lowest + this.#panel.offsetHeight + MARGIN_PX}px`;
   }
 
+  /** What stands above it is whole, and nobody has read on: it may take its place anew. */
+  settle() {
+    this.#lowest = 0;
+  }
+
   #rise() {
     this.#lowest = 0;
     this.#paper.style.minHeight = "";
