@@ -101,9 +101,10 @@ def modules(request: pytest.FixtureRequest, site: Site) -> dict[str, str]:
             "--no-package-lock",
             "--fetch-timeout=20000",
         ]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-        if done.returncode:
-            pytest.skip(f"CodeMirror cannot be had from npm's registry: {done.stderr.strip()[-300:]}")
+        try:
+            subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            pytest.skip(f"CodeMirror cannot be had from npm's registry: {error}; {str(error.stderr)[-300:]}")
         (folder / "installed.json").write_text(wanted)
     (site.folder / "modules").symlink_to(folder / "node_modules")
     found = {}
