@@ -13,6 +13,7 @@ from gateway.fanout import Fanout
 from gateway.feedback import Ledger
 from gateway.metrics import Metrics
 from gateway.middleware import Boundary, render_error, render_http_error, render_unknown
+from gateway.page import PageResource, StaticResource, read_assets
 from gateway.pool import Pool
 from gateway.resources import AutocompleteResource, FeedbackResource, LiveResource, MetricsResource, ReadyResource
 from shared.errors import TercetError
@@ -51,6 +52,9 @@ def create_app(
         app.add_route(path, ready)
     app.add_route("/health/live", LiveResource())
     app.add_route("/metrics", MetricsResource(metrics))
+    assets = read_assets()
+    app.add_route("/", PageResource(assets))
+    app.add_route("/static/{name}", StaticResource(assets))
     return app
 
 

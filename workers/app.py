@@ -294,27 +294,34 @@ class GenerateResource:
                     num_typed_bytes -= len(app.tokenizer.token_bytes(step.token_id))
                     if num_typed_bytes < 0:
                         yield _line(Token(text=text, token_id=step.token_id, logprob=step.logprob))
+        except GeneratorExit:  # nobody reads on; what was made counts all the same
+            generation.cancel()
+            self._account(ask, num_prompt_tokens, generation.result(), started_at)
+            raise
         finally:
             generation.cancel()
         if finished is None:
             return
         try:
             yield _line(self._last_line(ask, request, finished))
-        finally:  # nobody need wait for these
-            app.count(finished, num_prompt_tokens)
-            log.info(
-                "branch",
-                slot=app._slot.index,
-                request_id=ask.request_id,
-                seed=ask.seed,
-                started_at=round(started_at, 4),
-                first_token_at=_wall(finished.first_token_at),
-                ended_at=round(time.time(), 4),
-                prompt_tokens=num_prompt_tokens,
-                cached_tokens=finished.cached_tokens,
-                tokens=len(finished.token_ids),
-                finish_reason=finished.finish_reason,
-            )
+        finally:  # nobody need wait for this
+            self._account(ask, num_prompt_tokens, finished, started_at)
+
+    def _account(self, ask: GenerateRequest, num_prompt_tokens: int, finished: Finished, started_at: float) -> None:
+        self._app.count(finished, num_prompt_tokens)
+        log.info(
+            "branch",
+            slot=self._app._slot.index,
+            request_id=ask.request_id,
+            seed=ask.seed,
+            started_at=round(started_at, 4),
+            first_token_at=_wall(finished.first_token_at),
+            ended_at=round(time.time(), 4),
+            prompt_tokens=num_prompt_tokens,
+            cached_tokens=finished.cached_tokens,
+            tokens=len(finished.token_ids),
+            finish_reason=finished.finish_reason,
+        )
 
     def _detokenizer(self, request: GenerationRequest) -> Detokenizer:
         sampling = request.sampling

@@ -1,0 +1,114 @@
+"""The README's two integrations, as they stand there, in pages of another origin."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from tests.browser.driver import OPENING, TIMEOUT_MS, Site
+from tests.e2e.harness import ROOT, Tercet, until
+
+MAX_LINES = 15
+PACKAGES = Path(__file__).with_name("codemirror.json")
+
+
+def snippet(language: str, tercet: Tercet) -> str:
+    """A block of the README's section, pointed at the server under test."""
+    section = (ROOT / "README.md").read_text().split("## In your own editor")[1].split("\n## ")[0]
+    [code] = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    assert len(code.splitlines()) <= MAX_LINES
+    assert "http://localhost:8000/" in code
+    return str(code).replace("http://localhost:8000/", f"{tercet.url}/")
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    page = browser.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    yield page
+    page.context.close()
+    assert not faults
+
+
+def test_a_plain_textarea(page: Page, site: Site, tercet: Tercet) -> None:
+    (site.folder / "plain.html").write_text(f"<!doctype html><title>Notes</title>{snippet('html', tercet)}")
+    page.goto(f"{site.origin}/plain.html")
+    text = page.locator("textarea")
+    exercise(page, text, text.input_value)
+
+
+def test_codemirror(page: Page, site: Site, tercet: Tercet, modules: dict[str, str]) -> None:
+    imports = json.dumps({"imports": modules})
+    (site.folder / "codemirror.html").write_text(
+        f'<!doctype html><title>Notes</title><script type="importmap">{imports}</script>'
+        f'<body><script type="module">\n{snippet("js", tercet)}</script>'
+    )
+    page.goto(f"{site.origin}/codemirror.html")
+    text = page.locator(".cm-content")
+    exercise(page, text, lambda: "\n".join(text.locator(".cm-line").all_text_contents()))
+
+
+def exercise(page: Page, text: Locator, value: Callable[[], str]) -> None:
+    """Ask, choose, take a word, take the rest, undo, dismiss, and type through what is offered."""
+    rows = page.locator("ol li")
+    chosen = page.locator("ol li[aria-current=true]")
+    text.click()
+    page.keyboard.type(OPENING)
+    page.keyboard.press("Tab")
+    expect(rows).to_have_count(3)
+    page.keyboard.press("ArrowDown")
+    expect(rows.nth(1)).to_have_attribute("aria-current", "true")
+    page.keyboard.press("ArrowRight")
+    word = value().removeprefix(OPENING)
+    assert re.fullmatch(r"\s*\S+", word)
+    rest = until(chosen.text_content, 5, "the rest of it")
+    page.keyboard.press("Enter")
+    assert value() == OPENING + word + rest
+    page.keyboard.press("Control+z")
+    assert value() == OPENING + word
+    page.keyboard.press("Tab")
+    expect(rows.first).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(rows).to_have_count(0)
+    assert value() == OPENING + word
+
+
+@pytest.fixture(scope="session")
+def modules(request: pytest.FixtureRequest, site: Site) -> dict[str, str]:
+    """CodeMirror's modules by name, from npm's registry into pytest's cache: where each is on the site."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm is not installed, so CodeMirror cannot be had")
+    folder: Path = request.config.cache.mkdir("codemirror")
+    wanted = PACKAGES.read_text()
+    if not (folder / "installed.json").exists() or (folder / "installed.json").read_text() != wanted:
+        (folder / "package.json").write_text(wanted)
+        command = [
+            npm,
+            "install",
+            "--ignore-scripts",
+            "--no-audit",
+            "--no-fund",
+            "--no-package-lock",
+            "--fetch-timeout=20000",
+        ]
+        try:
+            subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            pytest.skip(f"CodeMirror cannot be had from npm's registry: {error}; {str(error.stderr)[-300:]}")
+        (folder / "installed.json").write_text(wanted)
+    (site.folder / "modules").symlink_to(folder / "node_modules")
+    found = {}
+    for name in json.loads(wanted)["dependencies"]:
+        package = json.loads((folder / "node_modules" / name / "package.json").read_text())
+        found[name] = f"/modules/{name}/{package['exports']['import'].removeprefix('./')}"
+    return found
