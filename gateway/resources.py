@@ -39,6 +39,8 @@ from shared.slots import DRAINING_FILE, Model, Plan
 
 DEFAULT_MAX_TOKENS = 256
 DOCUMENT_CHARS = 200
+# JavaScript's numbers are exact up to 2⁵³: a seed that it reads must be the one that it sends back.
+MAX_DRAWN_SEED = 2**53 - 100
 _encode = msgspec.json.Encoder().encode
 
 
@@ -60,7 +62,7 @@ class AutocompleteResource:
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         start = time.monotonic()
         request = parse_request(req.bounded_stream.read(), AutocompleteRequest, ALIASES)
-        seed = secrets.randbelow(MAX_SEED) if request.seed is None else request.seed
+        seed = secrets.randbelow(MAX_DRAWN_SEED) if request.seed is None else request.seed
         run = Run(self._ask(request, req.context.id, start))
         make_branch = partial(_branch, request, seed)
         gone = partial(run.cancel, ClientGone("The client hung up before its answer was ready."))
