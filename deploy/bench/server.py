@@ -107,8 +107,8 @@ class Server:
         }
 
     def wait_until_idle(self) -> None:
-        """Until no sequence is in an engine; a second at most."""
-        deadline = time.monotonic() + 1
+        """Until no sequence is in an engine, as far as the gateway knows; two seconds at most."""
+        deadline = time.monotonic() + 2
         while self._num_in_flight() and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
