@@ -92,7 +92,7 @@ class AutocompleteResource:
             if isinstance(one, Piece):
                 yield "token", {"branch": one.branch, "text": one.text}
             elif isinstance(one, Chosen):
-                yield "sentence", {"branch": one.branch, **msgspec.structs.asdict(one.sentence)}
+                yield "sentence", {"branch": one.branch, **msgspec.to_builtins(one.sentence)}
             else:
                 yield "done", answer(one)
 
