@@ -44,6 +44,7 @@ _MARKS_IN_A_LOOP = re.compile(r"(\S.{0,3}?)\1{5,}")
 _CONTEXT_CHARS = 200
 # Four words said twice are a loop; three may be a figure of speech.
 _LONG_PHRASE = 4
+MAX_PHRASE = 12  # words
 
 
 class Cleaner:
@@ -74,6 +75,11 @@ class Cleaner:
         self._text += piece
         self._ends.append(len(self._text))
         return self._release(self._certain_end()) if piece else ""
+
+    def take(self, text: str, ends: Sequence[int]) -> None:
+        """All tokens at once, instead of by `feed`; what is certain then is what would have become so."""
+        self._text, self._ends = text[: ends[-1]] if ends else "", list(ends)
+        self._release(self._certain_end())
 
     def finish(self, finish_reason: str) -> str:
         """The rest that stays, at the end."""
@@ -136,10 +142,7 @@ def clean(text: str, ends: Sequence[int], length: int, finish_reason: str, *, is
         length, is_literal: as `Cleaner` has them.
     """
     cleaner = Cleaner(length, is_literal=is_literal)
-    start = 0
-    for end in ends:
-        cleaner.feed(text[start:end])
-        start = end
+    cleaner.take(text, ends)
     cleaner.finish(finish_reason)
     return cleaner.text
 
@@ -160,11 +163,11 @@ def fault(text: str, context: str) -> str | None:
     num_old = sum(word.end() <= len(before) for word in found)
     if _has_loop(plain, num_old, 1, 3) or _has_loop(words, num_old, 1, 4):
         return "loop"
-    for size in range(2, len(words) // 2 + 1):
+    for size in range(2, min(MAX_PHRASE, len(words) // 2) + 1):
         if _has_loop(words, num_old, size, 3 if size < _LONG_PHRASE else 2):
             return "loop"
     ended = re.search(r"\w$", before) and text[:1].isspace()
-    for size in range(1, min(num_old, len(words) - num_old) + 1):
+    for size in range(1, min(MAX_PHRASE, num_old, len(words) - num_old) + 1):
         if words[num_old - size : num_old] == words[num_old : num_old + size] and (size > 1 or ended):
             return "repeats_context"
     return None
@@ -173,7 +176,8 @@ def fault(text: str, context: str) -> str | None:
 def _has_loop(words: list[str], num_old: int, size: int, num_times: int) -> bool:
     """Whether `size` words come `num_times` on end, and not all among the first `num_old`."""
     return any(
-        words[end - size * num_times : end] == words[end - size : end] * num_times
+        words[end - 1] == words[end - 1 - size]  # seldom, and quickly seen
+        and words[end - size * num_times : end] == words[end - size : end] * num_times
         for end in range(max(num_old + 1, size * num_times), len(words) + 1)
     )
 

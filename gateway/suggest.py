@@ -50,6 +50,8 @@ def suggest(
                 yield Piece(heard.branch, text)
             continue
         awaited.remove(heard.branch)
+        if not awaited and run.heard_first_at is None:
+            run.heard_first_at = time.monotonic()
         if isinstance(heard, BranchResult) and heard.branch in lines:
             line = lines[heard.branch]
             heard, rest = line.finish(heard)
@@ -57,8 +59,6 @@ def suggest(
                 yield Piece(heard.branch, rest)
         for number, sentence in selection.add(heard):
             yield Chosen(number, sentence)
-        if not awaited and run.heard_first_at is None:
-            run.heard_first_at = time.monotonic()
         num_missing = min(selection.num_missing, (1 + MAX_TOP_UPS) * taste.num_sentences - num_branches)
         if not awaited and num_missing > 0 and not run.is_over:
             awaited = set(range(num_branches, num_branches + num_missing))

@@ -316,7 +316,7 @@ class GenerateResource:
             seed=ask.seed,
             started_at=round(started_at, 4),
             first_token_at=_wall(finished.first_token_at),
-            ended_at=round(time.time(), 4),
+            ended_at=_wall(finished.ended_at),
             prompt_tokens=num_prompt_tokens,
             cached_tokens=finished.cached_tokens,
             tokens=len(finished.token_ids),

@@ -99,6 +99,7 @@ class Finished:
     num_kept: int = 0
     num_typed: int = 0
     first_token_at: float | None = None  # time.monotonic() seconds
+    ended_at: float | None = None
 
 
 class Generation:
@@ -304,6 +305,7 @@ class Sequence:
             num_kept=self.num_kept,
             num_typed=self.num_typed,
             first_token_at=self.first_token_at,
+            ended_at=now,
         )
 
     def _take_typed(self, token_id: int) -> int:
