@@ -238,7 +238,7 @@ class Int8Product:
         self._scales = (weight.abs().amax(1) / 127).clamp_min(TINY)  # each row's largest value is ±127
         weight8 = (weight / self._scales[:, None]).round().to(torch.int8)
         self._zeros = torch.zeros(len(weight), dtype=torch.long)
-        self._own = _OwnInt8.of(weight8, self._scales)
+        self._own = OwnInt8.of(weight8, self._scales)
         self._fbgemm = None
         if self._own is not None:
             self._few_rows = OWN_ROWS_BESIDE_AMX if _has_amx() else sys.maxsize
@@ -269,7 +269,7 @@ class Int8Product:
         return z
 
 
-class _OwnInt8:
+class OwnInt8:
     """Our kernel's copy of an 8-bit weight."""
 
     def __init__(self, weight8: Tensor, scales: Tensor) -> None:
@@ -290,7 +290,7 @@ class _OwnInt8:
             block[:] = weights[start : start + k.BLOCK].reshape(k.BLOCK, num_inputs // 4, 4).swapaxes(0, 1)
         # x is kept with 128 added to it: 128 times the weights are too much.
         begin = (-128 * weight8.sum(1, dtype=torch.int32)).contiguous()
-        factors = self._scales_of(scales)
+        factors = scales * torch.tensor(1 / 127)  # both scales in one, as oneDNN and fbgemm multiply them
         self._parameters = np.zeros(k.PRODUCT_FIELDS, np.int64)
         self._parameters[k.INPUTS], self._parameters[k.OUTPUTS] = num_inputs, self._num_outputs
         self._parameters[k.WEIGHTS] = packed.ctypes.data
@@ -300,7 +300,7 @@ class _OwnInt8:
         self._keep = memory, packed, begin, factors
 
     @classmethod
-    def of(cls, weight8: Tensor, scales: Tensor) -> _OwnInt8 | None:
+    def of(cls, weight8: Tensor, scales: Tensor) -> OwnInt8 | None:
         """None where this machine has no instructions for it, or the shape is not made for it."""
         from workers.engine.cpu_kernels import BLOCK, HAS_DOT_PRODUCTS
 
@@ -312,11 +312,6 @@ class _OwnInt8:
         self._parameters[self._k.PRODUCT_ROWS] = len(x)
         self._kernels.run(self._k.multiply, self._address, x.data_ptr(), y.data_ptr(), self._is_large)
         return y
-
-    @staticmethod
-    def _scales_of(scales: Tensor) -> Tensor:
-        """Both scales in one, as oneDNN and fbgemm multiply them."""
-        return (scales * torch.tensor(1 / 127)).contiguous()
 
 
 _fbgemm_multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default

@@ -10,7 +10,9 @@ from transformers import GPT2Config as TheirConfig
 from transformers import GPT2LMHeadModel
 
 from tests.workers.engine.helpers import TINY, generate, peaked_weights, running_engine
+from workers.engine.cpu_kernels import HAS_DOT_PRODUCTS
 from workers.engine.gpt2 import GPT2Config, LoadedModel, build
+from workers.engine.linear import UINT8, OwnInt8, prepare
 from workers.engine.sequence import SamplingParams
 
 PROMPT = [*range(7, 300, 3)]
@@ -62,3 +64,20 @@ def test_threads_change_no_text(tiny_of: dict[str, LoadedModel], dtype: str) -> 
             long = generate(engine, PROMPT * 5, SamplingParams(30), seed=4)
             texts.append((alone.token_ids, long.token_ids, alone.logprobs, long.logprobs))
     assert texts[0] == texts[1]
+
+
+@pytest.mark.skipif(not HAS_DOT_PRODUCTS, reason="this CPU has no AVX-512 VNNI, so the kernel is not there")
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 4), (100, 64), (768, 3072), (8200, 256)])
+def test_products_in_8_bits_are_exact(outputs: int, inputs: int) -> None:
+    """Sums of integers and one rounding, whatever the number of rows; 100 outputs are two blocks that overlap."""
+    generator = torch.Generator().manual_seed(outputs)
+    weight = torch.randn(outputs, inputs, generator=generator)
+    scales = weight.abs().amax(1) / 127
+    weight8 = (weight / scales[:, None]).round().to(torch.int8)
+    x, _ = prepare(torch.randn(9, inputs, generator=generator), UINT8)
+    product = OwnInt8.of(weight8, scales)
+    assert product is not None
+    sums = (x.long() - 128) @ weight8.long().T
+    expected = sums.float() * (scales * torch.tensor(1 / 127))
+    for num_rows in range(1, 10):
+        assert torch.equal(product(x[:num_rows]), expected[:num_rows])
