@@ -18,13 +18,14 @@ endif
 
 PIP_INSTALL = $(VENV)/bin/python -m pip install $$(test -t 1 || echo --quiet) -c $(CUDA_PINS)
 
-.PHONY: help serve test bench lint format setup lock clean
+.PHONY: help serve test bench embedded lint format setup lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make serve    set up what is missing, then serve (Ctrl-C stops)'
 	@echo 'make test     set up what is missing, then run the tests (ARGS="-k name" chooses)'
 	@echo 'make bench    measure (BENCH=http: the gateway under load; ARGS="--only engine" chooses)'
+	@echo 'make embedded train the embedded checkpoint (CORPUS=train.txt.xz; ARGS="--tokens 1_000_000" chooses)'
 	@echo 'make lint     ruff and mypy, as CI runs them'
 	@echo 'make format   let ruff rewrite what it can'
 	@echo 'make setup    only set up, for serving and developing'
@@ -42,6 +43,11 @@ test: $(DEV)
 
 bench: $(DEV)
 	@exec $(VENV)/bin/tercet bench $(or $(BENCH),engine) $(ARGS)
+
+# In a place that `make clean` leaves alone: it is hours of work. The same command goes on with a run that was stopped.
+embedded: $(SERVE)
+	@test -n '$(CORPUS)' || { echo 'Say which text: make embedded CORPUS=path/to/train.txt.xz' >&2; exit 1; }
+	@exec $(VENV)/bin/python -m workers.embedded.train --corpus '$(CORPUS)' --run .train/embedded $(ARGS)
 
 lint: $(DEV)
 	@$(VENV)/bin/ruff check
