@@ -110,8 +110,10 @@ def prepare(
     books that are trained on. `seed` shuffles the books.
 
     Raises:
-        StartError: the corpus is not as described.
+        StartError: the corpus is not as described, or its ids do not fit in 16 bits.
     """
+    if vocab_size > 1 << 16:
+        raise StartError("--vocab-size is at most 65,536.")
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
