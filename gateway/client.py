@@ -52,8 +52,8 @@ class Call:
         self._socket: socket.socket | None = None
         self._is_cancelled = False
 
-    def lines(self) -> Iterator[Token | Done]:
-        """What the worker says after `accepted`, as it comes; `Done` is the last.
+    def lines(self) -> Iterator[list[Token | Done]]:
+        """What the worker says after `accepted`, as it comes, lines that come together together; `Done` is the last.
 
         Read to its end, past `Done`, it leaves a connection that serves the next call.
 
@@ -83,13 +83,15 @@ class Call:
                 is_acknowledged = True
                 left_s = max(0.0, self._deadline - time.monotonic())
                 request.extensions["timeout"]["read"] = left_s + STATE_SILENCE_S
-                for raw in _split_lines(response.iter_raw()):
-                    line = _decode_line(raw)
-                    if isinstance(line, Accepted):
-                        continue
-                    if isinstance(line, Failed):
-                        raise BranchError(line.code, line.detail)
-                    yield line
+                for raws in _split_lines(response.iter_raw()):
+                    told: list[Token | Done] = []
+                    for line in map(_decode_line, raws):
+                        if isinstance(line, Failed):
+                            raise BranchError(line.code, line.detail)
+                        if not isinstance(line, Accepted):
+                            told.append(line)
+                    if told:
+                        yield told
         except httpx.TimeoutException as error:
             if is_acknowledged:
                 raise BranchError("timeout", "The worker fell silent.") from error
@@ -156,16 +158,16 @@ class SlotClient:
             with self._client.stream("GET", "/state", timeout=httpx.Timeout(STATE_SILENCE_S)) as response:
                 if response.status_code != httpx.codes.OK:
                     raise BranchError("refused", f"The worker answered {response.status_code}.")
-                for raw in _split_lines(response.iter_raw()):
-                    yield _decode_state(raw)
+                for raws in _split_lines(response.iter_raw()):
+                    yield from map(_decode_state, raws)
         except httpx.TransportError as error:
             raise BranchError("unreachable", str(error) or type(error).__name__) from error
         except msgspec.MsgspecError as error:
             raise BranchError("garbage", str(error)) from error
 
 
-def _split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Lines of a byte stream, without their ends.
+def _split_lines(chunks: Iterator[bytes]) -> Iterator[list[bytes]]:
+    """Lines of a byte stream, without their ends; those that end in one chunk together.
 
     Raises:
         BranchError: a line is longer than `MAX_LINE_BYTES`, or the last one is not ended.
@@ -173,7 +175,7 @@ def _split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
+        yield lines
         if len(rest) > MAX_LINE_BYTES:
             raise BranchError("oversize", f"The worker sent a line of more than {MAX_LINE_BYTES} bytes.")
     if rest:

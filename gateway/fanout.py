@@ -27,6 +27,8 @@ MOMENTARY = frozenset({"slot_full", "not_ready"})
 RETRY_PAUSE_S = 0.025
 # The worker is given this much less than what is left, so that what it has by then arrives in time.
 RETURN_MARGIN_S = 0.005
+# The rest of a worker's answer, which says nothing more, is read when the writer's is likely to be out.
+REST_PAUSE_S = 0.003
 # How long past the deadline an answer that is on its way is waited for.
 COLLECT_GRACE_S = 0.03
 
@@ -57,10 +59,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A token's text, as it came from one try of a branch."""
+    """Texts of tokens, as they came from one try of a branch."""
 
     branch: int
-    text: str
+    texts: tuple[str, ...]
     attempt: int = 1
 
 
@@ -167,15 +169,17 @@ class Fanout:
         call = self._clients[slot].call(request, ask.deadline, attempt)
         lines = call.lines()
         with run.cancelling(call.cancel):
-            for line in lines:
-                if isinstance(line, Done):
+            for told in lines:
+                last = told[-1]
+                if isinstance(last, Done):  # it has the text of those before it
                     rest.callback(_read_to_end, lines)
-                    return line
-                run.report(Piece(branch.index, line.text, attempt))
+                    return last
+                run.report(Piece(branch.index, tuple(token.text for token in told), attempt))
         raise BranchError("broken", "The worker ended the answer before its last line.")
 
 
 def _read_to_end(lines: Iterator[object]) -> None:
+    time.sleep(REST_PAUSE_S)
     with suppress(BranchError):
         for _ in lines:
             pass

@@ -90,7 +90,7 @@ class AutocompleteResource:
         """Names and data of a stream's events, the whole answer last."""
         for one in told:
             if isinstance(one, Piece):
-                yield "token", {"branch": one.branch, "text": one.text}
+                yield "token", {"branch": one.branch, "text": "".join(one.texts)}
             elif isinstance(one, Chosen):
                 yield "sentence", {"branch": one.branch, **msgspec.to_builtins(one.sentence)}
             else:

@@ -47,7 +47,7 @@ def suggest(
         if isinstance(heard, Piece):
             line = lines.setdefault(heard.branch, _Line(taste))
             if text := line.feed(heard):
-                yield Piece(heard.branch, text)
+                yield Piece(heard.branch, (text,))
             continue
         awaited.remove(heard.branch)
         if not awaited and run.heard_first_at is None:
@@ -56,7 +56,7 @@ def suggest(
             line = lines[heard.branch]
             heard, rest = line.finish(heard)
             if rest:
-                yield Piece(heard.branch, rest)
+                yield Piece(heard.branch, (rest,))
         for number, sentence in selection.add(heard):
             yield Chosen(number, sentence)
         num_missing = min(selection.num_missing, (1 + MAX_TOP_UPS) * taste.num_sentences - num_branches)
@@ -90,7 +90,8 @@ class _Line:
         if piece.attempt != self._attempt:  # begun anew, on another slot
             self._attempt = piece.attempt
             self._cleaner = self._new_cleaner()
-        self._cleaner.feed(piece.text)
+        for text in piece.texts:
+            self._cleaner.feed(text)
         return self._advance(self._cleaner.text)
 
     def finish(self, result: BranchResult) -> tuple[BranchResult | BranchFailure, str]:

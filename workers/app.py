@@ -23,6 +23,7 @@ import msgspec
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from shared.afterwards import Afterwards
 from shared.errors import PROBLEM_JSON, InvalidRequest, NotReady, SlotFull, TercetError
 from shared.hangups import HangupWatcher
 from shared.metrics import SlotCollector
@@ -74,6 +75,7 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
         self._is_draining = threading.Event()
         self._counters: Counter[str] = Counter()
         self.hangups = HangupWatcher()
+        self.afterwards = Afterwards()
         self._tokenizer: Tokenizer | None = None
         self.engine = Engine(config, self._load, on_change=self._announce, on_fatal=_exit_process)
         self.add_error_handler(TercetError, _render_error)
@@ -120,6 +122,7 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
         """
         self.engine.stop(0.0)
         if any(thread.name == "engine" for thread in threading.enumerate()):
+            self.afterwards.finish()
             logging.shutdown()
             os._exit(0)
 
@@ -268,7 +271,7 @@ class GenerateResource:
         room = self._app.engine.status().n_ctx - num_new - len(typed)
         if room < 1:
             return [], typed, draft_ids
-        return encode_window(text, min(max_tokens, room), tokenizer.encode), typed, draft_ids
+        return encode_window(text, min(max_tokens, room), tokenizer.encode_with_starts), typed, draft_ids
 
     def _lines(
         self,
@@ -283,6 +286,7 @@ class GenerateResource:
         detokenizer = self._detokenizer(request)
         num_typed_bytes = len(request.typed)
         finished: Finished | None = None
+        lines = b""
         try:
             with app.hangups.watching(client, generation.cancel):
                 yield _line(Accepted())
@@ -293,7 +297,10 @@ class GenerateResource:
                     text = detokenizer.feed(step.token_id)
                     num_typed_bytes -= len(app.tokenizer.token_bytes(step.token_id))
                     if num_typed_bytes < 0:
-                        yield _line(Token(text=text, token_id=step.token_id, logprob=step.logprob))
+                        lines += _line(Token(text=text, token_id=step.token_id, logprob=step.logprob))
+                    if lines and not generation.has_more:
+                        yield lines
+                        lines = b""
         except GeneratorExit:  # nobody reads on; what was made counts all the same
             generation.cancel()
             self._account(ask, num_prompt_tokens, generation.result(), started_at)
@@ -302,14 +309,13 @@ class GenerateResource:
             generation.cancel()
         if finished is None:
             return
-        try:
-            yield _line(self._last_line(ask, request, finished))
-        finally:  # nobody need wait for this
-            self._account(ask, num_prompt_tokens, finished, started_at)
+        self._account(ask, num_prompt_tokens, finished, started_at)
+        yield lines + _line(self._last_line(ask, request, finished))
 
     def _account(self, ask: GenerateRequest, num_prompt_tokens: int, finished: Finished, started_at: float) -> None:
         self._app.count(finished, num_prompt_tokens)
-        log.info(
+        self._app.afterwards.do(
+            log.info,
             "branch",
             slot=self._app._slot.index,
             request_id=ask.request_id,

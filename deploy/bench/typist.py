@@ -182,7 +182,7 @@ class EngineSource:
     def _submit(self, context: str, seed: int) -> list[Any]:
         request, tokenizer = self._request, self._tokenizer
         head, typed = tokenizer.split_typed(context)
-        ids = tuple(encode_window(head, request.max_tokens or 256, tokenizer.encode))
+        ids = tuple(encode_window(head, request.max_tokens or 256, tokenizer.encode_with_starts))
         draft = tuple(tokenizer.encode(typed.decode()))
         found = []
         for number in range(request.n_samples):

@@ -84,7 +84,7 @@ def worker(path: Path, answer: Answer) -> Iterator[SlotClient]:
 
 
 def lines(client: SlotClient) -> list[Token | Done]:
-    return list(client.call(GenerateRequest(prompt="a"), time.monotonic() + 5).lines())
+    return [line for told in client.call(GenerateRequest(prompt="a"), time.monotonic() + 5).lines() for line in told]
 
 
 def test_lines_come_whole_whatever_the_chunks(short_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_cancel_ends_a_call_that_waits_and_the_worker_sees_it(short_path: Path) 
     with worker(short_path, answer) as client:
         call = client.call(GenerateRequest(prompt="a"), time.monotonic() + 30)
         answers = call.lines()
-        assert isinstance(next(answers), Token)
+        assert isinstance(next(answers)[0], Token)
         threading.Timer(0.05, call.cancel).start()
         with pytest.raises(BranchError) as caught:
             next(answers)

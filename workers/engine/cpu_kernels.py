@@ -13,8 +13,11 @@ result. The inner products of attention and of 8-bit weights are written as vect
 them by itself.
 
 A kernel is called with the address of a call: [address of the step's parameters, address of the layer's parameters,
-address of a matrix product, next item, next thread]. Threads take items from it until none is left, so that one
+address of a matrix product, next item, next thread, rows]. Threads take items from it until none is left, so that one
 compiled function serves one thread and many, and gives both the same bits.
+
+Each call from Python lets go of the interpreter and has to win it back from the threads that talk to clients, so what
+can be a `Program`, all layers of a step, is one call.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from typing import Any
 
 import numpy as np
@@ -89,28 +93,46 @@ ROW_ID, ROW_POSITION, ROW_SLOT, ROW_SEEN, ROW_TAIL, ROW_TAIL_SEEN, ROW_FIELDS = 
 QKV_BIAS, UP_BIAS, KEYS, VALUES, TAILS_KEYS, TAILS_VALUES, LAYER_FIELDS = range(7)
 NORM_BIAS_IN, NORM_WEIGHT, NORM_BIAS, NORM_FIELDS = range(4)
 
-# A draw's parameters, float64 [rows, DRAW_FIELDS]; a temperature of 0 is greedy, a token of -1 is to be drawn.
-DRAW_ROW, TEMPERATURE, TOP_K, TOP_P, UNIFORM, RANK, TOKEN, LOGPROB, DRAW_FIELDS = range(9)
+# A draw's parameters, float64 [rows, DRAW_FIELDS]; a temperature of 0 is greedy, a token of -1 is to be drawn. Where
+# not every token can be drawn: where the int32 ids of those that can are, how many, and how many follow them that can
+# if none is likelier. A double holds an address exactly.
+(
+    DRAW_ROW,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    UNIFORM,
+    RANK,
+    TOKEN,
+    LOGPROB,
+    CHOICES,
+    NUM_ALLOWED,
+    NUM_IF_LIKELIEST,
+    DRAW_FIELDS,
+) = range(12)
 SAMPLE_ROWS, SAMPLE_VOCAB, SAMPLE_TABLE, SAMPLE_SCRATCH, SAMPLE_SCRATCH_STRIDE, SAMPLE_FIELDS = range(6)
 SAMPLE_SCRATCH_FLOATS = 2 * GROUPS + NUM_CANDIDATES
 
 # A matrix product's parameters: numbers, and addresses. Its call has the rows, uint8, for a layer.
 (
-    PRODUCT_ROWS,
     INPUTS,
     OUTPUTS,
     WEIGHTS,  # int8 [blocks, inputs / 4, BLOCK, 4], the blocks one after another but the last, which ends with the last
     STARTS,  # [outputs] int32, what each sum begins with
     FACTORS,  # [outputs] float32, what it is multiplied with
     PRODUCT_FIELDS,
-) = range(7)
+) = range(6)
 BLOCK = 4 * VECTOR
 MULTIPLY_ROWS = 4  # that meet a block's weights together
 
 # What the kernel of 8-bit products is made of: VNNI on 64 bytes.
 HAS_DOT_PRODUCTS = bool(binding.get_host_cpu_features().get("avx512vnni"))
 
-_STEP, _LAYER, _PRODUCT, _NEXT_ITEM, _NEXT_THREAD, _CALL_FIELDS = range(6)
+_STEP, _LAYER, _PRODUCT, _NEXT_ITEM, _NEXT_THREAD, _ROWS, _CALL_FIELDS = range(7)
+
+# A program: a head, then entries. A kernel's first three fields are those of its call.
+_LENGTH, _PARALLEL, _THREADS, _CALL, _HEAD_FIELDS = range(5)
+_FUNCTION, _IS_LARGE, _ENTRY_FIELDS = range(3, 6)
 
 _f32, _i32, _i64, _u8 = np.float32, np.int32, np.int64, np.uint8
 _FAST: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
@@ -868,36 +890,73 @@ def _log_total(logits: Any, most: Any, sums: Any) -> float:
 
 
 @njit(**_FAST)
-def _likeliest(logits: Any, maxima: Any, sums: Any, values: Any, ids: Any) -> int:
+def _nth_largest(numbers: Any, n: int) -> Any:
+    """The nth largest of GROUPS numbers, by halving the range it can be in: to count takes less than to sort.
+
+    Bits of floats, those of negative ones turned round, are ordered as the floats are.
+    """
+    bits = numbers.view(np.int32)
+    low, high = np.int64(-(1 << 31)), np.int64((1 << 31) - 1)
+    while low < high:
+        middle = (low + high + 1) >> 1
+        least = _i32(middle)
+        count = _i32(0)
+        for i in range(GROUPS):
+            one = bits[i] ^ ((bits[i] >> 31) & _i32(0x7FFFFFFF))
+            count += _i32(one >= least)
+        if count >= n:
+            low = middle
+        else:
+            high = middle - 1
+    found = _i32(low)
+    return _i32(found ^ ((found >> 31) & _i32(0x7FFFFFFF))).view(np.float32)
+
+
+@njit(**_FAST)
+def _likeliest(logits: Any, maxima: Any, values: Any, ids: Any) -> int:
     """The NUM_CANDIDATES likeliest, best first; of equals the smaller id first. Returns how many there are.
 
     As many groups have a maximum of at least the threshold, so the likeliest are no less.
     """
     vocab = len(logits)
     most = min(NUM_CANDIDATES, vocab)
-    for i in range(GROUPS):
-        sums[i] = maxima[i]
-    sums.sort()
-    threshold = sums[GROUPS - most]
+    threshold = _nth_largest(maxima, most)
     number = 0
     for group in range(min(GROUPS, vocab)):
         if maxima[group] < threshold:
             continue
         for token in range(group, vocab, GROUPS):
-            value = logits[token]
-            if value < threshold:
-                continue
-            if number == most:
-                last = number - 1
-                if value < values[last] or (value == values[last] and token > ids[last]):
-                    continue
-            else:
-                last = number
-                number += 1
-            while last > 0 and (values[last - 1] < value or (values[last - 1] == value and ids[last - 1] > token)):
-                values[last], ids[last] = values[last - 1], ids[last - 1]
-                last -= 1
-            values[last], ids[last] = value, token
+            if logits[token] >= threshold:
+                number = _insert(logits[token], token, values, ids, number)
+    return number
+
+
+@njit(**_FAST)
+def _insert(value: Any, token: int, values: Any, ids: Any, number: int) -> int:
+    """Puts a token among `number` others, best first; of equals the smaller id first. Returns how many there are."""
+    last = number
+    if number == NUM_CANDIDATES:
+        last = number - 1
+        if value < values[last] or (value == values[last] and token > ids[last]):
+            return number
+    while last > 0 and (values[last - 1] < value or (values[last - 1] == value and ids[last - 1] > token)):
+        values[last], ids[last] = values[last - 1], ids[last - 1]
+        last -= 1
+    values[last], ids[last] = value, token
+    return min(number + 1, NUM_CANDIDATES)
+
+
+@njit(**_FAST)
+def _likeliest_allowed(logits: Any, most: Any, draw: Any, values: Any, ids: Any) -> int:
+    """The same of the tokens that a draw can choose; `most` is the largest logit of all."""
+    num_allowed, num_more = int(draw[NUM_ALLOWED]), int(draw[NUM_IF_LIKELIEST])
+    choices = carray(_pointer(int(draw[CHOICES])), (num_allowed + num_more,), _i32)
+    number = 0
+    for i in range(num_allowed):
+        number = _insert(logits[choices[i]], int(choices[i]), values, ids, number)
+    for i in range(num_allowed, num_allowed + num_more):
+        if logits[choices[i]] >= most:
+            number = _insert(logits[choices[i]], int(choices[i]), values, ids, number)
     return number
 
 
@@ -950,8 +1009,12 @@ def _sample(address: int) -> None:
         draw = table[number]
         logits = _floats(call[_PRODUCT] + 4 * vocab * int(draw[DRAW_ROW]), vocab)
         _group_maxima(logits, maxima)
-        num_likeliest = _likeliest(logits, maxima, sums, values, ids)
-        log_total = _log_total(logits, values[0], sums)
+        most = _most(maxima)
+        if draw[NUM_ALLOWED] > 0:
+            num_likeliest = _likeliest_allowed(logits, most, draw, values, ids)
+        else:
+            num_likeliest = _likeliest(logits, maxima, values, ids)
+        log_total = _log_total(logits, most, sums)
         if draw[TOKEN] < 0:
             draw[TOKEN] = ids[_pick(values, num_likeliest, draw, probs)]
         draw[LOGPROB] = float(logits[int(draw[TOKEN])]) - log_total
@@ -970,7 +1033,7 @@ if HAS_DOT_PRODUCTS:  # a compiler that is asked for instructions that are not t
         """
         call = _call_of(address)
         step = carray(_pointer(call[_STEP]), (PRODUCT_FIELDS,), _i64)
-        num_rows, inputs, outputs = step[PRODUCT_ROWS], step[INPUTS], step[OUTPUTS]
+        num_rows, inputs, outputs = call[_ROWS], step[INPUTS], step[OUTPUTS]
         num_blocks, fours = (outputs + BLOCK - 1) // BLOCK, MULTIPLY_ROWS
         while True:
             block = _next_item(address)
@@ -997,6 +1060,47 @@ if HAS_DOT_PRODUCTS:  # a compiler that is asked for instructions that are not t
 # Calling them.
 
 
+@intrinsic
+def _invoke(_context: Any, function: Any, argument: Any) -> Any:
+    """Calls what is at an address with an address."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
+        builder.call(builder.inttoptr(args[0], ir.PointerType(kind)), [args[1]])
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), codegen
+
+
+@intrinsic
+def _invoke_parallel(_context: Any, parallel: Any, function: Any, argument: Any, threads: Any) -> Any:
+    """The same by every thread: `GOMP_parallel(function, argument, threads, 0)`."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        i64, i32 = ir.IntType(64), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [i64, i64, i32, i32])
+        threads = builder.trunc(args[3], i32)
+        builder.call(builder.inttoptr(args[0], ir.PointerType(kind)), [args[1], args[2], threads, ir.Constant(i32, 0)])
+        return context.get_dummy_value()
+
+    return types.none(*[types.int64] * 4), codegen
+
+
+@cfunc(_KERNEL, **_FAST)
+def _run_program(address: int) -> None:
+    head = carray(_pointer(address), (_HEAD_FIELDS,), _i64)
+    entries = _wholes(address + 8 * _HEAD_FIELDS, head[_LENGTH], _ENTRY_FIELDS)
+    call = _call_of(head[_CALL])
+    for number in range(head[_LENGTH]):
+        entry = entries[number]
+        call[_STEP], call[_LAYER], call[_PRODUCT] = entry[_STEP], entry[_LAYER], entry[_PRODUCT]
+        call[_NEXT_ITEM], call[_NEXT_THREAD] = 0, 0
+        if entry[_IS_LARGE] != 0:
+            _invoke_parallel(head[_PARALLEL], entry[_FUNCTION], head[_CALL], head[_THREADS])
+        else:
+            _invoke(entry[_FUNCTION], head[_CALL])
+
+
 class Kernels:
     """Calls kernels, on as many threads as torch computes with.
 
@@ -1015,19 +1119,54 @@ class Kernels:
         self._call = np.zeros(_CALL_FIELDS, np.int64)
         self._address = self._call.ctypes.data
 
-    def run(self, kernel: Any, step: int, layer: int, product: int, is_large: bool) -> None:
+    def run(self, kernel: Any, step: int, layer: int, product: int, is_large: bool, num_rows: int = 0) -> None:
         """
         Args:
             step, layer, product: addresses, see the module; 0 where there is none.
             is_large: whether it pays to wake other threads.
+            num_rows: for a matrix product; the others find it in the step.
         """
         call = self._call
-        call[0], call[1], call[2], call[3], call[4] = step, layer, product, 0, 0
+        call[0], call[1], call[2], call[3], call[4], call[5] = step, layer, product, 0, 0, num_rows
         address, function = self._functions[kernel]
         if is_large and self._parallel is not None:
             self._parallel(address, self._address, self.num_threads, 0)
         else:
             function(self._address)
+
+
+class Program:
+    """Kernels one after another, in one call, with the interpreter free for others meanwhile."""
+
+    def __init__(self, kernels: Kernels, entries: Items[tuple[Any, int, int, int]]) -> None:
+        """
+        Args:
+            entries: kernels, each with step, layer and product as `Kernels.run` takes them.
+        """
+        self._call = np.zeros(_CALL_FIELDS, np.int64)
+        self._memory = np.zeros(_HEAD_FIELDS + len(entries) * _ENTRY_FIELDS, np.int64)
+        parallel = kernels._parallel
+        self._memory[:_HEAD_FIELDS] = (
+            len(entries),
+            (ctypes.cast(parallel, ctypes.c_void_p).value or 0) if parallel is not None else 0,
+            kernels.num_threads,
+            self._call.ctypes.data,
+        )
+        own = self._memory[_HEAD_FIELDS:].reshape(len(entries), _ENTRY_FIELDS)
+        own[:] = [(step, layer, product, kernel.address, 0) for kernel, step, layer, product in entries]
+        self._is_large = own[:, _IS_LARGE]
+        self._is_parallel = parallel is not None
+        self._function, self._address = _run_program.ctypes, self._memory.ctypes.data
+
+    def run(self, num_rows: int, is_large: Any) -> None:
+        """
+        Args:
+            is_large: of each entry, whether it pays to wake other threads.
+        """
+        self._call[_ROWS] = num_rows
+        if self._is_parallel:
+            self._is_large[:] = is_large
+        self._function(self._address)
 
 
 def _gomp_parallel() -> Any:

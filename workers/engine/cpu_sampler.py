@@ -47,6 +47,7 @@ class CpuSampler:
                 row[:] = (
                     sources[number], 0 if is_greedy else temperature, top_k, top_p,
                     uniform(draw.seed, draw.position), rank(draw) if is_greedy else 0, -1, 0,
+                    *_choices(draw),
                 )  # fmt: skip
             for row, number in zip(self._fill(table, logits), few, strict=True):
                 steps[number] = Step(int(row[k.TOKEN]), row[k.LOGPROB])
@@ -76,5 +77,13 @@ class CpuSampler:
 def _is_usual(draw: Draw) -> bool:
     """Whether a kernel can draw it."""
     params = draw.params
-    is_plain = draw.choices is None and params.repetition_penalty == 1 and params.top_logprobs == 0
+    is_plain = params.repetition_penalty == 1 and params.top_logprobs == 0 and (draw.choices is None or rank(draw) == 0)
     return is_plain and num_needed(draw) <= NUM_CANDIDATES
+
+
+def _choices(draw: Draw) -> tuple[int, int, int]:
+    """Address and numbers of the tokens that a draw can choose; none where it can choose all."""
+    choices = draw.choices
+    if choices is None:
+        return 0, 0, 0
+    return choices.table.ctypes.data, len(choices.allowed), len(choices.if_likeliest)

@@ -29,8 +29,10 @@ ROW_COUNTS = (
     *(80, 96, 112, 128, 160, 192, 224, 256),
 )
 PROBE_ROWS = 16
-# Rows up to which our int8 kernel is faster than oneDNN's where the CPU has AMX.
+# Where the CPU has AMX, our int8 kernel is faster than oneDNN's up to so many rows, or so many multiplications: a call
+# of oneDNN's takes some 40 µs before it begins.
 OWN_ROWS_BESIDE_AMX = 4
+OWN_PRODUCTS_BESIDE_AMX = 50_000_000
 # Fewer multiplications than these are not worth waking other threads for.
 LARGE = 1 << 18
 HUGE_PAGE_BYTES = 2 << 20
@@ -232,22 +234,25 @@ class Int8Product:
     Few rows go to our own kernel, which reads the weights as fast as memory gives them; many to oneDNN's where the CPU
     has AMX, which then multiplies faster. Where it has no instructions for ours, all go to fbgemm's, which quantizes by
     itself, or to oneDNN's. All sum integers, and what they do in floating point is the same to the bit.
+
+    `own` is our kernel's copy, or None; up to `few_rows` rows go to it, or to fbgemm's in its stead.
     """
 
     def __init__(self, weight: Tensor) -> None:
         self._scales = (weight.abs().amax(1) / 127).clamp_min(TINY)  # each row's largest value is ±127
         weight8 = (weight / self._scales[:, None]).round().to(torch.int8)
         self._zeros = torch.zeros(len(weight), dtype=torch.long)
-        self._own = OwnInt8.of(weight8, self._scales)
+        self.own = OwnInt8.of(weight8, self._scales)
         self._fbgemm = None
-        if self._own is not None:
-            self._few_rows = OWN_ROWS_BESIDE_AMX if _has_amx() else sys.maxsize
+        if self.own is not None:
+            few_products = OWN_PRODUCTS_BESIDE_AMX // weight.numel()
+            self.few_rows = max(OWN_ROWS_BESIDE_AMX, few_products) if _has_amx() else sys.maxsize
         elif "fbgemm" in torch.backends.quantized.supported_engines and not _has_amx():
-            self._few_rows = sys.maxsize
+            self.few_rows = sys.maxsize
             self._fbgemm = _pack_for_fbgemm(weight8, self._scales)
         else:
-            self._few_rows = 0
-        self.has_one = self._few_rows == sys.maxsize
+            self.few_rows = 0
+        self.has_one = self.few_rows == sys.maxsize
         if not self.has_one:
             self._onednn = torch.ops.onednn.qlinear_prepack(weight8, None)
         # Without VNNI pairs of products are summed in 16 bits: half the range keeps them from wrapping.
@@ -260,8 +265,8 @@ class Int8Product:
         if self._fbgemm is not None:
             y: Tensor = _fbgemm_multiply(x, 1 / self._num_levels, self._num_levels + 1, self._fbgemm)
             return y
-        if self._own is not None and len(x) <= self._few_rows:
-            return self._own(x)
+        if self.own is not None and len(x) <= self.few_rows:
+            return self.own(x)
         # float32 out, not scaled, no bias, nothing fused to it
         z: Tensor = _onednn_multiply(
             x, 1 / 127, 128, self._onednn, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
@@ -295,8 +300,8 @@ class OwnInt8:
         self._parameters[k.INPUTS], self._parameters[k.OUTPUTS] = num_inputs, self._num_outputs
         self._parameters[k.WEIGHTS] = packed.ctypes.data
         self._parameters[k.STARTS], self._parameters[k.FACTORS] = begin.data_ptr(), factors.data_ptr()
-        self._address = self._parameters.ctypes.data
-        self._is_large = weight8.numel() > LARGE
+        self.address = self._parameters.ctypes.data
+        self.is_large = weight8.numel() > LARGE
         self._keep = memory, packed, begin, factors
 
     @classmethod
@@ -309,8 +314,7 @@ class OwnInt8:
 
     def __call__(self, x: Tensor) -> Tensor:
         y = torch.empty(len(x), self._num_outputs)
-        self._parameters[self._k.PRODUCT_ROWS] = len(x)
-        self._kernels.run(self._k.multiply, self._address, x.data_ptr(), y.data_ptr(), self._is_large)
+        self._kernels.run(self._k.multiply, self.address, x.data_ptr(), y.data_ptr(), self.is_large, len(x))
         return y
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from workers.engine.cpu_sampler import CpuSampler
 from workers.engine.gpt2 import GPT2, LoadedModel
 from workers.engine.kv_cache import VECTOR, CacheShape, KVCache, cache_budget_bytes
-from workers.engine.linear import CpuLinear, Linear
+from workers.engine.linear import CpuLinear, Int8Product, Linear
 from workers.engine.plan import Plan
 from workers.engine.sampling import Draw, token_logprobs
 from workers.engine.scheduler import MAX_CHUNK
@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 # Numbers that a kernel goes through from which on it pays to wake the other threads, measured on two cores.
 LARGE = 16_384
+# Whether a kernel of a program wakes them: by the numbers that all rows have in the stream, inside a layer, or to look
+# back at.
+_NEVER, _ALWAYS, _BY_WIDTH, _BY_INNER, _BY_LENGTH = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,7 @@ def _wanted(plan: Plan) -> tuple[list[int], list[int], list[int]]:
 
 
 class _ForwardPass:
-    """A step's arithmetic: matrix products by torch, and all between them by our kernels."""
+    """A step's arithmetic: matrix products of few rows and all between products by our kernels, the others by torch."""
 
     def __init__(self, model: GPT2, shape: CacheShape, cache: KVCache, max_rows: int) -> None:
         # Not before it is needed: the first import on a machine compiles, for some seconds.
@@ -190,6 +193,45 @@ class _ForwardPass:
         self._norm_addresses = [_address(norm) for norm in norms]
         self._layer_addresses = [_address(parameters) for parameters, *_ in layers]
         self._step_address = _address(step)
+        self._few_rows = 0
+        products = [linear.product for _, *linears in layers for linear in linears]
+        own = [product for product in products if isinstance(product, Int8Product) and product.own is not None]
+        if len(own) == len(products):
+            self._few_rows = min(max_rows, *(product.few_rows for product in own))
+            self._make_program()
+
+    def _make_program(self) -> None:
+        """All layers in one call, for as many rows as our own kernel multiplies."""
+        k, at = self._k, self._step_address
+        width, inner = self._model.config.n_embd, self._model.config.n_inner
+        self._y = torch.zeros(self._few_rows, width)
+        self._wide_y = torch.zeros(self._few_rows, max(3 * width, inner))
+        narrow, wide, prepared = map(_address, (self._y, self._wide_y, self._prepared))
+        entries: list[tuple[Any, int, int, int]] = []
+        sizes: list[int] = []
+
+        def add(kernel: Any, size: int, step: int, layer: int, product: int) -> None:
+            entries.append((kernel, step, layer, product))
+            sizes.append(size)
+
+        def multiply(linear: Linear, y: int) -> None:
+            product = _cpu(linear).product
+            assert isinstance(product, Int8Product)
+            assert product.own is not None
+            add(k.multiply, _ALWAYS if product.own.is_large else _NEVER, product.own.address, prepared, y)
+
+        for index, (_, qkv, out, up, down) in enumerate(self._layers):
+            layer = self._layer_addresses[index]
+            add(k.add_and_norm, _BY_WIDTH, at, self._norm_addresses[2 * index], narrow if index > 0 else 0)
+            multiply(qkv, wide)
+            add(k.store, _BY_WIDTH, at, layer, wide)
+            add(k.attend, _BY_LENGTH, at, layer, 0)
+            multiply(out, narrow)
+            add(k.add_and_norm, _BY_WIDTH, at, self._norm_addresses[2 * index + 1], narrow)
+            multiply(up, wide)
+            add(k.act, _BY_INNER, at, layer, wide)
+            multiply(down, narrow)
+        self._program, self._program_sizes = k.Program(self._kernels, entries), np.array(sizes)
 
     def logits(self, plan: Plan, wanted: Items[int]) -> Tensor:
         """Logits [wanted, vocab] float32 of some of the plan's rows; stores all their keys and values."""
@@ -197,6 +239,13 @@ class _ForwardPass:
         num_rows = self._describe(plan)
         if num_rows == 0:
             return torch.empty(0, self._model.config.vocab_size)
+        run, at = self._kernels.run, self._step_address
+        is_wide, is_large = num_rows * self._model.config.n_inner > 2 * LARGE, num_rows * width > LARGE
+        is_long = self._attention_size(num_rows) > LARGE
+        if num_rows <= self._few_rows:
+            step[k.MODE] = k.UINT8
+            self._program.run(num_rows, np.array((False, True, is_large, is_wide, is_long))[self._program_sizes])
+            return self._head(self._y[:num_rows], num_rows, wanted)
         _, qkv, out, up, down = self._layers[0]  # other layers' have the same shapes
         padded = [linear.padded(num_rows) for linear in (qkv, out, up, down)]
         modes = [linear.mode(number) for linear, number in zip((qkv, out, up, down), padded, strict=True)]
@@ -206,9 +255,6 @@ class _ForwardPass:
                 modes, padded, (width, width, width, self._model.config.n_inner), strict=True
             )
         ]
-        run, at = self._kernels.run, self._step_address
-        is_wide, is_large = num_rows * self._model.config.n_inner > 2 * LARGE, num_rows * width > LARGE
-        is_long = self._attention_size(num_rows) > LARGE
         y: Tensor | None = None
         for index, (_, qkv, out, up, down) in enumerate(self._layers):
             layer = self._layer_addresses[index]

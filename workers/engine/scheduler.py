@@ -3,7 +3,7 @@
 Plain Python: knows sequences, slots, tails and counts. Refuses to know tensors and the device.
 
 - A prompt is computed once for all who continue it: sequences with the same prompt are members of
-  one `Prompt`. Siblings that announce themselves as a group are waited for, for a millisecond.
+  one `Prompt`. Siblings that announce themselves as a group are waited for, for some milliseconds.
 - A slot remembers its tokens after its sequences have ended, and so does a tail. A new prompt goes
   where the longest beginning of it is remembered, and only the rest is computed.
 - A long prompt is computed in chunks, between the steps of others.
@@ -31,7 +31,8 @@ from workers.engine.tail_pool import TailPool
 
 MAX_CHUNK = 256  # prompt tokens computed in one step
 MAX_CHUNK_BESIDE_ROWS = 128  # the same, when others wait for their next token
-MAX_SIBLING_WAIT_S = 0.001
+# Three requests of one gateway come within two or three milliseconds; one that comes later joins, a step behind.
+MAX_SIBLING_WAIT_S = 0.003
 # Fewer remembered tokens are not worth copying to another slot.
 MIN_COPY = 16
 

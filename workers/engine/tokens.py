@@ -8,19 +8,21 @@ from __future__ import annotations
 import codecs
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+import numpy as np
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as BpeTokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 # A word longer than this (a text without spaces) is taken up again at its last tokens.
 MAX_TYPED_BYTES = 32
 # How far back the beginning of the last word is looked for.
-_LAST_CHARS = 256
+_LAST_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,10 @@ class Choices:
     allowed: tuple[int, ...]
     if_likeliest: tuple[int, ...]  # allowed as well where the whole vocabulary has none likelier
     longer: frozenset[int]  # of both, those that say more than the bytes
+    table: Any = field(init=False, compare=False)  # the first two as int32, for kernels
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "table", np.array(self.allowed + self.if_likeliest, np.int32))
 
 
 class Tokenizer:
@@ -48,6 +54,7 @@ class Tokenizer:
         if own_size > vocab_size:
             raise ValueError(f"the tokenizer has {own_size} tokens, the model only {vocab_size}")
         self._bpe = bpe
+        bpe.post_processor = processors.ByteLevel(trim_offsets=False)  # a token begins at its space
         self.vocab_size = vocab_size
         self.eos_id: int | None = bpe.token_to_id(END_OF_TEXT)
         self._bytes = _byte_table(bpe, vocab_size)
@@ -78,9 +85,13 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; a half of a surrogate pair counts as a question mark."""
+        return self.encode_with_starts(text)[0]
+
+    def encode_with_starts(self, text: str) -> tuple[list[int], list[int]]:
+        """Token ids of `text`, and the character of it that each begins at."""
         sound = text.encode("utf-8", "replace").decode()
-        ids: list[int] = self._bpe.encode(sound, add_special_tokens=False).ids
-        return ids
+        encoding = self._bpe.encode(sound, add_special_tokens=False)
+        return encoding.ids, [start for start, _ in encoding.offsets]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`. Bytes that are no UTF-8 become U+FFFD; an unfinished character goes."""

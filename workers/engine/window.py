@@ -9,6 +9,7 @@ request gets the same prompt, and so the same text, whatever was asked before. K
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable
 
 # Where the search begins: English prose has four to five characters a token, so this much does not fit.
@@ -18,7 +19,7 @@ _WORD_START = re.compile(r"\s(?=\S)")
 _MAX_WORD_CHARS = 64
 
 
-def encode_window(text: str, max_tokens: int, encode: Callable[[str], list[int]]) -> list[int]:
+def encode_window(text: str, max_tokens: int, encode: Callable[[str], tuple[list[int], list[int]]]) -> list[int]:
     """Token ids of the end of `text`: all of it if that is at most `max_tokens`, else some 3/4 of that or more.
 
     The start is one of the places `max_tokens`, 2 · `max_tokens`, … characters into the text (a quarter of the
@@ -26,14 +27,20 @@ def encode_window(text: str, max_tokens: int, encode: Callable[[str], list[int]]
     part of the text's end. Where characters are many tokens each, it is the last `max_tokens` tokens.
 
     Args:
-        encode: text to token ids.
+        encode: text to token ids, and the character that each begins at. Words are encoded one by one: from the
+            start of a word on, a text's tokens are those of what begins there.
     """
+    first = max(0, -(-(len(text) - _MAX_CHARS_PER_TOKEN * max_tokens) // max_tokens))
+    begin = _start(text, first * max_tokens)
+    ids, starts = encode(text[begin:])
+    all_ids = ids
 
     def encode_from(place: int) -> list[int]:
-        return encode(text[_start(text, place * max_tokens) :])
+        start = _start(text, place * max_tokens)
+        index = bisect_left(starts, start - begin)
+        is_word_start = starts[index : index + 1] == [start - begin] and text[start].isspace()
+        return all_ids[index:] if start == begin or is_word_start else encode(text[start:])[0]
 
-    first = max(0, -(-(len(text) - _MAX_CHARS_PER_TOKEN * max_tokens) // max_tokens))
-    ids = encode_from(first)
     if len(ids) <= max_tokens:
         return ids
     last = len(text) // max_tokens

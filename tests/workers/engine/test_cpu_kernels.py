@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from transformers import GPT2Config as TheirConfig
 from transformers import GPT2LMHeadModel
 
 from tests.workers.engine.helpers import TINY, generate, peaked_weights, running_engine
-from workers.engine.cpu_kernels import HAS_DOT_PRODUCTS
+from workers.engine import model_runner
+from workers.engine.cpu_kernels import HAS_DOT_PRODUCTS, Program
 from workers.engine.gpt2 import GPT2Config, LoadedModel, build
 from workers.engine.linear import UINT8, OwnInt8, prepare
+from workers.engine.model_runner import _ForwardPass
 from workers.engine.sequence import SamplingParams
 
 PROMPT = [*range(7, 300, 3)]
@@ -81,3 +84,32 @@ def test_products_in_8_bits_are_exact(outputs: int, inputs: int) -> None:
     expected = sums.float() * (scales * torch.tensor(1 / 127))
     for num_rows in range(1, 10):
         assert torch.equal(product(x[:num_rows]), expected[:num_rows])
+
+
+@pytest.mark.skipif(not HAS_DOT_PRODUCTS, reason="this CPU has no AVX-512 VNNI, so there is no program")
+def test_layers_in_one_call_are_the_same_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(TINY, n_embd=128, n_head=2, n_inner=512)
+    model = LoadedModel(build(config, peaked_weights(config), "int8"), "cpu", "int8")
+
+    def texts() -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+        with running_engine(model, num_threads=2) as engine:
+            ends = [generate(engine, PROMPT[:length], SamplingParams(20), seed=length) for length in (1, 2, 9, 98)]
+        return [(end.token_ids, end.logprobs) for end in ends]
+
+    num_calls = 0
+
+    def count(self: Program, *args: Any) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        run(self, *args)
+
+    run = Program.run
+    monkeypatch.setattr(Program, "run", count)
+    on_one_thread = texts()
+    monkeypatch.setattr(model_runner, "LARGE", 0)
+    on_all = texts()
+    assert (num_before := num_calls) >= 2 * 4 * 20
+    monkeypatch.setattr(_ForwardPass, "_make_program", lambda own: setattr(own, "_few_rows", 0))
+    one_by_one = texts()
+    assert num_calls == num_before
+    assert on_one_thread == on_all == one_by_one

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.workers.engine.helpers import TINY, generate, running_engine, wait_until
+from workers.engine import sequence
 from workers.engine.engine import Engine, EngineConfig, EngineState
 from workers.engine.gpt2 import LoadedModel, ProgressFn
 from workers.engine.model_runner import ModelRunner
@@ -21,6 +22,7 @@ from workers.engine.sequence import (
     EngineFull,
     EngineNotReady,
     Finished,
+    Generation,
     GenerationRequest,
     InvalidPrompt,
     SamplingParams,
@@ -323,3 +325,24 @@ def test_torch_is_not_told_to_use_other_threads(tiny: LoadedModel) -> None:
     before = torch.get_num_threads()
     with running_engine(tiny, num_threads=None):
         assert torch.get_num_threads() == before
+
+
+def test_steps_that_follow_quickly_come_together(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequence, "MAX_HELD_S", 1e6)
+    generation = Generation()
+    for token in range(17):
+        generation.put(Step(token, -1.0))
+    groups: list[list[int]] = [[]]
+    while (step := generation.next(0)) is not None:
+        assert isinstance(step, Step)
+        groups[-1].append(step.token_id)
+        if not generation.has_more:
+            groups.append([])
+    assert groups == [[0], [1], [2], [3], [4, 5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15], []]
+    monkeypatch.setattr(sequence, "MAX_HELD_S", 0.0)
+    generation.put(Step(17, -1.0))
+    assert generation.next(0) == Step(16, -1.0)
+    generation.put(Step(18, -1.0))
+    with running_engine(tiny) as engine:
+        generation.put(engine.submit(request(SamplingParams(2))).result())
+    assert [step.token_id for step in generation.steps() if isinstance(step, Step)] == [17, 18]

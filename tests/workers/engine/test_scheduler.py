@@ -72,7 +72,7 @@ def test_siblings_share_one_prompt() -> None:
     assert [len(plan.draws) for plan in plans] == [3, 3, 3, 3]
 
 
-def test_siblings_are_waited_for_a_millisecond() -> None:
+def test_siblings_are_waited_for_a_moment() -> None:
     planner = Scheduler(2, 4)
     first, second = (sequence((1, 2, 3), group=("g", 2)) for _ in range(2))
     planner.add(first)
@@ -86,6 +86,17 @@ def test_a_lone_sibling_goes_when_its_time_is_over() -> None:
     planner = Scheduler(2, 4)
     planner.add(sequence((1, 2, 3), group=("g", 2)))
     assert chunks(step(planner, planner.wake_at)) == [(0, 3)]
+
+
+def test_a_sibling_that_comes_late_computes_nothing_again() -> None:
+    planner = Scheduler(2, 4)
+    first, second = (sequence((1, 2, 3), group=("g", 2)) for _ in range(2))
+    planner.add(first)
+    assert chunks(step(planner, planner.wake_at)) == [(0, 3)]
+    planner.add(second)
+    plan = step(planner, planner.wake_at)
+    assert not plan.chunks
+    assert plan.draws == [first, second]
 
 
 def test_the_same_prompt_again_costs_nothing() -> None:

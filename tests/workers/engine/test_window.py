@@ -20,7 +20,7 @@ PROSE = (
 
 
 def window(text: str, max_tokens: int) -> list[int]:
-    return encode_window(text, max_tokens, TOKENIZER.encode)
+    return encode_window(text, max_tokens, TOKENIZER.encode_with_starts)
 
 
 @given(st.text(max_size=600), st.integers(1, 64))
@@ -64,9 +64,18 @@ def test_texts_without_words(text: str) -> None:
 def test_the_window_of_a_megabyte_reads_only_its_end() -> None:
     lengths = []
 
-    def encode(text: str) -> list[int]:
+    def encode(text: str) -> tuple[list[int], list[int]]:
         lengths.append(len(text))
-        return TOKENIZER.encode(text)
+        return TOKENIZER.encode_with_starts(text)
 
     assert len(encode_window(PROSE * 90, 256, encode)) > 128
     assert max(lengths) < 5000
+
+
+@given(st.text("ab .'\n\u00a0\u6f22\u00e9", max_size=300), st.integers(1, 40))
+@settings(max_examples=300, deadline=None)
+def test_a_window_that_begins_at_a_word_is_encoded_as_if_nothing_came_before(text: str, max_tokens: int) -> None:
+    ids = window(text, max_tokens)
+    said = b"".join(map(TOKENIZER.token_bytes, ids)).decode("utf-8", "replace")
+    if text.endswith(said) and said[:1].isspace() and not said[:2].isspace():
+        assert ids == TOKENIZER.encode(said)
