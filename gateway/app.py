@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import TypeAlias
@@ -61,13 +62,14 @@ def create_app(
 def build() -> App:
     """The app as this process's environment asks for it, following its pool."""
     settings = Settings.load(os.environ)
-    configure_structlog("gateway")
+    configure_structlog("gateway", settings.log)
     plan = read_plan(settings.run_path)
     admission = Admission(plan, settings.placement, settings.queue)
     metrics = Metrics(admission)
     pool = Pool(plan, admission, settings.ack_ms / 1e3)
     num_threads = MAX_BRANCHES_PER_REQUEST * (plan.max_running + settings.queue)
     fanout = Fanout(pool.clients, admission, metrics, num_threads)
+    gc.freeze()  # modules stay: to look through them for garbage again and again would hold requests up
     return create_app(
         settings=settings,
         plan=plan,

@@ -16,7 +16,6 @@ import falcon
 import structlog
 
 from gateway.metrics import Metrics
-from shared.afterwards import Afterwards
 from shared.errors import (
     PROBLEM_JSON,
     BodyTooLarge,
@@ -40,7 +39,6 @@ class Boundary:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings = settings
         self._metrics = metrics
-        self._afterwards = Afterwards()
 
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
         req.context.start = time.monotonic()
@@ -68,8 +66,8 @@ class Boundary:
         self._metrics.requests.labels(route=route, status=str(status)).inc()
         self._metrics.seconds.labels(route=route).observe(seconds)
         level = log.debug if req.method == "GET" else log.info
-        self._afterwards.do(
-            level, "request", request_id=req.context.id, method=req.method, route=route, status=status,
+        level(
+            "request", request_id=req.context.id, method=req.method, route=route, status=status,
             ms=round(seconds * 1e3, 2), **req.context.log,
         )  # fmt: skip
 

@@ -1,7 +1,8 @@
 """Logs and their rules: JSON lines on standard error, one event each, with role and slot, never with a prompt.
 
-Everything that logs (Tercet, gunicorn, libraries) goes through one formatter. Standard error is where the
-supervisor, systemd and containers look.
+Everything that logs (Tercet, gunicorn, libraries) goes through the same processors: our own lines at once, those of
+others from `logging`, which takes many times as long. Standard error is where the supervisor, systemd and containers
+look.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import logging.config
 import re
 import secrets
 import sys
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
@@ -32,19 +35,23 @@ def _common(role: str) -> list[Processor]:
     ]
 
 
+def _renderers() -> list[Processor]:
+    """An event becomes a line: aligned and coloured where standard error is a terminal, JSON elsewhere."""
+    if sys.stderr.isatty():
+        return [structlog.dev.ConsoleRenderer()]
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_to_json)]
+
+
+def _to_json(event: EventDict, default: Callable[[Any], Any]) -> str:
+    return msgspec.json.encode(event, enc_hook=default).decode()
+
+
 def logging_config(role: str, level: str) -> dict[str, Any]:
     """A `logging.config` dictionary for one process, also gunicorn's `logconfig_dict`.
-
-    Lines are aligned and coloured where standard error is a terminal, JSON elsewhere.
 
     Args:
         role: "gateway", "workers" or "serve"; stands in every line.
     """
-    renderers: list[Processor] = (
-        [structlog.dev.ConsoleRenderer()]
-        if sys.stderr.isatty()
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    )
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -52,7 +59,7 @@ def logging_config(role: str, level: str) -> dict[str, Any]:
             "tercet": {
                 "()": structlog.stdlib.ProcessorFormatter,
                 "foreign_pre_chain": _common(role),
-                "processors": [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+                "processors": [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers()],
             }
         },
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "tercet", "stream": "ext://sys.stderr"}},
@@ -68,16 +75,12 @@ def logging_config(role: str, level: str) -> dict[str, Any]:
     }
 
 
-def configure_structlog(role: str) -> None:
-    """Send structlog's events through the handlers that `logging_config` describes."""
+def configure_structlog(role: str, level: str) -> None:
+    """Set up the lines of our own, as `logging_config` does it for those of others."""
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *_common(role),
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
+        processors=[*_common(role), *_renderers()],
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
     )
 
@@ -85,7 +88,7 @@ def configure_structlog(role: str) -> None:
 def configure_logging(role: str, level: str) -> None:
     """Set up the logs of a process that gunicorn does not set up."""
     logging.config.dictConfig(logging_config(role, level))
-    configure_structlog(role)
+    configure_structlog(role, level)
 
 
 def request_id(given: str | None) -> str:

@@ -23,7 +23,6 @@ import msgspec
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from shared.afterwards import Afterwards
 from shared.errors import PROBLEM_JSON, InvalidRequest, NotReady, SlotFull, TercetError
 from shared.hangups import HangupWatcher
 from shared.metrics import SlotCollector
@@ -75,7 +74,6 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
         self._is_draining = threading.Event()
         self._counters: Counter[str] = Counter()
         self.hangups = HangupWatcher()
-        self.afterwards = Afterwards()
         self._tokenizer: Tokenizer | None = None
         self.engine = Engine(config, self._load, on_change=self._announce, on_fatal=_exit_process)
         self.add_error_handler(TercetError, _render_error)
@@ -122,7 +120,6 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
         """
         self.engine.stop(0.0)
         if any(thread.name == "engine" for thread in threading.enumerate()):
-            self.afterwards.finish()
             logging.shutdown()
             os._exit(0)
 
@@ -314,8 +311,7 @@ class GenerateResource:
 
     def _account(self, ask: GenerateRequest, num_prompt_tokens: int, finished: Finished, started_at: float) -> None:
         self._app.count(finished, num_prompt_tokens)
-        self._app.afterwards.do(
-            log.info,
+        log.info(
             "branch",
             slot=self._app._slot.index,
             request_id=ask.request_id,
@@ -426,7 +422,7 @@ def create_app(slot: Slot, model: Model, config: EngineConfig, verdicts: Path) -
 def build() -> SlotApp:
     """The app as this process's environment asks for it (`TERCET_SLOT` is set by `gunicorn.conf.py`)."""
     settings = Settings.load(os.environ)
-    configure_structlog("workers")
+    configure_structlog("workers", settings.log)
     plan = read_plan(settings.run_path)
     slot = plan.slots[int(os.environ["TERCET_SLOT"])]
     is_on_cpu = slot.device == "cpu" or settings.compute == "cpu"

@@ -7,6 +7,7 @@ falls between, the incoming worker accepts only when it is warm, and the outgoin
 
 from __future__ import annotations
 
+import gc
 import sys
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -59,6 +60,7 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         super().notify()
         if not self._is_warm and self.wsgi.is_warm:
             self._is_warm = True
+            gc.freeze()  # what is loaded stays: to look through it for garbage takes 60 ms, and everything waits
             self.leases.mark_warm(self.slot.index, self.age)
             self.set_accept_enabled(self.alive)
         if self._is_outgoing and self.leases.successor_is_warm(self.slot.index, self.age):

@@ -10,7 +10,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -134,6 +134,21 @@ class Clients:
         )
 
 
+class Exchange(msgspec.Struct, frozen=True):
+    """A request and its answer, the last event's data where it was streamed. Times of `time.time()`; status 0: it broke
+    off."""
+
+    status: int
+    answer: bytes
+    started_at: float
+    first_text_at: float  # 0 where it was not streamed
+    ended_at: float
+
+    @property
+    def ms(self) -> float:
+        return 1e3 * (self.ended_at - self.started_at)
+
+
 class Connection:
     """A kept connection to the gateway. A request's time is from before its first byte to after the answer's last."""
 
@@ -149,22 +164,28 @@ class Connection:
 
     def ask(self, body: Body) -> Reply:
         """A request that breaks off counts as one of status 0; the next one has a new connection."""
+        done = self.exchange(body)
+        first_text_ms = 1e3 * (done.first_text_at - done.started_at) if done.first_text_at else 0.0
+        return read_reply(done.status, done.ms, done.answer, body.get("length", DEFAULT_LENGTH), first_text_ms)
+
+    def exchange(self, body: Body, headers: Mapping[str, str] | None = None) -> Exchange:
+        """The same as it came."""
         data = json.dumps(body).encode()
-        start = time.perf_counter()
+        first_text_at = 0.0
+        started_at = time.time()
         try:
-            self._http.request("POST", "/autocomplete", data, {"Content-Type": "application/json"})
+            self._http.request("POST", "/autocomplete", data, {"Content-Type": "application/json", **(headers or {})})
             response = self._http.getresponse()
-            first = response.readline() if body.get("stream") else b""  # the first event's name
-            first_text_ms = 1e3 * (time.perf_counter() - start)
+            if body.get("stream") and response.readline():  # the first event's name
+                first_text_at = time.time()
             answer = response.read()
         except (OSError, http.client.HTTPException):
             self._http.close()
-            return Reply(0, 1e3 * (time.perf_counter() - start))
-        wall_ms = 1e3 * (time.perf_counter() - start)
-        if first:  # the last event is the answer
+            return Exchange(0, b"", started_at, 0.0, time.time())
+        ended_at = time.time()
+        if first_text_at:  # the last event is the answer
             answer = answer.rpartition(b"data: ")[2]
-        length = body.get("length", DEFAULT_LENGTH)
-        return read_reply(response.status, wall_ms, answer, length, first_text_ms if first else 0.0)
+        return Exchange(response.status, answer, started_at, first_text_at, ended_at)
 
 
 def read_reply(status: int, wall_ms: float, answer: bytes, length: int, first_text_ms: float = 0.0) -> Reply:

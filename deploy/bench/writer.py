@@ -19,11 +19,11 @@ from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
-import httpx
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from deploy.bench.clients import LOOPBACK, Connection, Exchange
 from deploy.bench.options import Options, progress
 from deploy.bench.report import Document
 from deploy.bench.rounds import percentile
@@ -34,7 +34,7 @@ from shared.settings import Settings
 KEYS_PER_S = 8
 NUM_KEYS = 500
 CROWD = 8
-NUM_WARM_UP_KEYS = 20
+NUM_AT_ONCE = 64
 NUM_STREAMS = 300
 DEADLINES_S = (0.02, 0.05, 0.1, 0.2)
 LENGTHS = (20, 256)  # tokens: what an editor asks for, and what no deadline of these allows
@@ -47,20 +47,6 @@ QUICK_SHARE = 0.02
 _ENDS_AT_WORD = re.compile(r"\w[^\w\s]*$")
 
 Line = Mapping[str, Any]
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """One request as its client saw it. Times of `time.time()` in seconds."""
-
-    status: int
-    started_at: float
-    ended_at: float
-    first_text_at: float
-    body: dict[str, Any]
-
-    @property
-    def ms(self) -> float:
-        return 1e3 * (self.ended_at - self.started_at)
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -84,6 +70,7 @@ class WriterBench:
         self._parts = {name: part for name, part in self._all_parts().items() if name in parts}
         self._console = console
         self._share = QUICK_SHARE if options.is_quick else 1.0
+        self._of_thread = threading.local()
 
     def _all_parts(self) -> dict[str, Callable[[Document], None]]:
         return {
@@ -99,9 +86,6 @@ class WriterBench:
             settings = {**self._options.server_settings, "log": "info"}
             with self._console.status("Starting a server to measure …"):
                 self._server = stack.enter_context(Server(self._options.models, settings))
-            limits = httpx.Limits(max_keepalive_connections=64)
-            client = httpx.Client(base_url=self._server.url, trust_env=False, timeout=60, limits=limits)
-            self._client = stack.enter_context(client)
             document.settings["dtype in effect"] = self._server.slots()[0]["dtype"]
             for context in self._contexts(10, random.Random(1)):
                 self._ask(context)
@@ -122,35 +106,30 @@ class WriterBench:
                 contexts.append(text[max(0, place - CONTEXT_CHARS) : place])
         return contexts
 
-    def _ask(self, context: str, *, request_id: str = "", **fields: Any) -> Answer:
-        start = time.time()
+    def _ask(self, context: str, *, request_id: str = "", **fields: Any) -> Exchange:
+        """On this thread's own connection."""
+        if not hasattr(self._of_thread, "connection"):
+            self._of_thread.connection = Connection(LOOPBACK, self._server.port)
         headers = {"X-Request-Id": request_id} if request_id else {}
-        response = self._client.post("/autocomplete", json={"context": context, **fields}, headers=headers)
-        return Answer(response.status_code, start, time.time(), 0.0, response.json())
-
-    def _ask_for_stream(self, context: str, **fields: Any) -> Answer:
-        start = time.time()
-        first_text_at = 0.0
-        data = ""
-        body = {"context": context, "stream": True, **fields}
-        with self._client.stream("POST", "/autocomplete", json=body) as response:
-            for line in response.iter_lines():
-                first_text_at = first_text_at or time.time()
-                data = line.removeprefix("data: ") if line.startswith("data: ") else data
-        return Answer(response.status_code, start, time.time(), first_text_at, json.loads(data))
+        done: Exchange = self._of_thread.connection.exchange({"context": context, **fields}, headers)
+        return done
 
     def _stream(self, document: Document) -> None:
-        """Streamed answers one after another, with whole ones in turn."""
+        """Streamed answers one after another, with whole ones in turn; each of a pair is as often the first, which
+        computes the prompt for both."""
         contexts = self._contexts(self._number(NUM_STREAMS), random.Random(2))
         streams, wholes = [], []
         with progress(self._console, "Streams", len(contexts)) as turn:
             for number, context in enumerate(contexts):
                 turn("first text")
-                streams.append(self._ask_for_stream(context, seed=number))
+                if number % 2 == 0:
+                    streams.append(self._ask(context, seed=number, stream=True))
                 wholes.append(self._ask(context, seed=number))
+                if number % 2 == 1:
+                    streams.append(self._ask(context, seed=number, stream=True))
         branches = self._branches()
         delays = [
-            1e3 * (one.first_text_at - min(line["first_token_at"] for line in branches[one.body["id"]]))
+            1e3 * (one.first_text_at - min(line["first_token_at"] for line in branches[_body(one)["id"]]))
             for one in streams
         ]
         document.rows += [
@@ -176,7 +155,8 @@ class WriterBench:
         num_keys = self._number(NUM_KEYS)
         rng = random.Random(3)
         texts = [self._passage(rng, num_keys) for _ in range(CROWD)]
-        self._type([text[: MIN_CONTEXT_CHARS + NUM_WARM_UP_KEYS] for text in texts], "warm-up")  # pools grow once
+        with ThreadPoolExecutor(NUM_AT_ONCE) as pool:  # threads are started when they are first needed, and stay
+            list(pool.map(self._ask, self._contexts(2 * NUM_AT_ONCE, rng)))
         self._server.wait_until_idle()
         before = self._server.resources()
         with progress(self._console, "Typing", 2 + CROWD * num_keys) as turn:
@@ -214,10 +194,10 @@ class WriterBench:
         start = rng.randrange(0, max(1, len(text) - MIN_CONTEXT_CHARS - num_keys))
         return text[start : start + MIN_CONTEXT_CHARS + num_keys]
 
-    def _type(self, texts: Sequence[str], name: str) -> list[dict[str, Answer]]:
+    def _type(self, texts: Sequence[str], name: str) -> list[dict[str, Exchange]]:
         """Writers who begin together; of each, its answers by request."""
         start = time.monotonic() + 0.2
-        found: list[dict[str, Answer]] = [{} for _ in texts]
+        found: list[dict[str, Exchange]] = [{} for _ in texts]
 
         def write(writer: int) -> None:
             offset = writer / len(texts) / KEYS_PER_S  # they do not strike in time
@@ -247,7 +227,7 @@ class WriterBench:
     def _deadlines(self, document: Document) -> None:
         """Requests one after another, deadlines and lengths in turn."""
         cases = [(deadline_s, length) for length in LENGTHS for deadline_s in DEADLINES_S]
-        found: dict[tuple[float, int], list[Answer]] = {case: [] for case in cases}
+        found: dict[tuple[float, int], list[Exchange]] = {case: [] for case in cases}
         number = self._number(NUM_PER_DEADLINE)
         contexts = self._contexts(number, random.Random(4))
         with progress(self._console, "Deadlines", number) as turn:
@@ -257,7 +237,7 @@ class WriterBench:
                     answer = self._ask(context, max_time=deadline_s, length=length)
                     found[deadline_s, length].append(answer)
         for (deadline_s, length), answers in found.items():
-            bodies = [answer.body for answer in answers if answer.status == 200]
+            bodies = [_body(answer) for answer in answers if answer.status == 200]
             values = [one["value"] for body in bodies for one in body["sentences"]]
             over = [answer.ms - 1e3 * deadline_s for answer in answers]
             figures = {
@@ -286,7 +266,7 @@ class WriterBench:
                 )
         lines = {line["request_id"]: line for line in self._server.log_lines() if line.get("event") == "request"}
         logged = [lines[f"distinct-{number}"] for number in range(len(contexts))]
-        sentences = [[one["value"] for one in answer.body.get("sentences", [])] for answer in answers]
+        sentences = [[one["value"] for one in _body(answer).get("sentences", [])] for answer in answers]
         values = [(context, value) for context, some in zip(contexts, sentences, strict=True) for value in some]
         similarity = Settings.load({}).similarity
         differ = [
@@ -327,6 +307,11 @@ def tables(rows: Sequence[Part]) -> list[Table]:
 _SHARES = {
     "answered", "superseded", "whole", "partial", "504", "end at a word", "three that differ", "topped up",
 }  # fmt: skip
+
+
+def _body(answer: Exchange) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(answer.answer)
+    return body
 
 
 def _times(samples_ms: Sequence[float]) -> dict[str, float]:

@@ -861,6 +861,22 @@ def _act(address: int) -> None:
         _prepare(row, number, step)
 
 
+@cfunc(_KERNEL, **_VECTOR)
+def _scale(address: int) -> None:
+    """Of each row: the product, of as many columns as the call has in its layer's place, times the row's scale."""
+    call = _call_of(address)
+    step = carray(_pointer(call[_STEP]), (STEP_FIELDS,), _i64)
+    num_rows = step[NUM_ROWS]
+    product, scales = _matrix(call[_PRODUCT], num_rows, call[_LAYER]), _floats(step[SCALES], num_rows)
+    while True:
+        number = _next_item(address)
+        if number >= num_rows:
+            return
+        row, scale = product[number], scales[number]
+        for i in range(len(row)):
+            row[i] = row[i] * scale
+
+
 @njit(**_VECTOR)
 def _group_maxima(logits: Any, maxima: Any) -> None:
     """Token i is of group i % GROUPS."""
@@ -1114,23 +1130,37 @@ class Kernels:
         if self._parallel is None:
             self.num_threads = 1
         # Making these takes longer than some kernels run.
-        kernels = (add_and_norm, store, attend, act, sample, *((multiply,) if HAS_DOT_PRODUCTS else ()))
-        self._functions = {kernel: (kernel.address, kernel.ctypes) for kernel in kernels}
+        kernels = (add_and_norm, store, attend, act, scale, sample, *((multiply,) if HAS_DOT_PRODUCTS else ()))
+        hold = ctypes.PYFUNCTYPE(None, ctypes.c_int64)
+        self._functions = {kernel: (kernel.address, kernel.ctypes, hold(kernel.address)) for kernel in kernels}
         self._call = np.zeros(_CALL_FIELDS, np.int64)
         self._address = self._call.ctypes.data
 
-    def run(self, kernel: Any, step: int, layer: int, product: int, is_large: bool, num_rows: int = 0) -> None:
+    def run(
+        self,
+        kernel: Any,
+        step: int,
+        layer: int,
+        product: int,
+        is_large: bool,
+        num_rows: int = 0,
+        *,
+        holds: bool = False,
+    ) -> None:
         """
         Args:
             step, layer, product: addresses, see the module; 0 where there is none.
             is_large: whether it pays to wake other threads.
             num_rows: for a matrix product; the others find it in the step.
+            holds: keeps the interpreter meanwhile: to win it back would take longer than the kernel does.
         """
         call = self._call
         call[0], call[1], call[2], call[3], call[4], call[5] = step, layer, product, 0, 0, num_rows
-        address, function = self._functions[kernel]
+        address, function, function_that_holds = self._functions[kernel]
         if is_large and self._parallel is not None:
             self._parallel(address, self._address, self.num_threads, 0)
+        elif holds:
+            function_that_holds(self._address)
         else:
             function(self._address)
 
@@ -1158,12 +1188,13 @@ class Program:
         self._is_parallel = parallel is not None
         self._function, self._address = _run_program.ctypes, self._memory.ctypes.data
 
-    def run(self, num_rows: int, is_large: Any) -> None:
+    def run(self, num_rows: int, num_entries: int, is_large: Any) -> None:
         """
         Args:
+            num_entries: how many of them, from the first on.
             is_large: of each entry, whether it pays to wake other threads.
         """
-        self._call[_ROWS] = num_rows
+        self._call[_ROWS], self._memory[_LENGTH] = num_rows, num_entries
         if self._is_parallel:
             self._is_large[:] = is_large
         self._function(self._address)
@@ -1184,5 +1215,5 @@ def _gomp_parallel() -> Any:
     return None
 
 
-add_and_norm, store, attend, act, sample = _add_and_norm, _store, _attend, _act, _sample
+add_and_norm, store, attend, act, scale, sample = _add_and_norm, _store, _attend, _act, _scale, _sample
 multiply = _multiply if HAS_DOT_PRODUCTS else None

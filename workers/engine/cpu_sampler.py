@@ -69,7 +69,7 @@ class CpuSampler:
         """The table of draws [draws, DRAW_FIELDS], with what came of them."""
         logits = logits.contiguous()
         self._parameters[self._k.SAMPLE_ROWS], self._parameters[self._k.SAMPLE_TABLE] = len(table), table.ctypes.data
-        self._kernels.run(self._k.sample, self._address, 0, logits.data_ptr(), len(table) > 1)
+        self._kernels.run(self._k.sample, self._address, 0, logits.data_ptr(), len(table) > 1, holds=True)
         filled: list[list[float]] = table.tolist()
         return filled
 

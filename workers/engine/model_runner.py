@@ -201,7 +201,8 @@ class _ForwardPass:
             self._make_program()
 
     def _make_program(self) -> None:
-        """All layers in one call, for as many rows as our own kernel multiplies."""
+        """All layers, and the head where every row's logits are wanted, in one call, for as many rows as our own kernel
+        multiplies."""
         k, at = self._k, self._step_address
         width, inner = self._model.config.n_embd, self._model.config.n_inner
         self._y = torch.zeros(self._few_rows, width)
@@ -231,6 +232,17 @@ class _ForwardPass:
             multiply(up, wide)
             add(k.act, _BY_INNER, at, layer, wide)
             multiply(down, narrow)
+        self._num_layer_entries = len(entries)
+        head = _cpu(self._model.head).product
+        self._few_rows_of_head = 0
+        if isinstance(head, Int8Product) and head.own is not None:
+            self._few_rows_of_head = min(self._few_rows, head.few_rows)
+            vocab = self._model.config.vocab_size
+            self._logits = torch.zeros(self._few_rows_of_head, vocab)
+            logits = _address(self._logits)
+            add(k.add_and_norm, _BY_WIDTH, at, self._norm_addresses[-1], narrow)
+            multiply(self._model.head, logits)
+            add(k.scale, _ALWAYS if vocab > LARGE else _NEVER, at, vocab, logits)
         self._program, self._program_sizes = k.Program(self._kernels, entries), np.array(sizes)
 
     def logits(self, plan: Plan, wanted: Items[int]) -> Tensor:
@@ -244,8 +256,14 @@ class _ForwardPass:
         is_long = self._attention_size(num_rows) > LARGE
         if num_rows <= self._few_rows:
             step[k.MODE] = k.UINT8
-            self._program.run(num_rows, np.array((False, True, is_large, is_wide, is_long))[self._program_sizes])
-            return self._head(self._y[:num_rows], num_rows, wanted)
+            has_head = num_rows == len(wanted) <= self._few_rows_of_head
+            self._program.run(
+                num_rows,
+                len(self._program_sizes) if has_head else self._num_layer_entries,
+                np.array((False, True, is_large, is_wide, is_long))[self._program_sizes],
+            )
+            # The next step writes there: who keeps logits copies them.
+            return self._logits[:num_rows] if has_head else self._head(self._y[:num_rows], num_rows, wanted)
         _, qkv, out, up, down = self._layers[0]  # other layers' have the same shapes
         padded = [linear.padded(num_rows) for linear in (qkv, out, up, down)]
         modes = [linear.mode(number) for linear, number in zip((qkv, out, up, down), padded, strict=True)]
@@ -291,7 +309,8 @@ class _ForwardPass:
         padded = head.padded(num_wanted)
         step[k.MODE] = mode = head.mode(padded)
         is_large = num_wanted * self._model.config.n_embd > LARGE
-        self._kernels.run(k.add_and_norm, self._step_address, self._norm_addresses[-1], y.data_ptr(), is_large)
+        norm = self._norm_addresses[-1]
+        self._kernels.run(k.add_and_norm, self._step_address, norm, y.data_ptr(), is_large, holds=True)
         logits = head.multiply(self._input(mode, padded, self._model.config.n_embd))[:num_wanted]
         return logits if mode == k.PLAIN else logits.mul_(self._scales[:num_wanted])
 
