@@ -306,8 +306,10 @@ class GenerateResource:
             generation.cancel()
         if finished is None:
             return
-        self._account(ask, num_prompt_tokens, finished, started_at)
-        yield lines + _line(self._last_line(ask, request, finished))
+        try:
+            yield lines + _line(self._last_line(ask, request, finished))
+        finally:  # nobody need wait for this
+            self._account(ask, num_prompt_tokens, finished, started_at)
 
     def _account(self, ask: GenerateRequest, num_prompt_tokens: int, finished: Finished, started_at: float) -> None:
         self._app.count(finished, num_prompt_tokens)

@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 START_S = 600.0
 STOP_S = 40.0
 POLL_S = 0.01
+LOG_S = 0.1  # a branch's line is written after its answer
 SHOWN_LOG_CHARS = 3000
 # Become `tercet serve`, and be told to stop if the bench dies, however it dies: prctl(PR_SET_PDEATHSIG, SIGTERM).
 SERVE = """
@@ -95,6 +96,7 @@ class Server:
 
     def log_lines(self) -> list[dict[str, Any]]:
         """What it has logged so far, the lines that are JSON."""
+        time.sleep(LOG_S)
         return [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
 
     def resources(self) -> dict[str, int]:
