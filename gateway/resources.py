@@ -180,20 +180,21 @@ def _document(request: AutocompleteRequest) -> int | None:
 
 
 def _branch(request: AutocompleteRequest, seed: int, number: int) -> Branch:
-    return Branch(
-        index=number,
-        seed=(seed + number) % (MAX_SEED + 1),
-        sampling=Sampling(
-            max_new_tokens=_num_new_tokens(request),
-            temperature=request.temperature,
-            top_k=request.top_k,
-            top_p=request.top_p,
-            repetition_penalty=request.repetition_penalty,
-            stop=tuple(request.stop),
-            single_line=request.single_line,
-            # Three greedy branches would be one: each starts from the next likeliest token.
-            first_rank=number if request.temperature == 0 else 0,
-        ),
+    return Branch(index=number, seed=(seed + number) % (MAX_SEED + 1), sampling=sampling_of(request, number))
+
+
+def sampling_of(request: AutocompleteRequest, number: int) -> Sampling:
+    """How a request's branch of this number draws its tokens."""
+    return Sampling(
+        max_new_tokens=_num_new_tokens(request),
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        repetition_penalty=request.repetition_penalty,
+        stop=tuple(request.stop),
+        single_line=request.single_line,
+        # Three greedy branches would be one: each starts from the next likeliest token.
+        first_rank=number if request.temperature == 0 else 0,
     )
 
 

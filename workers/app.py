@@ -1,7 +1,7 @@
 """A slot's HTTP face: `POST /generate`, `GET /state`, `GET /metrics` on a private socket.
 
-Text becomes token ids here and token ids become text; the engine speaks ids only. This module knows nothing
-of gunicorn: `workers.pool` starts and drains what `create_app` makes, and `build` alone reads the environment.
+This module knows nothing of gunicorn: `workers.pool` starts and drains what `create_app` makes, and `build` alone reads
+the environment. Texts and token ids are `workers.texts`' business.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
-from typing import TypeAlias
 
 import falcon
 import msgspec
@@ -28,13 +26,9 @@ from shared.hangups import HangupWatcher
 from shared.metrics import SlotCollector
 from shared.schemas import (
     Accepted,
-    Done,
-    Failed,
     GenerateLine,
     GenerateRequest,
     State,
-    Token,
-    Top,
     parse_request,
 )
 from shared.settings import Settings
@@ -42,10 +36,10 @@ from shared.slots import Model, Slot, read_plan
 from shared.telemetry import configure_structlog
 from workers.engine.engine import Engine, EngineConfig, EngineFull, EngineNotReady, InvalidPrompt
 from workers.engine.gpt2 import LoadedModel, load_model, random_model
-from workers.engine.sequence import Finished, Generation, GenerationRequest, SamplingParams
-from workers.engine.tokens import Detokenizer, Tokenizer
-from workers.engine.window import encode_window
+from workers.engine.sequence import Finished, Generation, GenerationRequest
+from workers.engine.tokens import Tokenizer
 from workers.quality import choose_cpu_dtype
+from workers.texts import Translator
 
 STATE_PERIOD_S = 0.5
 MAX_BACKOFF_S = 30.0
@@ -53,8 +47,6 @@ MAX_BACKOFF_S = 30.0
 # another. Not 3 or 4, which halt the master.
 FATAL_EXIT_CODE = 70
 log = structlog.get_logger()
-
-_Prompt: TypeAlias = tuple[list[int], bytes, tuple[int, ...]]
 
 
 class SlotApp(falcon.App[falcon.Request, falcon.Response]):
@@ -74,7 +66,7 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
         self._is_draining = threading.Event()
         self._counters: Counter[str] = Counter()
         self.hangups = HangupWatcher()
-        self._tokenizer: Tokenizer | None = None
+        self._translator: Translator | None = None
         self.engine = Engine(config, self._load, on_change=self._announce, on_fatal=_exit_process)
         self.add_error_handler(TercetError, _render_error)
         self.add_error_handler(Exception, _render_unknown)
@@ -94,14 +86,14 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
         self.engine.start()
 
     @property
-    def tokenizer(self) -> Tokenizer:
+    def translator(self) -> Translator:
         """
         Raises:
-            NotReady: it is not loaded yet.
+            NotReady: the model is not loaded yet.
         """
-        if self._tokenizer is None:
+        if self._translator is None:
             raise NotReady("The slot's model is not loaded yet.", retry_after_s=1)
-        return self._tokenizer
+        return self._translator
 
     @property
     def is_warm(self) -> bool:
@@ -183,7 +175,7 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
             else partial(load_model, Path(self._model.directory))
         )
         loaded = make(device=self._config.device, dtype=self._dtype(tokenizer), progress=progress, tokenizer=tokenizer)
-        self._tokenizer = tokenizer
+        self._translator = Translator(tokenizer, loaded.config.n_positions)
         log.info("loaded", slot=self._slot.index, model=self._model.name, seconds=round(time.monotonic() - start, 2))
         return loaded
 
@@ -202,39 +194,12 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
 class GenerateResource:
     def __init__(self, app: SlotApp) -> None:
         self._app = app
-        self._lock = threading.Lock()
-        self._last_encoded: tuple[object, _Prompt] = (None, ([], b"", ()))
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         started_at = time.time()
         start = time.monotonic()
         ask = parse_request(req.bounded_stream.read(), GenerateRequest)
-        if (ask.prompt is None) == (ask.prompt_ids is None):
-            raise InvalidRequest("Send one of prompt and prompt_ids.")
-        prompt_ids, typed, draft_ids = self._prompt(ask)
-        sampling = ask.sampling
-        request = GenerationRequest(
-            prompt_ids=tuple(prompt_ids),
-            sampling=SamplingParams(
-                max_new_tokens=sampling.max_new_tokens,
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                repetition_penalty=sampling.repetition_penalty,
-                stop=sampling.stop,
-                single_line=sampling.single_line,
-                first_rank=sampling.first_rank,
-                top_logprobs=ask.logprobs or 0,
-            ),
-            seed=ask.seed,
-            typed=typed,
-            draft_ids=draft_ids,
-            deadline=start + ask.deadline_ms / 1e3,
-            group=(ask.group.id, ask.group.size) if ask.group else None,
-            stream=ask.stream,
-            echo_logprobs=ask.echo and ask.logprobs is not None,
-            session=ask.session,
-        )
+        request = self._app.translator.request(ask, start)
         try:
             generation = self._app.engine.submit(request)
         except EngineFull as error:
@@ -246,30 +211,6 @@ class GenerateResource:
         resp.content_type = "application/x-ndjson"
         resp.stream = self._lines(req.env.get("gunicorn.socket"), ask, request, generation, started_at)
 
-    def _prompt(self, ask: GenerateRequest) -> _Prompt:
-        """The prompt's token ids, what the text must begin with, and the ids of that."""
-        if ask.prompt_ids is not None:
-            return (ask.prompt_ids[-ask.max_prompt_tokens :] if ask.max_prompt_tokens else ask.prompt_ids), b"", ()
-        key = (ask.prompt or "", ask.max_prompt_tokens, ask.sampling.max_new_tokens, ask.heal)
-        with self._lock:  # siblings come together: the first encodes for all
-            if self._last_encoded[0] != key:
-                self._last_encoded = (key, self._encode(*key))
-            return self._last_encoded[1]
-
-    def _encode(self, text: str, max_tokens: int | None, num_new: int, is_healed: bool) -> _Prompt:
-        tokenizer = self._app.tokenizer
-        typed = b""
-        if is_healed:
-            text, typed = tokenizer.split_typed(text)
-        draft_ids = tuple(tokenizer.encode(typed.decode()))
-        if max_tokens is None:
-            return tokenizer.encode(text), typed, draft_ids
-        # Typed text can take as many tokens as it has bytes.
-        room = self._app.engine.status().n_ctx - num_new - len(typed)
-        if room < 1:
-            return [], typed, draft_ids
-        return encode_window(text, min(max_tokens, room), tokenizer.encode_with_starts), typed, draft_ids
-
     def _lines(
         self,
         client: socket.socket | None,
@@ -278,23 +219,19 @@ class GenerateResource:
         generation: Generation,
         started_at: float,
     ) -> Iterator[bytes]:
-        app = self._app
+        translator = self._app.translator
         num_prompt_tokens = len(request.prompt_ids)
-        detokenizer = self._detokenizer(request)
-        num_typed_bytes = len(request.typed)
+        tokens = translator.tokens(request)
         finished: Finished | None = None
         lines = b""
         try:
-            with app.hangups.watching(client, generation.cancel):
+            with self._app.hangups.watching(client, generation.cancel):
                 yield _line(Accepted())
                 for step in generation.steps():
                     if isinstance(step, Finished):
                         finished = step
                         break
-                    text = detokenizer.feed(step.token_id)
-                    num_typed_bytes -= len(app.tokenizer.token_bytes(step.token_id))
-                    if num_typed_bytes < 0:
-                        lines += _line(Token(text=text, token_id=step.token_id, logprob=step.logprob))
+                    lines += b"".join(map(_line, tokens.feed(step)))
                     if lines and not generation.has_more:
                         yield lines
                         lines = b""
@@ -307,7 +244,7 @@ class GenerateResource:
         if finished is None:
             return
         try:
-            yield lines + _line(self._last_line(ask, request, finished))
+            yield lines + _line(translator.last_line(ask, request, finished))
         finally:  # nobody need wait for this
             self._account(ask, num_prompt_tokens, finished, started_at)
 
@@ -325,43 +262,6 @@ class GenerateResource:
             cached_tokens=finished.cached_tokens,
             tokens=len(finished.token_ids),
             finish_reason=finished.finish_reason,
-        )
-
-    def _detokenizer(self, request: GenerationRequest) -> Detokenizer:
-        sampling = request.sampling
-        return Detokenizer(
-            self._app.tokenizer, sampling.stop, single_line=sampling.single_line, num_typed_bytes=len(request.typed)
-        )
-
-    def _last_line(self, ask: GenerateRequest, request: GenerationRequest, finished: Finished) -> Done | Failed:
-        if finished.finish_reason == "error":
-            return Failed(code="engine_error", detail=finished.error or "The engine failed.")
-        detokenizer = self._detokenizer(request)
-        pieces = [detokenizer.feed(token) for token in finished.token_ids]
-        ends = list(accumulate(map(len, pieces)))
-        rest = detokenizer.finish()
-        if rest:
-            ends[-1] += len(rest)
-        text_of = self._app.tokenizer.text_of
-        return Done(
-            text="".join([*pieces, rest]),
-            token_ids=list(finished.token_ids),
-            logprobs=list(finished.logprobs),
-            ends=ends,
-            num_kept_tokens=finished.num_kept,
-            num_typed_tokens=finished.num_typed,
-            finish_reason=finished.finish_reason,
-            num_prompt_tokens=len(request.prompt_ids),
-            cached_tokens=finished.cached_tokens,
-            queue_ms=finished.queue_ms,
-            prefill_ms=finished.prefill_ms,
-            decode_ms=finished.decode_ms,
-            prompt_ids=list(request.prompt_ids) if ask.echo else None,
-            prompt_logprobs=list(finished.prompt_logprobs) if finished.prompt_logprobs else None,
-            token_texts=None if ask.logprobs is None else [text_of(token) for token in finished.token_ids],
-            tops=[[Top(token, text_of(token), logprob) for token, logprob in top] for top in finished.tops]
-            if finished.tops
-            else None,
         )
 
 

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import httpx
 import msgspec
@@ -30,12 +30,14 @@ from deploy.bench.report import Document
 from deploy.bench.rounds import percentile
 from deploy.bench.server import Server
 from gateway.merge import BranchResult, Selection, Taste
-from shared.schemas import AutocompleteRequest, Done
+from gateway.resources import DEFAULT_MAX_TOKENS, sampling_of
+from shared.errors import StartError
+from shared.schemas import AutocompleteRequest, Failed, GenerateRequest
 from shared.settings import Settings
 from workers.checkpoints import resolve
-from workers.engine.sequence import GenerationRequest, SamplingParams
-from workers.engine.tokens import Detokenizer, Tokenizer
-from workers.engine.window import encode_window
+from workers.engine.sequence import Generation, GenerationRequest
+from workers.engine.tokens import Tokenizer
+from workers.texts import Translator
 
 if TYPE_CHECKING:
     from workers.engine.engine import Engine
@@ -47,6 +49,7 @@ NUM_RESAMPLES = 2000
 BATCH = 16  # places that the engine is asked for at once
 # What an agent-assist team published for its own fine-tuned model, in chats of one business.
 PUBLISHED = "8 to 15 %, published for a model fine-tuned on one contact centre's chats"
+_Branch: TypeAlias = tuple[GenerateRequest, GenerationRequest, Generation]
 _WORD_START = re.compile(r"(?<=\s)\S")
 
 
@@ -170,51 +173,37 @@ class GatewaySource:
 class EngineSource:
     """The engine in this process, many places at once: the gateway's choosing, no HTTP, nothing topped up."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, fields: Mapping[str, Any]) -> None:
+    def __init__(self, engine: Engine, translator: Translator, fields: Mapping[str, Any]) -> None:
         self._engine = engine
-        self._tokenizer = tokenizer
+        self._translator = translator
         self._request = msgspec.convert({"context": "", **fields}, AutocompleteRequest)
 
     def suggest(self, contexts: Sequence[str], seeds: Sequence[int]) -> list[tuple[list[str], float]]:
         asked = [self._submit(context, seed) for context, seed in zip(contexts, seeds, strict=True)]
-        return [(self._choose(context, generations), 0.0) for context, generations in zip(contexts, asked, strict=True)]
+        return [(self._choose(context, branches), 0.0) for context, branches in zip(contexts, asked, strict=True)]
 
-    def _submit(self, context: str, seed: int) -> list[Any]:
-        request, tokenizer = self._request, self._tokenizer
-        head, typed = tokenizer.split_typed(context)
-        ids = tuple(encode_window(head, request.max_tokens or 256, tokenizer.encode_with_starts))
-        draft = tuple(tokenizer.encode(typed.decode()))
+    def _submit(self, context: str, seed: int) -> list[_Branch]:
+        request = self._request
         found = []
         for number in range(request.n_samples):
-            params = SamplingParams(
-                max_new_tokens=request.length, temperature=request.temperature, top_k=request.top_k,
-                top_p=request.top_p, repetition_penalty=request.repetition_penalty,
-                first_rank=number if request.temperature == 0 else 0,
+            ask = GenerateRequest(
+                prompt=context, max_prompt_tokens=request.max_tokens or DEFAULT_MAX_TOKENS, heal=True,
+                sampling=sampling_of(request, number), seed=seed + number, deadline_ms=1e9,
             )  # fmt: skip
-            group = (f"{seed}", request.n_samples)
-            one = GenerationRequest(ids, params, seed + number, typed, draft, group=group)
-            found.append((len(typed), self._engine.submit(one)))
+            asked = self._translator.request(ask, time.monotonic())
+            found.append((ask, asked, self._engine.submit(asked)))
         return found
 
-    def _choose(self, context: str, generations: Sequence[Any]) -> list[str]:
+    def _choose(self, context: str, branches: Sequence[_Branch]) -> list[str]:
         request = self._request
         selection = Selection(
             Taste(context, request.n_samples, request.length, Settings.load({}).similarity, request.temperature == 0)
         )
-        for number, (num_typed_bytes, generation) in enumerate(generations):
-            finished = generation.result()
-            detokenizer = Detokenizer(self._tokenizer, num_typed_bytes=num_typed_bytes)
-            ends, text = [], ""
-            for token in finished.token_ids:
-                text += detokenizer.feed(token)
-                ends.append(len(text))
-            done = Done(
-                text=text, token_ids=list(finished.token_ids), logprobs=list(finished.logprobs), ends=ends,
-                num_kept_tokens=finished.num_kept, num_typed_tokens=finished.num_typed,
-                finish_reason=finished.finish_reason, num_prompt_tokens=0, cached_tokens=0,
-                queue_ms=0, prefill_ms=0, decode_ms=0,
-            )  # fmt: skip
-            selection.add(BranchResult(number, number, 0, "", done, 0.0))
+        for number, (ask, asked, generation) in enumerate(branches):
+            done = self._translator.last_line(ask, asked, generation.result())
+            if isinstance(done, Failed):
+                raise StartError(done.detail)
+            selection.add(BranchResult(number, ask.seed, 0, "", done, 0.0))
         return [sentence.value for sentence in selection.merged().sentences]
 
 
@@ -286,7 +275,7 @@ class TypistBench:
         while engine.status().state not in {"warm", "failed"}:
             time.sleep(0.01)
         try:
-            yield EngineSource(engine, tokenizer, self._fields)
+            yield EngineSource(engine, Translator(tokenizer, loaded.config.n_positions), self._fields)
         finally:
             engine.stop(0)
 
