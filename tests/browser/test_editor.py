@@ -349,7 +349,7 @@ def test_settings_by_keyboard_go_with_the_request_and_stay(editor: Editor) -> No
     editor.ask()
     body = editor.asked[-1]
     wanted = {
-        "model_size": "slow", "length": 6, "temperature": 0.9, "top_p": 0.94, "top_k": 40, "max_time": 2.5,
+        "model_size": "slow", "length": 6, "temperature": 0.7, "top_p": 0.79, "top_k": 40, "max_time": 2.5,
         "single_line": True, "context": OPENING, "stream": True,
     }  # fmt: skip
     assert {name: body[name] for name in wanted} == wanted

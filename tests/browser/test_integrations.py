@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser.driver import OPENING, TIMEOUT_MS, Site
-from tests.e2e.harness import ROOT, Tercet, until
+from tests.e2e.harness import ROOT, Tercet
 
 MAX_LINES = 15
 PACKAGES = Path(__file__).with_name("codemirror.json")
@@ -70,7 +71,7 @@ def exercise(page: Page, text: Locator, value: Callable[[], str]) -> None:
     page.keyboard.press("ArrowRight")
     word = value().removeprefix(OPENING)
     assert re.fullmatch(r"\s*\S+", word)
-    rest = until(chosen.text_content, 5, "the rest of it")
+    rest = settled(chosen)
     page.keyboard.press("Enter")
     assert value() == OPENING + word + rest
     page.keyboard.press("Control+z")
@@ -80,6 +81,17 @@ def exercise(page: Page, text: Locator, value: Callable[[], str]) -> None:
     page.keyboard.press("Escape")
     expect(rows).to_have_count(0)
     assert value() == OPENING + word
+
+
+def settled(row: Locator) -> str:
+    """A suggestion's text, when nothing more has come for half a second: it is whole."""
+    text, since = row.text_content(), time.monotonic()
+    while time.monotonic() < since + 0.5:
+        row.page.wait_for_timeout(20)
+        if row.text_content() != text:
+            text, since = row.text_content(), time.monotonic()
+    assert text
+    return text
 
 
 @pytest.fixture(scope="session")
