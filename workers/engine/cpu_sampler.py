@@ -17,6 +17,9 @@ from workers.engine.sequence import Step
 if TYPE_CHECKING:
     from workers.engine.cpu_kernels import Kernels
 
+# Logits that are gone through in less time than it takes to win the interpreter back.
+BRIEF = 1 << 18
+
 
 class CpuSampler:
     """Draws tokens, as `sampling.sample` does; which way a draw goes depends on its own parameters alone."""
@@ -69,7 +72,8 @@ class CpuSampler:
         """The table of draws [draws, DRAW_FIELDS], with what came of them."""
         logits = logits.contiguous()
         self._parameters[self._k.SAMPLE_ROWS], self._parameters[self._k.SAMPLE_TABLE] = len(table), table.ctypes.data
-        self._kernels.run(self._k.sample, self._address, 0, logits.data_ptr(), len(table) > 1, holds=True)
+        is_brief = len(table) * logits.shape[1] <= BRIEF
+        self._kernels.run(self._k.sample, self._address, 0, logits.data_ptr(), len(table) > 1, holds=is_brief)
         filled: list[list[float]] = table.tolist()
         return filled
 
