@@ -30,7 +30,7 @@ RETURN_MARGIN_S = 0.005
 # The rest of a worker's answer, which says nothing more, is read when the writer's is likely to be out.
 REST_PAUSE_S = 0.003
 # How long past the deadline an answer that is on its way is waited for.
-COLLECT_GRACE_S = 0.03
+COLLECT_GRACE_S = 0.04
 
 
 @dataclass(frozen=True, slots=True)

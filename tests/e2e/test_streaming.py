@@ -124,7 +124,7 @@ def test_the_time_limit_ends_the_stream_with_what_is_ready(slow: Tercet) -> None
     events = stream(slow.client, length=256, max_time=0.4)
     assert time.monotonic() - start < 1
     name, done = events[-1]
-    assert name == "done"
+    assert name == "done", done
     assert done["partial"]
     sent = texts(events)
     assert sorted(sent.values()) == sorted(sentence["value"] for sentence in done["sentences"])

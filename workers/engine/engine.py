@@ -123,6 +123,7 @@ class Engine:
         self._drain_until: float | None = None
         self._loaded: LoadedModel | None = None
         self._ms_per_token = 0.0
+        self._decode_step_s = 0.0  # the newest step that computed no prompt
         self._armed_at = float("-inf")
         self._scheduler = Scheduler(1, 1)
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
@@ -263,8 +264,10 @@ class Engine:
             if self._config.step_delay_s:
                 time.sleep(self._config.step_delay_s)
             self._postprocess(output, eos_id)
-            step_ms = 1e3 * (time.monotonic() - start)
-            self._ms_per_token += SMOOTHING * (step_ms - self._ms_per_token)
+            step_s = time.monotonic() - start
+            if not plan.chunks:
+                self._decode_step_s = step_s
+            self._ms_per_token += SMOOTHING * (1e3 * step_s - self._ms_per_token)
 
     def _take_in(self) -> bool:
         """Waits until there is something to do; False once the engine has drained."""
@@ -288,10 +291,12 @@ class Engine:
                 self._lock.wait(pause_s)
 
     def _end_interrupted(self, now: float) -> None:
-        """Ends what was cancelled, is past its deadline, or has outlived the draining's grace."""
+        """Ends what was cancelled, would be past its deadline, or has outlived the draining's grace."""
         is_over = self._drain_until is not None and now >= self._drain_until
         for sequence in self._scheduler.sequences:
-            reason = "cancelled" if is_over else sequence.interruption(now)
+            # Tokens that are there must be out by the deadline: the next step would keep them past it.
+            by = now + self._decode_step_s if sequence.token_ids else now
+            reason = "cancelled" if is_over else sequence.interruption(by)
             if reason is not None:
                 self._finish(sequence, reason)
 

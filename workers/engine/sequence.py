@@ -310,11 +310,15 @@ class Sequence:
             self.prompt_logprobs.append(logprob)
             self.prompt_tops.append(top)
 
-    def interruption(self, now: float) -> str | None:
-        """Why this sequence must end although it has tokens to come, or None."""
+    def interruption(self, by: float) -> str | None:
+        """Why this sequence must end although it has tokens to come, or None.
+
+        Args:
+            by: when its next token would be there.
+        """
         if self.generation.is_cancelled:
             return "cancelled"
-        if self.request.deadline is not None and now >= self.request.deadline:
+        if self.request.deadline is not None and by >= self.request.deadline:
             return "deadline"
         return None
 

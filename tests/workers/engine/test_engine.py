@@ -122,6 +122,15 @@ def test_deadline_returns_what_there_is(tiny: LoadedModel) -> None:
         assert (late.finish_reason, late.token_ids) == ("deadline", ())
 
 
+def test_a_step_that_would_end_past_the_deadline_is_not_begun(tiny: LoadedModel) -> None:
+    with running_engine(tiny, step_delay_s=0.3) as engine:
+        deadline = time.monotonic() + 0.75
+        finished = engine.submit(request(deadline=deadline)).result()
+        assert finished.finish_reason == "deadline"
+        assert finished.token_ids
+        assert finished.ended_at < deadline
+
+
 def test_full_and_free_again(tiny: LoadedModel) -> None:
     with running_engine(tiny, max_batch=3, step_delay_s=0.005) as engine:
         generations = [engine.submit(request()) for _ in range(3)]
