@@ -1,4 +1,5 @@
-"""`tercet bench engine | http | writer | typist`: tables on standard error, one JSON document on standard output."""
+"""`tercet bench engine | http | writer | typist | samples`: tables on standard error, one JSON document on standard
+output."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ from deploy.bench.http import LEVELS, HttpBench
 from deploy.bench.machine import Clock, gpus
 from deploy.bench.options import Options, begin, finish
 from deploy.bench.rows import NUM_WORDS
+from deploy.bench.samples import SamplesBench
+from deploy.bench.samples import table as samples_table
 from deploy.bench.server import ROOT
 from deploy.bench.suite import CpuSuite
 from deploy.bench.targets import TARGETS, not_measured
@@ -191,6 +194,28 @@ def bench_typist(
     report.print_reasons(err, result)
     if plot_path is not None:
         plot.plot_saved(result, result.rows, plot_path)
+    report.write(result)
+
+
+@bench.command("samples")
+def bench_samples(
+    field: Annotated[
+        list[str] | None, typer.Option("--field", help="Of each request, like temperature=0.8; repeatable.")
+    ] = None,
+    models: Models = "embedded",
+    device: Device = "auto",
+    setting: Setting = None,
+    seed: Seed = 0,
+) -> None:
+    """Fifty suggestions for everyday openings, to be read."""
+    options = _options(models, device, 1, False, setting or [], seed)
+    fields = _fields(field or [])
+    _stop_in_order()
+    clock = Clock()
+    result = begin("samples", options, clock, err)
+    SamplesBench(options, fields, err).run(result)
+    finish(result, clock)
+    err.print(samples_table(result.rows))
     report.write(result)
 
 

@@ -36,10 +36,10 @@ def writer() -> Writer:
     return Writer(Subject.of(resolve("embedded")).tokenizer(), seed=1)
 
 
-def bench(*arguments: str) -> tuple[dict[str, Any], str]:
+def bench(*arguments: str, is_quick: bool = True) -> tuple[dict[str, Any], str]:
     """Run `tercet bench …` as a person does; its document, which is the last line, and what a person reads."""
     done = subprocess.run(
-        [sys.executable, "-m", "deploy", "bench", *arguments, "--quick"],
+        [sys.executable, "-m", "deploy", "bench", *arguments, *(["--quick"] if is_quick else [])],
         cwd=ROOT, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -312,6 +312,14 @@ def test_the_typist_runs_through_a_file(how: list[str]) -> None:
     assert all(-1 <= share <= 1 for share in shares)
     assert "Keystrokes saved" in shown
     assert any("8 to 15 %" in note for note in document["notes"])
+
+
+def test_samples_are_there_to_be_read() -> None:
+    document, shown = bench("samples", "--field", "length=8", is_quick=False)
+    assert len(document["rows"]) == 10
+    suggestions = [text for row in document["rows"] for text in row["suggestions"]]
+    assert len(set(suggestions)) == len(suggestions) == 50
+    assert "It was raining when we" in shown
 
 
 def test_the_writers_bench_runs_all_its_parts() -> None:

@@ -26,19 +26,8 @@ from workers.embedded.corpus import END_ID, Book, Say, encode
 WINDOW_TOKENS = 512
 ROWS = 4  # windows at once: [4, 512, 8192] logits in fp32 are 67 MB
 SAMPLE_TOKENS = 40
-# An autocompletion server's users, not its books.
-OPENINGS = (
-    "Thank you for your letter. I",
-    "I have often thought that",
-    "The meeting was put off until",
-    "She opened the door, and",
-    "We would be glad if you could",
-    "The old man looked at the sea and",
-    "On the way home from work",
-    "There are two reasons why",
-    "My sister called this morning to",
-    "It was raining when we",
-)
+# Everyday ones: an autocompletion server's users, not its books.
+OPENINGS = Path(__file__).parents[1] / "openings.txt"
 
 
 class Unreduced(nn.Module):
@@ -126,7 +115,10 @@ def report(directory: Path, books: Sequence[Book], device: torch.device, seed: i
             for name, digits in (("bits_per_byte", 4), ("perplexity", 2))
         },
         # A seed for each: with one for all, the same phrases come again and again.
-        "samples": [_sample(model, bpe, opening, device, seed + place) for place, opening in enumerate(OPENINGS)],
+        "samples": [
+            _sample(model, bpe, opening, device, seed + place)
+            for place, opening in enumerate(OPENINGS.read_text(encoding="utf-8").splitlines())
+        ],
     }
 
 

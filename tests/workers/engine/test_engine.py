@@ -128,6 +128,7 @@ def test_a_step_that_would_end_past_the_deadline_is_not_begun(tiny: LoadedModel)
         finished = engine.submit(request(deadline=deadline)).result()
         assert finished.finish_reason == "deadline"
         assert finished.token_ids
+        assert finished.ended_at is not None
         assert finished.ended_at < deadline
 
 
