@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2LMHeadModel
 
-from workers.engine.gpt2 import load_model
+from workers.engine.gpt2 import Norm, balanced, load_model
+from workers.engine.linear import LinearMaker
 from workers.engine.tokens import Tokenizer
 from workers.quality import PAGE, choose_cpu_dtype, judge, perplexity
 
@@ -35,16 +36,34 @@ def test_the_embedded_checkpoint_holds_in_int8_within_one_percent() -> None:
     assert 0.99 < verdict.ratio < 1.01
 
 
+def test_balanced_channels_give_the_same_product_in_smaller_steps() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gain, bias, weight = torch.ones(256), torch.zeros(256), torch.randn(64, 256, generator=generator)
+    gain[:3] = torch.tensor([40.0, 0.0, 1e-4])  # a large channel, one that says nothing, and a faint one
+    weight[:, 3] = 0  # one that nobody listens to
+    x = torch.randn(32, 256, generator=generator)
+    norm = Norm(gain, bias, 1e-5)
+    expected = norm(x) @ weight.T
+    new_norm, new_weight = balanced(norm, weight)
+    torch.testing.assert_close(new_norm(x) @ new_weight.T, expected, rtol=1e-4, atol=1e-4)
+
+    def error(norm: Norm, weight: torch.Tensor) -> float:
+        linear = LinearMaker("int8")(weight.contiguous(), None)
+        return float((linear(norm(x)) - expected).norm() / expected.norm())
+
+    assert error(new_norm, new_weight) < error(norm, weight) / 2
+
+
 def test_a_checkpoint_that_int8_hurts_falls_back_and_is_measured_once(tmp_path: Path) -> None:
     """A few outliers a row take the scale away from all other weights."""
     hurt = tmp_path / "hurt"
     shutil.copytree(EMBEDDED, hurt)
     weights = {name: tensor.float() for name, tensor in load_file(hurt / "model.safetensors").items()}
     for name, tensor in weights.items():
-        if name.endswith("c_fc.weight"):
+        if name.endswith("attn.c_proj.weight"):
             tensor[0] *= 3000
-        if name.endswith(("ln_2.weight", "ln_2.bias")):
-            tensor[0] /= 3000  # so that in fp32 it is the same model
+        if name.endswith(("c_attn.weight", "c_attn.bias")):
+            tensor[..., 2 * 256] /= 3000  # the first value, so that in fp32 it is the same model
     save_file(weights, hurt / "model.safetensors")
     verdicts = tmp_path / "verdicts"
     verdict = choose_cpu_dtype(hurt, TOKENIZER, verdicts)
