@@ -147,17 +147,20 @@ class Tokenizer:
         All tokens that begin with all of it; of those that are a part of it, the ones that a tokenizer could take:
         the first of `typed` as it stands, and as it would be in front of a letter. Others would lead to a text in
         pieces that the model has never seen, however likely they are for another word (" f" of " fishwife"); unless
-        the model prefers one to everything else.
+        the model prefers one to everything else. Where all of it is a token that no longer one begins with, it is a
+        whole word, mostly, and only that can come (not " the" of " they", which must then go on with "y").
         """
         first = bisect_left(self._sorted_bytes, typed)
         from_here = range(first, len(self._sorted_bytes))
         beginning = takewhile(lambda at: self._sorted_bytes[at].startswith(typed), from_here)
         whole = {self._sorted_ids[at] for at in beginning}
-        parts = {self._id_of[typed[:n]] for n in range(1, len(typed)) if typed[:n] in self._id_of}
+        longer = frozenset(id_ for id_ in whole if len(self._bytes[id_]) > len(typed))
+        is_final = bool(whole) and not longer
+        lengths = range(0) if is_final else range(1, len(typed))
+        parts = {self._id_of[typed[:n]] for n in lengths if typed[:n] in self._id_of}
         firsts = (self._first_token(typed), self._first_token(typed + b"a"))
         usual = {id_ for id_ in firsts if id_ in parts or id_ in whole}
         allowed = whole | (usual or parts)
-        longer = frozenset(id_ for id_ in whole if len(self._bytes[id_]) > len(typed))
         return Choices(tuple(sorted(allowed)), tuple(sorted(parts - allowed)), longer)
 
     def _first_token(self, data: bytes) -> int:
