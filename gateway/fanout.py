@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
+import structlog
+
 from gateway.admission import Admission
 from gateway.client import BranchError, SlotClient
 from gateway.merge import BranchResult
@@ -31,6 +33,8 @@ RETURN_MARGIN_S = 0.005
 REST_PAUSE_S = 0.003
 # How long past the deadline an answer that is on its way is waited for.
 COLLECT_GRACE_S = 0.04
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +113,10 @@ class Fanout:
             run.report(self._attempt(run, branch, group, slot, start, rest))
         except TercetError as error:
             run.report(BranchFailure(branch=branch.index, code=error.code, detail=error.detail))
-        except BaseException:
-            run.report(BranchFailure(branch=branch.index, code="internal_error", detail="The branch broke."))
-            raise
+        except Exception as error:  # nobody asks the pool's future, so it is told here
+            log.error("unknown_error", request_id=run.ask.request_id, exc_info=error)
+            detail = f"The server's log has the reason, under request {run.ask.request_id}."
+            run.report(BranchFailure(branch=branch.index, code="internal_error", detail=detail))
 
     def _attempt(
         self, run: Run, branch: Branch, group: Group, slot: int | None, start: float, rest: ExitStack

@@ -44,6 +44,7 @@ Quick = Annotated[bool, typer.Option("--quick", help="One short round: shows tha
 Setting = Annotated[
     list[str] | None, typer.Option("--set", help="A setting of the server under test, like dtype=fp32; repeatable.")
 ]
+Fields = Annotated[list[str] | None, typer.Option("--field", help="Of each request, like temperature=0.8; repeatable.")]
 Seed = Annotated[int, typer.Option(help="Of the prompts.")]
 PlotPath = Annotated[Path | None, typer.Option("--plot", help="Write a PNG there too.", dir_okay=False)]
 
@@ -165,9 +166,7 @@ def bench_typist(
     engine: Annotated[
         bool, typer.Option("--engine", help="Ask the engine in this process: faster, without latencies.")
     ] = False,
-    field: Annotated[
-        list[str] | None, typer.Option("--field", help="Of each request, like temperature=0.8; repeatable.")
-    ] = None,
+    field: Fields = None,
     quick: Quick = False,
     models: Models = "embedded",
     device: Device = "auto",
@@ -199,9 +198,7 @@ def bench_typist(
 
 @bench.command("samples")
 def bench_samples(
-    field: Annotated[
-        list[str] | None, typer.Option("--field", help="Of each request, like temperature=0.8; repeatable.")
-    ] = None,
+    field: Fields = None,
     models: Models = "embedded",
     device: Device = "auto",
     setting: Setting = None,

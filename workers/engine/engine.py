@@ -52,6 +52,8 @@ MAX_BACKOFF_S = 30.0
 WARM_UP_TOKENS = 4
 # Weight of the newest step in the moving average of a step's time: some 20 steps are remembered.
 SMOOTHING = 0.1
+# A step may end so long after a sequence's deadline, which whoever asks sets some milliseconds before its own.
+LATE_S = 0.01
 # Arming the watchdog starts a thread; an eighth of its time is exact enough.
 REARM_FRACTION = 8
 
@@ -291,11 +293,11 @@ class Engine:
                 self._lock.wait(pause_s)
 
     def _end_interrupted(self, now: float) -> None:
-        """Ends what was cancelled, would be past its deadline, or has outlived the draining's grace."""
+        """Ends what was cancelled, would be too late, or has outlived the draining's grace."""
         is_over = self._drain_until is not None and now >= self._drain_until
         for sequence in self._scheduler.sequences:
-            # Tokens that are there must be out by the deadline: the next step would keep them past it.
-            by = now + self._decode_step_s if sequence.token_ids else now
+            # What is there must come in time: a long step that would end past the deadline would keep it back.
+            by = now + max(0.0, self._decode_step_s - LATE_S) if sequence.token_ids else now
             reason = "cancelled" if is_over else sequence.interruption(by)
             if reason is not None:
                 self._finish(sequence, reason)

@@ -155,9 +155,9 @@ class Tokenizer:
         beginning = takewhile(lambda at: self._sorted_bytes[at].startswith(typed), from_here)
         whole = {self._sorted_ids[at] for at in beginning}
         longer = frozenset(id_ for id_ in whole if len(self._bytes[id_]) > len(typed))
-        is_final = bool(whole) and not longer
-        lengths = range(0) if is_final else range(1, len(typed))
-        parts = {self._id_of[typed[:n]] for n in lengths if typed[:n] in self._id_of}
+        parts = {self._id_of[typed[:n]] for n in range(1, len(typed)) if typed[:n] in self._id_of}
+        if whole and not longer:
+            parts = set()
         firsts = (self._first_token(typed), self._first_token(typed + b"a"))
         usual = {id_ for id_ in firsts if id_ in parts or id_ in whole}
         allowed = whole | (usual or parts)
