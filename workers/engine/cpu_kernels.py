@@ -13,8 +13,9 @@ result. The inner products of attention and of 8-bit weights are written as vect
 them by itself.
 
 A kernel is called with the address of a call: [address of the step's parameters, address of the layer's parameters,
-address of a matrix product, next item, next thread, rows]. Threads take items from it until none is left, so that one
-compiled function serves one thread and many, and gives both the same bits.
+address of a matrix product, next item, next thread, rows, threads, next item of each thread's share]. Threads take
+items from it until none is left, so that one compiled function serves one thread and many, and gives both the same
+bits.
 
 Each call from Python lets go of the interpreter and has to win it back from the threads that talk to clients, so what
 can be a `Program`, all layers of a step, is one call.
@@ -29,6 +30,7 @@ from collections.abc import Sequence as Items
 from typing import Any
 
 import numpy as np
+import torch
 from llvmlite import binding, ir
 from numba import carray, cfunc, njit, types
 from numba.core import cgutils
@@ -120,18 +122,26 @@ SAMPLE_SCRATCH_FLOATS = 2 * GROUPS + NUM_CANDIDATES
     WEIGHTS,  # int8 [blocks, inputs / 4, BLOCK, 4], the blocks one after another but the last, which ends with the last
     STARTS,  # [outputs] int32, what each sum begins with
     FACTORS,  # [outputs] float32, what it is multiplied with
+    MOST_DOT_ROWS,  # more rows are multiplied by AMX
     PRODUCT_FIELDS,
-) = range(6)
+) = range(7)
 BLOCK = 4 * VECTOR
-MULTIPLY_ROWS = 4  # that meet a block's weights together
+DOT_ROWS = 4  # that meet a block's weights together
+AMX_ROWS, AMX_BYTES = 16, 64  # of a tile register
+# Weights are asked for so many bytes before they are needed, into the second cache: the CPU looks ahead by itself too,
+# but not past a page, and too late where a row's products leave it little to do. Twice and half as far did no better.
+FETCH_AHEAD_BYTES = 8192
 
-# What the kernel of 8-bit products is made of: VNNI on 64 bytes.
-HAS_DOT_PRODUCTS = bool(binding.get_host_cpu_features().get("avx512vnni"))
+# What the kernel of 8-bit products is made of: VNNI on 64 bytes, and AMX where there are more than a few rows.
+_FEATURES = binding.get_host_cpu_features()
+HAS_DOT_PRODUCTS = bool(_FEATURES.get("avx512vnni"))
+# A process has to ask Linux for AMX, which torch does.
+HAS_AMX = bool(HAS_DOT_PRODUCTS and _FEATURES.get("amx-int8") and torch.cpu._init_amx())
 
-_STEP, _LAYER, _PRODUCT, _NEXT_ITEM, _NEXT_THREAD, _ROWS, _CALL_FIELDS = range(7)
+_STEP, _LAYER, _PRODUCT, _NEXT_ITEM, _NEXT_THREAD, _ROWS, _THREADS, _CALL_FIELDS = range(8)
 
 # A program: a head, then entries. A kernel's first three fields are those of its call.
-_LENGTH, _PARALLEL, _THREADS, _CALL, _HEAD_FIELDS = range(5)
+_LENGTH, _PARALLEL, _MOST_THREADS, _CALL, _HEAD_FIELDS = range(5)
 _FUNCTION, _IS_LARGE, _ENTRY_FIELDS = range(3, 6)
 
 _f32, _i32, _i64, _u8 = np.float32, np.int32, np.int64, np.uint8
@@ -231,6 +241,29 @@ def _loop(builder: Any, number: Any, starts: list[Any], body: Callable[[Any, lis
 
 def _store_vector(builder: Any, value: Any, address: Any) -> None:
     builder.store(value, builder.inttoptr(address, ir.PointerType(value.type))).align = 4
+
+
+def _wholes_at(builder: Any, address: Any) -> Any:
+    """VECTOR int32."""
+    vector = ir.VectorType(ir.IntType(32), VECTOR)
+    load = builder.load(builder.inttoptr(address, ir.PointerType(vector)), typ=vector)
+    load.align = 4
+    return load
+
+
+def _store_product(builder: Any, total: Any, factors: Any, out: Any) -> None:
+    """VECTOR sums of integers, times their factors, in float32."""
+    factor = _vector_at(builder, factors)
+    _store_vector(builder, builder.fmul(builder.sitofp(total, factor.type), factor), out)
+
+
+def _fetch(builder: Any, address: Any) -> None:
+    """Asks for 64 bytes to be brought into the second cache; an address that is nobody's does no harm."""
+    pointer, whole = ir.PointerType(ir.IntType(8)), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [pointer, whole, whole, whole])
+    is_read, second_cache, is_data = ir.Constant(whole, 0), ir.Constant(whole, 2), ir.Constant(whole, 1)
+    fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(fetch, [builder.inttoptr(address, pointer), is_read, second_cache, is_data])
 
 
 @intrinsic(prefer_literal=True)
@@ -350,39 +383,156 @@ def _dots(
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         _, weights, starts, factors, x, inputs, out, outputs = args
         whole = ir.IntType(32)
-        vector, floats = ir.VectorType(whole, VECTOR), ir.VectorType(ir.FloatType(), VECTOR)
+        vector = ir.VectorType(whole, VECTOR)
         kind = ir.FunctionType(vector, [vector] * 3)
         dot = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpdpbusd.512")
         nothing = ir.Constant(vector, ir.Undefined)
 
-        def load(address: Any, type_: Any) -> Any:
-            value = builder.load(builder.inttoptr(address, ir.PointerType(type_)), typ=type_)
-            value.align = 4
-            return value
-
         def body(four: Any, sums: list[Any]) -> list[Any]:
             base = builder.add(weights, builder.mul(four, _whole(4 * BLOCK)))
-            columns = [load(builder.add(base, _whole(4 * VECTOR * v)), vector) for v in range(num_vectors)]
+            places = [builder.add(base, _whole(4 * VECTOR * v)) for v in range(num_vectors)]
+            for place in places:
+                _fetch(builder, builder.add(place, _whole(FETCH_AHEAD_BYTES)))
+            columns = [_wholes_at(builder, place) for place in places]
             news: list[Any] = []
             for row in range(num_rows):
                 place = builder.add(x, builder.add(builder.mul(inputs, _whole(row)), builder.mul(four, _whole(4))))
-                one = builder.insert_element(nothing, load(place, whole), ir.Constant(whole, 0))
+                four_bytes = builder.load(builder.inttoptr(place, ir.PointerType(whole)), typ=whole)
+                four_bytes.align = 4
+                one = builder.insert_element(nothing, four_bytes, ir.Constant(whole, 0))
                 all_alike = builder.shuffle_vector(one, nothing, ir.Constant(vector, [0] * VECTOR))
                 own = sums[row * num_vectors : (row + 1) * num_vectors]
                 news += [builder.call(dot, [sofar, all_alike, c]) for sofar, c in zip(own, columns, strict=True)]
             return news
 
-        begin = [load(builder.add(starts, _whole(4 * VECTOR * v)), vector) for v in range(num_vectors)]
+        begin = [_wholes_at(builder, builder.add(starts, _whole(4 * VECTOR * v))) for v in range(num_vectors)]
         sums = _loop(builder, builder.sdiv(inputs, _whole(4)), begin * num_rows, body)
         for row in range(num_rows):
             place = builder.add(out, builder.mul(outputs, _whole(4 * row)))
             for v in range(num_vectors):
-                factor = load(builder.add(factors, _whole(4 * VECTOR * v)), floats)
-                value = builder.fmul(builder.sitofp(sums[row * num_vectors + v], floats), factor)
-                _store_vector(builder, value, builder.add(place, _whole(4 * VECTOR * v)))
+                at = _whole(4 * VECTOR * v)
+                _store_product(builder, sums[row * num_vectors + v], builder.add(factors, at), builder.add(place, at))
         return context.get_dummy_value()
 
     return types.none(rows, *[types.int64] * 7), codegen
+
+
+@intrinsic(prefer_literal=True)
+def _amx_dots(
+    _context: Any,
+    groups: Any,
+    rows: Any,
+    weights: Any,
+    starts: Any,
+    factors: Any,
+    x: Any,
+    inputs: Any,
+    out: Any,
+    outputs: Any,
+    ahead: Any,
+) -> Any:
+    """What `_dots` computes, bit for bit, by AMX: for `rows` rows in `groups` groups of at most 16, for 64 · n inputs.
+
+    A tile register holds 16 rows of 64 bytes: of x, 64 inputs of 16 rows; of the weights, 64 inputs of 16 outputs, four
+    of each in a row, as they lie in memory; of the sums, 16 rows of 16 outputs. There are eight: one group meets all
+    of a block's outputs at once, two meet half of them.
+
+    Args:
+        ahead: bytes, how far ahead weights are asked for; 0 where they are in a cache already.
+    """
+    num_groups = groups.literal_value
+    num_columns = BLOCK // VECTOR // num_groups  # of tiles, at once
+    sums = [[group * num_columns + column for column in range(num_columns)] for group in range(num_groups)]
+    lefts = [num_groups * num_columns + group for group in range(num_groups)]
+    rights = range(lefts[-1] + 1, 8)
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        _, rows, weights, starts, factors, x, inputs, out, outputs, ahead = args
+        i8, i16, i64 = ir.IntType(8), ir.IntType(16), ir.IntType(64)
+        pointer = ir.PointerType(i8)
+
+        def call(name: str, kinds: list[Any], *values: Any) -> None:
+            kind = ir.FunctionType(ir.VoidType(), kinds)
+            given = [
+                builder.inttoptr(value, pointer) if of is pointer else ir.Constant(i8, value) if of is i8 else value
+                for of, value in zip(kinds, values, strict=True)
+            ]
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), given)
+
+        def put(value: Any, address: Any) -> None:
+            builder.store(value, builder.inttoptr(address, ir.PointerType(value.type))).align = 1
+
+        def plus(address: Any, *terms: Any) -> Any:
+            for term in terms:
+                address = builder.add(address, _whole(term) if isinstance(term, int) else term)
+            return address
+
+        def times(value: Any, number: int) -> Any:
+            return builder.mul(value, _whole(number))
+
+        # Intel's manual, volume 1, 18.2: palette, 15 bytes, 16 numbers of bytes in a row, 16 numbers of rows.
+        config = builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(i8, 64)), i64)
+        for word in range(8):
+            put(ir.Constant(i64, 1 if word == 0 else 0), plus(config, 8 * word))
+        last_rows = plus(rows, -AMX_ROWS * (num_groups - 1))
+        group_rows = [*[_whole(AMX_ROWS)] * (num_groups - 1), last_rows]
+        sizes = {tile: of for group, of in enumerate(group_rows) for tile in (*sums[group], lefts[group])}
+        for tile, of in {**sizes, **dict.fromkeys(rights, _whole(AMX_ROWS))}.items():
+            put(ir.Constant(i16, AMX_BYTES), plus(config, 16 + 2 * tile))
+            put(builder.trunc(of, i8), plus(config, 48 + tile))
+        call("ldtilecfg", [pointer], config)
+
+        tile_bytes = AMX_ROWS * AMX_BYTES
+        scratch = builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(i8, 4 * tile_bytes)), i64)
+        for first in range(0, BLOCK // VECTOR, num_columns):
+
+            def body(k: Any, _: list[Any], first: int = first) -> list[Any]:
+                base = plus(weights, times(k, AMX_BYTES * BLOCK), first * AMX_BYTES)
+                for group, left in enumerate(lefts):
+                    row = plus(x, times(k, AMX_BYTES), times(inputs, AMX_ROWS * group))
+                    call("tileloadd64", [i8, pointer, i64], left, row, inputs)
+                for column in range(num_columns):
+                    place, right = plus(base, AMX_BYTES * column), rights[column % len(rights)]
+                    for row_number in range(AMX_ROWS):
+                        _fetch(builder, plus(place, 4 * BLOCK * row_number, ahead))
+                    call("tileloadd64", [i8, pointer, i64], right, place, _whole(4 * BLOCK))
+                    for group, left in enumerate(lefts):
+                        call("tdpbusd", [i8, i8, i8], sums[group][column], left, right)
+                return []
+
+            tiles = [tile for group in sums for tile in group]
+            for tile in tiles:
+                call("tilezero", [i8], tile)
+            _loop(builder, builder.sdiv(inputs, _whole(AMX_BYTES)), [], body)
+            for tile in tiles:
+                call("tilestored64", [i8, pointer, i64], tile, plus(scratch, tile_bytes * tile), _whole(AMX_BYTES))
+            for group, of in enumerate(group_rows):
+
+                def finish(row: Any, _: list[Any], group: int = group, first: int = first) -> list[Any]:
+                    place = plus(out, builder.mul(outputs, times(plus(row, AMX_ROWS * group), 4)))
+                    for column, tile in enumerate(sums[group]):
+                        at = _whole(AMX_BYTES * (first + column))
+                        sofar = _wholes_at(builder, plus(scratch, tile_bytes * tile, times(row, AMX_BYTES)))
+                        total = builder.add(sofar, _wholes_at(builder, plus(starts, at)))
+                        _store_product(builder, total, plus(factors, at), plus(place, at))
+                    return []
+
+                _loop(builder, of, [], finish)
+        return context.get_dummy_value()
+
+    return types.none(groups, *[types.int64] * 9), codegen
+
+
+@intrinsic
+def _release_amx(_context: Any) -> Any:
+    """Clears the tile registers: none has to be kept while others run."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.tilerelease"), [])
+        return context.get_dummy_value()
+
+    return types.none(), codegen
 
 
 # An intrinsic has its number of rows and vectors from constants, so each combination is called by itself.
@@ -1041,36 +1191,54 @@ def _sample(address: int) -> None:
 
 if HAS_DOT_PRODUCTS:  # a compiler that is asked for instructions that are not there gives up
 
+    @njit(inline="always", **_FAST)
+    def _multiply_block(call: Any, step: Any, block: int) -> None:
+        """The last block may overlap the one before it: what both write is the same."""
+        inputs, outputs = step[INPUTS], step[OUTPUTS]
+        first = 4 * min(block * BLOCK, outputs - BLOCK)
+        weights, starts, factors = step[WEIGHTS] + block * BLOCK * inputs, step[STARTS] + first, step[FACTORS] + first
+        x, out, left = call[_LAYER], call[_PRODUCT] + first, call[_ROWS]
+        if HAS_AMX and left > step[MOST_DOT_ROWS]:
+            ahead = FETCH_AHEAD_BYTES
+            while left > 0:
+                rows = min(left, 2 * AMX_ROWS)
+                if rows > AMX_ROWS:
+                    _amx_dots(2, rows, weights, starts, factors, x, inputs, out, outputs, ahead)
+                else:
+                    _amx_dots(1, rows, weights, starts, factors, x, inputs, out, outputs, ahead)
+                x, out, left, ahead = x + rows * inputs, out + 4 * rows * outputs, left - rows, 0
+            return
+        while left >= DOT_ROWS:
+            _dots(4, weights, starts, factors, x, inputs, out, outputs)
+            x, out, left = x + DOT_ROWS * inputs, out + 4 * DOT_ROWS * outputs, left - DOT_ROWS
+        if left == 3:
+            _dots(3, weights, starts, factors, x, inputs, out, outputs)
+        elif left == 2:
+            _dots(2, weights, starts, factors, x, inputs, out, outputs)
+        elif left == 1:
+            _dots(1, weights, starts, factors, x, inputs, out, outputs)
+
     @cfunc(_KERNEL, **_FAST)
     def _multiply(address: int) -> None:
         """The product [rows, outputs] float32 of rows and weights, both in 8 bits, as `_dots` has it.
 
-        The last block may overlap the one before it: what both write is the same.
+        Each thread has a share of the blocks, for memory is read fastest in one piece; one that has done its own helps
+        the next.
         """
         call = _call_of(address)
         step = carray(_pointer(call[_STEP]), (PRODUCT_FIELDS,), _i64)
-        num_rows, inputs, outputs = call[_ROWS], step[INPUTS], step[OUTPUTS]
-        num_blocks, fours = (outputs + BLOCK - 1) // BLOCK, MULTIPLY_ROWS
-        while True:
-            block = _next_item(address)
-            if block >= num_blocks:
-                return
-            first = 4 * min(block * BLOCK, outputs - BLOCK)
-            weights, starts, factors = (
-                step[WEIGHTS] + block * BLOCK * inputs,
-                step[STARTS] + first,
-                step[FACTORS] + first,
-            )
-            x, out, left = call[_LAYER], call[_PRODUCT] + first, num_rows
-            while left >= fours:
-                _dots(4, weights, starts, factors, x, inputs, out, outputs)
-                x, out, left = x + fours * inputs, out + 4 * fours * outputs, left - fours
-            if left == 3:
-                _dots(3, weights, starts, factors, x, inputs, out, outputs)
-            elif left == 2:
-                _dots(2, weights, starts, factors, x, inputs, out, outputs)
-            elif left == 1:
-                _dots(1, weights, starts, factors, x, inputs, out, outputs)
+        num_blocks, num_threads = (step[OUTPUTS] + BLOCK - 1) // BLOCK, call[_THREADS]
+        number = _take(address + 8 * _NEXT_THREAD)
+        for turn in range(num_threads):
+            share = (number + turn) % num_threads
+            first, last = num_blocks * share // num_threads, num_blocks * (share + 1) // num_threads
+            while True:
+                block = first + _take(address + 8 * (_CALL_FIELDS + share))
+                if block >= last:
+                    break
+                _multiply_block(call, step, block)
+        if HAS_AMX and call[_ROWS] > step[MOST_DOT_ROWS]:
+            _release_amx()
 
 
 # Calling them.
@@ -1110,9 +1278,12 @@ def _run_program(address: int) -> None:
     for number in range(head[_LENGTH]):
         entry = entries[number]
         call[_STEP], call[_LAYER], call[_PRODUCT] = entry[_STEP], entry[_LAYER], entry[_PRODUCT]
-        call[_NEXT_ITEM], call[_NEXT_THREAD] = 0, 0
-        if entry[_IS_LARGE] != 0:
-            _invoke_parallel(head[_PARALLEL], entry[_FUNCTION], head[_CALL], head[_THREADS])
+        num_threads = head[_MOST_THREADS] if entry[_IS_LARGE] != 0 else 1
+        call[_NEXT_ITEM], call[_NEXT_THREAD], call[_THREADS] = 0, 0, num_threads
+        shares = carray(_pointer(head[_CALL] + 8 * _CALL_FIELDS), (num_threads,), _i64)
+        shares[:] = 0
+        if num_threads > 1:
+            _invoke_parallel(head[_PARALLEL], entry[_FUNCTION], head[_CALL], num_threads)
         else:
             _invoke(entry[_FUNCTION], head[_CALL])
 
@@ -1133,7 +1304,7 @@ class Kernels:
         kernels = (add_and_norm, store, attend, act, scale, sample, *((multiply,) if HAS_DOT_PRODUCTS else ()))
         hold = ctypes.PYFUNCTYPE(None, ctypes.c_int64)
         self._functions = {kernel: (kernel.address, kernel.ctypes, hold(kernel.address)) for kernel in kernels}
-        self._call = np.zeros(_CALL_FIELDS, np.int64)
+        self._call = np.zeros(_CALL_FIELDS + self.num_threads, np.int64)
         self._address = self._call.ctypes.data
 
     def run(
@@ -1155,10 +1326,12 @@ class Kernels:
             holds: keeps the interpreter meanwhile: to win it back would take longer than the kernel does.
         """
         call = self._call
-        call[0], call[1], call[2], call[3], call[4], call[5] = step, layer, product, 0, 0, num_rows
+        num_threads = self.num_threads if is_large else 1
+        call[:_CALL_FIELDS] = step, layer, product, 0, 0, num_rows, num_threads
+        call[_CALL_FIELDS:] = 0
         address, function, function_that_holds = self._functions[kernel]
-        if is_large and self._parallel is not None:
-            self._parallel(address, self._address, self.num_threads, 0)
+        if num_threads > 1:
+            self._parallel(address, self._address, num_threads, 0)
         elif holds:
             function_that_holds(self._address)
         else:
@@ -1173,7 +1346,7 @@ class Program:
         Args:
             entries: kernels, each with step, layer and product as `Kernels.run` takes them.
         """
-        self._call = np.zeros(_CALL_FIELDS, np.int64)
+        self._call = np.zeros(_CALL_FIELDS + kernels.num_threads, np.int64)
         self._memory = np.zeros(_HEAD_FIELDS + len(entries) * _ENTRY_FIELDS, np.int64)
         parallel = kernels._parallel
         self._memory[:_HEAD_FIELDS] = (

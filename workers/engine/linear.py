@@ -29,10 +29,6 @@ ROW_COUNTS = (
     *(80, 96, 112, 128, 160, 192, 224, 256),
 )
 PROBE_ROWS = 16
-# Where the CPU has AMX, our int8 kernel is faster than oneDNN's up to so many rows, or so many multiplications: a call
-# of oneDNN's takes some 40 µs before it begins.
-OWN_ROWS_BESIDE_AMX = 4
-OWN_PRODUCTS_BESIDE_AMX = 50_000_000
 # Fewer multiplications than these are not worth waking other threads for.
 LARGE = 1 << 18
 HUGE_PAGE_BYTES = 2 << 20
@@ -231,30 +227,24 @@ class HalfProduct:
 class Int8Product:
     """8-bit weights, a scale for each output; 8-bit activations, a scale for each row.
 
-    Few rows go to our own kernel, which reads the weights as fast as memory gives them; many to oneDNN's where the CPU
-    has AMX, which then multiplies faster. Where it has no instructions for ours, all go to fbgemm's, which quantizes by
-    itself, or to oneDNN's. All sum integers, and what they do in floating point is the same to the bit.
+    Our own kernel multiplies them, faster than torch's for few rows and many. Where the CPU has no instructions for it
+    fbgemm's does, which quantizes by itself, or oneDNN's. All sum integers, and what they do in floating point is the
+    same to the bit.
 
-    `own` is our kernel's copy, or None; up to `few_rows` rows go to it, or to fbgemm's in its stead.
+    `own` is our kernel's copy, or None; `has_one`, whether there is one way for every number of rows.
     """
 
     def __init__(self, weight: Tensor) -> None:
-        self._scales = (weight.abs().amax(1) / 127).clamp_min(TINY)  # each row's largest value is ±127
-        weight8 = (weight / self._scales[:, None]).round().to(torch.int8)
-        self._zeros = torch.zeros(len(weight), dtype=torch.long)
-        self.own = OwnInt8.of(weight8, self._scales)
+        scales = (weight.abs().amax(1) / 127).clamp_min(TINY)  # each row's largest value is ±127
+        weight8 = (weight / scales[:, None]).round().to(torch.int8)
+        self.own = OwnInt8.of(weight8, scales)
         self._fbgemm = None
-        if self.own is not None:
-            few_products = OWN_PRODUCTS_BESIDE_AMX // weight.numel()
-            self.few_rows = max(OWN_ROWS_BESIDE_AMX, few_products) if _has_amx() else sys.maxsize
-        elif "fbgemm" in torch.backends.quantized.supported_engines and not _has_amx():
-            self.few_rows = sys.maxsize
-            self._fbgemm = _pack_for_fbgemm(weight8, self._scales)
-        else:
-            self.few_rows = 0
-        self.has_one = self.few_rows == sys.maxsize
+        if self.own is None and "fbgemm" in torch.backends.quantized.supported_engines:
+            self._fbgemm = _pack_for_fbgemm(weight8, scales)
+        self.has_one = self.own is not None or self._fbgemm is not None
         if not self.has_one:
             self._onednn = torch.ops.onednn.qlinear_prepack(weight8, None)
+            self._scales, self._zeros = scales, torch.zeros(len(weight), dtype=torch.long)
         # Without VNNI pairs of products are summed in 16 bits: half the range keeps them from wrapping.
         self._num_levels = 127 if torch.cpu._is_vnni_supported() else 63
 
@@ -262,11 +252,11 @@ class Int8Product:
         return UNIT if self._fbgemm is not None else UINT8
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.own is not None:
+            return self.own(x)
         if self._fbgemm is not None:
             y: Tensor = _fbgemm_multiply(x, 1 / self._num_levels, self._num_levels + 1, self._fbgemm)
             return y
-        if self.own is not None and len(x) <= self.few_rows:
-            return self.own(x)
         # float32 out, not scaled, no bias, nothing fused to it
         z: Tensor = _onednn_multiply(
             x, 1 / 127, 128, self._onednn, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
@@ -285,11 +275,13 @@ class OwnInt8:
         self._num_outputs, num_inputs = weight8.shape
         weights = weight8.numpy()
         starts = [min(first, len(weights) - k.BLOCK) for first in range(0, len(weights), k.BLOCK)]
-        # Read from its beginning to its end at each step: fewer pages, fewer pauses.
-        memory = mmap.mmap(-1, len(starts) * k.BLOCK * num_inputs + HUGE_PAGE_BYTES)
+        # Read from its beginning to its end at each step: fewer pages, fewer pauses. Private, for the pages of shared
+        # memory are small as a rule.
+        size = len(starts) * k.BLOCK * num_inputs
+        memory = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(mmap.MADV_HUGEPAGE)
         whole = np.frombuffer(memory, np.int8)
-        packed = whole[-whole.ctypes.data % HUGE_PAGE_BYTES :][: len(starts) * k.BLOCK * num_inputs]
+        packed = whole[-whole.ctypes.data % HUGE_PAGE_BYTES :][:size]
         blocks = packed.reshape(len(starts), num_inputs // 4, k.BLOCK, 4)
         for block, start in zip(blocks, starts, strict=True):
             block[:] = weights[start : start + k.BLOCK].reshape(k.BLOCK, num_inputs // 4, 4).swapaxes(0, 1)
@@ -300,6 +292,8 @@ class OwnInt8:
         self._parameters[k.INPUTS], self._parameters[k.OUTPUTS] = num_inputs, self._num_outputs
         self._parameters[k.WEIGHTS] = packed.ctypes.data
         self._parameters[k.STARTS], self._parameters[k.FACTORS] = begin.data_ptr(), factors.data_ptr()
+        can_use_amx = k.HAS_AMX and num_inputs % k.AMX_BYTES == 0
+        self._parameters[k.MOST_DOT_ROWS] = k.DOT_ROWS if can_use_amx else sys.maxsize
         self.address = self._parameters.ctypes.data
         self.is_large = weight8.numel() > LARGE
         self._keep = memory, packed, begin, factors
@@ -334,10 +328,6 @@ def _pack_for_fbgemm(weight8: Tensor, scales: Tensor) -> torch.ScriptObject:
         packed: torch.ScriptObject = torch.ops.quantized.linear_prepack(quantized, None)
     torch.backends.quantized.engine = engine
     return packed
-
-
-def _has_amx() -> bool:
-    return torch.cpu._is_amx_tile_supported()
 
 
 def _has_onednn() -> bool:

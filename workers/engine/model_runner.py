@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from workers.engine.cpu_sampler import CpuSampler
-from workers.engine.gpt2 import GPT2, LoadedModel
+from workers.engine.gpt2 import GPT2, MAX_HEAD_ROWS, LoadedModel
 from workers.engine.kv_cache import VECTOR, CacheShape, KVCache, cache_budget_bytes
 from workers.engine.linear import CpuLinear, Int8Product, Linear
 from workers.engine.plan import Plan
@@ -193,20 +193,19 @@ class _ForwardPass:
         self._norm_addresses = [_address(norm) for norm in norms]
         self._layer_addresses = [_address(parameters) for parameters, *_ in layers]
         self._step_address = _address(step)
-        self._few_rows = 0
+        self._most_program_rows = 0
         products = [linear.product for _, *linears in layers for linear in linears]
         own = [product for product in products if isinstance(product, Int8Product) and product.own is not None]
         if len(own) == len(products):
-            self._few_rows = min(max_rows, *(product.few_rows for product in own))
+            self._most_program_rows = max_rows
             self._make_program()
 
     def _make_program(self) -> None:
-        """All layers, and the head where every row's logits are wanted, in one call, for as many rows as our own kernel
-        multiplies."""
+        """All layers, and the head where every row's logits are wanted, in one call."""
         k, at = self._k, self._step_address
         width, inner = self._model.config.n_embd, self._model.config.n_inner
-        self._y = torch.zeros(self._few_rows, width)
-        self._wide_y = torch.zeros(self._few_rows, max(3 * width, inner))
+        self._y = torch.zeros(self._most_program_rows, width)
+        self._wide_y = torch.zeros(self._most_program_rows, max(3 * width, inner))
         narrow, wide, prepared = map(_address, (self._y, self._wide_y, self._prepared))
         entries: list[tuple[Any, int, int, int]] = []
         sizes: list[int] = []
@@ -234,11 +233,11 @@ class _ForwardPass:
             multiply(down, narrow)
         self._num_layer_entries = len(entries)
         head = _cpu(self._model.head).product
-        self._few_rows_of_head = 0
+        self._most_head_rows = 0
         if isinstance(head, Int8Product) and head.own is not None:
-            self._few_rows_of_head = min(self._few_rows, head.few_rows)
+            self._most_head_rows = min(self._most_program_rows, MAX_HEAD_ROWS)
             vocab = self._model.config.vocab_size
-            self._logits = torch.zeros(self._few_rows_of_head, vocab)
+            self._logits = torch.zeros(self._most_head_rows, vocab)
             logits = _address(self._logits)
             add(k.add_and_norm, _BY_WIDTH, at, self._norm_addresses[-1], narrow)
             multiply(self._model.head, logits)
@@ -254,9 +253,9 @@ class _ForwardPass:
         run, at = self._kernels.run, self._step_address
         is_wide, is_large = num_rows * self._model.config.n_inner > 2 * LARGE, num_rows * width > LARGE
         is_long = self._attention_size(num_rows) > LARGE
-        if num_rows <= self._few_rows:
+        if num_rows <= self._most_program_rows:
             step[k.MODE] = k.UINT8
-            has_head = num_rows == len(wanted) <= self._few_rows_of_head
+            has_head = num_rows == len(wanted) <= self._most_head_rows
             self._program.run(
                 num_rows,
                 len(self._program_sizes) if has_head else self._num_layer_entries,

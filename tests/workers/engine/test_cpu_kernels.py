@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +13,15 @@ from transformers import GPT2LMHeadModel
 
 from tests.workers.engine.helpers import TINY, generate, peaked_weights, running_engine
 from workers.engine import model_runner
-from workers.engine.cpu_kernels import HAS_DOT_PRODUCTS, Program
+from workers.engine.cpu_kernels import HAS_AMX, HAS_DOT_PRODUCTS, MOST_DOT_ROWS, Program
 from workers.engine.gpt2 import GPT2Config, LoadedModel, build
 from workers.engine.linear import UINT8, OwnInt8, prepare
 from workers.engine.model_runner import _ForwardPass
 from workers.engine.sequence import SamplingParams
 
 PROMPT = [*range(7, 300, 3)]
+
+needs_amx = pytest.mark.skipif(not HAS_AMX, reason="this CPU has no AMX for 8-bit integers")
 
 
 def theirs(config: GPT2Config, weights: dict[str, torch.Tensor]) -> GPT2LMHeadModel:
@@ -70,19 +73,22 @@ def test_threads_change_no_text(tiny_of: dict[str, LoadedModel], dtype: str) -> 
 
 
 @pytest.mark.skipif(not HAS_DOT_PRODUCTS, reason="this CPU has no AVX-512 VNNI, so the kernel is not there")
+@pytest.mark.parametrize("can_use_amx", [False, pytest.param(True, marks=needs_amx)])
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 4), (100, 64), (768, 3072), (8200, 256)])
-def test_products_in_8_bits_are_exact(outputs: int, inputs: int) -> None:
+def test_products_in_8_bits_are_exact(outputs: int, inputs: int, can_use_amx: bool) -> None:
     """Sums of integers and one rounding, whatever the number of rows; 100 outputs are two blocks that overlap."""
     generator = torch.Generator().manual_seed(outputs)
     weight = torch.randn(outputs, inputs, generator=generator)
     scales = weight.abs().amax(1) / 127
     weight8 = (weight / scales[:, None]).round().to(torch.int8)
-    x, _ = prepare(torch.randn(9, inputs, generator=generator), UINT8)
+    x, _ = prepare(torch.randn(100, inputs, generator=generator), UINT8)
     product = OwnInt8.of(weight8, scales)
     assert product is not None
+    if not can_use_amx:
+        product._parameters[MOST_DOT_ROWS] = sys.maxsize
     sums = (x.long() - 128) @ weight8.long().T
     expected = sums.float() * (scales * torch.tensor(1 / 127))
-    for num_rows in range(1, 10):
+    for num_rows in (*range(1, 10), 15, 16, 17, 31, 32, 33, 48, 49, 64, 100):
         assert torch.equal(product(x[:num_rows]), expected[:num_rows])
 
 
@@ -109,7 +115,7 @@ def test_layers_in_one_call_are_the_same_layers(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(model_runner, "LARGE", 0)
     on_all = texts()
     assert (num_before := num_calls) >= 2 * 4 * 20
-    monkeypatch.setattr(_ForwardPass, "_make_program", lambda own: setattr(own, "_few_rows", 0))
+    monkeypatch.setattr(_ForwardPass, "_make_program", lambda own: setattr(own, "_most_program_rows", 0))
     one_by_one = texts()
     assert num_calls == num_before
     assert on_one_thread == on_all == one_by_one
