@@ -1330,7 +1330,7 @@ class Kernels:
         call[:_CALL_FIELDS] = step, layer, product, 0, 0, num_rows, num_threads
         call[_CALL_FIELDS:] = 0
         address, function, function_that_holds = self._functions[kernel]
-        if num_threads > 1:
+        if num_threads > 1 and self._parallel is not None:
             self._parallel(address, self._address, num_threads, 0)
         elif holds:
             function_that_holds(self._address)
