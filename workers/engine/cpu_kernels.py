@@ -140,9 +140,14 @@ HAS_AMX = bool(HAS_DOT_PRODUCTS and _FEATURES.get("amx-int8") and torch.cpu._ini
 
 _STEP, _LAYER, _PRODUCT, _NEXT_ITEM, _NEXT_THREAD, _ROWS, _THREADS, _CALL_FIELDS = range(8)
 
-# A program: a head, then entries. A kernel's first three fields are those of its call.
-_LENGTH, _PARALLEL, _MOST_THREADS, _CALL, _HEAD_FIELDS = range(5)
-_FUNCTION, _IS_LARGE, _ENTRY_FIELDS = range(3, 6)
+# A program: a head, then entries; each entry's call follows its fields.
+_LENGTH, _STRIDE, _NUM_PASSED, _NUM_ASLEEP, _TEAM_SIZE, _SYSCALL, _HEAD_FIELDS = range(7)
+_FUNCTION, _IS_LARGE, _NUM_ARRIVED, _ENTRY_FIELDS = range(4)
+
+# A thread that waits for the others looks so many times, some 50 ns each, before it sleeps.
+NUM_SPINS = 4000
+# Linux's, on x86-64: nothing else has a program.
+FUTEX, FUTEX_WAIT, FUTEX_WAKE, FUTEX_ALL = 202, 128, 129, 1 << 30
 
 _f32, _i32, _i64, _u8 = np.float32, np.int32, np.int64, np.uint8
 _FAST: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
@@ -170,6 +175,29 @@ def _take(_context: Any, address: Any) -> Any:
         return builder.atomic_rmw("add", place, ir.Constant(ir.IntType(64), 1), "seq_cst")
 
     return types.int64(types.int64), codegen
+
+
+@intrinsic
+def _look(_context: Any, address: Any) -> Any:
+    """The int64 at `address` that others change; atomic."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        place = builder.inttoptr(args[0], ir.PointerType(ir.IntType(64)))
+        return builder.load_atomic(place, "seq_cst", 8, typ=ir.IntType(64))
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def _add(_context: Any, address: Any, number: Any) -> Any:
+    """Adds to the int64 at `address`; atomic."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        place = builder.inttoptr(args[0], ir.PointerType(ir.IntType(64)))
+        builder.atomic_rmw("add", place, args[1], "seq_cst")
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), codegen
 
 
 @njit(inline="always", **_FAST)
@@ -1257,35 +1285,87 @@ def _invoke(_context: Any, function: Any, argument: Any) -> Any:
 
 
 @intrinsic
-def _invoke_parallel(_context: Any, parallel: Any, function: Any, argument: Any, threads: Any) -> Any:
-    """The same by every thread: `GOMP_parallel(function, argument, threads, 0)`."""
+def _pause(_context: Any) -> Any:
+    """Lets the core's other thread have its units for a moment."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
+        return context.get_dummy_value()
+
+    return types.none(), codegen
+
+
+@intrinsic
+def _futex(_context: Any, syscall: Any, address: Any, operation: Any, value: Any) -> Any:
+    """`futex(2)` by libc's `syscall`: sleeps while the int32 at `address` is `value`, or wakes so many sleepers."""
 
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        i64, i32 = ir.IntType(64), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [i64, i64, i32, i32])
-        threads = builder.trunc(args[3], i32)
-        builder.call(builder.inttoptr(args[0], ir.PointerType(kind)), [args[1], args[2], threads, ir.Constant(i32, 0)])
+        i64 = ir.IntType(64)
+        kind = ir.FunctionType(i64, [i64] * 5)
+        number, no_time = ir.Constant(i64, FUTEX), ir.Constant(i64, 0)
+        builder.call(builder.inttoptr(args[0], ir.PointerType(kind)), [number, *args[1:], no_time])
         return context.get_dummy_value()
 
     return types.none(*[types.int64] * 4), codegen
 
 
+@njit(inline="always", **_FAST)
+def _wait_for_all(address: int, head: Any, target: int) -> None:
+    """Returns when it has been called `target` times, by all threads of a program together.
+
+    OpenMP's own barrier puts a thread to sleep at once where a process has more threads that compute than there are
+    cores, and to wake it takes as long as a kernel runs.
+    """
+    passed, asleep = address + 8 * _NUM_PASSED, address + 8 * _NUM_ASLEEP
+    if _take(passed) + 1 == target:
+        if _look(asleep) > 0:
+            _futex(head[_SYSCALL], passed, FUTEX_WAKE, FUTEX_ALL)
+        return
+    for _ in range(NUM_SPINS):
+        if _look(passed) >= target:
+            return
+        _pause()
+    _add(asleep, 1)
+    while True:
+        sofar = _look(passed)
+        if sofar >= target:
+            break
+        _futex(head[_SYSCALL], passed, FUTEX_WAIT, sofar)
+    _add(asleep, -1)
+
+
+@intrinsic
+def _number_of(_context: Any, function: Any) -> Any:
+    """What `omp_get_num_threads` says; 1 where its address is 0."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        i32, i64 = ir.IntType(32), ir.IntType(64)
+        place = cgutils.alloca_once_value(builder, ir.Constant(i64, 1))
+        with builder.if_then(cgutils.is_not_null(builder, args[0])):
+            number = builder.call(builder.inttoptr(args[0], ir.PointerType(ir.FunctionType(i32, []))), [])
+            builder.store(builder.sext(number, i64), place)
+        return builder.load(place, typ=i64)
+
+    return types.int64(types.int64), codegen
+
+
 @cfunc(_KERNEL, **_FAST)
 def _run_program(address: int) -> None:
+    """Each thread goes through all entries, and after each waits for the others.
+
+    To begin a parallel region for each entry instead would cost some 50 µs: a thread that has nothing to do between
+    two of them falls asleep.
+    """
     head = carray(_pointer(address), (_HEAD_FIELDS,), _i64)
-    entries = _wholes(address + 8 * _HEAD_FIELDS, head[_LENGTH], _ENTRY_FIELDS)
-    call = _call_of(head[_CALL])
+    num_threads = _number_of(head[_TEAM_SIZE])
     for number in range(head[_LENGTH]):
-        entry = entries[number]
-        call[_STEP], call[_LAYER], call[_PRODUCT] = entry[_STEP], entry[_LAYER], entry[_PRODUCT]
-        num_threads = head[_MOST_THREADS] if entry[_IS_LARGE] != 0 else 1
-        call[_NEXT_ITEM], call[_NEXT_THREAD], call[_THREADS] = 0, 0, num_threads
-        shares = carray(_pointer(head[_CALL] + 8 * _CALL_FIELDS), (num_threads,), _i64)
-        shares[:] = 0
+        at = address + 8 * (_HEAD_FIELDS + number * head[_STRIDE])
+        entry = carray(_pointer(at), (_ENTRY_FIELDS,), _i64)
+        if entry[_IS_LARGE] != 0 or _take(at + 8 * _NUM_ARRIVED) == 0:
+            _invoke(entry[_FUNCTION], at + 8 * _ENTRY_FIELDS)
         if num_threads > 1:
-            _invoke_parallel(head[_PARALLEL], entry[_FUNCTION], head[_CALL], num_threads)
-        else:
-            _invoke(entry[_FUNCTION], head[_CALL])
+            _wait_for_all(address, head, (number + 1) * num_threads)
 
 
 class Kernels:
@@ -1296,10 +1376,12 @@ class Kernels:
     """
 
     def __init__(self, num_threads: int) -> None:
-        self.num_threads = num_threads
-        self._parallel = _gomp_parallel() if num_threads > 1 else None
-        if self._parallel is None:
-            self.num_threads = 1
+        openmp = _openmp() if num_threads > 1 else None
+        self.num_threads = 1 if openmp is None else num_threads
+        # To be called with a function, its argument, the number of threads and 0; and the address of what says by how
+        # many threads that function is being called.
+        self.parallel: Any = None if openmp is None else openmp.GOMP_parallel
+        self.team_size = 0 if openmp is None else ctypes.cast(openmp.omp_get_num_threads, ctypes.c_void_p).value or 0
         # Making these takes longer than some kernels run.
         kernels = (add_and_norm, store, attend, act, scale, sample, *((multiply,) if HAS_DOT_PRODUCTS else ()))
         hold = ctypes.PYFUNCTYPE(None, ctypes.c_int64)
@@ -1330,8 +1412,8 @@ class Kernels:
         call[:_CALL_FIELDS] = step, layer, product, 0, 0, num_rows, num_threads
         call[_CALL_FIELDS:] = 0
         address, function, function_that_holds = self._functions[kernel]
-        if num_threads > 1 and self._parallel is not None:
-            self._parallel(address, self._address, num_threads, 0)
+        if num_threads > 1:
+            self.parallel(address, self._address, num_threads, 0)
         elif holds:
             function_that_holds(self._address)
         else:
@@ -1346,45 +1428,50 @@ class Program:
         Args:
             entries: kernels, each with step, layer and product as `Kernels.run` takes them.
         """
-        self._call = np.zeros(_CALL_FIELDS + kernels.num_threads, np.int64)
-        self._memory = np.zeros(_HEAD_FIELDS + len(entries) * _ENTRY_FIELDS, np.int64)
-        parallel = kernels._parallel
-        self._memory[:_HEAD_FIELDS] = (
-            len(entries),
-            (ctypes.cast(parallel, ctypes.c_void_p).value or 0) if parallel is not None else 0,
-            kernels.num_threads,
-            self._call.ctypes.data,
-        )
-        own = self._memory[_HEAD_FIELDS:].reshape(len(entries), _ENTRY_FIELDS)
-        own[:] = [(step, layer, product, kernel.address, 0) for kernel, step, layer, product in entries]
-        self._is_large = own[:, _IS_LARGE]
-        self._is_parallel = parallel is not None
-        self._function, self._address = _run_program.ctypes, self._memory.ctypes.data
+        stride = _ENTRY_FIELDS + _CALL_FIELDS + kernels.num_threads
+        self._memory = np.zeros(_HEAD_FIELDS + len(entries) * stride, np.int64)
+        self._memory[_STRIDE] = stride
+        self._memory[_SYSCALL] = ctypes.cast(ctypes.CDLL(None).syscall, ctypes.c_void_p).value or 0
+        self._entries = self._memory[_HEAD_FIELDS:].reshape(len(entries), stride)
+        self._entries[:, _FUNCTION] = [kernel.address for kernel, *_ in entries]
+        self._calls = self._entries[:, _ENTRY_FIELDS:]
+        self._calls[:, :_NEXT_ITEM] = [addresses for _, *addresses in entries]
+        self._kernels = kernels
+        self._address = self._memory.ctypes.data
 
     def run(self, num_rows: int, num_entries: int, is_large: Any) -> None:
         """
         Args:
             num_entries: how many of them, from the first on.
-            is_large: of each entry, whether it pays to wake other threads.
+            is_large: of each entry, whether it pays to share it among threads.
         """
-        self._call[_ROWS], self._memory[_LENGTH] = num_rows, num_entries
-        if self._is_parallel:
-            self._is_large[:] = is_large
-        self._function(self._address)
+        kernels, is_large = self._kernels, is_large[:num_entries]
+        num_threads = kernels.num_threads if is_large.any() else 1
+        entries, calls = self._entries[:num_entries], self._calls[:num_entries]
+        entries[:, _IS_LARGE], entries[:, _NUM_ARRIVED] = is_large, 0
+        calls[:, _NEXT_ITEM:] = 0
+        calls[:, _ROWS], calls[:, _THREADS] = num_rows, np.where(is_large, num_threads, 1)
+        self._memory[_LENGTH] = num_entries
+        self._memory[_NUM_PASSED] = self._memory[_NUM_ASLEEP] = 0
+        self._memory[_TEAM_SIZE] = kernels.team_size if num_threads > 1 else 0
+        if num_threads > 1:
+            kernels.parallel(_run_program.address, self._address, num_threads, 0)
+        else:
+            _run_program.ctypes(self._address)
 
 
-def _gomp_parallel() -> Any:
-    """`GOMP_parallel` of the OpenMP library that this process has loaded already, or None."""
+def _openmp() -> Any:
+    """The OpenMP library that this process has loaded already, or None."""
     with open("/proc/self/maps", encoding="utf-8") as maps:
         paths = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp5" in line or "libomp" in line}
     for path in sorted(paths):
         try:
-            function = ctypes.CDLL(path).GOMP_parallel
+            library = ctypes.CDLL(path)
+            library.GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+            library.GOMP_parallel.restype = None
         except (OSError, AttributeError):
             continue
-        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-        function.restype = None
-        return function
+        return library
     return None
 
 

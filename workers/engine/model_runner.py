@@ -28,7 +28,7 @@ from workers.engine.sequence import Sequence, Step, TopLogprobs
 log = logging.getLogger(__name__)
 
 # Numbers that a kernel goes through from which on it pays to wake the other threads, measured on two cores.
-LARGE = 16_384
+LARGE = 1_000
 # Whether a kernel of a program wakes them: by the numbers that all rows have in the stream, inside a layer, or to look
 # back at.
 _NEVER, _ALWAYS, _BY_WIDTH, _BY_INNER, _BY_LENGTH = range(5)
