@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -32,12 +33,15 @@ PROBE_ROWS = 16
 # Fewer multiplications than these are not worth waking other threads for.
 LARGE = 1 << 18
 HUGE_PAGE_BYTES = 2 << 20
+ARENA_BYTES = 64 << 20  # taken from the system at once; what is not used of them is never touched
+CACHE_LINE_BYTES = 64
 
 # How rows are handed to a matrix product: as they are; divided by their largest absolute value; the same in 8 bits,
 # 1/127 each and zero at 128.
 PLAIN, UNIT, UINT8 = range(3)
 TINY = torch.finfo(torch.float32).tiny
 
+Bytes = np.ndarray[tuple[int], np.dtype[np.int8]]
 Kernel = Callable[[Tensor], Tensor]  # [rows, in] → [rows, out]
 
 
@@ -126,7 +130,7 @@ class LinearMaker:
         makers: dict[str, Callable[[Tensor], Product]] = {
             "fp32": FloatProduct,
             "bf16": HalfProduct,
-            "int8": Int8Product,
+            "int8": partial(Int8Product, memory=HugePages()),
         }
         if dtype not in makers:
             raise ValueError(f"dtype {dtype} is not for {device}; there are {', '.join(makers)}")
@@ -234,10 +238,10 @@ class Int8Product:
     `own` is our kernel's copy, or None; `has_one`, whether there is one way for every number of rows.
     """
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, memory: HugePages) -> None:
         scales = (weight.abs().amax(1) / 127).clamp_min(TINY)  # each row's largest value is ±127
         weight8 = (weight / scales[:, None]).round().to(torch.int8)
-        self.own = OwnInt8.of(weight8, scales)
+        self.own = OwnInt8.of(weight8, scales, memory)
         self._fbgemm = None
         if self.own is None and "fbgemm" in torch.backends.quantized.supported_engines:
             self._fbgemm = _pack_for_fbgemm(weight8, scales)
@@ -264,10 +268,28 @@ class Int8Product:
         return z
 
 
+class HugePages:
+    """Memory in pages of 2 MiB, for what is read from end to end at each step: fewer pages, fewer pauses."""
+
+    def __init__(self) -> None:
+        self._left = np.empty(0, np.int8)
+
+    def take(self, num_bytes: int) -> Bytes:
+        """So many bytes, zeros; they live as long as the array does."""
+        if num_bytes > len(self._left):
+            # Private: the pages of shared memory are small as a rule.
+            memory = mmap.mmap(-1, max(num_bytes, ARENA_BYTES) + HUGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory.madvise(mmap.MADV_HUGEPAGE)
+            whole = np.frombuffer(memory, np.int8)
+            self._left = whole[-whole.ctypes.data % HUGE_PAGE_BYTES :]
+        taken, self._left = self._left[:num_bytes], self._left[-(-num_bytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES :]
+        return taken
+
+
 class OwnInt8:
     """Our kernel's copy of an 8-bit weight."""
 
-    def __init__(self, weight8: Tensor, scales: Tensor) -> None:
+    def __init__(self, weight8: Tensor, scales: Tensor, memory: HugePages) -> None:
         from workers.engine import cpu_kernels  # compiles, where that has not been done
 
         self._k = k = cpu_kernels
@@ -275,13 +297,7 @@ class OwnInt8:
         self._num_outputs, num_inputs = weight8.shape
         weights = weight8.numpy()
         starts = [min(first, len(weights) - k.BLOCK) for first in range(0, len(weights), k.BLOCK)]
-        # Read from its beginning to its end at each step: fewer pages, fewer pauses. Private, for the pages of shared
-        # memory are small as a rule.
-        size = len(starts) * k.BLOCK * num_inputs
-        memory = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        whole = np.frombuffer(memory, np.int8)
-        packed = whole[-whole.ctypes.data % HUGE_PAGE_BYTES :][:size]
+        packed = memory.take(len(starts) * k.BLOCK * num_inputs)
         blocks = packed.reshape(len(starts), num_inputs // 4, k.BLOCK, 4)
         for block, start in zip(blocks, starts, strict=True):
             block[:] = weights[start : start + k.BLOCK].reshape(k.BLOCK, num_inputs // 4, 4).swapaxes(0, 1)
@@ -296,15 +312,15 @@ class OwnInt8:
         self._parameters[k.MOST_DOT_ROWS] = k.DOT_ROWS if can_use_amx else sys.maxsize
         self.address = self._parameters.ctypes.data
         self.is_large = weight8.numel() > LARGE
-        self._keep = memory, packed, begin, factors
+        self._keep = packed, begin, factors
 
     @classmethod
-    def of(cls, weight8: Tensor, scales: Tensor) -> OwnInt8 | None:
+    def of(cls, weight8: Tensor, scales: Tensor, memory: HugePages) -> OwnInt8 | None:
         """None where this machine has no instructions for it, or the shape is not made for it."""
         from workers.engine.cpu_kernels import BLOCK, HAS_DOT_PRODUCTS
 
         is_fit = len(weight8) >= BLOCK and weight8.shape[1] % 4 == 0
-        return cls(weight8, scales) if HAS_DOT_PRODUCTS and is_fit else None
+        return cls(weight8, scales, memory) if HAS_DOT_PRODUCTS and is_fit else None
 
     def __call__(self, x: Tensor) -> Tensor:
         y = torch.empty(len(x), self._num_outputs)

@@ -15,7 +15,7 @@ from tests.workers.engine.helpers import TINY, generate, peaked_weights, running
 from workers.engine import model_runner
 from workers.engine.cpu_kernels import HAS_AMX, HAS_DOT_PRODUCTS, MOST_DOT_ROWS, Program
 from workers.engine.gpt2 import GPT2Config, LoadedModel, build
-from workers.engine.linear import UINT8, OwnInt8, prepare
+from workers.engine.linear import UINT8, HugePages, OwnInt8, prepare
 from workers.engine.model_runner import _ForwardPass
 from workers.engine.sequence import SamplingParams
 
@@ -82,7 +82,7 @@ def test_products_in_8_bits_are_exact(outputs: int, inputs: int, can_use_amx: bo
     scales = weight.abs().amax(1) / 127
     weight8 = (weight / scales[:, None]).round().to(torch.int8)
     x, _ = prepare(torch.randn(100, inputs, generator=generator), UINT8)
-    product = OwnInt8.of(weight8, scales)
+    product = OwnInt8.of(weight8, scales, HugePages())
     assert product is not None
     if not can_use_amx:
         product._parameters[MOST_DOT_ROWS] = sys.maxsize
