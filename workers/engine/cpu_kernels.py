@@ -12,10 +12,11 @@ numba compiles these functions with the compiler that it brings along, at their 
 result. The inner products of attention and of 8-bit weights are written as vector instructions, for no compiler finds
 them by itself.
 
-A kernel is called with the address of a call: [address of the step's parameters, address of the layer's parameters,
-address of a matrix product, next item, next thread, rows, threads, next item of each thread's share]. Threads take
-items from it until none is left, so that one compiled function serves one thread and many, and gives both the same
-bits.
+A kernel is called with the address of a call, and the number of the thread that calls. A call is: [address of the
+step's parameters, address of the layer's parameters, address of a matrix product, rows, shares, next item of each
+share]. Each thread has a share of the items, the same part of them in each kernel, so that it finds what it left in
+its own caches, and memory in one piece; when it has done them, it helps the next. One compiled function serves one
+thread and many, and gives both the same bits.
 
 Each call from Python lets go of the interpreter and has to win it back from the threads that talk to clients, so what
 can be a `Program`, all layers of a step, is one call.
@@ -138,10 +139,10 @@ HAS_DOT_PRODUCTS = bool(_FEATURES.get("avx512vnni"))
 # A process has to ask Linux for AMX, which torch does.
 HAS_AMX = bool(HAS_DOT_PRODUCTS and _FEATURES.get("amx-int8") and torch.cpu._init_amx())
 
-_STEP, _LAYER, _PRODUCT, _NEXT_ITEM, _NEXT_THREAD, _ROWS, _THREADS, _CALL_FIELDS = range(8)
+_STEP, _LAYER, _PRODUCT, _ROWS, _SHARES, _CALL_FIELDS = range(6)
 
 # A program: a head, then entries; each entry's call follows its fields.
-_LENGTH, _STRIDE, _NUM_PASSED, _NUM_ASLEEP, _TEAM_SIZE, _SYSCALL, _HEAD_FIELDS = range(7)
+_LENGTH, _STRIDE, _NUM_BEGUN, _NUM_PASSED, _NUM_ASLEEP, _TEAM_SIZE, _SYSCALL, _HEAD_FIELDS = range(8)
 _FUNCTION, _IS_LARGE, _NUM_ARRIVED, _ENTRY_FIELDS = range(4)
 
 # A thread that waits for the others looks so many times, some 50 ns each, before it sleeps.
@@ -812,15 +813,26 @@ def _call_of(address: int) -> Any:
 
 
 @njit(inline="always", **_FAST)
-def _next_item(address: int) -> Any:
-    return _take(address + 8 * _NEXT_ITEM)
+def _claim(address: int, call: Any, thread: int, turn: int, num_items: int) -> Any:
+    """An item that nobody has claimed, `num_items` if there is none; and the turn: how many shares are done.
+
+    To be called with turn 0 first, then with what it returned.
+    """
+    shares = call[_SHARES]
+    while turn < shares:
+        share = (thread + turn) % shares
+        item = num_items * share // shares + _take(address + 8 * (_CALL_FIELDS + share))
+        if item < num_items * (share + 1) // shares:
+            return item, turn
+        turn += 1
+    return num_items, turn
 
 
-_KERNEL = types.void(types.int64)
+_KERNEL = types.void(types.int64, types.int64)
 
 
 @cfunc(_KERNEL, **_VECTOR)
-def _add_and_norm(address: int) -> None:
+def _add_and_norm(address: int, thread: int) -> None:
     """Of each row: the stream grows by the product and its bias, is normalised, and made ready.
 
     Without a product the stream begins: with the embeddings of token and position.
@@ -834,11 +846,12 @@ def _add_and_norm(address: int) -> None:
     scales, product = _floats(step[SCALES], num_rows), _matrix(call[_PRODUCT], num_rows, width)
     rows = _wholes(step[ROWS], num_rows, ROW_FIELDS)
     epsilon = carray(_pointer(step[EPSILON]), (1,), _f32)[0]
-    scratch = _take(address + 8 * _NEXT_THREAD) * step[SCRATCH_STRIDE]
+    scratch = thread * step[SCRATCH_STRIDE]
     lanes = _floats(step[SCRATCH] + 4 * scratch, LANES)
     normed = _floats(step[SCRATCH] + 4 * (scratch + LANES), width)
+    turn = 0
     while True:
-        number = _next_item(address)
+        number, turn = _claim(address, call, thread, turn, num_rows)
         if number >= num_rows:
             return
         x = stream[number]
@@ -898,30 +911,31 @@ def _in_half(number: Any) -> Any:
 
 
 @cfunc(_KERNEL, **_VECTOR)
-def _store(address: int) -> None:
-    """Of each STORE_ROWS rows: their queries, and their keys and values where they are kept."""
+def _store(address: int, thread: int) -> None:
+    """Of each head and STORE_ROWS rows: their queries, and their keys and values where they are kept."""
     call = _call_of(address)
     step = carray(_pointer(call[_STEP]), (STEP_FIELDS,), _i64)
     layer = carray(_pointer(call[_LAYER]), (LAYER_FIELDS,), _i64)
-    num_rows, width, heads = step[NUM_ROWS], step[WIDTH], step[HEADS]
+    num_rows, width, heads, size = step[NUM_ROWS], step[WIDTH], step[HEADS], step[HEAD_SIZE]
     product, bias = _matrix(call[_PRODUCT], num_rows, 3 * width), _floats(layer[QKV_BIAS], 3 * width)
     query, scales = _matrix(step[QUERY], num_rows, width), _floats(step[SCALES], num_rows)
     rows = _wholes(step[ROWS], num_rows, ROW_FIELDS)
+    num_groups = (num_rows + STORE_ROWS - 1) // STORE_ROWS
+    turn = 0
     while True:
-        first = _next_item(address) * STORE_ROWS
-        if first >= num_rows:
+        item, turn = _claim(address, call, thread, turn, heads * num_groups)
+        if item >= heads * num_groups:
             return
-        last = min(first + STORE_ROWS, num_rows)
-        for number in range(first, last):
-            scale, row, own = scales[number], product[number], query[number]
-            for i in range(3 * width):
-                row[i] = row[i] * scale + bias[i]
-            for i in range(width):
-                own[i] = row[i]
+        head, first = item // num_groups, item % num_groups * STORE_ROWS
         # Neighbours in a prompt share the cache lines of their keys.
-        for head in range(heads):
-            for number in range(first, last):
-                _keep(product[number], number, head, rows, step, layer)
+        for number in range(first, min(first + STORE_ROWS, num_rows)):
+            scale, row, own = scales[number], product[number], query[number]
+            for part in range(3):
+                for i in range(part * width + head * size, part * width + (head + 1) * size):
+                    row[i] = row[i] * scale + bias[i]
+            for i in range(head * size, (head + 1) * size):
+                own[i] = row[i]
+            _keep(row, number, head, rows, step, layer)
 
 
 @njit(**_VECTOR)
@@ -997,7 +1011,7 @@ def _most(row: Any) -> Any:
 
 
 @cfunc(_KERNEL, **_VECTOR)
-def _attend(address: int) -> None:
+def _attend(address: int, thread: int) -> None:
     """Of each tile and head: attention. Whoever does a tile's last head makes its rows ready."""
     call = _call_of(address)
     step = carray(_pointer(call[_STEP]), (STEP_FIELDS,), _i64)
@@ -1005,13 +1019,15 @@ def _attend(address: int) -> None:
     num_rows, num_tiles, heads, width = step[NUM_ROWS], step[NUM_TILES], step[HEADS], step[WIDTH]
     rows, tiles = _wholes(step[ROWS], num_rows, ROW_FIELDS), _wholes(step[TILES], num_tiles, 1 + TILE)
     means = _matrix(step[MEAN], num_rows, width)
-    scratch = step[SCRATCH] + 4 * _take(address + 8 * _NEXT_THREAD) * step[SCRATCH_STRIDE]
+    scratch = step[SCRATCH] + 4 * thread * step[SCRATCH_STRIDE]
+    turn = 0
     while True:
-        item = _next_item(address)
-        if item >= num_tiles * heads:
+        # By heads, as they were stored.
+        item, turn = _claim(address, call, thread, turn, heads * num_tiles)
+        if item >= heads * num_tiles:
             return
-        tile = item // heads
-        _attend_tile(step, layer, tiles[tile], rows, item % heads, scratch)
+        tile = item % num_tiles
+        _attend_tile(step, layer, tiles[tile], rows, item // num_tiles, scratch)
         done = _take(step[HEADS_DONE] + 8 * tile)
         if done % heads == heads - 1:
             for i in range(tiles[tile, 0]):
@@ -1020,7 +1036,7 @@ def _attend(address: int) -> None:
 
 
 @cfunc(_KERNEL, **_VECTOR)
-def _act(address: int) -> None:
+def _act(address: int, thread: int) -> None:
     """Of each row: the activation of the product and its bias, made ready. The product is overwritten."""
     call = _call_of(address)
     step = carray(_pointer(call[_STEP]), (STEP_FIELDS,), _i64)
@@ -1028,8 +1044,9 @@ def _act(address: int) -> None:
     num_rows, inner = step[NUM_ROWS], step[INNER]
     product, bias = _matrix(call[_PRODUCT], num_rows, inner), _floats(layer[UP_BIAS], inner)
     scales = _floats(step[SCALES], num_rows)
+    turn = 0
     while True:
-        number = _next_item(address)
+        number, turn = _claim(address, call, thread, turn, num_rows)
         if number >= num_rows:
             return
         scale, row = scales[number], product[number]
@@ -1040,14 +1057,15 @@ def _act(address: int) -> None:
 
 
 @cfunc(_KERNEL, **_VECTOR)
-def _scale(address: int) -> None:
+def _scale(address: int, thread: int) -> None:
     """Of each row: the product, of as many columns as the call has in its layer's place, times the row's scale."""
     call = _call_of(address)
     step = carray(_pointer(call[_STEP]), (STEP_FIELDS,), _i64)
     num_rows = step[NUM_ROWS]
     product, scales = _matrix(call[_PRODUCT], num_rows, call[_LAYER]), _floats(step[SCALES], num_rows)
+    turn = 0
     while True:
-        number = _next_item(address)
+        number, turn = _claim(address, call, thread, turn, num_rows)
         if number >= num_rows:
             return
         row, scale = product[number], scales[number]
@@ -1181,7 +1199,7 @@ def _pick(values: Any, number: int, draw: Any, probs: Any) -> int:
 
 
 @cfunc(_KERNEL, **_FAST)
-def _sample(address: int) -> None:
+def _sample(address: int, thread: int) -> None:
     """Of each draw that needs no more than NUM_CANDIDATES candidates: its token and log-probability, into the table.
 
     Where the table has a token already, only its log-probability.
@@ -1191,13 +1209,14 @@ def _sample(address: int) -> None:
     num_draws, vocab = step[SAMPLE_ROWS], step[SAMPLE_VOCAB]
     table = carray(_pointer(step[SAMPLE_TABLE]), (num_draws, DRAW_FIELDS), np.float64)
     stride = step[SAMPLE_SCRATCH_STRIDE]
-    scratch = step[SAMPLE_SCRATCH] + 4 * _take(address + 8 * _NEXT_THREAD) * stride
+    scratch = step[SAMPLE_SCRATCH] + 4 * thread * stride
     maxima, sums = _floats(scratch, GROUPS), _floats(scratch + 4 * GROUPS, GROUPS)
     values = _floats(scratch + 8 * GROUPS, NUM_CANDIDATES)
     ids = np.empty(NUM_CANDIDATES, np.int64)
     probs = np.empty(NUM_CANDIDATES, np.float64)
+    turn = 0
     while True:
-        number = _next_item(address)
+        number, turn = _claim(address, call, thread, turn, num_draws)
         if number >= num_draws:
             return
         draw = table[number]
@@ -1247,24 +1266,17 @@ if HAS_DOT_PRODUCTS:  # a compiler that is asked for instructions that are not t
             _dots(1, weights, starts, factors, x, inputs, out, outputs)
 
     @cfunc(_KERNEL, **_FAST)
-    def _multiply(address: int) -> None:
-        """The product [rows, outputs] float32 of rows and weights, both in 8 bits, as `_dots` has it.
-
-        Each thread has a share of the blocks, for memory is read fastest in one piece; one that has done its own helps
-        the next.
-        """
+    def _multiply(address: int, thread: int) -> None:
+        """The product [rows, outputs] float32 of rows and weights, both in 8 bits, as `_dots` has it."""
         call = _call_of(address)
         step = carray(_pointer(call[_STEP]), (PRODUCT_FIELDS,), _i64)
-        num_blocks, num_threads = (step[OUTPUTS] + BLOCK - 1) // BLOCK, call[_THREADS]
-        number = _take(address + 8 * _NEXT_THREAD)
-        for turn in range(num_threads):
-            share = (number + turn) % num_threads
-            first, last = num_blocks * share // num_threads, num_blocks * (share + 1) // num_threads
-            while True:
-                block = first + _take(address + 8 * (_CALL_FIELDS + share))
-                if block >= last:
-                    break
-                _multiply_block(call, step, block)
+        num_blocks = (step[OUTPUTS] + BLOCK - 1) // BLOCK
+        turn = 0
+        while True:
+            block, turn = _claim(address, call, thread, turn, num_blocks)
+            if block >= num_blocks:
+                break
+            _multiply_block(call, step, block)
         if HAS_AMX and call[_ROWS] > step[MOST_DOT_ROWS]:
             _release_amx()
 
@@ -1273,15 +1285,15 @@ if HAS_DOT_PRODUCTS:  # a compiler that is asked for instructions that are not t
 
 
 @intrinsic
-def _invoke(_context: Any, function: Any, argument: Any) -> Any:
-    """Calls what is at an address with an address."""
+def _invoke(_context: Any, kernel: Any, call: Any, thread: Any) -> Any:
+    """Calls the kernel at an address."""
 
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
-        builder.call(builder.inttoptr(args[0], ir.PointerType(kind)), [args[1]])
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 2)
+        builder.call(builder.inttoptr(args[0], ir.PointerType(kind)), args[1:])
         return context.get_dummy_value()
 
-    return types.none(types.int64, types.int64), codegen
+    return types.none(*[types.int64] * 3), codegen
 
 
 @intrinsic
@@ -1350,7 +1362,7 @@ def _number_of(_context: Any, function: Any) -> Any:
     return types.int64(types.int64), codegen
 
 
-@cfunc(_KERNEL, **_FAST)
+@cfunc(types.void(types.int64), **_FAST)
 def _run_program(address: int) -> None:
     """Each thread goes through all entries, and after each waits for the others.
 
@@ -1358,12 +1370,12 @@ def _run_program(address: int) -> None:
     two of them falls asleep.
     """
     head = carray(_pointer(address), (_HEAD_FIELDS,), _i64)
-    num_threads = _number_of(head[_TEAM_SIZE])
+    num_threads, thread = _number_of(head[_TEAM_SIZE]), _take(address + 8 * _NUM_BEGUN)
     for number in range(head[_LENGTH]):
         at = address + 8 * (_HEAD_FIELDS + number * head[_STRIDE])
         entry = carray(_pointer(at), (_ENTRY_FIELDS,), _i64)
         if entry[_IS_LARGE] != 0 or _take(at + 8 * _NUM_ARRIVED) == 0:
-            _invoke(entry[_FUNCTION], at + 8 * _ENTRY_FIELDS)
+            _invoke(entry[_FUNCTION], at + 8 * _ENTRY_FIELDS, thread)
         if num_threads > 1:
             _wait_for_all(address, head, (number + 1) * num_threads)
 
@@ -1378,16 +1390,9 @@ class Kernels:
     def __init__(self, num_threads: int) -> None:
         openmp = _openmp() if num_threads > 1 else None
         self.num_threads = 1 if openmp is None else num_threads
-        # To be called with a function, its argument, the number of threads and 0; and the address of what says by how
-        # many threads that function is being called.
-        self.parallel: Any = None if openmp is None else openmp.GOMP_parallel
+        self._parallel = None if openmp is None else openmp.GOMP_parallel
         self.team_size = 0 if openmp is None else ctypes.cast(openmp.omp_get_num_threads, ctypes.c_void_p).value or 0
-        # Making these takes longer than some kernels run.
-        kernels = (add_and_norm, store, attend, act, scale, sample, *((multiply,) if HAS_DOT_PRODUCTS else ()))
-        hold = ctypes.PYFUNCTYPE(None, ctypes.c_int64)
-        self._functions = {kernel: (kernel.address, kernel.ctypes, hold(kernel.address)) for kernel in kernels}
-        self._call = np.zeros(_CALL_FIELDS + self.num_threads, np.int64)
-        self._address = self._call.ctypes.data
+        self._program = Program(self, [(scale, 0, 0, 0)])
 
     def run(
         self,
@@ -1407,17 +1412,20 @@ class Kernels:
             num_rows: for a matrix product; the others find it in the step.
             holds: keeps the interpreter meanwhile: to win it back would take longer than the kernel does.
         """
-        call = self._call
-        num_threads = self.num_threads if is_large else 1
-        call[:_CALL_FIELDS] = step, layer, product, 0, 0, num_rows, num_threads
-        call[_CALL_FIELDS:] = 0
-        address, function, function_that_holds = self._functions[kernel]
+        program = self._program
+        program.memory[_HEAD_FIELDS + _FUNCTION] = kernel.address
+        program.memory[_HEAD_FIELDS + _ENTRY_FIELDS :][:_ROWS] = step, layer, product
+        program.run(num_rows, 1, np.array((is_large,)), holds=holds)
+
+    def start(self, program: int, num_threads: int, holds: bool) -> None:
+        """Runs the program at this address."""
         if num_threads > 1:
-            self.parallel(address, self._address, num_threads, 0)
+            assert self._parallel is not None
+            self._parallel(_run_program.address, program, num_threads, 0)
         elif holds:
-            function_that_holds(self._address)
+            _RUN_AND_HOLD(program)
         else:
-            function(self._address)
+            _run_program.ctypes(program)
 
 
 class Program:
@@ -1429,35 +1437,34 @@ class Program:
             entries: kernels, each with step, layer and product as `Kernels.run` takes them.
         """
         stride = _ENTRY_FIELDS + _CALL_FIELDS + kernels.num_threads
-        self._memory = np.zeros(_HEAD_FIELDS + len(entries) * stride, np.int64)
-        self._memory[_STRIDE] = stride
-        self._memory[_SYSCALL] = ctypes.cast(ctypes.CDLL(None).syscall, ctypes.c_void_p).value or 0
-        self._entries = self._memory[_HEAD_FIELDS:].reshape(len(entries), stride)
+        self.memory = np.zeros(_HEAD_FIELDS + len(entries) * stride, np.int64)
+        self.memory[_STRIDE] = stride
+        self.memory[_SYSCALL] = ctypes.cast(ctypes.CDLL(None).syscall, ctypes.c_void_p).value or 0
+        self._entries = self.memory[_HEAD_FIELDS:].reshape(len(entries), stride)
         self._entries[:, _FUNCTION] = [kernel.address for kernel, *_ in entries]
         self._calls = self._entries[:, _ENTRY_FIELDS:]
-        self._calls[:, :_NEXT_ITEM] = [addresses for _, *addresses in entries]
+        self._calls[:, :_ROWS] = [addresses for _, *addresses in entries]
         self._kernels = kernels
-        self._address = self._memory.ctypes.data
+        self._address = self.memory.ctypes.data
 
-    def run(self, num_rows: int, num_entries: int, is_large: Any) -> None:
+    def run(self, num_rows: int, num_entries: int, is_large: Any, *, holds: bool = False) -> None:
         """
         Args:
+            num_rows: for matrix products; the others find it in the step.
             num_entries: how many of them, from the first on.
             is_large: of each entry, whether it pays to share it among threads.
+            holds: as of `Kernels.run`.
         """
-        kernels, is_large = self._kernels, is_large[:num_entries]
-        num_threads = kernels.num_threads if is_large.any() else 1
+        is_large = is_large[:num_entries]
+        num_threads = self._kernels.num_threads if is_large.any() else 1
         entries, calls = self._entries[:num_entries], self._calls[:num_entries]
         entries[:, _IS_LARGE], entries[:, _NUM_ARRIVED] = is_large, 0
-        calls[:, _NEXT_ITEM:] = 0
-        calls[:, _ROWS], calls[:, _THREADS] = num_rows, np.where(is_large, num_threads, 1)
-        self._memory[_LENGTH] = num_entries
-        self._memory[_NUM_PASSED] = self._memory[_NUM_ASLEEP] = 0
-        self._memory[_TEAM_SIZE] = kernels.team_size if num_threads > 1 else 0
-        if num_threads > 1:
-            kernels.parallel(_run_program.address, self._address, num_threads, 0)
-        else:
-            _run_program.ctypes(self._address)
+        calls[:, _ROWS], calls[:, _SHARES] = num_rows, np.where(is_large, num_threads, 1)
+        calls[:, _CALL_FIELDS:] = 0
+        self.memory[_LENGTH] = num_entries
+        self.memory[_NUM_BEGUN:_TEAM_SIZE] = 0
+        self.memory[_TEAM_SIZE] = self._kernels.team_size if num_threads > 1 else 0
+        self._kernels.start(self._address, num_threads, holds)
 
 
 def _openmp() -> Any:
@@ -1474,6 +1481,8 @@ def _openmp() -> Any:
         return library
     return None
 
+
+_RUN_AND_HOLD = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(_run_program.address)
 
 add_and_norm, store, attend, act, scale, sample = _add_and_norm, _store, _attend, _act, _scale, _sample
 multiply = _multiply if HAS_DOT_PRODUCTS else None
