@@ -150,7 +150,7 @@ NUM_SPINS = 4000
 # Linux's, on x86-64: nothing else has a program.
 FUTEX, FUTEX_WAIT, FUTEX_WAKE, FUTEX_ALL = 202, 128, 129, 1 << 30
 
-_f32, _i32, _i64, _u8 = np.float32, np.int32, np.int64, np.uint8
+_f32, _i32, _i64, _u8, _u16 = np.float32, np.int32, np.int64, np.uint8, np.uint16
 _FAST: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
 # Without NaN and infinity, and with products and sums fused: none of these lets a sum change its order.
 _VECTOR: dict[str, Any] = {**_FAST, "fastmath": {"nnan", "ninf", "nsz", "contract"}}
@@ -272,6 +272,14 @@ def _store_vector(builder: Any, value: Any, address: Any) -> None:
     builder.store(value, builder.inttoptr(address, ir.PointerType(value.type))).align = 4
 
 
+def _in_half(builder: Any, numbers: Any) -> Any:
+    """A float or a vector of them, each the nearest that float16 has room for."""
+    for limit, is_beyond in ((-65504.0, "<"), (65504.0, ">")):
+        bound = ir.Constant(numbers.type, [limit] * VECTOR if isinstance(numbers.type, ir.VectorType) else limit)
+        numbers = builder.select(builder.fcmp_ordered(is_beyond, numbers, bound), bound, numbers)
+    return numbers
+
+
 def _wholes_at(builder: Any, address: Any) -> Any:
     """VECTOR int32."""
     vector = ir.VectorType(ir.IntType(32), VECTOR)
@@ -384,14 +392,44 @@ def _values(
 
 @intrinsic
 def _put_half(_context: Any, address: Any, number: Any) -> Any:
-    """Stores a float32 as float16."""
+    """Stores a float32 as the nearest float16 that there is."""
 
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        half = builder.fptrunc(args[1], ir.HalfType())
+        half = builder.fptrunc(_in_half(builder, args[1]), ir.HalfType())
         builder.store(half, builder.inttoptr(args[0], ir.PointerType(ir.HalfType()))).align = 2
         return context.get_dummy_value()
 
     return types.none(types.int64, types.float32), codegen
+
+
+@intrinsic
+def _put_halves(_context: Any, numbers: Any, to: Any) -> Any:
+    """The same of VECTOR of them, which may be where they are stored."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        numbers = _in_half(builder, _vector_at(builder, args[0]))
+        halves = builder.fptrunc(numbers, ir.VectorType(ir.HalfType(), VECTOR))
+        builder.store(halves, builder.inttoptr(args[1], ir.PointerType(halves.type))).align = 2
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), codegen
+
+
+@intrinsic
+def _ask_for(_context: Any, address: Any, num_bytes: Any) -> Any:
+    """Asks for some bytes, more than none, to be brought into the second cache."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        address, num_bytes = args
+
+        def body(line: Any, _: list[Any]) -> list[Any]:
+            _fetch(builder, builder.add(address, builder.mul(line, _whole(64))))
+            return []
+
+        _loop(builder, builder.sdiv(builder.add(num_bytes, _whole(63)), _whole(64)), [], body)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), codegen
 
 
 def _whole(number: int) -> Any:
@@ -873,10 +911,10 @@ def _add_and_norm(address: int, thread: int) -> None:
         _prepare(normed, number, step)
 
 
-@njit(**_VECTOR)
-def _keep(row: Any, number: int, head: int, rows: Any, step: Any, layer: Any) -> None:
-    """Stores one head's key and value of a row; `row` holds its query, key and value of all heads."""
-    width, heads, size, item = step[WIDTH], step[HEADS], step[HEAD_SIZE], step[ITEM_BYTES]
+@njit(inline="always", **_VECTOR)
+def _places(number: int, head: int, rows: Any, step: Any, layer: Any) -> tuple[int, int, int]:
+    """Where the keys of a row's block of positions begin, which of them is the row's, and where its value is."""
+    heads, size, item = step[HEADS], step[HEAD_SIZE], step[ITEM_BYTES]
     value_width = (size // VECTOR + 1) * VECTOR
     if rows[number, ROW_TAIL] >= 0:
         position, place = rows[number, ROW_TAIL_SEEN] - 1, rows[number, ROW_TAIL]
@@ -886,28 +924,37 @@ def _keep(row: Any, number: int, head: int, rows: Any, step: Any, layer: Any) ->
         position, place = rows[number, ROW_SEEN] - 1, rows[number, ROW_SLOT]
         keys = layer[KEYS] + step[SLOT_KEYS] * place + step[SLOT_KEYS] // heads * head
         values = layer[VALUES] + step[SLOT_VALUES] * place + step[SLOT_VALUES] // heads * head
-    keys += item * (position // VECTOR * size * VECTOR + position % VECTOR)
-    values += item * position * value_width
-    key = row[width + head * size : width + (head + 1) * size]
-    value = row[2 * width + head * size : 2 * width + (head + 1) * size]
+    block = keys + item * (position // VECTOR * size * VECTOR)
+    return block, position % VECTOR, values + item * position * value_width
+
+
+@njit(**_VECTOR)
+def _keep(own: int, number: int, head: int, rows: Any, step: Any, layer: Any) -> None:
+    """Stores one head's key and value of a row; `own` is where its queries, keys and values of all heads are, of which
+    the key may be overwritten."""
+    width, size, item = step[WIDTH], step[HEAD_SIZE], step[ITEM_BYTES]
+    keys, which, values = _places(number, head, rows, step, layer)
+    keys += item * which
+    key, value = own + 4 * (width + head * size), own + 4 * (2 * width + head * size)
+    key_row, value_row = _floats(key, size), _floats(value, size)
     if item == 4:
         lane, whole = _floats(keys, size * VECTOR), _floats(values, size + 1)
         for i in range(size):
-            lane[i * VECTOR] = key[i]
-            whole[i] = value[i]
+            lane[i * VECTOR] = key_row[i]
+            whole[i] = value_row[i]
         whole[size] = _f32(1)  # sums up the weights
         return
-    for i in range(size):
-        _put_half(keys + 2 * i * VECTOR, _in_half(key[i]))
-        _put_half(values + 2 * i, _in_half(value[i]))
+    vectors = size // VECTOR * VECTOR
+    for i in range(vectors, size):
+        _put_half(keys + 2 * i * VECTOR, key_row[i])
+        _put_half(values + 2 * i, value_row[i])
+    for first in range(0, vectors, VECTOR):
+        _put_halves(key + 4 * first, key + 2 * first)
+        _put_halves(value + 4 * first, values + 2 * first)
+    halves, half_lane = carray(_pointer(key), (size,), _u16), carray(_pointer(keys), (size * VECTOR,), _u16)
+    for i in range(vectors):
+        half_lane[i * VECTOR] = halves[i]
     _put_half(values + 2 * size, _f32(1))
-
-
-@njit(inline="always", **_VECTOR)
-def _in_half(number: Any) -> Any:
-    """The nearest number that float16 has room for."""
-    number = max(_f32(-65504), number)
-    return min(_f32(65504), number)
 
 
 @cfunc(_KERNEL, **_VECTOR)
@@ -927,15 +974,24 @@ def _store(address: int, thread: int) -> None:
         if item >= heads * num_groups:
             return
         head, first = item // num_groups, item % num_groups * STORE_ROWS
+        last = min(first + STORE_ROWS, num_rows)
+        # All at once: each of these pieces is too short for the CPU to see what comes next.
+        for number in range(first, last):
+            for part in range(3):
+                _ask_for(call[_PRODUCT] + 4 * ((3 * number + part) * width + head * size), 4 * size)
+            keys, which, values = _places(number, head, rows, step, layer)
+            if number == first or which == 0 or rows[number, ROW_TAIL] >= 0:
+                _ask_for(keys, step[ITEM_BYTES] * size * VECTOR)
+            _ask_for(values, step[ITEM_BYTES] * (size + 1))
         # Neighbours in a prompt share the cache lines of their keys.
-        for number in range(first, min(first + STORE_ROWS, num_rows)):
+        for number in range(first, last):
             scale, row, own = scales[number], product[number], query[number]
             for part in range(3):
                 for i in range(part * width + head * size, part * width + (head + 1) * size):
                     row[i] = row[i] * scale + bias[i]
             for i in range(head * size, (head + 1) * size):
                 own[i] = row[i]
-            _keep(row, number, head, rows, step, layer)
+            _keep(call[_PRODUCT] + 12 * number * width, number, head, rows, step, layer)
 
 
 @njit(**_VECTOR)
@@ -959,6 +1015,7 @@ def _attend_tile(step: Any, layer: Any, tile: Any, rows: Any, head: int, scratch
     keys = layer[KEYS] + step[SLOT_KEYS] * slot + step[SLOT_KEYS] // heads * head
     values = layer[VALUES] + step[SLOT_VALUES] * slot + step[SLOT_VALUES] // heads * head
     blocks = (in_slot + VECTOR - 1) // VECTOR
+    _ask_for(values, step[ITEM_BYTES] * value_width * in_slot)
     _score(num_rows, blocks, query, keys, scores, stride, size, is_half)
     for i in range(num_rows):
         number = tile[1 + i]
