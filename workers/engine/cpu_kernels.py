@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import platform
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import Any
@@ -147,8 +148,10 @@ _FUNCTION, _IS_LARGE, _NUM_ARRIVED, _ENTRY_FIELDS = range(4)
 
 # A thread that waits for the others looks so many times, some 50 ns each, before it sleeps.
 NUM_SPINS = 4000
-# Linux's, on x86-64: nothing else has a program.
-FUTEX, FUTEX_WAIT, FUTEX_WAKE, FUTEX_ALL = 202, 128, 129, 1 << 30
+# Linux's: the number of the system call (98 where a machine came after there was one table for all), and its
+# FUTEX_WAIT and FUTEX_WAKE within a process.
+IS_X86 = platform.machine() == "x86_64"
+FUTEX, FUTEX_WAIT, FUTEX_WAKE, FUTEX_ALL = 202 if IS_X86 else 98, 128, 129, 1 << 30
 
 _f32, _i32, _i64, _u8, _u16 = np.float32, np.int32, np.int64, np.uint8, np.uint16
 _FAST: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
@@ -1358,8 +1361,9 @@ def _pause(_context: Any) -> Any:
     """Lets the core's other thread have its units for a moment."""
 
     def codegen(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [])
-        builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
+        if IS_X86:
+            kind = ir.FunctionType(ir.VoidType(), [])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
         return context.get_dummy_value()
 
     return types.none(), codegen
@@ -1438,7 +1442,7 @@ def _run_program(address: int) -> None:
 
 
 class Kernels:
-    """Calls kernels, on as many threads as torch computes with.
+    """Calls kernels, on as many threads as torch computes with. Each call is a program of one entry.
 
     They run on torch's own OpenMP threads: others would fight those for the cores. Where its library is not found,
     or is another one, one thread does it all.

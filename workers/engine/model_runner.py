@@ -27,10 +27,12 @@ from workers.engine.sequence import Sequence, Step, TopLogprobs
 
 log = logging.getLogger(__name__)
 
-# Numbers that a kernel goes through from which on it pays to wake the other threads, measured on two cores.
-LARGE = 1_000
-# Whether a kernel of a program wakes them: by the numbers that all rows have in the stream, inside a layer, or to look
-# back at.
+# Numbers that a kernel goes through from which on it pays to wake the other threads, measured on two cores; and within
+# a program, where they are awake.
+LARGE = 16_384
+LARGE_IN_PROGRAM = 1_000
+# Whether a kernel of a program is shared among them: by the numbers that all rows have in the stream, inside a layer,
+# or to look back at.
 _NEVER, _ALWAYS, _BY_WIDTH, _BY_INNER, _BY_LENGTH = range(5)
 
 
@@ -251,9 +253,11 @@ class _ForwardPass:
         if num_rows == 0:
             return torch.empty(0, self._model.config.vocab_size)
         run, at = self._kernels.run, self._step_address
-        is_wide, is_large = num_rows * self._model.config.n_inner > 2 * LARGE, num_rows * width > LARGE
-        is_long = self._attention_size(num_rows) > LARGE
-        if num_rows <= self._most_program_rows:
+        is_in_program = num_rows <= self._most_program_rows
+        least = LARGE_IN_PROGRAM if is_in_program else LARGE
+        is_wide, is_large = num_rows * self._model.config.n_inner > 2 * least, num_rows * width > least
+        is_long = self._attention_size(num_rows) > least
+        if is_in_program:
             step[k.MODE] = k.UINT8
             has_head = num_rows == len(wanted) <= self._most_head_rows
             self._program.run(

@@ -111,8 +111,10 @@ def test_layers_in_one_call_are_the_same_layers(monkeypatch: pytest.MonkeyPatch)
 
     run = Program.run
     monkeypatch.setattr(Program, "run", count)
+    monkeypatch.setattr(model_runner, "LARGE_IN_PROGRAM", 1 << 40)
     on_one_thread = texts()
     monkeypatch.setattr(model_runner, "LARGE", 0)
+    monkeypatch.setattr(model_runner, "LARGE_IN_PROGRAM", 0)
     on_all = texts()
     assert (num_before := num_calls) >= 2 * 4 * 20
     monkeypatch.setattr(_ForwardPass, "_make_program", lambda own: setattr(own, "_most_program_rows", 0))
