@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from typing import Any
@@ -97,8 +98,8 @@ def test_layers_in_one_call_are_the_same_layers(monkeypatch: pytest.MonkeyPatch)
     config = replace(TINY, n_embd=128, n_head=2, n_inner=512)
     model = LoadedModel(build(config, peaked_weights(config), "int8"), "cpu", "int8")
 
-    def texts() -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-        with running_engine(model, num_threads=2) as engine:
+    def texts(num_threads: int = 2) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+        with running_engine(model, num_threads=num_threads) as engine:
             ends = [generate(engine, PROMPT[:length], SamplingParams(20), seed=length) for length in (1, 2, 9, 98)]
         return [(end.token_ids, end.logprobs) for end in ends]
 
@@ -116,8 +117,9 @@ def test_layers_in_one_call_are_the_same_layers(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(model_runner, "LARGE", 0)
     monkeypatch.setattr(model_runner, "LARGE_IN_PROGRAM", 0)
     on_all = texts()
+    on_more_than_there_are = texts(2 * (os.cpu_count() or 1) + 1)  # some wait for long, and sleep
     assert (num_before := num_calls) >= 2 * 4 * 20
     monkeypatch.setattr(_ForwardPass, "_make_program", lambda own: setattr(own, "_most_program_rows", 0))
     one_by_one = texts()
     assert num_calls == num_before
-    assert on_one_thread == on_all == one_by_one
+    assert on_one_thread == on_all == on_more_than_there_are == one_by_one
