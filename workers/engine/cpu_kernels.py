@@ -171,14 +171,20 @@ def _pointer(_context: Any, address: Any) -> Any:
 
 
 @intrinsic
-def _take(_context: Any, address: Any) -> Any:
-    """Adds one to the int64 at `address`, and returns what it was; atomic."""
+def _add(_context: Any, address: Any, number: Any) -> Any:
+    """Adds to the int64 at `address`, and returns what it was; atomic."""
 
     def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         place = builder.inttoptr(args[0], ir.PointerType(ir.IntType(64)))
-        return builder.atomic_rmw("add", place, ir.Constant(ir.IntType(64), 1), "seq_cst")
+        return builder.atomic_rmw("add", place, args[1], "seq_cst")
 
-    return types.int64(types.int64), codegen
+    return types.int64(types.int64, types.int64), codegen
+
+
+@njit(inline="always", **_FAST)
+def _take(address: int) -> Any:
+    """The number at `address`; who comes next gets the next."""
+    return _add(address, 1)
 
 
 @intrinsic
@@ -190,18 +196,6 @@ def _look(_context: Any, address: Any) -> Any:
         return builder.load_atomic(place, "seq_cst", 8, typ=ir.IntType(64))
 
     return types.int64(types.int64), codegen
-
-
-@intrinsic
-def _add(_context: Any, address: Any, number: Any) -> Any:
-    """Adds to the int64 at `address`; atomic."""
-
-    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        place = builder.inttoptr(args[0], ir.PointerType(ir.IntType(64)))
-        builder.atomic_rmw("add", place, args[1], "seq_cst")
-        return context.get_dummy_value()
-
-    return types.none(types.int64, types.int64), codegen
 
 
 @njit(inline="always", **_FAST)
