@@ -93,6 +93,8 @@ def child_exit(server: Any, worker: Any) -> None:
 
 def post_fork(server: Any, worker: Any) -> None:
     """In the worker, before the app and torch are imported: its environment and its socket."""
+    # Our own line a request says more; gunicorn's is put together for each, and thrown away.
+    worker.log.access = lambda *_: None
     # The lock is the master's: an orphan that still finishes its work must not keep a new master out.
     server.run_directory_lock.close()
     if role == "workers":

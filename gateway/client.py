@@ -1,4 +1,4 @@
-"""The gateway's HTTP client: one slot's `POST /generate` and `GET /state`. The only module that knows httpx.
+"""The gateway's HTTP client: one slot's `POST /generate` and `GET /state`. It and its transport alone know httpx.
 
 It says what went wrong with one call (`BranchError`); what to do about it is `gateway.fanout`'s decision.
 """
@@ -14,6 +14,7 @@ from contextlib import closing, suppress
 import httpx
 import msgspec
 
+from gateway.transport import UnixTransport
 from shared.schemas import Accepted, Done, Failed, GenerateLine, GenerateRequest, State, Token
 from shared.slots import Slot
 
@@ -70,7 +71,7 @@ class Call:
             _GENERATE,
             content=_encode(self._request),
             headers={"X-Request-Id": self._request.request_id},
-            extensions={"timeout": httpx.Timeout(self._ack_s).as_dict()},
+            extensions={"timeout": {"connect": self._ack_s, "write": self._ack_s, "read": self._ack_s}},
         )
         try:
             response = self._transport.handle_request(request)
@@ -78,7 +79,7 @@ class Call:
                 self._hold_socket(response)
                 if response.status_code != httpx.codes.OK:
                     raise _refusal(response)
-                # The headers come with the line `accepted`. httpcore looks the read timeout up anew for the body.
+                # The headers come with the line `accepted`. The transport looks the read timeout up anew for the body.
                 # The waiting handler keeps the deadline itself; this one frees the thread should nobody cancel.
                 is_acknowledged = True
                 left_s = max(0.0, self._deadline - time.monotonic())
@@ -130,8 +131,7 @@ class SlotClient:
 
     def __init__(self, slot: Slot, ack_s: float) -> None:
         self._ack_s = ack_s
-        limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_EXPIRY_S)
-        self._transport = httpx.HTTPTransport(uds=slot.socket, limits=limits)
+        self._transport = UnixTransport(slot.socket, KEEPALIVE_EXPIRY_S)
         self._client = httpx.Client(transport=self._transport, base_url="http://slot", trust_env=False)
 
     def close(self) -> None:

@@ -29,8 +29,6 @@ MOMENTARY = frozenset({"slot_full", "not_ready"})
 RETRY_PAUSE_S = 0.025
 # The worker is given this much less than what is left, so that what it has by then arrives in time.
 RETURN_MARGIN_S = 0.005
-# The rest of a worker's answer, which says nothing more, is read when the writer's is likely to be out.
-REST_PAUSE_S = 0.003
 # How long past the deadline an answer that is on its way is waited for.
 COLLECT_GRACE_S = 0.04
 
@@ -184,7 +182,6 @@ class Fanout:
 
 
 def _read_to_end(lines: Iterator[object]) -> None:
-    time.sleep(REST_PAUSE_S)
     with suppress(BranchError):
         for _ in lines:
             pass

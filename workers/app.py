@@ -209,53 +209,58 @@ class GenerateResource:
         except InvalidPrompt as error:
             raise InvalidRequest(str(error)) from error
         resp.content_type = "application/x-ndjson"
-        resp.stream = self._lines(req.env.get("gunicorn.socket"), ask, request, generation, started_at)
+        resp.stream = _Answer(self._app, req.env.get("gunicorn.socket"), ask, request, generation, started_at)
 
-    def _lines(
+
+class _Answer:
+    """A branch's lines, as they come. `close`, which the server calls whatever happens, ends the work and counts it."""
+
+    def __init__(
         self,
+        app: SlotApp,
         client: socket.socket | None,
         ask: GenerateRequest,
         request: GenerationRequest,
         generation: Generation,
         started_at: float,
-    ) -> Iterator[bytes]:
-        translator = self._app.translator
-        num_prompt_tokens = len(request.prompt_ids)
-        tokens = translator.tokens(request)
-        finished: Finished | None = None
-        lines = b""
-        try:
-            with self._app.hangups.watching(client, generation.cancel):
-                yield _line(Accepted())
-                for step in generation.steps():
-                    if isinstance(step, Finished):
-                        finished = step
-                        break
-                    lines += b"".join(map(_line, tokens.feed(step)))
-                    if lines and not generation.has_more:
-                        yield lines
-                        lines = b""
-        except GeneratorExit:  # nobody reads on; what was made counts all the same
-            generation.cancel()
-            self._account(ask, num_prompt_tokens, generation.result(), started_at)
-            raise
-        finally:
-            generation.cancel()
-        if finished is None:
-            return
-        try:
-            yield lines + _line(translator.last_line(ask, request, finished))
-        finally:  # nobody need wait for this
-            self._account(ask, num_prompt_tokens, finished, started_at)
+    ) -> None:
+        self._app = app
+        self._ask = ask
+        self._request = request
+        self._generation = generation
+        self._started_at = started_at
+        self._watching = app.hangups.watching(client, generation.cancel)
+        self._watching.__enter__()
+        # `workers.pool` gives sockets that can wait with what they are to send.
+        self._hold: Callable[[], None] = getattr(client, "hold", lambda: None)
 
-    def _account(self, ask: GenerateRequest, num_prompt_tokens: int, finished: Finished, started_at: float) -> None:
+    def __iter__(self) -> Iterator[bytes]:
+        yield _line(Accepted())
+        translator = self._app.translator
+        tokens = translator.tokens(self._request)
+        lines = b""
+        for step in self._generation.steps():
+            if isinstance(step, Finished):
+                self._hold()  # the end of the answer is sent with its last line
+                yield lines + _line(translator.last_line(self._ask, self._request, step))
+                return
+            lines += b"".join(map(_line, tokens.feed(step)))
+            if lines and not self._generation.has_more:
+                yield lines
+                lines = b""
+
+    def close(self) -> None:
+        self._watching.__exit__(None, None, None)
+        self._generation.cancel()
+        finished = self._generation.result()
+        num_prompt_tokens = len(self._request.prompt_ids)
         self._app.count(finished, num_prompt_tokens)
         log.info(
             "branch",
             slot=self._app._slot.index,
-            request_id=ask.request_id,
-            seed=ask.seed,
-            started_at=round(started_at, 4),
+            request_id=self._ask.request_id,
+            seed=self._ask.seed,
+            started_at=round(self._started_at, 4),
             first_token_at=_wall(finished.first_token_at),
             ended_at=_wall(finished.ended_at),
             prompt_tokens=num_prompt_tokens,

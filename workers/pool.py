@@ -8,9 +8,13 @@ falls between, the incoming worker accepts only when it is warm, and the outgoin
 from __future__ import annotations
 
 import gc
+import os
+import select
+import socket
 import sys
+import threading
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gunicorn.workers.gthread import ThreadWorker
 
@@ -21,6 +25,45 @@ if TYPE_CHECKING:
 # HTTP threads steal the interpreter from the engine thread for this long at a time; Python's default is 5 ms,
 # the length of a decode step.
 SWITCH_INTERVAL_S = 0.0005
+
+
+# A thread that has answered waits for so long for its connection's next request. To be woken by the main thread takes
+# twice the way, and three branches at once wait for it one after another.
+STAY_MS = 5000
+# So many threads are left for whoever comes on another connection.
+NUM_FREE_THREADS = 8
+
+
+class HoldingSocket:
+    """A connection's socket for one response. It sends the head with what follows it, and can hold the end together.
+
+    gunicorn sends the head, each chunk and the chunk that ends the answer by themselves, and each wakes the gateway's
+    thread, which waits for the interpreter then.
+    """
+
+    _LAST_CHUNK = b"0\r\n\r\n"
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self._held = b""
+        self._is_holding = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.socket, name)
+
+    def hold(self) -> None:
+        """Keep what comes until the chunk that ends the answer."""
+        self._is_holding = True
+
+    def sendall(self, data: bytes) -> None:
+        self._held += data
+        if data == self._LAST_CHUNK or not (self._is_holding or data.startswith(b"HTTP/1.1 ")):
+            self.flush()
+
+    def flush(self) -> None:
+        data, self._held = self._held, b""
+        if data:
+            self.socket.sendall(data)
 
 
 class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
@@ -36,6 +79,9 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         self._is_outgoing = False
         self._is_drained = False
         self._is_warm = False
+        self._num_busy = 0  # threads that answer, or stay with a connection
+        self._count_lock = threading.Lock()
+        self._all_leave = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Sockets are shared with an older generation: while it serves, a request must not land here.
         self._has_elder = len(self.leases.holders(self.slot.index)) > 1
         try:
@@ -67,7 +113,46 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             self.alive = False
         if not self.alive and not self._is_drained:
             self._is_drained = True
+            os.eventfd_write(self._all_leave, 1)
             self.wsgi.drain(self.cfg.graceful_timeout)
+
+    def enqueue_req(self, conn: Any) -> None:
+        if self.alive and self._num_busy >= self.cfg.threads:  # for once, threads that stay are wanted elsewhere
+            os.eventfd_write(self._all_leave, 1)
+        super().enqueue_req(conn)
+
+    def handle(self, conn: Any) -> object:
+        """As gunicorn has it, but the thread stays for the connection's next request, if that comes soon."""
+        with self._count_lock:
+            self._num_busy += 1
+        try:
+            while True:
+                result = super().handle(conn)
+                if result is not True or not self._hears_more(conn):
+                    return result
+        finally:
+            with self._count_lock:
+                self._num_busy -= 1
+
+    def _hears_more(self, conn: Any) -> bool:
+        if not self.alive or self._num_busy > self.cfg.threads - NUM_FREE_THREADS:
+            return False
+        if conn.parser.unreader.buf.getvalue():  # read already: that does not make the socket readable
+            return True
+        poll = select.poll()
+        poll.register(conn.sock, select.POLLIN)
+        poll.register(self._all_leave, select.POLLIN)
+        return conn.sock.fileno() in dict(poll.poll(STAY_MS))
+
+    def handle_request(self, req: Any, conn: Any) -> bool:
+        sock = conn.sock
+        conn.sock = holding = HoldingSocket(sock)
+        try:
+            keeps_connection: bool = super().handle_request(req, conn)
+            holding.flush()
+        finally:
+            conn.sock = sock
+        return keeps_connection
 
     def set_accept_enabled(self, enabled: bool) -> None:
         """An incoming generation does not accept before it is warm."""
