@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
+from operator import eq
 
 from rapidfuzz import fuzz
 
@@ -29,7 +30,6 @@ _LAST_SENTENCE_END = re.compile(rf"[.!?…]+[{_CLOSING}]*$")
 _LAST_WORD_END = re.compile(rf"[^\W\d][.,;:!?…{_CLOSING}]*[.,;:!?…\"”)\]»]$")
 # Where no white space has come: the end of a word in an address or a path.
 _INNER_WORD_END = re.compile(r"\w(?=[^\w\s'’-])")
-_CHUNK = re.compile(r"\S+")
 _LAST_CHUNK = re.compile(r"\S+$")
 _WORD = re.compile(r"\w+")
 # What a full stop does not end: short forms, and initials.
@@ -157,16 +157,16 @@ def fault(text: str, context: str) -> str | None:
     if _MARKS_IN_A_LOOP.search(text):
         return "loop"
     before = context[-_CONTEXT_CHARS:]
-    found = list(_CHUNK.finditer(before + text))
-    plain = [word[0].casefold() for word in found]
-    words = [_bare(word) for word in plain]
-    num_old = sum(word.end() <= len(before) for word in found)
+    plain = (before + text).casefold().split()
+    words = [word.strip(_MARKS) or word for word in plain]  # marks alone stay
+    is_one_word = bool(before and text) and not (before[-1].isspace() or text[0].isspace())  # where they meet
+    num_old = len(before.split()) - is_one_word
     if _has_loop(plain, num_old, 1, 3) or _has_loop(words, num_old, 1, 4):
         return "loop"
     for size in range(2, min(MAX_PHRASE, len(words) // 2) + 1):
         if _has_loop(words, num_old, size, 3 if size < _LONG_PHRASE else 2):
             return "loop"
-    ended = re.search(r"\w$", before) and text[:1].isspace()
+    ended = _WORD.match(before[-1:]) and text[:1].isspace()
     for size in range(1, min(MAX_PHRASE, num_old, len(words) - num_old) + 1):
         if words[num_old - size : num_old] == words[num_old : num_old + size] and (size > 1 or ended):
             return "repeats_context"
@@ -175,11 +175,9 @@ def fault(text: str, context: str) -> str | None:
 
 def _has_loop(words: list[str], num_old: int, size: int, num_times: int) -> bool:
     """Whether `size` words come `num_times` on end, and not all among the first `num_old`."""
-    return any(
-        words[end - 1] == words[end - 1 - size]  # seldom, and quickly seen
-        and words[end - size * num_times : end] == words[end - size : end] * num_times
-        for end in range(max(num_old + 1, size * num_times), len(words) + 1)
-    )
+    is_as_before = bytes(map(eq, words[size:], words))  # of each word from `size` on, as the one so many before it
+    run = size * (num_times - 1)
+    return is_as_before.find(b"\1" * run, max(0, num_old + 1 - size - run)) >= 0
 
 
 def is_alike(one: str, other: str, similarity: float) -> bool:
@@ -190,8 +188,3 @@ def is_alike(one: str, other: str, similarity: float) -> bool:
     """
     a, b = (" ".join(_WORD.findall(text.casefold())) for text in (one, other))
     return f"{a} ".startswith(f"{b} ") or f"{b} ".startswith(f"{a} ") or fuzz.ratio(a, b) >= similarity
-
-
-def _bare(word: str) -> str:
-    """A word without its marks; marks alone stay."""
-    return word.casefold().strip(_MARKS) or word

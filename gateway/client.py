@@ -66,11 +66,12 @@ class Call:
         is_acknowledged = False
         # Straight to the transport: redirects, cookies and default headers are no use here, and take a third of a
         # call's time in this process.
+        content = _encode(self._request)
         request = httpx.Request(
             "POST",
             _GENERATE,
-            content=_encode(self._request),
-            headers={"X-Request-Id": self._request.request_id},
+            stream=httpx.ByteStream(content),
+            headers={"Host": "slot", "Content-Length": str(len(content)), "X-Request-Id": self._request.request_id},
             extensions={"timeout": {"connect": self._ack_s, "write": self._ack_s, "read": self._ack_s}},
         )
         try:

@@ -41,9 +41,8 @@ class UnixTransport(httpx.BaseTransport):
                 understood.
         """
         timeout = request.extensions["timeout"]
-        connection = self._take() or _Connection(self._path, timeout["connect"])
+        connection = self._send(_head(request) + request.read(), timeout)
         try:
-            connection.send(_head(request) + request.read(), timeout["write"])
             answer = _Answer()
             while not answer.has_head:
                 answer.feed(connection.receive(timeout["read"]))
@@ -64,16 +63,25 @@ class UnixTransport(httpx.BaseTransport):
         for connection in idle:
             connection.close()
 
-    def _take(self) -> _Connection | None:
-        """An idle connection that its peer has not closed."""
-        while True:
-            with self._lock:
-                if not self._idle:
-                    return None
-                connection = self._idle.pop()
-            if connection.can_serve:
+    def _send(self, data: bytes, timeout: dict[str, float]) -> _Connection:
+        """A connection on which `data` has been sent: an idle one whose peer is still there, or a new one."""
+        while (connection := self._take()) is not None:
+            try:
+                connection.send(data, timeout["write"])
                 return connection
+            except httpx.WriteError:  # a Unix socket whose peer has hung up takes nothing
+                continue
+        connection = _Connection(self._path, timeout["connect"])
+        connection.send(data, timeout["write"])
+        return connection
+
+    def _take(self) -> _Connection | None:
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        if connection is not None and connection.idle_since < time.monotonic() - self._keepalive_expiry_s:
             connection.close()
+            return None  # those below it have been idle for longer
+        return connection
 
     def give_back(self, connection: _Connection) -> None:
         now = time.monotonic()
@@ -104,17 +112,6 @@ class _Connection:
             self.close()
             raise httpx.ConnectError(str(error)) from error
 
-    @property
-    def can_serve(self) -> bool:
-        """Whether the peer has neither closed it nor said something that was not asked for."""
-        try:
-            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
-
     def get_extra_info(self, info: Literal["socket"]) -> socket.socket:
         return self._socket
 
@@ -123,8 +120,10 @@ class _Connection:
         try:
             self._socket.sendall(data)
         except BlockingIOError as error:
+            self.close()
             raise httpx.WriteTimeout(f"The request was not read within {timeout_s:g} s.") from error
         except OSError as error:
+            self.close()
             raise httpx.WriteError(str(error)) from error
 
     def receive(self, timeout_s: float) -> bytes:
