@@ -143,7 +143,7 @@ HAS_AMX = bool(HAS_DOT_PRODUCTS and _FEATURES.get("amx-int8") and torch.cpu._ini
 _STEP, _LAYER, _PRODUCT, _ROWS, _SHARES, _CALL_FIELDS = range(6)
 
 # A program: a head, then entries; each entry's call follows its fields.
-_LENGTH, _STRIDE, _NUM_BEGUN, _NUM_PASSED, _NUM_ASLEEP, _TEAM_SIZE, _SYSCALL, _HEAD_FIELDS = range(8)
+_LENGTH, _STRIDE, _NUM_TIMES, _NUM_BEGUN, _NUM_PASSED, _NUM_ASLEEP, _TEAM_SIZE, _SYSCALL, _HEAD_FIELDS = range(9)
 _FUNCTION, _IS_LARGE, _NUM_ARRIVED, _ENTRY_FIELDS = range(4)
 
 # A thread that waits for the others looks so many times, some 50 ns each, before it sleeps.
@@ -648,15 +648,15 @@ def _score(rows: int, blocks: int, query: int, keys: int, out: int, stride: int,
 
 
 @njit(**_FAST)
-def _sum_three(rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int) -> None:
+def _sum_five(rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int) -> None:
     if rows == 1:
-        _values(1, 3, False, weights, stride, values, width, number, sums)
+        _values(1, 5, False, weights, stride, values, width, number, sums)
     elif rows == 2:
-        _values(2, 3, False, weights, stride, values, width, number, sums)
+        _values(2, 5, False, weights, stride, values, width, number, sums)
     elif rows == 3:
-        _values(3, 3, False, weights, stride, values, width, number, sums)
+        _values(3, 5, False, weights, stride, values, width, number, sums)
     else:
-        _values(4, 3, False, weights, stride, values, width, number, sums)
+        _values(4, 5, False, weights, stride, values, width, number, sums)
 
 
 @njit(**_FAST)
@@ -672,15 +672,15 @@ def _sum_one(rows: int, weights: int, stride: int, values: int, width: int, numb
 
 
 @njit(**_FAST)
-def _sum_three_halves(rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int) -> None:
+def _sum_five_halves(rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int) -> None:
     if rows == 1:
-        _values(1, 3, True, weights, stride, values, width, number, sums)
+        _values(1, 5, True, weights, stride, values, width, number, sums)
     elif rows == 2:
-        _values(2, 3, True, weights, stride, values, width, number, sums)
+        _values(2, 5, True, weights, stride, values, width, number, sums)
     elif rows == 3:
-        _values(3, 3, True, weights, stride, values, width, number, sums)
+        _values(3, 5, True, weights, stride, values, width, number, sums)
     else:
-        _values(4, 3, True, weights, stride, values, width, number, sums)
+        _values(4, 5, True, weights, stride, values, width, number, sums)
 
 
 @njit(**_FAST)
@@ -699,19 +699,19 @@ def _sum_one_half(rows: int, weights: int, stride: int, values: int, width: int,
 def _sum_values(
     rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int, is_half: bool
 ) -> None:
-    """`sums` [rows, width] grows by the weighted values; three vectors at a time, for there are few registers."""
+    """`sums` [rows, width] grows by the weighted values; five vectors at a time, as many as heads of 64 have."""
     if number == 0:
         return
     item = 2 if is_half else 4
     first = 0
     while first < width:
         at, to = values + item * first, sums + 4 * first
-        if width - first >= 3 * VECTOR:
+        if width - first >= 5 * VECTOR:
             if is_half:
-                _sum_three_halves(rows, weights, stride, at, width, number, to)
+                _sum_five_halves(rows, weights, stride, at, width, number, to)
             else:
-                _sum_three(rows, weights, stride, at, width, number, to)
-            first += 3 * VECTOR
+                _sum_five(rows, weights, stride, at, width, number, to)
+            first += 5 * VECTOR
         else:
             if is_half:
                 _sum_one_half(rows, weights, stride, at, width, number, to)
@@ -1156,10 +1156,10 @@ def _log_total(logits: Any, most: Any, sums: Any) -> float:
 
 
 @njit(**_FAST)
-def _nth_largest(numbers: Any, n: int) -> Any:
-    """The nth largest of GROUPS numbers, by halving the range it can be in: to count takes less than to sort.
+def _reached_by(numbers: Any, n: int) -> Any:
+    """A number that n of GROUPS numbers reach, and few more unless they are equal: to count takes less than to sort.
 
-    Bits of floats, those of negative ones turned round, are ordered as the floats are.
+    By halving the range it can be in. Bits of floats, those of negative ones turned round, are ordered as the floats.
     """
     bits = numbers.view(np.int32)
     low, high = np.int64(-(1 << 31)), np.int64((1 << 31) - 1)
@@ -1172,6 +1172,8 @@ def _nth_largest(numbers: Any, n: int) -> Any:
             count += _i32(one >= least)
         if count >= n:
             low = middle
+            if count <= n + n // 4:
+                break
         else:
             high = middle - 1
     found = _i32(low)
@@ -1186,7 +1188,7 @@ def _likeliest(logits: Any, maxima: Any, values: Any, ids: Any) -> int:
     """
     vocab = len(logits)
     most = min(NUM_CANDIDATES, vocab)
-    threshold = _nth_largest(maxima, most)
+    threshold = _reached_by(maxima, most)
     number = 0
     for group in range(min(GROUPS, vocab)):
         if maxima[group] < threshold:
@@ -1285,6 +1287,25 @@ def _sample(address: int, thread: int) -> None:
         if draw[TOKEN] < 0:
             draw[TOKEN] = ids[_pick(values, num_likeliest, draw, probs)]
         draw[LOGPROB] = float(logits[int(draw[TOKEN])]) - log_total
+
+
+@cfunc(_KERNEL, **_FAST)
+def _advance(address: int, _thread: int) -> None:
+    """Each row is that of the token which has been drawn of it, and what follows is drawn by the next table.
+
+    The call has the draws' parameters in its product's place; draw i is row i's.
+    """
+    call = _call_of(address)
+    step = carray(_pointer(call[_STEP]), (STEP_FIELDS,), _i64)
+    draws = carray(_pointer(call[_PRODUCT]), (SAMPLE_FIELDS,), _i64)
+    num_rows = step[NUM_ROWS]
+    table = carray(_pointer(draws[SAMPLE_TABLE]), (num_rows, DRAW_FIELDS), np.float64)
+    rows = _wholes(step[ROWS], num_rows, ROW_FIELDS)
+    for number in range(num_rows):
+        rows[number, ROW_ID] = _i64(table[number, TOKEN])
+        rows[number, ROW_POSITION] += 1
+        rows[number, ROW_TAIL_SEEN] += 1
+    draws[SAMPLE_TABLE] += 8 * DRAW_FIELDS * num_rows
 
 
 # The product with 8-bit weights.
@@ -1419,20 +1440,24 @@ def _number_of(_context: Any, function: Any) -> Any:
 
 @cfunc(types.void(types.int64), **_FAST)
 def _run_program(address: int) -> None:
-    """Each thread goes through all entries, and after each waits for the others.
+    """Each thread goes through all entries, as often as is asked for, and after each waits for the others.
 
     To begin a parallel region for each entry instead would cost some 50 µs: a thread that has nothing to do between
     two of them falls asleep.
     """
     head = carray(_pointer(address), (_HEAD_FIELDS,), _i64)
     num_threads, thread = _number_of(head[_TEAM_SIZE]), _take(address + 8 * _NUM_BEGUN)
-    for number in range(head[_LENGTH]):
-        at = address + 8 * (_HEAD_FIELDS + number * head[_STRIDE])
-        entry = carray(_pointer(at), (_ENTRY_FIELDS,), _i64)
-        if entry[_IS_LARGE] != 0 or _take(at + 8 * _NUM_ARRIVED) == 0:
-            _invoke(entry[_FUNCTION], at + 8 * _ENTRY_FIELDS, thread)
-        if num_threads > 1:
-            _wait_for_all(address, head, (number + 1) * num_threads)
+    length = head[_LENGTH]
+    for time in range(head[_NUM_TIMES]):
+        for number in range(length):
+            at = address + 8 * (_HEAD_FIELDS + number * head[_STRIDE])
+            entry = carray(_pointer(at), (_ENTRY_FIELDS,), _i64)
+            if entry[_IS_LARGE] != 0 or _take(at + 8 * _NUM_ARRIVED) == time * num_threads:
+                _invoke(entry[_FUNCTION], at + 8 * _ENTRY_FIELDS, thread)
+            if num_threads > 1:
+                _wait_for_all(address, head, (time * length + number + 1) * num_threads)
+            shares = carray(_pointer(at + 8 * (_ENTRY_FIELDS + _CALL_FIELDS)), (num_threads,), _i64)
+            shares[thread] = 0  # for the next time
 
 
 class Kernels:
@@ -1502,12 +1527,13 @@ class Program:
         self._kernels = kernels
         self._address = self.memory.ctypes.data
 
-    def run(self, num_rows: int, num_entries: int, is_large: Any, *, holds: bool = False) -> None:
+    def run(self, num_rows: int, num_entries: int, is_large: Any, *, num_times: int = 1, holds: bool = False) -> None:
         """
         Args:
             num_rows: for matrix products; the others find it in the step.
             num_entries: how many of them, from the first on.
             is_large: of each entry, whether it pays to share it among threads.
+            num_times: how often all of them.
             holds: as of `Kernels.run`.
         """
         is_large = is_large[:num_entries]
@@ -1516,7 +1542,7 @@ class Program:
         entries[:, _IS_LARGE], entries[:, _NUM_ARRIVED] = is_large, 0
         calls[:, _ROWS], calls[:, _SHARES] = num_rows, np.where(is_large, num_threads, 1)
         calls[:, _CALL_FIELDS:] = 0
-        self.memory[_LENGTH] = num_entries
+        self.memory[_LENGTH], self.memory[_NUM_TIMES] = num_entries, num_times
         self.memory[_NUM_BEGUN:_TEAM_SIZE] = 0
         self.memory[_TEAM_SIZE] = self._kernels.team_size if num_threads > 1 else 0
         self._kernels.start(self._address, num_threads, holds)
@@ -1539,5 +1565,6 @@ def _openmp() -> Any:
 
 _RUN_AND_HOLD = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(_run_program.address)
 
-add_and_norm, store, attend, act, scale, sample = _add_and_norm, _store, _attend, _act, _scale, _sample
+add_and_norm, store, attend, act, scale = _add_and_norm, _store, _attend, _act, _scale
+sample, advance = _sample, _advance
 multiply = _multiply if HAS_DOT_PRODUCTS else None

@@ -34,24 +34,31 @@ class CpuSampler:
         self._parameters[k.SAMPLE_VOCAB] = vocab_size
         self._parameters[k.SAMPLE_SCRATCH] = self._scratch.ctypes.data
         self._parameters[k.SAMPLE_SCRATCH_STRIDE] = k.SAMPLE_SCRATCH_FLOATS
-        self._address = self._parameters.ctypes.data
+        self.address = self._parameters.ctypes.data
+
+    def describe(self, draw: Draw, source: int) -> tuple[float, ...]:
+        """A draw's row of the kernel's table; `source` is where its logits are."""
+        temperature, top_k, top_p = limits(draw.params)
+        is_greedy = draw.params.temperature == 0
+        return (
+            source, 0 if is_greedy else temperature, top_k, top_p,
+            uniform(draw.seed, draw.position), rank(draw) if is_greedy else 0, -1, 0,
+            *_choices(draw),
+        )  # fmt: skip
+
+    def use(self, table: Any) -> None:
+        """The kernel's next draws are those of `table` [draws, DRAW_FIELDS] float64."""
+        self._parameters[self._k.SAMPLE_ROWS], self._parameters[self._k.SAMPLE_TABLE] = len(table), table.ctypes.data
 
     def sample(self, logits: Tensor, sources: Items[int], draws: Items[Draw]) -> list[Step]:
         """A token of each draw, from row `sources[draw]` of `logits` [rows, vocab]."""
         k = self._k
         steps: list[Step | None] = [None] * len(draws)
-        few = [number for number, draw in enumerate(draws) if _is_usual(draw)]
+        few = [number for number, draw in enumerate(draws) if is_usual(draw)]
         if few:
             table = np.zeros((len(few), k.DRAW_FIELDS))
             for row, number in zip(table, few, strict=True):
-                draw = draws[number]
-                temperature, top_k, top_p = limits(draw.params)
-                is_greedy = draw.params.temperature == 0
-                row[:] = (
-                    sources[number], 0 if is_greedy else temperature, top_k, top_p,
-                    uniform(draw.seed, draw.position), rank(draw) if is_greedy else 0, -1, 0,
-                    *_choices(draw),
-                )  # fmt: skip
+                row[:] = self.describe(draws[number], sources[number])
             for row, number in zip(self._fill(table, logits), few, strict=True):
                 steps[number] = Step(int(row[k.TOKEN]), row[k.LOGPROB])
         many = [number for number, step in enumerate(steps) if step is None]
@@ -71,14 +78,14 @@ class CpuSampler:
     def _fill(self, table: Any, logits: Tensor) -> list[list[float]]:
         """The table of draws [draws, DRAW_FIELDS], with what came of them."""
         logits = logits.contiguous()
-        self._parameters[self._k.SAMPLE_ROWS], self._parameters[self._k.SAMPLE_TABLE] = len(table), table.ctypes.data
+        self.use(table)
         is_brief = len(table) * logits.shape[1] <= BRIEF
-        self._kernels.run(self._k.sample, self._address, 0, logits.data_ptr(), len(table) > 1, holds=is_brief)
+        self._kernels.run(self._k.sample, self.address, 0, logits.data_ptr(), len(table) > 1, holds=is_brief)
         filled: list[list[float]] = table.tolist()
         return filled
 
 
-def _is_usual(draw: Draw) -> bool:
+def is_usual(draw: Draw) -> bool:
     """Whether a kernel can draw it."""
     params = draw.params
     is_plain = params.repetition_penalty == 1 and params.top_logprobs == 0 and (draw.choices is None or rank(draw) == 0)

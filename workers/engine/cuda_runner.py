@@ -35,8 +35,8 @@ from workers.engine.cuda_steps import (
     fitting,
 )
 from workers.engine.gpt2 import LoadedModel
-from workers.engine.model_runner import Output, draw_all, draw_of
-from workers.engine.plan import TAIL_TOKENS, Chunk, Plan, Row
+from workers.engine.model_runner import Output, Place, draw_all, draw_of, num_left, place
+from workers.engine.plan import Chunk, Plan, Row
 from workers.engine.sampling import (
     NUM_CANDIDATES,
     limits,
@@ -51,7 +51,6 @@ log = logging.getLogger(__name__)
 
 MAX_GROUP_MS = 5.0  # a group of steps that has been sent off cannot be called back
 
-_Place = tuple[Sequence, int, int, int, int]  # a row: its slot, start, tail and tail's length
 _Drawn = tuple[Sequence, Step]
 _Echo = tuple[Sequence, list[tuple[float, TopLogprobs]]]
 
@@ -60,7 +59,7 @@ _Echo = tuple[Sequence, list[tuple[float, TopLogprobs]]]
 class _Flight:
     """A step that has been sent off."""
 
-    columns: dict[_Place, int]  # of the rows, in the batch
+    columns: dict[Place, int]  # of the rows, in the batch
     logits: Tensor | None  # [size, vocab], where there are draws that the step leaves to others
     tokens: Tensor  # [2, size], on the host once it has landed
     landed: torch.cuda.Event | None  # None if it has
@@ -156,7 +155,7 @@ class CudaRunner:
         sequences = [row.sequence for row in rows]
         self._num_alike = self._num_alike + 1 if sequences == self._last else 0
         self._last = sequences
-        if not self._flights or any(_place(row) not in self._flights[0].columns for row in rows):
+        if not self._flights or any(place(row) not in self._flights[0].columns for row in rows):
             self._flights.clear()
             self._send(rows, 1)
         flight = self._flights.popleft()
@@ -164,8 +163,8 @@ class CudaRunner:
         # steps went by in peace.
         is_lonely = not plan.chunks and not plan.ready and len(flight.columns) == len(rows)
         if not self._flights and is_lonely and all(_is_plain(row.sequence) for row in rows):
-            num_left = min(_num_left(row) for row in rows) - 1
-            number = min(self._num_alike, num_left, MAX_GROUP)
+            most = min(map(num_left, rows)) - 1
+            number = min(self._num_alike, most, MAX_GROUP)
             if number > 0:
                 self._send(rows, number, ahead=1)
         return flight
@@ -191,7 +190,7 @@ class CudaRunner:
         for step in range(number):
             drawn = program()
             logits = None if is_plain else drawn.logits.clone()
-            places = [_place(row, ahead + step) for row in rows]
+            places = [place(row, ahead + step) for row in rows]
             tokens, landed = self._download(drawn.tokens)
             columns_of = {place: column for column, place in enumerate(places)}
             self._flights.append(_Flight(columns_of, logits, tokens, landed))
@@ -214,7 +213,7 @@ class CudaRunner:
         """The tokens of the plan's rows; waits for them."""
         if flight is None:
             return []
-        columns = [flight.columns[_place(row)] for row in rows]
+        columns = [flight.columns[place(row)] for row in rows]
         logits = [] if flight.logits is None else [flight.logits[at][None] for at in columns]
         steps = _steps(flight.tokens, flight.landed, columns)
         return _with_others([row.sequence for row in rows], steps, logits)
@@ -274,10 +273,6 @@ class CudaRunner:
         return host, event
 
 
-def _place(row: Row, ahead: int = 0) -> _Place:
-    return row.sequence, row.slot.index, row.start, row.tail, row.tail_length + ahead
-
-
 def _is_plain(sequence: Sequence) -> bool:
     """Whether a program draws its token; if not, it is drawn from its logits, on its own."""
     params = sequence.request.sampling
@@ -293,12 +288,6 @@ def _limits(sequence: Sequence) -> tuple[float, float, float]:
     params = sequence.request.sampling
     _, top_k, top_p = limits(params)
     return params.temperature, top_k, top_p
-
-
-def _num_left(row: Row) -> int:
-    """Steps until its text must end, or its tail is full."""
-    num_new = row.sequence.request.sampling.max_new_tokens - row.sequence.num_new
-    return min(num_new, TAIL_TOKENS - row.tail_length)
 
 
 def _steps(tokens: Tensor, landed: torch.cuda.Event | None, columns: Items[int]) -> list[Step]:

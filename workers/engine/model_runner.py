@@ -6,9 +6,10 @@ Knows the model, the cache and the kernels. Refuses to know why it is this plan 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workers.engine.cpu_sampler import CpuSampler
+from workers.engine.cpu_sampler import CpuSampler, is_usual
 from workers.engine.gpt2 import GPT2, MAX_HEAD_ROWS, LoadedModel
 from workers.engine.kv_cache import VECTOR, CacheShape, KVCache, cache_budget_bytes
 from workers.engine.linear import CpuLinear, Int8Product, Linear
-from workers.engine.plan import Plan
-from workers.engine.sampling import Draw, token_logprobs
+from workers.engine.plan import TAIL_TOKENS, Plan, Row
+from workers.engine.sampling import Draw, token_logprobs, uniform
 from workers.engine.scheduler import MAX_CHUNK
 from workers.engine.sequence import Sequence, Step, TopLogprobs
 
@@ -31,9 +32,15 @@ log = logging.getLogger(__name__)
 # a program, where they are awake.
 LARGE = 16_384
 LARGE_IN_PROGRAM = 1_000
+# While sequences go on, their next steps are computed in one call: so many, or those of so long, for who comes waits.
+MAX_AHEAD = 8
+MAX_AHEAD_S = 0.004
 # Whether a kernel of a program is shared among them: by the numbers that all rows have in the stream, inside a layer,
 # or to look back at.
 _NEVER, _ALWAYS, _BY_WIDTH, _BY_INNER, _BY_LENGTH = range(5)
+
+
+Place = tuple[Sequence, int, int, int, int]  # a row: its slot, start, tail and tail's length
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +76,49 @@ class ModelRunner:
         self._cache = cache
         self._pass = _ForwardPass(loaded.model, shape, cache, num_tails + MAX_CHUNK)
         self._kept_logits: dict[int, Tensor] = {}  # slot → [1 + drafted, vocab], up to the end of its prompt
+        self._foreseen: dict[Place, Step] = {}
+        self._step_s: dict[int, float] = {}  # by number of rows, the newest
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> Output:
         """Carries out a plan."""
         for copy in plan.copies:
             self._cache.copy(copy)
+        foreseen = []
+        others = []
+        for row in plan.rows:
+            step = self._foreseen.pop(place(row), None)
+            if step is None:
+                others.append(row)
+            else:
+                foreseen.append((row.sequence, step))
+        if not foreseen and not plan.chunks and not plan.ready:
+            ahead = self._go_ahead(plan.rows)
+            if ahead is not None:
+                return Output(ahead, [])
+        plan = replace(plan, rows=others)
+        if not plan:
+            return Output(foreseen, [])
+        output = self._compute(plan)
+        return replace(output, steps=foreseen + output.steps) if foreseen else output
+
+    def _go_ahead(self, rows: Items[Row]) -> list[tuple[Sequence, Step]] | None:
+        """The next token of each row, and what follows foreseen; None where a kernel cannot draw them."""
+        sequences = [row.sequence for row in rows]
+        draws = [draw_of(sequence) for sequence in sequences]
+        if len(rows) > self._pass.most_rows_ahead or not all(draw.choices is None and is_usual(draw) for draw in draws):
+            return None
+        step_s = self._step_s.get(len(rows), MAX_AHEAD_S)
+        number = max(1, min(*map(num_left, rows), MAX_AHEAD, int(MAX_AHEAD_S / step_s)))
+        start = time.perf_counter()
+        steps = self._pass.steps(rows, draws, number)
+        self._step_s[len(rows)] = (time.perf_counter() - start) / number
+        self._foreseen = {
+            place(row, ahead): step for ahead in range(1, number) for row, step in zip(rows, steps[ahead], strict=True)
+        }
+        return list(zip(sequences, steps[0], strict=True))
+
+    def _compute(self, plan: Plan) -> Output:
         wanted, sources, echoed = _wanted(plan)
         logits = self._pass.logits(plan, wanted)
         pieces = [logits]
@@ -195,7 +239,7 @@ class _ForwardPass:
         self._norm_addresses = [_address(norm) for norm in norms]
         self._layer_addresses = [_address(parameters) for parameters, *_ in layers]
         self._step_address = _address(step)
-        self._most_program_rows = 0
+        self._most_program_rows = self.most_rows_ahead = 0
         products = [linear.product for _, *linears in layers for linear in linears]
         own = [product for product in products if isinstance(product, Int8Product) and product.own is not None]
         if len(own) == len(products):
@@ -236,6 +280,7 @@ class _ForwardPass:
         self._num_layer_entries = len(entries)
         head = _cpu(self._model.head).product
         self._most_head_rows = 0
+        self._num_step_entries = self._num_layer_entries  # layers and head
         if isinstance(head, Int8Product) and head.own is not None:
             self._most_head_rows = min(self._most_program_rows, MAX_HEAD_ROWS)
             vocab = self._model.config.vocab_size
@@ -244,7 +289,28 @@ class _ForwardPass:
             add(k.add_and_norm, _BY_WIDTH, at, self._norm_addresses[-1], narrow)
             multiply(self._model.head, logits)
             add(k.scale, _ALWAYS if vocab > LARGE else _NEVER, at, vocab, logits)
+            self._num_step_entries = len(entries)
+            self.most_rows_ahead = self._most_head_rows
+            add(k.sample, _ALWAYS, self.sampler.address, 0, logits)
+            add(k.advance, _NEVER, at, 0, self.sampler.address)
         self._program, self._program_sizes = k.Program(self._kernels, entries), np.array(sizes)
+
+    def steps(self, rows: Items[Row], draws: Items[Draw], number: int) -> list[list[Step]]:
+        """`number` steps of `rows`, at most `most_rows_ahead`, each with the token that the one before it has drawn.
+
+        Args:
+            draws: of the first step; the kernel can draw them.
+        """
+        k = self._k
+        num_rows = self._describe(Plan([], list(rows), [], []))
+        tables = np.zeros((number, num_rows, k.DRAW_FIELDS))
+        for column, draw in enumerate(draws):
+            tables[:, column] = self.sampler.describe(draw, column)
+            tables[1:, column, k.UNIFORM] = [uniform(draw.seed, draw.position + ahead) for ahead in range(1, number)]
+        tables[1:, :, k.RANK] = 0  # it is the first token's
+        self.sampler.use(tables[0])
+        self._run_program(num_rows, len(self._program_sizes), number)
+        return [[Step(int(row[k.TOKEN]), row[k.LOGPROB]) for row in table] for table in tables.tolist()]
 
     def logits(self, plan: Plan, wanted: Items[int]) -> Tensor:
         """Logits [wanted, vocab] float32 of some of the plan's rows; stores all their keys and values."""
@@ -252,21 +318,13 @@ class _ForwardPass:
         num_rows = self._describe(plan)
         if num_rows == 0:
             return torch.empty(0, self._model.config.vocab_size)
-        run, at = self._kernels.run, self._step_address
-        is_in_program = num_rows <= self._most_program_rows
-        least = LARGE_IN_PROGRAM if is_in_program else LARGE
-        is_wide, is_large = num_rows * self._model.config.n_inner > 2 * least, num_rows * width > least
-        is_long = self._attention_size(num_rows) > least
-        if is_in_program:
-            step[k.MODE] = k.UINT8
+        if num_rows <= self._most_program_rows:
             has_head = num_rows == len(wanted) <= self._most_head_rows
-            self._program.run(
-                num_rows,
-                len(self._program_sizes) if has_head else self._num_layer_entries,
-                np.array((False, True, is_large, is_wide, is_long))[self._program_sizes],
-            )
+            self._run_program(num_rows, self._num_step_entries if has_head else self._num_layer_entries)
             # The next step writes there: who keeps logits copies them.
             return self._logits[:num_rows] if has_head else self._head(self._y[:num_rows], num_rows, wanted)
+        run, at = self._kernels.run, self._step_address
+        is_large, is_wide, is_long = self._sizes(num_rows, LARGE)
         _, qkv, out, up, down = self._layers[0]  # other layers' have the same shapes
         padded = [linear.padded(num_rows) for linear in (qkv, out, up, down)]
         modes = [linear.mode(number) for linear, number in zip((qkv, out, up, down), padded, strict=True)]
@@ -295,6 +353,21 @@ class _ForwardPass:
             y = down.multiply(inputs[3])
         assert y is not None
         return self._head(y, num_rows, wanted)
+
+    def _run_program(self, num_rows: int, num_entries: int, num_times: int = 1) -> None:
+        """The program's first entries, for the rows that are described."""
+        self._step[self._k.MODE] = self._k.UINT8
+        is_large = np.array((False, True, *self._sizes(num_rows, LARGE_IN_PROGRAM)))[self._program_sizes]
+        self._program.run(num_rows, num_entries, is_large, num_times=num_times)
+
+    def _sizes(self, num_rows: int, least: int) -> tuple[bool, bool, bool]:
+        """Whether it pays to share a kernel of `_BY_WIDTH`, `_BY_INNER` and `_BY_LENGTH`."""
+        config = self._model.config
+        return (
+            num_rows * config.n_embd > least,
+            num_rows * config.n_inner > 2 * least,
+            self._attention_size(num_rows) > least,
+        )
 
     def _head(self, y: Tensor, num_rows: int, wanted: Items[int]) -> Tensor:
         """The logits of `wanted`; `y` is the last layer's product."""
@@ -357,6 +430,17 @@ class _ForwardPass:
         if mode == self._k.UINT8:
             return self._prepared.view(torch.uint8)[: num_rows * width].view(num_rows, width)
         return self._prepared[: num_rows * width].view(num_rows, width)
+
+
+def place(row: Row, ahead: int = 0) -> Place:
+    """Where a row is, or will be so many steps later."""
+    return row.sequence, row.slot.index, row.start, row.tail, row.tail_length + ahead
+
+
+def num_left(row: Row) -> int:
+    """Steps until its text must end, or its tail is full."""
+    num_new = row.sequence.request.sampling.max_new_tokens - row.sequence.num_new
+    return min(num_new, TAIL_TOKENS - row.tail_length)
 
 
 def _cpu(linear: Linear) -> CpuLinear:
