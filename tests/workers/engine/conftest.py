@@ -14,6 +14,11 @@ def embedded() -> LoadedModel:
 
 
 @pytest.fixture(scope="session")
+def embedded_int8() -> LoadedModel:
+    return load_model(CHECKPOINT, dtype="int8")
+
+
+@pytest.fixture(scope="session")
 def tiny_of() -> dict[str, LoadedModel]:
     weights = peaked_weights(TINY)
     return {dtype: LoadedModel(build(TINY, weights, dtype), "cpu", dtype) for dtype in ("fp32", "bf16", "int8")}

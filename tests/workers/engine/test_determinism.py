@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.workers.engine.helpers import generate, random_ids, running_engine
-from workers.engine import scheduler
+from workers.engine import model_runner, scheduler
+from workers.engine.cpu_kernels import HAS_DOT_PRODUCTS
 from workers.engine.gpt2 import LoadedModel
 from workers.engine.linear import ROW_COUNTS, LinearMaker
-from workers.engine.sequence import Finished, GenerationRequest, SamplingParams
+from workers.engine.model_runner import _ForwardPass
+from workers.engine.plan import Row
+from workers.engine.sampling import Draw
+from workers.engine.sequence import Finished, GenerationRequest, SamplingParams, Step
 
 Outcome = tuple[tuple[int, ...], tuple[float, ...]]
 
@@ -34,15 +39,9 @@ def random_request(rng: random.Random, vocab_size: int, n_ctx: int) -> Generatio
     return GenerationRequest(tuple(random_ids(rng, length, vocab_size)), params, rng.randrange(2**63))
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_crowd_changes_nothing(tiny: LoadedModel, seed: int) -> None:
-    """Sequences that come and go at random beside it leave a sequence's every bit as it was."""
-    rng = random.Random(seed)
-    config = tiny.config
-    requests = [random_request(rng, config.vocab_size, config.n_positions) for _ in range(24)]
-    with running_engine(tiny, max_batch=6) as engine:
-        alone = [outcome(engine.submit(request).result()) for request in requests]
-    with running_engine(tiny, max_batch=64) as engine:
+def in_a_crowd(model: LoadedModel, requests: list[GenerationRequest], rng: random.Random) -> list[Outcome | None]:
+    """What requests give that eight clients make at random."""
+    with running_engine(model, max_batch=64) as engine:
         crowd: list[Outcome | None] = [None] * len(requests)
         pause = threading.Event()
 
@@ -61,7 +60,46 @@ def test_a_crowd_changes_nothing(tiny: LoadedModel, seed: int) -> None:
             thread.start()
         for thread in clients:
             thread.join()
-    assert crowd == alone
+    return crowd
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_crowd_changes_nothing(tiny: LoadedModel, seed: int) -> None:
+    """Sequences that come and go at random beside it leave a sequence's every bit as it was."""
+    rng = random.Random(seed)
+    config = tiny.config
+    requests = [random_request(rng, config.vocab_size, config.n_positions) for _ in range(24)]
+    with running_engine(tiny, max_batch=6) as engine:
+        alone = [outcome(engine.submit(request).result()) for request in requests]
+    assert in_a_crowd(tiny, requests, rng) == alone
+
+
+@pytest.mark.skipif(not HAS_DOT_PRODUCTS, reason="this CPU has no AVX-512 VNNI, so every step is computed by itself")
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_computed_ahead_change_nothing(
+    embedded_int8: LoadedModel, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    requests = [random_request(rng, embedded_int8.config.vocab_size, 120) for _ in range(24)]
+    usual = [replace(request.sampling, top_k=rng.choice([5, 50]), repetition_penalty=1) for request in requests]
+    requests[2:] = [replace(request, sampling=one) for request, one in zip(requests, usual, strict=True)][2:]
+    stops = [replace(request.sampling, stop=(" the", ".")) for request in requests]
+    requests += [replace(request, sampling=stop) for request, stop in zip(requests[:8], stops, strict=False)]
+    monkeypatch.setattr(model_runner, "MAX_AHEAD", 1)
+    with running_engine(embedded_int8, max_batch=6) as engine:
+        alone = [outcome(engine.submit(request).result()) for request in requests]
+    numbers = set()
+
+    def steps(self: _ForwardPass, rows: list[Row], draws: list[Draw], number: int) -> list[list[Step]]:
+        numbers.add(number)
+        return one_after_another(self, rows, draws, number)
+
+    one_after_another = _ForwardPass.steps
+    monkeypatch.setattr(_ForwardPass, "steps", steps)
+    monkeypatch.setattr(model_runner, "MAX_AHEAD", 8)
+    monkeypatch.setattr(model_runner, "MAX_AHEAD_S", 1.0)
+    assert in_a_crowd(embedded_int8, requests, rng) == alone
+    assert len(numbers) > 3
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 64])
