@@ -183,3 +183,42 @@ def test_states_come_as_they_are_said(short_path: Path) -> None:
     states = [State(state="loading", progress=0.5), State(state="warm", ms_per_token=2.0)]
     with worker(short_path, says(HEAD, *map(line, states), END)) as client:
         assert list(client.states()) == states
+
+
+def test_a_connection_serves_one_call_after_another(short_path: Path) -> None:
+    num_answered = 0
+
+    def answer(connection: socket.socket) -> None:
+        nonlocal num_answered
+        connection.sendall(HEAD + line(Accepted()) + line(DONE) + END)
+        num_answered += 1
+        if num_answered < 3:
+            read_request(connection)  # on the same connection, or this waits in vain
+            answer(connection)
+
+    with worker(short_path, answer) as client:
+        assert [lines(client) for _ in range(3)] == [[DONE]] * 3
+    assert num_answered == 3
+
+
+@pytest.mark.parametrize("head", [HEAD, HEAD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")])
+def test_a_connection_that_its_worker_has_closed_is_not_used_again(short_path: Path, head: bytes) -> None:
+    with worker(short_path, says(head + line(Accepted()) + line(DONE) + END)) as client:
+        assert [lines(client) for _ in range(3)] == [[DONE]] * 3
+
+
+def test_what_follows_the_answer_ends_the_connection(short_path: Path) -> None:
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(HEAD + line(Accepted()) + line(DONE) + END + b"HTTP/1.1 200")
+        assert connection.recv(1) == b""
+
+    with worker(short_path, answer) as client:
+        assert lines(client) == [DONE]
+
+
+def test_a_header_is_one_line(short_path: Path) -> None:
+    with worker(short_path, says(HEAD + line(DONE) + END)) as client:
+        call = client.call(GenerateRequest(prompt="a", request_id="a\r\nX-Other: b"), time.monotonic() + 5)
+        with pytest.raises(BranchError, match="line end"):
+            list(call.lines())
+        assert lines(client) == [DONE]

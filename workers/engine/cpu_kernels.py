@@ -125,13 +125,17 @@ SAMPLE_SCRATCH_FLOATS = 2 * GROUPS + NUM_CANDIDATES
     STARTS,  # [outputs] int32, what each sum begins with
     FACTORS,  # [outputs] float32, what it is multiplied with
     MOST_DOT_ROWS,  # more rows are multiplied by AMX
+    NEXT_PRODUCT,  # of a step: where its parameters are; 0: there is none
     PRODUCT_FIELDS,
-) = range(7)
+) = range(8)
 BLOCK = 4 * VECTOR
 DOT_ROWS = 4  # that meet a block's weights together
 AMX_ROWS, AMX_BYTES = 16, 64  # of a tile register
-# Weights are asked for so many bytes before they are needed, into the second cache: the CPU looks ahead by itself too,
-# but not past a page, and too late where a row's products leave it little to do. Twice and half as far did no better.
+# Weights are asked for before they are needed, into the second cache: the CPU looks ahead by itself too, but not past a
+# page, and too late where a row's products leave it little to do. While a block is multiplied with a few rows, the one
+# after it is asked for, at so many places at once (a power of two): that keeps more of the memory's banks busy than
+# from its beginning on. Before AMX, so many bytes ahead.
+FETCH_STREAMS = 8
 FETCH_AHEAD_BYTES = 8192
 
 # What the kernel of 8-bit products is made of: VNNI on 64 bytes, and AMX where there are more than a few rows.
@@ -435,28 +439,43 @@ def _whole(number: int) -> Any:
 
 @intrinsic(prefer_literal=True)
 def _dots(
-    _context: Any, rows: Any, weights: Any, starts: Any, factors: Any, x: Any, inputs: Any, out: Any, outputs: Any
+    _context: Any,
+    rows: Any,
+    weights: Any,
+    starts: Any,
+    factors: Any,
+    x: Any,
+    inputs: Any,
+    out: Any,
+    outputs: Any,
+    ahead: Any,
 ) -> Any:
     """out[row, o] = (starts[o] + Σ over i of x[row, i] · weights[o, i]) · factors[o], for a block of outputs.
 
     `rows` rows of x in uint8, weights in int8, sums in int32, and one rounding of each to float32. Four products are
-    one instruction (`vpdpbusd`); a block's weights are read once for all rows. All else are addresses and numbers.
+    one instruction (`vpdpbusd`); a block's weights are read once for all rows. As many bytes from `ahead` on are asked
+    for. All else are addresses and numbers.
     """
     num_rows, num_vectors = rows.literal_value, BLOCK // VECTOR
 
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        _, weights, starts, factors, x, inputs, out, outputs = args
+        _, weights, starts, factors, x, inputs, out, outputs, ahead = args
         whole = ir.IntType(32)
         vector = ir.VectorType(whole, VECTOR)
         kind = ir.FunctionType(vector, [vector] * 3)
+        # Each time, a cache line of each of the next streams.
+        num_turns = FETCH_STREAMS // num_vectors
+        stream_bytes = builder.sdiv(builder.mul(inputs, _whole(BLOCK)), _whole(FETCH_STREAMS))
         dot = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpdpbusd.512")
         nothing = ir.Constant(vector, ir.Undefined)
 
         def body(four: Any, sums: list[Any]) -> list[Any]:
             base = builder.add(weights, builder.mul(four, _whole(4 * BLOCK)))
             places = [builder.add(base, _whole(4 * VECTOR * v)) for v in range(num_vectors)]
-            for place in places:
-                _fetch(builder, builder.add(place, _whole(FETCH_AHEAD_BYTES)))
+            stream = builder.mul(builder.srem(four, _whole(num_turns)), _whole(num_vectors))
+            line = builder.add(ahead, builder.mul(builder.sdiv(four, _whole(num_turns)), _whole(4 * VECTOR)))
+            for v in range(num_vectors):
+                _fetch(builder, builder.add(line, builder.mul(builder.add(stream, _whole(v)), stream_bytes)))
             columns = [_wholes_at(builder, place) for place in places]
             news: list[Any] = []
             for row in range(num_rows):
@@ -478,7 +497,7 @@ def _dots(
                 _store_product(builder, sums[row * num_vectors + v], builder.add(factors, at), builder.add(place, at))
         return context.get_dummy_value()
 
-    return types.none(rows, *[types.int64] * 7), codegen
+    return types.none(rows, *[types.int64] * 8), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -1314,8 +1333,12 @@ def _advance(address: int, _thread: int) -> None:
 if HAS_DOT_PRODUCTS:  # a compiler that is asked for instructions that are not there gives up
 
     @njit(inline="always", **_FAST)
-    def _multiply_block(call: Any, step: Any, block: int) -> None:
-        """The last block may overlap the one before it: what both write is the same."""
+    def _multiply_block(call: Any, step: Any, block: int, following: int) -> None:
+        """The last block may overlap the one before it: what both write is the same.
+
+        Args:
+            following: the address of the weights that are wanted after this block's.
+        """
         inputs, outputs = step[INPUTS], step[OUTPUTS]
         first = 4 * min(block * BLOCK, outputs - BLOCK)
         weights, starts, factors = step[WEIGHTS] + block * BLOCK * inputs, step[STARTS] + first, step[FACTORS] + first
@@ -1331,27 +1354,36 @@ if HAS_DOT_PRODUCTS:  # a compiler that is asked for instructions that are not t
                 x, out, left, ahead = x + rows * inputs, out + 4 * rows * outputs, left - rows, 0
             return
         while left >= DOT_ROWS:
-            _dots(4, weights, starts, factors, x, inputs, out, outputs)
+            _dots(4, weights, starts, factors, x, inputs, out, outputs, following)
             x, out, left = x + DOT_ROWS * inputs, out + 4 * DOT_ROWS * outputs, left - DOT_ROWS
         if left == 3:
-            _dots(3, weights, starts, factors, x, inputs, out, outputs)
+            _dots(3, weights, starts, factors, x, inputs, out, outputs, following)
         elif left == 2:
-            _dots(2, weights, starts, factors, x, inputs, out, outputs)
+            _dots(2, weights, starts, factors, x, inputs, out, outputs, following)
         elif left == 1:
-            _dots(1, weights, starts, factors, x, inputs, out, outputs)
+            _dots(1, weights, starts, factors, x, inputs, out, outputs, following)
 
     @cfunc(_KERNEL, **_FAST)
     def _multiply(address: int, thread: int) -> None:
         """The product [rows, outputs] float32 of rows and weights, both in 8 bits, as `_dots` has it."""
         call = _call_of(address)
         step = carray(_pointer(call[_STEP]), (PRODUCT_FIELDS,), _i64)
-        num_blocks = (step[OUTPUTS] + BLOCK - 1) // BLOCK
+        num_blocks, block_bytes = (step[OUTPUTS] + BLOCK - 1) // BLOCK, BLOCK * step[INPUTS]
+        share = thread % call[_SHARES]
+        last = num_blocks * (share + 1) // call[_SHARES] - 1
+        after_last = step[WEIGHTS] + (last + 1) * block_bytes
+        if step[NEXT_PRODUCT] != 0:
+            after = carray(_pointer(step[NEXT_PRODUCT]), (PRODUCT_FIELDS,), _i64)
+            first = (after[OUTPUTS] + BLOCK - 1) // BLOCK * share // call[_SHARES]
+            after_last = after[WEIGHTS] + first * BLOCK * after[INPUTS]
         turn = 0
         while True:
             block, turn = _claim(address, call, thread, turn, num_blocks)
             if block >= num_blocks:
                 break
-            _multiply_block(call, step, block)
+            _multiply_block(
+                call, step, block, after_last if block == last else step[WEIGHTS] + (block + 1) * block_bytes
+            )
         if HAS_AMX and call[_ROWS] > step[MOST_DOT_ROWS]:
             _release_amx()
 

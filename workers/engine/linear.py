@@ -322,6 +322,10 @@ class OwnInt8:
         is_fit = len(weight8) >= BLOCK and weight8.shape[1] % 4 == 0
         return cls(weight8, scales, memory) if HAS_DOT_PRODUCTS and is_fit else None
 
+    def precede(self, other: OwnInt8) -> None:
+        """In a step, `other` is multiplied next: its first weights are asked for at the end of this."""
+        self._parameters[self._k.NEXT_PRODUCT] = other.address
+
     def __call__(self, x: Tensor) -> Tensor:
         y = torch.empty(len(x), self._num_outputs)
         self._kernels.run(self._k.multiply, self.address, x.data_ptr(), y.data_ptr(), self.is_large, len(x))

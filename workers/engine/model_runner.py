@@ -11,6 +11,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 from workers.engine.cpu_sampler import CpuSampler, is_usual
 from workers.engine.gpt2 import GPT2, MAX_HEAD_ROWS, LoadedModel
 from workers.engine.kv_cache import VECTOR, CacheShape, KVCache, cache_budget_bytes
-from workers.engine.linear import CpuLinear, Int8Product, Linear
+from workers.engine.linear import CpuLinear, Int8Product, Linear, OwnInt8
 from workers.engine.plan import TAIL_TOKENS, Plan, Row
 from workers.engine.sampling import Draw, token_logprobs, uniform
 from workers.engine.scheduler import MAX_CHUNK
@@ -255,6 +256,7 @@ class _ForwardPass:
         narrow, wide, prepared = map(_address, (self._y, self._wide_y, self._prepared))
         entries: list[tuple[Any, int, int, int]] = []
         sizes: list[int] = []
+        own: list[OwnInt8] = []
 
         def add(kernel: Any, size: int, step: int, layer: int, product: int) -> None:
             entries.append((kernel, step, layer, product))
@@ -264,6 +266,7 @@ class _ForwardPass:
             product = _cpu(linear).product
             assert isinstance(product, Int8Product)
             assert product.own is not None
+            own.append(product.own)
             add(k.multiply, _ALWAYS if product.own.is_large else _NEVER, product.own.address, prepared, y)
 
         for index, (_, qkv, out, up, down) in enumerate(self._layers):
@@ -293,6 +296,8 @@ class _ForwardPass:
             self.most_rows_ahead = self._most_head_rows
             add(k.sample, _ALWAYS, self.sampler.address, 0, logits)
             add(k.advance, _NEVER, at, 0, self.sampler.address)
+        for one, following in pairwise([*own, own[0]]):
+            one.precede(following)
         self._program, self._program_sizes = k.Program(self._kernels, entries), np.array(sizes)
 
     def steps(self, rows: Items[Row], draws: Items[Draw], number: int) -> list[list[Step]]:
