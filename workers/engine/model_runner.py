@@ -25,7 +25,7 @@ from workers.engine.linear import CpuLinear, Int8Product, Linear, OwnInt8
 from workers.engine.plan import TAIL_TOKENS, Plan, Row
 from workers.engine.sampling import Draw, token_logprobs, uniform
 from workers.engine.scheduler import MAX_CHUNK
-from workers.engine.sequence import Sequence, Step, TopLogprobs
+from workers.engine.sequence import NUM_TOLD_AT_ONCE, Sequence, Step, TopLogprobs
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,9 @@ class ModelRunner:
         if len(rows) > self._pass.most_rows_ahead or not all(draw.choices is None and is_usual(draw) for draw in draws):
             return None
         step_s = self._step_s.get(len(rows), MAX_AHEAD_S)
-        number = max(1, min(*map(num_left, rows), MAX_AHEAD, int(MAX_AHEAD_S / step_s)))
+        # Who reads along hears the first tokens one by one: it takes some of them to say a word.
+        is_awaited = any(one.request.stream and len(one.token_ids) < NUM_TOLD_AT_ONCE for one in sequences)
+        number = 1 if is_awaited else max(1, min(*map(num_left, rows), MAX_AHEAD, int(MAX_AHEAD_S / step_s)))
         start = time.perf_counter()
         steps = self._pass.steps(rows, draws, number)
         self._step_s[len(rows)] = (time.perf_counter() - start) / number
