@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -229,8 +230,8 @@ class _Answer:
         self._request = request
         self._generation = generation
         self._started_at = started_at
-        self._watching = app.hangups.watching(client, generation.cancel)
-        self._watching.__enter__()
+        self._stack = ExitStack()
+        self._stack.enter_context(app.hangups.watching(client, generation.cancel))
         # `workers.pool` gives sockets that can wait with what they are to send.
         self._hold: Callable[[], None] = getattr(client, "hold", lambda: None)
 
@@ -250,7 +251,7 @@ class _Answer:
                 lines = b""
 
     def close(self) -> None:
-        self._watching.__exit__(None, None, None)
+        self._stack.close()
         self._generation.cancel()
         finished = self._generation.result()
         num_prompt_tokens = len(self._request.prompt_ids)

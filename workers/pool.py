@@ -13,6 +13,7 @@ import select
 import socket
 import sys
 import threading
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,6 @@ SWITCH_INTERVAL_S = 0.0005
 # A thread that has answered waits for so long for its connection's next request. To be woken by the main thread takes
 # twice the way, and three branches at once wait for it one after another.
 STAY_MS = 5000
-# So many threads are left for whoever comes on another connection.
-NUM_FREE_THREADS = 8
 
 
 class HoldingSocket:
@@ -81,7 +80,7 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         self._is_warm = False
         self._num_busy = 0  # threads that answer, or stay with a connection
         self._count_lock = threading.Lock()
-        self._all_leave = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._are_wanted = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # set where those that stay are to leave
         # Sockets are shared with an older generation: while it serves, a request must not land here.
         self._has_elder = len(self.leases.holders(self.slot.index)) > 1
         try:
@@ -113,12 +112,12 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             self.alive = False
         if not self.alive and not self._is_drained:
             self._is_drained = True
-            os.eventfd_write(self._all_leave, 1)
+            os.eventfd_write(self._are_wanted, 1)
             self.wsgi.drain(self.cfg.graceful_timeout)
 
     def enqueue_req(self, conn: Any) -> None:
-        if self.alive and self._num_busy >= self.cfg.threads:  # for once, threads that stay are wanted elsewhere
-            os.eventfd_write(self._all_leave, 1)
+        if self._num_busy >= self.cfg.threads:
+            os.eventfd_write(self._are_wanted, 1)
         super().enqueue_req(conn)
 
     def handle(self, conn: Any) -> object:
@@ -135,14 +134,19 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
                 self._num_busy -= 1
 
     def _hears_more(self, conn: Any) -> bool:
-        if not self.alive or self._num_busy > self.cfg.threads - NUM_FREE_THREADS:
+        # As many stay as branches may run; the other threads are left for whoever comes on another connection.
+        if not self.alive or self._num_busy > self.slot.max_batch:
             return False
         if conn.parser.unreader.buf.getvalue():  # read already: that does not make the socket readable
             return True
         poll = select.poll()
         poll.register(conn.sock, select.POLLIN)
-        poll.register(self._all_leave, select.POLLIN)
-        return conn.sock.fileno() in dict(poll.poll(STAY_MS))
+        poll.register(self._are_wanted, select.POLLIN)
+        ready = dict(poll.poll(STAY_MS))
+        if self._are_wanted in ready and self.alive:  # an ending worker's stay set, for those that come to look
+            with suppress(BlockingIOError):  # another has been quicker
+                os.eventfd_read(self._are_wanted)
+        return conn.sock.fileno() in ready
 
     def handle_request(self, req: Any, conn: Any) -> bool:
         sock = conn.sock
