@@ -47,6 +47,10 @@ LANES = 32  # chains of a sum over a row's width
 TILE = 4  # rows that read a prompt's keys and values together
 STORE_ROWS = 8  # rows whose keys a thread stores together
 NUM_CANDIDATES = 64  # likeliest tokens that a draw may need
+LEAST = -3e38  # no logit and no score is less
+# exp(r) = 1 + r + r² (… + ½) for |r| ≤ ½ log 2: Cephes' polynomial (Moshier, expf).
+EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+TOTALS = 2 * VECTOR  # floats behind a row's weighted values: sums of its weights, and a place for those not wanted
 GROUPS = 1024  # of the vocabulary, to find the likeliest in
 
 # Activations, as `gpt2` names them.
@@ -240,6 +244,11 @@ def _broadcast(builder: Any, number: Any) -> Any:
     return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
 
 
+def _vector_of(number: float) -> Any:
+    # As a float32 has it: LLVM wants constants exact.
+    return ir.Constant(ir.VectorType(ir.FloatType(), VECTOR), [float(_f32(number))] * VECTOR)
+
+
 def _fused(builder: Any, vector: Any) -> Any:
     """a · b + c with one rounding."""
     kind = ir.FunctionType(vector, [vector] * 3)
@@ -304,20 +313,26 @@ def _fetch(builder: Any, address: Any) -> None:
     builder.call(fetch, [builder.inttoptr(address, pointer), is_read, second_cache, is_data])
 
 
+def _fetch_all(builder: Any, address: Any, num_bytes: int) -> None:
+    for first in range(0, num_bytes, 64):
+        _fetch(builder, builder.add(address, _whole(first)))
+
+
 @intrinsic(prefer_literal=True)
 def _scores(
     _context: Any, rows: Any, blocks: Any, half: Any,
-    query: Any, keys: Any, out: Any, out_stride: Any, size: Any,
+    query: Any, keys: Any, out: Any, out_stride: Any, size: Any, ahead: Any,
 ) -> Any:  # fmt: skip
     """out[row, position] = Σ over d of query[row, d] · keys[d, position], d ascending, fused.
 
-    Of `rows` rows of queries and one or two `blocks` of keys. All else are addresses and numbers of floats.
+    Of `rows` rows of queries and one or two `blocks` of keys. As many bytes from `ahead` on are asked for as keys are
+    read. All else are addresses and numbers of floats.
     """
     num_rows, num_blocks, is_half = rows.literal_value, blocks.literal_value, half.literal_value
     item = 2 if is_half else 4
 
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        *_, query, keys, out, out_stride, size = args
+        *_, query, keys, out, out_stride, size, ahead = args
         vector = ir.VectorType(ir.FloatType(), VECTOR)
         fma = _fused(builder, vector)
         starts = [builder.add(keys, builder.mul(size, _whole(item * VECTOR * block))) for block in range(num_blocks)]
@@ -325,6 +340,7 @@ def _scores(
 
         def body(d: Any, sums: list[Any]) -> list[Any]:
             offset = builder.mul(d, _whole(item * VECTOR))
+            _fetch_all(builder, builder.add(ahead, builder.mul(offset, _whole(num_blocks))), item * VECTOR * num_blocks)
             lanes = [_vector_at(builder, builder.add(start, offset), is_half) for start in starts]
             news: list[Any] = []
             for row in range(num_rows):
@@ -342,34 +358,41 @@ def _scores(
                 _store_vector(builder, value, builder.add(place, _whole(4 * VECTOR * block)))
         return context.get_dummy_value()
 
-    return types.none(rows, blocks, half, *[types.int64] * 5), codegen
+    return types.none(rows, blocks, half, *[types.int64] * 6), codegen
 
 
 @intrinsic(prefer_literal=True)
 def _values(
     _context: Any, rows: Any, vectors: Any, half: Any,
-    weights: Any, stride: Any, values: Any, width: Any, number: Any, sums: Any,
+    weights: Any, stride: Any, values: Any, width: Any, number: Any, sums: Any, totals: Any, ahead: Any,
 ) -> Any:  # fmt: skip
     """sums[row, column] += weights[row, position] · values[position, column], positions ascending, fused.
 
-    Of `rows` rows and `vectors` vectors of columns; `number` positions, at least one.
+    Of `rows` rows and `vectors` vectors of columns; `number` positions, at least one. `totals` grow by the weights
+    alone, in each of VECTOR columns. What lies at `ahead`, laid out as the values, is asked for as they are read.
     """
     num_rows, num_vectors, is_half = rows.literal_value, vectors.literal_value, half.literal_value
     item = 2 if is_half else 4
 
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        *_, weights, stride, values, width, number, sums = args
+        *_, weights, stride, values, width, number, sums, totals, ahead = args
         vector = ir.VectorType(ir.FloatType(), VECTOR)
         fma = _fused(builder, vector)
         row_bytes = builder.mul(width, _whole(item))
         starts = [builder.add(weights, builder.mul(stride, _whole(4 * row))) for row in range(num_rows)]
 
-        def place(row: int, v: int) -> Any:
-            start = builder.add(sums, builder.mul(width, _whole(4 * row)))
-            return builder.add(start, _whole(4 * VECTOR * v))
+        sums_bytes = builder.mul(builder.add(width, _whole(TOTALS)), _whole(4))  # of a row
+
+        def places(row: int) -> list[Any]:
+            offset = builder.mul(sums_bytes, _whole(row))
+            start = builder.add(sums, offset)
+            own = [builder.add(start, _whole(4 * VECTOR * v)) for v in range(num_vectors)]
+            return [*own, builder.add(totals, offset)]
 
         def body(position: Any, sofar: list[Any]) -> list[Any]:
-            start = builder.add(values, builder.mul(position, row_bytes))
+            offset = builder.mul(position, row_bytes)
+            _fetch_all(builder, builder.add(ahead, offset), item * VECTOR * num_vectors)
+            start = builder.add(values, offset)
             columns = [
                 _vector_at(builder, builder.add(start, _whole(item * VECTOR * v)), is_half) for v in range(num_vectors)
             ]
@@ -377,18 +400,18 @@ def _values(
             for row in range(num_rows):
                 address = builder.add(starts[row], builder.mul(position, _whole(4)))
                 one = _broadcast(builder, _float_at(builder, address))
-                own = sofar[row * num_vectors : (row + 1) * num_vectors]
+                *own, total = sofar[row * (num_vectors + 1) : (row + 1) * (num_vectors + 1)]
                 news += [builder.call(fma, [one, *pair]) for pair in zip(columns, own, strict=True)]
+                news.append(builder.fadd(total, one))
             return news
 
-        before = [_vector_at(builder, place(row, v)) for row in range(num_rows) for v in range(num_vectors)]
-        after = _loop(builder, number, before, body)
-        for row in range(num_rows):
-            for v in range(num_vectors):
-                _store_vector(builder, after[row * num_vectors + v], place(row, v))
+        everywhere = [place for row in range(num_rows) for place in places(row)]
+        after = _loop(builder, number, [_vector_at(builder, place) for place in everywhere], body)
+        for place, value in zip(everywhere, after, strict=True):
+            _store_vector(builder, value, place)
         return context.get_dummy_value()
 
-    return types.none(rows, vectors, half, *[types.int64] * 6), codegen
+    return types.none(rows, vectors, half, *[types.int64] * 8), codegen
 
 
 @intrinsic
@@ -618,124 +641,233 @@ def _release_amx(_context: Any) -> Any:
     return types.none(), codegen
 
 
+@intrinsic
+def _clear(_context: Any, address: Any, vectors: Any) -> Any:
+    """Writes `vectors` · VECTOR float32 zeros, at least one vector; by the vectors that will read them."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        address, vectors = args
+
+        def body(number: Any, _: list[Any]) -> list[Any]:
+            _store_vector(builder, _vector_of(0.0), builder.add(address, builder.mul(number, _whole(4 * VECTOR))))
+            return []
+
+        _loop(builder, vectors, [], body)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), codegen
+
+
+def _is_before(builder: Any, first: Any, number: Any) -> Any:
+    """Of the VECTOR places from `first` on, which are before the place `number`."""
+    wholes = ir.VectorType(ir.IntType(32), VECTOR)
+    left = builder.trunc(builder.sub(number, first), ir.IntType(32))
+    one = builder.insert_element(ir.Constant(wholes, ir.Undefined), left, ir.Constant(ir.IntType(32), 0))
+    zeros = ir.Constant(wholes, [0] * VECTOR)
+    lefts = builder.shuffle_vector(one, ir.Constant(wholes, ir.Undefined), zeros)
+    return builder.icmp_signed("<", ir.Constant(wholes, list(range(VECTOR))), lefts)
+
+
+def _larger(builder: Any, one: Any, other: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", one, other), one, other)
+
+
+@intrinsic
+def _most(_context: Any, row: Any, number: Any) -> Any:
+    """The largest of `number` float32, at least one; the rest of a vector may be anything."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        row, number = args
+
+        def body(vector: Any, sofar: list[Any]) -> list[Any]:
+            first = builder.mul(vector, _whole(VECTOR))
+            numbers = _vector_at(builder, builder.add(row, builder.mul(first, _whole(4))))
+            numbers = builder.select(_is_before(builder, first, number), numbers, _vector_of(LEAST))
+            return [_larger(builder, numbers, sofar[0])]
+
+        num_vectors = builder.sdiv(builder.add(number, _whole(VECTOR - 1)), _whole(VECTOR))
+        (most,) = _loop(builder, num_vectors, [_vector_of(LEAST)], body)
+        apart = VECTOR // 2
+        while apart > 0:
+            swapped = [ir.Constant(ir.IntType(32), lane ^ apart) for lane in range(VECTOR)]
+            mask = ir.Constant(ir.VectorType(ir.IntType(32), VECTOR), swapped)
+            most = _larger(builder, most, builder.shuffle_vector(most, most, mask))
+            apart //= 2
+        return builder.extract_element(most, ir.Constant(ir.IntType(32), 0))
+
+    return types.float32(types.int64, types.int64), codegen
+
+
+@intrinsic
+def _weigh(_context: Any, scores: Any, number: Any, vectors: Any, most: Any) -> Any:
+    """In place, of `number` scores in float32, none above `most`: exp(score - most), as `_exp` has it.
+
+    What follows them in `vectors` vectors, at least one, becomes 0.
+    """
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        scores, number, vectors, most = args
+        most = _broadcast(builder, most)
+        fma = _fused(builder, most.type)
+
+        def body(vector: Any, _: list[Any]) -> list[Any]:
+            first = builder.mul(vector, _whole(VECTOR))
+            place = builder.add(scores, builder.mul(first, _whole(4)))
+            x = _larger(builder, builder.fsub(_vector_at(builder, place), most), _vector_of(-87.0))
+            shift = _vector_of(12582912.0)
+            n = builder.fsub(builder.call(fma, [x, _vector_of(1.44269504), shift]), shift)
+            r = builder.call(fma, [n, _vector_of(-0.693359375), x])
+            r = builder.call(fma, [n, _vector_of(2.12194440e-4), r])
+            p = _vector_of(EXP[0])
+            for factor in EXP[1:]:
+                p = builder.call(fma, [p, r, _vector_of(factor)])
+            p = builder.fadd(builder.call(fma, [p, builder.fmul(r, r), r]), _vector_of(1.0))
+            wholes = ir.VectorType(ir.IntType(32), VECTOR)
+            exponent = builder.add(builder.fptosi(n, wholes), ir.Constant(wholes, [127] * VECTOR))
+            power = builder.bitcast(builder.shl(exponent, ir.Constant(wholes, [23] * VECTOR)), x.type)
+            is_seen = _is_before(builder, first, number)
+            _store_vector(builder, builder.select(is_seen, builder.fmul(p, power), _vector_of(0.0)), place)
+            return []
+
+        _loop(builder, vectors, [], body)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64, types.int64, types.float32), codegen
+
+
 # An intrinsic has its number of rows and vectors from constants, so each combination is called by itself.
 
 
 @njit(**_FAST)
-def _score(rows: int, blocks: int, query: int, keys: int, out: int, stride: int, size: int, is_half: bool) -> None:
+def _score(
+    rows: int, blocks: int, query: int, keys: int, out: int, stride: int, size: int, is_half: bool, ahead: int
+) -> None:
     """Scores of `blocks` blocks of keys, two at a time: that fills the processor's pipes."""
     block_bytes = VECTOR * size * (2 if is_half else 4)
     for block in range(0, blocks - 1, 2):
-        at, to = keys + block * block_bytes, out + 4 * VECTOR * block
+        at, to, then = keys + block * block_bytes, out + 4 * VECTOR * block, ahead + block * block_bytes
         if is_half:
             if rows == 1:
-                _scores(1, 2, True, query, at, to, stride, size)
+                _scores(1, 2, True, query, at, to, stride, size, then)
             elif rows == 2:
-                _scores(2, 2, True, query, at, to, stride, size)
+                _scores(2, 2, True, query, at, to, stride, size, then)
             elif rows == 3:
-                _scores(3, 2, True, query, at, to, stride, size)
+                _scores(3, 2, True, query, at, to, stride, size, then)
             else:
-                _scores(4, 2, True, query, at, to, stride, size)
+                _scores(4, 2, True, query, at, to, stride, size, then)
         elif rows == 1:
-            _scores(1, 2, False, query, at, to, stride, size)
+            _scores(1, 2, False, query, at, to, stride, size, then)
         elif rows == 2:
-            _scores(2, 2, False, query, at, to, stride, size)
+            _scores(2, 2, False, query, at, to, stride, size, then)
         elif rows == 3:
-            _scores(3, 2, False, query, at, to, stride, size)
+            _scores(3, 2, False, query, at, to, stride, size, then)
         else:
-            _scores(4, 2, False, query, at, to, stride, size)
+            _scores(4, 2, False, query, at, to, stride, size, then)
     if blocks % 2 == 0:
         return
-    at, to = keys + (blocks - 1) * block_bytes, out + 4 * VECTOR * (blocks - 1)
+    last = blocks - 1
+    at, to, then = keys + last * block_bytes, out + 4 * VECTOR * last, ahead + last * block_bytes
     if is_half:
         if rows == 1:
-            _scores(1, 1, True, query, at, to, stride, size)
+            _scores(1, 1, True, query, at, to, stride, size, then)
         elif rows == 2:
-            _scores(2, 1, True, query, at, to, stride, size)
+            _scores(2, 1, True, query, at, to, stride, size, then)
         elif rows == 3:
-            _scores(3, 1, True, query, at, to, stride, size)
+            _scores(3, 1, True, query, at, to, stride, size, then)
         else:
-            _scores(4, 1, True, query, at, to, stride, size)
+            _scores(4, 1, True, query, at, to, stride, size, then)
     elif rows == 1:
-        _scores(1, 1, False, query, at, to, stride, size)
+        _scores(1, 1, False, query, at, to, stride, size, then)
     elif rows == 2:
-        _scores(2, 1, False, query, at, to, stride, size)
+        _scores(2, 1, False, query, at, to, stride, size, then)
     elif rows == 3:
-        _scores(3, 1, False, query, at, to, stride, size)
+        _scores(3, 1, False, query, at, to, stride, size, then)
     else:
-        _scores(4, 1, False, query, at, to, stride, size)
+        _scores(4, 1, False, query, at, to, stride, size, then)
 
 
 @njit(**_FAST)
-def _sum_five(rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int) -> None:
+def _sum_four(
+    rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int, totals: int, ahead: int
+) -> None:
     if rows == 1:
-        _values(1, 5, False, weights, stride, values, width, number, sums)
+        _values(1, 4, False, weights, stride, values, width, number, sums, totals, ahead)
     elif rows == 2:
-        _values(2, 5, False, weights, stride, values, width, number, sums)
+        _values(2, 4, False, weights, stride, values, width, number, sums, totals, ahead)
     elif rows == 3:
-        _values(3, 5, False, weights, stride, values, width, number, sums)
+        _values(3, 4, False, weights, stride, values, width, number, sums, totals, ahead)
     else:
-        _values(4, 5, False, weights, stride, values, width, number, sums)
+        _values(4, 4, False, weights, stride, values, width, number, sums, totals, ahead)
 
 
 @njit(**_FAST)
-def _sum_one(rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int) -> None:
+def _sum_one(
+    rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int, totals: int, ahead: int
+) -> None:
     if rows == 1:
-        _values(1, 1, False, weights, stride, values, width, number, sums)
+        _values(1, 1, False, weights, stride, values, width, number, sums, totals, ahead)
     elif rows == 2:
-        _values(2, 1, False, weights, stride, values, width, number, sums)
+        _values(2, 1, False, weights, stride, values, width, number, sums, totals, ahead)
     elif rows == 3:
-        _values(3, 1, False, weights, stride, values, width, number, sums)
+        _values(3, 1, False, weights, stride, values, width, number, sums, totals, ahead)
     else:
-        _values(4, 1, False, weights, stride, values, width, number, sums)
+        _values(4, 1, False, weights, stride, values, width, number, sums, totals, ahead)
 
 
 @njit(**_FAST)
-def _sum_five_halves(rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int) -> None:
+def _sum_four_halves(
+    rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int, totals: int, ahead: int
+) -> None:
     if rows == 1:
-        _values(1, 5, True, weights, stride, values, width, number, sums)
+        _values(1, 4, True, weights, stride, values, width, number, sums, totals, ahead)
     elif rows == 2:
-        _values(2, 5, True, weights, stride, values, width, number, sums)
+        _values(2, 4, True, weights, stride, values, width, number, sums, totals, ahead)
     elif rows == 3:
-        _values(3, 5, True, weights, stride, values, width, number, sums)
+        _values(3, 4, True, weights, stride, values, width, number, sums, totals, ahead)
     else:
-        _values(4, 5, True, weights, stride, values, width, number, sums)
+        _values(4, 4, True, weights, stride, values, width, number, sums, totals, ahead)
 
 
 @njit(**_FAST)
-def _sum_one_half(rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int) -> None:
+def _sum_one_half(
+    rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int, totals: int, ahead: int
+) -> None:
     if rows == 1:
-        _values(1, 1, True, weights, stride, values, width, number, sums)
+        _values(1, 1, True, weights, stride, values, width, number, sums, totals, ahead)
     elif rows == 2:
-        _values(2, 1, True, weights, stride, values, width, number, sums)
+        _values(2, 1, True, weights, stride, values, width, number, sums, totals, ahead)
     elif rows == 3:
-        _values(3, 1, True, weights, stride, values, width, number, sums)
+        _values(3, 1, True, weights, stride, values, width, number, sums, totals, ahead)
     else:
-        _values(4, 1, True, weights, stride, values, width, number, sums)
+        _values(4, 1, True, weights, stride, values, width, number, sums, totals, ahead)
 
 
 @njit(**_FAST)
 def _sum_values(
-    rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int, is_half: bool
+    rows: int, weights: int, stride: int, values: int, width: int, number: int, sums: int, is_half: bool, ahead: int
 ) -> None:
-    """`sums` [rows, width] grows by the weighted values; five vectors at a time, as many as heads of 64 have."""
+    """`sums` [rows, width + TOTALS] grows by the weighted values, and behind them by the weights.
+
+    Four vectors at a time, as many as heads of 64 have.
+    """
     if number == 0:
         return
     item = 2 if is_half else 4
     first = 0
     while first < width:
-        at, to = values + item * first, sums + 4 * first
-        if width - first >= 5 * VECTOR:
+        at, to, then = values + item * first, sums + 4 * first, ahead + item * first
+        totals = sums + 4 * (width if first == 0 else width + VECTOR)  # once is enough
+        if width - first >= 4 * VECTOR:
             if is_half:
-                _sum_five_halves(rows, weights, stride, at, width, number, to)
+                _sum_four_halves(rows, weights, stride, at, width, number, to, totals, then)
             else:
-                _sum_five(rows, weights, stride, at, width, number, to)
-            first += 5 * VECTOR
+                _sum_four(rows, weights, stride, at, width, number, to, totals, then)
+            first += 4 * VECTOR
         else:
             if is_half:
-                _sum_one_half(rows, weights, stride, at, width, number, to)
+                _sum_one_half(rows, weights, stride, at, width, number, to, totals, then)
             else:
-                _sum_one(rows, weights, stride, at, width, number, to)
+                _sum_one(rows, weights, stride, at, width, number, to, totals, then)
             first += VECTOR
 
 
@@ -744,19 +876,19 @@ def _sum_values(
 
 @njit(inline="always", **_VECTOR)
 def _exp(x: Any) -> Any:
-    """exp, float32, within 2 units in the last place; the polynomial is Cephes' (Moshier, expf)."""
+    """exp, float32, within 2 units in the last place."""
     x = max(_f32(-87.0), x)
     x = min(_f32(88.0), x)
     # Adding 1.5 · 2²³ rounds to a whole number.
     n = (x * _f32(1.44269504) + _f32(12582912.0)) - _f32(12582912.0)
     r = x - n * _f32(0.693359375)
     r = r - n * _f32(-2.12194440e-4)
-    p = _f32(1.9875691500e-4)
-    p = p * r + _f32(1.3981999507e-3)
-    p = p * r + _f32(8.3334519073e-3)
-    p = p * r + _f32(4.1665795894e-2)
-    p = p * r + _f32(1.6666665459e-1)
-    p = p * r + _f32(5.0000001201e-1)
+    p = _f32(EXP[0])
+    p = p * r + _f32(EXP[1])
+    p = p * r + _f32(EXP[2])
+    p = p * r + _f32(EXP[3])
+    p = p * r + _f32(EXP[4])
+    p = p * r + _f32(EXP[5])
     p = p * r * r + r + _f32(1.0)
     return p * _i32((_i32(n) + 127) << 23).view(np.float32)
 
@@ -928,18 +1060,29 @@ def _add_and_norm(address: int, thread: int) -> None:
 
 
 @njit(inline="always", **_VECTOR)
+def _of_slot(slot: int, head: int, step: Any, layer: Any) -> tuple[int, int]:
+    """Where a head's keys and values of a slot begin."""
+    keys = layer[KEYS] + step[SLOT_KEYS] * slot + step[SLOT_KEYS] // step[HEADS] * head
+    return keys, layer[VALUES] + step[SLOT_VALUES] * slot + step[SLOT_VALUES] // step[HEADS] * head
+
+
+@njit(inline="always", **_VECTOR)
+def _of_tail(tail: int, head: int, step: Any, layer: Any) -> tuple[int, int]:
+    keys = layer[TAILS_KEYS] + step[TAIL_KEYS] * tail + step[TAIL_KEYS] // step[HEADS] * head
+    return keys, layer[TAILS_VALUES] + step[TAIL_VALUES] * tail + step[TAIL_VALUES] // step[HEADS] * head
+
+
+@njit(inline="always", **_VECTOR)
 def _places(number: int, head: int, rows: Any, step: Any, layer: Any) -> tuple[int, int, int]:
     """Where the keys of a row's block of positions begin, which of them is the row's, and where its value is."""
-    heads, size, item = step[HEADS], step[HEAD_SIZE], step[ITEM_BYTES]
-    value_width = (size // VECTOR + 1) * VECTOR
+    size, item = step[HEAD_SIZE], step[ITEM_BYTES]
+    value_width = (size + VECTOR - 1) // VECTOR * VECTOR
     if rows[number, ROW_TAIL] >= 0:
-        position, place = rows[number, ROW_TAIL_SEEN] - 1, rows[number, ROW_TAIL]
-        keys = layer[TAILS_KEYS] + step[TAIL_KEYS] * place + step[TAIL_KEYS] // heads * head
-        values = layer[TAILS_VALUES] + step[TAIL_VALUES] * place + step[TAIL_VALUES] // heads * head
+        position = rows[number, ROW_TAIL_SEEN] - 1
+        keys, values = _of_tail(rows[number, ROW_TAIL], head, step, layer)
     else:
-        position, place = rows[number, ROW_SEEN] - 1, rows[number, ROW_SLOT]
-        keys = layer[KEYS] + step[SLOT_KEYS] * place + step[SLOT_KEYS] // heads * head
-        values = layer[VALUES] + step[SLOT_VALUES] * place + step[SLOT_VALUES] // heads * head
+        position = rows[number, ROW_SEEN] - 1
+        keys, values = _of_slot(rows[number, ROW_SLOT], head, step, layer)
     block = keys + item * (position // VECTOR * size * VECTOR)
     return block, position % VECTOR, values + item * position * value_width
 
@@ -954,11 +1097,10 @@ def _keep(own: int, number: int, head: int, rows: Any, step: Any, layer: Any) ->
     key, value = own + 4 * (width + head * size), own + 4 * (2 * width + head * size)
     key_row, value_row = _floats(key, size), _floats(value, size)
     if item == 4:
-        lane, whole = _floats(keys, size * VECTOR), _floats(values, size + 1)
+        lane, whole = _floats(keys, size * VECTOR), _floats(values, size)
         for i in range(size):
             lane[i * VECTOR] = key_row[i]
             whole[i] = value_row[i]
-        whole[size] = _f32(1)  # sums up the weights
         return
     vectors = size // VECTOR * VECTOR
     for i in range(vectors, size):
@@ -970,7 +1112,6 @@ def _keep(own: int, number: int, head: int, rows: Any, step: Any, layer: Any) ->
     halves, half_lane = carray(_pointer(key), (size,), _u16), carray(_pointer(keys), (size * VECTOR,), _u16)
     for i in range(vectors):
         half_lane[i * VECTOR] = halves[i]
-    _put_half(values + 2 * size, _f32(1))
 
 
 @cfunc(_KERNEL, **_VECTOR)
@@ -998,7 +1139,7 @@ def _store(address: int, thread: int) -> None:
             keys, which, values = _places(number, head, rows, step, layer)
             if number == first or which == 0 or rows[number, ROW_TAIL] >= 0:
                 _ask_for(keys, step[ITEM_BYTES] * size * VECTOR)
-            _ask_for(values, step[ITEM_BYTES] * (size + 1))
+            _ask_for(values, step[ITEM_BYTES] * size)
         # Neighbours in a prompt share the cache lines of their keys.
         for number in range(first, last):
             scale, row, own = scales[number], product[number], query[number]
@@ -1011,14 +1152,18 @@ def _store(address: int, thread: int) -> None:
 
 
 @njit(**_VECTOR)
-def _attend_tile(step: Any, layer: Any, tile: Any, rows: Any, head: int, scratch: int) -> None:
-    """Attention of one head of up to TILE rows that see the same slot, into MEAN."""
-    heads, size, width = step[HEADS], step[HEAD_SIZE], step[WIDTH]
-    value_width = (size // VECTOR + 1) * VECTOR
+def _attend_tile(step: Any, layer: Any, tile: Any, rows: Any, head: int, scratch: int, following: int) -> None:
+    """Attention of one head of up to TILE rows that see the same slot, into MEAN.
+
+    While keys are read, their values are asked for; while those are read, what lies at `following`.
+    """
+    size, width = step[HEAD_SIZE], step[WIDTH]
+    value_width = (size + VECTOR - 1) // VECTOR * VECTOR
     num_rows, stride, is_half = tile[0], step[SCORE_STRIDE], step[ITEM_BYTES] == 2
     query = scratch
     sums = query + 4 * TILE * size
-    scores = sums + 4 * TILE * value_width
+    sums_width = value_width + TOTALS
+    scores = sums + 4 * TILE * sums_width
     in_slot = 0
     for i in range(num_rows):
         number = tile[1 + i]
@@ -1027,60 +1172,38 @@ def _attend_tile(step: Any, layer: Any, tile: Any, rows: Any, head: int, scratch
         copy = _floats(query + 4 * i * size, size)
         for d in range(size):
             copy[d] = theirs[d]
-    slot = rows[tile[1], ROW_SLOT]
-    keys = layer[KEYS] + step[SLOT_KEYS] * slot + step[SLOT_KEYS] // heads * head
-    values = layer[VALUES] + step[SLOT_VALUES] * slot + step[SLOT_VALUES] // heads * head
+    keys, values = _of_slot(rows[tile[1], ROW_SLOT], head, step, layer)
     blocks = (in_slot + VECTOR - 1) // VECTOR
-    _ask_for(values, step[ITEM_BYTES] * value_width * in_slot)
-    _score(num_rows, blocks, query, keys, scores, stride, size, is_half)
+    _score(num_rows, blocks, query, keys, scores, stride, size, is_half, values)
     for i in range(num_rows):
         number = tile[1 + i]
         seen, in_tail = rows[number, ROW_SEEN], rows[number, ROW_TAIL_SEEN]
-        mine = _floats(scores + 4 * i * stride, stride)
-        ours, tails = mine[:seen], mine[blocks * VECTOR : blocks * VECTOR + in_tail]
+        ours, tails = scores + 4 * i * stride, scores + 4 * (i * stride + blocks * VECTOR)
+        most = _f32(LEAST)
+        if seen > 0:
+            most = _most(ours, seen)
         if in_tail > 0:
-            at = layer[TAILS_KEYS] + step[TAIL_KEYS] * rows[number, ROW_TAIL] + step[TAIL_KEYS] // heads * head
-            to = scores + 4 * (i * stride + blocks * VECTOR)
-            _score(1, (in_tail + VECTOR - 1) // VECTOR, query + 4 * i * size, at, to, stride, size, is_half)
-        most = max(_most(ours), _most(tails))
-        for p in range(seen):
-            ours[p] = _exp(ours[p] - most)
-        hidden = mine[seen : blocks * VECTOR]
-        for p in range(len(hidden)):
-            hidden[p] = _f32(0)
-        for p in range(in_tail):
-            tails[p] = _exp(tails[p] - most)
-        total = _floats(sums + 4 * i * value_width, value_width)
-        for d in range(value_width):
-            total[d] = _f32(0)
-    _sum_values(num_rows, scores, stride, values, value_width, in_slot, sums, is_half)
+            tail_blocks = (in_tail + VECTOR - 1) // VECTOR
+            at, _ = _of_tail(rows[number, ROW_TAIL], head, step, layer)
+            _score(1, tail_blocks, query + 4 * i * size, at, tails, stride, size, is_half, at)
+            most = max(most, _most(tails, in_tail))
+            _weigh(tails, in_tail, tail_blocks, most)
+        if blocks > 0:
+            _weigh(ours, seen, blocks, most)
+        _clear(sums + 4 * i * sums_width, sums_width // VECTOR)
+    _sum_values(num_rows, scores, stride, values, value_width, in_slot, sums, is_half, following)
     for i in range(num_rows):
         number = tile[1 + i]
         in_tail = rows[number, ROW_TAIL_SEEN]
         if in_tail > 0:
-            at = layer[TAILS_VALUES] + step[TAIL_VALUES] * rows[number, ROW_TAIL] + step[TAIL_VALUES] // heads * head
+            _, at = _of_tail(rows[number, ROW_TAIL], head, step, layer)
             weights = scores + 4 * (i * stride + blocks * VECTOR)
-            _sum_values(1, weights, stride, at, value_width, in_tail, sums + 4 * i * value_width, is_half)
-        total = _floats(sums + 4 * i * value_width, value_width)
+            _sum_values(1, weights, stride, at, value_width, in_tail, sums + 4 * i * sums_width, is_half, at)
+        total = _floats(sums + 4 * i * sums_width, sums_width)
         mean = _floats(step[MEAN] + 4 * (number * width + head * size), size)
-        inverse = _f32(1) / total[size]
+        inverse = _f32(1) / total[value_width]
         for d in range(size):
             mean[d] = total[d] * inverse
-
-
-@njit(**_VECTOR)
-def _most(row: Any) -> Any:
-    """The largest number; of four at a time, for a comparison waits for the one before."""
-    most = second = third = fourth = _f32(-1e30)
-    whole = len(row) // 4 * 4
-    for i in range(0, whole, 4):
-        most = max(most, row[i])
-        second = max(second, row[i + 1])
-        third = max(third, row[i + 2])
-        fourth = max(fourth, row[i + 3])
-    for i in range(whole, len(row)):
-        most = max(most, row[i])
-    return max(most, second, third, fourth)
 
 
 @cfunc(_KERNEL, **_VECTOR)
@@ -1100,7 +1223,10 @@ def _attend(address: int, thread: int) -> None:
         if item >= heads * num_tiles:
             return
         tile = item % num_tiles
-        _attend_tile(step, layer, tiles[tile], rows, item // num_tiles, scratch)
+        # The next is the next tile of this head or the first of the next, unless another thread has it.
+        after = min(item + 1, heads * num_tiles - 1)
+        following, _ = _of_slot(rows[tiles[after % num_tiles, 1], ROW_SLOT], after // num_tiles, step, layer)
+        _attend_tile(step, layer, tiles[tile], rows, item // num_tiles, scratch, following)
         done = _take(step[HEADS_DONE] + 8 * tile)
         if done % heads == heads - 1:
             for i in range(tiles[tile, 0]):
@@ -1151,7 +1277,7 @@ def _group_maxima(logits: Any, maxima: Any) -> None:
     """Token i is of group i % GROUPS."""
     vocab = len(logits)
     for i in range(GROUPS):
-        maxima[i] = _f32(-3e38)
+        maxima[i] = _f32(LEAST)
     for first in range(0, vocab, GROUPS):
         piece = logits[first : min(first + GROUPS, vocab)]
         for i in range(len(piece)):
@@ -1297,7 +1423,7 @@ def _sample(address: int, thread: int) -> None:
         draw = table[number]
         logits = _floats(call[_PRODUCT] + 4 * vocab * int(draw[DRAW_ROW]), vocab)
         _group_maxima(logits, maxima)
-        most = _most(maxima)
+        most = _most(scratch, GROUPS)
         if draw[NUM_ALLOWED] > 0:
             num_likeliest = _likeliest_allowed(logits, most, draw, values, ids)
         else:

@@ -16,8 +16,7 @@ from torch import Tensor
 from workers.engine.plan import TAIL_TOKENS, Copy, SlotCopy, TailCopy, TailMove
 
 # Floats that are computed at once. Keys lie in blocks of so many positions, side by side: a vector instruction
-# computes a score of each. A value's width is rounded up to it; behind the value stands a one, whose weighted sum is
-# that of the weights.
+# computes a score of each. A value's width is rounded up to it.
 VECTOR = 16
 # Of the free memory; other slots of the machine, and the rest of this process, want some too.
 MEMORY_SHARE = 0.3
@@ -43,7 +42,7 @@ class CacheShape:
 
     @property
     def value_width(self) -> int:
-        return (self.head_size // VECTOR + 1) * VECTOR
+        return -(-self.head_size // VECTOR) * VECTOR
 
     @property
     def position_bytes(self) -> int:

@@ -201,7 +201,7 @@ class _ForwardPass:
         self._query, self._mean = torch.zeros(max_rows, width), torch.zeros(max_rows, width)
         heads_done = np.zeros(max_rows, np.int64)
         score_stride = shape.slot_positions + shape.tail_positions + 2 * VECTOR
-        scratch_stride = max(k.TILE * (shape.head_size + shape.value_width + score_stride), k.LANES + width)
+        scratch_stride = max(k.TILE * (shape.head_size + shape.value_width + k.TOTALS + score_stride), k.LANES + width)
         scratch = np.zeros((self._kernels.num_threads, scratch_stride), np.float32)
         epsilon = np.array([config.layer_norm_epsilon], np.float32)
         step = self._step = np.zeros(k.STEP_FIELDS, np.int64)
