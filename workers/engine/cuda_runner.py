@@ -143,7 +143,7 @@ class CudaRunner:
                     last = chunk.stop - chunk.start
                     after = self._model.logits(hidden[last - 1 - number : last])
                 self._kept_logits[chunk.slot.index] = after = after.clone()
-                logits += [after] * len(chunk.prompt.members)
+                logits += [after] * len(chunk.drawing)
             if chunk.prompt.is_echoed:
                 echoes += self._echo(chunk, hidden)
         first = self._draw_first(logits + ready, plan.draws[len(plan.rows) :])

@@ -94,7 +94,7 @@ class ModelRunner:
             else:
                 foreseen.append((row.sequence, step))
         if not foreseen and not plan.chunks and not plan.ready:
-            ahead = self._go_ahead(plan.rows)
+            ahead = self._go_ahead(plan)
             if ahead is not None:
                 return Output(ahead, [])
         plan = replace(plan, rows=others)
@@ -103,16 +103,19 @@ class ModelRunner:
         output = self._compute(plan)
         return replace(output, steps=foreseen + output.steps) if foreseen else output
 
-    def _go_ahead(self, rows: Items[Row]) -> list[tuple[Sequence, Step]] | None:
+    def _go_ahead(self, plan: Plan) -> list[tuple[Sequence, Step]] | None:
         """The next token of each row, and what follows foreseen; None where a kernel cannot draw them."""
+        rows = plan.rows
         sequences = [row.sequence for row in rows]
         draws = [draw_of(sequence) for sequence in sequences]
         if len(rows) > self._pass.most_rows_ahead or not all(draw.choices is None and is_usual(draw) for draw in draws):
             return None
         step_s = self._step_s.get(len(rows), MAX_AHEAD_S)
-        # Who reads along hears the first tokens one by one: it takes some of them to say a word.
-        is_awaited = any(one.request.stream and len(one.token_ids) < NUM_TOLD_AT_ONCE for one in sequences)
-        number = 1 if is_awaited else max(1, min(*map(num_left, rows), MAX_AHEAD, int(MAX_AHEAD_S / step_s)))
+        # Who reads along hears the first tokens one by one: it takes some of them to say a word. And siblings who are
+        # about to come would wait.
+        is_heard = any(one.request.stream and len(one.token_ids) < NUM_TOLD_AT_ONCE for one in sequences)
+        is_brief = is_heard or plan.is_awaited
+        number = 1 if is_brief else max(1, min(*map(num_left, rows), MAX_AHEAD, int(MAX_AHEAD_S / step_s)))
         start = time.perf_counter()
         steps = self._pass.steps(rows, draws, number)
         self._step_s[len(rows)] = (time.perf_counter() - start) / number
@@ -175,7 +178,7 @@ def _wanted(plan: Plan) -> tuple[list[int], list[int], list[int]]:
         elif chunk.is_last:
             wanted += range(last - 1 - chunk.prompt.num_drafted, last)
         if chunk.is_last:
-            sources += [len(wanted) - 1 - chunk.prompt.num_drafted] * len(chunk.prompt.members)
+            sources += [len(wanted) - 1 - chunk.prompt.num_drafted] * len(chunk.drawing)
         first = last
     return wanted, sources, echoed
 

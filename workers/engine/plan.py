@@ -68,7 +68,7 @@ class Slot:
 
 @dataclass(eq=False, slots=True)
 class Prompt:
-    """A prompt that waits or is being computed, and the sequences that it is for.
+    """A prompt that waits, is being computed, or has been before all its siblings came; and whom it is for.
 
     Its last tokens may be a draft of what the sequences say first: their logits are wanted, and those before them.
     """
@@ -82,6 +82,7 @@ class Prompt:
     num_computed: int = 0
     num_cached: int = 0
     num_drafted: int = 0
+    is_held: bool = False  # as of the newest plan: its members do not draw yet, for siblings may come
 
     @property
     def first_wanted(self) -> int:
@@ -131,6 +132,11 @@ class Chunk:
     def is_last(self) -> bool:
         return self.stop == len(self.prompt.tokens)
 
+    @property
+    def drawing(self) -> list[Sequence]:
+        """Who draws a token from what comes after it."""
+        return self.prompt.members if self.is_last and not self.prompt.is_held else []
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -140,6 +146,7 @@ class Plan:
     rows: list[Row]  # compute the newest token of each; in the order of their tails
     chunks: list[Chunk]
     ready: list[Row]  # nothing to compute: the logits after their prompt are kept
+    is_awaited: bool = False  # somebody's siblings may come at any moment
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.chunks or self.ready)
@@ -147,6 +154,6 @@ class Plan:
     @property
     def draws(self) -> list[Sequence]:
         """Who gets a token: first the rows, then those whose prompt is complete, then the ready."""
-        members = [one for chunk in self.chunks if chunk.is_last for one in chunk.prompt.members]
+        members = [one for chunk in self.chunks for one in chunk.drawing]
         rows = [row.sequence for row in self.rows]
         return [*rows, *members, *(row.sequence for row in self.ready)]

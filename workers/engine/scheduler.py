@@ -3,7 +3,8 @@
 Plain Python: knows sequences, slots, tails and counts. Refuses to know tensors and the device.
 
 - A prompt is computed once for all who continue it: sequences with the same prompt are members of
-  one `Prompt`. Siblings that announce themselves as a group are waited for, for some milliseconds.
+  one `Prompt`. Siblings that announce themselves as a group are waited for, for some milliseconds;
+  their prompt is computed meanwhile.
 - A slot remembers its tokens after its sequences have ended, and so does a tail. A new prompt goes
   where the longest beginning of it is remembered, and only the rest is computed.
 - A long prompt is computed in chunks, between the steps of others.
@@ -59,32 +60,33 @@ class Scheduler:
         self._tails = TailPool(num_tails)
         self._waiting: list[Prompt] = []
         self._computing: list[Prompt] = []
+        self._held: list[Prompt] = []  # computed
         self._rows: list[Row] = []
         self._num_started = 0
 
     @property
     def sequences(self) -> list[Sequence]:
         """All that have not ended."""
-        prompts = [*self._waiting, *self._computing]
+        prompts = [*self._waiting, *self._computing, *self._held]
         running = [row.sequence for row in self._rows]
         return running + [member for prompt in prompts for member in prompt.members]
 
     @property
     def num_running(self) -> int:
         """Sequences that have been scheduled."""
-        return len(self._rows) + sum(len(prompt.members) for prompt in self._computing)
+        return len(self._rows) + sum(len(prompt.members) for prompt in (*self._computing, *self._held))
 
     @property
     def wake_at(self) -> float:
         """When an empty plan may be followed by another, time.monotonic() seconds."""
-        return min((prompt.waits_until for prompt in self._waiting), default=float("inf"))
+        return min((prompt.waits_until for prompt in self._held), default=float("inf"))
 
     def add(self, sequence: Sequence) -> None:
         """Takes a sequence in, beside those with the same prompt."""
         request = sequence.request
         tokens, num_drafted = sequence.prompt + sequence.draft, len(sequence.draft)
         if not request.echo_logprobs:
-            for prompt in (*self._computing, *self._waiting):
+            for prompt in (*self._computing, *self._held, *self._waiting):
                 if (prompt.tokens, prompt.num_drafted, prompt.is_echoed) == (tokens, num_drafted, False):
                     prompt.members.append(sequence)
                     return
@@ -101,7 +103,7 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Forgets a sequence that has ended; what is computed of it stays remembered."""
-        for prompts in (self._waiting, self._computing):
+        for prompts in (self._waiting, self._computing, self._held):
             for prompt in prompts:
                 if sequence in prompt.members:
                     prompt.members.remove(sequence)
@@ -120,18 +122,19 @@ class Scheduler:
     def schedule(self, now: float) -> Plan:
         """The next step; `complete` is to follow once it has been carried out."""
         copies: list[Copy] = []
-        ready: list[Row] = []
         for prompt in list(self._waiting):
-            if len(prompt.members) >= prompt.group_size or now >= prompt.waits_until:
-                ready += self._start(prompt, copies)
-        rows = self._rows_to_step(copies)
-        plan = Plan(copies, rows, self._chunks(MAX_CHUNK_BESIDE_ROWS if rows else MAX_CHUNK), ready)
-        for prompt in self._computing:
+            self._start(prompt, copies)
+        for prompt in (*self._computing, *self._held):
+            prompt.is_held = len(prompt.members) < prompt.group_size and now < prompt.waits_until
             for member in prompt.members:
                 member.start(now, prompt.num_cached)
-        for row in ready:
-            row.sequence.start(now, len(row.sequence.prompt))
-        return plan
+        rows = self._rows_to_step(copies)
+        ready = []
+        for prompt in [prompt for prompt in self._held if not prompt.is_held]:
+            self._held.remove(prompt)
+            ready += self._run(prompt)
+        chunks = self._chunks(MAX_CHUNK_BESIDE_ROWS if rows else MAX_CHUNK)
+        return Plan(copies, rows, chunks, ready, is_awaited=bool(self._held))
 
     def complete(self, plan: Plan) -> None:
         """Enters into the books what has been computed; the tokens drawn are not in yet."""
@@ -143,10 +146,11 @@ class Scheduler:
             slot.tokens[chunk.start : chunk.stop] = prompt.tokens[chunk.start : chunk.stop]
             if chunk.is_last:
                 slot.logits_at, slot.num_logits = chunk.stop, 1 + prompt.num_drafted
-                slot.writers.remove(prompt)
                 self._computing.remove(prompt)
-                for member in prompt.members:
-                    self._run(member, slot, prompt)
+                if prompt.is_held:
+                    self._held.append(prompt)
+                else:
+                    self._run(prompt)
 
     def _rows_to_step(self, copies: list[Copy]) -> list[Row]:
         rows = [row for row in self._rows if row.sequence.token_ids]
@@ -171,32 +175,40 @@ class Scheduler:
                 left -= stop - prompt.num_computed
         return chunks
 
-    def _run(self, sequence: Sequence, slot: Slot, prompt: Prompt) -> Row:
-        row = Row(sequence, slot, len(prompt.tokens))
-        slot.readers.append(row)
-        self._rows.append(row)
-        return row
+    def _run(self, prompt: Prompt) -> list[Row]:
+        """Makes rows of the members of a prompt that has been computed."""
+        slot = prompt.slot
+        assert slot is not None
+        slot.writers.remove(prompt)
+        rows = [Row(member, slot, len(prompt.tokens)) for member in prompt.members]
+        slot.readers += rows
+        self._rows += rows
+        return rows
 
-    def _start(self, prompt: Prompt, copies: list[Copy]) -> list[Row]:
-        """Finds a slot for `prompt`, if there is one; returns rows that need nothing computed."""
+    def _start(self, prompt: Prompt, copies: list[Copy]) -> None:
+        """Finds a slot for `prompt`, if there is one."""
         tokens = prompt.tokens
         found = _Found(0) if prompt.is_echoed else self._find(tokens)
-        is_whole = found.slot is not None and found.in_slot == len(tokens)
-        slot = found.slot if is_whole else self._place(found, tokens, copies)
+        whole = found.slot if found.in_slot == len(tokens) else None
+        is_ready = whole is not None and whole.logits_at == len(tokens) and whole.num_logits > prompt.num_drafted
+        if whole is not None and whole.writers and not is_ready:
+            whole = None  # a slot keeps the logits of one place, from which who writes there has still to draw
+        slot = self._place(found, tokens, copies) if whole is None else whole
         if slot is None:
-            return []
+            return
         self._num_started += 1
         slot.used_at = self._num_started
         self._waiting.remove(prompt)
-        if is_whole and slot.logits_at == len(tokens) and slot.num_logits > prompt.num_drafted:
-            return [self._run(member, slot, prompt) for member in prompt.members]
-        self._computing.append(prompt)
         slot.writers.append(prompt)
         prompt.slot = slot
+        if is_ready:
+            prompt.num_cached = len(tokens) - prompt.num_drafted
+            self._held.append(prompt)
+            return
+        self._computing.append(prompt)
         # Without its logits the last token is computed again; that stores what is there already.
-        remembered = len(tokens) if is_whole else len(slot.tokens)
+        remembered = len(slot.tokens) if whole is None else len(tokens)
         prompt.num_cached = prompt.num_computed = min(remembered, prompt.first_wanted)
-        return []
 
     def _find(self, tokens: tuple[int, ...]) -> _Found:
         """The longest beginning of `tokens` that is remembered."""
@@ -218,7 +230,7 @@ class Scheduler:
         """A slot whose tokens are the beginning of `tokens`; None if all slots are in use."""
         source = found.slot
         free = self._free_slot(besides=source)
-        if source is not None and source.num_relied_on() <= found.in_slot:
+        if source is not None and not source.writers and source.num_relied_on() <= found.in_slot:
             is_small_loss = len(source.tokens) <= 2 * found.in_slot
             if is_small_loss or free is None:
                 self._truncate(source, found.in_slot)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from workers.engine import scheduler
 from workers.engine.plan import Plan, SlotCopy, TailCopy
 from workers.engine.scheduler import Scheduler
@@ -72,29 +74,57 @@ def test_siblings_share_one_prompt() -> None:
     assert [len(plan.draws) for plan in plans] == [3, 3, 3, 3]
 
 
-def test_siblings_are_waited_for_a_moment() -> None:
+def test_siblings_are_waited_for_a_moment_while_their_prompt_is_computed() -> None:
     planner = Scheduler(2, 4)
     first, second = (sequence((1, 2, 3), group=("g", 2)) for _ in range(2))
     planner.add(first)
-    assert not planner.schedule(first.submitted_at)
+    plan = step(planner, first.submitted_at)
+    assert (chunks(plan), plan.draws) == ([(0, 3)], [])
+    assert not step(planner, first.submitted_at)
     assert planner.wake_at == first.submitted_at + scheduler.MAX_SIBLING_WAIT_S
     planner.add(second)
-    assert len(step(planner, first.submitted_at).draws) == 2
+    plan = step(planner, first.submitted_at)
+    assert (chunks(plan), plan.draws) == ([], [first, second])
+    assert planner.wake_at == float("inf")
+    assert step(planner, first.submitted_at).draws == [first, second]
 
 
 def test_a_lone_sibling_goes_when_its_time_is_over() -> None:
     planner = Scheduler(2, 4)
-    planner.add(sequence((1, 2, 3), group=("g", 2)))
-    assert chunks(step(planner, planner.wake_at)) == [(0, 3)]
+    alone = sequence((1, 2, 3), group=("g", 2))
+    planner.add(alone)
+    assert chunks(step(planner, alone.submitted_at)) == [(0, 3)]
+    assert step(planner, planner.wake_at).draws == [alone]
+
+
+def test_who_waits_for_siblings_can_be_removed() -> None:
+    planner = Scheduler(1, 4)
+    alone = sequence((1, 2, 3), group=("g", 2))
+    planner.add(alone)
+    step(planner, alone.submitted_at)
+    planner.remove(alone)
+    assert (planner.sequences, planner.wake_at) == ([], float("inf"))
+    assert run(planner, sequence((4, 5)))  # its slot is free
+
+
+@pytest.mark.parametrize("other", [(1, 2, 3, 4), (1, 2), (1, 2, 5)])
+def test_the_logits_that_siblings_will_draw_from_are_left_alone(other: tuple[int, ...]) -> None:
+    planner = Scheduler(2, 4)
+    first = sequence((1, 2, 3), group=("g", 2))
+    planner.add(first)
+    held = step(planner, first.submitted_at).chunks[0].slot
+    planner.add(sequence(other))
+    assert step(planner, first.submitted_at).chunks[0].slot is not held
+    assert [row.slot for row in step(planner).ready] == [held]
 
 
 def test_a_sibling_that_comes_late_computes_nothing_again() -> None:
     planner = Scheduler(2, 4)
     first, second = (sequence((1, 2, 3), group=("g", 2)) for _ in range(2))
     planner.add(first)
-    assert chunks(step(planner, planner.wake_at)) == [(0, 3)]
+    assert chunks(step(planner)) == [(0, 3)]
     planner.add(second)
-    plan = step(planner, planner.wake_at)
+    plan = step(planner)
     assert not plan.chunks
     assert plan.draws == [first, second]
 
