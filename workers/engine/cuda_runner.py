@@ -35,7 +35,7 @@ from workers.engine.cuda_steps import (
     fitting,
 )
 from workers.engine.gpt2 import LoadedModel
-from workers.engine.model_runner import Output, Place, draw_all, draw_of, num_left, place
+from workers.engine.model_runner import Output, draw_all, draw_of, num_left
 from workers.engine.plan import Chunk, Plan, Row
 from workers.engine.sampling import (
     NUM_CANDIDATES,
@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 MAX_GROUP_MS = 5.0  # a group of steps that has been sent off cannot be called back
 
+_Place = tuple[Sequence, int, int, int, int]  # a row: its slot, start, tail and tail's length
 _Drawn = tuple[Sequence, Step]
 _Echo = tuple[Sequence, list[tuple[float, TopLogprobs]]]
 
@@ -59,7 +60,7 @@ _Echo = tuple[Sequence, list[tuple[float, TopLogprobs]]]
 class _Flight:
     """A step that has been sent off."""
 
-    columns: dict[Place, int]  # of the rows, in the batch
+    columns: dict[_Place, int]  # of the rows, in the batch
     logits: Tensor | None  # [size, vocab], where there are draws that the step leaves to others
     tokens: Tensor  # [2, size], on the host once it has landed
     landed: torch.cuda.Event | None  # None if it has
@@ -155,7 +156,7 @@ class CudaRunner:
         sequences = [row.sequence for row in rows]
         self._num_alike = self._num_alike + 1 if sequences == self._last else 0
         self._last = sequences
-        if not self._flights or any(place(row) not in self._flights[0].columns for row in rows):
+        if not self._flights or any(_place(row) not in self._flights[0].columns for row in rows):
             self._flights.clear()
             self._send(rows, 1)
         flight = self._flights.popleft()
@@ -190,7 +191,7 @@ class CudaRunner:
         for step in range(number):
             drawn = program()
             logits = None if is_plain else drawn.logits.clone()
-            places = [place(row, ahead + step) for row in rows]
+            places = [_place(row, ahead + step) for row in rows]
             tokens, landed = self._download(drawn.tokens)
             columns_of = {place: column for column, place in enumerate(places)}
             self._flights.append(_Flight(columns_of, logits, tokens, landed))
@@ -213,7 +214,7 @@ class CudaRunner:
         """The tokens of the plan's rows; waits for them."""
         if flight is None:
             return []
-        columns = [flight.columns[place(row)] for row in rows]
+        columns = [flight.columns[_place(row)] for row in rows]
         logits = [] if flight.logits is None else [flight.logits[at][None] for at in columns]
         steps = _steps(flight.tokens, flight.landed, columns)
         return _with_others([row.sequence for row in rows], steps, logits)
@@ -281,6 +282,11 @@ def _is_plain(sequence: Sequence) -> bool:
     if is_special or sequence.choices() is not None:
         return False
     return num_needed(draw_of(sequence)) <= NUM_CANDIDATES
+
+
+def _place(row: Row, ahead: int = 0) -> _Place:
+    """Where a row is, or will be so many steps later."""
+    return row.sequence, row.slot.index, row.start, row.tail, row.tail_length + ahead
 
 
 def _limits(sequence: Sequence) -> tuple[float, float, float]:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -125,7 +125,7 @@ class Engine:
         self._drain_until: float | None = None
         self._loaded: LoadedModel | None = None
         self._ms_per_token = 0.0
-        self._decode_step_s = 0.0  # the newest step that computed no prompt
+        self._decode_run_s = 0.0  # the newest step, or steps in one, that computed no prompt
         self._armed_at = float("-inf")
         self._scheduler = Scheduler(1, 1)
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
@@ -245,10 +245,10 @@ class Engine:
             start = time.monotonic()
             plan = scheduler.schedule(start)
             output = runner.run(plan)
-            scheduler.complete(plan)
+            scheduler.complete(plan, output.num_steps)
             for sequence, step in output.steps:
                 sequence.append(step, None, start)
-            self._ms_per_token = 1e3 * (time.monotonic() - start)
+            self._ms_per_token = 1e3 * (time.monotonic() - start) / output.num_steps
 
     def _loop(self, runner: Runner) -> None:
         assert self._loaded is not None
@@ -261,15 +261,16 @@ class Engine:
                 self._wait_for_siblings()
                 continue
             self._arm_watchdog(start)
-            output = runner.run(plan)
-            self._scheduler.complete(plan)
             if self._config.step_delay_s:
+                plan = replace(plan, may_go_ahead=False)
                 time.sleep(self._config.step_delay_s)
+            output = runner.run(plan)
+            self._scheduler.complete(plan, output.num_steps)
             self._postprocess(output, eos_id)
-            step_s = time.monotonic() - start
+            run_s = time.monotonic() - start
             if not plan.chunks:
-                self._decode_step_s = step_s
-            self._ms_per_token += SMOOTHING * (1e3 * step_s - self._ms_per_token)
+                self._decode_run_s = run_s
+            self._ms_per_token += SMOOTHING * (1e3 * run_s / output.num_steps - self._ms_per_token)
 
     def _take_in(self) -> bool:
         """Waits until there is something to do; False once the engine has drained."""
@@ -297,7 +298,7 @@ class Engine:
         is_over = self._drain_until is not None and now >= self._drain_until
         for sequence in self._scheduler.sequences:
             # What is there must come in time: a long step that would end past the deadline would keep it back.
-            by = now + max(0.0, self._decode_step_s - LATE_S) if sequence.token_ids else now
+            by = now + max(0.0, self._decode_run_s - LATE_S) if sequence.token_ids else now
             reason = "cancelled" if is_over else sequence.interruption(by)
             if reason is not None:
                 self._finish(sequence, reason)
@@ -309,7 +310,7 @@ class Engine:
             sequence.add_prompt_logprobs(logprobs)
         failed = set()
         for sequence, step in output.steps:
-            if sequence in failed:
+            if sequence.finish_reason is not None or sequence in failed:
                 continue
             try:
                 sequence.append(step, eos_id, now)

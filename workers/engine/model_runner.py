@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -41,16 +41,15 @@ MAX_AHEAD_S = 0.004
 _NEVER, _ALWAYS, _BY_WIDTH, _BY_INNER, _BY_LENGTH = range(5)
 
 
-Place = tuple[Sequence, int, int, int, int]  # a row: its slot, start, tail and tail's length
-
-
 @dataclass(frozen=True, slots=True)
 class Output:
     """What a plan gave."""
 
+    # In their order, of a sequence one or more: those after its end are to be dropped.
     steps: list[tuple[Sequence, Step]]
     # Where they are wanted: log-probabilities of the prompt's tokens that follow a chunk's.
     echoes: list[tuple[Sequence, list[tuple[float, TopLogprobs]]]]
+    num_steps: int = 1  # of the plan's rows
 
 
 class ModelRunner:
@@ -77,7 +76,6 @@ class ModelRunner:
         self._cache = cache
         self._pass = _ForwardPass(loaded.model, shape, cache, num_tails + MAX_CHUNK)
         self._kept_logits: dict[int, Tensor] = {}  # slot → [1 + drafted, vocab], up to the end of its prompt
-        self._foreseen: dict[Place, Step] = {}
         self._step_s: dict[int, float] = {}  # by number of rows, the newest
 
     @torch.inference_mode()
@@ -85,44 +83,25 @@ class ModelRunner:
         """Carries out a plan."""
         for copy in plan.copies:
             self._cache.copy(copy)
-        foreseen = []
-        others = []
-        for row in plan.rows:
-            step = self._foreseen.pop(place(row), None)
-            if step is None:
-                others.append(row)
-            else:
-                foreseen.append((row.sequence, step))
-        if not foreseen and not plan.chunks and not plan.ready:
-            ahead = self._go_ahead(plan)
-            if ahead is not None:
-                return Output(ahead, [])
-        plan = replace(plan, rows=others)
-        if not plan:
-            return Output(foreseen, [])
-        output = self._compute(plan)
-        return replace(output, steps=foreseen + output.steps) if foreseen else output
+        output = None if plan.chunks or plan.ready else self._go_ahead(plan)
+        return output or self._compute(plan)
 
-    def _go_ahead(self, plan: Plan) -> list[tuple[Sequence, Step]] | None:
-        """The next token of each row, and what follows foreseen; None where a kernel cannot draw them."""
+    def _go_ahead(self, plan: Plan) -> Output | None:
+        """The next token of each row, and perhaps those that follow; None where a kernel cannot draw them."""
         rows = plan.rows
         sequences = [row.sequence for row in rows]
         draws = [draw_of(sequence) for sequence in sequences]
         if len(rows) > self._pass.most_rows_ahead or not all(draw.choices is None and is_usual(draw) for draw in draws):
             return None
         step_s = self._step_s.get(len(rows), MAX_AHEAD_S)
-        # Who reads along hears the first tokens one by one: it takes some of them to say a word. And siblings who are
-        # about to come would wait.
+        # Who reads along hears the first tokens one by one: it takes some of them to say a word.
         is_heard = any(one.request.stream and len(one.token_ids) < NUM_TOLD_AT_ONCE for one in sequences)
-        is_brief = is_heard or plan.is_awaited
-        number = 1 if is_brief else max(1, min(*map(num_left, rows), MAX_AHEAD, int(MAX_AHEAD_S / step_s)))
+        may_go_ahead = plan.may_go_ahead and not is_heard
+        number = max(1, min(*map(num_left, rows), MAX_AHEAD, int(MAX_AHEAD_S / step_s))) if may_go_ahead else 1
         start = time.perf_counter()
         steps = self._pass.steps(rows, draws, number)
         self._step_s[len(rows)] = (time.perf_counter() - start) / number
-        self._foreseen = {
-            place(row, ahead): step for ahead in range(1, number) for row, step in zip(rows, steps[ahead], strict=True)
-        }
-        return list(zip(sequences, steps[0], strict=True))
+        return Output([pair for step in steps for pair in zip(sequences, step, strict=True)], [], number)
 
     def _compute(self, plan: Plan) -> Output:
         wanted, sources, echoed = _wanted(plan)
@@ -440,11 +419,6 @@ class _ForwardPass:
         if mode == self._k.UINT8:
             return self._prepared.view(torch.uint8)[: num_rows * width].view(num_rows, width)
         return self._prepared[: num_rows * width].view(num_rows, width)
-
-
-def place(row: Row, ahead: int = 0) -> Place:
-    """Where a row is, or will be so many steps later."""
-    return row.sequence, row.slot.index, row.start, row.tail, row.tail_length + ahead
 
 
 def num_left(row: Row) -> int:

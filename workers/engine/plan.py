@@ -146,7 +146,7 @@ class Plan:
     rows: list[Row]  # compute the newest token of each; in the order of their tails
     chunks: list[Chunk]
     ready: list[Row]  # nothing to compute: the logits after their prompt are kept
-    is_awaited: bool = False  # somebody's siblings may come at any moment
+    may_go_ahead: bool = True  # to further steps of the rows; not where somebody's siblings may come at any moment
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.chunks or self.ready)

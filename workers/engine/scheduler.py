@@ -134,12 +134,12 @@ class Scheduler:
             self._held.remove(prompt)
             ready += self._run(prompt)
         chunks = self._chunks(MAX_CHUNK_BESIDE_ROWS if rows else MAX_CHUNK)
-        return Plan(copies, rows, chunks, ready, is_awaited=bool(self._held))
+        return Plan(copies, rows, chunks, ready, may_go_ahead=not self._held)
 
-    def complete(self, plan: Plan) -> None:
-        """Enters into the books what has been computed; the tokens drawn are not in yet."""
+    def complete(self, plan: Plan, num_steps: int = 1) -> None:
+        """Enters into the books what has been computed, so many steps of the rows; the tokens drawn are not in yet."""
         for row in plan.rows:
-            row.tail_length += 1
+            row.tail_length += num_steps
         for chunk in plan.chunks:
             prompt, slot = chunk.prompt, chunk.slot
             prompt.num_computed = chunk.stop
