@@ -1121,9 +1121,7 @@ def _store(address: int, thread: int) -> None:
     step = carray(_pointer(call[_STEP]), (STEP_FIELDS,), _i64)
     layer = carray(_pointer(call[_LAYER]), (LAYER_FIELDS,), _i64)
     num_rows, width, heads, size = step[NUM_ROWS], step[WIDTH], step[HEADS], step[HEAD_SIZE]
-    product, bias = _matrix(call[_PRODUCT], num_rows, 3 * width), _floats(layer[QKV_BIAS], 3 * width)
-    query, scales = _matrix(step[QUERY], num_rows, width), _floats(step[SCALES], num_rows)
-    rows = _wholes(step[ROWS], num_rows, ROW_FIELDS)
+    scales, rows = _floats(step[SCALES], num_rows), _wholes(step[ROWS], num_rows, ROW_FIELDS)
     num_groups = (num_rows + STORE_ROWS - 1) // STORE_ROWS
     turn = 0
     while True:
@@ -1142,13 +1140,15 @@ def _store(address: int, thread: int) -> None:
             _ask_for(values, step[ITEM_BYTES] * size)
         # Neighbours in a prompt share the cache lines of their keys.
         for number in range(first, last):
-            scale, row, own = scales[number], product[number], query[number]
+            scale, row = scales[number], call[_PRODUCT] + 12 * number * width
             for part in range(3):
-                for i in range(part * width + head * size, part * width + (head + 1) * size):
-                    row[i] = row[i] * scale + bias[i]
-            for i in range(head * size, (head + 1) * size):
-                own[i] = row[i]
-            _keep(call[_PRODUCT] + 12 * number * width, number, head, rows, step, layer)
+                at = 4 * (part * width + head * size)
+                numbers, bias = _floats(row + at, size), _floats(layer[QKV_BIAS] + at, size)
+                to = _floats(step[QUERY] + 4 * (number * width + head * size), size) if part == 0 else numbers
+                # From 0 on: of other ranges numba does not know that no index is negative, and makes no vectors.
+                for i in range(size):
+                    to[i] = numbers[i] * scale + bias[i]
+            _keep(row, number, head, rows, step, layer)
 
 
 @njit(**_VECTOR)
