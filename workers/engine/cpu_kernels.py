@@ -119,7 +119,7 @@ NORM_BIAS_IN, NORM_WEIGHT, NORM_BIAS, NORM_FIELDS = range(4)
     DRAW_FIELDS,
 ) = range(12)
 SAMPLE_ROWS, SAMPLE_VOCAB, SAMPLE_TABLE, SAMPLE_SCRATCH, SAMPLE_SCRATCH_STRIDE, SAMPLE_FIELDS = range(6)
-SAMPLE_SCRATCH_FLOATS = 2 * GROUPS + NUM_CANDIDATES
+SAMPLE_SCRATCH_FLOATS = GROUPS + LANES + NUM_CANDIDATES
 
 # A matrix product's parameters: numbers, and addresses. Its call has the rows, uint8, for a layer.
 (
@@ -698,6 +698,46 @@ def _most(_context: Any, row: Any, number: Any) -> Any:
     return types.float32(types.int64, types.int64), codegen
 
 
+def _exp_below(builder: Any, x: Any) -> Any:
+    """exp of a vector of numbers that are at most 0, as `_exp` has it."""
+    fma, shift = _fused(builder, x.type), _vector_of(12582912.0)
+    x = _larger(builder, x, _vector_of(-87.0))
+    n = builder.fsub(builder.call(fma, [x, _vector_of(1.44269504), shift]), shift)
+    r = builder.call(fma, [n, _vector_of(-0.693359375), x])
+    r = builder.call(fma, [n, _vector_of(2.12194440e-4), r])
+    p = _vector_of(EXP[0])
+    for factor in EXP[1:]:
+        p = builder.call(fma, [p, r, _vector_of(factor)])
+    p = builder.fadd(builder.call(fma, [p, builder.fmul(r, r), r]), _vector_of(1.0))
+    wholes = ir.VectorType(ir.IntType(32), VECTOR)
+    exponent = builder.add(builder.fptosi(n, wholes), ir.Constant(wholes, [127] * VECTOR))
+    power = builder.bitcast(builder.shl(exponent, ir.Constant(wholes, [23] * VECTOR)), x.type)
+    return builder.fmul(p, power)
+
+
+@intrinsic
+def _sum_exp(_context: Any, numbers: Any, pieces: Any, most: Any, sums: Any) -> Any:
+    """sums[lane] = Σ over pieces of exp(numbers[piece, lane] - most); LANES float32 in a piece, at least one piece."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        numbers, pieces, most, sums = args
+        most = _broadcast(builder, most)
+        offsets = [_whole(4 * first) for first in range(0, LANES, VECTOR)]
+
+        def body(piece: Any, sofar: list[Any]) -> list[Any]:
+            place = builder.add(numbers, builder.mul(piece, _whole(4 * LANES)))
+            vectors = [_vector_at(builder, builder.add(place, offset)) for offset in offsets]
+            powers = [_exp_below(builder, builder.fsub(vector, most)) for vector in vectors]
+            return [builder.fadd(*pair) for pair in zip(sofar, powers, strict=True)]
+
+        totals = _loop(builder, pieces, [_vector_of(0.0) for _ in offsets], body)
+        for total, offset in zip(totals, offsets, strict=True):
+            _store_vector(builder, total, builder.add(sums, offset))
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64, types.float32, types.int64), codegen
+
+
 @intrinsic
 def _weigh(_context: Any, scores: Any, number: Any, vectors: Any, most: Any) -> Any:
     """In place, of `number` scores in float32, none above `most`: exp(score - most), as `_exp` has it.
@@ -708,25 +748,13 @@ def _weigh(_context: Any, scores: Any, number: Any, vectors: Any, most: Any) -> 
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         scores, number, vectors, most = args
         most = _broadcast(builder, most)
-        fma = _fused(builder, most.type)
 
         def body(vector: Any, _: list[Any]) -> list[Any]:
             first = builder.mul(vector, _whole(VECTOR))
             place = builder.add(scores, builder.mul(first, _whole(4)))
-            x = _larger(builder, builder.fsub(_vector_at(builder, place), most), _vector_of(-87.0))
-            shift = _vector_of(12582912.0)
-            n = builder.fsub(builder.call(fma, [x, _vector_of(1.44269504), shift]), shift)
-            r = builder.call(fma, [n, _vector_of(-0.693359375), x])
-            r = builder.call(fma, [n, _vector_of(2.12194440e-4), r])
-            p = _vector_of(EXP[0])
-            for factor in EXP[1:]:
-                p = builder.call(fma, [p, r, _vector_of(factor)])
-            p = builder.fadd(builder.call(fma, [p, builder.fmul(r, r), r]), _vector_of(1.0))
-            wholes = ir.VectorType(ir.IntType(32), VECTOR)
-            exponent = builder.add(builder.fptosi(n, wholes), ir.Constant(wholes, [127] * VECTOR))
-            power = builder.bitcast(builder.shl(exponent, ir.Constant(wholes, [23] * VECTOR)), x.type)
+            weight = _exp_below(builder, builder.fsub(_vector_at(builder, place), most))
             is_seen = _is_before(builder, first, number)
-            _store_vector(builder, builder.select(is_seen, builder.fmul(p, power), _vector_of(0.0)), place)
+            _store_vector(builder, builder.select(is_seen, weight, _vector_of(0.0)), place)
             return []
 
         _loop(builder, vectors, [], body)
@@ -1284,19 +1312,19 @@ def _group_maxima(logits: Any, maxima: Any) -> None:
             maxima[i] = max(maxima[i], piece[i])
 
 
-@njit(**_VECTOR)
-def _log_total(logits: Any, most: Any, sums: Any) -> float:
-    """log Σ exp(logits)."""
-    vocab = len(logits)
-    for i in range(GROUPS):
-        sums[i] = _f32(0)
-    for first in range(0, vocab, GROUPS):
-        piece = logits[first : min(first + GROUPS, vocab)]
-        for i in range(len(piece)):
-            sums[i] += _exp(piece[i] - most)
+@njit(**_FAST)
+def _log_total(logits: int, vocab: int, most: Any, sums: int) -> float:
+    """log Σ exp(logits), of which `most` is the largest; in double but for LANES sums of every so many."""
     total = 0.0
-    for i in range(GROUPS):
-        total += sums[i]
+    whole = vocab // LANES
+    if whole > 0:
+        _sum_exp(logits, whole, most, sums)
+        lanes = _floats(sums, LANES)
+        for lane in range(LANES):
+            total += lanes[lane]
+    rest = _floats(logits + 4 * LANES * whole, vocab - LANES * whole)
+    for i in range(len(rest)):
+        total += _exp(rest[i] - most)
     return float(most) + math.log(total)
 
 
@@ -1411,8 +1439,8 @@ def _sample(address: int, thread: int) -> None:
     table = carray(_pointer(step[SAMPLE_TABLE]), (num_draws, DRAW_FIELDS), np.float64)
     stride = step[SAMPLE_SCRATCH_STRIDE]
     scratch = step[SAMPLE_SCRATCH] + 4 * thread * stride
-    maxima, sums = _floats(scratch, GROUPS), _floats(scratch + 4 * GROUPS, GROUPS)
-    values = _floats(scratch + 8 * GROUPS, NUM_CANDIDATES)
+    maxima, sums = _floats(scratch, GROUPS), scratch + 4 * GROUPS
+    values = _floats(sums + 4 * LANES, NUM_CANDIDATES)
     ids = np.empty(NUM_CANDIDATES, np.int64)
     probs = np.empty(NUM_CANDIDATES, np.float64)
     turn = 0
@@ -1421,14 +1449,15 @@ def _sample(address: int, thread: int) -> None:
         if number >= num_draws:
             return
         draw = table[number]
-        logits = _floats(call[_PRODUCT] + 4 * vocab * int(draw[DRAW_ROW]), vocab)
+        row = call[_PRODUCT] + 4 * vocab * int(draw[DRAW_ROW])
+        logits = _floats(row, vocab)
         _group_maxima(logits, maxima)
         most = _most(scratch, GROUPS)
         if draw[NUM_ALLOWED] > 0:
             num_likeliest = _likeliest_allowed(logits, most, draw, values, ids)
         else:
             num_likeliest = _likeliest(logits, maxima, values, ids)
-        log_total = _log_total(logits, most, sums)
+        log_total = _log_total(row, vocab, most, sums)
         if draw[TOKEN] < 0:
             draw[TOKEN] = ids[_pick(values, num_likeliest, draw, probs)]
         draw[LOGPROB] = float(logits[int(draw[TOKEN])]) - log_total
