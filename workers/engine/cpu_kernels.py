@@ -133,7 +133,7 @@ SAMPLE_SCRATCH_FLOATS = GROUPS + LANES + NUM_CANDIDATES
     PRODUCT_FIELDS,
 ) = range(8)
 BLOCK = 4 * VECTOR
-DOT_ROWS = 4  # that meet a block's weights together
+DOT_ROWS = 6  # that meet a block's weights together: so many sums of each output are held in registers
 AMX_ROWS, AMX_BYTES = 16, 64  # of a tile register
 # Weights are asked for before they are needed, into the second cache: the CPU looks ahead by itself too, but not past a
 # page, and too late where a row's products leave it little to do. While a block is multiplied with a few rows, the one
@@ -1509,9 +1509,13 @@ if HAS_DOT_PRODUCTS:  # a compiler that is asked for instructions that are not t
                 x, out, left, ahead = x + rows * inputs, out + 4 * rows * outputs, left - rows, 0
             return
         while left >= DOT_ROWS:
-            _dots(4, weights, starts, factors, x, inputs, out, outputs, following)
+            _dots(6, weights, starts, factors, x, inputs, out, outputs, following)
             x, out, left = x + DOT_ROWS * inputs, out + 4 * DOT_ROWS * outputs, left - DOT_ROWS
-        if left == 3:
+        if left == 5:
+            _dots(5, weights, starts, factors, x, inputs, out, outputs, following)
+        elif left == 4:
+            _dots(4, weights, starts, factors, x, inputs, out, outputs, following)
+        elif left == 3:
             _dots(3, weights, starts, factors, x, inputs, out, outputs, following)
         elif left == 2:
             _dots(2, weights, starts, factors, x, inputs, out, outputs, following)
