@@ -163,7 +163,7 @@ class CudaRunner:
         # Others who come or go make what is in flight worthless, so there is never more of it than
         # steps went by in peace.
         is_lonely = not plan.chunks and not plan.ready and len(flight.columns) == len(rows)
-        if not self._flights and is_lonely and all(_is_plain(row.sequence) for row in rows):
+        if not self._flights and is_lonely and plan.may_go_ahead and all(_is_plain(row.sequence) for row in rows):
             most = min(map(num_left, rows)) - 1
             number = min(self._num_alike, most, MAX_GROUP)
             if number > 0:

@@ -190,9 +190,9 @@ class Scheduler:
         tokens = prompt.tokens
         found = _Found(0) if prompt.is_echoed else self._find(tokens)
         whole = found.slot if found.in_slot == len(tokens) else None
+        if whole is not None and whole.writers:
+            whole = None  # a slot keeps the logits of one place: those that its writers draw from
         is_ready = whole is not None and whole.logits_at == len(tokens) and whole.num_logits > prompt.num_drafted
-        if whole is not None and whole.writers and not is_ready:
-            whole = None  # a slot keeps the logits of one place, from which who writes there has still to draw
         slot = self._place(found, tokens, copies) if whole is None else whole
         if slot is None:
             return

@@ -129,6 +129,17 @@ def test_a_sibling_that_comes_late_computes_nothing_again() -> None:
     assert plan.draws == [first, second]
 
 
+def test_logits_that_a_longer_prompt_will_replace_are_not_waited_with() -> None:
+    planner = Scheduler(2, 4)
+    run(planner, sequence((1, 2, 3)))
+    longer, again = sequence((1, 2, 3) + (4,) * 100), sequence((1, 2, 3), group=("g", 2))
+    planner.add(longer)
+    planner.add(again)
+    plan = step(planner, again.submitted_at)
+    assert [chunk.prompt.members for chunk in plan.chunks] == [[longer], [again]]
+    assert plan.chunks[0].slot is not plan.chunks[1].slot
+
+
 def test_the_same_prompt_again_costs_nothing() -> None:
     planner = Scheduler(2, 4)
     run(planner, sequence((1, 2, 3)))
