@@ -9,8 +9,8 @@ tail; a sum over a row's width runs in `LANES` chains that are added up in their
 row is not.
 
 numba compiles these functions with the compiler that it brings along, at their first use on a machine, and keeps the
-result. The inner products of attention and of 8-bit weights are written as vector instructions, for no compiler finds
-them by itself.
+result. The inner products of attention and of 8-bit weights, and the powers of e, are written as vector instructions,
+for no compiler finds them by itself.
 
 A kernel is called with the address of a call, and the number of the thread that calls. A call is: [address of the
 step's parameters, address of the layer's parameters, address of a matrix product, rows, shares, next item of each
@@ -238,7 +238,7 @@ def _float_at(builder: Any, address: Any) -> Any:
 
 
 def _broadcast(builder: Any, number: Any) -> Any:
-    vector = ir.VectorType(ir.FloatType(), VECTOR)
+    vector = ir.VectorType(number.type, VECTOR)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), number, ir.Constant(ir.IntType(32), 0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), VECTOR), [0] * VECTOR)
     return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
@@ -490,7 +490,6 @@ def _dots(
         num_turns = FETCH_STREAMS // num_vectors
         stream_bytes = builder.sdiv(builder.mul(inputs, _whole(BLOCK)), _whole(FETCH_STREAMS))
         dot = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpdpbusd.512")
-        nothing = ir.Constant(vector, ir.Undefined)
 
         def body(four: Any, sums: list[Any]) -> list[Any]:
             base = builder.add(weights, builder.mul(four, _whole(4 * BLOCK)))
@@ -505,8 +504,7 @@ def _dots(
                 place = builder.add(x, builder.add(builder.mul(inputs, _whole(row)), builder.mul(four, _whole(4))))
                 four_bytes = builder.load(builder.inttoptr(place, ir.PointerType(whole)), typ=whole)
                 four_bytes.align = 4
-                one = builder.insert_element(nothing, four_bytes, ir.Constant(whole, 0))
-                all_alike = builder.shuffle_vector(one, nothing, ir.Constant(vector, [0] * VECTOR))
+                all_alike = _broadcast(builder, four_bytes)
                 own = sums[row * num_vectors : (row + 1) * num_vectors]
                 news += [builder.call(dot, [sofar, all_alike, c]) for sofar, c in zip(own, columns, strict=True)]
             return news
@@ -660,12 +658,8 @@ def _clear(_context: Any, address: Any, vectors: Any) -> Any:
 
 def _is_before(builder: Any, first: Any, number: Any) -> Any:
     """Of the VECTOR places from `first` on, which are before the place `number`."""
-    wholes = ir.VectorType(ir.IntType(32), VECTOR)
-    left = builder.trunc(builder.sub(number, first), ir.IntType(32))
-    one = builder.insert_element(ir.Constant(wholes, ir.Undefined), left, ir.Constant(ir.IntType(32), 0))
-    zeros = ir.Constant(wholes, [0] * VECTOR)
-    lefts = builder.shuffle_vector(one, ir.Constant(wholes, ir.Undefined), zeros)
-    return builder.icmp_signed("<", ir.Constant(wholes, list(range(VECTOR))), lefts)
+    lefts = _broadcast(builder, builder.trunc(builder.sub(number, first), ir.IntType(32)))
+    return builder.icmp_signed("<", ir.Constant(lefts.type, list(range(VECTOR))), lefts)
 
 
 def _larger(builder: Any, one: Any, other: Any) -> Any:
@@ -1096,6 +1090,7 @@ def _of_slot(slot: int, head: int, step: Any, layer: Any) -> tuple[int, int]:
 
 @njit(inline="always", **_VECTOR)
 def _of_tail(tail: int, head: int, step: Any, layer: Any) -> tuple[int, int]:
+    """The same of a tail."""
     keys = layer[TAILS_KEYS] + step[TAIL_KEYS] * tail + step[TAIL_KEYS] // step[HEADS] * head
     return keys, layer[TAILS_VALUES] + step[TAIL_VALUES] * tail + step[TAIL_VALUES] // step[HEADS] * head
 
@@ -1213,6 +1208,7 @@ def _attend_tile(step: Any, layer: Any, tile: Any, rows: Any, head: int, scratch
         if in_tail > 0:
             tail_blocks = (in_tail + VECTOR - 1) // VECTOR
             at, _ = _of_tail(rows[number, ROW_TAIL], head, step, layer)
+            # Tails are short: what is asked for ahead of them is only themselves.
             _score(1, tail_blocks, query + 4 * i * size, at, tails, stride, size, is_half, at)
             most = max(most, _most(tails, in_tail))
             _weigh(tails, in_tail, tail_blocks, most)
