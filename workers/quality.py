@@ -18,6 +18,7 @@ import structlog
 
 from workers.engine.gpt2 import LoadedModel, load_model
 from workers.engine.model_runner import ModelRunner
+from workers.engine.plan import Bell
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Generation, GenerationRequest, SamplingParams, Sequence
 from workers.engine.tokens import Tokenizer
@@ -70,7 +71,7 @@ def perplexity(loaded: LoadedModel, token_ids: list[int]) -> float:
     Computed as everything is that is served: by the engine's runner, from its cache.
     """
     window = min(WINDOW_TOKENS, loaded.config.n_positions - 1)
-    runner = ModelRunner(loaded, 1)
+    runner = ModelRunner(loaded, 1, Bell())
     logprobs: list[float] = []
     for first in range(0, len(token_ids) - 1, window):
         ids = tuple(token_ids[first : first + window])

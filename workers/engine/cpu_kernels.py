@@ -40,6 +40,7 @@ from numba.extending import intrinsic
 
 from workers.engine.kv_cache import VECTOR
 from workers.engine.linear import PLAIN, UINT8, UNIT
+from workers.engine.plan import Bell
 
 __all__ = ["PLAIN", "UINT8", "UNIT"]
 
@@ -91,8 +92,9 @@ ACTIVATIONS = {
     TAIL_KEYS,
     TAIL_VALUES,
     ITEM_BYTES,  # of a cached number: 4, or 2 where it is float16
+    END_ID,  # the token that ends a text; -1: there is none
     STEP_FIELDS,
-) = range(28)
+) = range(29)
 
 # Of each row, what it is: its token, its position, and what it sees of its slot and of its tail, itself included.
 ROW_ID, ROW_POSITION, ROW_SLOT, ROW_SEEN, ROW_TAIL, ROW_TAIL_SEEN, ROW_FIELDS = range(7)
@@ -135,10 +137,12 @@ SAMPLE_SCRATCH_FLOATS = GROUPS + LANES + NUM_CANDIDATES
 BLOCK = 4 * VECTOR
 DOT_ROWS = 6  # that meet a block's weights together: so many sums of each output are held in registers
 AMX_ROWS, AMX_BYTES = 16, 64  # of a tile register
-# Weights are asked for before they are needed, into the second cache: the CPU looks ahead by itself too, but not past a
-# page, and too late where a row's products leave it little to do. While a block is multiplied with a few rows, the one
-# after it is asked for, at so many places at once (a power of two): that keeps more of the memory's banks busy than
-# from its beginning on. Before AMX, so many bytes ahead.
+# Weights are asked for before they are needed, into the second cache: an Intel CPU looks ahead by itself too, but not
+# past a page, and too late where a row's products leave it little to do. While a block is multiplied with a few rows,
+# the one after it is asked for, at so many places at once (a power of two): that keeps more of the memory's banks busy
+# than from its beginning on. AMD's do better alone: on Zen 5 a step of three rows of GPT-2 small's shape takes 2.9 ms,
+# with weights asked for 3.1 at one place and 3.4 at eight. Before AMX, so many bytes ahead.
+FETCHES_WEIGHTS = not binding.get_host_cpu_name().startswith("znver")
 FETCH_STREAMS = 8
 FETCH_AHEAD_BYTES = 8192
 
@@ -151,7 +155,18 @@ HAS_AMX = bool(HAS_DOT_PRODUCTS and _FEATURES.get("amx-int8") and torch.cpu._ini
 _STEP, _LAYER, _PRODUCT, _ROWS, _SHARES, _CALL_FIELDS = range(6)
 
 # A program: a head, then entries; each entry's call follows its fields.
-_LENGTH, _STRIDE, _NUM_TIMES, _NUM_BEGUN, _NUM_PASSED, _NUM_ASLEEP, _TEAM_SIZE, _SYSCALL, _HEAD_FIELDS = range(9)
+(
+    _LENGTH,
+    _STRIDE,
+    _NUM_TIMES,  # that are wanted; when it is interrupted, that have been
+    _NUM_BEGUN,
+    _NUM_PASSED,
+    _NUM_ASLEEP,
+    _TEAM_SIZE,
+    _SYSCALL,
+    _BELL,  # the address of an int64: whoever makes it other than 0 interrupts
+    _HEAD_FIELDS,
+) = range(10)
 _FUNCTION, _IS_LARGE, _NUM_ARRIVED, _ENTRY_FIELDS = range(4)
 
 # A thread that waits for the others looks so many times, some 50 ns each, before it sleeps.
@@ -477,7 +492,7 @@ def _dots(
 
     `rows` rows of x in uint8, weights in int8, sums in int32, and one rounding of each to float32. Four products are
     one instruction (`vpdpbusd`); a block's weights are read once for all rows. As many bytes from `ahead` on are asked
-    for. All else are addresses and numbers.
+    for, where that helps. All else are addresses and numbers.
     """
     num_rows, num_vectors = rows.literal_value, BLOCK // VECTOR
 
@@ -496,7 +511,7 @@ def _dots(
             places = [builder.add(base, _whole(4 * VECTOR * v)) for v in range(num_vectors)]
             stream = builder.mul(builder.srem(four, _whole(num_turns)), _whole(num_vectors))
             line = builder.add(ahead, builder.mul(builder.sdiv(four, _whole(num_turns)), _whole(4 * VECTOR)))
-            for v in range(num_vectors):
+            for v in range(num_vectors if FETCHES_WEIGHTS else 0):
                 _fetch(builder, builder.add(line, builder.mul(builder.add(stream, _whole(v)), stream_bytes)))
             columns = [_wholes_at(builder, place) for place in places]
             news: list[Any] = []
@@ -1463,7 +1478,8 @@ def _sample(address: int, thread: int) -> None:
 def _advance(address: int, _thread: int) -> None:
     """Each row is that of the token which has been drawn of it, and what follows is drawn by the next table.
 
-    The call has the draws' parameters in its product's place; draw i is row i's.
+    Rings the bell if a text has come to its end. The call has the bell's address in its layer's place, and the draws'
+    parameters in its product's; draw i is row i's.
     """
     call = _call_of(address)
     step = carray(_pointer(call[_STEP]), (STEP_FIELDS,), _i64)
@@ -1473,6 +1489,8 @@ def _advance(address: int, _thread: int) -> None:
     rows = _wholes(step[ROWS], num_rows, ROW_FIELDS)
     for number in range(num_rows):
         rows[number, ROW_ID] = _i64(table[number, TOKEN])
+        if rows[number, ROW_ID] == step[END_ID]:
+            _add(call[_LAYER], 1)
         rows[number, ROW_POSITION] += 1
         rows[number, ROW_TAIL_SEEN] += 1
     draws[SAMPLE_TABLE] += 8 * DRAW_FIELDS * num_rows
@@ -1630,21 +1648,25 @@ def _run_program(address: int) -> None:
     """Each thread goes through all entries, as often as is asked for, and after each waits for the others.
 
     To begin a parallel region for each entry instead would cost some 50 µs: a thread that has nothing to do between
-    two of them falls asleep.
+    two of them falls asleep. Where one thread does the last entry, it then looks whether all this is to go on.
     """
     head = carray(_pointer(address), (_HEAD_FIELDS,), _i64)
     num_threads, thread = _number_of(head[_TEAM_SIZE]), _take(address + 8 * _NUM_BEGUN)
     length = head[_LENGTH]
-    for time in range(head[_NUM_TIMES]):
+    time = 0
+    while time < _look(address + 8 * _NUM_TIMES):
         for number in range(length):
             at = address + 8 * (_HEAD_FIELDS + number * head[_STRIDE])
             entry = carray(_pointer(at), (_ENTRY_FIELDS,), _i64)
             if entry[_IS_LARGE] != 0 or _take(at + 8 * _NUM_ARRIVED) == time * num_threads:
                 _invoke(entry[_FUNCTION], at + 8 * _ENTRY_FIELDS, thread)
+                if number == length - 1 and entry[_IS_LARGE] == 0 and _look(head[_BELL]) != 0:
+                    head[_NUM_TIMES] = time + 1
             if num_threads > 1:
                 _wait_for_all(address, head, (time * length + number + 1) * num_threads)
             shares = carray(_pointer(at + 8 * (_ENTRY_FIELDS + _CALL_FIELDS)), (num_threads,), _i64)
             shares[thread] = 0  # for the next time
+        time += 1
 
 
 class Kernels:
@@ -1698,15 +1720,18 @@ class Kernels:
 class Program:
     """Kernels one after another, in one call, with the interpreter free for others meanwhile."""
 
-    def __init__(self, kernels: Kernels, entries: Items[tuple[Any, int, int, int]]) -> None:
+    def __init__(self, kernels: Kernels, entries: Items[tuple[Any, int, int, int]], bell: Bell | None = None) -> None:
         """
         Args:
             entries: kernels, each with step, layer and product as `Kernels.run` takes them.
+            bell: interrupts a program that is run several times, if one thread does its last entry.
         """
+        self._bell = bell or Bell()
         stride = _ENTRY_FIELDS + _CALL_FIELDS + kernels.num_threads
         self.memory = np.zeros(_HEAD_FIELDS + len(entries) * stride, np.int64)
         self.memory[_STRIDE] = stride
         self.memory[_SYSCALL] = ctypes.cast(ctypes.CDLL(None).syscall, ctypes.c_void_p).value or 0
+        self.memory[_BELL] = self._bell.address
         self._entries = self.memory[_HEAD_FIELDS:].reshape(len(entries), stride)
         self._entries[:, _FUNCTION] = [kernel.address for kernel, *_ in entries]
         self._calls = self._entries[:, _ENTRY_FIELDS:]
@@ -1714,8 +1739,9 @@ class Program:
         self._kernels = kernels
         self._address = self.memory.ctypes.data
 
-    def run(self, num_rows: int, num_entries: int, is_large: Any, *, num_times: int = 1, holds: bool = False) -> None:
-        """
+    def run(self, num_rows: int, num_entries: int, is_large: Any, *, num_times: int = 1, holds: bool = False) -> int:
+        """How often it has been run, which is less than `num_times` if the bell rang.
+
         Args:
             num_rows: for matrix products; the others find it in the step.
             num_entries: how many of them, from the first on.
@@ -1733,6 +1759,7 @@ class Program:
         self.memory[_NUM_BEGUN:_TEAM_SIZE] = 0
         self.memory[_TEAM_SIZE] = self._kernels.team_size if num_threads > 1 else 0
         self._kernels.start(self._address, num_threads, holds)
+        return int(self.memory[_NUM_TIMES])
 
 
 def _openmp() -> Any:

@@ -20,6 +20,7 @@ import torch
 from workers.engine.cuda_runner import CudaRunner
 from workers.engine.gpt2 import LoadedModel, ProgressFn
 from workers.engine.model_runner import ModelRunner, Output
+from workers.engine.plan import Bell
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import (
     EngineError,
@@ -125,9 +126,10 @@ class Engine:
         self._drain_until: float | None = None
         self._loaded: LoadedModel | None = None
         self._ms_per_token = 0.0
-        self._decode_run_s = 0.0  # the newest step, or steps in one, that computed no prompt
+        self._decode_run_s = 0.0  # the newest step that computed no prompt
         self._armed_at = float("-inf")
         self._scheduler = Scheduler(1, 1)
+        self._bell = Bell()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -158,7 +160,7 @@ class Engine:
                 raise EngineFull(f"all {self._config.max_batch} places are taken")
             self._num_in_flight += 1
             self._incoming.append(sequence)
-            self._lock.notify()
+            self._knock()
         return generation
 
     def status(self) -> EngineStatus:
@@ -184,7 +186,7 @@ class Engine:
         with self._lock:
             self._drain_until = time.monotonic() + grace_s
             was_loading = self._state in (EngineState.STARTING, EngineState.LOADING)
-            self._lock.notify()
+            self._knock()
         if self._state is not EngineState.FAILED or not was_loading:
             self._set_state(EngineState.DRAINING, self._reason)
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
@@ -192,7 +194,12 @@ class Engine:
 
     def _wake(self) -> None:
         with self._lock:
-            self._lock.notify()
+            self._knock()
+
+    def _knock(self) -> None:
+        """The engine's thread is to look after this step what there is; the lock is held."""
+        self._bell.ring()
+        self._lock.notify()
 
     # Below: the engine's thread.
 
@@ -216,7 +223,7 @@ class Engine:
             self._set_state(EngineState.LOADING)
             try:
                 loaded = self._load(self._report_progress)
-                runner = make_runner(loaded, self._config.max_batch)
+                runner = make_runner(loaded, self._config.max_batch, self._bell)
                 self._warm_up(runner)
                 self._scheduler = Scheduler(runner.num_slots, self._config.max_batch)
             except Exception as error:  # noqa: BLE001 - the caller's code, and any kind of broken file
@@ -269,7 +276,7 @@ class Engine:
             self._postprocess(output, eos_id)
             run_s = time.monotonic() - start
             if not plan.chunks:
-                self._decode_run_s = run_s
+                self._decode_run_s = run_s / output.num_steps
             self._ms_per_token += SMOOTHING * (1e3 * run_s / output.num_steps - self._ms_per_token)
 
     def _take_in(self) -> bool:
@@ -283,6 +290,7 @@ class Engine:
                 self._lock.wait()
             while self._incoming:
                 self._scheduler.add(self._incoming.popleft())
+            self._bell.silence()
             self._num_running = self._scheduler.num_running
             return True
 
@@ -375,10 +383,10 @@ class Engine:
             self._armed_at = float("-inf")
 
 
-def make_runner(loaded: LoadedModel, num_tails: int) -> Runner:
-    """The runner for the model's device."""
+def make_runner(loaded: LoadedModel, num_tails: int, bell: Bell) -> Runner:
+    """The runner for the model's device. A GPU's hears no bell: what has been sent off cannot be called back."""
     is_cpu = loaded.device == "cpu"
-    return ModelRunner(loaded, num_tails) if is_cpu else CudaRunner(loaded, num_tails)
+    return ModelRunner(loaded, num_tails, bell) if is_cpu else CudaRunner(loaded, num_tails)
 
 
 def _problem(request: GenerationRequest, loaded: LoadedModel) -> str | None:

@@ -22,10 +22,10 @@ from workers.engine.cpu_sampler import CpuSampler, is_usual
 from workers.engine.gpt2 import GPT2, MAX_HEAD_ROWS, LoadedModel
 from workers.engine.kv_cache import VECTOR, CacheShape, KVCache, cache_budget_bytes
 from workers.engine.linear import CpuLinear, Int8Product, Linear, OwnInt8
-from workers.engine.plan import TAIL_TOKENS, Plan, Row
+from workers.engine.plan import TAIL_TOKENS, Bell, Plan, Row
 from workers.engine.sampling import Draw, token_logprobs, uniform
 from workers.engine.scheduler import MAX_CHUNK
-from workers.engine.sequence import NUM_TOLD_AT_ONCE, Sequence, Step, TopLogprobs
+from workers.engine.sequence import MAX_HELD_S, NUM_TOLD_AT_ONCE, Sequence, Step, TopLogprobs
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +33,10 @@ log = logging.getLogger(__name__)
 # a program, where they are awake.
 LARGE = 16_384
 LARGE_IN_PROGRAM = 1_000
-# While sequences go on, their next steps are computed in one call: so many, or those of so long, for who comes waits.
-MAX_AHEAD = 8
-MAX_AHEAD_S = 0.004
+# While sequences go on, their next steps are computed in one call, until somebody rings: so many, or those of so long,
+# for the watchdog counts calls.
+MAX_AHEAD = 16
+MAX_AHEAD_S = 0.05
 # Whether a kernel of a program is shared among them: by the numbers that all rows have in the stream, inside a layer,
 # or to look back at.
 _NEVER, _ALWAYS, _BY_WIDTH, _BY_INNER, _BY_LENGTH = range(5)
@@ -55,10 +56,11 @@ class Output:
 class ModelRunner:
     """Runs a model on the CPU, from one thread."""
 
-    def __init__(self, loaded: LoadedModel, num_tails: int) -> None:
+    def __init__(self, loaded: LoadedModel, num_tails: int, bell: Bell) -> None:
         """
         Args:
             num_tails: sequences that can run at once.
+            bell: rings when the next steps are not to be computed ahead.
 
         Raises:
             MemoryError: if the free memory is too small for their keys and values.
@@ -74,7 +76,7 @@ class ModelRunner:
             *(self.num_slots, config.n_positions, num_tails, cache.num_bytes >> 20),
         )
         self._cache = cache
-        self._pass = _ForwardPass(loaded.model, shape, cache, num_tails + MAX_CHUNK)
+        self._pass = _ForwardPass(loaded.model, shape, cache, num_tails + MAX_CHUNK, bell)
         self._kept_logits: dict[int, Tensor] = {}  # slot → [1 + drafted, vocab], up to the end of its prompt
         self._step_s: dict[int, float] = {}  # by number of rows, the newest
 
@@ -94,14 +96,12 @@ class ModelRunner:
         if len(rows) > self._pass.most_rows_ahead or not all(draw.choices is None and is_usual(draw) for draw in draws):
             return None
         step_s = self._step_s.get(len(rows), MAX_AHEAD_S)
-        # Who reads along hears the first tokens one by one: it takes some of them to say a word.
-        is_heard = any(one.request.stream and len(one.token_ids) < NUM_TOLD_AT_ONCE for one in sequences)
-        may_go_ahead = plan.may_go_ahead and not is_heard
-        number = max(1, min(*map(num_left, rows), MAX_AHEAD, int(MAX_AHEAD_S / step_s))) if may_go_ahead else 1
-        start = time.perf_counter()
+        start = time.monotonic()
+        left_s = min(_time_left(one, start) for one in sequences) if plan.may_go_ahead else 0.0
+        number = max(1, min(*map(num_left, rows), MAX_AHEAD, int(left_s / step_s)))
         steps = self._pass.steps(rows, draws, number)
-        self._step_s[len(rows)] = (time.perf_counter() - start) / number
-        return Output([pair for step in steps for pair in zip(sequences, step, strict=True)], [], number)
+        self._step_s[len(rows)] = (time.monotonic() - start) / len(steps)
+        return Output([pair for step in steps for pair in zip(sequences, step, strict=True)], [], len(steps))
 
     def _compute(self, plan: Plan) -> Output:
         wanted, sources, echoed = _wanted(plan)
@@ -165,7 +165,7 @@ def _wanted(plan: Plan) -> tuple[list[int], list[int], list[int]]:
 class _ForwardPass:
     """A step's arithmetic: matrix products of few rows and all between products by our kernels, the others by torch."""
 
-    def __init__(self, model: GPT2, shape: CacheShape, cache: KVCache, max_rows: int) -> None:
+    def __init__(self, model: GPT2, shape: CacheShape, cache: KVCache, max_rows: int, bell: Bell) -> None:
         # Not before it is needed: the first import on a machine compiles, for some seconds.
         from workers.engine import cpu_kernels
 
@@ -191,6 +191,7 @@ class _ForwardPass:
         step[k.HEADS], step[k.HEAD_SIZE] = config.n_head, config.head_size
         step[k.ACTIVATION] = k.ACTIVATIONS[config.activation_function]
         step[k.EPSILON] = _address(epsilon)
+        step[k.END_ID] = -1 if config.eos_token_id is None else config.eos_token_id
         step[k.TOKEN_EMBEDDING] = _address(model.token_embedding)
         step[k.POSITION_EMBEDDING] = _address(model.position_embedding)
         step[k.X], step[k.PREPARED], step[k.SCALES] = map(_address, (self._x, self._prepared, self._scales))
@@ -229,9 +230,9 @@ class _ForwardPass:
         own = [product for product in products if isinstance(product, Int8Product) and product.own is not None]
         if len(own) == len(products):
             self._most_program_rows = max_rows
-            self._make_program()
+            self._make_program(bell)
 
-    def _make_program(self) -> None:
+    def _make_program(self, bell: Bell) -> None:
         """All layers, and the head where every row's logits are wanted, in one call."""
         k, at = self._k, self._step_address
         width, inner = self._model.config.n_embd, self._model.config.n_inner
@@ -279,13 +280,15 @@ class _ForwardPass:
             self._num_step_entries = len(entries)
             self.most_rows_ahead = self._most_head_rows
             add(k.sample, _ALWAYS, self.sampler.address, 0, logits)
-            add(k.advance, _NEVER, at, 0, self.sampler.address)
+            add(k.advance, _NEVER, at, bell.address, self.sampler.address)
         for one, following in pairwise([*own, own[0]]):
             one.precede(following)
-        self._program, self._program_sizes = k.Program(self._kernels, entries), np.array(sizes)
+        self._program, self._program_sizes = k.Program(self._kernels, entries, bell), np.array(sizes)
 
     def steps(self, rows: Items[Row], draws: Items[Draw], number: int) -> list[list[Step]]:
         """`number` steps of `rows`, at most `most_rows_ahead`, each with the token that the one before it has drawn.
+
+        They are fewer if the bell rings.
 
         Args:
             draws: of the first step; the kernel can draw them.
@@ -298,8 +301,8 @@ class _ForwardPass:
             tables[1:, column, k.UNIFORM] = [uniform(draw.seed, draw.position + ahead) for ahead in range(1, number)]
         tables[1:, :, k.RANK] = 0  # it is the first token's
         self.sampler.use(tables[0])
-        self._run_program(num_rows, len(self._program_sizes), number)
-        return [[Step(int(row[k.TOKEN]), row[k.LOGPROB]) for row in table] for table in tables.tolist()]
+        done = self._run_program(num_rows, len(self._program_sizes), number)
+        return [[Step(int(row[k.TOKEN]), row[k.LOGPROB]) for row in table] for table in tables[:done].tolist()]
 
     def logits(self, plan: Plan, wanted: Items[int]) -> Tensor:
         """Logits [wanted, vocab] float32 of some of the plan's rows; stores all their keys and values."""
@@ -343,11 +346,12 @@ class _ForwardPass:
         assert y is not None
         return self._head(y, num_rows, wanted)
 
-    def _run_program(self, num_rows: int, num_entries: int, num_times: int = 1) -> None:
-        """The program's first entries, for the rows that are described."""
+    def _run_program(self, num_rows: int, num_entries: int, num_times: int = 1) -> int:
+        """The program's first entries, for the rows that are described; how often."""
         self._step[self._k.MODE] = self._k.UINT8
         is_large = np.array((False, True, *self._sizes(num_rows, LARGE_IN_PROGRAM)))[self._program_sizes]
-        self._program.run(num_rows, num_entries, is_large, num_times=num_times)
+        number: int = self._program.run(num_rows, num_entries, is_large, num_times=num_times)
+        return number
 
     def _sizes(self, num_rows: int, least: int) -> tuple[bool, bool, bool]:
         """Whether it pays to share a kernel of `_BY_WIDTH`, `_BY_INNER` and `_BY_LENGTH`."""
@@ -419,6 +423,20 @@ class _ForwardPass:
         if mode == self._k.UINT8:
             return self._prepared.view(torch.uint8)[: num_rows * width].view(num_rows, width)
         return self._prepared[: num_rows * width].view(num_rows, width)
+
+
+def _time_left(sequence: Sequence, now: float) -> float:
+    """Seconds until somebody may want to know what has become of it."""
+    request = sequence.request
+    left_s = MAX_AHEAD_S
+    if request.deadline is not None:
+        left_s = min(left_s, request.deadline - now)
+    if request.sampling.stop or request.sampling.single_line:
+        left_s = min(left_s, MAX_HELD_S)  # it may end at any word
+    if request.stream:
+        # The first tokens are told one by one: it takes some of them to say a word.
+        left_s = min(left_s, MAX_HELD_S if len(sequence.token_ids) >= NUM_TOLD_AT_ONCE else 0.0)
+    return left_s
 
 
 def num_left(row: Row) -> int:

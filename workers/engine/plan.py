@@ -1,10 +1,12 @@
 """What a step of the engine consists of, and the places that it speaks of.
 
-Plain values without behaviour of their own: the scheduler makes them, the runner carries them out.
+Plain values without behaviour of their own: the scheduler makes them, the runner carries them out. And the bell that
+calls for a new plan.
 """
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 from workers.engine.sequence import Sequence
@@ -157,3 +159,20 @@ class Plan:
         members = [one for chunk in self.chunks for one in chunk.drawing]
         rows = [row.sequence for row in self.rows]
         return [*rows, *members, *(row.sequence for row in self.ready)]
+
+
+class Bell:
+    """Rung by whoever wants another plan: of steps in one call, the one under way is then the last.
+
+    `address` is that of an int64, 0 while it is silent. Any thread may ring it.
+    """
+
+    def __init__(self) -> None:
+        self._memory = array("q", (0,))
+        self.address = self._memory.buffer_info()[0]
+
+    def ring(self) -> None:
+        self._memory[0] = 1
+
+    def silence(self) -> None:
+        self._memory[0] = 0

@@ -119,7 +119,7 @@ def test_layers_in_one_call_are_the_same_layers(monkeypatch: pytest.MonkeyPatch)
     on_all = texts()
     on_more_than_there_are = texts(2 * (os.cpu_count() or 1) + 1)  # some wait for long, and sleep
     assert (num_before := num_steps) >= 2 * 4 * 20
-    monkeypatch.setattr(_ForwardPass, "_make_program", lambda own: setattr(own, "_most_program_rows", 0))
+    monkeypatch.setattr(_ForwardPass, "_make_program", lambda own, _: setattr(own, "_most_program_rows", 0))
     one_by_one = texts()
     assert num_steps == num_before
     assert on_one_thread == on_all == on_more_than_there_are == one_by_one
