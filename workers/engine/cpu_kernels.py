@@ -79,6 +79,8 @@ ACTIVATIONS = {
     X,  # [rows, width] float32, the residual stream
     PREPARED,  # [rows, width or inner], what the next product takes: float32 or uint8
     SCALES,  # [rows] float32, what its result is to be multiplied with
+    SCALES_IN,  # the same of the product that the stream grows by: SCALES, or another step's
+    SOURCES,  # [rows] int64, which rows of the stream and of that product these are; 0: they are the same
     QUERY,  # [rows, width] float32
     MEAN,  # [rows, width] float32, what attention gives
     ROWS,  # [rows, ROW_FIELDS] int64
@@ -94,7 +96,7 @@ ACTIVATIONS = {
     ITEM_BYTES,  # of a cached number: 4, or 2 where it is float16
     END_ID,  # the token that ends a text; -1: there is none
     STEP_FIELDS,
-) = range(29)
+) = range(31)
 
 # Of each row, what it is: its token, its position, and what it sees of its slot and of its tail, itself included.
 ROW_ID, ROW_POSITION, ROW_SLOT, ROW_SEEN, ROW_TAIL, ROW_TAIL_SEEN, ROW_FIELDS = range(7)
@@ -142,7 +144,7 @@ AMX_ROWS, AMX_BYTES = 16, 64  # of a tile register
 # the one after it is asked for, at so many places at once (a power of two): that keeps more of the memory's banks busy
 # than from its beginning on. AMD's do better alone: on Zen 5 a step of three rows of GPT-2 small's shape takes 2.9 ms,
 # with weights asked for 3.1 at one place and 3.4 at eight. Before AMX, so many bytes ahead.
-FETCHES_WEIGHTS = not binding.get_host_cpu_name().startswith("znver")
+LINES_FOR_FEW, LINES_FOR_MANY = (0, 1) if binding.get_host_cpu_name().startswith("znver") else (4, 4)
 FETCH_STREAMS = 8
 FETCH_AHEAD_BYTES = 8192
 
@@ -479,6 +481,7 @@ def _whole(number: int) -> Any:
 def _dots(
     _context: Any,
     rows: Any,
+    lines: Any,
     weights: Any,
     starts: Any,
     factors: Any,
@@ -491,19 +494,20 @@ def _dots(
     """out[row, o] = (starts[o] + Σ over i of x[row, i] · weights[o, i]) · factors[o], for a block of outputs.
 
     `rows` rows of x in uint8, weights in int8, sums in int32, and one rounding of each to float32. Four products are
-    one instruction (`vpdpbusd`); a block's weights are read once for all rows. As many bytes from `ahead` on are asked
-    for, where that helps. All else are addresses and numbers.
+    one instruction (`vpdpbusd`); a block's weights are read once for all rows. For each four inputs, so many cache
+    `lines` from `ahead` on are asked for: 0, 1, or as many as are read. All else are addresses and numbers.
     """
-    num_rows, num_vectors = rows.literal_value, BLOCK // VECTOR
+    num_rows, num_vectors, num_lines = rows.literal_value, BLOCK // VECTOR, lines.literal_value
+    num_streams = FETCH_STREAMS if num_lines == num_vectors else 1
 
     def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        _, weights, starts, factors, x, inputs, out, outputs, ahead = args
+        *_, weights, starts, factors, x, inputs, out, outputs, ahead = args
         whole = ir.IntType(32)
         vector = ir.VectorType(whole, VECTOR)
         kind = ir.FunctionType(vector, [vector] * 3)
         # Each time, a cache line of each of the next streams.
-        num_turns = FETCH_STREAMS // num_vectors
-        stream_bytes = builder.sdiv(builder.mul(inputs, _whole(BLOCK)), _whole(FETCH_STREAMS))
+        num_turns = max(1, num_streams // num_vectors)
+        stream_bytes = builder.sdiv(builder.mul(inputs, _whole(BLOCK)), _whole(num_streams))
         dot = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpdpbusd.512")
 
         def body(four: Any, sums: list[Any]) -> list[Any]:
@@ -511,7 +515,7 @@ def _dots(
             places = [builder.add(base, _whole(4 * VECTOR * v)) for v in range(num_vectors)]
             stream = builder.mul(builder.srem(four, _whole(num_turns)), _whole(num_vectors))
             line = builder.add(ahead, builder.mul(builder.sdiv(four, _whole(num_turns)), _whole(4 * VECTOR)))
-            for v in range(num_vectors if FETCHES_WEIGHTS else 0):
+            for v in range(num_lines):
                 _fetch(builder, builder.add(line, builder.mul(builder.add(stream, _whole(v)), stream_bytes)))
             columns = [_wholes_at(builder, place) for place in places]
             news: list[Any] = []
@@ -533,7 +537,7 @@ def _dots(
                 _store_product(builder, sums[row * num_vectors + v], builder.add(factors, at), builder.add(place, at))
         return context.get_dummy_value()
 
-    return types.none(rows, *[types.int64] * 8), codegen
+    return types.none(rows, lines, *[types.int64] * 8), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -1066,7 +1070,8 @@ def _add_and_norm(address: int, thread: int) -> None:
     num_rows, width = step[NUM_ROWS], step[WIDTH]
     stream, bias = _matrix(step[X], num_rows, width), _floats(layer[NORM_BIAS_IN], width)
     norm_weight, norm_bias = _floats(layer[NORM_WEIGHT], width), _floats(layer[NORM_BIAS], width)
-    scales, product = _floats(step[SCALES], num_rows), _matrix(call[_PRODUCT], num_rows, width)
+    scales, product = _floats(step[SCALES_IN], num_rows), _matrix(call[_PRODUCT], num_rows, width)
+    sources = carray(_pointer(step[SOURCES]), (num_rows,), _i64)
     rows = _wholes(step[ROWS], num_rows, ROW_FIELDS)
     epsilon = carray(_pointer(step[EPSILON]), (1,), _f32)[0]
     scratch = thread * step[SCRATCH_STRIDE]
@@ -1077,14 +1082,15 @@ def _add_and_norm(address: int, thread: int) -> None:
         number, turn = _claim(address, call, thread, turn, num_rows)
         if number >= num_rows:
             return
-        x = stream[number]
+        source = number if step[SOURCES] == 0 else sources[number]
+        x = stream[source]
         if call[_PRODUCT] == 0:
             token = _floats(step[TOKEN_EMBEDDING] + 4 * width * rows[number, ROW_ID], width)
             position = _floats(step[POSITION_EMBEDDING] + 4 * width * rows[number, ROW_POSITION], width)
             for i in range(width):
                 x[i] = token[i] + position[i]
         else:
-            scale, more = scales[number], product[number]
+            scale, more = scales[source], product[source]
             for i in range(width):
                 x[i] = x[i] + (more[i] * scale + bias[i])
         mean = _sum(x, lanes) / _f32(width)
@@ -1522,19 +1528,22 @@ if HAS_DOT_PRODUCTS:  # a compiler that is asked for instructions that are not t
                     _amx_dots(1, rows, weights, starts, factors, x, inputs, out, outputs, ahead)
                 x, out, left, ahead = x + rows * inputs, out + 4 * rows * outputs, left - rows, 0
             return
-        while left >= DOT_ROWS:
-            _dots(6, weights, starts, factors, x, inputs, out, outputs, following)
+        while left > DOT_ROWS:
+            _dots(6, LINES_FOR_MANY, weights, starts, factors, x, inputs, out, outputs, following)
             x, out, left = x + DOT_ROWS * inputs, out + 4 * DOT_ROWS * outputs, left - DOT_ROWS
-        if left == 5:
-            _dots(5, weights, starts, factors, x, inputs, out, outputs, following)
+            following += LINES_FOR_MANY * 16 * inputs if LINES_FOR_MANY == 1 else 0
+        if left == 6:
+            _dots(6, LINES_FOR_FEW, weights, starts, factors, x, inputs, out, outputs, following)
+        elif left == 5:
+            _dots(5, LINES_FOR_FEW, weights, starts, factors, x, inputs, out, outputs, following)
         elif left == 4:
-            _dots(4, weights, starts, factors, x, inputs, out, outputs, following)
+            _dots(4, LINES_FOR_FEW, weights, starts, factors, x, inputs, out, outputs, following)
         elif left == 3:
-            _dots(3, weights, starts, factors, x, inputs, out, outputs, following)
+            _dots(3, LINES_FOR_FEW, weights, starts, factors, x, inputs, out, outputs, following)
         elif left == 2:
-            _dots(2, weights, starts, factors, x, inputs, out, outputs, following)
+            _dots(2, LINES_FOR_FEW, weights, starts, factors, x, inputs, out, outputs, following)
         elif left == 1:
-            _dots(1, weights, starts, factors, x, inputs, out, outputs, following)
+            _dots(1, LINES_FOR_FEW, weights, starts, factors, x, inputs, out, outputs, following)
 
     @cfunc(_KERNEL, **_FAST)
     def _multiply(address: int, thread: int) -> None:
@@ -1739,11 +1748,11 @@ class Program:
         self._kernels = kernels
         self._address = self.memory.ctypes.data
 
-    def run(self, num_rows: int, num_entries: int, is_large: Any, *, num_times: int = 1, holds: bool = False) -> int:
+    def run(self, num_rows: Any, num_entries: int, is_large: Any, *, num_times: int = 1, holds: bool = False) -> int:
         """How often it has been run, which is less than `num_times` if the bell rang.
 
         Args:
-            num_rows: for matrix products; the others find it in the step.
+            num_rows: for matrix products, of all or of each entry; the others find it in the step.
             num_entries: how many of them, from the first on.
             is_large: of each entry, whether it pays to share it among threads.
             num_times: how often all of them.

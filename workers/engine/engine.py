@@ -277,7 +277,8 @@ class Engine:
             run_s = time.monotonic() - start
             if not plan.chunks:
                 self._decode_run_s = run_s / output.num_steps
-            self._ms_per_token += SMOOTHING * (1e3 * run_s / output.num_steps - self._ms_per_token)
+            weight = 1 - (1 - SMOOTHING) ** output.num_steps
+            self._ms_per_token += weight * (1e3 * run_s / output.num_steps - self._ms_per_token)
 
     def _take_in(self) -> bool:
         """Waits until there is something to do; False once the engine has drained."""

@@ -195,6 +195,7 @@ class _ForwardPass:
         step[k.TOKEN_EMBEDDING] = _address(model.token_embedding)
         step[k.POSITION_EMBEDDING] = _address(model.position_embedding)
         step[k.X], step[k.PREPARED], step[k.SCALES] = map(_address, (self._x, self._prepared, self._scales))
+        step[k.SCALES_IN] = step[k.SCALES]
         step[k.QUERY], step[k.MEAN] = _address(self._query), _address(self._mean)
         step[k.ROWS], step[k.TILES], step[k.HEADS_DONE] = map(_address, (self._rows, self._tiles, heads_done))
         step[k.SCRATCH], step[k.SCRATCH_STRIDE], step[k.SCORE_STRIDE] = _address(scratch), scratch_stride, score_stride
@@ -233,7 +234,7 @@ class _ForwardPass:
             self._make_program(bell)
 
     def _make_program(self, bell: Bell) -> None:
-        """All layers, and the head where every row's logits are wanted, in one call."""
+        """All layers, and the head of the rows whose logits are wanted, in one call."""
         k, at = self._k, self._step_address
         width, inner = self._model.config.n_embd, self._model.config.n_inner
         self._y = torch.zeros(self._most_program_rows, width)
@@ -273,10 +274,15 @@ class _ForwardPass:
             self._most_head_rows = min(self._most_program_rows, MAX_HEAD_ROWS)
             vocab = self._model.config.vocab_size
             self._logits = torch.zeros(self._most_head_rows, vocab)
-            logits = _address(self._logits)
-            add(k.add_and_norm, _BY_WIDTH, at, self._norm_addresses[-1], narrow)
+            self._sources = np.zeros(self._most_head_rows, np.int64)
+            self._head_scales = torch.zeros(self._most_head_rows, 1)
+            self._head_step = self._step.copy()
+            self._head_step[k.SOURCES], self._head_step[k.SCALES] = map(_address, (self._sources, self._head_scales))
+            self._head_step[k.MODE] = k.UINT8
+            logits, of_head = _address(self._logits), _address(self._head_step)
+            add(k.add_and_norm, _BY_WIDTH, of_head, self._norm_addresses[-1], narrow)
             multiply(self._model.head, logits)
-            add(k.scale, _ALWAYS if vocab > LARGE else _NEVER, at, vocab, logits)
+            add(k.scale, _ALWAYS if vocab > LARGE else _NEVER, of_head, vocab, logits)
             self._num_step_entries = len(entries)
             self.most_rows_ahead = self._most_head_rows
             add(k.sample, _ALWAYS, self.sampler.address, 0, logits)
@@ -301,7 +307,7 @@ class _ForwardPass:
             tables[1:, column, k.UNIFORM] = [uniform(draw.seed, draw.position + ahead) for ahead in range(1, number)]
         tables[1:, :, k.RANK] = 0  # it is the first token's
         self.sampler.use(tables[0])
-        done = self._run_program(num_rows, len(self._program_sizes), number)
+        done = self._run_program(num_rows, len(self._program_sizes), range(num_rows), number)
         return [[Step(int(row[k.TOKEN]), row[k.LOGPROB]) for row in table] for table in tables[:done].tolist()]
 
     def logits(self, plan: Plan, wanted: Items[int]) -> Tensor:
@@ -311,10 +317,12 @@ class _ForwardPass:
         if num_rows == 0:
             return torch.empty(0, self._model.config.vocab_size)
         if num_rows <= self._most_program_rows:
-            has_head = num_rows == len(wanted) <= self._most_head_rows
-            self._run_program(num_rows, self._num_step_entries if has_head else self._num_layer_entries)
+            if not 0 < len(wanted) <= self._most_head_rows:
+                self._run_program(num_rows, self._num_layer_entries)
+                return self._head(self._y[:num_rows], num_rows, wanted)
+            self._run_program(num_rows, self._num_step_entries, wanted)
             # The next step writes there: who keeps logits copies them.
-            return self._logits[:num_rows] if has_head else self._head(self._y[:num_rows], num_rows, wanted)
+            return self._logits[: len(wanted)]
         run, at = self._kernels.run, self._step_address
         is_large, is_wide, is_long = self._sizes(num_rows, LARGE)
         _, qkv, out, up, down = self._layers[0]  # other layers' have the same shapes
@@ -346,11 +354,16 @@ class _ForwardPass:
         assert y is not None
         return self._head(y, num_rows, wanted)
 
-    def _run_program(self, num_rows: int, num_entries: int, num_times: int = 1) -> int:
-        """The program's first entries, for the rows that are described; how often."""
-        self._step[self._k.MODE] = self._k.UINT8
+    def _run_program(self, num_rows: int, num_entries: int, wanted: Items[int] = (), num_times: int = 1) -> int:
+        """The program's first entries, for the rows that are described, and the head of those `wanted`; how often."""
+        k = self._k
+        self._step[k.MODE] = k.UINT8
         is_large = np.array((False, True, *self._sizes(num_rows, LARGE_IN_PROGRAM)))[self._program_sizes]
-        number: int = self._program.run(num_rows, num_entries, is_large, num_times=num_times)
+        of_each = np.full(num_entries, num_rows)
+        if wanted:
+            self._sources[: len(wanted)] = wanted
+            self._head_step[k.NUM_ROWS] = of_each[self._num_layer_entries :] = len(wanted)
+        number: int = self._program.run(of_each, num_entries, is_large, num_times=num_times)
         return number
 
     def _sizes(self, num_rows: int, least: int) -> tuple[bool, bool, bool]:
