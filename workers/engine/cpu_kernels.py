@@ -142,8 +142,9 @@ AMX_ROWS, AMX_BYTES = 16, 64  # of a tile register
 # Weights are asked for before they are needed, into the second cache: an Intel CPU looks ahead by itself too, but not
 # past a page, and too late where a row's products leave it little to do. While a block is multiplied with a few rows,
 # the one after it is asked for, at so many places at once (a power of two): that keeps more of the memory's banks busy
-# than from its beginning on. AMD's do better alone: on Zen 5 a step of three rows of GPT-2 small's shape takes 2.9 ms,
-# with weights asked for 3.1 at one place and 3.4 at eight. Before AMX, so many bytes ahead.
+# than from its beginning on. AMD's look ahead better alone: on Zen 5 a step of three rows of GPT-2 small's shape takes
+# 2.9 ms, with weights asked for 3.1 at one place and 3.4 at eight. But while more rows meet a block one after another,
+# nothing of the next is read: each time a part of it is asked for. Before AMX, so many bytes ahead.
 LINES_FOR_FEW, LINES_FOR_MANY = (0, 1) if binding.get_host_cpu_name().startswith("znver") else (4, 4)
 FETCH_STREAMS = 8
 FETCH_AHEAD_BYTES = 8192
@@ -1528,10 +1529,14 @@ if HAS_DOT_PRODUCTS:  # a compiler that is asked for instructions that are not t
                     _amx_dots(1, rows, weights, starts, factors, x, inputs, out, outputs, ahead)
                 x, out, left, ahead = x + rows * inputs, out + 4 * rows * outputs, left - rows, 0
             return
+        end = following + BLOCK * inputs
         while left > DOT_ROWS:
-            _dots(6, LINES_FOR_MANY, weights, starts, factors, x, inputs, out, outputs, following)
+            if following < end:
+                _dots(6, LINES_FOR_MANY, weights, starts, factors, x, inputs, out, outputs, following)
+            else:
+                _dots(6, 0, weights, starts, factors, x, inputs, out, outputs, following)
             x, out, left = x + DOT_ROWS * inputs, out + 4 * DOT_ROWS * outputs, left - DOT_ROWS
-            following += LINES_FOR_MANY * 16 * inputs if LINES_FOR_MANY == 1 else 0
+            following += LINES_FOR_MANY * 16 * inputs
         if left == 6:
             _dots(6, LINES_FOR_FEW, weights, starts, factors, x, inputs, out, outputs, following)
         elif left == 5:
