@@ -65,6 +65,11 @@ class Editor:
         self.press("Tab")
         return self.wait_until_whole()
 
+    def wait_until_asked(self, number: int) -> None:
+        """For a pause to ask: until then, what was answered before is still whole."""
+        # Playwright hears of requests while it is asked for something.
+        until(lambda: [self.status.inner_text(), len(self.asked)][1] >= number, 10, "the pause's request")
+
     def wait_until_whole(self) -> list[str]:
         latency = self.page.locator("#latency")
         until(lambda: re.fullmatch(r"[\d,]+ ms", latency.inner_text()), 10, "the whole answer")

@@ -76,6 +76,7 @@ def test_a_pause_asks_by_itself_and_leaves_enter_alone(open_page: OpenPage) -> N
     assert len(editor.asked) == 1
     editor.press("Enter")
     assert editor.value == OPENING + "\n"
+    editor.wait_until_asked(2)
     editor.wait_until_whole()
     assert [body["context"] for body in editor.asked] == [OPENING, OPENING + "\n"]
     editor.press("ArrowDown")  # one was chosen now
@@ -108,7 +109,7 @@ def test_steady_typing_does_not_ask(open_page: OpenPage) -> None:
     for index, letter in enumerate(text):
         editor.page.keyboard.type(letter)
         editor.page.wait_for_timeout(60 + 30 * (index % 3))
-    until(lambda: editor.status.inner_text() and editor.asked, 5, "the pause's request")
+    editor.wait_until_asked(1)
     editor.wait_until_whole()
     assert editor.asked[-1]["context"] == text
     assert len(editor.asked) <= 3  # a busy machine may make a gap that nobody made
@@ -229,6 +230,7 @@ def test_another_key_ends_it_and_the_pause_after_it_asks_anew(open_page: OpenPag
     editor.write("~")
     assert editor.ghost_text == ""
     expect(editor.list).to_be_hidden()
+    editor.wait_until_asked(2)
     editor.wait_until_whole()
     assert [body["context"] for body in editor.asked] == [OPENING, OPENING + "~"]
 
