@@ -67,8 +67,12 @@ class Editor:
 
     def wait_until_asked(self, number: int) -> None:
         """For a pause to ask: until then, what was answered before is still whole."""
-        # Playwright hears of requests while it is asked for something.
-        until(lambda: [self.status.inner_text(), len(self.asked)][1] >= number, 10, "the pause's request")
+
+        def is_asked() -> bool:
+            self.status.inner_text()  # Playwright hears of requests while it is asked for something
+            return len(self.asked) >= number
+
+        until(is_asked, 10, "the pause's request")
 
     def wait_until_whole(self) -> list[str]:
         latency = self.page.locator("#latency")
