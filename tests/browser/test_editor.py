@@ -377,7 +377,7 @@ def test_details_on_demand(editor: Editor) -> None:
     ghost = editor.ghost_text
     tokens = editor.page.locator("#details .token").evaluate_all("all => all.map(one => one.firstChild.textContent)")
     assert re.sub(r"[\s¶]", "", ghost).startswith(re.sub(r"[\s¶␣]", "", "".join(tokens))[: len(ghost) // 2])
-    assert tokens  # the seed is random: few, if the sentence is short
+    assert len(tokens) >= len(ghost.split()) > 0  # no token says parts of two words
     assert details.locator(".other").count() > len(tokens)
     assert editor.value == OPENING
     editor.press("ArrowDown")  # another's, and no further request
