@@ -143,7 +143,7 @@ AMX_ROWS, AMX_BYTES = 16, 64  # of a tile register
 # past a page, and too late where a row's products leave it little to do. While a block is multiplied with a few rows,
 # the one after it is asked for, at so many places at once (a power of two): that keeps more of the memory's banks busy
 # than from its beginning on. AMD's look ahead better alone: on Zen 5 a step of three rows of GPT-2 small's shape takes
-# 2.9 ms, with weights asked for 3.1 at one place and 3.4 at eight. But while more rows meet a block one after another,
+# 3.0 ms, with weights asked for 3.2 at one place and 3.6 at eight. But while more rows meet a block one after another,
 # nothing of the next is read: each time a part of it is asked for. Before AMX, so many bytes ahead.
 LINES_FOR_FEW, LINES_FOR_MANY = (0, 1) if binding.get_host_cpu_name().startswith("znver") else (4, 4)
 FETCH_STREAMS = 8
@@ -1536,7 +1536,7 @@ if HAS_DOT_PRODUCTS:  # a compiler that is asked for instructions that are not t
             else:
                 _dots(6, 0, weights, starts, factors, x, inputs, out, outputs, following)
             x, out, left = x + DOT_ROWS * inputs, out + 4 * DOT_ROWS * outputs, left - DOT_ROWS
-            following += LINES_FOR_MANY * 16 * inputs
+            following += LINES_FOR_MANY * 64 * inputs // 4  # what was asked for, as `_dots` has it
         if left == 6:
             _dots(6, LINES_FOR_FEW, weights, starts, factors, x, inputs, out, outputs, following)
         elif left == 5:
