@@ -12,8 +12,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))  # `gunicorn` as a script does not look beside this file
 
 from shared.errors import StartError
+from shared.run_directory import lock_run_directory
 from shared.settings import Settings
-from shared.slots import Leases, check_address_free, current_plan, lock_run_directory, worker_environment
+from shared.slots import Leases, check_address_free, current_plan, worker_environment
 from shared.telemetry import logging_config
 
 # Connections that need a thread but are no branch: state streams of two gateways (there are two during a

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shared.errors import StartError
+from shared.run_directory import prepare_run_directory
 from shared.settings import Settings
-from shared.slots import Model, Plan, lay_out, made_of, prepare_run_directory
+from shared.slots import Model, Plan, lay_out, made_of
 from workers.checkpoints import Checkpoint, resolve, resolve_default
 
 MAX_SLOTS = 64

@@ -25,8 +25,9 @@ from rich.table import Table
 
 from deploy.planning import make_plan
 from shared.errors import StartError
+from shared.run_directory import lock_run_directory, remove_lock_file, remove_run_files
 from shared.settings import Settings
-from shared.slots import DRAINING_FILE, PLAN_FILE, Plan, check_address_free, lock_run_directory, write_plan
+from shared.slots import DRAINING_FILE, PLAN_FILE, PLAN_LOCK_FILE, Plan, check_address_free, write_plan
 
 ROOT = Path(__file__).parent.parent
 ROLES = ("workers", "gateway")
@@ -48,6 +49,7 @@ class Supervisor:
         self._environ = environ
         self._console = console
         self._run_path = settings.run_path
+        self._made: list[str] = []  # files of the run directory that are this instance's to remove
         self._masters: dict[str, subprocess.Popen[bytes]] = {}
         self._restarts: list[float] = []
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -58,27 +60,34 @@ class Supervisor:
         Raises:
             StartError: it cannot start as asked; nothing is left running.
         """
-        lock = lock_run_directory(self._settings, "serve")
-        try:
-            plan = self._prepare()
-            for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(name, lambda number, _frame: self._signals.put(number))
+        with lock_run_directory(self._settings, "serve"):
+            # A pool may run here without a supervisor: refuse before anything of it is overwritten or removed.
             for role in ROLES:
-                self._start(role)
+                remove_lock_file(self._settings, role)
             try:
-                if self._wait_until_warm(plan):
-                    self._greet(plan)
-                    self._watch()
+                self._serve()
             finally:
-                self._stop()
-        finally:
-            self._clean_up()
-            lock.close()
+                for role in ROLES:
+                    with suppress(StartError):
+                        remove_lock_file(self._settings, role)
+                remove_run_files(self._run_path, [*self._made, "serve.lock"])
         return 0
+
+    def _serve(self) -> None:
+        plan = self._prepare()
+        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(name, lambda number, _frame: self._signals.put(number))
+        for role in ROLES:
+            self._start(role)
+        try:
+            if self._wait_until_warm(plan):
+                self._greet(plan)
+                self._watch()
+        finally:
+            self._stop()
 
     def _prepare(self) -> Plan:
         check_address_free(self._settings.bind)
-        (self._run_path / DRAINING_FILE).unlink(missing_ok=True)
         with self._console.status("Looking for models …") as status:
 
             def show(name: str, share: float) -> None:
@@ -88,7 +97,9 @@ class Supervisor:
         for model in plan.models:
             if model.warning:
                 self._console.print(f"[yellow]Note:[/] {model.warning}")
+        (self._run_path / DRAINING_FILE).unlink(missing_ok=True)  # an instance that was killed left it
         write_plan(plan, self._run_path)
+        self._made += [PLAN_FILE, PLAN_LOCK_FILE, *(Path(slot.socket).name for slot in plan.slots)]
         return plan
 
     def _start(self, role: str) -> None:
@@ -180,6 +191,7 @@ class Supervisor:
         """Readiness off, then the gateway, then the workers; what is left after the grace is killed."""
         deadline = time.monotonic() + self._settings.grace_s
         if all(master.poll() is None for master in self._masters.values()):
+            self._made.append(DRAINING_FILE)
             (self._run_path / DRAINING_FILE).touch()
             self._wait_or_signal(time.monotonic() + self._settings.drain_s)
         for role in reversed(ROLES):
@@ -198,14 +210,6 @@ class Supervisor:
         while time.monotonic() < until:
             if self._next_signal() is not None:
                 return
-
-    def _clean_up(self) -> None:
-        for path in (*self._run_path.glob("*.sock"), *self._run_path.glob("*.lock")):
-            path.unlink(missing_ok=True)
-        for name in (PLAN_FILE, DRAINING_FILE):
-            (self._run_path / name).unlink(missing_ok=True)
-        with suppress(OSError):
-            self._run_path.rmdir()
 
 
 def _end_group(master: subprocess.Popen[bytes], number: signal.Signals, deadline: float) -> None:

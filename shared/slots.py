@@ -16,12 +16,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
 from shared.errors import StartError
-from shared.settings import MAX_SOCKET_PATH_BYTES, Address, Settings
+from shared.run_directory import prepare_run_directory
+from shared.settings import Address, Settings
 
 # How often a compute thread looks whether the others are there before it sleeps. By default it looks for
 # milliseconds, and where anything else wants the cores the threads wait for each other's time slices. Three branches
@@ -32,6 +32,7 @@ SPIN_COUNT = "20000"
 # every 0.2 s on two cores: 42 ms with one thread (45 at p90), 49 with two (74), medians of three interleaved rounds.
 ONE_THREAD_BYTES = 64 << 20
 PLAN_FILE = "plan.json"
+PLAN_LOCK_FILE = "plan.lock"
 DRAINING_FILE = "draining"
 
 
@@ -110,56 +111,6 @@ def worker_environment(slot: Slot, plan: Plan, settings: Settings, environ: Mapp
     }
 
 
-def prepare_run_directory(settings: Settings) -> Path:
-    """Make the run directory, private to this user.
-
-    Raises:
-        StartError: its path is too long for a socket, or it belongs to somebody else.
-    """
-    path = settings.run_path
-    longest = len(os.fsencode(path / "slot-000.sock"))
-    if longest > MAX_SOCKET_PATH_BYTES:
-        raise StartError(
-            f"The run directory {path} is too long for a Unix socket ({longest} bytes with a socket's name, "
-            f"at most {MAX_SOCKET_PATH_BYTES}): set TERCET_RUN_DIR to a shorter path."
-        )
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.stat()
-    except OSError as error:
-        raise StartError(f"The run directory {path} cannot be made ({error.strerror}): set TERCET_RUN_DIR.") from error
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise StartError(
-            f"The run directory {path} belongs to, or may be written by, somebody else: "
-            "set TERCET_RUN_DIR to a directory that only you can write."
-        )
-    return path
-
-
-def lock_run_directory(settings: Settings, name: str) -> IO[str]:
-    """Hold `<run directory>/<name>.lock` for as long as the returned file is open.
-
-    Raises:
-        StartError: another process holds it.
-    """
-    path = prepare_run_directory(settings) / f"{name}.lock"
-    lock = path.open("a+")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.seek(0)
-        holder = lock.read().strip() or "unknown"
-        lock.close()
-        raise StartError(
-            f"The run directory {settings.run_path} is in use by process {holder} ({name}): "
-            "stop it, or set TERCET_BIND (and TERCET_RUN_DIR, if you set it) to run a second one beside it."
-        ) from None
-    lock.truncate(0)
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
-    return lock
-
-
 def check_address_free(address: Address) -> None:
     """gunicorn would retry for five seconds, and then say less.
 
@@ -217,7 +168,7 @@ def current_plan(settings: Settings, environ: Mapping[str, str]) -> Plan:
         StartError: the plan cannot be made; `deploy.planning` has said why on standard error.
     """
     run_path = prepare_run_directory(settings)
-    with (run_path / "plan.lock").open("w") as lock:
+    with (run_path / PLAN_LOCK_FILE).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             plan = read_plan(run_path)

@@ -21,6 +21,8 @@ import httpx
 import psutil
 import pytest
 
+from shared.run_directory import MARKER_FILE, prepare_run_directory
+from shared.settings import Settings
 from tests.e2e.harness import ROOT, Tercet, free_port, running, until
 
 
@@ -339,6 +341,43 @@ def test_what_cannot_start_says_so_in_one_sentence(short_tmp_path: Path, tercet:
         assert code == 1, output
         assert sentence in " ".join(output.split()), output
         assert "Traceback" not in output
+
+
+def test_a_refused_start_removes_no_file_of_others(short_tmp_path: Path) -> None:
+    """`TERCET_RUN_DIR=/some/dir TERCET_DEVICES=cuda:7 tercet serve` once emptied that directory by pattern."""
+    names = ("app.lock", "app.sock", "plan.json", "draining", "slot-7.sock")
+    foreign = short_tmp_path / "foreign"
+    foreign.mkdir()
+    for name in names:
+        (foreign / name).write_text("kept")
+    code, output = serve_output(short_tmp_path, run_dir=str(foreign), devices="cuda:7")
+    assert (code, "not created by Tercet" in " ".join(output.split())) == (1, True), output
+    assert {path.name: path.read_text() for path in foreign.iterdir()} == dict.fromkeys(names, "kept")
+    # Also where the directory is ours: what the refused start did not make stays.
+    ours = prepare_run_directory(Settings(run_dir=short_tmp_path / "ours"))
+    for name in names:
+        (ours / name).write_text("kept")
+    code, output = serve_output(short_tmp_path, run_dir=str(ours), devices="cuda:7")
+    assert (code, "names cuda:7, but" in " ".join(output.split())) == (1, True), output
+    (ours / MARKER_FILE).unlink()
+    assert {path.name: path.read_text() for path in ours.iterdir()} == dict.fromkeys(names, "kept")
+
+
+def test_a_second_serve_leaves_a_running_pool_its_sockets(short_tmp_path: Path) -> None:
+    """A pool that systemd runs holds no supervisor's lock; `tercet serve` beside it removed its sockets."""
+    pool = Tercet(short_tmp_path)
+    pool.environ["TERCET_ROLE"] = "workers"
+    pool.start(sys.executable, "-m", "gunicorn")
+    try:
+        until((pool.run_dir / "slot-0.sock").exists, 30, "the pool's socket")
+        before = {path.name for path in pool.run_dir.iterdir()}
+        code, output = serve_output(short_tmp_path, run_dir=str(pool.run_dir))
+        assert (code, "is in use by process" in " ".join(output.split())) == (1, True), output
+        assert before <= {path.name for path in pool.run_dir.iterdir()}
+    finally:
+        pool.process.send_signal(signal.SIGTERM)
+        pool.process.wait(timeout=40)
+        pool.client.close()
 
 
 def test_gunicorn_alone_refuses_a_port_in_use(short_tmp_path: Path, tercet: Tercet) -> None:

@@ -12,8 +12,6 @@ from shared.slots import (
     Model,
     Plan,
     lay_out,
-    lock_run_directory,
-    prepare_run_directory,
     read_plan,
     worker_environment,
     write_plan,
@@ -73,27 +71,6 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(StartError, match="no slot plan"):
         read_plan(tmp_path)
-
-
-def test_a_run_directory_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="too long for a Unix socket"):
-        prepare_run_directory(Settings(run_dir=tmp_path / ("x" * 100)))
-
-
-def test_a_run_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "r").mkdir(mode=0o777)
-    (tmp_path / "r").chmod(0o777)
-    with pytest.raises(StartError, match="somebody else"):
-        prepare_run_directory(Settings(run_dir=tmp_path / "r"))
-
-
-def test_a_run_directory_serves_one(tmp_path: Path) -> None:
-    settings = Settings(run_dir=tmp_path / "r")
-    held = lock_run_directory(settings, "serve")
-    with pytest.raises(StartError, match=f"in use by process {os.getpid()}"):
-        lock_run_directory(settings, "serve")
-    held.close()
-    lock_run_directory(settings, "serve").close()
 
 
 def test_a_crashed_workers_slot_is_leased_again_whatever_the_age() -> None:

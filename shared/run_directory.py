@@ -1,0 +1,149 @@
+"""The run directory of one instance: sockets, locks and the slot plan, private to one user.
+
+Everything in it is made and removed by name. A marker file says that Tercet made the directory; a directory that has
+other files and no marker belongs to something else and is refused. This module does not know what the files mean.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from shared.errors import StartError
+from shared.settings import MAX_SOCKET_PATH_BYTES, Settings
+
+MARKER_FILE = "tercet-run-directory"
+_MARKER_TEXT = "Made by Tercet for the sockets, locks and slot plan of one running instance.\n"
+
+
+def prepare_run_directory(settings: Settings) -> Path:
+    """Create the run directory, readable by this user only, or check the one that is there.
+
+    Raises:
+        StartError: the path is too long for a socket, is a symbolic link or no directory, belongs to or may be
+            written by another user, or has files but no marker.
+    """
+    path = settings.run_path
+    longest = len(os.fsencode(path / "slot-000.sock"))
+    if longest > MAX_SOCKET_PATH_BYTES:
+        raise StartError(
+            f"The run directory {path} is too long for a Unix socket ({longest} bytes with a socket's name, "
+            f"at most {MAX_SOCKET_PATH_BYTES}): set TERCET_RUN_DIR to a shorter path."
+        )
+    try:
+        path.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise StartError(
+            f"The run directory {path} cannot be created ({error.strerror}): set TERCET_RUN_DIR."
+        ) from error
+    _check_directory(path)
+    marker = path / MARKER_FILE
+    if not _is_regular_file(marker):
+        # Only the marker is created here: two masters that start together may both do it.
+        if any(entry.name != MARKER_FILE for entry in path.iterdir()) or os.path.lexists(marker):
+            raise StartError(
+                f"The run directory {path} is not empty and was not created by Tercet (it has no file {MARKER_FILE}): "
+                "set TERCET_RUN_DIR to a new or an empty directory."
+            )
+        _write_marker(marker)
+    return path
+
+
+def lock_run_directory(settings: Settings, name: str) -> IO[str]:
+    """Hold `<run directory>/<name>.lock` for as long as the returned file is open.
+
+    Raises:
+        StartError: another process holds it, or the run directory is refused.
+    """
+    path = prepare_run_directory(settings) / f"{name}.lock"
+    while True:
+        lock = _open_lock(path)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            lock.close()
+            raise StartError(
+                f"The run directory {settings.run_path} is in use by process {holder} ({name}): "
+                "stop it, or set TERCET_BIND (and TERCET_RUN_DIR, if you set it) to run a second instance."
+            ) from None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                break
+        # A stopping instance removed the file between open and flock: a lock on it would exclude no other process.
+        lock.close()
+        prepare_run_directory(settings)
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+    return lock
+
+
+def remove_lock_file(settings: Settings, name: str) -> None:
+    """Remove `<run directory>/<name>.lock`, which no process holds.
+
+    Raises:
+        StartError: as `lock_run_directory`.
+    """
+    with lock_run_directory(settings, name):
+        (settings.run_path / f"{name}.lock").unlink()
+
+
+def remove_run_files(path: Path, names: Iterable[str]) -> None:
+    """Remove the named files, and the directory if only its marker is left. Directories are never followed.
+
+    To be called by the process that holds the instance's lock, with the names of files that the instance made.
+    """
+    for name in names:
+        file = path / name
+        with suppress(FileNotFoundError):
+            if not stat.S_ISDIR(file.lstat().st_mode):
+                file.unlink()
+    with suppress(OSError):
+        if [entry.name for entry in path.iterdir()] == [MARKER_FILE]:
+            (path / MARKER_FILE).unlink()
+            path.rmdir()
+
+
+def _check_directory(path: Path) -> None:
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        raise StartError(f"The run directory {path} is a symbolic link: set TERCET_RUN_DIR to the directory itself.")
+    if not stat.S_ISDIR(status.st_mode):
+        raise StartError(f"The run directory {path} is not a directory: set TERCET_RUN_DIR to another path.")
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise StartError(
+            f"The run directory {path} belongs to, or may be written by, another user: "
+            "set TERCET_RUN_DIR to a directory that only you can write."
+        )
+
+
+def _is_regular_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _write_marker(marker: Path) -> None:
+    file = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(file, "w") as writer:
+        writer.write(_MARKER_TEXT)
+
+
+def _open_lock(path: Path) -> IO[str]:
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise StartError(
+            f"The lock {path} cannot be opened ({error.strerror}): remove it, or set TERCET_RUN_DIR."
+        ) from error
+    return os.fdopen(file, "r+")
