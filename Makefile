@@ -37,7 +37,7 @@ help:
 serve: $(SERVE)
 	@exec $(VENV)/bin/tercet serve
 
-# Compute threads of the tests sleep soon, as the workers' do (shared/slots.py): tests share their cores.
+# Compute threads of the tests sleep soon, as the workers' do (shared/plan.py): tests share their cores.
 test: $(DEV)
 	@GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest $(ARGS)
 
@@ -47,7 +47,7 @@ bench: $(DEV)
 # In a place that `make clean` leaves alone: it is hours of work. The same command goes on with a run that was stopped.
 embedded: $(SERVE)
 	@test -n '$(CORPUS)' || { echo 'Say which text: make embedded CORPUS=path/to/train.txt.xz' >&2; exit 1; }
-	@exec $(VENV)/bin/python -m workers.embedded.train --corpus '$(CORPUS)' --run .train/embedded $(ARGS)
+	@exec $(VENV)/bin/python -m workers.training.train --corpus '$(CORPUS)' --run .train/embedded $(ARGS)
 
 lint: $(DEV)
 	@$(VENV)/bin/ruff check
@@ -77,7 +77,7 @@ $(SERVE): requirements/serve.txt requirements/cuda.txt pyproject.toml
 	fi
 	@$(PIP_INSTALL) -r requirements/serve.txt
 	@$(VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation --no-index -e .
-	@$(VENV)/bin/python -c 'import workers.engine.cpu_kernels'  # compiles them once, for all workers
+	@$(VENV)/bin/python -c 'import workers.engine.cpu.kernels'  # compiles them once, for all workers
 	@printf '%s\n' '$(CURDIR)' >$(SERVE)
 
 $(DEV): $(SERVE) requirements/dev.txt

@@ -12,9 +12,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))  # `gunicorn` as a script does not look beside this file
 
 from shared.errors import StartError
+from shared.leases import Leases
+from shared.plan import check_address_free, current_plan, worker_environment
 from shared.run_directory import lock_run_directory
 from shared.settings import Settings
-from shared.slots import Leases, check_address_free, current_plan, worker_environment
 from shared.telemetry import logging_config
 
 # Connections that need a thread but are no branch: state streams of two gateways (there are two during a
@@ -47,7 +48,7 @@ if role == "workers":
     bind = [f"unix:{slot.socket}" for slot in plan.slots]
     workers = len(plan.slots)
     umask = 0o177  # sockets 0600; gunicorn's default would let every user of the machine in
-    worker_class = "workers.pool.SlotWorker"
+    worker_class = "workers.gunicorn_worker.SlotWorker"
     wsgi_app = "workers.app:build()"
     threads = settings.max_batch + WORKER_RESERVE_THREADS
 else:

@@ -24,8 +24,8 @@ from deploy.bench.cli import bench
 from deploy.planning import make_plan
 from deploy.supervisor import Supervisor
 from shared.errors import StartError
+from shared.plan import Plan, made_of, read_plan, write_plan
 from shared.settings import Settings
-from shared.slots import Plan, made_of, read_plan, write_plan
 from shared.telemetry import configure_logging
 
 cli = typer.Typer(no_args_is_help=True, add_completion=False, help="Three ways to go on, from your own machine.")

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shared.errors import StartError
+from shared.plan import Model, Plan, lay_out, made_of
 from shared.run_directory import prepare_run_directory
 from shared.settings import Settings
-from shared.slots import Model, Plan, lay_out, made_of
-from workers.checkpoints import Checkpoint, resolve, resolve_default
+from workers.checkpoints.resolve import Checkpoint, resolve, resolve_default
 
 MAX_SLOTS = 64
 SYNTHETIC_WEIGHT_BYTES = 500_000_000

@@ -9,18 +9,24 @@ from typing import TypeAlias
 
 import falcon
 
-from gateway.admission import Admission
-from gateway.fanout import Fanout
-from gateway.feedback import Ledger
+from gateway.api.autocomplete import (
+    AutocompleteResource,
+    FeedbackResource,
+    LiveResource,
+    MetricsResource,
+    ReadyResource,
+)
+from gateway.api.feedback import FeedbackStore
+from gateway.api.page import PageResource, StaticResource, read_assets
+from gateway.generation.fanout import Fanout
 from gateway.metrics import Metrics
-from gateway.middleware import Boundary, render_error, render_http_error, render_unknown
-from gateway.page import PageResource, StaticResource, read_assets
-from gateway.pool import Pool
-from gateway.resources import AutocompleteResource, FeedbackResource, LiveResource, MetricsResource, ReadyResource
+from gateway.middleware.boundary import Boundary, render_error, render_http_error, render_unknown
+from gateway.pool.admission import Admission
+from gateway.pool.watcher import PoolWatcher
 from shared.errors import TercetError
 from shared.hangups import HangupWatcher
+from shared.plan import Plan, read_plan
 from shared.settings import Settings
-from shared.slots import Plan, read_plan
 from shared.telemetry import configure_structlog
 
 App: TypeAlias = falcon.App[falcon.Request, falcon.Response]
@@ -44,10 +50,10 @@ def create_app(
     app.add_error_handler(Exception, render_unknown)
     app.add_error_handler(falcon.HTTPError, render_http_error)
     app.add_error_handler(TercetError, render_error)
-    ledger = Ledger(metrics)
-    autocomplete = AutocompleteResource(plan, fanout, hangups, ledger, settings.timeout_s, settings.similarity)
+    feedback_store = FeedbackStore(metrics)
+    autocomplete = AutocompleteResource(plan, fanout, hangups, feedback_store, settings.timeout_s, settings.similarity)
     app.add_route("/autocomplete", autocomplete)
-    app.add_route("/feedback", FeedbackResource(ledger))
+    app.add_route("/feedback", FeedbackResource(feedback_store))
     ready = ReadyResource(plan, admission, run_path)
     for path in READY_PATHS:
         app.add_route(path, ready)
@@ -66,7 +72,7 @@ def build() -> App:
     plan = read_plan(settings.run_path)
     admission = Admission(plan, settings.placement, settings.queue)
     metrics = Metrics(admission)
-    pool = Pool(plan, admission, settings.ack_ms / 1e3)
+    pool = PoolWatcher(plan, admission, settings.ack_ms / 1e3)
     num_threads = MAX_BRANCHES_PER_REQUEST * (plan.max_running + settings.queue)
     fanout = Fanout(pool.clients, admission, metrics, num_threads)
     gc.freeze()  # modules stay: to look through them for garbage again and again would hold requests up

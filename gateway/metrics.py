@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from gateway.admission import Admission
+from gateway.pool.admission import Admission
 from shared.metrics import SlotCollector
 
 # Two per octave from 5 ms: suggestions are won or lost between 50 ms and a second.

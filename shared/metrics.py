@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shared.schemas import SlotState, State
+from shared.protocol import SlotState, State
 
 _GAUGES: list[tuple[str, str, Callable[[State], float]]] = [
     ("tercet_slot_in_flight_branches", "Branches in the slot's engine", lambda state: state.in_flight),

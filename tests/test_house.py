@@ -18,10 +18,11 @@ SERVER_SIDE = {"falcon", "gunicorn", "httpx"}
 RULES: dict[str, tuple[set[str], set[str]]] = {
     "shared": ({"shared"}, MODEL_SIDE | SERVER_SIDE | {"rich", "typer"}),
     "gateway": ({"gateway", "shared"}, MODEL_SIDE | {"gunicorn", "rich", "typer"}),
-    "workers/engine": ({"workers.engine", "shared.settings", "shared.errors"}, SERVER_SIDE),
+    "workers/text": ({"workers.text"}, SERVER_SIDE),
+    "workers/engine": ({"workers.engine", "workers.text", "shared.settings", "shared.errors"}, SERVER_SIDE),
     "workers": ({"workers", "shared"}, {"httpx", "rich", "typer"}),
     # The training program: a person runs it, so it prints; no server imports it.
-    "workers/embedded": ({"workers.embedded", "workers.engine.tokens", "shared.errors"}, SERVER_SIDE | {"typer"}),
+    "workers/training": ({"workers.training", "workers.text.tokenizer", "shared.errors"}, SERVER_SIDE | {"typer"}),
     "gunicorn.conf.py": ({"shared"}, MODEL_SIDE | SERVER_SIDE),
 }
 
@@ -43,7 +44,7 @@ def test_who_may_import_whom(room: str) -> None:
     allowed, forbidden = RULES[room]
     place = ROOT / room
     for path in [place] if place.is_file() else place.rglob("*.py"):
-        if room == "workers" and path.is_relative_to(ROOT / "workers/embedded"):
+        if room == "workers" and path.is_relative_to(ROOT / "workers/training"):
             continue
         for name in imports(path):
             top = name.partition(".")[0]
@@ -60,8 +61,8 @@ def test_httpx_stays_behind_the_client() -> None:
 def test_nothing_that_serves_imports_what_trains() -> None:
     for room in ("gateway", "workers", "shared", "deploy"):
         for path in (ROOT / room).rglob("*.py"):
-            if not path.is_relative_to(ROOT / "workers/embedded"):
-                assert not any(name.startswith("workers.embedded") for name in imports(path)), path
+            if not path.is_relative_to(ROOT / "workers/training"):
+                assert not any(name.startswith("workers.training") for name in imports(path)), path
 
 
 def test_the_engine_reads_no_environment() -> None:
@@ -69,7 +70,7 @@ def test_the_engine_reads_no_environment() -> None:
         assert "os" not in imports(path), path
 
 
-@pytest.mark.parametrize("module", ["gateway.app", "shared.slots", "shared.telemetry", "deploy.cli"])
+@pytest.mark.parametrize("module", ["gateway.app", "shared.plan", "shared.telemetry", "deploy.cli"])
 def test_importing_what_needs_no_model_leaves_torch_alone(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

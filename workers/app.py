@@ -1,7 +1,7 @@
 """A slot's HTTP face: `POST /generate`, `GET /state`, `GET /metrics` on a private socket.
 
-This module knows nothing of gunicorn: `workers.pool` starts and drains what `create_app` makes, and `build` alone reads
-the environment. Texts and token ids are `workers.texts`' business.
+Knows nothing of gunicorn: `workers.gunicorn_worker` starts and drains what `create_app` makes. `build` alone reads the
+environment. Text and token ids belong to `workers.codec`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,17 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from shared.errors import PROBLEM_JSON, InvalidRequest, NotReady, SlotFull, TercetError
 from shared.hangups import HangupWatcher
 from shared.metrics import SlotCollector
-from shared.schemas import (
-    Accepted,
-    GenerateLine,
-    GenerateRequest,
-    State,
-    parse_request,
-)
+from shared.plan import Model, Slot, read_plan
+from shared.protocol import Accepted, GenerateLine, GenerateRequest, State, parse_generate_request
 from shared.settings import Settings
-from shared.slots import Model, Slot, read_plan
 from shared.telemetry import configure_structlog
+from workers.checkpoints.int8_check import choose_cpu_dtype
+from workers.codec import Codec
 from workers.engine.engine import Engine, EngineConfig, EngineFull, EngineNotReady, InvalidPrompt
-from workers.engine.gpt2 import LoadedModel, load_model, random_model
-from workers.engine.sequence import Finished, Generation, GenerationRequest
-from workers.engine.tokens import Tokenizer
-from workers.quality import choose_cpu_dtype
-from workers.texts import Translator
+from workers.engine.model.loader import LoadedModel, load_model, random_model
+from workers.engine.request import EngineRequest, SequenceOutput
+from workers.engine.result_stream import ResultStream
+from workers.text.tokenizer import Tokenizer
 
 STATE_PERIOD_S = 0.5
 MAX_BACKOFF_S = 30.0
@@ -67,7 +62,7 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
         self._is_draining = threading.Event()
         self._counters: Counter[str] = Counter()
         self.hangups = HangupWatcher()
-        self._translator: Translator | None = None
+        self._translator: Codec | None = None
         self.engine = Engine(config, self._load, on_change=self._announce, on_fatal=_exit_process)
         self.add_error_handler(TercetError, _render_error)
         self.add_error_handler(Exception, _render_unknown)
@@ -87,7 +82,7 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
         self.engine.start()
 
     @property
-    def translator(self) -> Translator:
+    def codec(self) -> Codec:
         """
         Raises:
             NotReady: the model is not loaded yet.
@@ -147,7 +142,7 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
             if state.state == "draining":
                 return
 
-    def count(self, finished: Finished, num_prompt_tokens: int) -> None:
+    def count(self, finished: SequenceOutput, num_prompt_tokens: int) -> None:
         with self._changed:
             self._counters[f"sequences.{finished.finish_reason}"] += 1
             self._counters["prompt_tokens"] += num_prompt_tokens
@@ -176,7 +171,7 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
             else partial(load_model, Path(self._model.directory))
         )
         loaded = make(device=self._config.device, dtype=self._dtype(tokenizer), progress=progress, tokenizer=tokenizer)
-        self._translator = Translator(tokenizer, loaded.config.n_positions)
+        self._translator = Codec(tokenizer, loaded.config.n_positions)
         log.info("loaded", slot=self._slot.index, model=self._model.name, seconds=round(time.monotonic() - start, 2))
         return loaded
 
@@ -199,8 +194,8 @@ class GenerateResource:
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         started_at = time.time()
         start = time.monotonic()
-        ask = parse_request(req.bounded_stream.read(), GenerateRequest)
-        request = self._app.translator.request(ask, start)
+        ask = parse_generate_request(req.bounded_stream.read())
+        request = self._app.codec.request(ask, start)
         try:
             generation = self._app.engine.submit(request)
         except EngineFull as error:
@@ -221,8 +216,8 @@ class _Answer:
         app: SlotApp,
         client: socket.socket | None,
         ask: GenerateRequest,
-        request: GenerationRequest,
-        generation: Generation,
+        request: EngineRequest,
+        generation: ResultStream,
         started_at: float,
     ) -> None:
         self._app = app
@@ -232,18 +227,18 @@ class _Answer:
         self._started_at = started_at
         self._stack = ExitStack()
         self._stack.enter_context(app.hangups.watching(client, generation.cancel))
-        # `workers.pool` gives sockets that can wait with what they are to send.
+        # `workers.gunicorn_worker` gives sockets that can wait with what they are to send.
         self._hold: Callable[[], None] = getattr(client, "hold", lambda: None)
 
     def __iter__(self) -> Iterator[bytes]:
         yield _line(Accepted())
-        translator = self._app.translator
-        tokens = translator.tokens(self._request)
+        codec = self._app.codec
+        tokens = codec.tokens(self._request)
         lines = b""
         for step in self._generation.steps():
-            if isinstance(step, Finished):
+            if isinstance(step, SequenceOutput):
                 self._hold()  # the end of the answer is sent with its last line
-                yield lines + _line(translator.last_line(self._ask, self._request, step))
+                yield lines + _line(codec.last_line(self._ask, self._request, step))
                 return
             lines += b"".join(map(_line, tokens.feed(step)))
             if lines and not self._generation.has_more:
@@ -322,7 +317,7 @@ def create_app(slot: Slot, model: Model, config: EngineConfig, verdicts: Path) -
     """The slot's app; nothing is loaded, and no thread computes, before its `start`.
 
     Args:
-        verdicts: where `workers.quality` keeps what it measured.
+        verdicts: where `workers.checkpoints.int8_check` keeps what it measured.
     """
     return SlotApp(slot, model, config, verdicts)
 

@@ -13,22 +13,22 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from deploy.bench import plot, report
-from deploy.bench.gpu import GpuSuite
-from deploy.bench.http import LEVELS, HttpBench
-from deploy.bench.machine import Clock, gpus
-from deploy.bench.options import Options, begin, finish
-from deploy.bench.rows import NUM_WORDS
-from deploy.bench.samples import SamplesBench
-from deploy.bench.samples import table as samples_table
-from deploy.bench.server import ROOT
-from deploy.bench.suite import CpuSuite
-from deploy.bench.targets import TARGETS, not_measured
-from deploy.bench.typist import TypistBench
-from deploy.bench.typist import table as typist_table
-from deploy.bench.writer import PARTS, WriterBench, tables
+from deploy.bench.harness import plot, report
+from deploy.bench.harness.machine import Clock, gpus
+from deploy.bench.harness.options import Options, begin, finish
+from deploy.bench.harness.rows import NUM_WORDS
+from deploy.bench.harness.server import ROOT
+from deploy.bench.harness.targets import TARGETS, not_measured
+from deploy.bench.quality.samples import SamplesBench
+from deploy.bench.quality.samples import table as samples_table
+from deploy.bench.quality.typist import TypistBench
+from deploy.bench.quality.typist import table as typist_table
+from deploy.bench.speed.gpu import GpuSuite
+from deploy.bench.speed.http import LEVELS, HttpBench
+from deploy.bench.speed.suite import CpuSuite
+from deploy.bench.speed.writer import PARTS, WriterBench, tables
+from gateway.api.schema import parse_autocomplete_request
 from shared.errors import InvalidRequest, StartError
-from shared.schemas import AutocompleteRequest, parse_request
 
 bench = typer.Typer(no_args_is_help=True, help="Measure: ceiling, baselines and ours, in one run, as ratios.")
 # A file has no width; the widest table has this one.
@@ -144,7 +144,7 @@ def bench_writer(
     if unknown := asked - set(PARTS):
         raise typer.BadParameter(f"{min(unknown)} is no part; the parts are {', '.join(PARTS)}", param_hint="--only")
     options = _options(models, device, 1, quick, setting or [], 0)
-    texts = [path.read_text(encoding="utf-8") for path in files or [ROOT / "workers" / "page.txt"]]
+    texts = [path.read_text(encoding="utf-8") for path in files or [ROOT / "workers" / "checkpoints" / "page.txt"]]
     if short := [path for path, text in zip(files or [], texts, strict=False) if len(text) < MIN_TEXT_CHARS]:
         raise typer.BadParameter(f"{short[0]} has fewer than {MIN_TEXT_CHARS} characters", param_hint="FILES")
     _stop_in_order()
@@ -226,7 +226,7 @@ def _fields(entries: Sequence[str]) -> dict[str, object]:
         except ValueError:
             found[name] = value
     try:
-        parse_request(json.dumps({"context": "", **found}).encode(), AutocompleteRequest)
+        parse_autocomplete_request(json.dumps({"context": "", **found}).encode())
     except InvalidRequest as error:
         raise typer.BadParameter(error.detail, param_hint="--field") from error
     return found

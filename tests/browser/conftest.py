@@ -40,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.fixture(scope="session")
 def tercet(browser: Browser, site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
     """The model `slow` takes 30 ms and more for a step; `embedded`, the same checkpoint, as long as it needs."""
-    models = f"embedded,slow={ROOT}/workers/embedded/checkpoint"
+    models = f"embedded,slow={ROOT}/workers/checkpoints/embedded"
     base = tmp_path_factory.mktemp("t")
     with running(base, models=models, test_step_delay_ms="1=30", origins=site.origin) as instance:
         yield instance

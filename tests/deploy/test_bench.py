@@ -14,21 +14,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from deploy.bench.child import Child
-from deploy.bench.clients import read_reply
-from deploy.bench.gpu import floor_ms
-from deploy.bench.http import loopback_address
-from deploy.bench.levels import ceiling_series, summarise
-from deploy.bench.machine import _busy_s, _cpu
-from deploy.bench.rounds import Contender, Results, interleave, percentile
-from deploy.bench.rows import cpu_rows
-from deploy.bench.targets import TARGETS, is_met
-from deploy.bench.typist import Passage, matching, num_keys, saved
-from deploy.bench.workload import Pass, Subject, W, Writer
+from deploy.bench.harness.child import Child
+from deploy.bench.harness.clients import read_reply
+from deploy.bench.harness.levels import ceiling_series, summarise
+from deploy.bench.harness.machine import _busy_s, _cpu
+from deploy.bench.harness.rounds import Contender, Results, interleave, percentile
+from deploy.bench.harness.rows import cpu_rows
+from deploy.bench.harness.targets import TARGETS, is_met
+from deploy.bench.harness.workload import Pass, Subject, W, Writer
+from deploy.bench.quality.typist import Passage, matching, num_keys, saved
+from deploy.bench.speed.gpu import floor_ms
+from deploy.bench.speed.http import loopback_address
+from gateway.api.schema import AutocompleteResponse, Sentence, parse_autocomplete_request
 from shared.errors import StartError
-from shared.schemas import AutocompleteRequest, AutocompleteResponse, Sentence, parse_request
 from tests.e2e.harness import ROOT, running
-from workers.checkpoints import resolve
+from workers.checkpoints.resolve import resolve
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_a_document_and_keystrokes_are_typed_bit_by_bit(writer: Writer) -> None:
 
 
 def test_the_gateway_takes_the_bodies_that_are_sent() -> None:
-    request = parse_request(json.dumps(W.body("Once", 5, session="s")).encode(), AutocompleteRequest)
+    request = parse_autocomplete_request(json.dumps(W.body("Once", 5, session="s")).encode())
     assert (request.n_samples, request.length, request.top_k, request.top_p, request.seed) == (3, 20, 50, 0.95, 5)
 
 
@@ -306,7 +306,7 @@ def test_the_share_saved_is_of_all_passages() -> None:
 
 @pytest.mark.parametrize("how", [[], ["--engine"]])
 def test_the_typist_runs_through_a_file(how: list[str]) -> None:
-    document, shown = bench("typist", "workers/page.txt", "--field", "length=8", *how)
+    document, shown = bench("typist", "workers/checkpoints/page.txt", "--field", "length=8", *how)
     shares = [row["share"] for row in document["rows"]]
     assert len(shares) == (3 if how else 12)
     assert all(-1 <= share <= 1 for share in shares)

@@ -11,8 +11,8 @@ import pytest
 
 from deploy.planning import count_gpus, make_plan
 from shared.errors import StartError
+from shared.plan import Plan
 from shared.settings import ModelSpec, Settings
-from shared.slots import Plan
 
 ROOT = Path(__file__).parents[2]
 

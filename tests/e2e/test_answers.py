@@ -12,12 +12,13 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, LogitsProcessorList
 
-from gateway.cleaning import clean
+from gateway.generation.trimming import clean
 from tests.e2e.harness import Tercet, running
-from workers.engine.gpt2 import SHAPES, random_weights
-from workers.engine.tokens import Tokenizer
+from workers.engine.model.gpt2 import SHAPES
+from workers.engine.model.loader import random_weights
+from workers.text.tokenizer import Tokenizer
 
-EMBEDDED = Path(__file__).parents[2] / "workers/embedded/checkpoint"
+EMBEDDED = Path(__file__).parents[2] / "workers/checkpoints/embedded"
 OPENING = "The old man looked at the sea and"
 PROSE = (
     "It was a bright morning in the early spring, and the road ran white between the hedges. Nobody had passed "

@@ -272,7 +272,7 @@ def test_spread_puts_three_branches_on_three_slots(short_tmp_path: Path) -> None
 
 
 def test_models_are_chosen_by_name(short_tmp_path: Path) -> None:
-    embedded = ROOT / "workers/embedded/checkpoint"
+    embedded = ROOT / "workers/checkpoints/embedded"
     with running(short_tmp_path, models=f"embedded,mine={embedded}") as tercet:
         for name, slot in (("embedded", 0), ("mine", 1)):
             answer = tercet.ask(model_size=name)
@@ -296,7 +296,7 @@ def test_unequal_slots_share_a_load_by_their_speed(short_tmp_path: Path) -> None
 def test_a_first_load_that_fails_stops_the_start_with_its_reason(short_tmp_path: Path) -> None:
     """The checkpoint is whole when the plan is made, and gone before a worker has imported torch."""
     mine = short_tmp_path / "mine"
-    shutil.copytree(ROOT / "workers/embedded/checkpoint", mine)
+    shutil.copytree(ROOT / "workers/checkpoints/embedded", mine)
     tercet = Tercet(short_tmp_path, models=f"mine={mine}")
     tercet.start()
     until((tercet.run_dir / "plan.json").exists, 20, "the plan")

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gateway.cleaning import fault, is_alike
+from gateway.generation.trimming import fault, is_alike
 from tests.e2e.harness import ROOT, Tercet
 
 OPENING = "The old man looked at the sea and"
-PAGE = (ROOT / "workers" / "page.txt").read_text()
+PAGE = (ROOT / "workers" / "checkpoints" / "page.txt").read_text()
 SENTENCES = textwrap.wrap(PAGE, 50)
 
 

@@ -17,21 +17,22 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from workers.engine.cuda_runner import CudaRunner
-from workers.engine.gpt2 import LoadedModel, ProgressFn
-from workers.engine.model_runner import ModelRunner, Output
-from workers.engine.plan import Bell
-from workers.engine.scheduler import Scheduler
-from workers.engine.sequence import (
+from workers.engine.cpu.runner import CpuRunner
+from workers.engine.cuda.runner import CudaRunner
+from workers.engine.interrupt import Interrupt
+from workers.engine.model.loader import LoadedModel, ProgressFn
+from workers.engine.request import (
     EngineError,
     EngineFull,
     EngineNotReady,
-    Generation,
-    GenerationRequest,
+    EngineRequest,
     InvalidPrompt,
     SamplingParams,
-    Sequence,
 )
+from workers.engine.result_stream import ResultStream
+from workers.engine.runner import RunnerOutput
+from workers.engine.scheduler import Scheduler
+from workers.engine.sequence import Sequence
 
 __all__ = [
     "Engine",
@@ -41,13 +42,13 @@ __all__ = [
     "EngineNotReady",
     "EngineState",
     "EngineStatus",
-    "Generation",
     "InvalidPrompt",
+    "ResultStream",
 ]
 
 log = logging.getLogger(__name__)
 
-Runner = ModelRunner | CudaRunner
+Runner = CpuRunner | CudaRunner
 
 MAX_BACKOFF_S = 30.0
 WARM_UP_TOKENS = 4
@@ -129,14 +130,14 @@ class Engine:
         self._decode_run_s = 0.0  # the newest step that computed no prompt
         self._armed_at = float("-inf")
         self._scheduler = Scheduler(1, 1)
-        self._bell = Bell()
+        self._interrupt = Interrupt()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     def start(self) -> None:
         """Starts the engine's thread, which loads the model."""
         self._thread.start()
 
-    def submit(self, request: GenerationRequest) -> Generation:
+    def submit(self, request: EngineRequest) -> ResultStream:
         """Takes a sequence in.
 
         Raises:
@@ -150,7 +151,7 @@ class Engine:
         problem = _problem(request, loaded)
         if problem is not None:
             raise InvalidPrompt(problem)
-        generation = Generation(self._wake)
+        generation = ResultStream(self._wake)
         start_id = loaded.eos_id or 0
         sequence = Sequence(request, generation, start_id=start_id, tokenizer=loaded.tokenizer)
         with self._lock:
@@ -198,7 +199,7 @@ class Engine:
 
     def _knock(self) -> None:
         """The engine's thread is to look after this step what there is; the lock is held."""
-        self._bell.ring()
+        self._interrupt.set()
         self._lock.notify()
 
     # Below: the engine's thread.
@@ -223,9 +224,9 @@ class Engine:
             self._set_state(EngineState.LOADING)
             try:
                 loaded = self._load(self._report_progress)
-                runner = make_runner(loaded, self._config.max_batch, self._bell)
+                runner = make_runner(loaded, self._config.max_batch, self._interrupt)
                 self._warm_up(runner)
-                self._scheduler = Scheduler(runner.num_slots, self._config.max_batch)
+                self._scheduler = Scheduler(runner.num_entries, self._config.max_batch)
             except Exception as error:  # noqa: BLE001 - the caller's code, and any kind of broken file
                 log.warning("loading failed; next try in %g s: %s", pause_s, error)
                 self._set_state(EngineState.FAILED, f"{type(error).__name__}: {error}")
@@ -241,10 +242,10 @@ class Engine:
 
     def _warm_up(self, runner: Runner) -> None:
         """Runs three short siblings: what is done on first use is done, a step's time is known."""
-        scheduler = Scheduler(runner.num_slots, self._config.max_batch)
-        request = GenerationRequest((0,) * 16, SamplingParams(WARM_UP_TOKENS), seed=0)
+        scheduler = Scheduler(runner.num_entries, self._config.max_batch)
+        request = EngineRequest((0,) * 16, SamplingParams(WARM_UP_TOKENS), seed=0)
         sequences = [
-            Sequence(request, Generation(), start_id=0, tokenizer=None) for _ in range(min(3, self._config.max_batch))
+            Sequence(request, ResultStream(), start_id=0, tokenizer=None) for _ in range(min(3, self._config.max_batch))
         ]
         for sequence in sequences:
             scheduler.add(sequence)
@@ -269,7 +270,7 @@ class Engine:
                 continue
             self._arm_watchdog(start)
             if self._config.step_delay_s:
-                plan = replace(plan, may_go_ahead=False)
+                plan = replace(plan, allows_multi_step=False)
                 time.sleep(self._config.step_delay_s)
             output = runner.run(plan)
             self._scheduler.complete(plan, output.num_steps)
@@ -291,7 +292,7 @@ class Engine:
                 self._lock.wait()
             while self._incoming:
                 self._scheduler.add(self._incoming.popleft())
-            self._bell.silence()
+            self._interrupt.clear()
             self._num_running = self._scheduler.num_running
             return True
 
@@ -312,7 +313,7 @@ class Engine:
             if reason is not None:
                 self._finish(sequence, reason)
 
-    def _postprocess(self, output: Output, eos_id: int | None) -> None:
+    def _postprocess(self, output: RunnerOutput, eos_id: int | None) -> None:
         """Hands out what a step gave, and ends what has come to its end."""
         now = time.monotonic()
         for sequence, logprobs in output.echoes:
@@ -384,13 +385,13 @@ class Engine:
             self._armed_at = float("-inf")
 
 
-def make_runner(loaded: LoadedModel, num_tails: int, bell: Bell) -> Runner:
-    """The runner for the model's device. A GPU's hears no bell: what has been sent off cannot be called back."""
+def make_runner(loaded: LoadedModel, max_sequences: int, interrupt: Interrupt) -> Runner:
+    """The runner for the model's device. A GPU's hears no interrupt: what has been sent off cannot be called back."""
     is_cpu = loaded.device == "cpu"
-    return ModelRunner(loaded, num_tails, bell) if is_cpu else CudaRunner(loaded, num_tails)
+    return CpuRunner(loaded, max_sequences, interrupt) if is_cpu else CudaRunner(loaded, max_sequences)
 
 
-def _problem(request: GenerationRequest, loaded: LoadedModel) -> str | None:
+def _problem(request: EngineRequest, loaded: LoadedModel) -> str | None:
     """Why `loaded` can never serve `request`, or None."""
     config, params = loaded.config, request.sampling
     num_tokens = max(1, len(request.prompt_ids)) + len(request.typed) + params.max_new_tokens

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.engine.sequence import SamplingParams, Step, TopLogprobs
-from workers.engine.tokens import Choices
+from workers.engine.request import GeneratedToken, SamplingParams, TopLogprobs
+from workers.text.token_healing import TokenConstraint
 
 # Rows that need no more candidates than this are drawn together. Fixed: were it the batch's largest
 # top_k, equal logits could be ordered differently in different company.
@@ -34,7 +34,7 @@ class Draw:
     seed: int
     position: int  # 0 for the first generated token
     seen: Sequence[int] = ()  # prompt and text; read only where repetitions are penalised
-    choices: Choices | None = None  # None: any token
+    choices: TokenConstraint | None = None  # None: any token
     is_first: bool = False  # nothing new has been said yet
 
 
@@ -54,7 +54,7 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Step]:
+def sample(logits: Tensor, draws: Sequence[Draw]) -> list[GeneratedToken]:
     """One token for each row.
 
     Args:
@@ -72,7 +72,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Step]:
         top_logprobs(row, total, draw.params.top_logprobs)
         for row, total, draw in zip(logits, log_totals, draws, strict=True)
     ]
-    return [Step(*step) for step in zip(ids, logprobs, tops, strict=True)]
+    return [GeneratedToken(*step) for step in zip(ids, logprobs, tops, strict=True)]
 
 
 def top_logprobs(row: Tensor, log_total: Tensor, number: int) -> TopLogprobs:

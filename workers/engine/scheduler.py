@@ -3,7 +3,7 @@
 Plain Python: knows sequences, slots, tails and counts. Refuses to know tensors and the device.
 
 - A prompt is computed once for all who continue it: sequences with the same prompt are members of
-  one `Prompt`. Siblings that announce themselves as a group are waited for, for some milliseconds;
+  one `PrefillGroup`. Siblings that announce themselves as a group are waited for, for some milliseconds;
   their prompt is computed meanwhile.
 - A slot remembers its tokens after its sequences have ended, and so does a tail. A new prompt goes
   where the longest beginning of it is remembered, and only the rest is computed.
@@ -15,20 +15,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from workers.engine.plan import (
-    TAIL_TOKENS,
-    Chunk,
+from workers.engine.kv_suffixes import KVSuffixPool
+from workers.engine.scheduler_output import (
+    SUFFIX_TOKENS,
+    BatchRow,
+    CachedSuffix,
     Copy,
-    Memory,
-    Plan,
-    Prompt,
-    Row,
-    Slot,
-    SlotCopy,
-    TailCopy,
+    EntryCopy,
+    PrefillChunk,
+    PrefillGroup,
+    PrefixCacheEntry,
+    SchedulerOutput,
+    SuffixCopy,
 )
 from workers.engine.sequence import Sequence
-from workers.engine.tail_pool import TailPool
 
 MAX_CHUNK = 256  # prompt tokens computed in one step
 MAX_CHUNK_BESIDE_ROWS = 128  # the same, when others wait for their next token
@@ -43,7 +43,7 @@ class _Found:
     """Where the first `length` tokens of a prompt are: in a slot, or partly in a tail of it."""
 
     length: int
-    slot: Slot | None = None
+    slot: PrefixCacheEntry | None = None
     tail: int | None = None
     in_slot: int = 0  # of `length`, those in the slot
 
@@ -51,17 +51,17 @@ class _Found:
 class Scheduler:
     """Plans steps, and keeps the books of the cache."""
 
-    def __init__(self, num_slots: int, num_tails: int) -> None:
+    def __init__(self, num_entries: int, max_sequences: int) -> None:
         """
         Args:
-            num_tails: how many sequences can run at once; no more may be in here.
+            max_sequences: how many sequences can run at once; no more may be in here.
         """
-        self._slots = [Slot(index) for index in range(num_slots)]
-        self._tails = TailPool(num_tails)
-        self._waiting: list[Prompt] = []
-        self._computing: list[Prompt] = []
-        self._held: list[Prompt] = []  # computed
-        self._rows: list[Row] = []
+        self._slots = [PrefixCacheEntry(index) for index in range(num_entries)]
+        self._tails = KVSuffixPool(max_sequences)
+        self._waiting: list[PrefillGroup] = []
+        self._computing: list[PrefillGroup] = []
+        self._held: list[PrefillGroup] = []  # computed
+        self._rows: list[BatchRow] = []
         self._num_started = 0
 
     @property
@@ -91,7 +91,7 @@ class Scheduler:
                     prompt.members.append(sequence)
                     return
         self._waiting.append(
-            Prompt(
+            PrefillGroup(
                 tokens=tokens,
                 num_drafted=num_drafted,
                 members=[sequence],
@@ -117,9 +117,9 @@ class Scheduler:
         row.slot.readers.remove(row)
         if row.tail >= 0:
             tokens = sequence.tokens(row.start, row.position)
-            self._tails.give_back(row, Memory(row.slot, row.start, tokens) if tokens else None)
+            self._tails.give_back(row, CachedSuffix(row.slot, row.start, tokens) if tokens else None)
 
-    def schedule(self, now: float) -> Plan:
+    def schedule(self, now: float) -> SchedulerOutput:
         """The next step; `complete` is to follow once it has been carried out."""
         copies: list[Copy] = []
         for prompt in list(self._waiting):
@@ -134,9 +134,9 @@ class Scheduler:
             self._held.remove(prompt)
             ready += self._run(prompt)
         chunks = self._chunks(MAX_CHUNK_BESIDE_ROWS if rows else MAX_CHUNK)
-        return Plan(copies, rows, chunks, ready, may_go_ahead=not self._held)
+        return SchedulerOutput(copies, rows, chunks, ready, allows_multi_step=not self._held)
 
-    def complete(self, plan: Plan, num_steps: int = 1) -> None:
+    def complete(self, plan: SchedulerOutput, num_steps: int = 1) -> None:
         """Enters into the books what has been computed, so many steps of the rows; the tokens drawn are not in yet."""
         for row in plan.rows:
             row.tail_length += num_steps
@@ -152,17 +152,17 @@ class Scheduler:
                 else:
                     self._run(prompt)
 
-    def _rows_to_step(self, copies: list[Copy]) -> list[Row]:
+    def _rows_to_step(self, copies: list[Copy]) -> list[BatchRow]:
         rows = [row for row in self._rows if row.sequence.token_ids]
         copies += self._tails.close_gaps()
         new = [row for row in rows if row.tail < 0]
         for row in new:
             row.start = row.sequence.num_tokens - 1  # all but the newest are in the slot, drafted ones among them
         self._tails.take(new)
-        rows = [row for row in rows if row.tail_length < TAIL_TOKENS or self._settle(row, copies)]
+        rows = [row for row in rows if row.tail_length < SUFFIX_TOKENS or self._settle(row, copies)]
         return sorted(rows, key=lambda row: row.tail)
 
-    def _chunks(self, left: int) -> list[Chunk]:
+    def _chunks(self, left: int) -> list[PrefillChunk]:
         """Up to `left` prompt tokens, oldest prompts first."""
         chunks = []
         for prompt in self._computing:
@@ -171,21 +171,21 @@ class Scheduler:
             if prompt.first_wanted < stop < len(prompt.tokens):  # a draft is computed in one piece
                 stop = prompt.first_wanted
             if stop > prompt.num_computed:
-                chunks.append(Chunk(prompt, prompt.slot, prompt.num_computed, stop))
+                chunks.append(PrefillChunk(prompt, prompt.slot, prompt.num_computed, stop))
                 left -= stop - prompt.num_computed
         return chunks
 
-    def _run(self, prompt: Prompt) -> list[Row]:
+    def _run(self, prompt: PrefillGroup) -> list[BatchRow]:
         """Makes rows of the members of a prompt that has been computed."""
         slot = prompt.slot
         assert slot is not None
         slot.writers.remove(prompt)
-        rows = [Row(member, slot, len(prompt.tokens)) for member in prompt.members]
+        rows = [BatchRow(member, slot, len(prompt.tokens)) for member in prompt.members]
         slot.readers += rows
         self._rows += rows
         return rows
 
-    def _start(self, prompt: Prompt, copies: list[Copy]) -> None:
+    def _start(self, prompt: PrefillGroup, copies: list[Copy]) -> None:
         """Finds a slot for `prompt`, if there is one."""
         tokens = prompt.tokens
         found = _Found(0) if prompt.is_echoed else self._find(tokens)
@@ -226,7 +226,7 @@ class Scheduler:
                     best = _Found(length, memory.slot, tail, start)
         return best
 
-    def _place(self, found: _Found, tokens: tuple[int, ...], copies: list[Copy]) -> Slot | None:
+    def _place(self, found: _Found, tokens: tuple[int, ...], copies: list[Copy]) -> PrefixCacheEntry | None:
         """A slot whose tokens are the beginning of `tokens`; None if all slots are in use."""
         source = found.slot
         free = self._free_slot(besides=source)
@@ -239,18 +239,18 @@ class Scheduler:
         if free is not None:
             self._truncate(free, 0)
             if source is not None and found.length >= MIN_COPY:
-                copies.append(SlotCopy(source.index, free.index, found.in_slot))
+                copies.append(EntryCopy(source.index, free.index, found.in_slot))
                 free.tokens = list(tokens[: found.in_slot])
                 self._append_tail(found, free, tokens, copies)
         return free
 
-    def _append_tail(self, found: _Found, slot: Slot, tokens: tuple[int, ...], copies: list[Copy]) -> None:
+    def _append_tail(self, found: _Found, slot: PrefixCacheEntry, tokens: tuple[int, ...], copies: list[Copy]) -> None:
         if found.tail is not None:
             length = found.length - found.in_slot
-            copies.append(TailCopy(found.tail, slot.index, found.in_slot, length))
+            copies.append(SuffixCopy(found.tail, slot.index, found.in_slot, length))
             slot.tokens = list(tokens[: found.length])
 
-    def _settle(self, row: Row, copies: list[Copy]) -> bool:
+    def _settle(self, row: BatchRow, copies: list[Copy]) -> bool:
         """Empties a full tail into a slot; False if that has to wait for one."""
         source, start = row.slot, row.start
         if source.num_relied_on(besides=row) <= start:
@@ -262,20 +262,20 @@ class Scheduler:
                 return False
             slot = free
             self._truncate(slot, 0)
-            copies.append(SlotCopy(source.index, slot.index, start))
+            copies.append(EntryCopy(source.index, slot.index, start))
             source.readers.remove(row)
             slot.readers.append(row)
-        copies.append(TailCopy(row.tail, slot.index, start, row.tail_length))
+        copies.append(SuffixCopy(row.tail, slot.index, start, row.tail_length))
         slot.tokens = list(row.sequence.tokens(0, row.position))
         row.slot, row.start, row.tail_length = slot, row.position, 0
         return True
 
-    def _free_slot(self, besides: Slot | None) -> Slot | None:
+    def _free_slot(self, besides: PrefixCacheEntry | None) -> PrefixCacheEntry | None:
         """The slot used longest ago that nobody needs."""
         free = [slot for slot in self._slots if slot.is_free and slot is not besides]
         return min(free, key=lambda slot: slot.used_at, default=None)
 
-    def _truncate(self, slot: Slot, length: int) -> None:
+    def _truncate(self, slot: PrefixCacheEntry, length: int) -> None:
         """Forgets all but a slot's first `length` tokens."""
         del slot.tokens[length:]
         if slot.logits_at > length:

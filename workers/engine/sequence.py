@@ -5,183 +5,14 @@ Speaks token ids, seconds and counts. Refuses to know tensors, the device and th
 
 from __future__ import annotations
 
-import queue
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 
-from workers.engine.tokens import Choices, StopMatcher, Tokenizer
-
-
-class EngineError(Exception):
-    """Anything that the engine refuses."""
-
-
-class EngineFull(EngineError):
-    """As many sequences run and wait as the engine holds."""
-
-
-class EngineNotReady(EngineError):
-    """The engine has no model yet, or takes nothing new any more."""
-
-
-class InvalidPrompt(EngineError, ValueError):
-    """A request that this model cannot serve, ever; the text says which part of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How one sequence draws its tokens, and when it ends."""
-
-    max_new_tokens: int = 20
-    temperature: float = 1.0  # 0 is greedy
-    top_k: int = 50  # 0 is off
-    top_p: float = 0.95  # 0 or 1 is off
-    repetition_penalty: float = 1.0
-    stop: tuple[str, ...] = ()
-    single_line: bool = False
-    first_rank: int = 0  # greedy only: the first token that says something new is the one of this rank
-    top_logprobs: int = 0  # likeliest tokens to report with each step
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """One sequence to generate. `prompt_ids` may be empty: it then starts from `<|endoftext|>`.
-
-    What it generates begins with `typed`; tokens that say nothing but that are not counted as new. `draft_ids` say
-    `typed` as a tokenizer would: they are computed with the prompt, and as far as they are drawn they cost no step.
-    """
-
-    prompt_ids: tuple[int, ...]
-    sampling: SamplingParams
-    seed: int
-    typed: bytes = b""
-    draft_ids: tuple[int, ...] = ()
-    deadline: float | None = None  # time.monotonic() seconds
-    group: tuple[str, int] | None = None  # (id, size) of the siblings with the same prompt
-    stream: bool = False  # steps are wanted one by one
-    echo_logprobs: bool = False  # the prompt's own log-probabilities are wanted
-    session: str | None = None
-
-
-TopLogprobs = tuple[tuple[int, float], ...]  # (token id, log-probability), likeliest first
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One generated token. `logprob` is under the unmodified distribution."""
-
-    token_id: int
-    logprob: float
-    top: TopLogprobs = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The end of a sequence: everything generated, why it ended, and where the time went.
-
-    `token_ids` are all that the steps had, `<|endoftext|>` and the tokens of a stop string
-    included; the first `num_kept` of them carry the text that remains, but for the first `num_typed`,
-    which say nothing that was not typed already: those between are the ones to score.
-    """
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: str  # length, eos, stop, deadline, cancelled or error
-    cached_tokens: int  # of the prompt, those that this sequence did not wait for
-    queue_ms: float  # submitted → first scheduled
-    prefill_ms: float  # first scheduled → first token
-    decode_ms: float  # first token → last
-    tops: tuple[TopLogprobs, ...] = ()
-    prompt_logprobs: tuple[float | None, ...] = ()  # the first is None: nothing comes before it
-    prompt_tops: tuple[TopLogprobs, ...] = ()  # the first is empty
-    error: str | None = None
-    num_kept: int = 0
-    num_typed: int = 0
-    first_token_at: float | None = None  # time.monotonic() seconds
-    ended_at: float | None = None
-
-
-# A step is not kept from its reader for longer, if another follows.
-MAX_HELD_S = 0.01
-NUM_TOLD_AT_ONCE = 4  # it takes two or three to say a word
-
-
-class Generation:
-    """The caller's end of one sequence. Any thread may call it; one at a time should read it.
-
-    Each time that the reader is woken costs the engine something, so steps that follow each other quickly come
-    together: the first four one by one, then each time as many as have come before, or those of ten milliseconds.
-    """
-
-    __slots__ = ("_finished", "_held", "_num_told", "_on_cancel", "_queue", "_told", "_told_at", "is_cancelled")
-
-    def __init__(self, on_cancel: Callable[[], None] = lambda: None) -> None:
-        self._queue: queue.SimpleQueue[list[Step | Finished]] = queue.SimpleQueue()
-        # The engine's.
-        self._held: list[Step | Finished] = []
-        self._num_told = 0
-        self._told_at = 0.0
-        # The reader's.
-        self._told: deque[Step | Finished] = deque()
-        self._finished: Finished | None = None
-        self._on_cancel = on_cancel
-        self.is_cancelled = False
-
-    def next(self, timeout_s: float | None = None) -> Step | Finished | None:
-        """What comes next, or None if nothing does in time; `Finished` stays the answer."""
-        if self._finished is not None:
-            return self._finished
-        if not self._told:
-            try:
-                self._told.extend(self._queue.get(timeout=timeout_s))
-            except queue.Empty:
-                return None
-        item = self._told.popleft()
-        if isinstance(item, Finished):
-            self._finished = item
-        return item
-
-    @property
-    def has_more(self) -> bool:
-        """Whether something has come already with what `next` gave last."""
-        return bool(self._told)
-
-    def steps(self) -> Iterator[Step | Finished]:
-        """All steps (of a streamed sequence; others have none), then `Finished`."""
-        while True:
-            item = self.next()
-            assert item is not None  # no timeout was given
-            yield item
-            if isinstance(item, Finished):
-                return
-
-    def result(self) -> Finished:
-        """Waits for the end."""
-        for item in self.steps():
-            if isinstance(item, Finished):
-                return item
-        raise AssertionError("steps() ends with Finished")
-
-    def cancel(self) -> None:
-        """Ends the sequence after at most one more step, with `finish_reason` "cancelled"."""
-        if self._finished is None and not self.is_cancelled:
-            self.is_cancelled = True
-            self._on_cancel()
-
-    def put(self, item: Step | Finished) -> None:
-        """The engine's end."""
-        now = time.monotonic()
-        self._held.append(item)
-        is_due = (
-            self._num_told < NUM_TOLD_AT_ONCE or len(self._held) >= self._num_told or now - self._told_at >= MAX_HELD_S
-        )
-        if is_due or isinstance(item, Finished):
-            self._num_told += len(self._held)
-            self._told_at = now
-            self._queue.put(self._held)
-            self._held = []
+from workers.engine.request import EngineRequest, GeneratedToken, SequenceOutput, TopLogprobs
+from workers.engine.result_stream import ResultStream
+from workers.text.stop_strings import StopMatcher
+from workers.text.token_healing import TokenConstraint
+from workers.text.tokenizer import Tokenizer
 
 
 class Sequence:
@@ -212,8 +43,8 @@ class Sequence:
 
     def __init__(
         self,
-        request: GenerationRequest,
-        generation: Generation,
+        request: EngineRequest,
+        generation: ResultStream,
         *,
         start_id: int,
         tokenizer: Tokenizer | None,
@@ -258,7 +89,7 @@ class Sequence:
         """The tokens that are computed with the prompt, while none is drawn."""
         return () if self.token_ids else self.request.draft_ids
 
-    def choices(self, num_drafted: int = 0) -> Choices | None:
+    def choices(self, num_drafted: int = 0) -> TokenConstraint | None:
         """Which tokens can come next, after so many of the draft, or None where any can."""
         if not self._typed:
             return None
@@ -286,7 +117,7 @@ class Sequence:
             self.scheduled_at = now
             self.cached_tokens = cached_tokens
 
-    def append(self, step: Step, eos_id: int | None, now: float) -> None:
+    def append(self, step: GeneratedToken, eos_id: int | None, now: float) -> None:
         """Takes one more token, and sets `finish_reason` if it is the last."""
         if self.first_token_at is None:
             self.first_token_at = now
@@ -322,11 +153,11 @@ class Sequence:
             return "deadline"
         return None
 
-    def finished(self, reason: str, now: float, error: str | None = None) -> Finished:
+    def finished(self, reason: str, now: float, error: str | None = None) -> SequenceOutput:
         """The result as of now. Times that did not begin are 0."""
         scheduled_at = now if self.scheduled_at is None else self.scheduled_at
         first_token_at = now if self.first_token_at is None else self.first_token_at
-        return Finished(
+        return SequenceOutput(
             token_ids=tuple(self.token_ids),
             logprobs=tuple(self.logprobs),
             finish_reason=reason,

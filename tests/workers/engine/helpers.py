@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from workers.engine.engine import Engine, EngineConfig
-from workers.engine.gpt2 import GPT2Config, LoadedModel, random_weights
-from workers.engine.sequence import Finished, GenerationRequest, SamplingParams
+from workers.engine.model.gpt2 import GPT2Config
+from workers.engine.model.loader import LoadedModel, random_weights
+from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 
-CHECKPOINT = Path(__file__).parents[3] / "workers/embedded/checkpoint"
+CHECKPOINT = Path(__file__).parents[3] / "workers/checkpoints/embedded"
 TINY = GPT2Config(
     vocab_size=512,
     n_positions=640,
@@ -51,8 +52,8 @@ def running_engine(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
     assert not fatal
 
 
-def generate(engine: Engine, prompt: list[int], params: SamplingParams, seed: int = 0, **more: Any) -> Finished:
-    finished = engine.submit(GenerationRequest(tuple(prompt), params, seed, **more)).result()
+def generate(engine: Engine, prompt: list[int], params: SamplingParams, seed: int = 0, **more: Any) -> SequenceOutput:
+    finished = engine.submit(EngineRequest(tuple(prompt), params, seed, **more)).result()
     assert finished.error is None
     return finished
 

@@ -10,23 +10,24 @@ import pytest
 import torch
 
 from tests.workers.engine.helpers import generate, random_ids, running_engine
-from workers.engine import model_runner, scheduler
-from workers.engine.cpu_kernels import HAS_DOT_PRODUCTS
-from workers.engine.gpt2 import LoadedModel
-from workers.engine.linear import ROW_COUNTS, LinearMaker
-from workers.engine.model_runner import _ForwardPass
-from workers.engine.plan import Row
+from workers.engine import scheduler
+from workers.engine.cpu import runner as model_runner
+from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS
+from workers.engine.cpu.linear import ROW_COUNTS, LinearMaker
+from workers.engine.cpu.runner import _ForwardPass
+from workers.engine.model.loader import LoadedModel
+from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput
 from workers.engine.sampling import Draw
-from workers.engine.sequence import Finished, GenerationRequest, SamplingParams, Step
+from workers.engine.scheduler_output import BatchRow
 
 Outcome = tuple[tuple[int, ...], tuple[float, ...]]
 
 
-def outcome(finished: Finished) -> Outcome:
+def outcome(finished: SequenceOutput) -> Outcome:
     return finished.token_ids, finished.logprobs
 
 
-def random_request(rng: random.Random, vocab_size: int, n_ctx: int) -> GenerationRequest:
+def random_request(rng: random.Random, vocab_size: int, n_ctx: int) -> EngineRequest:
     number = rng.randint(1, 24)
     params = SamplingParams(
         max_new_tokens=number,
@@ -36,10 +37,10 @@ def random_request(rng: random.Random, vocab_size: int, n_ctx: int) -> Generatio
         repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
     )
     length = rng.choice([1, 2, 5, 16, 33, 64, 90, n_ctx - number])
-    return GenerationRequest(tuple(random_ids(rng, length, vocab_size)), params, rng.randrange(2**63))
+    return EngineRequest(tuple(random_ids(rng, length, vocab_size)), params, rng.randrange(2**63))
 
 
-def in_a_crowd(model: LoadedModel, requests: list[GenerationRequest], rng: random.Random) -> list[Outcome | None]:
+def in_a_crowd(model: LoadedModel, requests: list[EngineRequest], rng: random.Random) -> list[Outcome | None]:
     """What requests give that eight clients make at random."""
     with running_engine(model, max_batch=64) as engine:
         crowd: list[Outcome | None] = [None] * len(requests)
@@ -90,7 +91,7 @@ def test_steps_computed_ahead_change_nothing(
         alone = [outcome(engine.submit(request).result()) for request in requests]
     numbers = set()
 
-    def steps(self: _ForwardPass, rows: list[Row], draws: list[Draw], number: int) -> list[list[Step]]:
+    def steps(self: _ForwardPass, rows: list[BatchRow], draws: list[Draw], number: int) -> list[list[GeneratedToken]]:
         numbers.add(number)
         return one_after_another(self, rows, draws, number)
 

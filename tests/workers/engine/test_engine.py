@@ -14,26 +14,26 @@ import pytest
 import torch
 
 from tests.workers.engine.helpers import TINY, generate, running_engine, wait_until
-from workers.engine import sequence
+from workers.engine import result_stream
+from workers.engine.cpu.runner import CpuRunner
 from workers.engine.engine import Engine, EngineConfig, EngineState
-from workers.engine.gpt2 import LoadedModel, ProgressFn
-from workers.engine.model_runner import ModelRunner
-from workers.engine.sequence import (
+from workers.engine.model.loader import LoadedModel, ProgressFn
+from workers.engine.request import (
     EngineFull,
     EngineNotReady,
-    Finished,
-    Generation,
-    GenerationRequest,
+    EngineRequest,
+    GeneratedToken,
     InvalidPrompt,
     SamplingParams,
-    Step,
+    SequenceOutput,
 )
+from workers.engine.result_stream import ResultStream
 
 LONG = SamplingParams(max_new_tokens=100)
 
 
-def request(params: SamplingParams = LONG, **more: object) -> GenerationRequest:
-    return GenerationRequest((1, 2, 3), params, 0, **more)  # type: ignore[arg-type]
+def request(params: SamplingParams = LONG, **more: object) -> EngineRequest:
+    return EngineRequest((1, 2, 3), params, 0, **more)  # type: ignore[arg-type]
 
 
 def test_steps_are_the_result(tiny: LoadedModel) -> None:
@@ -41,9 +41,9 @@ def test_steps_are_the_result(tiny: LoadedModel) -> None:
     with running_engine(tiny) as engine:
         *steps, last = engine.submit(request(params, stream=True)).steps()
         whole = engine.submit(request(params)).result()
-    assert isinstance(last, Finished)
-    assert [step.token_id for step in steps if isinstance(step, Step)] == list(last.token_ids)
-    assert [step.top for step in steps if isinstance(step, Step)] == list(last.tops)
+    assert isinstance(last, SequenceOutput)
+    assert [step.token_id for step in steps if isinstance(step, GeneratedToken)] == list(last.token_ids)
+    assert [step.top for step in steps if isinstance(step, GeneratedToken)] == list(last.tops)
     assert (whole.token_ids, whole.logprobs, whole.tops) == (
         last.token_ids,
         last.logprobs,
@@ -166,7 +166,7 @@ def test_what_cannot_be_served_is_refused(
     tiny: LoadedModel, prompt: tuple[int, ...], params: SamplingParams, problem: str
 ) -> None:
     with running_engine(tiny) as engine, pytest.raises(InvalidPrompt, match=problem):
-        engine.submit(GenerationRequest(prompt, params, 0))
+        engine.submit(EngineRequest(prompt, params, 0))
 
 
 def test_an_empty_prompt_starts_from_end_of_text(embedded: LoadedModel) -> None:
@@ -190,7 +190,7 @@ def test_a_fatal_error_ends_every_sequence(tiny: LoadedModel, monkeypatch: pytes
     def broken(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(ModelRunner, "run", broken)
+    monkeypatch.setattr(CpuRunner, "run", broken)
     generations = [engine.submit(request()) for _ in range(3)]
     for generation in generations:
         finished = generation.result()
@@ -208,14 +208,14 @@ def test_one_sequences_error_is_its_own(tiny: LoadedModel, monkeypatch: pytest.M
 
     append = Sequence.append
 
-    def picky(self: Sequence, step: Step, eos_id: int | None, now: float) -> None:
+    def picky(self: Sequence, step: GeneratedToken, eos_id: int | None, now: float) -> None:
         if self.request.seed == 13:
             raise ValueError("unlucky")
         append(self, step, eos_id, now)
 
     with running_engine(tiny) as engine:
         monkeypatch.setattr(Sequence, "append", picky)
-        generations = [engine.submit(GenerationRequest((1, 2), SamplingParams(5), seed)) for seed in (12, 13)]
+        generations = [engine.submit(EngineRequest((1, 2), SamplingParams(5), seed)) for seed in (12, 13)]
         good, bad = (generation.result() for generation in generations)
         assert good.finish_reason == "length"
         assert (bad.finish_reason, bad.error) == ("error", "ValueError: unlucky")
@@ -302,9 +302,9 @@ def test_a_hang_ends_the_process() -> None:
         import time
         from tests.workers.engine.helpers import TINY
         from workers.engine.engine import Engine, EngineConfig
-        from workers.engine.gpt2 import random_model
-        from workers.engine.model_runner import ModelRunner
-        from workers.engine.sequence import GenerationRequest, SamplingParams
+        from workers.engine.model.loader import random_model
+        from workers.engine.cpu.runner import CpuRunner
+        from workers.engine.request import EngineRequest, SamplingParams
 
         engine = Engine(EngineConfig(hang_s=0.5), lambda _: random_model(TINY), on_fatal=print)
         engine.start()
@@ -312,8 +312,8 @@ def test_a_hang_ends_the_process() -> None:
             time.sleep(0.01)
         time.sleep(1.0)  # idle for longer than hang_s is no hang
         print("still here", flush=True)
-        ModelRunner.run = lambda *_: time.sleep(60)
-        engine.submit(GenerationRequest((1,), SamplingParams(), 0)).result()
+        CpuRunner.run = lambda *_: time.sleep(60)
+        engine.submit(EngineRequest((1,), SamplingParams(), 0)).result()
         """
     )
     start = time.monotonic()
@@ -338,21 +338,21 @@ def test_torch_is_not_told_to_use_other_threads(tiny: LoadedModel) -> None:
 
 
 def test_steps_that_follow_quickly_come_together(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequence, "MAX_HELD_S", 1e6)
-    generation = Generation()
+    monkeypatch.setattr(result_stream, "MAX_HELD_S", 1e6)
+    generation = ResultStream()
     for token in range(17):
-        generation.put(Step(token, -1.0))
+        generation.put(GeneratedToken(token, -1.0))
     groups: list[list[int]] = [[]]
     while (step := generation.next(0)) is not None:
-        assert isinstance(step, Step)
+        assert isinstance(step, GeneratedToken)
         groups[-1].append(step.token_id)
         if not generation.has_more:
             groups.append([])
     assert groups == [[0], [1], [2], [3], [4, 5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15], []]
-    monkeypatch.setattr(sequence, "MAX_HELD_S", 0.0)
-    generation.put(Step(17, -1.0))
-    assert generation.next(0) == Step(16, -1.0)
-    generation.put(Step(18, -1.0))
+    monkeypatch.setattr(result_stream, "MAX_HELD_S", 0.0)
+    generation.put(GeneratedToken(17, -1.0))
+    assert generation.next(0) == GeneratedToken(16, -1.0)
+    generation.put(GeneratedToken(18, -1.0))
     with running_engine(tiny) as engine:
         generation.put(engine.submit(request(SamplingParams(2))).result())
-    assert [step.token_id for step in generation.steps() if isinstance(step, Step)] == [17, 18]
+    assert [step.token_id for step in generation.steps() if isinstance(step, GeneratedToken)] == [17, 18]

@@ -10,8 +10,9 @@ from transformers import GPT2Config as HfConfig
 from transformers import GPT2LMHeadModel
 
 from tests.workers.engine.helpers import CHECKPOINT, generate, random_ids, running_engine
-from workers.engine.gpt2 import SHAPES, LoadedModel, build, random_weights
-from workers.engine.sequence import GenerationRequest, SamplingParams
+from workers.engine.model.gpt2 import SHAPES
+from workers.engine.model.loader import LoadedModel, build, random_weights
+from workers.engine.request import EngineRequest, SamplingParams
 
 TEXT = (
     "The old man looked at the sea and said nothing for a long while. His daughter, who had come "
@@ -43,7 +44,7 @@ def test_embedded_checkpoint_continues_as_transformers_does(embedded: LoadedMode
     prompts = [text[start : start + length] for length in [*lengths, 33] for start in [rng.randrange(60)]]
     with running_engine(embedded) as engine:
         params = SamplingParams(max_new_tokens=40, temperature=0)
-        ours = [engine.submit(GenerationRequest(tuple(ids), params, 0)) for ids in prompts]
+        ours = [engine.submit(EngineRequest(tuple(ids), params, 0)) for ids in prompts]
         for prompt, generation in zip(prompts, ours, strict=True):
             assert list(generation.result().token_ids) == hf_greedy(reference, prompt, 40)
 

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from tests.workers.engine.helpers import CHECKPOINT, running_engine
 from workers.engine.engine import Engine
-from workers.engine.gpt2 import LoadedModel
-from workers.engine.sequence import Finished, GenerationRequest, SamplingParams
-from workers.engine.tokens import MAX_TYPED_BYTES, Detokenizer, Tokenizer
+from workers.engine.model.loader import LoadedModel
+from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
+from workers.text.detokenizer import Detokenizer
+from workers.text.tokenizer import MAX_TYPED_BYTES, Tokenizer
 
 SENTENCE = "The old man looked at the sea, and said: “They are late; the wind—it's rising.”\n\n  In 1851 it rained. "
 
@@ -28,17 +29,17 @@ def engine(embedded: LoadedModel) -> object:
 
 def generate(
     engine: Engine, tokenizer: Tokenizer, text: str, seed: int = 0, *, is_drafted: bool = True, **params: object
-) -> Finished:
+) -> SequenceOutput:
     head, typed = tokenizer.split_typed(text)
     sampling = SamplingParams(**{"max_new_tokens": 4, **params})  # type: ignore[arg-type]
     draft = tuple(tokenizer.encode(typed.decode())) if is_drafted else ()
-    request = GenerationRequest(tuple(tokenizer.encode(head)), sampling, seed, typed, draft)
+    request = EngineRequest(tuple(tokenizer.encode(head)), sampling, seed, typed, draft)
     finished = engine.submit(request).result()
     assert finished.error is None
     return finished
 
 
-def new_text(tokenizer: Tokenizer, typed: bytes, finished: Finished) -> str:
+def new_text(tokenizer: Tokenizer, typed: bytes, finished: SequenceOutput) -> str:
     detokenizer = Detokenizer(tokenizer, num_typed_bytes=len(typed))
     return "".join([*map(detokenizer.feed, finished.token_ids), detokenizer.finish()])
 
@@ -110,7 +111,7 @@ def test_greedy_text_is_that_from_before_the_word_where_it_begins_with_what_was_
         text = SENTENCE[:split]
         head, typed = tokenizer.split_typed(text)
         free = engine.submit(
-            GenerationRequest(tuple(tokenizer.encode(head)), SamplingParams(max_new_tokens=12, temperature=0), 0)
+            EngineRequest(tuple(tokenizer.encode(head)), SamplingParams(max_new_tokens=12, temperature=0), 0)
         ).result()
         data = b"".join(map(tokenizer.token_bytes, free.token_ids))
         if data.startswith(typed):

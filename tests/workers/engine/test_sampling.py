@@ -17,20 +17,20 @@ from transformers import (
 )
 
 from workers.engine import sampling
-from workers.engine.cpu_kernels import Kernels
-from workers.engine.cpu_sampler import CpuSampler
+from workers.engine.cpu.kernels import Kernels
+from workers.engine.cpu.sampler import CpuSampler
+from workers.engine.request import GeneratedToken, SamplingParams
 from workers.engine.sampling import Draw, uniform
-from workers.engine.sequence import SamplingParams, Step
-from workers.engine.tokens import Choices
+from workers.text.token_healing import TokenConstraint
 
 VOCAB = 1000
 NUM_DRAWS = 20_000
 
 
-SampleFn = Callable[[torch.Tensor, list[Draw]], list[Step]]
+SampleFn = Callable[[torch.Tensor, list[Draw]], list[GeneratedToken]]
 
 
-def by_kernel(logits: torch.Tensor, draws: list[Draw]) -> list[Step]:
+def by_kernel(logits: torch.Tensor, draws: list[Draw]) -> list[GeneratedToken]:
     sampler = CpuSampler(Kernels(num_threads=2), logits.shape[1])
     return sampler.sample(logits, range(len(draws)), draws)
 
@@ -120,7 +120,7 @@ params_strategy = st.builds(
 )
 
 
-CHOICES = Choices(allowed=(3, 5, 70, 200, 201), if_likeliest=(9,), longer=frozenset({70, 200, 201}))
+CHOICES = TokenConstraint(allowed=(3, 5, 70, 200, 201), if_likeliest=(9,), longer=frozenset({70, 200, 201}))
 
 
 def some_draw(params: SamplingParams, seed: int) -> Draw:

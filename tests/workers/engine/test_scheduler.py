@@ -9,28 +9,30 @@ from pathlib import Path
 import pytest
 
 from workers.engine import scheduler
-from workers.engine.plan import Plan, SlotCopy, TailCopy
+from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams
+from workers.engine.result_stream import ResultStream
 from workers.engine.scheduler import Scheduler
-from workers.engine.sequence import Generation, GenerationRequest, SamplingParams, Sequence, Step
+from workers.engine.scheduler_output import EntryCopy, SchedulerOutput, SuffixCopy
+from workers.engine.sequence import Sequence
 
 
 def sequence(prompt: tuple[int, ...], number: int = 4, group: tuple[str, int] | None = None) -> Sequence:
-    request = GenerationRequest(prompt, SamplingParams(number), 0, group=group)
-    return Sequence(request, Generation(), start_id=0, tokenizer=None)
+    request = EngineRequest(prompt, SamplingParams(number), 0, group=group)
+    return Sequence(request, ResultStream(), start_id=0, tokenizer=None)
 
 
-def step(planner: Scheduler, now: float = float("inf"), token: int = 7) -> Plan:
+def step(planner: Scheduler, now: float = float("inf"), token: int = 7) -> SchedulerOutput:
     """One turn of the engine's loop, every draw giving the same token; ends what has come to its end."""
     plan = planner.schedule(now)
     planner.complete(plan)
     for drawn in plan.draws:
-        drawn.append(Step(token, 0.0), None, 0.0)
+        drawn.append(GeneratedToken(token, 0.0), None, 0.0)
         if drawn.finish_reason is not None:
             planner.remove(drawn)
     return plan
 
 
-def run(planner: Scheduler, *sequences: Sequence) -> list[Plan]:
+def run(planner: Scheduler, *sequences: Sequence) -> list[SchedulerOutput]:
     """All steps until these have ended."""
     for one in sequences:
         planner.add(one)
@@ -41,7 +43,7 @@ def run(planner: Scheduler, *sequences: Sequence) -> list[Plan]:
     return plans
 
 
-def chunks(plan: Plan) -> list[tuple[int, int]]:
+def chunks(plan: SchedulerOutput) -> list[tuple[int, int]]:
     return [(chunk.start, chunk.stop) for chunk in plan.chunks]
 
 
@@ -161,7 +163,7 @@ def test_an_accepted_suggestion_is_remembered() -> None:
     planner = Scheduler(2, 4)
     run(planner, sequence((1, 2, 3), number=5))  # writes 7 7 7 7 7, the last of which nobody has computed
     plans = run(planner, sequence((1, 2, 3, 7, 7, 7, 7, 7, 8)))
-    assert TailCopy(tail=0, slot=0, start=3, length=4) in plans[0].copies
+    assert SuffixCopy(tail=0, slot=0, start=3, length=4) in plans[0].copies
     assert chunks(plans[0]) == [(7, 9)]
 
 
@@ -172,7 +174,7 @@ def test_a_prompt_in_use_is_copied_not_changed() -> None:
     step(planner)
     planner.add(sequence((*long[:30], 99)))
     plan = step(planner)
-    assert SlotCopy(source=0, target=1, length=30) in plan.copies
+    assert EntryCopy(source=0, target=1, length=30) in plan.copies
     assert chunks(plan) == [(30, 31)]
 
 

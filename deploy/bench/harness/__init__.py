@@ -1,0 +1,1 @@
+"""What every benchmark shares: servers, clients, rounds, reports and plots."""

@@ -1,0 +1,72 @@
+"""From samples to the lines of `tercet bench http`'s table. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+
+import msgspec
+
+from deploy.bench.harness.rounds import percentile
+from shared.errors import StartError
+
+
+class Level(msgspec.Struct, kw_only=True):
+    """So many clients at once. Latencies are of answered requests, in milliseconds, over all rounds."""
+
+    num_clients: int
+    num_requests: int  # answered
+    num_errors: int
+    qps: float
+    tokens_per_s: float
+    max_ms: float
+    min_ms: float
+    mean_ms: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    first_token_p50_ms: float  # of streamed answers; see `deploy.bench.speed.http.NOTES`
+    client_share_of_cores: float
+    ceiling_qps: float | None = None
+    share_of_ceiling: float | None = None
+    times_the_seed: float | None = None
+
+
+def summarise(number: int, samples: Mapping[str, Sequence[float]], num_cores: int) -> Level:
+    """One line of the table.
+
+    Raises:
+        StartError: not one request was answered.
+    """
+    walls, elapsed_s = samples.get(f"{number}.wall", []), sum(samples[f"{number}.elapsed"])
+    if not walls:
+        raise StartError(f"With {number} clients the server answered none of their requests.")
+    qps = len(walls) / elapsed_s
+    figures = {
+        "qps": qps,
+        "tokens_per_s": sum(samples[f"{number}.tokens"]) / elapsed_s,
+        "max_ms": max(walls),
+        "min_ms": min(walls),
+        "mean_ms": fmean(walls),
+        "p50_ms": percentile(walls, 0.5),
+        "p90_ms": percentile(walls, 0.9),
+        "p99_ms": percentile(walls, 0.99),
+        "first_token_p50_ms": percentile(samples[f"{number}.first"] or walls, 0.5),
+        "client_share_of_cores": sum(samples[f"{number}.cpu"]) / elapsed_s / num_cores,
+    }
+    if ceiling_series(number) in samples:
+        figures["ceiling_qps"] = 1e3 * number / median(samples[ceiling_series(number)])
+        figures["share_of_ceiling"] = qps / figures["ceiling_qps"]
+    if "a" in samples:
+        figures["times_the_seed"] = qps * median(samples["a"]) / 1e3
+    return Level(
+        num_clients=number,
+        num_requests=len(walls),
+        num_errors=int(sum(samples[f"{number}.errors"])),
+        **{name: round(figure, 4) for name, figure in figures.items()},
+    )
+
+
+def ceiling_series(number: int) -> str:
+    """The name of the series of `number` requests' linear layers."""
+    return f"linears-{number}"

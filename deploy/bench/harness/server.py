@@ -1,0 +1,179 @@
+"""A Tercet to be measured: `tercet serve` as a person starts it, on a free port, in a run directory of its own.
+
+Knows processes and the readiness page. Refuses to know what is asked of the server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from shared.errors import StartError
+
+ROOT = Path(__file__).parents[3]
+START_S = 600.0
+STOP_S = 40.0
+POLL_S = 0.01
+LOG_S = 0.1  # a branch's line is written after its answer
+SHOWN_LOG_CHARS = 3000
+# Become `tercet serve`, and be told to stop if the bench dies, however it dies: prctl(PR_SET_PDEATHSIG, SIGTERM).
+SERVE = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15)
+os.execv(sys.executable, [sys.executable, "-m", "deploy", "serve"])
+"""
+
+
+class Server:
+    """One running instance; a context manager that starts it and stops it.
+
+    `first_start_s` is how old the first slot's worker was when it was seen to be warm, as `renew_worker` says.
+    """
+
+    def __init__(self, models: str, settings: Mapping[str, str]) -> None:
+        """
+        Args:
+            models: the value of `TERCET_MODELS`.
+            settings: further settings by their lower-case names, like {"dtype": "fp32"}. The caller's own TERCET_
+                variables are not used, so that what is written in the result is all there was.
+        """
+        self._base = Path(tempfile.mkdtemp(prefix="tercet-bench-"))
+        self._log = self._base / "log"
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.settings = {"models": models, **settings}
+        own = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
+        self._environ = {
+            **own,
+            **{f"TERCET_{name.upper()}": value for name, value in self.settings.items()},
+            "TERCET_BIND": f"127.0.0.1:{self.port}",
+            "TERCET_RUN_DIR": str(self._base / "run"),
+        }
+        self._client = httpx.Client(base_url=self.url, trust_env=False, timeout=10)
+
+    def __enter__(self) -> Server:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", SERVE],
+                cwd=ROOT, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                process_group=0,  # Ctrl-C is the bench's, which stops it in order
+            )  # fmt: skip
+        try:
+            self.first_start_s = self._age_when_warm()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        shutil.rmtree(self._base, ignore_errors=True)
+
+    def slots(self) -> list[dict[str, Any]]:
+        """The slots of the readiness page; empty while nothing answers."""
+        slots: list[dict[str, Any]] = ready_page(self._client).get("slots", [])
+        return slots
+
+    def log_lines(self) -> list[dict[str, Any]]:
+        """What it has logged so far, the lines that are JSON."""
+        time.sleep(LOG_S)
+        return [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
+
+    def resources(self) -> dict[str, int]:
+        """Descriptors and threads of all its processes, and sequences in its engines."""
+        pids = _descendants(self._process.pid)
+        return {
+            "descriptors": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids),
+            "threads": sum(len(os.listdir(f"/proc/{pid}/task")) for pid in pids),
+            "sequences": self._num_in_flight(),
+        }
+
+    def wait_until_idle(self) -> None:
+        """Until no sequence is in an engine, as far as the gateway knows; two seconds at most."""
+        deadline = time.monotonic() + 2
+        while self._num_in_flight() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def _num_in_flight(self) -> int:
+        found = re.findall(r"tercet_slot_in_flight_branches{[^}]*} (\d+)", self._client.get("/metrics").text)
+        return sum(map(int, found))
+
+    def renew_worker(self) -> float:
+        """End the first slot's worker and wait for the next; seconds from its fork to warm.
+
+        The fork is the process's start as the kernel has it (/proc/<pid>/stat, in clock ticks of 10 ms); warm is
+        when the gateway's readiness page says so, asked every 10 ms.
+        """
+        old: int = self.slots()[0]["pid"]
+        os.kill(old, signal.SIGTERM)
+        return self._age_when_warm(other_than=old)
+
+    def _age_when_warm(self, other_than: int = 0) -> float:
+        slots = self._slots_when(lambda slot: slot["state"] == "warm" and slot["pid"] != other_than)
+        return process_age_s(slots[0]["pid"])
+
+    def _slots_when(self, condition: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise StartError(f"The server under test ended ({self._process.returncode}):\n{self._tail()}")
+            slots = self.slots()
+            if slots and all(condition(slot) for slot in slots):
+                return slots
+            if reason := next((slot["reason"] for slot in slots if slot["state"] == "failed"), None):
+                raise StartError(f"The server under test could not load its model: {reason}\n{self._tail()}")
+            time.sleep(POLL_S)
+        raise StartError(f"The server under test was not warm within {START_S:g} s:\n{self._tail()}")
+
+    def _tail(self) -> str:
+        return self._log.read_text(errors="replace")[-SHOWN_LOG_CHARS:]
+
+
+def _descendants(pid: int) -> list[int]:
+    """A process and all that it has started."""
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return [pid, *(found for child in children for found in _descendants(child))]
+
+
+def ready_page(client: httpx.Client) -> dict[str, Any]:
+    """What `/health/ready` says, whatever its status; empty where nothing answers."""
+    try:
+        page: dict[str, Any] = client.get("/health/ready").json()
+    except (httpx.TransportError, ValueError):
+        return {}
+    return page
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def process_age_s(pid: int) -> float:
+    """Seconds since a process was forked: field 22 of /proc/<pid>/stat, against the clock it is counted in."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    started_at_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_at_s

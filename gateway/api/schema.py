@@ -1,0 +1,110 @@
+"""The public schema of `/autocomplete` and `/feedback`: fields, ranges and defaults.
+
+Knows no HTTP server and no model; ranges that depend on the model are checked where it is known.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from shared.parsing import BodyParser
+from shared.protocol import MAX_SEED, BranchFailure
+
+
+class AutocompleteRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """`POST /autocomplete`. Ranges that depend on the model (top_k, max_tokens) are checked where it is known."""
+
+    context: Annotated[str, Meta(description="a string: the document before the cursor")]
+    n_samples: Annotated[int, Meta(ge=1, le=8, description="a whole number from 1 to 8")] = 3
+    length: Annotated[int, Meta(ge=1, le=256, description="a whole number of tokens from 1 to 256")] = 20
+    max_time: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="a number of seconds above 0")] = None
+    model_size: Annotated[str | None, Meta(description="the name of a model being served")] = None
+    temperature: Annotated[float, Meta(ge=0, le=5, description="a number from 0 to 5")] = 1.0
+    top_k: Annotated[int, Meta(ge=0, description="a whole number, 0 (off) or more")] = 50
+    top_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1 (0 and 1: off)")] = 0.95
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="a whole number of tokens, from 1 to what the model's context leaves beside length"),
+    ] = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100, description="a number above 0, at most 100")] = 1.0
+    stop: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=256)]],
+        Meta(max_length=8, description="a list of up to 8 strings of 1 to 256 characters"),
+    ] = []
+    single_line: Annotated[bool, Meta(description="true or false")] = False
+    seed: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_SEED)] | None,
+        Meta(description="a whole number from 0 to 9223372036854775807"),
+    ] = None
+    session: Annotated[
+        Annotated[str, Meta(max_length=128)] | None, Meta(description="a string of up to 128 characters")
+    ] = None
+    stream: Annotated[bool, Meta(description="true (server-sent events) or false")] = False
+    explain: Annotated[
+        Annotated[int, Meta(ge=1, le=10)] | None,
+        Meta(description="a whole number from 1 to 10: likeliest tokens to report beside each"),
+    ] = None
+
+
+# Other names under which clients of the original service and of its imitations send a field.
+ALIASES = {"samples": "n_samples", "n": "n_samples"}
+
+
+class TokenExplanation(Struct, kw_only=True):
+    """A token that was drawn, and those that were likeliest there: text and log-probability. The first token of a
+    sentence may begin with what was typed of its word."""
+
+    text: str
+    logprob: float
+    likeliest: list[tuple[str, float]]
+
+
+class Sentence(Struct, kw_only=True, omit_defaults=True):
+    """One suggestion. `time` in seconds, `*_ms` in milliseconds; `score` is the mean log-probability of its
+    tokens under the unmodified distribution, null where no token was kept. `explanation` is there where the request
+    asked for one."""
+
+    value: str
+    time: float
+    score: float | None
+    finish_reason: str
+    seed: int
+    slot: int
+    model: str
+    tokens: int
+    cached_tokens: int
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    explanation: list[TokenExplanation] | None = None
+
+
+class AutocompleteResponse(Struct, kw_only=True):
+    """`seed` is the first branch's: given with the same request, it gives the same answer."""
+
+    id: str
+    model: str
+    seed: int
+    sentences: list[Sentence]
+    time: float
+    partial: bool
+    errors: list[BranchFailure]
+
+
+class FeedbackRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """`POST /feedback`: what a writer did with a sentence. `index` is its place in the answer, from 0."""
+
+    id: Annotated[str, Meta(max_length=128, description="the id of an answer")]
+    index: Annotated[int, Meta(ge=0, le=7, description="a whole number: the sentence's place in the answer, from 0")]
+    action: Annotated[
+        Literal["accepted", "rejected", "ignored"], Meta(description="one of accepted, rejected, ignored")
+    ]
+    characters: Annotated[
+        int, Meta(ge=0, le=10_000, description="a whole number from 0 to 10000: characters taken over")
+    ] = 0
+
+
+parse_autocomplete_request = BodyParser(AutocompleteRequest, ALIASES)
+parse_feedback_request = BodyParser(FeedbackRequest)

@@ -1,0 +1,60 @@
+"""Placement is pure: these are all its rules."""
+
+import pytest
+
+from gateway.pool.placement import SlotView, largest_wave, place
+
+
+def view(index: int, in_flight: int = 0, max_batch: int = 6, ms: float = 1.0) -> SlotView:
+    return SlotView(index, in_flight, max_batch, ms)
+
+
+def test_auto_packs_while_a_slot_has_room_for_all() -> None:
+    assert place([view(0, 3), view(1, 0), view(2, 1)], 3, "auto") == [1, 1, 1]
+
+
+def test_auto_spreads_when_no_slot_has_room_for_all() -> None:
+    assert sorted(place([view(0, 5), view(1, 5), view(2, 4)], 3, "auto") or []) == [0, 1, 2]
+
+
+def test_pack_waits_for_a_slot_with_room_for_all() -> None:
+    assert place([view(0, 4), view(1, 4)], 3, "pack") is None
+    assert place([view(0, 4), view(1, 3)], 3, "pack") == [1, 1, 1]
+
+
+def test_spread_takes_distinct_slots_the_least_loaded_first() -> None:
+    slots = [view(0, 2), view(1, 0), view(2, 1), view(3, 5)]
+    assert place(slots, 3, "spread") == [1, 2, 0]
+
+
+def test_spread_goes_round_again_where_there_are_fewer_slots_than_branches() -> None:
+    assert place([view(0), view(1)], 3, "spread") == [0, 1, 0]
+
+
+def test_load_is_work_in_flight_times_time_per_token() -> None:
+    assert place([view(0, in_flight=1, ms=10), view(1, in_flight=3, ms=2)], 1, "auto") == [1]
+    assert place([view(0, in_flight=0, ms=10), view(1, in_flight=5, ms=2)], 1, "auto") == [0]
+
+
+def test_a_slot_that_failed_is_taken_only_where_there_is_no_other() -> None:
+    assert place([view(0), view(1, 5)], 1, "auto", avoid={0}) == [1]
+    assert place([view(0)], 1, "auto", avoid={0}) == [0]
+
+
+def test_a_document_goes_where_it_is_remembered_unless_that_is_busy() -> None:
+    assert place([view(0), view(1)], 3, "auto", prefer=1) == [1, 1, 1]
+    assert place([view(0), view(1, 3)], 3, "auto", prefer=1) == [1, 1, 1]
+    assert place([view(0, max_batch=12), view(1, 6, 12)], 3, "auto", prefer=1) == [0, 0, 0]
+    assert place([view(0), view(1, 4)], 3, "auto", prefer=1) == [0, 0, 0]
+    assert place([view(0), view(1)], 3, "auto", avoid={1}, prefer=1) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("policy", ["auto", "pack", "spread"])
+def test_nothing_is_placed_beyond_the_batch(policy: str) -> None:
+    assert place([view(0, 6), view(1, 5)], 2, policy) is None  # type: ignore[arg-type]
+    assert place([], 1, policy) is None  # type: ignore[arg-type]
+
+
+def test_largest_wave() -> None:
+    assert largest_wave([view(0, 6), view(1)], "auto") == 12
+    assert largest_wave([view(0, 6), view(1)], "pack") == 6

@@ -1,0 +1,126 @@
+"""What the CPU's kernels compute, beside what transformers computes; and that threads change nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config as TheirConfig
+from transformers import GPT2LMHeadModel
+
+from tests.workers.engine.helpers import TINY, generate, peaked_weights, running_engine
+from workers.engine.cpu import runner as model_runner
+from workers.engine.cpu.kernels import HAS_AMX, HAS_DOT_PRODUCTS, MOST_DOT_ROWS, Program
+from workers.engine.cpu.linear import UINT8, HugePages, PackedInt8Linear, prepare
+from workers.engine.cpu.runner import _ForwardPass
+from workers.engine.model.gpt2 import GPT2Config
+from workers.engine.model.loader import LoadedModel, build
+from workers.engine.request import SamplingParams
+
+PROMPT = [*range(7, 300, 3)]
+
+needs_amx = pytest.mark.skipif(not HAS_AMX, reason="this CPU has no AMX for 8-bit integers")
+
+
+def theirs(config: GPT2Config, weights: dict[str, torch.Tensor]) -> GPT2LMHeadModel:
+    model = GPT2LMHeadModel(
+        TheirConfig(
+            vocab_size=config.vocab_size, n_positions=config.n_positions, n_embd=config.n_embd, n_layer=config.n_layer,
+            n_head=config.n_head, n_inner=config.n_inner, activation_function=config.activation_function,
+        )
+    ).eval()  # fmt: skip
+    model.transformer.load_state_dict(weights)
+    return model
+
+
+def check_logprobs(config: GPT2Config, tolerance: float, dtype: str = "fp32") -> None:
+    """A prompt's log-probabilities, computed in chunks of rows and after a decode step, are transformers'."""
+    weights = peaked_weights(config, seed=5)
+    with running_engine(LoadedModel(build(config, weights, dtype), "cpu", dtype)) as engine:
+        text = generate(engine, PROMPT, SamplingParams(8, temperature=0))
+        ids = [*PROMPT, *text.token_ids]
+        echoed = generate(engine, ids, SamplingParams(1), echo_logprobs=True)
+    with torch.inference_mode():
+        logprobs = theirs(config, weights)(torch.tensor([ids])).logits[0].log_softmax(-1)
+    reference = [float(logprobs[at, token]) for at, token in enumerate(ids[1:])]
+    assert list(echoed.prompt_logprobs[1:]) == pytest.approx(reference, abs=tolerance)
+    assert list(text.logprobs) == pytest.approx(reference[-8:], abs=tolerance)
+
+
+@pytest.mark.parametrize("activation", ["gelu_new", "gelu", "relu", "silu", "tanh"])
+def test_every_activation_is_transformers(activation: str) -> None:
+    check_logprobs(replace(TINY, activation_function=activation), 2e-3)
+
+
+@pytest.mark.parametrize(("heads", "head_size"), [(2, 8), (3, 16), (1, 24), (2, 48), (5, 20), (1, 144)])
+def test_any_head_size_is_served(heads: int, head_size: int) -> None:
+    """A value's width, the one behind it and the padding depend on it, and so do a row's last lanes."""
+    width = heads * head_size
+    check_logprobs(replace(TINY, n_embd=width, n_head=heads, n_inner=4 * width), 2e-3)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_threads_change_no_text(tiny_of: dict[str, LoadedModel], dtype: str) -> None:
+    texts = []
+    for num_threads in (1, 2):
+        with running_engine(tiny_of[dtype], num_threads=num_threads) as engine:
+            alone = generate(engine, PROMPT, SamplingParams(30), seed=3)
+            long = generate(engine, PROMPT * 5, SamplingParams(30), seed=4)
+            texts.append((alone.token_ids, long.token_ids, alone.logprobs, long.logprobs))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.skipif(not HAS_DOT_PRODUCTS, reason="this CPU has no AVX-512 VNNI, so the kernel is not there")
+@pytest.mark.parametrize("can_use_amx", [False, pytest.param(True, marks=needs_amx)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 4), (100, 64), (768, 3072), (8200, 256)])
+def test_products_in_8_bits_are_exact(outputs: int, inputs: int, can_use_amx: bool) -> None:
+    """Sums of integers and one rounding, whatever the number of rows; 100 outputs are two blocks that overlap."""
+    generator = torch.Generator().manual_seed(outputs)
+    weight = torch.randn(outputs, inputs, generator=generator)
+    scales = weight.abs().amax(1) / 127
+    weight8 = (weight / scales[:, None]).round().to(torch.int8)
+    x, _ = prepare(torch.randn(100, inputs, generator=generator), UINT8)
+    product = PackedInt8Linear.of(weight8, scales, HugePages())
+    assert product is not None
+    if not can_use_amx:
+        product._parameters[MOST_DOT_ROWS] = sys.maxsize
+    sums = (x.long() - 128) @ weight8.long().T
+    expected = sums.float() * (scales * torch.tensor(1 / 127))
+    for num_rows in (*range(1, 10), 15, 16, 17, 31, 32, 33, 48, 49, 64, 100):
+        assert torch.equal(product(x[:num_rows]), expected[:num_rows])
+
+
+@pytest.mark.skipif(not HAS_DOT_PRODUCTS, reason="this CPU has no AVX-512 VNNI, so there is no program")
+def test_layers_in_one_call_are_the_same_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(TINY, n_embd=128, n_head=2, n_inner=512)
+    model = LoadedModel(build(config, peaked_weights(config), "int8"), "cpu", "int8")
+
+    def texts(num_threads: int = 2) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+        with running_engine(model, num_threads=num_threads) as engine:
+            ends = [generate(engine, PROMPT[:length], SamplingParams(20), seed=length) for length in (1, 2, 9, 98)]
+        return [(end.token_ids, end.logprobs) for end in ends]
+
+    num_steps = 0
+
+    def count(self: Program, num_rows: int, num_entries: int, *args: Any, **more: Any) -> None:
+        nonlocal num_steps
+        num_steps += more.get("num_times", 1) if num_entries > 1 else 0
+        run(self, num_rows, num_entries, *args, **more)
+
+    run = Program.run
+    monkeypatch.setattr(Program, "run", count)
+    monkeypatch.setattr(model_runner, "LARGE_IN_PROGRAM", 1 << 40)
+    on_one_thread = texts()
+    monkeypatch.setattr(model_runner, "LARGE", 0)
+    monkeypatch.setattr(model_runner, "LARGE_IN_PROGRAM", 0)
+    on_all = texts()
+    on_more_than_there_are = texts(2 * (os.cpu_count() or 1) + 1)  # some wait for long, and sleep
+    assert (num_before := num_steps) >= 2 * 4 * 20
+    monkeypatch.setattr(_ForwardPass, "_make_program", lambda own, _: setattr(own, "_most_program_rows", 0))
+    one_by_one = texts()
+    assert num_steps == num_before
+    assert on_one_thread == on_all == on_more_than_there_are == one_by_one

@@ -1,0 +1,415 @@
+"""The GPU's path, computed on the CPU: the same text as the CPU's path, and harm to nobody.
+
+"cpu:0" is the CPU as a device like any other: plain kernels, and `CudaRunner`, which captures
+nothing there. What only a GPU can show is at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers import GPT2LMHeadModel
+
+from tests.workers.engine.helpers import (
+    CHECKPOINT,
+    TINY,
+    generate,
+    peaked_weights,
+    random_ids,
+    running_engine,
+)
+from workers.engine.cuda import kv_cache as cuda_cache
+from workers.engine.cuda import runner as cuda_runner
+from workers.engine.cuda.graphs import (
+    AT,
+    CHUNK_SIZES,
+    ID,
+    POSITION,
+    START,
+    Batch,
+    Drawn,
+    batch_sizes,
+    draw,
+    fitting,
+    text_lengths,
+)
+from workers.engine.cuda.kv_cache import CellCache, CellPlan
+from workers.engine.cuda.runner import CudaRunner
+from workers.engine.engine import Engine
+from workers.engine.model.loader import LoadedModel, build, load_model
+from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
+from workers.engine.sampling import Draw, limits, sample, uniform
+from workers.engine.scheduler import MAX_CHUNK
+from workers.engine.scheduler_output import SUFFIX_TOKENS, EntryCopy, SuffixCopy, SuffixMove
+
+DEVICE = "cpu:0"
+CPU = torch.device(DEVICE)
+TEXT = (
+    "The old man looked at the sea and said nothing for a long while. His daughter, who had come "
+    "down from the house with a lamp, stood behind him; and neither of them moved until the last "
+)
+
+
+@pytest.fixture(scope="module")
+def device_tiny() -> LoadedModel:
+    return LoadedModel(build(TINY, peaked_weights(TINY), "fp32", device=DEVICE), DEVICE, "fp32")
+
+
+def make_batch(loaded: LoadedModel, size: int, seed: int = 0) -> Batch:
+    """A batch over a cache of 3 slots and 8 tails, full of random numbers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_cache, "_budget_bytes", lambda _: budget_for(3, 8))
+        cache = CellCache(TINY, 8, torch.float32, CPU)
+    cache.layers.normal_(generator=torch.Generator().manual_seed(seed))
+    return Batch(loaded.model, cache, size)
+
+
+def budget_for(num_entries: int, max_sequences: int) -> int:
+    """Bytes that hold so many slots and tails of TINY, and not another slot."""
+    cell_bytes = TINY.n_layer * 2 * TINY.n_embd * 4
+    return CellPlan(num_entries, max_sequences, TINY.n_positions).num_cells * cell_bytes
+
+
+def results(engine: Engine, requests: list[EngineRequest]) -> list[SequenceOutput]:
+    return [generation.result() for generation in [engine.submit(one) for one in requests]]
+
+
+def assert_same(ours: SequenceOutput, theirs: SequenceOutput) -> None:
+    """The same text and, up to rounding, the same scores."""
+    assert ours.token_ids == theirs.token_ids
+    assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)
+    assert ours.prompt_logprobs[1:] == pytest.approx(theirs.prompt_logprobs[1:], abs=1e-3)
+    for our_top, their_top in zip(ours.tops, theirs.tops, strict=True):
+        assert dict(our_top) == pytest.approx(dict(their_top), abs=1e-3)
+
+
+def test_sizes() -> None:
+    assert batch_sizes(48) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+    assert batch_sizes(5) == (1, 2, 3, 4, 5)
+    assert batch_sizes(1) == (1,)
+    assert text_lengths(640) == (64, 128, 256, 512, 640)
+    assert text_lengths(64) == (64,)
+    assert CHUNK_SIZES[-1] >= MAX_CHUNK
+    assert [fitting((1, 2, 4), number) for number in (1, 2, 3, 4)] == [1, 2, 4, 4]
+
+
+def test_greedy_text_is_transformers() -> None:
+    """The embedded checkpoint: 7 prompts of 1 to 490 tokens, all at once, whole and in chunks."""
+    loaded = load_model(CHECKPOINT, device=DEVICE, dtype="fp32")
+    reference = GPT2LMHeadModel.from_pretrained(CHECKPOINT, dtype=torch.float32)
+    assert loaded.tokenizer is not None
+    text = loaded.tokenizer.encode(TEXT * 20)
+    lengths = [1, 17, 64, 65, 128, 257, 490]
+    prompts = [text[place : place + length] for place, length in enumerate(lengths)]
+    params = SamplingParams(max_new_tokens=20, temperature=0)
+    with running_engine(loaded) as engine:
+        ours = results(engine, [EngineRequest(tuple(ids), params, 0) for ids in prompts])
+    for prompt, finished in zip(prompts, ours, strict=True):
+        with torch.inference_mode():
+            logits = reference(torch.tensor([[*prompt, *finished.token_ids]])).logits[0]
+        assert list(finished.token_ids) == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+
+
+def kinds_of_draws() -> Iterator[SamplingParams]:
+    """Those that a step draws, and those that it leaves to others."""
+    for number in (3, 17, 30):
+        yield SamplingParams(number)
+        yield SamplingParams(number, temperature=0)
+        yield SamplingParams(number, temperature=0.8, top_k=5, top_p=0)
+        yield SamplingParams(number, top_k=0, top_p=0.9)
+        yield SamplingParams(number, temperature=1.3, top_k=200, top_p=0.9)
+        yield SamplingParams(number, repetition_penalty=1.3)
+        yield SamplingParams(number, temperature=0, first_rank=70, top_logprobs=3)
+
+
+def test_every_kind_of_draw_is_the_cpus(tiny: LoadedModel, device_tiny: LoadedModel) -> None:
+    """Prompts that are shared, remembered whole or in part, ready, echoed; in a mixed crowd."""
+    rng = random.Random(1)
+    prompts = [random_ids(rng, length, TINY.vocab_size) for length in (5, 40, 300)]
+    prompts.append([*prompts[1][:30], *random_ids(rng, 90, TINY.vocab_size)])
+    requests = [
+        EngineRequest(tuple(rng.choice(prompts)), params, seed, echo_logprobs=seed % 7 == 6)
+        for seed, params in enumerate([*kinds_of_draws(), *kinds_of_draws()])
+    ]
+    with running_engine(tiny) as engine:
+        theirs = [generate(engine, list(r.prompt_ids), r.sampling, r.seed) for r in requests]
+        echoed = [results(engine, [one])[0] for one in requests]
+    with running_engine(device_tiny) as engine:
+        for _ in range(2):
+            ours = results(engine, requests)
+            for number, finished in enumerate(ours):
+                assert_same(finished, echoed[number])
+                assert finished.token_ids == theirs[number].token_ids
+        assert max(one.cached_tokens for one in ours) == 300
+
+
+@pytest.mark.parametrize("num_entries", [1, 4])
+def test_editors_get_the_cpus_text(
+    tiny: LoadedModel, device_tiny: LoadedModel, num_entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Edits anywhere, requests that overlap and are cancelled, hardly a slot for each."""
+    monkeypatch.setattr(cuda_cache, "_budget_bytes", lambda _: budget_for(num_entries, 24))
+    rng = random.Random(num_entries)
+    texts = [random_ids(rng, 200, TINY.vocab_size) for _ in range(2)]
+    open_: list[tuple[list[EngineRequest], list[Any]]] = []
+    asked: list[tuple[EngineRequest, SequenceOutput]] = []
+    with running_engine(device_tiny, max_batch=24) as engine:
+        for turn in range(40):
+            text = rng.choice(texts)
+            place = rng.choice([len(text), len(text), rng.randrange(40, len(text))])
+            text[place:] = random_ids(rng, rng.choice([1, 2, 60]), TINY.vocab_size)
+            number = rng.choice([1, 6, 20])
+            requests = [
+                EngineRequest(tuple(text[-400:]), params, turn, group=(str(turn), 3))
+                for params in (SamplingParams(number), SamplingParams(number, temperature=0))
+                for _ in range(1 + (params.temperature == 0))
+            ]
+            open_.append((requests, [engine.submit(one) for one in requests]))
+            if rng.random() < 0.3:
+                rng.choice(open_[-1][1]).cancel()
+            while len(open_) > rng.randint(0, 6):
+                requests, generations = open_.pop(rng.randrange(len(open_)))
+                finished = [one.result() for one in generations]
+                asked += zip(requests, finished, strict=True)
+                if rng.random() < 0.5:
+                    text += finished[-1].token_ids
+    assert any(finished.cached_tokens > 40 for _, finished in asked)
+    with running_engine(tiny) as engine:
+        for request, ours in asked:
+            theirs = generate(engine, list(request.prompt_ids), request.sampling, request.seed)
+            assert ours.token_ids == theirs.token_ids[: len(ours.token_ids)]
+
+
+def test_texts_that_outgrow_their_tails(tiny: LoadedModel, device_tiny: LoadedModel) -> None:
+    prompt = tuple(random_ids(random.Random(3), 200, TINY.vocab_size))
+    requests = [EngineRequest(prompt, SamplingParams(SUFFIX_TOKENS + 30 + seed, top_k=20), seed) for seed in range(3)]
+    with running_engine(tiny) as engine:
+        theirs = results(engine, requests)
+    with running_engine(device_tiny) as engine:
+        for ours, expected in zip(results(engine, requests), theirs, strict=True):
+            assert_same(ours, expected)
+
+
+def test_steps_are_sent_off_in_groups(
+    tiny: LoadedModel, device_tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody comes or goes: ever more at once, none past the end, and the same text."""
+    groups: list[int] = []
+    send = CudaRunner._send
+
+    def counting(self: CudaRunner, *args: Any, **more: Any) -> None:
+        before = len(self._flights)
+        send(self, *args, **more)
+        groups.append(len(self._flights) - before)
+
+    kinds = (SamplingParams(40), SamplingParams(40, top_logprobs=1))
+    asked = [[EngineRequest((5,) * 9, params, seed, group=("g", 3)) for seed in range(3)] for params in kinds]
+    with running_engine(tiny) as engine:
+        theirs = [results(engine, requests) for requests in asked]
+    with running_engine(device_tiny) as engine:
+        monkeypatch.setattr(CudaRunner, "_send", counting)
+        for params, requests, expected in zip(kinds, asked, theirs, strict=True):
+            groups.clear()
+            for ours, its in zip(results(engine, requests), expected, strict=True):
+                assert_same(ours, its)
+            assert sum(groups) == 39  # the first token comes with the prompt
+            assert max(groups) == (1 if params.top_logprobs else 5)
+
+
+def test_what_is_in_flight_when_others_leave(tiny: LoadedModel, device_tiny: LoadedModel) -> None:
+    """Those between are cancelled: the last one's tail moves, with steps of it sent off."""
+    requests = [EngineRequest((7, 8, 9), SamplingParams(90), seed, stream=True) for seed in range(14)]
+    with running_engine(tiny) as engine:
+        theirs = [one.token_ids for one in results(engine, requests)]
+    with running_engine(device_tiny) as engine:
+        for num_tokens in (9, 10, 12, 15):
+            generations = [engine.submit(one) for one in requests]
+            for _ in range(num_tokens):
+                generations[-1].next()
+            for one in generations[1:-1]:
+                one.cancel()
+            for number, one in enumerate(generations):
+                token_ids = one.result().token_ids
+                assert token_ids == theirs[number][: len(token_ids)]
+                assert len(token_ids) == 90 or 0 < number < 13
+
+
+def test_company_and_padding_change_nothing(device_tiny: LoadedModel) -> None:
+    """Three texts in a batch of three and in one of eight; what is not theirs stays as it is."""
+    outs: list[Drawn] = []
+    tables = []
+    for size in (3, 8):
+        batch = make_batch(device_tiny, size)
+        plan = batch._cache.plan
+        before = batch._cache.layers.clone()
+        written = {plan.scrap}
+        for column, (slot, start, tail, length) in enumerate([(0, 60, 4, 3), (2, 1, 0, 0), (0, 50, 7, 12)]):
+            whole = (column, start, plan.slot(slot), plan.tail(tail) - start, 1, start + length, 0)
+            uniforms = [uniform(column, step) for step in range(16)]
+            numbers = [*whole, column, 50, 0.9, *uniforms]
+            batch.table[:, column] = torch.tensor(numbers, dtype=torch.float64)
+            written |= {plan.tail(tail) + length, plan.tail(tail) + length + 1}
+        with torch.inference_mode():
+            batch.programs[64]()
+            outs.append(batch.programs[128]())
+        tables.append(batch.table[:, :3])
+        changed = (batch._cache.layers != before).flatten(2).any(2).any(0).nonzero()
+        assert set(changed.flatten().tolist()) <= written
+        assert (batch.table[POSITION : AT + 1, 3:] == 0).all()
+    assert torch.allclose(outs[0].logits, outs[1].logits[:3], atol=1e-4)
+    assert tables[0][ID].tolist() == outs[1].tokens[0, :3].tolist()
+    assert tables[0][START:].equal(tables[1][START:])
+    assert tables[0][POSITION].tolist() == [65, 3, 64]
+
+
+def test_a_kernel_of_its_own_takes_the_attentions_place(
+    tiny: LoadedModel, device_tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one program for all lengths; the kernel is written as plainly as can be."""
+
+    def attend(qkv: torch.Tensor, cells: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        means = []
+        for row, (_, start, slot, tail, _, position, _) in zip(qkv, places.T, strict=True):
+            query, *new = row.view(3, *cells.shape[2:])
+            cells[tail + position] = torch.stack(new)
+            read = [*range(slot, slot + start), *range(tail + start, tail + position + 1)]
+            keys, values = cells[read].permute(1, 2, 0, 3)
+            means.append(((query[:, None] @ keys.mT).softmax(-1) @ values).flatten())
+        return torch.stack(means)
+
+    monkeypatch.setattr(cuda_runner, "_kernel", lambda *_: attend)
+    prompt = tuple(random_ids(random.Random(8), 70, TINY.vocab_size))
+    requests = [EngineRequest(prompt, SamplingParams(25), seed) for seed in range(5)]
+    texts = []
+    for loaded in (tiny, device_tiny):
+        with running_engine(loaded) as engine:
+            texts.append([one.token_ids for one in results(engine, requests)])
+    assert texts[0] == texts[1]
+
+
+def test_copies() -> None:
+    plan = CellPlan(num_entries=2, max_sequences=3, n_ctx=1024)
+    assert plan.stretches(EntryCopy(0, 1, 7)) == (0, 1024, 7)
+    assert plan.stretches(SuffixCopy(2, 1, 100, 9)) == (2048 + 2 * SUFFIX_TOKENS, 1124, 9)
+    assert plan.stretches(SuffixMove(2, 0, 9)) == (2048 + 2 * SUFFIX_TOKENS, 2048, 9)
+    assert plan.scrap == 2048 + 3 * SUFFIX_TOKENS
+
+
+def test_too_little_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_cache, "_budget_bytes", lambda _: budget_for(1, 8) - 1)
+    with pytest.raises(MemoryError, match="smaller batch"):
+        CellCache(TINY, 8, torch.float32, CPU)
+
+
+def test_int8_is_not_for_a_gpu() -> None:
+    with pytest.raises(ValueError, match="int8"):
+        build(TINY, peaked_weights(TINY), "int8", device=DEVICE)
+
+
+def draw_each(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
+    """Token ids by the sampler of a step."""
+    columns = [(one.params.temperature, *limits(one.params)[1:]) for one in draws]
+    uniforms = [[uniform(one.seed, one.position) for one in draws]]
+    table = torch.tensor(columns, dtype=torch.float64).T
+    tokens = draw(logits, table, torch.tensor(uniforms, dtype=torch.float64))
+    return [int(number) for number in tokens[0]]
+
+
+def test_draws_are_the_samplers() -> None:
+    rng = random.Random(4)
+    logits = 3 * torch.randn(400, 1000, generator=torch.Generator().manual_seed(4))
+    logits[::5] = logits[::5].round()  # equals among the likeliest
+    draws = [
+        Draw(
+            SamplingParams(
+                temperature=rng.choice([0, 0.5, 1.0, 2.0]),
+                top_k=rng.choice([1, 7, 50, 64]),
+                top_p=rng.choice([0, 0.3, 0.9, 1]),
+            ),
+            seed,
+            rng.randint(1, 500),
+        )
+        for seed in range(400)
+    ]
+    assert draw_each(logits, draws) == [step.token_id for step in sample(logits, draws)]
+
+
+def test_draws_follow_the_distribution() -> None:
+    params = SamplingParams(temperature=0.9, top_k=30, top_p=0.9)
+    row = torch.randn(300, generator=torch.Generator().manual_seed(5))
+    values, ids = (row.double() / 0.9).topk(30)
+    probs = values.softmax(-1)
+    probs = torch.where(probs.cumsum(-1) - probs < 0.9, probs, 0)
+    probs /= probs.sum()
+    draws = [Draw(params, seed, 1) for seed in range(20_000)]
+    counts = torch.tensor(draw_each(row.expand(len(draws), -1), draws)).bincount(minlength=300)
+    observed = counts[ids]
+    kept = probs > 0
+    assert observed[~kept].sum() == 0
+    assert observed.sum() == len(draws)
+    assert chisquare(observed[kept], probs[kept] * len(draws)).pvalue > 1e-3
+
+
+def gpu_texts(loaded: LoadedModel) -> list[SequenceOutput]:
+    """A crowd, then three siblings alone, whose steps are sent off in groups."""
+    rng = random.Random(6)
+    vocab_size = loaded.config.vocab_size
+    crowd = [
+        EngineRequest(tuple(random_ids(rng, rng.randint(1, 300), vocab_size)), params, seed)
+        for seed, params in enumerate(kinds_of_draws())
+    ]
+    siblings = [EngineRequest(crowd[2].prompt_ids, SamplingParams(60), seed, group=("g", 3)) for seed in range(3)]
+    with running_engine(loaded) as engine:
+        # Alone, so that batches are the same each time.
+        alone = [results(engine, [one])[0] for one in crowd]
+        return [*alone, *results(engine, siblings), *results(engine, siblings)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_graphs_change_nothing(dtype: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    loaded = load_model(CHECKPOINT, device="cuda", dtype=dtype)
+    with caplog.at_level(logging.INFO):
+        captured = gpu_texts(loaded)
+    assert "captured in" in caplog.text
+    assert "not everything" not in caplog.text
+    monkeypatch.setattr(CudaRunner, "_capture", lambda _: None)
+    for ours, theirs in zip(captured, gpu_texts(loaded), strict=True):
+        assert_same(ours, theirs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("heads", "head_size"), [(12, 64), (4, 24)])
+def test_the_kernel_is_its_twin(dtype: torch.dtype, heads: int, head_size: int) -> None:
+    cuda_kernels = pytest.importorskip("workers.engine.cuda_kernels")
+    assert cuda_kernels.is_right(heads, head_size, dtype, torch.device("cuda"))
+
+
+@pytest.mark.gpu
+def test_without_the_kernel_the_text_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_model(CHECKPOINT, device="cuda", dtype="fp32")
+    ours = gpu_texts(loaded)
+    monkeypatch.setattr(cuda_runner, "_kernel", lambda *_: None)
+    for mine, theirs in zip(ours, gpu_texts(loaded), strict=True):
+        assert_same(mine, theirs)
+
+
+@pytest.mark.gpu
+def test_gpu_greedy_text_is_the_cpus() -> None:
+    params = SamplingParams(40, temperature=0)
+    texts = []
+    for device in ("cpu", "cuda"):
+        loaded = load_model(CHECKPOINT, device=device, dtype="fp32")
+        assert loaded.tokenizer is not None
+        prompt = tuple(loaded.tokenizer.encode(TEXT))
+        requests = [EngineRequest(prompt[:length], params, 0) for length in (1, 20, 40)]
+        with running_engine(loaded) as engine:
+            texts.append([one.token_ids for one in results(engine, requests)])
+    assert texts[0] == texts[1]

@@ -1,0 +1,211 @@
+"""What is remembered saves work and changes nothing: every bit is an uncached engine's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.workers.engine.helpers import generate, random_ids, running_engine
+from workers.engine import scheduler
+from workers.engine.cpu import runner as model_runner
+from workers.engine.cpu.kv_cache import CacheShape
+from workers.engine.engine import Engine
+from workers.engine.model.loader import LoadedModel
+from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
+from workers.engine.runner import RunnerOutput
+from workers.engine.scheduler import Scheduler
+from workers.engine.scheduler_output import SchedulerOutput
+
+
+@contextmanager
+def forgetful_engine(loaded: LoadedModel) -> Iterator[Engine]:
+    """An engine that finds nothing in its cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scheduler, "_find", lambda *_: scheduler._Found(0))
+        with running_engine(loaded) as engine:
+            yield engine
+
+
+@dataclass
+class Editor:
+    """A document of token ids, edited at random; what is before the cursor is the prompt."""
+
+    rng: random.Random
+    vocab_size: int
+    max_tokens: int
+    text: list[int] = field(default_factory=list)
+    cursor: int = 0
+    past: list[tuple[list[int], int]] = field(default_factory=list)
+
+    def edit(self, suggestions: list[tuple[int, ...]]) -> None:
+        """One change; most often at the cursor, as people type."""
+        action = self.rng.choice(["type"] * 6 + ["accept"] * 3 + ["delete", "replace", "undo", "undo", "jump", "paste"])
+        if action == "undo" and self.past:
+            self.text, self.cursor = self.past.pop()
+            return
+        self.past.append((list(self.text), self.cursor))
+        if action == "jump":
+            self.cursor = self.rng.randint(0, len(self.text))
+        elif action == "delete":
+            first = max(0, self.cursor - self.rng.randint(1, 20))
+            del self.text[first : self.cursor]
+            self.cursor = first
+        elif action == "replace" and self.cursor:
+            place = self.rng.randrange(self.cursor)
+            self.text[place] = self.rng.randrange(self.vocab_size)
+        else:
+            new = random_ids(self.rng, self.rng.randint(1, 3), self.vocab_size)
+            if action == "accept" and suggestions:
+                new = list(self.rng.choice(suggestions))
+                new = new[: self.rng.randint(1, len(new))]
+            elif action == "paste":
+                new = random_ids(self.rng, self.rng.randint(20, 120), self.vocab_size)
+            self.text[self.cursor : self.cursor] = new
+            self.cursor += len(new)
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return tuple(self.text[: self.cursor][-self.max_tokens :])
+
+
+def edits(seed: int, loaded: LoadedModel, number: int) -> Iterator[tuple[Editor, random.Random]]:
+    rng = random.Random(seed)
+    editor = Editor(rng, loaded.config.vocab_size, max_tokens=500)
+    for _ in range(number):
+        yield editor, rng
+
+
+def requests_of(editor: Editor, rng: random.Random, group: str) -> list[EngineRequest]:
+    """Three siblings, one of them greedy."""
+    number = rng.choice([1, 4, 9, 20])
+    seed = rng.randrange(2**60)
+    return [
+        EngineRequest(
+            editor.prompt,
+            SamplingParams(number, temperature=temperature, top_k=20),
+            seed + index,
+            group=(group, 3),
+        )
+        for index, temperature in enumerate((0, 1.0, 1.0))
+    ]
+
+
+def same(ours: SequenceOutput, theirs: SequenceOutput) -> bool:
+    return (ours.token_ids, ours.logprobs) == (theirs.token_ids, theirs.logprobs)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+def test_a_random_editor(tiny_of: dict[str, LoadedModel], dtype: str) -> None:
+    """300 edits in fp32 and 100 in the others; insert, delete, replace, undo, accept, anywhere."""
+    loaded = tiny_of[dtype]
+    num_cached = num_prompt = 0
+    with running_engine(loaded) as engine:
+        asked: list[tuple[list[EngineRequest], list[SequenceOutput]]] = []
+        suggestions: list[tuple[int, ...]] = []
+        for editor, rng in edits(1, loaded, 300 if dtype == "fp32" else 100):
+            editor.edit(suggestions)
+            requests = requests_of(editor, rng, str(len(asked)))
+            finished = [g.result() for g in [engine.submit(one) for one in requests]]
+            suggestions = [one.token_ids for one in finished]
+            asked.append((requests, finished))
+            num_cached += finished[0].cached_tokens
+            num_prompt += len(editor.prompt)
+    with forgetful_engine(loaded) as engine:
+        for requests, finished in asked:
+            expected = [g.result() for g in [engine.submit(one) for one in requests]]
+            assert all(map(same, finished, expected))
+            assert expected[0].cached_tokens == 0
+    assert num_cached > 0.4 * num_prompt  # most keystrokes are cheap
+
+
+@pytest.mark.parametrize("num_entries", [1, 2, 5])
+def test_editors_that_do_not_wait(tiny: LoadedModel, num_entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests overlap, are cancelled by newer ones, and there are fewer slots than prompts."""
+    monkeypatch.setattr(CacheShape, "num_entries", lambda *_: num_entries)
+    rng = random.Random(num_entries)
+    config = tiny.config
+    editors = [Editor(random.Random(seed), config.vocab_size, 500) for seed in range(3)]
+    asked = []
+    with running_engine(tiny, max_batch=30) as engine:
+        open_ = []
+        for turn in range(120):
+            editor = rng.choice(editors)
+            editor.edit([(1, 2, 3, 4)])
+            requests = requests_of(editor, rng, str(turn))
+            open_.append((requests, [engine.submit(one) for one in requests]))
+            if rng.random() < 0.3:
+                rng.choice(open_[-1][1]).cancel()
+            while len(open_) > rng.randint(0, 7):
+                requests, generations = open_.pop(rng.randrange(len(open_)))
+                asked.append((requests, [one.result() for one in generations]))
+    with forgetful_engine(tiny) as engine:
+        for requests, finished in asked:
+            for request, ours in zip(requests, finished, strict=True):
+                theirs = engine.submit(request).result()
+                number = len(ours.token_ids)
+                assert ours.token_ids == theirs.token_ids[:number]
+                assert ours.logprobs == theirs.logprobs[:number]
+
+
+def test_long_texts_outgrow_their_tails(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past 255 tokens a sequence needs a slot of its own; with one slot, they take turns."""
+    params = SamplingParams(400, top_k=20)
+    prompt = random_ids(random.Random(3), 200, tiny.config.vocab_size)
+    requests = [EngineRequest(tuple(prompt), params, seed) for seed in range(3)]
+    with running_engine(tiny) as engine:
+        alone = [engine.submit(one).result() for one in requests]
+        together = [g.result() for g in [engine.submit(one) for one in requests]]
+        assert all(map(same, together, alone))
+        typed = [*prompt, *alone[0].token_ids[:390]]
+        rest = generate(engine, typed, SamplingParams(10, top_k=20), 0)
+        assert rest.cached_tokens > 200
+    monkeypatch.setattr(CacheShape, "num_entries", lambda *_: 1)
+    with running_engine(tiny) as engine:
+        crowded = [g.result() for g in [engine.submit(one) for one in requests]]
+        assert all(map(same, crowded, alone))
+
+
+def test_cached_tokens_tell_the_truth(tiny: LoadedModel) -> None:
+    rng = random.Random(5)
+    prompt = random_ids(rng, 60, tiny.config.vocab_size)
+    params = SamplingParams(12, temperature=0)
+    with running_engine(tiny) as engine:
+        first = generate(engine, prompt, params)
+        assert first.cached_tokens == 0
+        assert generate(engine, prompt, params).cached_tokens == 60
+        assert generate(engine, prompt[:40], params).cached_tokens == 39
+        assert generate(engine, [*prompt[:50], *random_ids(rng, 9, 512)], params).cached_tokens == 50
+        # The suggestion's last token was drawn and never computed.
+        accepted = [*prompt, *first.token_ids, 7]
+        again = generate(engine, prompt, params)
+        assert again.token_ids == first.token_ids
+        assert generate(engine, accepted, params).cached_tokens == 60 + 11
+        echoed = generate(engine, prompt, params, echo_logprobs=True)
+        assert echoed.cached_tokens == 0
+        assert len(echoed.prompt_logprobs) == 60
+
+
+def test_siblings_are_computed_once(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Announced as a group or not, as long as they arrive together."""
+    computed = []
+    run = model_runner.CpuRunner.run
+
+    def counting(self: model_runner.CpuRunner, plan: SchedulerOutput) -> RunnerOutput:
+        computed.append(sum(chunk.stop - chunk.start for chunk in plan.chunks))
+        return run(self, plan)
+
+    monkeypatch.setattr(model_runner.CpuRunner, "run", counting)
+    for group in (("a", 3), None):
+        with running_engine(tiny, step_delay_s=0.02) as engine:
+            busy = engine.submit(EngineRequest((9,), SamplingParams(30), 0))
+            assert busy.next(0.05) is None
+            computed.clear()
+            prompt = (1, 2, 3, 4, 5, 6)
+            requests = [EngineRequest(prompt, SamplingParams(5), seed, group=group) for seed in range(3)]
+            for generation in [engine.submit(one) for one in requests]:
+                generation.result()
+            assert sum(computed) == len(prompt)

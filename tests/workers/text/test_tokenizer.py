@@ -1,0 +1,137 @@
+"""Bytes, characters and stop strings: nothing torn, nothing taken back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from tests.workers.engine.helpers import CHECKPOINT
+from workers.text.detokenizer import Detokenizer
+from workers.text.stop_strings import StopMatcher
+from workers.text.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer.from_directory(CHECKPOINT, 8192)
+SYNTHETIC = Tokenizer.from_directory(CHECKPOINT, 50257)
+
+# Text as people type it, and as they do not: spaces of every kind, contractions, digits, scripts,
+# surrogates, the special token and pieces of it.
+texts = st.lists(
+    st.one_of(
+        st.text(max_size=8),
+        st.sampled_from(
+            [
+                " ",
+                "  ",
+                "\n",
+                "\n\n ",
+                "\t",
+                "\u00a0",
+                "\u2003",
+                "'s",
+                "'ll",
+                "don't",
+                " 12,5",
+                "x1y",
+            ]
+        ),
+        st.sampled_from(["<|endoftext|>", "<|endof", "text|>", "日本語", "🦉", "é", "\x1f", "\ud83d"]),
+        st.sampled_from(["the old man", " sea", " looked", ".", "—", "“"]),
+    ),
+    max_size=60,
+).map("".join)
+
+
+@given(texts)
+def test_text_comes_back(text: str) -> None:
+    sound = text.encode("utf-8", "replace").decode()
+    expected = sound.replace("<|endoftext|>", "")
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == expected
+
+
+def test_ids_are_transformers_ids() -> None:
+    reference = AutoTokenizer.from_pretrained(CHECKPOINT)
+    for text in ("The old man", "  two\n\n spaces ", "naïve 日本 🦉 don't", "a<|endoftext|>b"):
+        assert TOKENIZER.encode(text) == reference(text)["input_ids"]
+
+
+def test_special_and_missing_ids() -> None:
+    assert SYNTHETIC.eos_id == 0
+    assert SYNTHETIC.token_bytes(0) == b""
+    assert SYNTHETIC.decode([9000, 0, 50256]) == " ⟨9000⟩ ⟨50256⟩"
+    with pytest.raises(IndexError):
+        SYNTHETIC.token_bytes(50257)
+    with pytest.raises(ValueError, match="8192"):
+        Tokenizer.from_directory(CHECKPOINT, 100)
+
+
+def test_vocab_and_merges_give_the_same_tokenizer(tmp_path: Path) -> None:
+    """Older GPT-2 checkpoints have no tokenizer.json."""
+    model = json.loads((CHECKPOINT / "tokenizer.json").read_text())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    old = Tokenizer.from_directory(tmp_path, 8192)
+    for text in ("The old man's  sea,\n and 日本 <|endoftext|> again", "", " x"):
+        assert old.encode(text) == TOKENIZER.encode(text)
+    assert old.eos_id == 0
+
+
+def test_a_directory_without_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="merges"):
+        Tokenizer.from_directory(tmp_path, 8192)
+
+
+@given(texts)
+def test_pieces_join_to_the_whole_and_are_whole_characters(text: str) -> None:
+    ids = TOKENIZER.encode(text)
+    detokenizer = Detokenizer(TOKENIZER)
+    pieces = [*map(detokenizer.feed, ids), detokenizer.finish()]
+    assert "".join(pieces) == TOKENIZER.decode(ids)
+    assert not any("\ufffd" in piece for piece in pieces) or "\ufffd" in text
+
+
+def test_an_unfinished_character_is_dropped_at_the_end() -> None:
+    ids = [id_ for id_ in range(8192) if TOKENIZER.token_bytes(id_) == b"\xf0"]
+    detokenizer = Detokenizer(TOKENIZER)
+    assert detokenizer.feed(TOKENIZER.encode("a")[0]) == "a"
+    assert detokenizer.feed(ids[0]) == ""
+    assert detokenizer.finish() == ""
+
+
+stops = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=3)
+
+
+@settings(max_examples=400)
+@given(st.lists(st.text(alphabet="ab\n", max_size=3)), stops, st.booleans())
+@example(["ba", "a"], ["a", "baa"], False)  # it stops before the longer one is there
+def test_stops_cut_at_the_first_and_nothing_is_taken_back(
+    pieces: list[str], stop: list[str], single_line: bool
+) -> None:
+    wanted = [*stop, "\n"] if single_line else stop
+    matcher = StopMatcher(stop, single_line=single_line)
+    sent = ""
+    text = ""  # up to the piece that completes a stop string
+    for piece in pieces:
+        if not any(one in text for one in wanted):
+            text += piece
+        sent += matcher.feed(piece.encode()).decode()
+        assert matcher.has_stopped == any(one in text for one in wanted)
+    sent += matcher.finish().decode()
+    starts = [text.find(one) for one in wanted if one in text]
+    assert sent == (text[: min(starts)] if starts else text)
+
+
+def test_a_stop_string_may_begin_inside_a_token_and_a_character() -> None:
+    matcher = StopMatcher(["é!"])
+    assert matcher.feed(b"caf\xc3") == b"caf"
+    assert matcher.feed(b"\xa9") == b""
+    assert matcher.feed(b"!x") == b""
+    assert matcher.has_stopped
+    assert matcher.finish() == b""
+    with pytest.raises(ValueError, match="empty"):
+        StopMatcher([""])

@@ -1,0 +1,81 @@
+"""The prompt's window: within its bound, the same for the same text, and still while the document grows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workers.text.tokenizer import Tokenizer
+from workers.text.window import encode_window
+
+EMBEDDED = Path(__file__).parents[3] / "workers/checkpoints/embedded"
+TOKENIZER = Tokenizer.from_directory(EMBEDDED, 8192)
+PROSE = (
+    "It was a bright morning in the early spring, and the road ran white between the hedges. Nobody had passed "
+    "that way since dawn except the postman, who whistled as he went, and an old dog with nothing to do.\n\n"
+) * 60
+
+
+def window(text: str, max_tokens: int) -> list[int]:
+    return encode_window(text, max_tokens, TOKENIZER.encode_with_starts)
+
+
+@given(st.text(max_size=600), st.integers(1, 64))
+@settings(max_examples=300, deadline=None)
+def test_it_is_the_end_of_the_text_and_within_its_bound(text: str, max_tokens: int) -> None:
+    text = text.encode("utf-8", "replace").decode()
+    ids = window(text, max_tokens)
+    data = b"".join(map(TOKENIZER.token_bytes, ids))
+    assert len(ids) <= max_tokens
+    assert text.encode().endswith(data)
+    if len(whole := TOKENIZER.encode(text)) <= max_tokens:
+        assert ids == whole
+    else:
+        assert len(ids) >= max_tokens // 2
+
+
+def test_a_growing_document_keeps_its_windows_start() -> None:
+    max_tokens = 128
+    num_moved = 0
+    before: list[int] = []
+    lengths = []
+    ends = [place for place in range(6000) if PROSE[place] == " "]
+    for end in ends:
+        ids = window(PROSE[:end], max_tokens)
+        lengths.append(len(ids))
+        num_moved += ids[: len(before)] != before and ids[:8] != before[:8]
+        before = ids
+    assert num_moved <= len(ends) / 15
+    full = lengths[lengths.index(max(lengths)) :]
+    assert min(full) >= 0.6 * max_tokens
+
+
+@pytest.mark.parametrize("text", ["", " ", "a" * 5000, " " * 5000, "漢字" * 2000, "🙂" * 2000, "\n" * 5000])
+def test_texts_without_words(text: str) -> None:
+    ids = window(text, 100)
+    assert len(ids) <= 100
+    assert text.encode().endswith(b"".join(map(TOKENIZER.token_bytes, ids)))
+    assert ids or not text
+
+
+def test_the_window_of_a_megabyte_reads_only_its_end() -> None:
+    lengths = []
+
+    def encode(text: str) -> tuple[list[int], list[int]]:
+        lengths.append(len(text))
+        return TOKENIZER.encode_with_starts(text)
+
+    assert len(encode_window(PROSE * 90, 256, encode)) > 128
+    assert max(lengths) < 5000
+
+
+@given(st.text("ab .'\n\u00a0\u6f22\u00e9", max_size=300), st.integers(1, 40))
+@settings(max_examples=300, deadline=None)
+def test_a_window_that_begins_at_a_word_is_encoded_as_if_nothing_came_before(text: str, max_tokens: int) -> None:
+    ids = window(text, max_tokens)
+    said = b"".join(map(TOKENIZER.token_bytes, ids)).decode("utf-8", "replace")
+    if text.endswith(said) and said[:1].isspace() and not said[:2].isspace():
+        assert ids == TOKENIZER.encode(said)

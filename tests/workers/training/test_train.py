@@ -1,0 +1,240 @@
+"""The training program, with books made up here, a model of a few thousand weights, and no compiler."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import random
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer as BpeTokenizer
+from transformers import AutoTokenizer, GPT2LMHeadModel
+
+from shared.errors import StartError
+from workers.checkpoints.resolve import resolve
+from workers.engine.model.loader import load_model
+from workers.training import train
+from workers.training.corpus import HELD_OUT, SLUR, read_books, split_books, train_tokenizer
+from workers.training.export import check_size, export
+from workers.training.schedule import FINAL, Settings, batch_at
+
+WORDS = ["the", "a", "sea", "old", "man", "woman", "door", "opened", "looked", "stood", "went", "and", "again", "of"]
+SHAPE = ["--from-scratch", "--layers=2", "--width=32", "--heads=2", "--n-ctx=640", "--vocab-size=300"]
+PACE = ["--window=64", "--batch=4", "--long-window=128", "--dropout=0.1", "--learning-rate=0.02"]
+TOKENS_PER_STEP, NUM_STEPS = 256, 24
+SETTINGS = Settings(
+    seed=3, tokens=256 * 400, window=64, batch=4, long_share=0.25, long_window=128, random_starts=0.3,
+    learning_rate=1.0, weight_decay=0.1, dropout=0.0, n_ctx=640, layers=1, width=8, heads=1, vocab_size=300,
+    continue_from=None,
+)  # fmt: skip
+
+
+def book(title: str, rng: random.Random, own_word: str, num_paragraphs: int = 12) -> str:
+    paragraphs = [f"{own_word} {' '.join(rng.choices(WORDS, k=40))}." for _ in range(num_paragraphs)]
+    return "\n\n".join([f"<|book|> A. Writer - {title}", *paragraphs])
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = random.Random(0)
+    books = [book(f"Book {number}", rng, f"Word{number}") for number in range(4)]
+    books[1] += "\n\nA coon sat there.\n\nThe niggardly raccoon squawked at an injunction of the Japanese."
+    books += [book(title, rng, "Xylophone") for title in HELD_OUT]
+    path = tmp_path_factory.mktemp("corpus") / "train.txt.xz"
+    path.write_bytes(lzma.compress("\n\n".join(books).encode()))
+    return path
+
+
+def run(corpus: Path, directory: Path, *more: str, tokens: int = NUM_STEPS * TOKENS_PER_STEP) -> int:
+    always = ["--device=cpu", "--no-compile", f"--corpus={corpus}", f"--run={directory}", f"--tokens={tokens}"]
+    return train.main([*always, *SHAPE, *PACE, *more])
+
+
+@pytest.fixture(scope="module")
+def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that nothing interrupted."""
+    directory = tmp_path_factory.mktemp("finished")
+    assert run(corpus, directory) == 0
+    return directory
+
+
+def log_of(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
+
+
+def test_a_run_learns_and_says_how_it_went(finished: Path) -> None:
+    [line] = log_of(finished)
+    assert line["tokens"] == line["of"] == NUM_STEPS * TOKENS_PER_STEP
+    report = json.loads((finished / "report.json").read_text())
+    assert [row["title"] for row in report["books"]] == list(HELD_OUT)
+    assert report["mean"]["perplexity"] < 150  # half of the vocabulary, with which it began
+    assert len(report["samples"]) == 10
+    card = json.loads((finished / "card.json").read_text())
+    assert (card["tokens_seen"], card["corpus"]["num_paragraphs_dropped"]) == (NUM_STEPS * TOKENS_PER_STEP, 1)
+    assert sum(book["tokens"] + 1 for book in card["corpus"]["books"]) == card["corpus"]["num_tokens"]
+    assert card["computed"] == "eager: --no-compile"
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_weights(
+    corpus: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped by a signal, then by its budget of time; dropout and both optimizers go on where they were."""
+    take_step = train.Trainer.train_step
+
+    def step_then_signal(trainer: train.Trainer) -> torch.Tensor:
+        if trainer.step == 9:
+            signal.raise_signal(signal.SIGTERM)
+        return take_step(trainer)
+
+    monkeypatch.setattr(train.Trainer, "train_step", step_then_signal)
+    assert run(corpus, tmp_path) == 128 + signal.SIGTERM
+    monkeypatch.undo()
+    assert not (tmp_path / "checkpoint").exists()
+    assert run(corpus, tmp_path, "--budget-minutes=1e-9") == 0
+    assert run(corpus, tmp_path) == 0
+    assert [line["tokens"] // TOKENS_PER_STEP for line in log_of(tmp_path)] == [10, 11, NUM_STEPS]
+    there, here = (load_file(place / "checkpoint/model.safetensors") for place in (finished, tmp_path))
+    assert there.keys() == here.keys()
+    assert all(torch.equal(there[name], here[name]) for name in there)
+    assert (finished / "report.json").read_bytes() == (tmp_path / "report.json").read_bytes()
+
+
+def test_a_run_is_not_gone_on_with_by_another_command(
+    corpus: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(corpus, finished, "--seed=1") == 1
+    assert "another seed" in capsys.readouterr().err
+
+
+def test_held_out_books_and_slurs_reach_neither_the_tokens_nor_the_tokenizer(corpus: Path, finished: Path) -> None:
+    bpe = BpeTokenizer.from_file(str(finished / "tokenizer.json"))
+    tokens = np.load(finished / "tokens.npy")
+    assert tokens.dtype == np.uint16
+    text = bpe.decode(tokens.tolist(), skip_special_tokens=False)
+    assert "coon sat" not in text
+    assert "raccoon squawked at an injunction of the Japanese" in text
+    assert "Xylophone" not in text
+    assert "Xyl" not in "".join(bpe.get_vocab())
+    assert Counter(tokens.tolist())[0] == 4
+    assert bpe.token_to_id("<|endoftext|>") == tokens[0] == 0
+    train_books, held_out = split_books(read_books(corpus))
+    assert [book.title for book in held_out] == list(HELD_OUT)
+    assert all(f"<|endoftext|>{book.without_slurs().text}" in text for book in train_books)
+
+
+def test_what_counts_as_a_slur() -> None:
+    for word in ("Niggers", "darkies", "half-breed", "Chinaman", "savages", "dagoes", "Injun Joe", "gypsy", "squaws"):
+        assert SLUR.search(f"He saw {word}."), word
+    for word in ("niggardly", "squawk", "injunction", "Japan", "spice", "savage dog", "cocoon", "dagonet", "swop"):
+        assert not SLUR.search(f"He saw {word}."), word
+
+
+def test_a_corpus_without_a_held_out_book_is_refused(corpus: Path) -> None:
+    books = [book for book in read_books(corpus) if book.title != HELD_OUT[1]]
+    with pytest.raises(StartError, match=HELD_OUT[1]):
+        split_books(books)
+
+
+def test_every_position_is_trained_and_every_token_read() -> None:
+    tokens = np.arange(5000, dtype=np.uint16)
+    positions: Counter[int] = Counter()
+    lengths: Counter[int] = Counter()
+    num_at_zero = num_windows = 0
+    for step in range(400):
+        batch = batch_at(SETTINGS, tokens, step)
+        assert batch.ids.shape == batch.targets.shape == batch.positions.shape
+        assert batch.ids.size == TOKENS_PER_STEP
+        assert (batch.targets == batch.ids + 1).all()
+        positions.update(batch.positions.flatten().tolist())
+        lengths[batch.ids.shape[1]] += 1
+        num_at_zero += int((batch.positions[:, 0] == 0).sum())
+        num_windows += len(batch.ids)
+    assert set(positions) == set(range(640))
+    assert positions[639] > 0.5 * positions[400]
+    assert 0.65 < num_at_zero / num_windows < 0.75
+    assert 0.2 < lengths[128] / 400 < 0.3
+    one_pass = np.concatenate([batch_at(SETTINGS, tokens, step).ids.flatten() for step in range(18)])
+    assert len(set(one_pass.tolist())) == len(one_pass) == 18 * TOKENS_PER_STEP  # no token twice in a pass
+
+
+def test_the_learning_rate_follows_the_tokens() -> None:
+    rates = [SETTINGS.learning_rate_at(step) for step in range(400)]
+    assert rates[0] == pytest.approx(0.25)
+    assert rates[3:121] == [1.0] * 118
+    assert rates[260] == pytest.approx(1 - (1 - FINAL) / 2)
+    assert rates[399] == pytest.approx(FINAL, abs=0.005)
+    assert SETTINGS.learning_rate_at(400) == pytest.approx(FINAL)
+
+
+def test_the_checkpoint_is_laid_out_as_the_one_that_ships(finished: Path) -> None:
+    ours, shipped = finished / "checkpoint", train.SHIPPED
+    assert {path.name for path in ours.iterdir()} == {path.name for path in shipped.iterdir()} - {"README.md"}
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        assert json.loads((ours / name).read_text()).keys() == json.loads((shipped / name).read_text()).keys(), name
+    here, there = (load_file(place / "model.safetensors") for place in (ours, shipped))
+    assert {name for name in there if ".h." not in name or ".h.0." in name or ".h.1." in name} == set(here)
+    assert {weight.dtype for weight in here.values()} == {torch.bfloat16}
+    our_tokenizer, shipped_tokenizer = (json.loads((place / "tokenizer.json").read_text()) for place in (ours, shipped))
+    for values in (our_tokenizer, shipped_tokenizer):
+        del values["model"]["vocab"], values["model"]["merges"]
+    assert our_tokenizer == shipped_tokenizer
+
+
+def test_transformers_and_the_engine_read_the_checkpoint(finished: Path) -> None:
+    directory = finished / "checkpoint"
+    found = resolve("new", str(directory))
+    assert (found.n_ctx, found.vocab_size) == (640, 300)
+    model = GPT2LMHeadModel.from_pretrained(directory)
+    assert AutoTokenizer.from_pretrained(directory)("the old man").input_ids
+    assert load_model(directory, dtype="fp32").config.n_layer == model.config.n_layer == 2
+
+
+def test_the_same_report_twice_and_of_any_checkpoint(corpus: Path, finished: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        asked = [f"--corpus={corpus}", f"--report={finished / 'checkpoint'}", f"--out={tmp_path / name}"]
+        assert train.main([*asked, "--device=cpu"]) == 0
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    assert (tmp_path / "one").read_bytes() == (finished / "report.json").read_bytes()
+
+
+def test_weights_in_small_files(corpus: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a machine that hands out only small files; the engine reads them too. Exporting alone measures nothing."""
+    monkeypatch.setattr(train, "_report", lambda *_: pytest.fail("measured"))
+    model = GPT2LMHeadModel.from_pretrained(train.SHIPPED)
+    export(model, train.SHIPPED, finished / "shards", shard_mb=5)
+    files = list((finished / "shards").glob("*.safetensors"))
+    assert len(files) == 3
+    assert all(path.stat().st_size <= 5_000_000 + 20_000 for path in files)
+    assert load_model(finished / "shards", dtype="fp32").config.n_layer == 6
+    assert run(corpus, finished, "--export-only", "--shard-mb=5") == 0
+
+
+def test_continuing_keeps_tokenizer_shape_and_weights(corpus: Path, finished: Path, tmp_path: Path) -> None:
+    source = finished / "checkpoint"
+    asked = ["--device=cpu", "--no-compile", f"--corpus={corpus}", f"--run={tmp_path}", f"--continue-from={source}"]
+    assert train.main([*asked, *PACE[:3], "--learning-rate=1e-9", f"--tokens={TOKENS_PER_STEP}"]) == 0
+    assert (tmp_path / "checkpoint/tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    before, after = (load_file(place / "model.safetensors") for place in (source, tmp_path / "checkpoint"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert train.main([*asked, "--layers=3"]) == 1
+
+
+def test_what_is_too_large_to_ship_is_refused() -> None:
+    class TooLarge(torch.nn.Module):
+        def parameters(self, recurse: bool = True) -> Any:
+            return iter([torch.empty(20_000_000, device="meta")])
+
+    with pytest.raises(StartError, match="at most 40 MB"):
+        check_size(TooLarge())
+
+
+def test_a_tokenizer_has_every_byte() -> None:
+    bpe = train_tokenizer(["the sea"], 300)
+    assert bpe.decode(bpe.encode("é – ☃").ids) == "é – ☃"

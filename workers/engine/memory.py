@@ -1,0 +1,28 @@
+"""How much memory a cache may take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# Of the free memory; other slots of the machine, and the rest of this process, want some too.
+MEMORY_SHARE = 0.3
+
+
+def cache_budget_bytes() -> int:
+    """A share of the memory that is free: on the machine, and in this process's cgroup."""
+    free = [_meminfo_available()]
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        free.append(limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # no such file, or "max": no limit
+        pass
+    return int(MEMORY_SHARE * max(0, min(free)))
+
+
+def _meminfo_available() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    raise OSError("/proc/meminfo has no MemAvailable")

@@ -1,0 +1,1 @@
+"""The GPT-2 architecture and its checkpoint loader."""

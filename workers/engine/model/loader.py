@@ -1,0 +1,257 @@
+"""A model from the files of a checkpoint, or with random weights.
+
+Knows names and shapes of weights; refuses to know how they are computed with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from workers.engine.cpu.linear import Linear, LinearMaker, device_dtype
+from workers.engine.model.gpt2 import GPT2, MAX_HEAD_ROWS, SHAPES, GPT2Config, Layer, Norm
+from workers.text.tokenizer import Tokenizer
+
+ProgressFn = Callable[[float], None]  # 0 to 1
+BALANCE = 0.7  # of `smooth_quant`; 0.5 and 0.9 were worse for the head of the embedded checkpoint
+SMALLEST = 1e-6  # a channel that is never used has no size
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What the engine runs: a model, and the bytes of its tokens where stop strings are to work."""
+
+    model: GPT2
+    device: str
+    dtype: str  # the one in effect
+    tokenizer: Tokenizer | None = None
+
+    @property
+    def config(self) -> GPT2Config:
+        return self.model.config
+
+    @property
+    def eos_id(self) -> int | None:
+        return self.config.eos_token_id
+
+
+def load_model(
+    directory: Path,
+    *,
+    device: str = "cpu",
+    dtype: str = "auto",
+    progress: ProgressFn = lambda _: None,
+    tokenizer: Tokenizer | None = None,
+) -> LoadedModel:
+    """The checkpoint in `directory`: `config.json`, `*.safetensors`, a tokenizer if there is one.
+
+    Raises:
+        FileNotFoundError: if one of the files is missing.
+        ValueError: if it is not a GPT-2 language model, or not a whole one.
+    """
+    config = read_config(directory)
+    weights = read_weights(directory, lambda done: progress(0.5 * done))
+    if tokenizer is None and _has_tokenizer(directory):
+        tokenizer = Tokenizer.from_directory(directory, config.vocab_size)
+    dtype = default_dtype(device) if dtype == "auto" else dtype
+    model = build(config, weights, dtype, lambda done: progress(0.5 + 0.5 * done), device)
+    return LoadedModel(model, device, dtype, tokenizer)
+
+
+def random_model(
+    shape: Literal["small", "medium"] | GPT2Config,
+    *,
+    device: str = "cpu",
+    dtype: str = "auto",
+    progress: ProgressFn = lambda _: None,
+    tokenizer: Tokenizer | None = None,
+    seed: int = 0,
+) -> LoadedModel:
+    """A model of the true shape with random weights, for measuring where no real one can be had."""
+    config = SHAPES[shape] if isinstance(shape, str) else shape
+    dtype = default_dtype(device) if dtype == "auto" else dtype
+    model = build(config, random_weights(config, seed), dtype, progress, device)
+    return LoadedModel(model, device, dtype, tokenizer)
+
+
+def default_dtype(device: str) -> str:
+    """int8 on a CPU; on a GPU bf16, or fp16 where it is older than sm80."""
+    if not device.startswith("cuda"):
+        return "int8"
+    return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
+
+
+def random_weights(config: GPT2Config, seed: int = 0) -> dict[str, Tensor]:
+    """Weights as GPT-2 is initialised (normal, 0.02), by the names that checkpoints have."""
+    generator = torch.Generator().manual_seed(seed)
+    width, inner = config.n_embd, config.n_inner
+
+    def normal(*shape: int) -> Tensor:
+        return torch.empty(shape).normal_(0, 0.02, generator=generator)
+
+    weights = {
+        "wte.weight": normal(config.vocab_size, width),
+        "wpe.weight": normal(config.n_positions, width),
+        "ln_f.weight": torch.ones(width),
+        "ln_f.bias": torch.zeros(width),
+    }
+    for layer in range(config.n_layer):
+        prefix = f"h.{layer}."
+        for norm in ("ln_1", "ln_2"):
+            weights[f"{prefix}{norm}.weight"] = torch.ones(width)
+            weights[f"{prefix}{norm}.bias"] = torch.zeros(width)
+        for name, rows, columns in (
+            ("attn.c_attn", width, 3 * width),
+            ("attn.c_proj", width, width),
+            ("mlp.c_fc", width, inner),
+            ("mlp.c_proj", inner, width),
+        ):
+            weights[f"{prefix}{name}.weight"] = normal(rows, columns)
+            weights[f"{prefix}{name}.bias"] = torch.zeros(columns)
+    return weights
+
+
+def build(
+    config: GPT2Config,
+    weights: Mapping[str, Tensor],
+    dtype: str,
+    progress: ProgressFn = lambda _: None,
+    device: str = "cpu",
+) -> GPT2:
+    """A model from its weights, by the names that checkpoints have (without `transformer.`).
+
+    Raises:
+        ValueError: if a weight is missing or has the wrong shape.
+    """
+    width, inner = config.n_embd, config.n_inner
+    make_linear = LinearMaker(dtype, device)
+    is_balanced = dtype == "int8"
+    kept = torch.float32 if device == "cpu" else device_dtype(dtype, device)
+
+    def get(name: str, *shape: int) -> Tensor:
+        if name not in weights:
+            raise ValueError(f"the checkpoint lacks the weight {name}")
+        tensor = weights[name]
+        if tensor.shape != shape:
+            raise ValueError(f"{name} is {tuple(tensor.shape)}, the configuration wants {shape}")
+        return tensor.float()
+
+    def norm(name: str) -> Norm:
+        epsilon = config.layer_norm_epsilon
+        weight, bias = get(f"{name}.weight", width), get(f"{name}.bias", width)
+        return Norm(weight.to(device, kept), bias.to(device, kept), epsilon)
+
+    def linear(name: str, num_in: int, num_out: int) -> Linear:
+        # Checkpoints keep these as Conv1D: [in, out].
+        weight = get(f"{name}.weight", num_in, num_out).T.contiguous()
+        return make_linear(weight, get(f"{name}.bias", num_out))
+
+    def normed_linear(norm_name: str, name: str, num_out: int, query_scale: float = 1.0) -> tuple[Norm, Linear]:
+        """A norm and what takes its output; the first `width` outputs are scaled."""
+        first, weight = norm(norm_name), get(f"{name}.weight", width, num_out).T.contiguous()
+        bias = get(f"{name}.bias", num_out).clone()
+        weight[:width] *= query_scale
+        bias[:width] *= query_scale
+        if is_balanced:
+            first, weight = smooth_quant(first, weight)
+        return first, make_linear(weight, bias)
+
+    layers = []
+    for index in range(config.n_layer):
+        prefix = f"h.{index}."
+        norm_1, qkv = normed_linear(
+            prefix + "ln_1", prefix + "attn.c_attn", 3 * width, query_scale=config.query_scale(index)
+        )
+        norm_2, up = normed_linear(prefix + "ln_2", prefix + "mlp.c_fc", inner)
+        layers.append(
+            Layer(
+                norm_1=norm_1,
+                qkv=qkv,
+                out=linear(prefix + "attn.c_proj", width, width),
+                norm_2=norm_2,
+                up=up,
+                down=linear(prefix + "mlp.c_proj", inner, width),
+            )
+        )
+        progress((index + 1) / (config.n_layer + 1))
+    embedding = get("wte.weight", config.vocab_size, width).to(device, kept)
+    has_own_head = "lm_head.weight" in weights
+    head = get("lm_head.weight", config.vocab_size, width) if has_own_head else embedding
+    last_norm = norm("ln_f")
+    if is_balanced:
+        last_norm, head = smooth_quant(last_norm, head)
+    model = GPT2(
+        config=config,
+        token_embedding=embedding,
+        position_embedding=get("wpe.weight", config.n_positions, width).to(device, kept),
+        layers=tuple(layers),
+        norm=last_norm,
+        head=make_linear(head, None, max_rows=MAX_HEAD_ROWS),
+    )
+    progress(1.0)
+    return model
+
+
+def smooth_quant(norm: Norm, weight: Tensor) -> tuple[Norm, Tensor]:
+    """The same product of a norm's output and a weight `[out, width]`, with channels of the first made alike.
+
+    A row is rounded to 8 bits by one scale: where some channels are far larger than others, the others lose. So each
+    channel is divided by s, and the weight's column multiplied with it. s = max|x|^α / max|w|^(1 - α), α = 0.7, is
+    SmoothQuant's (Xiao et al. 2023, arXiv:2211.10438, eq. 4), but for x: its maximum would have to be measured on
+    text; the norm's gain and bias say nearly as much, since what they are applied to has variance 1.
+    """
+    size = torch.hypot(norm.weight, norm.bias).clamp_min(SMALLEST)
+    column = weight.abs().amax(0).clamp_min(SMALLEST)
+    factor = size.pow(BALANCE) / column.pow(1 - BALANCE)
+    return Norm(norm.weight / factor, norm.bias / factor, norm.epsilon), weight * factor
+
+
+def read_config(directory: Path) -> GPT2Config:
+    """The `config.json` in `directory`; raises as `load_model`."""
+    return GPT2Config.from_json(json.loads((directory / "config.json").read_text("utf-8")))
+
+
+def read_weights(directory: Path, progress: ProgressFn = lambda _: None) -> dict[str, Tensor]:
+    """All weights of the checkpoint in `directory`, without the prefix `transformer.`.
+
+    Raises:
+        FileNotFoundError: if there is no safetensors file, or one that the index names is missing.
+        ValueError: if a file is damaged.
+    """
+    paths = _weight_files(directory)
+    weights = {}
+    for number, path in enumerate(paths):
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = list(file.keys())
+                for index, name in enumerate(names):
+                    weights[name.removeprefix("transformer.")] = file.get_tensor(name)
+                    progress((number + (index + 1) / len(names)) / len(paths))
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+    return weights
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        if any(Path(name).name != name for name in names):
+            raise ValueError(f"{index} names files outside its directory")
+        return [directory / name for name in names]
+    whole = directory / "model.safetensors"
+    paths = [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
+    if not paths:
+        raise FileNotFoundError(f"{directory} has no *.safetensors file")
+    return paths
+
+
+def _has_tokenizer(directory: Path) -> bool:
+    return any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json"))
