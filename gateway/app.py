@@ -9,14 +9,9 @@ from typing import TypeAlias
 
 import falcon
 
-from gateway.api.autocomplete import (
-    AutocompleteResource,
-    FeedbackResource,
-    LiveResource,
-    MetricsResource,
-    ReadyResource,
-)
-from gateway.api.feedback import FeedbackStore
+from gateway.api.autocomplete import AutocompleteResource
+from gateway.api.feedback import FeedbackResource, FeedbackStore
+from gateway.api.health import LiveResource, MetricsResource, ReadyResource
 from gateway.api.page import PageResource, StaticResource, read_assets
 from gateway.generation.fanout import Fanout
 from gateway.metrics import Metrics

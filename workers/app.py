@@ -160,7 +160,7 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
             # The process before this one died while loading (out of memory, a driver fault). gunicorn
             # respawns without pause, so the pause is here.
             pause_s = min(MAX_BACKOFF_S, 2.0 ** (self._num_failures - 1))
-            log.warning("load_backoff", slot=self._slot.index, failures=self._num_failures, pause_s=pause_s)
+            log.warning("load_delayed", slot=self._slot.index, failures=self._num_failures, pause_s=pause_s)
             self._is_draining.wait(pause_s)
         start = time.monotonic()
         # Here and not earlier: a worker that cannot even start would halt its master.
@@ -172,7 +172,9 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
         )
         loaded = make(device=self._config.device, dtype=self._dtype(tokenizer), progress=progress, tokenizer=tokenizer)
         self._translator = Codec(tokenizer, loaded.config.n_positions)
-        log.info("loaded", slot=self._slot.index, model=self._model.name, seconds=round(time.monotonic() - start, 2))
+        log.info(
+            "model_loaded", slot=self._slot.index, model=self._model.name, seconds=round(time.monotonic() - start, 2)
+        )
         return loaded
 
     def _dtype(self, tokenizer: Tokenizer) -> str:
@@ -235,7 +237,7 @@ class _Answer:
         codec = self._app.codec
         tokens = codec.tokens(self._request)
         lines = b""
-        for step in self._generation.steps():
+        for step in self._generation.outputs():
             if isinstance(step, SequenceOutput):
                 self._hold()  # the end of the answer is sent with its last line
                 yield lines + _line(codec.last_line(self._ask, self._request, step))
@@ -252,7 +254,7 @@ class _Answer:
         num_prompt_tokens = len(self._request.prompt_ids)
         self._app.count(finished, num_prompt_tokens)
         log.info(
-            "branch",
+            "branch_finished",
             slot=self._app._slot.index,
             request_id=self._ask.request_id,
             seed=self._ask.seed,
@@ -304,12 +306,12 @@ def _render_error(req: falcon.Request, resp: falcon.Response, error: TercetError
 def _render_unknown(req: falcon.Request, resp: falcon.Response, error: Exception, params: object) -> None:
     if isinstance(error, falcon.HTTPError | falcon.HTTPStatus):
         raise error
-    log.error("unknown_error", path=req.path, exc_info=error)
+    log.error("unhandled_exception", path=req.path, exc_info=error)
     _render_error(req, resp, TercetError("The worker failed; its log has the reason."), params)
 
 
 def _exit_process(error: BaseException) -> None:
-    log.error("fatal_engine_error", exc_info=error)
+    log.error("engine_failed", exc_info=error)
     os._exit(FATAL_EXIT_CODE)
 
 

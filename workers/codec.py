@@ -40,7 +40,7 @@ class Codec:
         """
         if (ask.prompt is None) == (ask.prompt_ids is None):
             raise InvalidRequest("Send one of prompt and prompt_ids.")
-        prompt_ids, typed, draft_ids = self._prompt(ask)
+        prompt_ids, typed, forced_ids = self._prompt(ask)
         sampling = ask.sampling
         return EngineRequest(
             prompt_ids=prompt_ids,
@@ -56,8 +56,8 @@ class Codec:
                 top_logprobs=ask.logprobs or 0,
             ),
             seed=ask.seed,
-            typed=typed,
-            draft_ids=draft_ids,
+            forced_prefix=typed,
+            forced_ids=forced_ids,
             deadline=now + ask.deadline_ms / 1e3,
             group=(ask.group.id, ask.group.size) if ask.group else None,
             stream=ask.stream,
@@ -67,7 +67,7 @@ class Codec:
 
     def tokens(self, request: EngineRequest) -> Tokens:
         """For the steps of a streamed sequence."""
-        return Tokens(self._tokenizer, self._detokenizer(request), len(request.typed))
+        return Tokens(self._tokenizer, self._detokenizer(request), len(request.forced_prefix))
 
     def last_line(self, ask: GenerateRequest, request: EngineRequest, finished: SequenceOutput) -> Done | Failed:
         """The answer, as it is when the sequence has ended."""
@@ -86,7 +86,7 @@ class Codec:
             logprobs=list(finished.logprobs),
             ends=ends,
             num_kept_tokens=finished.num_kept,
-            num_typed_tokens=finished.num_typed,
+            num_typed_tokens=finished.num_forced,
             finish_reason=finished.finish_reason,
             num_prompt_tokens=len(request.prompt_ids),
             cached_tokens=finished.cached_tokens,
@@ -104,7 +104,10 @@ class Codec:
     def _detokenizer(self, request: EngineRequest) -> Detokenizer:
         sampling = request.sampling
         return Detokenizer(
-            self._tokenizer, sampling.stop, single_line=sampling.single_line, num_typed_bytes=len(request.typed)
+            self._tokenizer,
+            sampling.stop,
+            single_line=sampling.single_line,
+            num_forced_bytes=len(request.forced_prefix),
         )
 
     def _prompt(self, ask: GenerateRequest) -> _Prompt:
@@ -123,23 +126,23 @@ class Codec:
         typed = b""
         if is_healed:
             text, typed = tokenizer.split_typed(text)
-        draft_ids = tuple(tokenizer.encode(typed.decode()))
+        forced_ids = tuple(tokenizer.encode(typed.decode()))
         if max_tokens is None:
-            return tuple(tokenizer.encode(text)), typed, draft_ids
+            return tuple(tokenizer.encode(text)), typed, forced_ids
         # Typed text can take as many tokens as it has bytes.
         room = self._n_ctx - num_new - len(typed)
         if room < 1:
-            return (), typed, draft_ids
-        return tuple(encode_window(text, min(max_tokens, room), tokenizer.encode_with_starts)), typed, draft_ids
+            return (), typed, forced_ids
+        return tuple(encode_window(text, min(max_tokens, room), tokenizer.encode_with_starts)), typed, forced_ids
 
 
 class Tokens:
     """A sequence's steps become the wire's lines."""
 
-    def __init__(self, tokenizer: Tokenizer, detokenizer: Detokenizer, num_typed_bytes: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, detokenizer: Detokenizer, num_forced_bytes: int) -> None:
         self._tokenizer = tokenizer
         self._detokenizer = detokenizer
-        self._num_typed_bytes = num_typed_bytes  # still to be said again
+        self._num_typed_bytes = num_forced_bytes  # still to be said again
 
     def feed(self, step: GeneratedToken) -> Iterator[Token]:
         """The step's line, unless it says nothing that was not typed already."""

@@ -7,12 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import falcon
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.api import sse as streaming
 from gateway.api.feedback import FeedbackStore
@@ -20,18 +17,16 @@ from gateway.api.schema import (
     AutocompleteRequest,
     AutocompleteResponse,
     parse_autocomplete_request,
-    parse_feedback_request,
 )
 from gateway.api.sse import EventStream
 from gateway.generation.fanout import BranchSpec, Fanout, GenerationSpec, RequestContext, Sessions, TextDelta
 from gateway.generation.selection import WHY_NOT, SelectionPolicy, Suggestions
 from gateway.generation.suggestions import SelectedSentence, suggest
 from gateway.generation.trimming import MIN_TOKENS
-from gateway.metrics import Metrics
-from gateway.pool.admission import RETRY_AFTER_S, Admission
+from gateway.pool.admission import RETRY_AFTER_S
 from shared.errors import ClientGone, DeadlineExceeded, FieldError, InvalidRequest, NoCompletion, UnknownModel
 from shared.hangups import HangupWatcher
-from shared.plan import DRAINING_FILE, Model, Plan
+from shared.plan import Model, Plan
 from shared.protocol import MAX_SEED, BranchFailure, Sampling
 
 DEFAULT_MAX_TOKENS = 256
@@ -227,75 +222,3 @@ def _nothing(failures: list[BranchFailure]) -> DeadlineExceeded | NoCompletion:
             retry_after_s=RETRY_AFTER_S,
         )
     return NoCompletion(f"Every branch failed. {reasons} Try again.", retry_after_s=RETRY_AFTER_S)
-
-
-class FeedbackResource:
-    """`POST /feedback`: what a writer did with a suggestion."""
-
-    def __init__(self, feedback_store: FeedbackStore) -> None:
-        self._ledger = feedback_store
-
-    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
-        self._ledger.take(parse_feedback_request(req.bounded_stream.read()))
-        resp.status = falcon.HTTP_204
-
-
-class LiveResource:
-    """`GET /health/live`: this process answers. Depends on nothing."""
-
-    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        resp.media = {"status": "live"}
-
-
-class ReadyResource:
-    """`GET /health/ready`: 200 while every model has a warm slot and the server is not being stopped."""
-
-    def __init__(self, plan: Plan, admission: Admission, run_path: Path) -> None:
-        self._plan = plan
-        self._admission = admission
-        self._draining_file = run_path / DRAINING_FILE
-
-    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        states = self._admission.states()
-        slots: list[dict[str, Any]] = [
-            {
-                "slot": slot.index,
-                "model": slot.model,
-                "device": slot.device,
-                "state": state.state,
-                "reason": state.reason,
-                "progress": round(state.progress, 3),
-                "dtype": state.dtype,
-                "ms_per_token": round(state.ms_per_token, 3),
-                "pid": state.pid,
-            }
-            for slot, state in zip(self._plan.slots, states, strict=True)
-        ]
-        warm = {slot["model"] for slot in slots if slot["state"] == "warm"}
-        if self._draining_file.exists():
-            status = "draining"
-        elif all(model.name in warm for model in self._plan.models):
-            status = "ready"
-        else:
-            status = "starting"
-        if status != "ready":
-            resp.status = falcon.HTTP_503
-            resp.set_header("Retry-After", str(RETRY_AFTER_S))
-        resp.media = {
-            "status": status,
-            "models": [
-                {"model": model.name, "source": model.source, "warning": model.warning} for model in self._plan.models
-            ],
-            "slots": slots,
-        }
-
-
-class MetricsResource:
-    """`GET /metrics`, for Prometheus."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        resp.content_type = CONTENT_TYPE_LATEST
-        resp.data = self._metrics.exposition()

@@ -10,7 +10,9 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from gateway.api.schema import FeedbackRequest
+import falcon
+
+from gateway.api.schema import FeedbackRequest, parse_feedback_request
 from gateway.metrics import Metrics
 from shared.errors import FieldError, InvalidRequest, NotFound
 
@@ -69,3 +71,14 @@ class FeedbackStore:
         self._metrics.suggestions.labels(action=feedback.action, rank=rank, within_s=within_s).inc()
         if feedback.action == "accepted":
             self._metrics.saved_characters.labels(rank=rank, within_s=within_s).inc(feedback.characters)
+
+
+class FeedbackResource:
+    """`POST /feedback`: what a writer did with a suggestion."""
+
+    def __init__(self, feedback_store: FeedbackStore) -> None:
+        self._ledger = feedback_store
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        self._ledger.take(parse_feedback_request(req.bounded_stream.read()))
+        resp.status = falcon.HTTP_204

@@ -44,7 +44,7 @@ class EventStream:
         except TercetError as error:
             yield event("error", error.problem(self._request_id))
         except Exception as error:  # the answer has begun: only here can the reader be told
-            log.error("unknown_error", request_id=self._request_id, exc_info=error)
+            log.error("unhandled_exception", request_id=self._request_id, exc_info=error)
             told = TercetError(f"The server's log has the reason, under request {self._request_id}.")
             yield event("error", told.problem(self._request_id))
 

@@ -112,7 +112,7 @@ class Fanout:
         except TercetError as error:
             run.report(BranchFailure(branch=branch.index, code=error.code, detail=error.detail))
         except Exception as error:  # nobody asks the pool's future, so it is told here
-            log.error("unknown_error", request_id=run.ask.request_id, exc_info=error)
+            log.error("unhandled_exception", request_id=run.ask.request_id, exc_info=error)
             detail = f"The server's log has the reason, under request {run.ask.request_id}."
             run.report(BranchFailure(branch=branch.index, code="internal_error", detail=detail))
 

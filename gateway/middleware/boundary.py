@@ -67,7 +67,7 @@ class Boundary:
         self._metrics.seconds.labels(route=route).observe(seconds)
         level = log.debug if req.method == "GET" else log.info
         level(
-            "request", request_id=req.context.id, method=req.method, route=route, status=status,
+            "request_finished", request_id=req.context.id, method=req.method, route=route, status=status,
             ms=round(seconds * 1e3, 2), **req.context.log,
         )  # fmt: skip
 
@@ -140,7 +140,7 @@ def render_http_error(req: falcon.Request, resp: falcon.Response, error: falcon.
 
 def render_unknown(req: falcon.Request, resp: falcon.Response, error: Exception, params: object) -> None:
     """What nobody foresaw: logged in full, answered generically."""
-    log.error("unknown_error", request_id=req.context.id, method=req.method, path=req.path, exc_info=error)
+    log.error("unhandled_exception", request_id=req.context.id, method=req.method, path=req.path, exc_info=error)
     told = TercetError(f"The server's log has the reason, under request {req.context.id}.")
     render_error(req, resp, told, params)
 

@@ -36,12 +36,14 @@ class PoolWatcher:
             try:
                 for state in self.clients[index].states():
                     if last is None or state.state != last.state:
-                        log.info("slot_state", slot=index, state=state.state, reason=state.reason, pid=state.pid)
+                        log.info(
+                            "slot_state_changed", slot=index, state=state.state, reason=state.reason, pid=state.pid
+                        )
                     last = state
                     self._admission.update(index, state)
             except BranchError as error:
                 reason = error.detail
             if last is not None:
-                log.warning("slot_down", slot=index, reason=reason)
+                log.warning("slot_lost", slot=index, reason=reason)
                 self._admission.update(index, State(state="down", reason=reason))
             time.sleep(RECONNECT_S)

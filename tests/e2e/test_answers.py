@@ -63,7 +63,7 @@ def test_one_request_is_three_to_the_workers_with_three_seeds_overlapping_in_tim
         headers={"X-Request-Id": "three-branches"},
     ).json()
     assert answer["id"] == "three-branches"
-    branches = [line for line in tercet.events("branch") if line["request_id"] == "three-branches"]
+    branches = [line for line in tercet.events("branch_finished") if line["request_id"] == "three-branches"]
     assert sorted(branch["seed"] for branch in branches) == [4100, 4101, 4102]
     assert max(branch["started_at"] for branch in branches) < min(branch["ended_at"] for branch in branches)
     assert all(branch["role"] == "workers" for branch in branches)
@@ -127,7 +127,7 @@ class Held(LogitsProcessor):  # type: ignore[misc]
         left = self._typed[len(said) :]
         if not left:
             return scores
-        choices = self._tokenizer.choices(left)
+        choices = self._tokenizer.constraint(left)
         allowed = [*choices.allowed, *{int(scores[0].argmax())}.intersection(choices.if_likeliest)]
         held = torch.full_like(scores, float("-inf"))
         held[0, allowed] = scores[0, allowed]
@@ -146,12 +146,12 @@ def held_reference(model: Any, tokenizer: Tokenizer, prompt: str) -> str:
         )  # fmt: skip
     new = out[0, ids.shape[1] :].tolist()
     sizes = list(accumulate(len(tokenizer.token_bytes(token)) for token in new))
-    num_typed = sum(size <= len(typed) for size in sizes)
-    kept = new[: num_typed + 40]
+    num_forced = sum(size <= len(typed) for size in sizes)
+    kept = new[: num_forced + 40]
     has_ended = tokenizer.eos_id in kept
     if has_ended:
         kept = kept[: kept.index(tokenizer.eos_id)]
-    ends = [len(tokenizer.decode(kept[: number + 1])) - len(typed.decode()) for number in range(num_typed, len(kept))]
+    ends = [len(tokenizer.decode(kept[: number + 1])) - len(typed.decode()) for number in range(num_forced, len(kept))]
     text = tokenizer.decode(kept)[len(typed.decode()) :]
     return clean(text, ends, 40, "eos" if has_ended else "length", is_literal=True)
 

@@ -114,7 +114,9 @@ def test_a_reader_that_hangs_up_frees_its_sequences(slow: Tercet) -> None:
     gone = time.monotonic()
     until(lambda: in_flight(slow) == 0, 5, "its sequences gone")
     print(f"freed after {1e3 * (time.monotonic() - gone):.0f} ms")
-    lines = until(lambda: [line for line in slow.events("request") if line["route"] == "/autocomplete"], 5, "its line")
+    lines = until(
+        lambda: [line for line in slow.events("request_finished") if line["route"] == "/autocomplete"], 5, "its line"
+    )
     assert lines
 
 

@@ -2,7 +2,7 @@
 
 Measured once for each checkpoint, as perplexity on a bundled page of prose (from Jerome K. Jerome's "Three Men in
 a Boat", which the embedded checkpoint was not trained on), and remembered. Knows checkpoints and perplexity;
-refuses to know slots, servers and where the verdicts are kept.
+refuses to know entries, servers and where the verdicts are kept.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def choose_cpu_dtype(directory: Path, tokenizer: Tokenizer, verdicts: Path) -> V
         verdicts.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.encode(verdict))
     except OSError as error:
-        log.warning("verdict_not_kept", path=str(path), reason=error.strerror)
+        log.warning("int8_verdict_discarded", path=str(path), reason=error.strerror)
     return verdict
 
 

@@ -1,4 +1,4 @@
-"""The decode engine of one slot: token ids in, token ids out.
+"""The decode engine of one entry: token ids in, token ids out.
 
-Knows a model and a device. Refuses to know HTTP, the environment, and any other slot.
+Knows a model and a device. Refuses to know HTTP, the environment, and any other entry.
 """

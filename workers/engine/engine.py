@@ -330,7 +330,7 @@ class Engine:
                 failed.add(sequence)
                 continue
             if sequence.request.stream:
-                sequence.generation.put(step)
+                sequence.result_stream.put(step)
             if sequence.finish_reason is not None:
                 self._finish(sequence, sequence.finish_reason)
 
@@ -338,7 +338,7 @@ class Engine:
         self._scheduler.remove(sequence)
         with self._lock:
             self._num_in_flight -= 1
-        sequence.generation.put(sequence.finished(reason, time.monotonic(), error))
+        sequence.result_stream.put(sequence.finished(reason, time.monotonic(), error))
 
     def _finish_all(self, reason: str, error: str | None) -> None:
         with self._lock:
@@ -394,12 +394,12 @@ def make_runner(loaded: LoadedModel, max_sequences: int, interrupt: Interrupt) -
 def _problem(request: EngineRequest, loaded: LoadedModel) -> str | None:
     """Why `loaded` can never serve `request`, or None."""
     config, params = loaded.config, request.sampling
-    num_tokens = max(1, len(request.prompt_ids)) + len(request.typed) + params.max_new_tokens
+    num_tokens = max(1, len(request.prompt_ids)) + len(request.forced_prefix) + params.max_new_tokens
     if params.max_new_tokens < 1:
         return "max_new_tokens must be at least 1"
     if num_tokens > config.n_positions:
         return f"prompt and new tokens are {num_tokens}, the context holds {config.n_positions}"
-    ids = request.prompt_ids + request.draft_ids
+    ids = request.prompt_ids + request.forced_ids
     if ids and (min(ids) < 0 or max(ids) >= config.vocab_size):
         return f"token ids must be between 0 and {config.vocab_size - 1}"
     if not 0 <= params.temperature < float("inf"):
@@ -416,6 +416,6 @@ def _problem(request: EngineRequest, loaded: LoadedModel) -> str | None:
         return f"top_logprobs must be between 0 and {config.vocab_size}"
     if not all(params.stop):
         return "a stop string must not be empty"
-    if (params.stop or params.single_line or request.typed) and loaded.tokenizer is None:
+    if (params.stop or params.single_line or request.forced_prefix) and loaded.tokenizer is None:
         return "stop strings and typed text need a tokenizer, and this model was loaded without one"
     return None

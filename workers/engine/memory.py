@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# Of the free memory; other slots of the machine, and the rest of this process, want some too.
+# Of the free memory; other entries of the machine, and the rest of this process, want some too.
 MEMORY_SHARE = 0.3
 
 

@@ -43,15 +43,15 @@ class SamplingParams:
 class EngineRequest:
     """One sequence to generate. `prompt_ids` may be empty: it then starts from `<|endoftext|>`.
 
-    What it generates begins with `typed`; tokens that say nothing but that are not counted as new. `draft_ids` say
+    What it generates begins with `typed`; tokens that say nothing but that are not counted as new. `forced_ids` say
     `typed` as a tokenizer would: they are computed with the prompt, and as far as they are drawn they cost no step.
     """
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     seed: int
-    typed: bytes = b""
-    draft_ids: tuple[int, ...] = ()
+    forced_prefix: bytes = b""
+    forced_ids: tuple[int, ...] = ()
     deadline: float | None = None  # time.monotonic() seconds
     group: tuple[str, int] | None = None  # (id, size) of the siblings with the same prompt
     stream: bool = False  # steps are wanted one by one
@@ -76,7 +76,7 @@ class SequenceOutput:
     """The end of a sequence: everything generated, why it ended, and where the time went.
 
     `token_ids` are all that the steps had, `<|endoftext|>` and the tokens of a stop string
-    included; the first `num_kept` of them carry the text that remains, but for the first `num_typed`,
+    included; the first `num_kept` of them carry the text that remains, but for the first `num_forced`,
     which say nothing that was not typed already: those between are the ones to score.
     """
 
@@ -92,6 +92,6 @@ class SequenceOutput:
     prompt_tops: tuple[TopLogprobs, ...] = ()  # the first is empty
     error: str | None = None
     num_kept: int = 0
-    num_typed: int = 0
+    num_forced: int = 0
     first_token_at: float | None = None  # time.monotonic() seconds
     ended_at: float | None = None

@@ -54,7 +54,7 @@ class ResultStream:
         """Whether something has come already with what `next` gave last."""
         return bool(self._told)
 
-    def steps(self) -> Iterator[GeneratedToken | SequenceOutput]:
+    def outputs(self) -> Iterator[GeneratedToken | SequenceOutput]:
         """All steps (of a streamed sequence; others have none), then `SequenceOutput`."""
         while True:
             item = self.next()
@@ -65,7 +65,7 @@ class ResultStream:
 
     def result(self) -> SequenceOutput:
         """Waits for the end."""
-        for item in self.steps():
+        for item in self.outputs():
             if isinstance(item, SequenceOutput):
                 return item
         raise AssertionError("steps() ends with SequenceOutput")

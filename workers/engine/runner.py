@@ -24,19 +24,19 @@ class RunnerOutput:
 
 
 def num_left(row: BatchRow) -> int:
-    """Steps until its text must end, or its tail is full."""
+    """Steps until its text must end, or its suffix is full."""
     num_new = row.sequence.request.sampling.max_new_tokens - row.sequence.num_new
-    return min(num_new, SUFFIX_TOKENS - row.tail_length)
+    return min(num_new, SUFFIX_TOKENS - row.suffix_length)
 
 
-def draw_of(sequence: Sequence, num_drafted: int = 0) -> Draw:
+def draw_of(sequence: Sequence, num_forced_ids: int = 0) -> Draw:
     """How the next token of `sequence` is drawn, after so many of its draft."""
     params = sequence.request.sampling
-    drafted = sequence.draft[:num_drafted]
+    drafted = sequence.forced_ids[:num_forced_ids]
     seen = (*sequence.tokens(0, sequence.num_tokens), *drafted) if params.repetition_penalty != 1 else ()
     return Draw(
-        params, sequence.request.seed, len(sequence.token_ids) + num_drafted, seen, sequence.choices(num_drafted),
-        is_first=sequence.num_new == 0,
+        params, sequence.request.seed, len(sequence.token_ids) + num_forced_ids, seen,
+        sequence.constraint(num_forced_ids), is_first=sequence.num_new == 0,
     )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def draw_all(
         following = []
         for (sequence, source, number), step in zip(under_way, steps, strict=True):
             drawn.append((sequence, step))
-            if number < len(sequence.draft) and step.token_id == sequence.draft[number]:
+            if number < len(sequence.forced_ids) and step.token_id == sequence.forced_ids[number]:
                 following.append((sequence, source, number + 1))
         under_way = following
     return drawn

@@ -34,7 +34,7 @@ class Draw:
     seed: int
     position: int  # 0 for the first generated token
     seen: Sequence[int] = ()  # prompt and text; read only where repetitions are penalised
-    choices: TokenConstraint | None = None  # None: any token
+    constraint: TokenConstraint | None = None  # None: any token
     is_first: bool = False  # nothing new has been said yet
 
 
@@ -113,22 +113,22 @@ def _penalise(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 def _restrict(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Logits with those of tokens that a draw cannot choose at minus infinity; `logits` itself where all can."""
-    if all(draw.choices is None for draw in draws):
+    if all(draw.constraint is None for draw in draws):
         return logits
     shaped = torch.full_like(logits, float("-inf"))
     for row, source, draw in zip(shaped, logits, draws, strict=True):
-        if draw.choices is None:
+        if draw.constraint is None:
             row.copy_(source)
             continue
         likeliest = int(source.argmax())
-        ids = torch.tensor(draw.choices.allowed, device=logits.device)
-        if likeliest in draw.choices.if_likeliest:
+        ids = torch.tensor(draw.constraint.allowed, device=logits.device)
+        if likeliest in draw.constraint.if_likeliest:
             ids = torch.cat([ids, ids.new_tensor([likeliest])])
         row[ids] = source[ids]
         if rank(draw) > 0:
             # The ranks are of ways to go on: there are none yet where the likeliest only says what was typed.
             best = int(row.argmax())
-            number = min(rank(draw), len(ids) - 1) if best in draw.choices.longer else 0
+            number = min(rank(draw), len(ids) - 1) if best in draw.constraint.longer else 0
             chosen = int(row.topk(number + 1).indices[number])
             row.fill_(float("-inf"))
             row[chosen] = 0.0
@@ -192,7 +192,7 @@ def _draw_alone(logits: Tensor, draw: Draw) -> Tensor:
 
 def _pick_rank(values: Tensor, ids: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Greedy: the first id of the likeliest (argmax's), or the one of the rank asked for."""
-    ranks = torch.tensor([rank(draw) if draw.choices is None else 0 for draw in draws], device=ids.device)[:, None]
+    ranks = torch.tensor([rank(draw) if draw.constraint is None else 0 for draw in draws], device=ids.device)[:, None]
     ranked = ids.gather(1, ranks)[:, 0]
     return torch.where(ranks[:, 0] == 0, first_of_equals(values, ids), ranked)
 

@@ -1,11 +1,11 @@
 """Which tokens are computed in the next step, and what of the past saves computing.
 
-Plain Python: knows sequences, slots, tails and counts. Refuses to know tensors and the device.
+Plain Python: knows sequences, entries, suffixes and counts. Refuses to know tensors and the device.
 
 - A prompt is computed once for all who continue it: sequences with the same prompt are members of
   one `PrefillGroup`. Siblings that announce themselves as a group are waited for, for some milliseconds;
   their prompt is computed meanwhile.
-- A slot remembers its tokens after its sequences have ended, and so does a tail. A new prompt goes
+- A entry remembers its tokens after its sequences have ended, and so does a suffix. A new prompt goes
   where the longest beginning of it is remembered, and only the rest is computed.
 - A long prompt is computed in chunks, between the steps of others.
 """
@@ -34,18 +34,18 @@ MAX_CHUNK = 256  # prompt tokens computed in one step
 MAX_CHUNK_BESIDE_ROWS = 128  # the same, when others wait for their next token
 # Three requests of one gateway come within two or three milliseconds; one that comes later joins, a step behind.
 MAX_SIBLING_WAIT_S = 0.003
-# Fewer remembered tokens are not worth copying to another slot.
+# Fewer remembered tokens are not worth copying to another entry.
 MIN_COPY = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Where the first `length` tokens of a prompt are: in a slot, or partly in a tail of it."""
+    """Where the first `length` tokens of a prompt are: in a entry, or partly in a suffix of it."""
 
     length: int
-    slot: PrefixCacheEntry | None = None
-    tail: int | None = None
-    in_slot: int = 0  # of `length`, those in the slot
+    entry: PrefixCacheEntry | None = None
+    suffix: int | None = None
+    in_entry: int = 0  # of `length`, those in the entry
 
 
 class Scheduler:
@@ -57,7 +57,7 @@ class Scheduler:
             max_sequences: how many sequences can run at once; no more may be in here.
         """
         self._slots = [PrefixCacheEntry(index) for index in range(num_entries)]
-        self._tails = KVSuffixPool(max_sequences)
+        self._suffixes = KVSuffixPool(max_sequences)
         self._waiting: list[PrefillGroup] = []
         self._computing: list[PrefillGroup] = []
         self._held: list[PrefillGroup] = []  # computed
@@ -84,16 +84,16 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Takes a sequence in, beside those with the same prompt."""
         request = sequence.request
-        tokens, num_drafted = sequence.prompt + sequence.draft, len(sequence.draft)
+        tokens, num_forced_ids = sequence.prompt + sequence.forced_ids, len(sequence.forced_ids)
         if not request.echo_logprobs:
             for prompt in (*self._computing, *self._held, *self._waiting):
-                if (prompt.tokens, prompt.num_drafted, prompt.is_echoed) == (tokens, num_drafted, False):
+                if (prompt.tokens, prompt.num_forced_ids, prompt.is_echoed) == (tokens, num_forced_ids, False):
                     prompt.members.append(sequence)
                     return
         self._waiting.append(
             PrefillGroup(
                 tokens=tokens,
-                num_drafted=num_drafted,
+                num_forced_ids=num_forced_ids,
                 members=[sequence],
                 group_size=request.group[1] if request.group else 1,
                 waits_until=sequence.submitted_at + MAX_SIBLING_WAIT_S,
@@ -109,15 +109,15 @@ class Scheduler:
                     prompt.members.remove(sequence)
                     if not prompt.members:
                         prompts.remove(prompt)
-                        if prompt.slot is not None:
-                            prompt.slot.writers.remove(prompt)
+                        if prompt.entry is not None:
+                            prompt.entry.writers.remove(prompt)
                     return
         row = next(row for row in self._rows if row.sequence is sequence)
         self._rows.remove(row)
-        row.slot.readers.remove(row)
-        if row.tail >= 0:
+        row.entry.readers.remove(row)
+        if row.suffix >= 0:
             tokens = sequence.tokens(row.start, row.position)
-            self._tails.give_back(row, CachedSuffix(row.slot, row.start, tokens) if tokens else None)
+            self._suffixes.give_back(row, CachedSuffix(row.entry, row.start, tokens) if tokens else None)
 
     def schedule(self, now: float) -> SchedulerOutput:
         """The next step; `complete` is to follow once it has been carried out."""
@@ -139,13 +139,13 @@ class Scheduler:
     def complete(self, plan: SchedulerOutput, num_steps: int = 1) -> None:
         """Enters into the books what has been computed, so many steps of the rows; the tokens drawn are not in yet."""
         for row in plan.rows:
-            row.tail_length += num_steps
+            row.suffix_length += num_steps
         for chunk in plan.chunks:
-            prompt, slot = chunk.prompt, chunk.slot
+            prompt, entry = chunk.prompt, chunk.entry
             prompt.num_computed = chunk.stop
-            slot.tokens[chunk.start : chunk.stop] = prompt.tokens[chunk.start : chunk.stop]
+            entry.tokens[chunk.start : chunk.stop] = prompt.tokens[chunk.start : chunk.stop]
             if chunk.is_last:
-                slot.logits_at, slot.num_logits = chunk.stop, 1 + prompt.num_drafted
+                entry.logits_at, entry.num_logits = chunk.stop, 1 + prompt.num_forced_ids
                 self._computing.remove(prompt)
                 if prompt.is_held:
                     self._held.append(prompt)
@@ -154,133 +154,135 @@ class Scheduler:
 
     def _rows_to_step(self, copies: list[Copy]) -> list[BatchRow]:
         rows = [row for row in self._rows if row.sequence.token_ids]
-        copies += self._tails.close_gaps()
-        new = [row for row in rows if row.tail < 0]
+        copies += self._suffixes.close_gaps()
+        new = [row for row in rows if row.suffix < 0]
         for row in new:
-            row.start = row.sequence.num_tokens - 1  # all but the newest are in the slot, drafted ones among them
-        self._tails.take(new)
-        rows = [row for row in rows if row.tail_length < SUFFIX_TOKENS or self._settle(row, copies)]
-        return sorted(rows, key=lambda row: row.tail)
+            row.start = row.sequence.num_tokens - 1  # all but the newest are in the entry, drafted ones among them
+        self._suffixes.take(new)
+        rows = [row for row in rows if row.suffix_length < SUFFIX_TOKENS or self._settle(row, copies)]
+        return sorted(rows, key=lambda row: row.suffix)
 
     def _chunks(self, left: int) -> list[PrefillChunk]:
         """Up to `left` prompt tokens, oldest prompts first."""
         chunks = []
         for prompt in self._computing:
-            assert prompt.slot is not None
+            assert prompt.entry is not None
             stop = min(len(prompt.tokens), prompt.num_computed + left)
             if prompt.first_wanted < stop < len(prompt.tokens):  # a draft is computed in one piece
                 stop = prompt.first_wanted
             if stop > prompt.num_computed:
-                chunks.append(PrefillChunk(prompt, prompt.slot, prompt.num_computed, stop))
+                chunks.append(PrefillChunk(prompt, prompt.entry, prompt.num_computed, stop))
                 left -= stop - prompt.num_computed
         return chunks
 
     def _run(self, prompt: PrefillGroup) -> list[BatchRow]:
         """Makes rows of the members of a prompt that has been computed."""
-        slot = prompt.slot
-        assert slot is not None
-        slot.writers.remove(prompt)
-        rows = [BatchRow(member, slot, len(prompt.tokens)) for member in prompt.members]
-        slot.readers += rows
+        entry = prompt.entry
+        assert entry is not None
+        entry.writers.remove(prompt)
+        rows = [BatchRow(member, entry, len(prompt.tokens)) for member in prompt.members]
+        entry.readers += rows
         self._rows += rows
         return rows
 
     def _start(self, prompt: PrefillGroup, copies: list[Copy]) -> None:
-        """Finds a slot for `prompt`, if there is one."""
+        """Finds a entry for `prompt`, if there is one."""
         tokens = prompt.tokens
         found = _Found(0) if prompt.is_echoed else self._find(tokens)
-        whole = found.slot if found.in_slot == len(tokens) else None
+        whole = found.entry if found.in_entry == len(tokens) else None
         if whole is not None and whole.writers:
-            whole = None  # a slot keeps the logits of one place: those that its writers draw from
-        is_ready = whole is not None and whole.logits_at == len(tokens) and whole.num_logits > prompt.num_drafted
-        slot = self._place(found, tokens, copies) if whole is None else whole
-        if slot is None:
+            whole = None  # a entry keeps the logits of one place: those that its writers draw from
+        is_ready = whole is not None and whole.logits_at == len(tokens) and whole.num_logits > prompt.num_forced_ids
+        entry = self._place(found, tokens, copies) if whole is None else whole
+        if entry is None:
             return
         self._num_started += 1
-        slot.used_at = self._num_started
+        entry.used_at = self._num_started
         self._waiting.remove(prompt)
-        slot.writers.append(prompt)
-        prompt.slot = slot
+        entry.writers.append(prompt)
+        prompt.entry = entry
         if is_ready:
-            prompt.num_cached = len(tokens) - prompt.num_drafted
+            prompt.num_cached = len(tokens) - prompt.num_forced_ids
             self._held.append(prompt)
             return
         self._computing.append(prompt)
         # Without its logits the last token is computed again; that stores what is there already.
-        remembered = len(slot.tokens) if whole is None else len(tokens)
+        remembered = len(entry.tokens) if whole is None else len(tokens)
         prompt.num_cached = prompt.num_computed = min(remembered, prompt.first_wanted)
 
     def _find(self, tokens: tuple[int, ...]) -> _Found:
         """The longest beginning of `tokens` that is remembered."""
         best = _Found(0)
         lengths = {}
-        for slot in self._slots:
-            length = lengths[slot.index] = _common_length(slot.tokens, tokens)
+        for entry in self._slots:
+            length = lengths[entry.index] = _common_length(entry.tokens, tokens)
             if length > best.length:
-                best = _Found(length, slot, None, length)
-        for tail, memory in self._tails.memories():
+                best = _Found(length, entry, None, length)
+        for suffix, memory in self._suffixes.memories():
             start = memory.start
-            if lengths[memory.slot.index] >= start:
+            if lengths[memory.entry.index] >= start:
                 length = start + _common_length(memory.tokens, tokens[start:])
                 if length > best.length:
-                    best = _Found(length, memory.slot, tail, start)
+                    best = _Found(length, memory.entry, suffix, start)
         return best
 
     def _place(self, found: _Found, tokens: tuple[int, ...], copies: list[Copy]) -> PrefixCacheEntry | None:
-        """A slot whose tokens are the beginning of `tokens`; None if all slots are in use."""
-        source = found.slot
-        free = self._free_slot(besides=source)
-        if source is not None and not source.writers and source.num_relied_on() <= found.in_slot:
-            is_small_loss = len(source.tokens) <= 2 * found.in_slot
+        """A entry whose tokens are the beginning of `tokens`; None if all entries are in use."""
+        source = found.entry
+        free = self._free_entry(besides=source)
+        if source is not None and not source.writers and source.num_relied_on() <= found.in_entry:
+            is_small_loss = len(source.tokens) <= 2 * found.in_entry
             if is_small_loss or free is None:
-                self._truncate(source, found.in_slot)
-                self._append_tail(found, source, tokens, copies)
+                self._truncate(source, found.in_entry)
+                self._append_suffix(found, source, tokens, copies)
                 return source
         if free is not None:
             self._truncate(free, 0)
             if source is not None and found.length >= MIN_COPY:
-                copies.append(EntryCopy(source.index, free.index, found.in_slot))
-                free.tokens = list(tokens[: found.in_slot])
-                self._append_tail(found, free, tokens, copies)
+                copies.append(EntryCopy(source.index, free.index, found.in_entry))
+                free.tokens = list(tokens[: found.in_entry])
+                self._append_suffix(found, free, tokens, copies)
         return free
 
-    def _append_tail(self, found: _Found, slot: PrefixCacheEntry, tokens: tuple[int, ...], copies: list[Copy]) -> None:
-        if found.tail is not None:
-            length = found.length - found.in_slot
-            copies.append(SuffixCopy(found.tail, slot.index, found.in_slot, length))
-            slot.tokens = list(tokens[: found.length])
+    def _append_suffix(
+        self, found: _Found, entry: PrefixCacheEntry, tokens: tuple[int, ...], copies: list[Copy]
+    ) -> None:
+        if found.suffix is not None:
+            length = found.length - found.in_entry
+            copies.append(SuffixCopy(found.suffix, entry.index, found.in_entry, length))
+            entry.tokens = list(tokens[: found.length])
 
     def _settle(self, row: BatchRow, copies: list[Copy]) -> bool:
-        """Empties a full tail into a slot; False if that has to wait for one."""
-        source, start = row.slot, row.start
+        """Empties a full suffix into a entry; False if that has to wait for one."""
+        source, start = row.entry, row.start
         if source.num_relied_on(besides=row) <= start:
-            slot = source
-            self._truncate(slot, start)
+            entry = source
+            self._truncate(entry, start)
         else:
-            free = self._free_slot(besides=source)
+            free = self._free_entry(besides=source)
             if free is None:
                 return False
-            slot = free
-            self._truncate(slot, 0)
-            copies.append(EntryCopy(source.index, slot.index, start))
+            entry = free
+            self._truncate(entry, 0)
+            copies.append(EntryCopy(source.index, entry.index, start))
             source.readers.remove(row)
-            slot.readers.append(row)
-        copies.append(SuffixCopy(row.tail, slot.index, start, row.tail_length))
-        slot.tokens = list(row.sequence.tokens(0, row.position))
-        row.slot, row.start, row.tail_length = slot, row.position, 0
+            entry.readers.append(row)
+        copies.append(SuffixCopy(row.suffix, entry.index, start, row.suffix_length))
+        entry.tokens = list(row.sequence.tokens(0, row.position))
+        row.entry, row.start, row.suffix_length = entry, row.position, 0
         return True
 
-    def _free_slot(self, besides: PrefixCacheEntry | None) -> PrefixCacheEntry | None:
-        """The slot used longest ago that nobody needs."""
-        free = [slot for slot in self._slots if slot.is_free and slot is not besides]
-        return min(free, key=lambda slot: slot.used_at, default=None)
+    def _free_entry(self, besides: PrefixCacheEntry | None) -> PrefixCacheEntry | None:
+        """The entry used longest ago that nobody needs."""
+        free = [entry for entry in self._slots if entry.is_free and entry is not besides]
+        return min(free, key=lambda entry: entry.used_at, default=None)
 
-    def _truncate(self, slot: PrefixCacheEntry, length: int) -> None:
-        """Forgets all but a slot's first `length` tokens."""
-        del slot.tokens[length:]
-        if slot.logits_at > length:
-            slot.logits_at = 0
-        self._tails.forget(slot, length)
+    def _truncate(self, entry: PrefixCacheEntry, length: int) -> None:
+        """Forgets all but a entry's first `length` tokens."""
+        del entry.tokens[length:]
+        if entry.logits_at > length:
+            entry.logits_at = 0
+        self._suffixes.forget(entry, length)
 
 
 def _common_length(ours: Iterable[int], theirs: Iterable[int]) -> int:

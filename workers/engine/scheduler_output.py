@@ -14,7 +14,7 @@ SUFFIX_TOKENS = 255  # with the position where the prompt hands over, a whole bl
 
 @dataclass(frozen=True, slots=True)
 class EntryCopy:
-    """The first `length` tokens of slot `source`, to slot `target`."""
+    """The first `length` tokens of entry `source`, to entry `target`."""
 
     source: int
     target: int
@@ -23,17 +23,17 @@ class EntryCopy:
 
 @dataclass(frozen=True, slots=True)
 class SuffixCopy:
-    """The first `length` tokens of a tail, to a slot, from position `start` on."""
+    """The first `length` tokens of a suffix, to a entry, from position `start` on."""
 
-    tail: int
-    slot: int
+    suffix: int
+    entry: int
     start: int
     length: int
 
 
 @dataclass(frozen=True, slots=True)
 class SuffixMove:
-    """The first `length` tokens of tail `source`, to tail `target`."""
+    """The first `length` tokens of suffix `source`, to suffix `target`."""
 
     source: int
     target: int
@@ -78,53 +78,53 @@ class PrefillGroup:
     group_size: int  # siblings that are to come
     waits_until: float  # for siblings; time.monotonic() seconds
     is_echoed: bool  # all its logits are wanted: nothing of it may come from the cache
-    slot: PrefixCacheEntry | None = None  # None while it waits
+    entry: PrefixCacheEntry | None = None  # None while it waits
     num_computed: int = 0
     num_cached: int = 0
-    num_drafted: int = 0
+    num_forced_ids: int = 0
     is_held: bool = False  # as of the newest plan: its members do not draw yet, for siblings may come
 
     @property
     def first_wanted(self) -> int:
         """The first position whose logits somebody draws from."""
-        return len(self.tokens) - 1 - self.num_drafted
+        return len(self.tokens) - 1 - self.num_forced_ids
 
 
 @dataclass(eq=False, slots=True)
 class BatchRow:
-    """A sequence that runs: its first `start` tokens are in a slot, the others in a tail.
+    """A sequence that runs: its first `start` tokens are in a entry, the others in a suffix.
 
     The newest token is in neither: it is what the next step computes. Until then `start` may count tokens of a draft
     that were not drawn.
     """
 
     sequence: Sequence
-    slot: PrefixCacheEntry
+    entry: PrefixCacheEntry
     start: int
-    tail: int = -1
-    tail_length: int = 0
+    suffix: int = -1
+    suffix_length: int = 0
 
     @property
     def position(self) -> int:
         """Of the token that the next step computes."""
-        return self.start + self.tail_length
+        return self.start + self.suffix_length
 
 
 @dataclass(frozen=True, slots=True)
 class CachedSuffix:
-    """What a tail holds whose sequence has ended, and the slot and position that it continues."""
+    """What a suffix holds whose sequence has ended, and the entry and position that it continues."""
 
-    slot: PrefixCacheEntry
+    entry: PrefixCacheEntry
     start: int
     tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Tokens `start` to `stop` of a prompt, to be computed into a slot."""
+    """Tokens `start` to `stop` of a prompt, to be computed into a entry."""
 
     prompt: PrefillGroup
-    slot: PrefixCacheEntry
+    entry: PrefixCacheEntry
     start: int
     stop: int
 
@@ -143,7 +143,7 @@ class SchedulerOutput:
     """One step: the copies first, in their order, then all else at once."""
 
     copies: list[Copy]
-    rows: list[BatchRow]  # compute the newest token of each; in the order of their tails
+    rows: list[BatchRow]  # compute the newest token of each; in the order of their suffixes
     chunks: list[PrefillChunk]
     ready: list[BatchRow]  # nothing to compute: the logits after their prompt are kept
     allows_multi_step: bool = True  # to further steps of the rows; not where somebody's siblings may come at any moment

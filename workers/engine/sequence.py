@@ -27,14 +27,14 @@ class Sequence:
         "cached_tokens",
         "finish_reason",
         "first_token_at",
-        "generation",
         "logprobs",
+        "num_forced",
         "num_kept",
-        "num_typed",
         "prompt",
         "prompt_logprobs",
         "prompt_tops",
         "request",
+        "result_stream",
         "scheduled_at",
         "submitted_at",
         "token_ids",
@@ -55,7 +55,7 @@ class Sequence:
             tokenizer: needed only where the request has stop strings, or text that was typed already.
         """
         self.request = request
-        self.generation = generation
+        self.result_stream = generation
         self.prompt = request.prompt_ids or (start_id,)
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
@@ -64,7 +64,7 @@ class Sequence:
         self.prompt_logprobs: list[float | None] = [None] * request.echo_logprobs
         self.prompt_tops: list[TopLogprobs] = [()] * request.echo_logprobs
         self.num_kept = 0
-        self.num_typed = 0
+        self.num_forced = 0
         self.cached_tokens = 0
         self.finish_reason: str | None = None
         self.submitted_at = time.monotonic()
@@ -72,7 +72,7 @@ class Sequence:
         self.first_token_at: float | None = None
         sampling = request.sampling
         self._tokenizer = tokenizer
-        self._typed = request.typed  # what is still to be said of it
+        self._typed = request.forced_prefix  # what is still to be said of it
         self._matcher = None
         self._num_bytes: list[int] = []  # of each token, where stop strings are watched for
         self._num_free_bytes = 0
@@ -82,21 +82,21 @@ class Sequence:
     @property
     def num_new(self) -> int:
         """Tokens that say something new."""
-        return len(self.token_ids) - self.num_typed
+        return len(self.token_ids) - self.num_forced
 
     @property
-    def draft(self) -> tuple[int, ...]:
+    def forced_ids(self) -> tuple[int, ...]:
         """The tokens that are computed with the prompt, while none is drawn."""
-        return () if self.token_ids else self.request.draft_ids
+        return () if self.token_ids else self.request.forced_ids
 
-    def choices(self, num_drafted: int = 0) -> TokenConstraint | None:
+    def constraint(self, num_forced_ids: int = 0) -> TokenConstraint | None:
         """Which tokens can come next, after so many of the draft, or None where any can."""
         if not self._typed:
             return None
         assert self._tokenizer is not None
-        said = b"".join(map(self._tokenizer.token_bytes, self.draft[:num_drafted]))
+        said = b"".join(map(self._tokenizer.token_bytes, self.forced_ids[:num_forced_ids]))
         left = self._typed[len(said) :]
-        return self._tokenizer.choices(left) if left else None
+        return self._tokenizer.constraint(left) if left else None
 
     @property
     def num_tokens(self) -> int:
@@ -126,11 +126,11 @@ class Sequence:
         if self.request.sampling.top_logprobs:
             self.tops.append(step.top)
         self.num_kept = len(self.token_ids)
-        num_typed_bytes = self._take_typed(step.token_id) if self._typed else 0
+        num_forced_bytes = self._take_typed(step.token_id) if self._typed else 0
         if step.token_id == eos_id:
             self.num_kept -= 1
             self.finish_reason = "eos"
-        elif self._matcher is not None and self._stops_at(step.token_id, num_typed_bytes):
+        elif self._matcher is not None and self._stops_at(step.token_id, num_forced_bytes):
             self.finish_reason = "stop"
         elif self.num_new >= self.request.sampling.max_new_tokens:
             self.finish_reason = "length"
@@ -147,7 +147,7 @@ class Sequence:
         Args:
             by: when its next token would be there.
         """
-        if self.generation.is_cancelled:
+        if self.result_stream.is_cancelled:
             return "cancelled"
         if self.request.deadline is not None and by >= self.request.deadline:
             return "deadline"
@@ -170,7 +170,7 @@ class Sequence:
             prompt_tops=tuple(self.prompt_tops),
             error=error,
             num_kept=self.num_kept,
-            num_typed=self.num_typed,
+            num_forced=self.num_forced,
             first_token_at=self.first_token_at,
             ended_at=now,
         )
@@ -181,26 +181,26 @@ class Sequence:
         data = self._tokenizer.token_bytes(token_id)
         number = min(len(data), len(self._typed))
         self._typed = self._typed[number:]
-        self.num_typed += number == len(data)
+        self.num_forced += number == len(data)
         return number
 
-    def _stops_at(self, token_id: int, num_typed_bytes: int) -> bool:
+    def _stops_at(self, token_id: int, num_forced_bytes: int) -> bool:
         """Whether a stop string is complete now; sets `num_kept` to the tokens before it.
 
         Args:
-            num_typed_bytes: of the token's, those that are not new.
+            num_forced_bytes: of the token's, those that are not new.
         """
         assert self._matcher is not None
         assert self._tokenizer is not None
-        data = self._tokenizer.token_bytes(token_id)[num_typed_bytes:]
+        data = self._tokenizer.token_bytes(token_id)[num_forced_bytes:]
         self._num_bytes.append(len(data))
         self._num_free_bytes += len(self._matcher.feed(data))
         if not self._matcher.has_stopped:
             return False
         # A token is kept if it begins before the stop string does.
         begin = 0
-        self.num_kept = self.num_typed
-        for num_bytes in self._num_bytes[self.num_typed :]:
+        self.num_kept = self.num_forced
+        for num_bytes in self._num_bytes[self.num_forced :]:
             if begin >= self._num_free_bytes:
                 break
             begin += num_bytes

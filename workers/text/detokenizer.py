@@ -22,16 +22,16 @@ class Detokenizer:
     __slots__ = ("_decoder", "_matcher", "_num_typed_bytes", "_tokenizer")
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, single_line: bool = False, num_typed_bytes: int = 0
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, single_line: bool = False, num_forced_bytes: int = 0
     ) -> None:
         """
         Args:
-            num_typed_bytes: how many bytes at the beginning are not new, and left out.
+            num_forced_bytes: how many bytes at the beginning are not new, and left out.
         """
         self._tokenizer = tokenizer
         self._matcher = StopMatcher(stop, single_line=single_line)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._num_typed_bytes = num_typed_bytes
+        self._num_typed_bytes = num_forced_bytes
 
     def feed(self, token_id: int) -> str:
         """The text that is certain now that `token_id` has come; it may be empty."""

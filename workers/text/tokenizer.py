@@ -49,7 +49,7 @@ class Tokenizer:
         self._sorted_ids = [id_ for _, id_ in by_bytes]
         self._id_of = dict(reversed(by_bytes))  # of equal ones, the smallest id
         self._has_all_bytes = all(bytes([byte]) in self._id_of for byte in range(256))
-        self.choices = lru_cache(maxsize=1024)(self._choices)
+        self.constraint = lru_cache(maxsize=1024)(self._constraint)
 
     @classmethod
     def from_directory(cls, path: Path, vocab_size: int) -> Tokenizer:
@@ -127,7 +127,7 @@ class Tokenizer:
         few = [start for start in starts if len(word[start:].encode()) <= MAX_TYPED_BYTES]
         return word[min(few, default=len(word)) :]
 
-    def _choices(self, typed: bytes) -> TokenConstraint:
+    def _constraint(self, typed: bytes) -> TokenConstraint:
         """The next tokens of a text that must begin with `typed` (not empty).
 
         All tokens that begin with all of it; of those that are a part of it, the ones that a tokenizer could take:

@@ -146,7 +146,7 @@ class WriterBench:
         """The workers' log lines by request."""
         found: dict[str, list[Line]] = {}
         for line in self._server.log_lines():
-            if line.get("event") == "branch":
+            if line.get("event") == "branch_finished":
                 found.setdefault(line["request_id"], []).append(line)
         return found
 
@@ -264,7 +264,9 @@ class WriterBench:
                 answers.append(
                     self._ask(context, temperature=TEMPERATURE, seed=number, request_id=f"distinct-{number}")
                 )
-        lines = {line["request_id"]: line for line in self._server.log_lines() if line.get("event") == "request"}
+        lines = {
+            line["request_id"]: line for line in self._server.log_lines() if line.get("event") == "request_finished"
+        }
         logged = [lines[f"distinct-{number}"] for number in range(len(contexts))]
         sentences = [[one["value"] for one in _body(answer).get("sentences", [])] for answer in answers]
         values = [(context, value) for context, some in zip(contexts, sentences, strict=True) for value in some]

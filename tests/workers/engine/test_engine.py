@@ -39,7 +39,7 @@ def request(params: SamplingParams = LONG, **more: object) -> EngineRequest:
 def test_steps_are_the_result(tiny: LoadedModel) -> None:
     params = SamplingParams(max_new_tokens=9, top_logprobs=2)
     with running_engine(tiny) as engine:
-        *steps, last = engine.submit(request(params, stream=True)).steps()
+        *steps, last = engine.submit(request(params, stream=True)).outputs()
         whole = engine.submit(request(params)).result()
     assert isinstance(last, SequenceOutput)
     assert [step.token_id for step in steps if isinstance(step, GeneratedToken)] == list(last.token_ids)
@@ -61,7 +61,7 @@ def test_the_end_can_be_read_again(tiny: LoadedModel) -> None:
         generation = engine.submit(request(SamplingParams(2)))
         assert generation.result() is generation.result()
         assert generation.next(0) is generation.result()
-        assert list(generation.steps()) == [generation.result()]
+        assert list(generation.outputs()) == [generation.result()]
         slow = engine.submit(request())
         assert slow.next(0) is None
         slow.cancel()
@@ -355,4 +355,4 @@ def test_steps_that_follow_quickly_come_together(tiny: LoadedModel, monkeypatch:
     generation.put(GeneratedToken(18, -1.0))
     with running_engine(tiny) as engine:
         generation.put(engine.submit(request(SamplingParams(2))).result())
-    assert [step.token_id for step in generation.steps() if isinstance(step, GeneratedToken)] == [17, 18]
+    assert [step.token_id for step in generation.outputs() if isinstance(step, GeneratedToken)] == [17, 18]

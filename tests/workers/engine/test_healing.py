@@ -40,7 +40,7 @@ def generate(
 
 
 def new_text(tokenizer: Tokenizer, typed: bytes, finished: SequenceOutput) -> str:
-    detokenizer = Detokenizer(tokenizer, num_typed_bytes=len(typed))
+    detokenizer = Detokenizer(tokenizer, num_forced_bytes=len(typed))
     return "".join([*map(detokenizer.feed, finished.token_ids), detokenizer.finish()])
 
 
@@ -72,14 +72,14 @@ def test_of_a_very_long_word_only_the_end_is(tokenizer: Tokenizer) -> None:
 
 
 def test_choices_are_all_that_say_more_and_the_usual_parts(tokenizer: Tokenizer) -> None:
-    choices = tokenizer.choices(b" sea")
+    choices = tokenizer.constraint(b" sea")
     texts = {tokenizer.text_of(token) for token in choices.allowed}
     assert {" sea", " season"} <= texts
     assert all(text.startswith(" sea") for text in texts)
     assert {tokenizer.text_of(token) for token in choices.if_likeliest} >= {" ", " s", " se"}
     assert choices.longer == {token for token in choices.allowed if tokenizer.text_of(token) != " sea"}
     rare = b" zymurg"
-    parts = tokenizer.choices(rare)
+    parts = tokenizer.constraint(rare)
     assert tokenizer.encode(" zymurg")[0] in parts.allowed
 
 
@@ -93,8 +93,8 @@ def test_any_text_is_gone_on_with(
     data = b"".join(map(tokenizer.token_bytes, finished.token_ids))
     assert data.startswith(typed)
     sizes = [len(b"".join(map(tokenizer.token_bytes, finished.token_ids[: n + 1]))) for n in range(4)]
-    assert finished.num_typed == sum(size <= len(typed) for size in sizes) or finished.num_typed > 4
-    num_new = len(finished.token_ids) - finished.num_typed
+    assert finished.num_forced == sum(size <= len(typed) for size in sizes) or finished.num_forced > 4
+    num_new = len(finished.token_ids) - finished.num_forced
     assert num_new == 4 or finished.finish_reason == "eos"
     # What is computed with the prompt is a matter of time alone.
     undrafted = generate(
@@ -137,7 +137,7 @@ def test_stops_are_looked_for_in_what_is_new(engine: Engine, tokenizer: Tokenize
     words = new_text(tokenizer, b" and", plain).split()
     stopped = generate(engine, tokenizer, text, temperature=0, max_new_tokens=8, stop=(" and", words[2]))
     assert stopped.finish_reason == "stop"
-    detokenizer = Detokenizer(tokenizer, (" and", words[2]), num_typed_bytes=4)
+    detokenizer = Detokenizer(tokenizer, (" and", words[2]), num_forced_bytes=4)
     kept = "".join([*map(detokenizer.feed, stopped.token_ids), detokenizer.finish()])
     assert kept.split() == words[:2]
-    assert stopped.num_kept > stopped.num_typed
+    assert stopped.num_kept > stopped.num_forced

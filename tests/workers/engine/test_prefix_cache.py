@@ -124,7 +124,7 @@ def test_a_random_editor(tiny_of: dict[str, LoadedModel], dtype: str) -> None:
 
 @pytest.mark.parametrize("num_entries", [1, 2, 5])
 def test_editors_that_do_not_wait(tiny: LoadedModel, num_entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests overlap, are cancelled by newer ones, and there are fewer slots than prompts."""
+    """Requests overlap, are cancelled by newer ones, and there are fewer entries than prompts."""
     monkeypatch.setattr(CacheShape, "num_entries", lambda *_: num_entries)
     rng = random.Random(num_entries)
     config = tiny.config
@@ -151,8 +151,8 @@ def test_editors_that_do_not_wait(tiny: LoadedModel, num_entries: int, monkeypat
                 assert ours.logprobs == theirs.logprobs[:number]
 
 
-def test_long_texts_outgrow_their_tails(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past 255 tokens a sequence needs a slot of its own; with one slot, they take turns."""
+def test_long_texts_outgrow_their_suffixes(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past 255 tokens a sequence needs a entry of its own; with one entry, they take turns."""
     params = SamplingParams(400, top_k=20)
     prompt = random_ids(random.Random(3), 200, tiny.config.vocab_size)
     requests = [EngineRequest(tuple(prompt), params, seed) for seed in range(3)]

@@ -161,7 +161,7 @@ def test_a_draw_keeps_to_its_choices(sample: SampleFn) -> None:
     logits = logits_for(11)
     logits[[5, 70]] = logits.max() + torch.tensor([2.0, 1.0])
     params = SamplingParams(temperature=1, top_k=0, top_p=1)
-    draws = [Draw(params, seed, 1, choices=CHOICES) for seed in range(3000)]
+    draws = [Draw(params, seed, 1, constraint=CHOICES) for seed in range(3000)]
     counts = torch.tensor([step.token_id for step in sample(logits.expand(len(draws), -1), draws)]).bincount()
     allowed = list(CHOICES.allowed)
     assert counts[allowed].sum() == len(draws)
@@ -177,11 +177,11 @@ def test_a_usual_part_is_a_choice_only_where_nothing_is_likelier(sample: SampleF
     greedy = SamplingParams(temperature=0)
     logits = logits_for(12)
     logits[9] = logits.max() + 1
-    assert sample(logits[None], [Draw(greedy, 0, 0, choices=CHOICES)])[0].token_id == 9
+    assert sample(logits[None], [Draw(greedy, 0, 0, constraint=CHOICES)])[0].token_id == 9
     logits[100] = logits.max() + 1
     allowed = list(CHOICES.allowed)
     best = allowed[int(logits[allowed].argmax())]
-    assert sample(logits[None], [Draw(greedy, 0, 0, choices=CHOICES)])[0].token_id == best
+    assert sample(logits[None], [Draw(greedy, 0, 0, constraint=CHOICES)])[0].token_id == best
 
 
 def test_a_rank_is_one_of_ways_to_go_on(sample: SampleFn) -> None:
@@ -189,7 +189,7 @@ def test_a_rank_is_one_of_ways_to_go_on(sample: SampleFn) -> None:
     logits[[5, 70, 200]] = torch.tensor([3.0, 2.0, 1.0])
     params = [SamplingParams(temperature=0, first_rank=rank) for rank in range(3)]
     # The likeliest says nothing new: all begin with it, and their ways part after it.
-    draws = [Draw(one, 0, 0, choices=CHOICES, is_first=True) for one in params]
+    draws = [Draw(one, 0, 0, constraint=CHOICES, is_first=True) for one in params]
     assert [step.token_id for step in sample(logits.expand(3, -1), draws)] == [5, 5, 5]
     logits[5] = 0.5
     assert [step.token_id for step in sample(logits.expand(3, -1), draws)] == [70, 200, 5]

@@ -106,7 +106,7 @@ def test_who_waits_for_siblings_can_be_removed() -> None:
     step(planner, alone.submitted_at)
     planner.remove(alone)
     assert (planner.sequences, planner.wake_at) == ([], float("inf"))
-    assert run(planner, sequence((4, 5)))  # its slot is free
+    assert run(planner, sequence((4, 5)))  # its entry is free
 
 
 @pytest.mark.parametrize("other", [(1, 2, 3, 4), (1, 2), (1, 2, 5)])
@@ -114,10 +114,10 @@ def test_the_logits_that_siblings_will_draw_from_are_left_alone(other: tuple[int
     planner = Scheduler(2, 4)
     first = sequence((1, 2, 3), group=("g", 2))
     planner.add(first)
-    held = step(planner, first.submitted_at).chunks[0].slot
+    held = step(planner, first.submitted_at).chunks[0].entry
     planner.add(sequence(other))
-    assert step(planner, first.submitted_at).chunks[0].slot is not held
-    assert [row.slot for row in step(planner).ready] == [held]
+    assert step(planner, first.submitted_at).chunks[0].entry is not held
+    assert [row.entry for row in step(planner).ready] == [held]
 
 
 def test_a_sibling_that_comes_late_computes_nothing_again() -> None:
@@ -139,7 +139,7 @@ def test_logits_that_a_longer_prompt_will_replace_are_not_waited_with() -> None:
     planner.add(again)
     plan = step(planner, again.submitted_at)
     assert [chunk.prompt.members for chunk in plan.chunks] == [[longer], [again]]
-    assert plan.chunks[0].slot is not plan.chunks[1].slot
+    assert plan.chunks[0].entry is not plan.chunks[1].entry
 
 
 def test_the_same_prompt_again_costs_nothing() -> None:
@@ -163,7 +163,7 @@ def test_an_accepted_suggestion_is_remembered() -> None:
     planner = Scheduler(2, 4)
     run(planner, sequence((1, 2, 3), number=5))  # writes 7 7 7 7 7, the last of which nobody has computed
     plans = run(planner, sequence((1, 2, 3, 7, 7, 7, 7, 7, 8)))
-    assert SuffixCopy(tail=0, slot=0, start=3, length=4) in plans[0].copies
+    assert SuffixCopy(suffix=0, entry=0, start=3, length=4) in plans[0].copies
     assert chunks(plans[0]) == [(7, 9)]
 
 
@@ -178,7 +178,7 @@ def test_a_prompt_in_use_is_copied_not_changed() -> None:
     assert chunks(plan) == [(30, 31)]
 
 
-def test_who_finds_no_slot_waits_for_one() -> None:
+def test_who_finds_no_entry_waits_for_one() -> None:
     planner = Scheduler(1, 4)
     first, second = sequence((1, 2, 3)), sequence((4, 5, 6))
     planner.add(first)

@@ -4,9 +4,9 @@ Knows rows of numbers and where they lie in memory. Refuses to know sequences, p
 
 The promise "same seed, same text, whatever else happens" needs a row to have the same bits whatever is computed beside
 it, and wherever the keys and values that it sees are kept. So every number here comes from operations in an order that
-the row alone decides: a sum over positions runs from the first position to the last, be they in a prompt's slot or in a
-tail; a sum over a row's width runs in `LANES` chains that are added up in their order. Rows are spread over threads, a
-row is not.
+the row alone decides: a sum over positions runs from the first position to the last, be they in a prefix-cache entry or
+in a KV suffix; a sum over a row's width runs in `LANES` chains that are added up in their order. Rows are spread over
+threads, a row is not.
 
 numba compiles these functions with the compiler that it brings along, at their first use on a machine, and keeps the
 result. The inner products of attention and of 8-bit weights, and the powers of e, are written as vector instructions,
@@ -89,20 +89,20 @@ ACTIVATIONS = {
     SCRATCH,  # [threads, SCRATCH_STRIDE] float32
     SCRATCH_STRIDE,
     SCORE_STRIDE,  # floats of a row's scores
-    SLOT_KEYS,  # bytes from one slot, or tail, to the next
-    SLOT_VALUES,
-    TAIL_KEYS,
-    TAIL_VALUES,
+    ENTRY_KEYS,  # bytes from one entry, or suffix, to the next
+    ENTRY_VALUES,
+    SUFFIX_KEYS,
+    SUFFIX_VALUES,
     ITEM_BYTES,  # of a cached number: 4, or 2 where it is float16
     END_ID,  # the token that ends a text; -1: there is none
     STEP_FIELDS,
 ) = range(31)
 
-# Of each row, what it is: its token, its position, and what it sees of its slot and of its tail, itself included.
-ROW_ID, ROW_POSITION, ROW_SLOT, ROW_SEEN, ROW_TAIL, ROW_TAIL_SEEN, ROW_FIELDS = range(7)
+# Of each row, what it is: its token, its position, and what it sees of its entry and of its suffix, itself included.
+ROW_ID, ROW_POSITION, ROW_ENTRY, ROW_SEEN, ROW_SUFFIX, ROW_SUFFIX_SEEN, ROW_FIELDS = range(7)
 
 # A layer's parameters: addresses. `NORM_BIAS_IN` is the bias of the product that the stream grows by before the norm.
-QKV_BIAS, UP_BIAS, KEYS, VALUES, TAILS_KEYS, TAILS_VALUES, LAYER_FIELDS = range(7)
+QKV_BIAS, UP_BIAS, KEYS, VALUES, SUFFIXES_KEYS, SUFFIXES_VALUES, LAYER_FIELDS = range(7)
 NORM_BIAS_IN, NORM_WEIGHT, NORM_BIAS, NORM_FIELDS = range(4)
 
 # A draw's parameters, float64 [rows, DRAW_FIELDS]; a temperature of 0 is greedy, a token of -1 is to be drawn. Where
@@ -1104,17 +1104,17 @@ def _add_and_norm(address: int, thread: int) -> None:
 
 
 @njit(inline="always", **_VECTOR)
-def _of_slot(slot: int, head: int, step: Any, layer: Any) -> tuple[int, int]:
-    """Where a head's keys and values of a slot begin."""
-    keys = layer[KEYS] + step[SLOT_KEYS] * slot + step[SLOT_KEYS] // step[HEADS] * head
-    return keys, layer[VALUES] + step[SLOT_VALUES] * slot + step[SLOT_VALUES] // step[HEADS] * head
+def _of_entry(entry: int, head: int, step: Any, layer: Any) -> tuple[int, int]:
+    """Where a head's keys and values of a entry begin."""
+    keys = layer[KEYS] + step[ENTRY_KEYS] * entry + step[ENTRY_KEYS] // step[HEADS] * head
+    return keys, layer[VALUES] + step[ENTRY_VALUES] * entry + step[ENTRY_VALUES] // step[HEADS] * head
 
 
 @njit(inline="always", **_VECTOR)
-def _of_tail(tail: int, head: int, step: Any, layer: Any) -> tuple[int, int]:
-    """The same of a tail."""
-    keys = layer[TAILS_KEYS] + step[TAIL_KEYS] * tail + step[TAIL_KEYS] // step[HEADS] * head
-    return keys, layer[TAILS_VALUES] + step[TAIL_VALUES] * tail + step[TAIL_VALUES] // step[HEADS] * head
+def _of_suffix(suffix: int, head: int, step: Any, layer: Any) -> tuple[int, int]:
+    """The same of a suffix."""
+    keys = layer[SUFFIXES_KEYS] + step[SUFFIX_KEYS] * suffix + step[SUFFIX_KEYS] // step[HEADS] * head
+    return keys, layer[SUFFIXES_VALUES] + step[SUFFIX_VALUES] * suffix + step[SUFFIX_VALUES] // step[HEADS] * head
 
 
 @njit(inline="always", **_VECTOR)
@@ -1122,12 +1122,12 @@ def _places(number: int, head: int, rows: Any, step: Any, layer: Any) -> tuple[i
     """Where the keys of a row's block of positions begin, which of them is the row's, and where its value is."""
     size, item = step[HEAD_SIZE], step[ITEM_BYTES]
     value_width = (size + VECTOR - 1) // VECTOR * VECTOR
-    if rows[number, ROW_TAIL] >= 0:
-        position = rows[number, ROW_TAIL_SEEN] - 1
-        keys, values = _of_tail(rows[number, ROW_TAIL], head, step, layer)
+    if rows[number, ROW_SUFFIX] >= 0:
+        position = rows[number, ROW_SUFFIX_SEEN] - 1
+        keys, values = _of_suffix(rows[number, ROW_SUFFIX], head, step, layer)
     else:
         position = rows[number, ROW_SEEN] - 1
-        keys, values = _of_slot(rows[number, ROW_SLOT], head, step, layer)
+        keys, values = _of_entry(rows[number, ROW_ENTRY], head, step, layer)
     block = keys + item * (position // VECTOR * size * VECTOR)
     return block, position % VECTOR, values + item * position * value_width
 
@@ -1180,7 +1180,7 @@ def _store(address: int, thread: int) -> None:
             for part in range(3):
                 _ask_for(call[_PRODUCT] + 4 * ((3 * number + part) * width + head * size), 4 * size)
             keys, which, values = _places(number, head, rows, step, layer)
-            if number == first or which == 0 or rows[number, ROW_TAIL] >= 0:
+            if number == first or which == 0 or rows[number, ROW_SUFFIX] >= 0:
                 _ask_for(keys, step[ITEM_BYTES] * size * VECTOR)
             _ask_for(values, step[ITEM_BYTES] * size)
         # Neighbours in a prompt share the cache lines of their keys.
@@ -1198,7 +1198,7 @@ def _store(address: int, thread: int) -> None:
 
 @njit(**_VECTOR)
 def _attend_tile(step: Any, layer: Any, tile: Any, rows: Any, head: int, scratch: int, following: int) -> None:
-    """Attention of one head of up to TILE rows that see the same slot, into MEAN.
+    """Attention of one head of up to TILE rows that see the same entry, into MEAN.
 
     While keys are read, their values are asked for; while those are read, what lies at `following`.
     """
@@ -1209,42 +1209,42 @@ def _attend_tile(step: Any, layer: Any, tile: Any, rows: Any, head: int, scratch
     sums = query + 4 * TILE * size
     sums_width = value_width + TOTALS
     scores = sums + 4 * TILE * sums_width
-    in_slot = 0
+    in_entry = 0
     for i in range(num_rows):
         number = tile[1 + i]
-        in_slot = max(in_slot, rows[number, ROW_SEEN])
+        in_entry = max(in_entry, rows[number, ROW_SEEN])
         theirs = _floats(step[QUERY] + 4 * (number * width + head * size), size)
         copy = _floats(query + 4 * i * size, size)
         for d in range(size):
             copy[d] = theirs[d]
-    keys, values = _of_slot(rows[tile[1], ROW_SLOT], head, step, layer)
-    blocks = (in_slot + VECTOR - 1) // VECTOR
+    keys, values = _of_entry(rows[tile[1], ROW_ENTRY], head, step, layer)
+    blocks = (in_entry + VECTOR - 1) // VECTOR
     _score(num_rows, blocks, query, keys, scores, stride, size, is_half, values)
     for i in range(num_rows):
         number = tile[1 + i]
-        seen, in_tail = rows[number, ROW_SEEN], rows[number, ROW_TAIL_SEEN]
-        ours, tails = scores + 4 * i * stride, scores + 4 * (i * stride + blocks * VECTOR)
+        seen, in_suffix = rows[number, ROW_SEEN], rows[number, ROW_SUFFIX_SEEN]
+        ours, suffixes = scores + 4 * i * stride, scores + 4 * (i * stride + blocks * VECTOR)
         most = _f32(LEAST)
         if seen > 0:
             most = _most(ours, seen)
-        if in_tail > 0:
-            tail_blocks = (in_tail + VECTOR - 1) // VECTOR
-            at, _ = _of_tail(rows[number, ROW_TAIL], head, step, layer)
-            # Tails are short: what is asked for ahead of them is only themselves.
-            _score(1, tail_blocks, query + 4 * i * size, at, tails, stride, size, is_half, at)
-            most = max(most, _most(tails, in_tail))
-            _weigh(tails, in_tail, tail_blocks, most)
+        if in_suffix > 0:
+            suffix_blocks = (in_suffix + VECTOR - 1) // VECTOR
+            at, _ = _of_suffix(rows[number, ROW_SUFFIX], head, step, layer)
+            # Suffixes are short: what is asked for ahead of them is only themselves.
+            _score(1, suffix_blocks, query + 4 * i * size, at, suffixes, stride, size, is_half, at)
+            most = max(most, _most(suffixes, in_suffix))
+            _weigh(suffixes, in_suffix, suffix_blocks, most)
         if blocks > 0:
             _weigh(ours, seen, blocks, most)
         _clear(sums + 4 * i * sums_width, sums_width // VECTOR)
-    _sum_values(num_rows, scores, stride, values, value_width, in_slot, sums, is_half, following)
+    _sum_values(num_rows, scores, stride, values, value_width, in_entry, sums, is_half, following)
     for i in range(num_rows):
         number = tile[1 + i]
-        in_tail = rows[number, ROW_TAIL_SEEN]
-        if in_tail > 0:
-            _, at = _of_tail(rows[number, ROW_TAIL], head, step, layer)
+        in_suffix = rows[number, ROW_SUFFIX_SEEN]
+        if in_suffix > 0:
+            _, at = _of_suffix(rows[number, ROW_SUFFIX], head, step, layer)
             weights = scores + 4 * (i * stride + blocks * VECTOR)
-            _sum_values(1, weights, stride, at, value_width, in_tail, sums + 4 * i * sums_width, is_half, at)
+            _sum_values(1, weights, stride, at, value_width, in_suffix, sums + 4 * i * sums_width, is_half, at)
         total = _floats(sums + 4 * i * sums_width, sums_width)
         mean = _floats(step[MEAN] + 4 * (number * width + head * size), size)
         inverse = _f32(1) / total[value_width]
@@ -1271,7 +1271,7 @@ def _attend(address: int, thread: int) -> None:
         tile = item % num_tiles
         # The next is the next tile of this head or the first of the next, unless another thread has it.
         after = min(item + 1, heads * num_tiles - 1)
-        following, _ = _of_slot(rows[tiles[after % num_tiles, 1], ROW_SLOT], after // num_tiles, step, layer)
+        following, _ = _of_entry(rows[tiles[after % num_tiles, 1], ROW_ENTRY], after // num_tiles, step, layer)
         _attend_tile(step, layer, tiles[tile], rows, item // num_tiles, scratch, following)
         done = _take(step[HEADS_DONE] + 8 * tile)
         if done % heads == heads - 1:
@@ -1499,7 +1499,7 @@ def _advance(address: int, _thread: int) -> None:
         if rows[number, ROW_ID] == step[END_ID]:
             _add(call[_LAYER], 1)
         rows[number, ROW_POSITION] += 1
-        rows[number, ROW_TAIL_SEEN] += 1
+        rows[number, ROW_SUFFIX_SEEN] += 1
     draws[SAMPLE_TABLE] += 8 * DRAW_FIELDS * num_rows
 
 

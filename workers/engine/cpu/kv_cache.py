@@ -1,8 +1,8 @@
-"""Keys and values of what has been computed: prompts in slots, and branches' own tokens in tails.
+"""Keys and values of what has been computed: prompts in entries, and branches' own tokens in suffixes.
 
 Knows memory. Refuses to know which tokens are where: the scheduler does.
 
-A prompt is kept once, however many branches continue it. A branch adds to a tail of its own.
+A prompt is kept once, however many branches continue it. A branch adds to a suffix of its own.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class CacheShape:
     dtype: torch.dtype = torch.float32
 
     @property
-    def slot_positions(self) -> int:
+    def entry_positions(self) -> int:
         return -(-self.n_ctx // VECTOR) * VECTOR
 
     @property
-    def tail_positions(self) -> int:
+    def suffix_positions(self) -> int:
         return -(-SUFFIX_TOKENS // VECTOR) * VECTOR
 
     @property
@@ -46,13 +46,13 @@ class CacheShape:
         return self.num_layers * self.num_heads * (self.head_size + self.value_width) * self.dtype.itemsize
 
     def num_entries(self, memory_bytes: int, max_sequences: int) -> int:
-        """Prompts that fit beside `max_sequences` tails: at least one, and no more than tails.
+        """Prompts that fit beside `max_sequences` suffixes: at least one, and no more than suffixes.
 
         Raises:
-            MemoryError: if not even the tails and one prompt fit.
+            MemoryError: if not even the suffixes and one prompt fit.
         """
-        left = memory_bytes - max_sequences * self.tail_positions * self.position_bytes
-        fitting = left // (self.slot_positions * self.position_bytes)
+        left = memory_bytes - max_sequences * self.suffix_positions * self.position_bytes
+        fitting = left // (self.entry_positions * self.position_bytes)
         if fitting < 1:
             raise MemoryError(
                 f"{memory_bytes >> 20} MiB are too few for {max_sequences} sequences of this model; set a smaller batch"
@@ -90,12 +90,12 @@ class Places:
 
 
 class KVCache:
-    """Static storage: slots for prompts, and tails."""
+    """Static storage: entries for prompts, and suffixes."""
 
     def __init__(self, shape: CacheShape, num_entries: int, max_sequences: int) -> None:
-        self.slots = Places(shape, num_entries, shape.slot_positions)
-        self.tails = Places(shape, max_sequences, shape.tail_positions)
-        self.num_bytes = self.slots.num_bytes + self.tails.num_bytes
+        self.entries = Places(shape, num_entries, shape.entry_positions)
+        self.suffixes = Places(shape, max_sequences, shape.suffix_positions)
+        self.num_bytes = self.entries.num_bytes + self.suffixes.num_bytes
 
     def copy(self, one: Copy) -> None:
         """Copies tokens from place to place, in all layers."""
@@ -103,9 +103,9 @@ class KVCache:
             case EntryCopy(source, target, length):
                 # Whole blocks: what lies past the length is written before it is seen.
                 blocks = slice(-(-length // VECTOR))
-                self.slots.keys[:, target, :, blocks] = self.slots.keys[:, source, :, blocks]
-                self.slots.values[:, target, :, :length] = self.slots.values[:, source, :, :length]
-            case SuffixCopy(tail, slot, start, length):
-                self.slots.write(slot, start, *self.tails.read(tail, length))
+                self.entries.keys[:, target, :, blocks] = self.entries.keys[:, source, :, blocks]
+                self.entries.values[:, target, :, :length] = self.entries.values[:, source, :, :length]
+            case SuffixCopy(suffix, entry, start, length):
+                self.entries.write(entry, start, *self.suffixes.read(suffix, length))
             case SuffixMove(source, target, length):
-                self.tails.write(target, 0, *self.tails.read(source, length))
+                self.suffixes.write(target, 0, *self.suffixes.read(source, length))

@@ -65,12 +65,12 @@ class CpuRunner:
         self.num_entries = shape.num_entries(cache_budget_bytes(), max_sequences)
         cache = KVCache(shape, self.num_entries, max_sequences)
         log.info(
-            "cache: %d prompts of %d tokens and %d tails, %d MiB at most",
+            "cache: %d prompts of %d tokens and %d suffixes, %d MiB at most",
             *(self.num_entries, config.n_positions, max_sequences, cache.num_bytes >> 20),
         )
         self._cache = cache
         self._pass = _ForwardPass(loaded.model, shape, cache, max_sequences + MAX_CHUNK, interrupt)
-        self._kept_logits: dict[int, Tensor] = {}  # slot → [1 + drafted, vocab], up to the end of its prompt
+        self._kept_logits: dict[int, Tensor] = {}  # entry → [1 + drafted, vocab], up to the end of its prompt
         self._step_s: dict[int, float] = {}  # by number of rows, the newest
 
     @torch.inference_mode()
@@ -86,7 +86,9 @@ class CpuRunner:
         rows = plan.rows
         sequences = [row.sequence for row in rows]
         draws = [draw_of(sequence) for sequence in sequences]
-        if len(rows) > self._pass.most_rows_ahead or not all(draw.choices is None and is_usual(draw) for draw in draws):
+        if len(rows) > self._pass.most_rows_ahead or not all(
+            draw.constraint is None and is_usual(draw) for draw in draws
+        ):
             return None
         step_s = self._step_s.get(len(rows), MAX_AHEAD_S)
         start = time.monotonic()
@@ -102,17 +104,17 @@ class CpuRunner:
         pieces = [logits]
         num_rows = len(wanted)
         for row in plan.ready:
-            kept = self._kept_logits[row.slot.index]
-            sources.append(num_rows + len(kept) - 1 - len(row.sequence.draft))
+            kept = self._kept_logits[row.entry.index]
+            sources.append(num_rows + len(kept) - 1 - len(row.sequence.forced_ids))
             pieces.append(kept)
             num_rows += len(kept)
-        # Only now: a prompt that is complete may be in the slot of one that was ready.
+        # Only now: a prompt that is complete may be in the entry of one that was ready.
         first = len(plan.rows)
         for chunk in plan.chunks:
             first += chunk.stop - chunk.start
             if chunk.is_last:
                 number = wanted.index(first - 1)
-                self._kept_logits[chunk.slot.index] = logits[number - chunk.prompt.num_drafted : number + 1].clone()
+                self._kept_logits[chunk.entry.index] = logits[number - chunk.prompt.num_forced_ids : number + 1].clone()
         if len(pieces) > 1:
             logits = torch.cat(pieces)
         sample = partial(self._pass.sampler.sample, logits)
@@ -148,9 +150,9 @@ def _wanted(plan: SchedulerOutput) -> tuple[list[int], list[int], list[int]]:
             echoed.append(len(wanted))
             wanted += range(first, last)
         elif chunk.is_last:
-            wanted += range(last - 1 - chunk.prompt.num_drafted, last)
+            wanted += range(last - 1 - chunk.prompt.num_forced_ids, last)
         if chunk.is_last:
-            sources += [len(wanted) - 1 - chunk.prompt.num_drafted] * len(chunk.drawing)
+            sources += [len(wanted) - 1 - chunk.prompt.num_forced_ids] * len(chunk.drawing)
         first = last
     return wanted, sources, echoed
 
@@ -175,7 +177,7 @@ class _ForwardPass:
         self._tiles = np.zeros((max_rows, 1 + k.TILE), np.int64)
         self._query, self._mean = torch.zeros(max_rows, width), torch.zeros(max_rows, width)
         heads_done = np.zeros(max_rows, np.int64)
-        score_stride = shape.slot_positions + shape.tail_positions + 2 * VECTOR
+        score_stride = shape.entry_positions + shape.suffix_positions + 2 * VECTOR
         scratch_stride = max(k.TILE * (shape.head_size + shape.value_width + k.TOTALS + score_stride), k.LANES + width)
         scratch = np.zeros((self._kernels.num_threads, scratch_stride), np.float32)
         epsilon = np.array([config.layer_norm_epsilon], np.float32)
@@ -193,8 +195,14 @@ class _ForwardPass:
         step[k.ROWS], step[k.TILES], step[k.HEADS_DONE] = map(_address, (self._rows, self._tiles, heads_done))
         step[k.SCRATCH], step[k.SCRATCH_STRIDE], step[k.SCORE_STRIDE] = _address(scratch), scratch_stride, score_stride
         item = step[k.ITEM_BYTES] = shape.dtype.itemsize
-        step[k.SLOT_KEYS], step[k.SLOT_VALUES] = cache.slots.keys.stride(1) * item, cache.slots.values.stride(1) * item
-        step[k.TAIL_KEYS], step[k.TAIL_VALUES] = cache.tails.keys.stride(1) * item, cache.tails.values.stride(1) * item
+        step[k.ENTRY_KEYS], step[k.ENTRY_VALUES] = (
+            cache.entries.keys.stride(1) * item,
+            cache.entries.values.stride(1) * item,
+        )
+        step[k.SUFFIX_KEYS], step[k.SUFFIX_VALUES] = (
+            cache.suffixes.keys.stride(1) * item,
+            cache.suffixes.values.stride(1) * item,
+        )
         self.sampler = CpuSampler(self._kernels, config.vocab_size)
 
         layers = []
@@ -204,10 +212,10 @@ class _ForwardPass:
             qkv, out, up, down = map(_cpu, (layer.qkv, layer.out, layer.up, layer.down))
             parameters = np.zeros(k.LAYER_FIELDS, np.int64)
             parameters[k.QKV_BIAS], parameters[k.UP_BIAS] = _address(qkv.bias), _address(up.bias)
-            parameters[k.KEYS] = _address(cache.slots.keys[index])
-            parameters[k.VALUES] = _address(cache.slots.values[index])
-            parameters[k.TAILS_KEYS] = _address(cache.tails.keys[index])
-            parameters[k.TAILS_VALUES] = _address(cache.tails.values[index])
+            parameters[k.KEYS] = _address(cache.entries.keys[index])
+            parameters[k.VALUES] = _address(cache.entries.values[index])
+            parameters[k.SUFFIXES_KEYS] = _address(cache.suffixes.keys[index])
+            parameters[k.SUFFIXES_VALUES] = _address(cache.suffixes.values[index])
             norms.append(_norm_parameters(k, bias_in, layer.norm_1.weight, layer.norm_1.bias))
             norms.append(_norm_parameters(k, out.bias, layer.norm_2.weight, layer.norm_2.bias))
             layers.append((parameters, qkv, out, up, down))
@@ -395,20 +403,27 @@ class _ForwardPass:
         """Fills in the rows and tiles of a plan; the number of rows."""
         k = self._k
         rows: list[tuple[int, ...]] = []
-        by_slot: dict[int, list[int]] = {}
+        by_entry: dict[int, list[int]] = {}
         tiles: list[list[int]] = []
         for number, row in enumerate(plan.rows):
             rows.append(
-                (row.sequence.token_ids[-1], row.position, row.slot.index, row.start, row.tail, row.tail_length + 1)
+                (
+                    row.sequence.token_ids[-1],
+                    row.position,
+                    row.entry.index,
+                    row.start,
+                    row.suffix,
+                    row.suffix_length + 1,
+                )
             )
-            by_slot.setdefault(row.slot.index, []).append(number)
-        for numbers in by_slot.values():
+            by_entry.setdefault(row.entry.index, []).append(number)
+        for numbers in by_entry.values():
             tiles += [numbers[first : first + k.TILE] for first in range(0, len(numbers), k.TILE)]
         for chunk in plan.chunks:
             first = len(rows)
-            slot = chunk.slot.index
+            entry = chunk.entry.index
             rows += [
-                (chunk.prompt.tokens[position], position, slot, position + 1, -1, 0)
+                (chunk.prompt.tokens[position], position, entry, position + 1, -1, 0)
                 for position in range(chunk.start, chunk.stop)
             ]
             tiles += [list(range(at, min(at + k.TILE, len(rows)))) for at in range(first, len(rows), k.TILE)]
@@ -423,7 +438,7 @@ class _ForwardPass:
         """About how many positions and heads are computed."""
         k = self._k
         rows = self._rows[:num_rows]
-        seen = int(rows[:, k.ROW_SEEN].sum() + rows[:, k.ROW_TAIL_SEEN].sum())
+        seen = int(rows[:, k.ROW_SEEN].sum() + rows[:, k.ROW_SUFFIX_SEEN].sum())
         return seen * self._model.config.n_head
 
     def _input(self, mode: int, num_rows: int, width: int) -> Tensor:

@@ -88,13 +88,15 @@ class CpuSampler:
 def is_usual(draw: Draw) -> bool:
     """Whether a kernel can draw it."""
     params = draw.params
-    is_plain = params.repetition_penalty == 1 and params.top_logprobs == 0 and (draw.choices is None or rank(draw) == 0)
+    is_plain = (
+        params.repetition_penalty == 1 and params.top_logprobs == 0 and (draw.constraint is None or rank(draw) == 0)
+    )
     return is_plain and num_needed(draw) <= NUM_CANDIDATES
 
 
 def _choices(draw: Draw) -> tuple[int, int, int]:
     """Address and numbers of the tokens that a draw can choose; none where it can choose all."""
-    choices = draw.choices
+    choices = draw.constraint
     if choices is None:
         return 0, 0, 0
     return choices.table.ctypes.data, len(choices.allowed), len(choices.if_likeliest)

@@ -31,7 +31,7 @@ LENGTHS = (64, 128, 256, 512)  # tokens read; the context's length is added
 CHUNK_SIZES = (16, 32, 64, 128, 256)
 
 # Rows of a batch's table; the first are whole numbers.
-ID, START, SLOT, TAIL, MOVES, POSITION, AT, TEMPERATURE, TOP_K, TOP_P, UNIFORMS = range(11)
+ID, START, ENTRY, SUFFIX, MOVES, POSITION, AT, TEMPERATURE, TOP_K, TOP_P, UNIFORMS = range(11)
 TABLE_ROWS = UNIFORMS + MAX_GROUP
 
 Out = TypeVar("Out")
@@ -145,9 +145,9 @@ class Batch:
         self.programs = {length: Program(partial(self._step, length)) for length in lengths}
 
     def capture(self, recorder: Recorder) -> None:
-        """Captures all programs, each timed with texts of full length; spoils slot 0."""
+        """Captures all programs, each timed with texts of full length; spoils entry 0."""
         for length, program in self.programs.items():
-            self.table[TAIL] = 0
+            self.table[SUFFIX] = 0
             self.table[POSITION] = length - 1
             program.capture(recorder)
         self.table.copy_(self._empty)
@@ -168,23 +168,23 @@ class Batch:
         own = self._attend
         if own is not None:
             return lambda layer, qkv: own(qkv, self._cache.layers[layer], whole)
-        start, slot, tail = whole[START : TAIL + 1, :, None]
+        start, entry, suffix = whole[START : SUFFIX + 1, :, None]
         position = whole[POSITION, :, None]
         place = torch.arange(length, device=whole.device)
         is_seen = place <= position
-        cells = place + torch.where(place < start, slot, tail)
+        cells = place + torch.where(place < start, entry, suffix)
         cells = torch.where(is_seen, cells, self._cache.plan.scrap)
-        writes = (tail + position)[:, 0]
+        writes = (suffix + position)[:, 0]
         return _attention(self._cache, writes, cells, is_seen[:, None, None], 1)
 
 
 class PrefillProgram:
-    """Up to `size` consecutive tokens of one prompt, after what its slot holds of it."""
+    """Up to `size` consecutive tokens of one prompt, after what its entry holds of it."""
 
     def __init__(self, model: GPT2, cache: CellCache, size: int) -> None:
         self.size = size
         self._model, self._cache = model, cache
-        # Token ids, positions, cells; then the slot's first cell, and which token is the last.
+        # Token ids, positions, cells; then the entry's first cell, and which token is the last.
         self.table = torch.zeros(4, size, dtype=torch.long, device=cache.layers.device)
         self.table[2] = cache.plan.scrap
         n_ctx = cache.plan.n_ctx
@@ -196,10 +196,10 @@ class PrefillProgram:
         for program in self.programs.values():
             program.capture(recorder)
 
-    def numbers(self, tokens: Sequence[int], start: int, slot: int) -> list[list[int]]:
-        """The table for `tokens`, to be computed into `slot` from position `start` on."""
+    def numbers(self, tokens: Sequence[int], start: int, entry: int) -> list[list[int]]:
+        """The table for `tokens`, to be computed into `entry` from position `start` on."""
         spare = self.size - len(tokens)
-        first = self._cache.plan.slot(slot)
+        first = self._cache.plan.entry(entry)
         positions = range(start, start + len(tokens))
         return [
             [*tokens, *[0] * spare],

@@ -31,8 +31,8 @@ def _attend(
     row = tl.program_id(0)
     head = tl.program_id(1)
     start = tl.load(places + size + row)
-    slot = tl.load(places + 2 * size + row)
-    tail = tl.load(places + 3 * size + row)
+    entry = tl.load(places + 2 * size + row)
+    suffix = tl.load(places + 3 * size + row)
     position = tl.load(places + 5 * size + row)
 
     dims = tl.arange(0, WIDTH)
@@ -41,7 +41,7 @@ def _attend(
     query = tl.load(own, mask=is_dim, other=0.0).to(tl.float32)
     key = tl.load(own + HEADS * HEAD_SIZE, mask=is_dim, other=0.0)
     value = tl.load(own + 2 * HEADS * HEAD_SIZE, mask=is_dim, other=0.0)
-    cell = cells + (tail + position) * 2 * HEADS * HEAD_SIZE + head * HEAD_SIZE + dims
+    cell = cells + (suffix + position) * 2 * HEADS * HEAD_SIZE + head * HEAD_SIZE + dims
     tl.store(cell, key, mask=is_dim)
     tl.store(cell + HEADS * HEAD_SIZE, value, mask=is_dim)
 
@@ -52,7 +52,7 @@ def _attend(
     for first in range(0, position, TOKENS):
         place = first + tl.arange(0, TOKENS)
         is_seen = place < position
-        at = (place + tl.where(place < start, slot, tail)) * 2 * HEADS * HEAD_SIZE
+        at = (place + tl.where(place < start, entry, suffix)) * 2 * HEADS * HEAD_SIZE
         read = cells + at[:, None] + head * HEAD_SIZE + dims[None, :]
         is_read = is_seen[:, None] & is_dim[None, :]
         keys = tl.load(read, mask=is_read, other=0.0).to(tl.float32)
@@ -89,17 +89,17 @@ def attend(qkv: Tensor, cells: Tensor, places: Tensor) -> Tensor:
 def is_right(heads: int, head_size: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether it gives, on this device and for this model, what attention is."""
     generator = torch.Generator().manual_seed(0)
-    texts = [(0, 0, 700), (100, 100, 700), (150, 217, 800), (0, 5, 900)]  # start, position, tail
-    numbers = [[0, start, 300, tail - start, 1, at, 0] for start, at, tail in texts]
+    texts = [(0, 0, 700), (100, 100, 700), (150, 217, 800), (0, 5, 900)]  # start, position, suffix
+    numbers = [[0, start, 300, suffix - start, 1, at, 0] for start, at, suffix in texts]
     places = torch.tensor(numbers, device=device).T.contiguous()
     width = heads * head_size
     cells = torch.randn(1000, 2, heads, head_size, generator=generator).to(device, dtype)
     qkv = torch.randn(len(texts), 3 * width, generator=generator).to(device, dtype)
     expected_cells, expected = cells.clone(), []
-    for row, (start, at, tail) in zip(qkv, texts, strict=True):
+    for row, (start, at, suffix) in zip(qkv, texts, strict=True):
         query, new = row[:width].view(heads, 1, head_size), row[width:].view(2, heads, head_size)
-        expected_cells[tail - start + at] = new
-        read = [*range(300, 300 + start), *range(tail, tail - start + at + 1)]
+        expected_cells[suffix - start + at] = new
+        read = [*range(300, 300 + start), *range(suffix, suffix - start + at + 1)]
         keys, values = expected_cells[read].float().permute(1, 2, 0, 3)
         expected.append((query.float() @ keys.mT).softmax(-1) @ values)
     ours = attend(qkv, cells, places).float()

@@ -1,10 +1,10 @@
-"""Keys and values on a device: one row of cells, in which prompts and tails have their stretches.
+"""Keys and values on a device: one row of cells, in which prompts and suffixes have their stretches.
 
 Knows memory. Refuses to know which tokens are where: the scheduler does.
 
 A cell holds a token's key and value of all heads, side by side, so that a token is stored with one
-copy. A text is read through a list of its cells, so that one that begins in a slot and goes on in
-a tail is read like any other, and as far as it goes.
+copy. A text is read through a list of its cells, so that one that begins in a entry and goes on in
+a suffix is read like any other, and as far as it goes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MEMORY_SHARE = 0.3
 
 @dataclass(frozen=True, slots=True)
 class CellPlan:
-    """Which stretch of the cells is whose: slots first, then tails, then one cell for scrap."""
+    """Which stretch of the cells is whose: entries first, then suffixes, then one cell for scrap."""
 
     num_entries: int
     max_sequences: int
@@ -37,25 +37,25 @@ class CellPlan:
     @property
     def scrap(self) -> int:
         """A cell that may be written by whoever has nothing to say; it is never believed."""
-        return self.tail(self.max_sequences)
+        return self.suffix(self.max_sequences)
 
-    def slot(self, index: int) -> int:
-        """The first cell of a slot."""
+    def entry(self, index: int) -> int:
+        """The first cell of a entry."""
         return index * self.n_ctx
 
-    def tail(self, index: int) -> int:
-        """The first cell of a tail."""
+    def suffix(self, index: int) -> int:
+        """The first cell of a suffix."""
         return self.num_entries * self.n_ctx + index * SUFFIX_TOKENS
 
     def stretches(self, copy: Copy) -> tuple[int, int, int]:
         """A copy's first cell to read, its first cell to write, and its number of cells."""
         match copy:
             case EntryCopy(source, target, length):
-                return self.slot(source), self.slot(target), length
-            case SuffixCopy(tail, slot, start, length):
-                return self.tail(tail), self.slot(slot) + start, length
+                return self.entry(source), self.entry(target), length
+            case SuffixCopy(suffix, entry, start, length):
+                return self.suffix(suffix), self.entry(entry) + start, length
             case SuffixMove(source, target, length):
-                return self.tail(source), self.tail(target), length
+                return self.suffix(source), self.suffix(target), length
 
 
 class CellCache:
@@ -64,7 +64,7 @@ class CellCache:
     def __init__(self, config: GPT2Config, max_sequences: int, dtype: torch.dtype, device: torch.device) -> None:
         """
         Raises:
-            MemoryError: if the tails and one prompt do not fit in a share of the free memory.
+            MemoryError: if the suffixes and one prompt do not fit in a share of the free memory.
         """
         cell = (2, config.n_head, config.head_size)
         cell_bytes = config.n_layer * 2 * config.n_embd * dtype.itemsize

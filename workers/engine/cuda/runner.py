@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 MAX_GROUP_MS = 5.0  # a group of steps that has been sent off cannot be called back
 
-_Place = tuple[Sequence, int, int, int, int]  # a row: its slot, start, tail and tail's length
+_Place = tuple[Sequence, int, int, int, int]  # a row: its entry, start, suffix and suffix's length
 _Drawn = tuple[Sequence, GeneratedToken]
 _Echo = tuple[Sequence, list[tuple[float, TopLogprobs]]]
 
@@ -88,7 +88,7 @@ class CudaRunner:
         self._cache = CellCache(loaded.config, max_sequences, dtype, self._device)
         self.num_entries = self._cache.plan.num_entries
         log.info(
-            "cache: %d prompts of %d tokens and %d tails, %d MiB on %s",
+            "cache: %d prompts of %d tokens and %d suffixes, %d MiB on %s",
             *(self.num_entries, loaded.config.n_positions, max_sequences),
             *(self._cache.num_bytes >> 20, self._device),
         )
@@ -98,7 +98,7 @@ class CudaRunner:
         vocab_size = loaded.config.vocab_size
         logits = torch.zeros(max_sequences, vocab_size, device=self._device)
         self._first_draws = {size: FirstDraws(logits[:size]) for size in self._batches}
-        self._kept_logits: dict[int, Tensor] = {}  # slot → [1 + drafted, vocab], up to the end of its prompt
+        self._kept_logits: dict[int, Tensor] = {}  # entry → [1 + drafted, vocab], up to the end of its prompt
         self._flights: deque[_InFlightStep] = deque()
         self._last: list[Sequence] = []  # whose step the last plan was
         self._num_alike = 0  # plans since that were for the same
@@ -134,17 +134,17 @@ class CudaRunner:
         for copy in plan.copies:
             self._cache.copy(copy)
         flight = self._flight_for(plan) if plan.rows else None
-        # Before the chunks: a prompt that becomes complete may be in the slot of one that is ready.
-        ready = [self._kept_logits[row.slot.index][-1 - len(row.sequence.draft) :] for row in plan.ready]
+        # Before the chunks: a prompt that becomes complete may be in the entry of one that is ready.
+        ready = [self._kept_logits[row.entry.index][-1 - len(row.sequence.forced_ids) :] for row in plan.ready]
         logits: list[Tensor] = []
         echoes: list[_Echo] = []
         for chunk in plan.chunks:
             hidden, after = self._compute(chunk)
             if chunk.is_last:
-                if number := chunk.prompt.num_drafted:
+                if number := chunk.prompt.num_forced_ids:
                     last = chunk.stop - chunk.start
                     after = self._model.logits(hidden[last - 1 - number : last])
-                self._kept_logits[chunk.slot.index] = after = after.clone()
+                self._kept_logits[chunk.entry.index] = after = after.clone()
                 logits += [after] * len(chunk.drawing)
             if chunk.prompt.is_echoed:
                 echoes += self._echo(chunk, hidden)
@@ -205,7 +205,7 @@ class CudaRunner:
         uniforms += [0.5] * (MAX_GROUP - number)
         return (
             *(row.sequence.token_ids[-1], row.start),
-            *(cells.slot(row.slot.index), cells.tail(row.tail) - row.start),
+            *(cells.entry(row.entry.index), cells.suffix(row.suffix) - row.start),
             *(1, row.position + ahead, 0),
             *_limits(row.sequence),
             *uniforms,
@@ -222,9 +222,9 @@ class CudaRunner:
 
     def _draw_first(self, logits: list[Tensor], sequences: list[Sequence]) -> Callable[[], list[_Drawn]]:
         """Sends off the draw of a token from each of `logits` [1 + drafted, vocab]; call what it returns."""
-        drafted = [(one, rows) for one, rows in zip(sequences, logits, strict=True) if one.draft]
+        drafted = [(one, rows) for one, rows in zip(sequences, logits, strict=True) if one.forced_ids]
         if drafted:
-            undrafted = [(one, rows) for one, rows in zip(sequences, logits, strict=True) if not one.draft]
+            undrafted = [(one, rows) for one, rows in zip(sequences, logits, strict=True) if not one.forced_ids]
             first = self._draw_first([rows for _, rows in undrafted], [one for one, _ in undrafted])
             return lambda: [*first(), *_draw_drafted(drafted)]
         if not sequences:
@@ -246,7 +246,7 @@ class CudaRunner:
         """
         tokens = chunk.prompt.tokens[chunk.start : chunk.stop]
         padded = self._chunks[fitting(CHUNK_SIZES, len(tokens))]
-        numbers = padded.numbers(tokens, chunk.start, chunk.slot.index)
+        numbers = padded.numbers(tokens, chunk.start, chunk.entry.index)
         padded.table.copy_(self._upload(torch.tensor(numbers)), non_blocking=True)
         return padded.programs[fitting(tuple(padded.programs), chunk.stop)]()
 
@@ -280,14 +280,14 @@ def _is_plain(sequence: Sequence) -> bool:
     params = sequence.request.sampling
     is_first_ranked = params.first_rank > 0 and sequence.num_new == 0
     is_special = params.repetition_penalty != 1 or params.top_logprobs > 0 or is_first_ranked
-    if is_special or sequence.choices() is not None:
+    if is_special or sequence.constraint() is not None:
         return False
     return num_needed(draw_of(sequence)) <= NUM_CANDIDATES
 
 
 def _place(row: BatchRow, ahead: int = 0) -> _Place:
     """Where a row is, or will be so many steps later."""
-    return row.sequence, row.slot.index, row.start, row.tail, row.tail_length + ahead
+    return row.sequence, row.entry.index, row.start, row.suffix, row.suffix_length + ahead
 
 
 def _limits(sequence: Sequence) -> tuple[float, float, float]:

@@ -62,7 +62,7 @@ def device_tiny() -> LoadedModel:
 
 
 def make_batch(loaded: LoadedModel, size: int, seed: int = 0) -> Batch:
-    """A batch over a cache of 3 slots and 8 tails, full of random numbers."""
+    """A batch over a cache of 3 entries and 8 suffixes, full of random numbers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_cache, "_budget_bytes", lambda _: budget_for(3, 8))
         cache = CellCache(TINY, 8, torch.float32, CPU)
@@ -71,7 +71,7 @@ def make_batch(loaded: LoadedModel, size: int, seed: int = 0) -> Batch:
 
 
 def budget_for(num_entries: int, max_sequences: int) -> int:
-    """Bytes that hold so many slots and tails of TINY, and not another slot."""
+    """Bytes that hold so many entries and suffixes of TINY, and not another entry."""
     cell_bytes = TINY.n_layer * 2 * TINY.n_embd * 4
     return CellPlan(num_entries, max_sequences, TINY.n_positions).num_cells * cell_bytes
 
@@ -153,7 +153,7 @@ def test_every_kind_of_draw_is_the_cpus(tiny: LoadedModel, device_tiny: LoadedMo
 def test_editors_get_the_cpus_text(
     tiny: LoadedModel, device_tiny: LoadedModel, num_entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Edits anywhere, requests that overlap and are cancelled, hardly a slot for each."""
+    """Edits anywhere, requests that overlap and are cancelled, hardly a entry for each."""
     monkeypatch.setattr(cuda_cache, "_budget_bytes", lambda _: budget_for(num_entries, 24))
     rng = random.Random(num_entries)
     texts = [random_ids(rng, 200, TINY.vocab_size) for _ in range(2)]
@@ -186,7 +186,7 @@ def test_editors_get_the_cpus_text(
             assert ours.token_ids == theirs.token_ids[: len(ours.token_ids)]
 
 
-def test_texts_that_outgrow_their_tails(tiny: LoadedModel, device_tiny: LoadedModel) -> None:
+def test_texts_that_outgrow_their_suffixes(tiny: LoadedModel, device_tiny: LoadedModel) -> None:
     prompt = tuple(random_ids(random.Random(3), 200, TINY.vocab_size))
     requests = [EngineRequest(prompt, SamplingParams(SUFFIX_TOKENS + 30 + seed, top_k=20), seed) for seed in range(3)]
     with running_engine(tiny) as engine:
@@ -223,7 +223,7 @@ def test_steps_are_sent_off_in_groups(
 
 
 def test_what_is_in_flight_when_others_leave(tiny: LoadedModel, device_tiny: LoadedModel) -> None:
-    """Those between are cancelled: the last one's tail moves, with steps of it sent off."""
+    """Those between are cancelled: the last one's suffix moves, with steps of it sent off."""
     requests = [EngineRequest((7, 8, 9), SamplingParams(90), seed, stream=True) for seed in range(14)]
     with running_engine(tiny) as engine:
         theirs = [one.token_ids for one in results(engine, requests)]
@@ -249,12 +249,12 @@ def test_company_and_padding_change_nothing(device_tiny: LoadedModel) -> None:
         plan = batch._cache.plan
         before = batch._cache.layers.clone()
         written = {plan.scrap}
-        for column, (slot, start, tail, length) in enumerate([(0, 60, 4, 3), (2, 1, 0, 0), (0, 50, 7, 12)]):
-            whole = (column, start, plan.slot(slot), plan.tail(tail) - start, 1, start + length, 0)
+        for column, (entry, start, suffix, length) in enumerate([(0, 60, 4, 3), (2, 1, 0, 0), (0, 50, 7, 12)]):
+            whole = (column, start, plan.entry(entry), plan.suffix(suffix) - start, 1, start + length, 0)
             uniforms = [uniform(column, step) for step in range(16)]
             numbers = [*whole, column, 50, 0.9, *uniforms]
             batch.table[:, column] = torch.tensor(numbers, dtype=torch.float64)
-            written |= {plan.tail(tail) + length, plan.tail(tail) + length + 1}
+            written |= {plan.suffix(suffix) + length, plan.suffix(suffix) + length + 1}
         with torch.inference_mode():
             batch.programs[64]()
             outs.append(batch.programs[128]())
@@ -275,10 +275,10 @@ def test_a_kernel_of_its_own_takes_the_attentions_place(
 
     def attend(qkv: torch.Tensor, cells: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         means = []
-        for row, (_, start, slot, tail, _, position, _) in zip(qkv, places.T, strict=True):
+        for row, (_, start, entry, suffix, _, position, _) in zip(qkv, places.T, strict=True):
             query, *new = row.view(3, *cells.shape[2:])
-            cells[tail + position] = torch.stack(new)
-            read = [*range(slot, slot + start), *range(tail + start, tail + position + 1)]
+            cells[suffix + position] = torch.stack(new)
+            read = [*range(entry, entry + start), *range(suffix + start, suffix + position + 1)]
             keys, values = cells[read].permute(1, 2, 0, 3)
             means.append(((query[:, None] @ keys.mT).softmax(-1) @ values).flatten())
         return torch.stack(means)
