@@ -37,7 +37,7 @@ help:
 serve: $(SERVE)
 	@exec $(VENV)/bin/tercet serve
 
-# Compute threads of the tests sleep soon, as the workers' do (shared/plan.py): tests share their cores.
+# Compute threads of the tests sleep soon, as the workers' do (shared/worker_environment.py): tests share their cores.
 test: $(DEV)
 	@GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest $(ARGS)
 

@@ -1,4 +1,4 @@
-"""The plan, and what a worker's environment becomes."""
+"""The slot plan, its file, and the environment of a worker."""
 
 import os
 from pathlib import Path
@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from shared.errors import StartError
-from shared.plan import Model, Plan, lay_out, read_plan, worker_environment, write_plan
+from shared.plan import Model, Plan, make_slots, read_plan, write_plan
 from shared.settings import Settings
+from shared.worker_environment import worker_environment
 
 
 def make_plan(devices: list[str], models: list[tuple[str, int]]) -> Plan:
     checkpoints = [Model(name, "/", "directory", 1024, 50257) for name, _ in models]
-    return Plan({}, checkpoints, lay_out(devices, models, Path("/run"), 48))
+    return Plan({}, checkpoints, make_slots(devices, models, Path("/run"), 48))
 
 
 def test_slots_go_device_by_device_with_counts_per_device() -> None:
@@ -50,7 +51,7 @@ def test_cpu_workers_see_no_gpu_and_share_the_cores(monkeypatch: pytest.MonkeyPa
 
 def test_a_tiny_model_computes_on_one_thread() -> None:
     model = Model("tiny", "/", "embedded", 1024, 8192, weight_bytes=14_000_000)
-    [slot] = lay_out(["cpu"], [("tiny", 1)], Path("/run"), 48)
+    [slot] = make_slots(["cpu"], [("tiny", 1)], Path("/run"), 48)
     plan = Plan({}, [model], [slot])
     assert worker_environment(slot, plan, Settings(), {})["OMP_NUM_THREADS"] == "1"
     assert worker_environment(slot, plan, Settings(cpu_threads=2), {})["OMP_NUM_THREADS"] == "2"
