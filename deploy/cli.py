@@ -24,7 +24,7 @@ from deploy.bench.cli import bench
 from deploy.planning import make_plan
 from deploy.supervisor import Supervisor
 from shared.errors import StartError
-from shared.plan import Plan, made_of, read_plan, write_plan
+from shared.plan import Plan, plan_inputs, read_plan, write_plan
 from shared.settings import Settings
 from shared.telemetry import configure_logging
 
@@ -85,7 +85,7 @@ def _running_plan(settings: Settings) -> Plan | None:
         found = read_plan(settings.run_path)
     except StartError:
         return None
-    return found if found.made_of == made_of(settings, os.environ) else None
+    return found if found.inputs == plan_inputs(settings, os.environ) else None
 
 
 @cli.command("settings")

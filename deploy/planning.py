@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shared.errors import StartError
-from shared.plan import Model, Plan, lay_out, made_of
+from shared.plan import Model, Plan, make_slots, plan_inputs
 from shared.run_directory import prepare_run_directory
 from shared.settings import Settings
 from workers.checkpoints.resolve import Checkpoint, resolve, resolve_default
@@ -37,12 +37,12 @@ def make_plan(
         found = [(resolve(spec.name, spec.source, on_progress=on_progress), spec.count) for spec in settings.models]
     else:
         found = [(resolve_default(on_progress=on_progress), 1)]
-    slots = lay_out(devices, [(checkpoint.name, count) for checkpoint, count in found], run_path, settings.max_batch)
+    slots = make_slots(devices, [(checkpoint.name, count) for checkpoint, count in found], run_path, settings.max_batch)
     if len(slots) > MAX_SLOTS:
         raise StartError(
             f"The plan has {len(slots)} workers and may have {MAX_SLOTS}: lower the counts in TERCET_MODELS."
         )
-    return Plan(made_of(settings, environ), [_model(checkpoint) for checkpoint, _ in found], slots)
+    return Plan(plan_inputs(settings, environ), [_model(checkpoint) for checkpoint, _ in found], slots)
 
 
 def _model(checkpoint: Checkpoint) -> Model:

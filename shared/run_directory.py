@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import IO
 
 from shared.errors import StartError
-from shared.settings import MAX_SOCKET_PATH_BYTES, Settings
+from shared.settings import Settings
 
+# Linux binds paths of up to 107 bytes (`sun_path` in <sys/un.h>); this keeps a margin.
+MAX_SOCKET_PATH_BYTES = 100
 MARKER_FILE = "tercet-run-directory"
 _MARKER_TEXT = "Made by Tercet for the sockets, locks and slot plan of one running instance.\n"
 

@@ -9,14 +9,14 @@ import pytest
 
 from gateway.pool.admission import Admission
 from shared.errors import DeadlineExceeded, NotReady, Overloaded
-from shared.plan import Plan, lay_out
+from shared.plan import Plan, make_slots
 from shared.protocol import State
 
 WARM = State(state="warm", ms_per_token=1.0)
 
 
 def make(models: list[tuple[str, int]], *, max_batch: int = 3, queue: int = 6, warm: bool = True) -> Admission:
-    plan = Plan({}, [], lay_out(["cpu"], models, Path("/run"), max_batch))
+    plan = Plan({}, [], make_slots(["cpu"], models, Path("/run"), max_batch))
     admission = Admission(plan, "auto", queue)
     for slot in plan.slots if warm else ():
         admission.update(slot.index, WARM)
