@@ -219,6 +219,6 @@ def test_what_follows_the_answer_ends_the_connection(short_path: Path) -> None:
 def test_a_header_is_one_line(short_path: Path) -> None:
     with worker(short_path, says(HEAD + line(DONE) + END)) as client:
         call = client.call(GenerateRequest(prompt="a", request_id="a\r\nX-Other: b"), time.monotonic() + 5)
-        with pytest.raises(BranchError, match="line end"):
+        with pytest.raises(BranchError, match="line break"):
             list(call.lines())
         assert lines(client) == [DONE]
