@@ -14,14 +14,6 @@ from shared.parsing import BodyParser
 MAX_SEED = 2**63 - 1
 
 
-class BranchFailure(Struct, kw_only=True):
-    """Why a branch brought nothing: a stable code and a sentence."""
-
-    branch: int
-    code: str
-    detail: str
-
-
 class Sampling(Struct, kw_only=True, frozen=True, omit_defaults=True):
     """How one sequence draws its tokens; defaults and ranges as in `AutocompleteRequest`."""
 

@@ -1,4 +1,7 @@
-"""What the gateway answers at each path: requests are checked and answers shaped here, fanned out elsewhere."""
+"""`POST /autocomplete`, the editor's dialect: the contract of Write With Transformer, kept and extended.
+
+Translates between the public schema and generation's specs and results; how completions are made is not known here.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +14,38 @@ from functools import partial
 import falcon
 import msgspec
 
-from gateway.api import sse as streaming
+from gateway.api import sse
 from gateway.api.feedback import FeedbackStore
 from gateway.api.schema import (
     AutocompleteRequest,
     AutocompleteResponse,
+    FailedBranch,
+    Sentence,
+    TokenExplanation,
     parse_autocomplete_request,
 )
-from gateway.api.sse import EventStream
-from gateway.generation.fanout import BranchSpec, Fanout, GenerationSpec, RequestContext, Sessions, TextDelta
-from gateway.generation.selection import WHY_NOT, SelectionPolicy, Suggestions
-from gateway.generation.suggestions import SelectedSentence, suggest
+from gateway.generation.fanout import Fanout
+from gateway.generation.request import BranchFailure, GenerationSpec, RequestContext, TextDelta
+from gateway.generation.selection import REJECTION_DETAILS, SelectionPolicy, SelectionResult, Suggestion
+from gateway.generation.sessions import Sessions
+from gateway.generation.suggestions import suggest
 from gateway.generation.trimming import MIN_TOKENS
 from gateway.pool.admission import RETRY_AFTER_S
 from shared.errors import ClientGone, DeadlineExceeded, FieldError, InvalidRequest, NoCompletion, UnknownModel
 from shared.hangups import HangupWatcher
 from shared.plan import Model, Plan
-from shared.protocol import MAX_SEED, BranchFailure, Sampling
+from shared.protocol import Done, Sampling
 
 DEFAULT_MAX_TOKENS = 256
+# Characters at a document's beginning that identify it where there is no session.
 DOCUMENT_CHARS = 200
-# JavaScript's numbers are exact up to 2⁵³: a seed that it reads must be the one that it sends back.
+# JavaScript's numbers are exact up to 2⁵³: a client must be able to send back the seed that it reads.
 MAX_DRAWN_SEED = 2**53 - 100
 _encode = msgspec.json.Encoder().encode
 
 
 class AutocompleteResource:
-    """`POST /autocomplete`: the contract of Write With Transformer, kept and extended."""
+    """Answers `POST /autocomplete`, at once or as server-sent events."""
 
     def __init__(
         self,
@@ -48,116 +56,141 @@ class AutocompleteResource:
         timeout_s: float,
         similarity: float,
     ) -> None:
+        """
+        Args:
+            timeout_s: the default and upper bound of `max_time`.
+            similarity: percent from which two sentences are near-duplicates.
+        """
         self._models = {model.name: model for model in plan.models}
         self._default_model = plan.slots[0].model
         self._fanout = fanout
         self._sessions = Sessions()
         self._hangups = hangups
-        self._ledger = feedback_store
+        self._feedback_store = feedback_store
         self._timeout_s = timeout_s
         self._similarity = similarity
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
-        start = time.monotonic()
+        """
+        Raises:
+            InvalidJson, InvalidRequest, UnknownModel: the request is wrong.
+            Overloaded, NotReady, Superseded, ClientGone: it was not started, or cancelled.
+            NoCompletion, DeadlineExceeded: it has no suggestion. A stream has begun then: the error is its last event.
+        """
+        started_at = time.monotonic()
         request = parse_autocomplete_request(req.bounded_stream.read())
         seed = secrets.randbelow(MAX_DRAWN_SEED) if request.seed is None else request.seed
-        run = RequestContext(self._ask(request, req.context.id, start))
-        make_branch = partial(_branch, request, seed)
-        gone = partial(run.cancel, ClientGone("The client hung up before its answer was ready."))
+        context = RequestContext(self._spec(request, req.context.id, seed, started_at))
+        hang_up = partial(context.cancel, ClientGone("The client hung up before its answer was ready."))
         with ExitStack() as stack:
-            stack.enter_context(self._sessions.newest(run))
-            stack.enter_context(self._hangups.watching(req.env.get("gunicorn.socket"), gone))
-            stack.callback(run.cancel)
+            stack.enter_context(self._sessions.superseding(context))
+            stack.enter_context(self._hangups.watching(req.env.get("gunicorn.socket"), hang_up))
+            stack.callback(context.cancel)
             try:
-                self._fanout.start(run, [make_branch(number) for number in range(request.n_samples)])
-            except ClientGone as error:
-                raise run.ended_by or error from None
-            told = suggest(run, self._fanout, self._taste(request), make_branch)
-            events = self._events(told, partial(self._answer, req, run, seed, start))
+                self._fanout.start(context)
+            except ClientGone as error:  # the reservation's only word for a cancelled request
+                raise context.cancel_reason or error from None
+            outputs = suggest(context, self._fanout, self._policy(request))
+            render_sentence = partial(_sentence, is_explained=request.explain is not None)
+            respond = partial(self._respond, req, context, started_at, render_sentence)
             if request.stream:
-                resp.content_type = streaming.CONTENT_TYPE
-                resp.set_headers(streaming.HEADERS)
-                resp.stream = EventStream(events, req.context.id, stack.pop_all().close)
+                resp.content_type = sse.CONTENT_TYPE
+                resp.set_headers(sse.HEADERS)
+                events = _events(outputs, render_sentence, respond)
+                resp.stream = sse.EventStream(events, req.context.id, stack.pop_all().close)
                 return
-            *_, (_, answer) = events
-        resp.data = _encode(answer) + b"\n"  # for whoever reads it in a terminal
+            *_, result = outputs
+            assert isinstance(result, SelectionResult)
+        resp.data = _encode(respond(result)) + b"\n"  # a terminal's prompt should start on a new line
 
-    def _events(
+    def _respond(
         self,
-        told: Iterator[TextDelta | SelectedSentence | Suggestions],
-        answer: Callable[[Suggestions], AutocompleteResponse],
-    ) -> Iterator[tuple[str, object]]:
-        """Names and data of a stream's events, the whole answer last."""
-        for one in told:
-            if isinstance(one, TextDelta):
-                yield "token", {"branch": one.branch, "text": "".join(one.texts)}
-            elif isinstance(one, SelectedSentence):
-                yield "sentence", {"branch": one.branch, **msgspec.to_builtins(one.sentence)}
-            else:
-                yield "done", answer(one)
-
-    def _answer(
-        self, req: falcon.Request, run: RequestContext, seed: int, start: float, merged: Suggestions
+        req: falcon.Request,
+        context: RequestContext,
+        started_at: float,
+        render_sentence: Callable[[Suggestion], Sentence],
+        result: SelectionResult,
     ) -> AutocompleteResponse:
-        if not merged.sentences:
-            raise _nothing(merged.failures)
-        ask, now = run.ask, time.monotonic()
-        seconds = now - start
-        slowest = max(merged.sentences, key=lambda sentence: sentence.time)
+        """The whole answer; also fills in what the middleware logs, and remembers the answer for feedback.
+
+        Raises:
+            NoCompletion, DeadlineExceeded: there is no suggestion.
+        """
+        if not result.suggestions:
+            raise _no_suggestion_error(result.failures)
+        spec, now = context.spec, time.monotonic()
+        seconds = now - started_at
+        sentences = [render_sentence(suggestion) for suggestion in result.suggestions]
+        slowest = max(sentences, key=lambda sentence: sentence.time)
         req.context.timing = {
             "queue": slowest.queue_ms, "prefill": slowest.prefill_ms, "decode": slowest.decode_ms,
         }  # fmt: skip
         req.context.log = {
-            "model": ask.model,
-            "context_chars": len(ask.prompt),
-            "sentences": len(merged.sentences),
-            "partial": merged.is_partial,
-            "top_ups": run.num_top_ups,
-            # What cleaning, choosing and replacing took after the first branches had answered.
-            "added_ms": round(1e3 * (now - (run.heard_first_at or now)), 2),
+            "model": spec.model,
+            "context_chars": len(spec.prompt),
+            "sentences": len(sentences),
+            "partial": result.is_partial,
+            "top_ups": context.num_top_ups,
+            # Time for trimming, selection and replacements, after the first branches had finished.
+            "added_ms": round(1e3 * (now - (context.first_outcomes_at or now)), 2),
         }
-        self._ledger.note(ask.request_id, len(merged.sentences), seconds)
+        self._feedback_store.add_answer(spec.request_id, len(sentences), seconds)
         return AutocompleteResponse(
-            id=ask.request_id,
-            model=ask.model,
-            seed=seed,
-            sentences=merged.sentences,
+            id=spec.request_id,
+            model=spec.model,
+            seed=spec.seed,
+            sentences=sentences,
             time=round(seconds, 4),
-            partial=merged.is_partial,
-            errors=merged.failures,
+            partial=result.is_partial,
+            errors=[
+                FailedBranch(branch=failure.branch, code=failure.code, detail=failure.detail)
+                for failure in result.failures
+            ],
         )
 
-    def _taste(self, request: AutocompleteRequest) -> SelectionPolicy:
+    def _policy(self, request: AutocompleteRequest) -> SelectionPolicy:
         return SelectionPolicy(
-            context=request.context,
-            num_sentences=request.n_samples,
+            prompt=request.context,
+            num_suggestions=request.n_samples,
             length=request.length,
             similarity=self._similarity,
-            is_literal=request.temperature == 0,
-            is_explained=request.explain is not None,
+            keeps_greedy_text=request.temperature == 0,
         )
 
-    def _ask(self, request: AutocompleteRequest, request_id: str, start: float) -> GenerationSpec:
+    def _spec(self, request: AutocompleteRequest, request_id: str, seed: int, started_at: float) -> GenerationSpec:
+        """
+        Raises:
+            UnknownModel, InvalidRequest: a field is out of the range that the plan or the model allows.
+        """
         model = self._model(request.model_size)
         if request.max_time is not None and request.max_time > self._timeout_s:
             raise _invalid("max_time", f"must be at most {self._timeout_s:g} seconds (TERCET_TIMEOUT_S)")
-        room = model.n_ctx - _num_new_tokens(request)
-        if room < 1:
+        max_prompt_tokens = model.n_ctx - _num_new_tokens(request)
+        if max_prompt_tokens < 1:
             raise _invalid("length", f"must be below {model.n_ctx}, the context of {model.name}")
-        if request.max_tokens is not None and request.max_tokens > room:
-            raise _invalid("max_tokens", f"must be at most {room}: {model.name} holds {model.n_ctx} tokens with length")
+        if request.max_tokens is not None and request.max_tokens > max_prompt_tokens:
+            raise _invalid(
+                "max_tokens",
+                f"must be at most {max_prompt_tokens}: {model.name} has room for {model.n_ctx} tokens, length included",
+            )
         if request.top_k > model.vocab_size:
             raise _invalid("top_k", f"must be at most {model.vocab_size}, the vocabulary of {model.name}")
         return GenerationSpec(
             request_id=request_id,
             model=model.name,
             prompt=request.context,
-            max_prompt_tokens=request.max_tokens or min(DEFAULT_MAX_TOKENS, room),
-            deadline=start + (request.max_time or self._timeout_s),
-            session=request.session,
-            document=_document(request),
+            max_prompt_tokens=request.max_tokens or min(DEFAULT_MAX_TOKENS, max_prompt_tokens),
+            num_completions=request.n_samples,
+            seed=seed,
+            sampling=sampling_of(request),
+            ranks_first_token=True,
+            heals=True,
+            echoes=False,
+            num_top_logprobs=request.explain,
             is_streamed=request.stream,
-            num_likeliest=request.explain,
+            deadline=started_at + (request.max_time or self._timeout_s),
+            session=request.session,
+            document=_document_key(request),
         )
 
     def _model(self, name: str | None) -> Model:
@@ -171,22 +204,8 @@ class AutocompleteResource:
         return self._models[name]
 
 
-def _document(request: AutocompleteRequest) -> int | None:
-    """What tells a document from others: its session, else its beginning, which stays while its end is typed.
-
-    A short one without a session has no such thing, nor a prompt worth remembering. `hash` is salted by process.
-    """
-    if request.session is not None:
-        return hash(("session", request.session))
-    return hash(request.context[:DOCUMENT_CHARS]) if len(request.context) >= DOCUMENT_CHARS else None
-
-
-def _branch(request: AutocompleteRequest, seed: int, number: int) -> BranchSpec:
-    return BranchSpec(index=number, seed=(seed + number) % (MAX_SEED + 1), sampling=sampling_of(request, number))
-
-
-def sampling_of(request: AutocompleteRequest, number: int) -> Sampling:
-    """How a request's branch of this number draws its tokens."""
+def sampling_of(request: AutocompleteRequest) -> Sampling:
+    """A request's sampling parameters, for every branch."""
     return Sampling(
         max_new_tokens=_num_new_tokens(request),
         temperature=request.temperature,
@@ -195,28 +214,81 @@ def sampling_of(request: AutocompleteRequest, number: int) -> Sampling:
         repetition_penalty=request.repetition_penalty,
         stop=tuple(request.stop),
         single_line=request.single_line,
-        # Three greedy branches would be one: each starts from the next likeliest token.
-        first_rank=number if request.temperature == 0 else 0,
     )
 
 
 def _num_new_tokens(request: AutocompleteRequest) -> int:
-    """Those asked for, and in a short one some to finish a word with."""
     return max(request.length, MIN_TOKENS)
+
+
+def _document_key(request: AutocompleteRequest) -> int | None:
+    """Equal for requests from the same document: by session, else by its beginning, which typing leaves as it is.
+
+    None for a short document without a session: its prompt is not worth a place in the cache. Python salts `hash` per
+    process, so the key says nothing outside this process.
+    """
+    if request.session is not None:
+        return hash(("session", request.session))
+    return hash(request.context[:DOCUMENT_CHARS]) if len(request.context) >= DOCUMENT_CHARS else None
+
+
+def _events(
+    outputs: Iterator[TextDelta | Suggestion | SelectionResult],
+    render_sentence: Callable[[Suggestion], Sentence],
+    respond: Callable[[SelectionResult], AutocompleteResponse],
+) -> Iterator[tuple[str, object]]:
+    """Names and data of a stream's events; the whole answer is the last."""
+    for output in outputs:
+        if isinstance(output, TextDelta):
+            yield "token", {"branch": output.branch, "text": "".join(output.texts)}
+        elif isinstance(output, Suggestion):
+            yield "sentence", {"branch": output.result.branch, **msgspec.to_builtins(render_sentence(output))}
+        else:
+            yield "done", respond(output)
+
+
+def _sentence(suggestion: Suggestion, *, is_explained: bool) -> Sentence:
+    result = suggestion.result
+    done = result.done
+    return Sentence(
+        value=suggestion.text,
+        time=round(result.time_s, 4),
+        score=suggestion.score,
+        finish_reason=done.finish_reason,
+        seed=result.seed,
+        slot=result.slot,
+        model=result.model,
+        tokens=suggestion.num_tokens,
+        cached_tokens=done.cached_tokens,
+        queue_ms=round(done.queue_ms, 2),
+        prefill_ms=round(done.prefill_ms, 2),
+        decode_ms=round(done.decode_ms, 2),
+        explanation=_explanation(done, suggestion.num_tokens) if is_explained else None,
+    )
+
+
+def _explanation(done: Done, num_tokens: int) -> list[TokenExplanation]:
+    kept = slice(done.num_typed_tokens, done.num_typed_tokens + num_tokens)
+    return [
+        TokenExplanation(text=text, logprob=logprob, likeliest=[(top.text, top.logprob) for top in tops])
+        for text, logprob, tops in zip(
+            (done.token_texts or [])[kept], done.logprobs[kept], (done.tops or [])[kept], strict=True
+        )
+    ]
 
 
 def _invalid(field: str, message: str) -> InvalidRequest:
     return InvalidRequest(f"{field} {message}.", fields=(FieldError(field, message),))
 
 
-def _nothing(failures: list[BranchFailure]) -> DeadlineExceeded | NoCompletion:
+def _no_suggestion_error(failures: list[BranchFailure]) -> DeadlineExceeded | NoCompletion:
     if all(failure.code == "deadline_exceeded" for failure in failures):
         return DeadlineExceeded(
             "No completion was ready in time; allow a longer max_time or a shorter length.",
             retry_after_s=RETRY_AFTER_S,
         )
     reasons = " ".join(sorted({f"{failure.code}: {failure.detail}" for failure in failures}))
-    if all(failure.code in WHY_NOT for failure in failures):
+    if all(failure.code in REJECTION_DETAILS for failure in failures):
         return NoCompletion(
             f"No completion was worth showing. {reasons} Try another seed, a higher temperature, or more context.",
             retry_after_s=RETRY_AFTER_S,

@@ -1,6 +1,6 @@
 """The public schema of `/autocomplete` and `/feedback`: fields, ranges and defaults.
 
-Knows no HTTP server and no model; ranges that depend on the model are checked where it is known.
+Knows no HTTP server and no model. `Meta.description` of a field is the text of its validation error.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from shared.parsing import BodyParser
-from shared.protocol import MAX_SEED, BranchFailure
+from shared.protocol import MAX_SEED
 
 
 class AutocompleteRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """`POST /autocomplete`. Ranges that depend on the model (top_k, max_tokens) are checked where it is known."""
+    """`POST /autocomplete`. The resource checks the ranges that depend on a model (length, max_tokens, top_k)."""
 
     context: Annotated[str, Meta(description="a string: the document before the cursor")]
     n_samples: Annotated[int, Meta(ge=1, le=8, description="a whole number from 1 to 8")] = 3
@@ -48,13 +48,15 @@ class AutocompleteRequest(Struct, forbid_unknown_fields=True, kw_only=True, froz
     ] = None
 
 
-# Other names under which clients of the original service and of its imitations send a field.
+# Field names that clients of Write With Transformer and of similar services send.
 ALIASES = {"samples": "n_samples", "n": "n_samples"}
 
 
 class TokenExplanation(Struct, kw_only=True):
-    """A token that was drawn, and those that were likeliest there: text and log-probability. The first token of a
-    sentence may begin with what was typed of its word."""
+    """A token of a sentence, and the most likely tokens at its step: text and log-probability.
+
+    The first token of a sentence may begin with the part of its word that was typed (token healing).
+    """
 
     text: str
     logprob: float
@@ -62,9 +64,11 @@ class TokenExplanation(Struct, kw_only=True):
 
 
 class Sentence(Struct, kw_only=True, omit_defaults=True):
-    """One suggestion. `time` in seconds, `*_ms` in milliseconds; `score` is the mean log-probability of its
-    tokens under the unmodified distribution, null where no token was kept. `explanation` is there where the request
-    asked for one."""
+    """A suggestion. `time` is in seconds.
+
+    `score` is the mean log-probability of its tokens under the model's unmodified distribution, null if it has no
+    tokens. `explanation` is present if the request has `explain`.
+    """
 
     value: str
     time: float
@@ -81,8 +85,16 @@ class Sentence(Struct, kw_only=True, omit_defaults=True):
     explanation: list[TokenExplanation] | None = None
 
 
+class FailedBranch(Struct, kw_only=True):
+    """Why a branch failed, or why its completion was rejected: a stable code and a sentence."""
+
+    branch: int
+    code: str
+    detail: str
+
+
 class AutocompleteResponse(Struct, kw_only=True):
-    """`seed` is the first branch's: given with the same request, it gives the same answer."""
+    """The answer. `seed` is the first branch's: the same request with this seed gets the same sentences."""
 
     id: str
     model: str
@@ -90,11 +102,11 @@ class AutocompleteResponse(Struct, kw_only=True):
     sentences: list[Sentence]
     time: float
     partial: bool
-    errors: list[BranchFailure]
+    errors: list[FailedBranch]
 
 
 class FeedbackRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """`POST /feedback`: what a writer did with a sentence. `index` is its place in the answer, from 0."""
+    """`POST /feedback`: what a writer did with a sentence. `index` is its rank in the answer."""
 
     id: Annotated[str, Meta(max_length=128, description="the id of an answer")]
     index: Annotated[int, Meta(ge=0, le=7, description="a whole number: the sentence's place in the answer, from 0")]

@@ -1,7 +1,7 @@
-"""Server-sent events: an answer while it is being made.
+"""Server-sent events (WHATWG HTML, § 9.2): encodes events and ends the request with its stream.
 
-`token` (branch, text), `sentence` (a branch's text is whole), `done` (the answer as it would have come at once)
-or `error` (a problem, as it would have been answered). The format is WHATWG's, HTML § 9.2.
+An `/autocomplete` stream has `token` events (branch, text), `sentence` events (a branch's suggestion), and last either
+`done` (the whole answer, as without streaming) or `error` (problem details, as in an error response).
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ import structlog
 from shared.errors import TercetError
 
 CONTENT_TYPE = "text/event-stream"
-# nginx passes on at once what has the first; nobody keeps what has the second.
+# The first turns off nginx's buffering for this response, the second every cache.
 HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
 log = structlog.get_logger()
 _encode = msgspec.json.Encoder().encode
 
 
 def event(name: str, data: bytes) -> bytes:
-    """One event. JSON has no line ends of its own, so its data is one line."""
+    """An event, encoded. `data` is JSON, which contains no line end, so it is a single line."""
     return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
 
 
 class EventStream:
-    """A WSGI body. `close`, which the server calls whatever happens, also before the first event, ends the work."""
+    """A WSGI response body of events. Errors become its last event."""
 
     def __init__(self, events: Iterator[tuple[str, object]], request_id: str, close: Callable[[], None]) -> None:
         """
         Args:
             events: name and data of each; may raise.
+            close: ends the request's work.
         """
         self._events = events
         self._request_id = request_id
@@ -43,10 +44,11 @@ class EventStream:
                 yield event(name, _encode(data))
         except TercetError as error:
             yield event("error", error.problem(self._request_id))
-        except Exception as error:  # the answer has begun: only here can the reader be told
+        except Exception as error:  # the response has begun, so the error handlers cannot answer
             log.error("unhandled_exception", request_id=self._request_id, exc_info=error)
-            told = TercetError(f"The server's log has the reason, under request {self._request_id}.")
-            yield event("error", told.problem(self._request_id))
+            unknown = TercetError(f"The server's log has the reason, under request {self._request_id}.")
+            yield event("error", unknown.problem(self._request_id))
 
     def close(self) -> None:
+        """End the request. The WSGI server calls this in every case, even if it sent no event."""
         self._close()

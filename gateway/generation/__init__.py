@@ -1,1 +1,1 @@
-"""From a `GenerationSpec` to suggestions: fan-out, sessions, selection, trimming. Knows no HTTP and no dialect."""
+"""From a `GenerationSpec` to completions or suggestions: fan-out, sessions, selection, trimming. Knows no dialect."""

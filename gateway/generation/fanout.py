@@ -1,280 +1,174 @@
-"""The fan-out: one branch per sentence asked for, each an httpx request on a thread of its own.
+"""The fan-out: one HTTP call to a worker per branch, each on a thread of its own.
 
-The handler's thread waits on a condition with the request's deadline, never on a socket. A branch that fails
-is tried again on another slot while time remains. This module knows nothing of the editor's contract.
+The request's thread waits on a condition with the deadline, never on a socket. A branch that fails is retried on
+another slot while time remains. Knows no dialect, and not what a completion is good for.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
 
 import structlog
 
-from gateway.generation.selection import BranchResult
+from gateway.generation.request import (
+    BranchFailure,
+    BranchOutcome,
+    BranchResult,
+    BranchSpec,
+    RequestContext,
+    TextDelta,
+)
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
-from shared.errors import Superseded, TercetError
-from shared.protocol import BranchFailure, Done, GenerateRequest, Group, Sampling
+from shared.errors import TercetError
+from shared.protocol import Done, GenerateRequest, Group
 
 MAX_ATTEMPTS = 3
-# Refusals that pass: a sequence that was cancelled leaves its worker a step later than it leaves the gateway.
-MOMENTARY = frozenset({"slot_full", "not_ready"})
+# Refusals that pass within a few steps: the gateway frees a cancelled sequence's room before the worker does.
+TRANSIENT_REFUSALS = frozenset({"slot_full", "not_ready"})
+# Pause before the second attempt after such a refusal; four times as long before the third.
 RETRY_PAUSE_S = 0.025
-# The worker is given this much less than what is left, so that what it has by then arrives in time.
+# A worker's deadline is this much earlier than the request's, so that a partial completion arrives in time.
 RETURN_MARGIN_S = 0.005
-# How long past the deadline an answer that is on its way is waited for.
-COLLECT_GRACE_S = 0.04
 
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class BranchSpec:
-    """One call to be made: its place in the request and what only it has."""
-
-    index: int
-    seed: int
-    sampling: Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationSpec:
-    """A request as the fan-out sees it. `deadline` of `time.monotonic()`."""
-
-    request_id: str
-    model: str
-    prompt: str
-    max_prompt_tokens: int
-    deadline: float
-    session: str | None = None
-    document: int | None = None
-    is_streamed: bool = False
-    num_likeliest: int | None = None  # tokens to report beside each; None: not even the token's own text
-
-
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """Texts of tokens, as they came from one try of a branch."""
-
-    branch: int
-    texts: tuple[str, ...]
-    attempt: int = 1
-
-
 class Fanout:
-    """Runs requests' branches on a pool of threads, as many as the slots hold branches."""
+    """Runs the branches of all requests on one thread pool."""
 
     def __init__(self, clients: Sequence[SlotClient], admission: Admission, metrics: Metrics, num_threads: int) -> None:
+        """
+        Args:
+            clients: by slot index.
+            num_threads: branches that run or wait for room at the same time.
+        """
         self._clients = clients
         self._admission = admission
         self._metrics = metrics
         self._executor = ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix="branch")
 
-    def start(self, run: RequestContext, branches: Sequence[BranchSpec]) -> None:
-        """Reserve room together and set the branches going; what they bring is for `run.next`.
+    def start(self, context: RequestContext) -> None:
+        """Reserve room for the request's branches together, then start them. They deliver their events to `context`.
+
+        Where the pool has less room than branches, even when idle, the rest reserve theirs one at a time.
 
         Raises:
-            Overloaded, NotReady, DeadlineExceeded, ClientGone: from the reservation; nothing was started.
+            Overloaded, NotReady, DeadlineExceeded, ClientGone: from the reservation; no branch was started.
         """
-        ask = run.ask
+        spec = context.spec
         slots = self._admission.reserve(
-            ask.model, len(branches), ask.deadline, document=ask.document, cancelling=run.cancelling
+            spec.model, spec.num_completions, spec.deadline, document=spec.document, cancelling=context.on_cancel
         )
-        group = Group(id=ask.request_id, size=len(branches))
-        for position, branch in enumerate(branches):
-            slot = slots[position] if position < len(slots) else None
-            self._executor.submit(self._run_branch, run, branch, group, slot)
+        group = Group(id=spec.request_id, size=spec.num_completions)
+        for index in range(spec.num_completions):
+            slot = slots[index] if index < len(slots) else None
+            self._executor.submit(self._run_branch, context, spec.branch(index), group, slot)
 
-    def top_up(self, run: RequestContext, branches: Sequence[BranchSpec]) -> None:
-        """Set more branches of a run going. Its request was admitted: they go before those that wait, one by one."""
-        group = Group(id=f"{run.ask.request_id}+{branches[0].index}", size=len(branches))
-        for branch in branches:
-            self._executor.submit(self._run_branch, run, branch, group, None)
+    def top_up(self, context: RequestContext, indices: range) -> None:
+        """Start more branches of an admitted request. They reserve room one at a time, before requests that wait."""
+        group = Group(id=f"{context.spec.request_id}+{indices.start}", size=len(indices))
+        for index in indices:
+            self._executor.submit(self._run_branch, context, context.spec.branch(index), group, None)
 
-    def _run_branch(self, run: RequestContext, branch: BranchSpec, group: Group, slot: int | None) -> None:
-        start = time.monotonic()
-        # A call is read to its end only when its result has been reported.
-        with ExitStack() as rest:
-            self._report_branch(run, branch, group, slot, start, rest)
+    def _run_branch(self, context: RequestContext, branch: BranchSpec, group: Group, slot: int | None) -> None:
+        # The outcome is delivered before the rest of the response, its last chunk, is read.
+        with ExitStack() as after_delivery:
+            context.deliver(self._outcome(context, branch, group, slot, after_delivery))
 
-    def _report_branch(
-        self, run: RequestContext, branch: BranchSpec, group: Group, slot: int | None, start: float, rest: ExitStack
-    ) -> None:
+    def _outcome(
+        self, context: RequestContext, branch: BranchSpec, group: Group, slot: int | None, after_delivery: ExitStack
+    ) -> BranchOutcome:
         try:
-            run.report(self._attempt(run, branch, group, slot, start, rest))
+            return self._attempt(context, branch, group, slot, after_delivery)
         except TercetError as error:
-            run.report(BranchFailure(branch=branch.index, code=error.code, detail=error.detail))
-        except Exception as error:  # nobody asks the pool's future, so it is told here
-            log.error("unhandled_exception", request_id=run.ask.request_id, exc_info=error)
-            detail = f"The server's log has the reason, under request {run.ask.request_id}."
-            run.report(BranchFailure(branch=branch.index, code="internal_error", detail=detail))
+            return BranchFailure(branch.index, error.code, error.detail)
+        except Exception as error:  # the executor's future, which would hold it, is not read
+            request_id = context.spec.request_id
+            log.error("unhandled_exception", request_id=request_id, exc_info=error)
+            detail = f"The server's log has the reason, under request {request_id}."
+            return BranchFailure(branch.index, "internal_error", detail)
 
     def _attempt(
-        self, run: RequestContext, branch: BranchSpec, group: Group, slot: int | None, start: float, rest: ExitStack
-    ) -> BranchResult | BranchFailure:
-        """Up to three calls, each on a slot that has not failed this branch, if there is one.
+        self, context: RequestContext, branch: BranchSpec, group: Group, slot: int | None, after_delivery: ExitStack
+    ) -> BranchOutcome:
+        """Up to `MAX_ATTEMPTS` calls, preferably on slots that have not failed this branch.
 
         Args:
-            slot: reserved already; None for a branch of a later wave or a top-up, which reserves its own.
-            rest: what remains to be done with the call that succeeded.
+            slot: reserved by the caller for the first attempt; None: reserve here.
+            after_delivery: receives what is left to do for the call that succeeded.
+
+        Raises:
+            TercetError: from a reservation.
         """
-        ask = run.ask
-        failed_on: set[int] = set()
+        spec = context.spec
+        started_at = time.monotonic()
+        failed_slots: set[int] = set()
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if slot is None:
                 [slot] = self._admission.reserve(
-                    ask.model, 1, ask.deadline, avoid=failed_on, is_retry=True, document=ask.document,
-                    cancelling=run.cancelling,
+                    spec.model, 1, spec.deadline, avoid=failed_slots, is_retry=True, document=spec.document,
+                    cancelling=context.on_cancel,
                 )  # fmt: skip
             outcome = "ok"
             try:
-                done = self._call(run, branch, group, slot, attempt, rest)
-                return BranchResult(branch.index, branch.seed, slot, ask.model, done, time.monotonic() - start)
+                done = self._call(context, branch, group, slot, attempt, after_delivery)
+                return BranchResult(branch.index, branch.seed, slot, spec.model, done, time.monotonic() - started_at)
             except BranchError as error:
                 outcome = error.code
-                is_last = attempt == MAX_ATTEMPTS or not error.is_retryable or run.is_over
+                is_last = attempt == MAX_ATTEMPTS or not error.is_retryable or context.is_over
                 if is_last:
-                    return BranchFailure(branch=branch.index, code=error.code, detail=error.detail)
-                if error.code in MOMENTARY:
-                    run.pause(RETRY_PAUSE_S * 4 ** (attempt - 1))
+                    return BranchFailure(branch.index, error.code, error.detail)
+                if error.code in TRANSIENT_REFUSALS:
+                    context.pause(RETRY_PAUSE_S * 4 ** (attempt - 1))
             finally:
                 self._admission.release(slot)
                 self._metrics.branches.labels(slot=str(slot), outcome=outcome).inc()
-            failed_on.add(slot)
+            failed_slots.add(slot)
             slot = None
         raise AssertionError("the last attempt returns")
 
     def _call(
-        self, run: RequestContext, branch: BranchSpec, group: Group, slot: int, attempt: int, rest: ExitStack
-    ) -> Done:
-        ask = run.ask
-        left_s = ask.deadline - time.monotonic() - RETURN_MARGIN_S
+        self, context: RequestContext, branch: BranchSpec, group: Group, slot: int, attempt: int,
+        after_delivery: ExitStack,
+    ) -> Done:  # fmt: skip
+        spec = context.spec
+        left_s = spec.deadline - time.monotonic() - RETURN_MARGIN_S
         if left_s <= 0:
             raise BranchError("deadline_exceeded", "The time limit passed before its turn.", is_retryable=False)
         request = GenerateRequest(
-            prompt=ask.prompt,
-            max_prompt_tokens=ask.max_prompt_tokens,
-            heal=True,
+            prompt=spec.prompt if isinstance(spec.prompt, str) else None,
+            prompt_ids=None if isinstance(spec.prompt, str) else spec.prompt,
+            max_prompt_tokens=spec.max_prompt_tokens,
+            heal=spec.heals,
             sampling=branch.sampling,
             seed=branch.seed,
             deadline_ms=left_s * 1e3,
             group=group,
-            session=ask.session,
-            stream=ask.is_streamed,
-            logprobs=ask.num_likeliest,
-            request_id=ask.request_id,
+            session=spec.session,
+            stream=spec.is_streamed,
+            echo=spec.echoes,
+            logprobs=spec.num_top_logprobs,
+            request_id=spec.request_id,
         )
-        call = self._clients[slot].call(request, ask.deadline, attempt)
-        lines = call.lines()
-        with run.cancelling(call.cancel):
-            for told in lines:
-                last = told[-1]
-                if isinstance(last, Done):  # it has the text of those before it
-                    rest.callback(_read_to_end, lines)
+        call = self._clients[slot].call(request, spec.deadline, attempt)
+        batches = call.lines()
+        with context.on_cancel(call.cancel):
+            for lines in batches:
+                last = lines[-1]
+                if isinstance(last, Done):  # its text includes that of the lines before it
+                    after_delivery.callback(_read_to_end, batches)
                     return last
-                run.report(TextDelta(branch.index, tuple(token.text for token in told), attempt))
-        raise BranchError("broken", "The worker ended the answer before its last line.")
+                context.deliver(TextDelta(branch.index, tuple(line.text for line in lines), attempt))
+        raise BranchError("broken", "The worker ended the response before its last line.")
 
 
-def _read_to_end(lines: Iterator[object]) -> None:
+def _read_to_end(batches: Iterator[object]) -> None:
+    """So that the connection can be reused."""
     with suppress(BranchError):
-        for _ in lines:
+        for _ in batches:
             pass
-
-
-class RequestContext:
-    """One request under way: what its branches bring, and a way to end them all."""
-
-    def __init__(self, ask: GenerationSpec) -> None:
-        self.ask = ask
-        self._changed = threading.Condition()
-        self._heard: deque[TextDelta | BranchResult | BranchFailure] = deque()
-        self._cancels: list[Callable[[], None]] = []
-        self._is_cancelled = False
-        self.ended_by: TercetError | None = None
-        self.num_top_ups = 0
-        self.heard_first_at: float | None = None  # when the last of the first branches had brought something
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no branch's result would be wanted any more."""
-        return self._is_cancelled or time.monotonic() >= self.ask.deadline
-
-    def next(self) -> TextDelta | BranchResult | BranchFailure | None:
-        """What comes next, or None: the deadline has passed, with some grace for what is on its way, or the run was
-        cancelled."""
-        until = self.ask.deadline + COLLECT_GRACE_S
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._is_cancelled or self._heard, timeout=max(0.0, until - time.monotonic())
-            )
-            return self._heard.popleft() if self._heard and not self._is_cancelled else None
-
-    def cancel(self, reason: TercetError | None = None) -> None:
-        """End every branch that waits or is under way; a waiting `next` returns. The first reason counts."""
-        with self._changed:
-            if self.ended_by is None and not self._is_cancelled:
-                self.ended_by = reason
-            self._is_cancelled = True
-            cancels = list(self._cancels)
-            self._changed.notify_all()
-        for cancel in cancels:
-            cancel()
-
-    def pause(self, seconds: float) -> None:
-        """Wait, unless the run is cancelled meanwhile."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_cancelled, timeout=seconds)
-
-    def report(self, heard: TextDelta | BranchResult | BranchFailure) -> None:
-        with self._changed:
-            self._heard.append(heard)
-            self._changed.notify_all()
-
-    @contextmanager
-    def cancelling(self, cancel: Callable[[], None]) -> Iterator[None]:
-        """A block that ends early, by `cancel`, when the run is cancelled (at once if it is already)."""
-        with self._changed:
-            self._cancels.append(cancel)
-            is_cancelled = self._is_cancelled
-        if is_cancelled:
-            cancel()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._cancels.remove(cancel)
-
-
-class Sessions:
-    """The newest run of each session; a newer one ends the older at once, wherever that is."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._newest: dict[str, RequestContext] = {}
-
-    @contextmanager
-    def newest(self, run: RequestContext) -> Iterator[None]:
-        """While the block runs, `run` is its session's newest, until a newer one comes."""
-        session = run.ask.session
-        if session is None:
-            yield
-            return
-        with self._lock:
-            older = self._newest.get(session)
-            self._newest[session] = run
-        if older is not None:
-            older.cancel(Superseded("A newer request of this session came.", headers={"x-should-retry": "false"}))
-        try:
-            yield
-        finally:
-            with self._lock:
-                if self._newest.get(session) is run:
-                    del self._newest[session]

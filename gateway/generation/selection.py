@@ -1,197 +1,189 @@
-"""Completions become an answer: clean ones, that differ, best first. Pure.
+"""Which completions become suggestions, and in which order: no loops, no near-duplicates, best score first. Pure.
 
-Score is the mean log-probability of a completion's kept tokens under the model's unmodified distribution,
-so that completions of different length compare, and sampling settings do not flatter the unlikely.
+A suggestion's score is the mean log-probability of its tokens under the model's unmodified distribution: completions of
+different lengths compare, and sampling settings do not favour unlikely tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.api.schema import Sentence, TokenExplanation
-from gateway.generation.trimming import clean, fault, is_alike
-from shared.protocol import BranchFailure, Done
+from gateway.generation.request import BranchFailure, BranchOutcome, BranchResult
+from gateway.generation.trimming import is_alike, rejection_reason, trim
+from shared.protocol import Done
 
-WHY_NOT = {
+# Codes of rejected completions.
+REJECTION_DETAILS = {
     "duplicate": "It was the same as another.",
     "near_duplicate": "It was almost the same as another (TERCET_SIMILARITY).",
     "loop": "It repeated itself.",
-    "repeats_context": "It only said again what the context ends with.",
-    "no_word": "Not one whole word came of it; allow a greater length.",
+    "repeats_context": "It only repeated the end of the text before it.",
+    "no_word": "It did not contain a whole word; allow a greater length.",
     "empty": "The model ended the text here.",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class BranchResult:
-    """What one branch brought: its place in the request, who made it, and how long it took in seconds."""
-
-    branch: int
-    seed: int
-    slot: int
-    model: str
-    done: Done
-    time_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class SelectionPolicy:
-    """What the request says of which completions to show.
+    """Rules for choosing suggestions.
 
-    `is_literal`: the model's likeliest texts were asked for (temperature 0), even where they go round in circles.
-    `similarity`: percent, as `cleaning.is_alike` has it.
+    Attributes:
+        prompt: the text that the completions continue.
+        num_suggestions: suggestions wanted.
+        length: requested tokens.
+        similarity: percent from which two completions are near-duplicates, as in `trimming.is_alike`.
+        keeps_greedy_text: keep loops, repetitions and a partial word: for greedy decoding, where the most likely text
+            is what is wanted, whatever it is.
     """
 
-    context: str
-    num_sentences: int
+    prompt: str
+    num_suggestions: int
     length: int
     similarity: float
-    is_literal: bool = False
-    is_explained: bool = False
+    keeps_greedy_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Suggestions:
-    """`is_partial`: a branch is missing that was not just dropped, or one was cut short by the time limit."""
+class Suggestion:
+    """A completion that was selected.
 
-    sentences: list[Sentence]
+    Attributes:
+        text: trimmed.
+        num_tokens: generated tokens that begin within `text`, without those that only repeat typed text (healing).
+        score: mean log-probability of these tokens; None if there are none.
+        result: the completion as it came.
+    """
+
+    text: str
+    num_tokens: int
+    score: float | None
+    result: BranchResult
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionResult:
+    """Suggestions, best first, and failures by branch: of branches, and of rejected completions without a replacement.
+
+    `is_partial`: a branch failed, or a suggestion was cut short by the deadline.
+    """
+
+    suggestions: list[Suggestion]
     failures: list[BranchFailure]
     is_partial: bool
 
 
 class Selection:
-    """Takes what the branches bring, in any order, and chooses in the order of their numbers: the same completions
-    give the same choice, whenever they come. Branches are numbered from 0 without gaps; those after the first
-    `num_sentences` are there to replace what was dropped."""
+    """Judges completions in the order of their branches, whatever order they arrive in.
+
+    The same completions give the same selection. Branches are numbered from 0 without gaps; those from
+    `num_suggestions` on replace rejected completions.
+    """
 
     def __init__(self, policy: SelectionPolicy) -> None:
-        self._taste = policy
-        self._heard: dict[int, BranchResult | BranchFailure] = {}
-        self._next = 0
-        self._chosen: dict[int, Sentence] = {}
+        self._policy = policy
+        self._pending: dict[int, BranchOutcome] = {}
+        self._next_branch = 0
+        self._selected: dict[int, Suggestion] = {}
         self._failures: list[BranchFailure] = []
-        self._dropped: list[BranchFailure] = []
-        self._ended: list[BranchResult] = []
+        self._rejections: list[BranchFailure] = []
+        self._empty: list[BranchResult] = []
 
     @property
     def num_missing(self) -> int:
-        """Sentences still to be found, beside those whose branch failed."""
-        return self._taste.num_sentences - len(self._chosen) - len(self._failures)
+        """Suggestions to be replaced: neither selected nor failed."""
+        return self._policy.num_suggestions - len(self._selected) - len(self._failures)
 
-    def add(self, outcome: BranchResult | BranchFailure) -> list[tuple[int, Sentence]]:
-        """The branches that are chosen now, and their sentences."""
-        self._heard[outcome.branch] = outcome
-        chosen = []
-        while (number := self._next) in self._heard:
-            self._next += 1
-            sentence = self._judge(self._heard.pop(number))
-            if sentence is not None:
-                self._chosen[number] = sentence
-                chosen.append((number, sentence))
-        return chosen
+    def add(self, outcome: BranchOutcome) -> list[Suggestion]:
+        """Add a branch's outcome. Returns the suggestions that are selected by it, in the order of their branches."""
+        self._pending[outcome.branch] = outcome
+        selected = []
+        while (branch := self._next_branch) in self._pending:
+            self._next_branch += 1
+            suggestion = self._judge(self._pending.pop(branch))
+            if suggestion is not None:
+                self._selected[branch] = suggestion
+                selected.append(suggestion)
+        return selected
 
-    def merged(self) -> Suggestions:
-        """The answer: best score first, equal ones in the order of their seeds, so that a replay ranks alike.
+    def result(self) -> SelectionResult:
+        """Suggestions by score, equal scores by seed, so that a repeated request gets the same order.
 
-        A completion without text, where the model ended the text at once, is shown only where there is no other.
+        An empty completion (the model ended the text at once) is a suggestion only if there is no other.
         """
-        sentences = sorted(self._chosen.values(), key=_rank)
-        if not sentences and self._ended:
-            sentences = [_sentence(self._ended[0], "", self._taste)]
+        suggestions = sorted(self._selected.values(), key=_rank)
+        if not suggestions and self._empty:
+            suggestions = [_suggestion(self._empty[0], "")]
         failures = list(self._failures)
-        is_partial = bool(failures) or any(sentence.finish_reason == "deadline" for sentence in sentences)
-        num_unreplaced = self._taste.num_sentences - len(sentences) - len(failures)
-        failures += self._dropped[len(self._dropped) - num_unreplaced :]
-        return Suggestions(sentences, sorted(failures, key=lambda failure: failure.branch), is_partial)
+        is_partial = bool(failures) or any(_is_cut_short(suggestion) for suggestion in suggestions)
+        num_unreplaced = self._policy.num_suggestions - len(suggestions) - len(failures)
+        failures += self._rejections[len(self._rejections) - num_unreplaced :]
+        return SelectionResult(suggestions, sorted(failures, key=lambda failure: failure.branch), is_partial)
 
-    def _judge(self, outcome: BranchResult | BranchFailure) -> Sentence | None:
+    def _judge(self, outcome: BranchOutcome) -> Suggestion | None:
         if isinstance(outcome, BranchFailure):
             self._fail(outcome)
             return None
-        done, policy = outcome.done, self._taste
-        text = clean_text(done, policy)
-        if not text and done.finish_reason == "deadline":
-            self._fail(timed_out(outcome.branch))
+        text = trim_completion(outcome.done, self._policy)
+        if not text and outcome.done.finish_reason == "deadline":
+            self._fail(deadline_failure(outcome.branch))
             return None
-        reason = self._why_not(text, done)
-        if reason is not None:
-            if reason == "empty":
-                self._ended.append(outcome)
-            self._dropped.append(BranchFailure(branch=outcome.branch, code=reason, detail=WHY_NOT[reason]))
-            return None
-        return _sentence(outcome, text, policy)
+        reason = self._rejection_reason(text, outcome.done)
+        if reason is None:
+            return _suggestion(outcome, text)
+        if reason == "empty":
+            self._empty.append(outcome)
+        self._rejections.append(BranchFailure(outcome.branch, reason, REJECTION_DETAILS[reason]))
+        return None
 
     def _fail(self, failure: BranchFailure) -> None:
-        # What was to replace a dropped one is missed by nobody.
-        if failure.branch < self._taste.num_sentences:
+        # A failed replacement is not reported: the rejection that it should have replaced is.
+        if failure.branch < self._policy.num_suggestions:
             self._failures.append(failure)
 
-    def _why_not(self, text: str, done: Done) -> str | None:
+    def _rejection_reason(self, text: str, done: Done) -> str | None:
         if not text:
             return "empty" if done.finish_reason in {"eos", "stop"} else "no_word"
-        policy = self._taste
-        if not policy.is_literal and (found := fault(text, policy.context)) is not None:
-            return found
-        for other in self._chosen.values():
-            if text == other.value:
+        policy = self._policy
+        if not policy.keeps_greedy_text and (reason := rejection_reason(text, policy.prompt)) is not None:
+            return reason
+        for other in self._selected.values():
+            if text == other.text:
                 return "duplicate"
-            if is_alike(text, other.value, policy.similarity):
+            if is_alike(text, other.text, policy.similarity):
                 return "near_duplicate"
         return None
 
 
-def timed_out(branch: int) -> BranchFailure:
-    return BranchFailure(branch=branch, code="deadline_exceeded", detail="The time limit passed before its first word.")
+def deadline_failure(branch: int) -> BranchFailure:
+    """The failure of a branch that has no whole word at the deadline."""
+    return BranchFailure(branch, "deadline_exceeded", "The time limit passed before its first word.")
 
 
-def clean_text(done: Done, policy: SelectionPolicy) -> str:
-    """What the editor is shown of a completion."""
+def trim_completion(done: Done, policy: SelectionPolicy) -> str:
+    """A completion's text, trimmed by the policy's length."""
     ends = done.ends[done.num_typed_tokens :]
-    return clean(done.text, ends, policy.length, done.finish_reason, is_literal=policy.is_literal)
+    return trim(done.text, ends, policy.length, done.finish_reason, keeps_partial_word=policy.keeps_greedy_text)
 
 
-def score(done: Done, num_tokens: int) -> float | None:
-    """Mean log-probability of the first `num_tokens` that say something new; None of none."""
-    kept = done.logprobs[done.num_typed_tokens :][:num_tokens]
-    return sum(kept) / len(kept) if kept else None
+def _suggestion(result: BranchResult, text: str) -> Suggestion:
+    num_tokens = _num_tokens(result.done, text)
+    return Suggestion(text, num_tokens, _score(result.done, num_tokens), result)
+
+
+def _is_cut_short(suggestion: Suggestion) -> bool:
+    return suggestion.result.done.finish_reason == "deadline"
 
 
 def _num_tokens(done: Done, text: str) -> int:
-    """How many tokens that say something new begin within the kept text."""
     begins = [0, *done.ends[done.num_typed_tokens : -1]]
     number = sum(begin < len(text) for begin in begins)
     return min(number, done.num_kept_tokens - done.num_typed_tokens)
 
 
-def _rank(sentence: Sentence) -> tuple[float, int]:
-    return (-sentence.score if sentence.score is not None else float("inf"), sentence.seed)
+def _score(done: Done, num_tokens: int) -> float | None:
+    logprobs = done.logprobs[done.num_typed_tokens :][:num_tokens]
+    return sum(logprobs) / len(logprobs) if logprobs else None
 
 
-def _sentence(result: BranchResult, text: str, policy: SelectionPolicy) -> Sentence:
-    done = result.done
-    num_tokens = _num_tokens(done, text)
-    return Sentence(
-        value=text,
-        time=round(result.time_s, 4),
-        score=score(done, num_tokens),
-        finish_reason=done.finish_reason,
-        seed=result.seed,
-        slot=result.slot,
-        model=result.model,
-        tokens=num_tokens,
-        cached_tokens=done.cached_tokens,
-        queue_ms=round(done.queue_ms, 2),
-        prefill_ms=round(done.prefill_ms, 2),
-        decode_ms=round(done.decode_ms, 2),
-        explanation=_explanation(done, num_tokens) if policy.is_explained else None,
-    )
-
-
-def _explanation(done: Done, num_tokens: int) -> list[TokenExplanation]:
-    own = slice(done.num_typed_tokens, done.num_typed_tokens + num_tokens)
-    texts: Sequence[str] = (done.token_texts or [])[own]
-    return [
-        TokenExplanation(text=text, logprob=logprob, likeliest=[(top.text, top.logprob) for top in tops])
-        for text, logprob, tops in zip(texts, done.logprobs[own], (done.tops or [])[own], strict=True)
-    ]
+def _rank(suggestion: Suggestion) -> tuple[float, int]:
+    return (-suggestion.score if suggestion.score is not None else float("inf"), suggestion.result.seed)

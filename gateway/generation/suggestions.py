@@ -1,113 +1,107 @@
-"""From a request's first branches to its answer: pieces of text as they come, sentences as they are chosen, and
-others in place of those that are dropped, while time remains.
+"""From a started request to its suggestions: text deltas, selected suggestions, and replacements for rejected ones.
 
-Answering at once and streaming are the same here; who asked for what is `gateway.resources`' business.
+The same events serve a streamed response and a whole one. Knows no dialect.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from gateway.api.schema import Sentence
-from gateway.generation.fanout import BranchSpec, Fanout, RequestContext, TextDelta
-from gateway.generation.selection import BranchResult, Selection, SelectionPolicy, Suggestions, clean_text, timed_out
+from gateway.generation.fanout import Fanout
+from gateway.generation.request import BranchFailure, BranchOutcome, BranchResult, RequestContext, TextDelta
+from gateway.generation.selection import (
+    Selection,
+    SelectionPolicy,
+    SelectionResult,
+    Suggestion,
+    deadline_failure,
+    trim_completion,
+)
 from gateway.generation.trimming import Trimmer
-from shared.protocol import BranchFailure
 
-# Branches in place of dropped ones, for each sentence asked for: where a model has so little to say, more of
-# them would be the same again.
+# Replacement branches per wanted suggestion: a model that still repeats itself after so many has nothing else to say.
 MAX_TOP_UPS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class SelectedSentence:
-    """A branch's completion is whole, clean and unlike the others."""
-
-    branch: int
-    sentence: Sentence
-
-
 def suggest(
-    run: RequestContext, fanout: Fanout, policy: SelectionPolicy, make_branch: Callable[[int], BranchSpec]
-) -> Iterator[TextDelta | SelectedSentence | Suggestions]:
-    """What comes of a run whose first branches are under way; `Suggestions` is the last.
+    context: RequestContext, fanout: Fanout, policy: SelectionPolicy
+) -> Iterator[TextDelta | Suggestion | SelectionResult]:
+    """Events of a request whose first branches are started.
 
-    Args:
-        make_branch: a branch by its number.
+    Yields:
+        Text deltas, trimmed: a branch's deltas are a beginning of its suggestion's text. Suggestions, as they are
+        selected. `SelectionResult` last, at the deadline at the latest.
 
     Raises:
-        TercetError: why the run was ended from outside.
+        TercetError: the reason, if the request was cancelled with one.
     """
     selection = Selection(policy)
-    lines: dict[int, _Line] = {}
-    num_branches = policy.num_sentences
-    awaited = set(range(num_branches))
-    while awaited and (heard := run.next()) is not None:
-        if isinstance(heard, TextDelta):
-            line = lines.setdefault(heard.branch, _Line(policy))
-            if text := line.feed(heard):
-                yield TextDelta(heard.branch, (text,))
+    streams: dict[int, _BranchStream] = {}
+    num_branches = policy.num_suggestions
+    unfinished = set(range(num_branches))
+    while unfinished and (event := context.next_event()) is not None:
+        if isinstance(event, TextDelta):
+            stream = streams.setdefault(event.branch, _BranchStream(policy))
+            if text := stream.feed(event):
+                yield TextDelta(event.branch, (text,))
             continue
-        awaited.remove(heard.branch)
-        if not awaited and run.heard_first_at is None:
-            run.heard_first_at = time.monotonic()
-        if isinstance(heard, BranchResult) and heard.branch in lines:
-            line = lines[heard.branch]
-            heard, rest = line.finish(heard)
-            if rest:
-                yield TextDelta(heard.branch, (rest,))
-        for number, sentence in selection.add(heard):
-            yield SelectedSentence(number, sentence)
-        num_missing = min(selection.num_missing, (1 + MAX_TOP_UPS) * policy.num_sentences - num_branches)
-        if not awaited and num_missing > 0 and not run.is_over:
-            awaited = set(range(num_branches, num_branches + num_missing))
-            fanout.top_up(run, [make_branch(number) for number in sorted(awaited)])
+        unfinished.remove(event.branch)
+        if not unfinished and context.first_outcomes_at is None:
+            context.first_outcomes_at = time.monotonic()
+        if isinstance(event, BranchResult) and event.branch in streams:
+            event, text = streams[event.branch].finish(event)
+            if text:
+                yield TextDelta(event.branch, (text,))
+        yield from selection.add(event)
+        num_missing = min(selection.num_missing, (1 + MAX_TOP_UPS) * policy.num_suggestions - num_branches)
+        if not unfinished and num_missing > 0 and not context.is_over:
+            replacements = range(num_branches, num_branches + num_missing)
+            fanout.top_up(context, replacements)
+            unfinished.update(replacements)
             num_branches += num_missing
-            run.num_top_ups += num_missing
-    run.cancel()
-    if run.ended_by is not None:
-        raise run.ended_by
-    for number in sorted(awaited):
-        for branch, sentence in selection.add(timed_out(number)):
-            yield SelectedSentence(branch, sentence)
-    yield selection.merged()
+            context.num_top_ups += num_missing
+    context.cancel()
+    if context.cancel_reason is not None:
+        raise context.cancel_reason
+    for branch in sorted(unfinished):
+        yield from selection.add(deadline_failure(branch))
+    yield selection.result()
 
 
-class _Line:
-    """What a reader has been sent of one branch."""
+class _BranchStream:
+    """The trimmed text of one branch that has been sent to the client."""
 
-    __slots__ = ("_attempt", "_cleaner", "_sent", "_taste")
+    __slots__ = ("_attempt", "_policy", "_sent", "_trimmer")
 
     def __init__(self, policy: SelectionPolicy) -> None:
-        self._taste = policy
+        self._policy = policy
         self._attempt = 0
-        self._cleaner = self._new_cleaner()
+        self._trimmer = self._new_trimmer()
         self._sent = ""
 
-    def feed(self, piece: TextDelta) -> str:
-        """The text to send, now that `piece` has come."""
-        if piece.attempt != self._attempt:  # begun anew, on another slot
-            self._attempt = piece.attempt
-            self._cleaner = self._new_cleaner()
-        for text in piece.texts:
-            self._cleaner.feed(text)
-        return self._advance(self._cleaner.text)
+    def feed(self, delta: TextDelta) -> str:
+        """The text to send after this delta. A retry sends nothing until it is past what was sent before."""
+        if delta.attempt != self._attempt:
+            self._attempt = delta.attempt
+            self._trimmer = self._new_trimmer()
+        for text in delta.texts:
+            self._trimmer.feed(text)
+        return self._advance(self._trimmer.text)
 
-    def finish(self, result: BranchResult) -> tuple[BranchResult | BranchFailure, str]:
-        """The result, and what is still to be sent of it.
+    def finish(self, result: BranchResult) -> tuple[BranchOutcome, str]:
+        """The branch's outcome, and the rest of its text to send.
 
-        Where another slot went on otherwise (a GPU may, within its rounding), what was sent cannot be taken back:
-        the branch has failed.
+        Sent text cannot be taken back: if a retry's text differs from it, the branch has failed. GPUs round differently
+        in batches of different sizes, so a retry there may draw other tokens.
         """
-        text = clean_text(result.done, self._taste)
+        text = trim_completion(result.done, self._policy)
         if not text.startswith(self._sent):
-            return BranchFailure(branch=result.branch, code="diverged", detail="Its second try went another way."), ""
+            return BranchFailure(result.branch, "diverged", "Its retry gave a different text."), ""
         return result, self._advance(text)
 
-    def _new_cleaner(self) -> Trimmer:
-        return Trimmer(self._taste.length, is_literal=self._taste.is_literal)
+    def _new_trimmer(self) -> Trimmer:
+        return Trimmer(self._policy.length, keeps_partial_word=self._policy.keeps_greedy_text)
 
     def _advance(self, text: str) -> str:
         if not text.startswith(self._sent):

@@ -1,8 +1,8 @@
-"""Where a completion may end, and which are not worth showing. Pure: knows texts and counts of tokens.
+"""Where a completion ends, which completions are rejected, and which are near-duplicates. Pure functions of text.
 
-A completion is cut where its tokens ran out, which is seldom where a writer would stop. It is cut back to the
-end of a word, or of a sentence if one ends in its last third; a text that ended by itself stays as it is. The
-same is done to a text that arrives piece by piece: nothing is let go that would have to be taken back.
+A completion usually ends where its tokens ran out, mid-word or mid-sentence. It is trimmed to the end of a word, or of
+a sentence if one ends in its last third; a completion that ended by itself (end of text, stop string) keeps its end.
+The same rules apply to streamed text: text is final when no later token can make them remove it.
 """
 
 from __future__ import annotations
@@ -14,87 +14,92 @@ from operator import eq
 
 from rapidfuzz import fuzz
 
-# Fewer tokens than this may not hold a whole word; those past the length asked for only finish one.
+# Fewer tokens than this may not contain a whole word. Tokens past the requested length only complete a word.
 MIN_TOKENS = 6
-# A sentence's end is taken where it lies past this share of the tokens asked for.
+# The end of a sentence counts past this share of the requested tokens.
 LAST_THIRD = 2 / 3
 
 # Scripts that put no spaces between words: a text may end after any of their letters.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _CLOSING = "\"'”’)\\]»"
-# A word and its marks in front of white space, a word in front of a dash, or a letter that is a word.
+# A word and its punctuation before white space, a word before a dash, or a letter of an unspaced script.
 _WORD_END = re.compile(rf"\w[^\w\s]*(?=\s)|\w(?=—|–|--)|[{_UNSPACED}]")
 _SENTENCE_END = re.compile(rf"[.!?…]+[{_CLOSING}]*(?=\s+[^\sa-z])|[。！？]")
-# The same where nothing follows.
+# The same at the end of a completion, where no token follows.
 _LAST_SENTENCE_END = re.compile(rf"[.!?…]+[{_CLOSING}]*$")
 _LAST_WORD_END = re.compile(rf"[^\W\d][.,;:!?…{_CLOSING}]*[.,;:!?…\"”)\]»]$")
-# Where no white space has come: the end of a word in an address or a path.
+# In a text without white space, such as an address or a path.
 _INNER_WORD_END = re.compile(r"\w(?=[^\w\s'’-])")
 _LAST_CHUNK = re.compile(r"\S+$")
 _WORD = re.compile(r"\w+")
-# What a full stop does not end: short forms, and initials.
-_SHORT_FORM = re.compile(
+# A full stop after these does not end a sentence: abbreviations and initials.
+_ABBREVIATION = re.compile(
     r"\b(?:[A-Za-z]|Mr|Mrs|Ms|Dr|St|Prof|Rev|Hon|Capt|Col|Gen|Lt|Sgt|Maj|Messrs|Mme|Mlle|Jr|Sr|No|Vol|vol|pp|vs|cf"
     r"|etc|e\.g|i\.e|viz)\.$"
 )
 
 _MARKS = ".,;:!?…\"'“”‘’()[]«»_*-–—"
-_MARKS_IN_A_LOOP = re.compile(r"(\S.{0,3}?)\1{5,}")
-# How much of the context can be part of a loop.
-_CONTEXT_CHARS = 200
-# Four words said twice are a loop; three may be a figure of speech.
+_CHARACTER_LOOP = re.compile(r"(\S.{0,3}?)\1{5,}")
+# End of the prompt that is searched for loops and repetitions.
+_PROMPT_CHARS = 200
+# From this many words on, a phrase that comes twice is a loop; a shorter one may be a figure of speech.
 _LONG_PHRASE = 4
 MAX_PHRASE = 12  # words
 
 
 class Trimmer:
-    """One completion as it comes, token by token."""
+    """Trims one completion, token by token or all at once."""
 
-    __slots__ = ("_ends", "_has_late_end", "_is_literal", "_length", "_num_released", "_text")
+    __slots__ = ("_ends", "_has_late_end", "_keeps_partial_word", "_length", "_num_final", "_text")
 
-    def __init__(self, length: int, *, is_literal: bool = False) -> None:
+    def __init__(self, length: int, *, keeps_partial_word: bool = False) -> None:
         """
         Args:
-            length: tokens asked for.
-            is_literal: a text without a whole word stays, as it is.
+            length: requested tokens.
+            keeps_partial_word: a completion without a whole word is kept as it is, instead of being trimmed to nothing.
         """
         self._length = length
-        self._is_literal = is_literal
+        self._keeps_partial_word = keeps_partial_word
         self._text = ""
-        self._ends: list[int] = []  # characters there after each token
-        self._num_released = 0  # characters
+        self._ends: list[int] = []  # of each token in the text, in characters
+        self._num_final = 0  # characters
         self._has_late_end = False  # a sentence has ended in the last third
 
     @property
     def text(self) -> str:
-        """All that has been let go."""
-        return self._text[: self._num_released]
+        """All text that is final."""
+        return self._text[: self._num_final]
 
-    def feed(self, piece: str) -> str:
-        """What is certain to stay, now that the next token's text has come."""
-        self._text += piece
+    def feed(self, token_text: str) -> str:
+        """Add the next token's text. Returns the text that became final."""
+        self._text += token_text
         self._ends.append(len(self._text))
-        return self._release(self._certain_end()) if piece else ""
+        return self._finalize(self._safe_end()) if token_text else ""
 
-    def take(self, text: str, ends: Sequence[int]) -> None:
-        """All tokens at once, instead of by `feed`; what is certain then is what would have become so."""
+    def feed_all(self, text: str, ends: Sequence[int]) -> None:
+        """Add all tokens at once, instead of by `feed`. The same text becomes final.
+
+        Args:
+            ends: of each token in the text, in characters.
+        """
         self._text, self._ends = text[: ends[-1]] if ends else "", list(ends)
-        self._release(self._certain_end())
+        self._finalize(self._safe_end())
 
     def finish(self, finish_reason: str) -> str:
-        """The rest that stays, at the end."""
+        """End the completion. Returns the text that became final."""
         if finish_reason in {"eos", "stop"}:
-            return self._release(len(self._text.rstrip()))
+            return self._finalize(len(self._text.rstrip()))
         end = self._last_end() or self._inner_end()
-        return self._release(end or (len(self._text.rstrip()) if self._is_literal else 0))
+        return self._finalize(end or (len(self._text.rstrip()) if self._keeps_partial_word else 0))
 
-    def _release(self, end: int) -> str:
-        start, self._num_released = self._num_released, max(end, self._num_released)
-        return self._text[start : self._num_released]
+    def _finalize(self, end: int) -> str:
+        start, self._num_final = self._num_final, max(end, self._num_final)
+        return self._text[start : self._num_final]
 
-    def _certain_end(self) -> int:
-        """Where the text can end whatever follows: a late end of a sentence, else an end of a word."""
-        begin = self._text.rfind(" ", 0, self._num_released) + 1  # what follows a word may show that it ends a sentence
+    def _safe_end(self) -> int:
+        """Where the text may end whatever follows: at a late end of a sentence, else at the end of a word."""
+        # From the last final word on: what follows a word can show that it ends a sentence.
+        begin = self._text.rfind(" ", 0, self._num_final) + 1
         sentence_ends = [
             found.end()
             for found in _SENTENCE_END.finditer(self._text, begin)
@@ -104,12 +109,12 @@ class Trimmer:
             self._has_late_end = True
             return sentence_ends[-1]
         if self._has_late_end:
-            return self._num_released
+            return self._num_final
         word_ends = (found for found in _WORD_END.finditer(self._text, begin) if self._is_in_reach(found.start()))
         return max((found.end() for found in word_ends), default=0)
 
     def _last_end(self) -> int:
-        """Where the text ends, now that nothing follows."""
+        """Where the text ends if no token follows."""
         text = self._text.rstrip()
         if text and self._is_in_reach(len(text) - 1):
             found = _LAST_SENTENCE_END.search(text)
@@ -117,74 +122,75 @@ class Trimmer:
                 return len(text)
             if not self._has_late_end and _LAST_WORD_END.search(text):
                 return len(text)
-        return self._num_released
+        return self._num_final
 
     def _inner_end(self) -> int:
         return max((found.end() for found in _INNER_WORD_END.finditer(self._text)), default=0)
 
-    def _is_in_reach(self, place: int) -> bool:
-        """Whether the word at `place` begins within the tokens asked for."""
+    def _is_in_reach(self, position: int) -> bool:
+        """Whether the word at `position` begins within the requested tokens."""
         if len(self._ends) <= self._length:
             return True
-        found = _LAST_CHUNK.search(self._text[: place + 1])
+        found = _LAST_CHUNK.search(self._text[: position + 1])
         return found is None or found.start() < self._ends[self._length - 1]
 
     def _is_late_sentence_end(self, end: int) -> bool:
         num_tokens = bisect_left(self._ends, end) + 1
-        return num_tokens > LAST_THIRD * self._length and not _SHORT_FORM.search(self._text[:end])
+        return num_tokens > LAST_THIRD * self._length and not _ABBREVIATION.search(self._text[:end])
 
 
-def clean(text: str, ends: Sequence[int], length: int, finish_reason: str, *, is_literal: bool = False) -> str:
-    """A completion that is there already.
+def trim(text: str, ends: Sequence[int], length: int, finish_reason: str, *, keeps_partial_word: bool = False) -> str:
+    """A whole completion, trimmed.
 
     Args:
-        ends: characters of `text` that are there after each token.
-        length, is_literal: as `Trimmer` has them.
+        ends: of each token in `text`, in characters.
+        length, keeps_partial_word: as in `Trimmer`.
     """
-    cleaner = Trimmer(length, is_literal=is_literal)
-    cleaner.take(text, ends)
-    cleaner.finish(finish_reason)
-    return cleaner.text
+    trimmer = Trimmer(length, keeps_partial_word=keeps_partial_word)
+    trimmer.feed_all(text, ends)
+    trimmer.finish(finish_reason)
+    return trimmer.text
 
 
-def fault(text: str, context: str) -> str | None:
-    """Why a completion of `context` is not worth showing, or None.
+def rejection_reason(text: str, prompt: str) -> str | None:
+    """Why a completion of `prompt` is not worth showing, or None.
 
-    "loop": a word three times on end (four times with marks between them: "no, no, no" is said), a few words three
-    times, more of them twice, or a mark over and over; "repeats_context": it begins by saying again what the context
-    ends with.
+    "loop": in a row, one to four characters six times, a word with the same punctuation three times, a word with any
+    punctuation four times, a phrase of two or three words three times, or a longer phrase twice. A loop of words may
+    begin in the prompt. "repeats_context": the completion begins with the words that the prompt ends with.
     """
-    if _MARKS_IN_A_LOOP.search(text):
+    if _CHARACTER_LOOP.search(text):
         return "loop"
-    before = context[-_CONTEXT_CHARS:]
+    before = prompt[-_PROMPT_CHARS:]
     plain = (before + text).casefold().split()
-    words = [word.strip(_MARKS) or word for word in plain]  # marks alone stay
-    is_one_word = bool(before and text) and not (before[-1].isspace() or text[0].isspace())  # where they meet
-    num_old = len(before.split()) - is_one_word
-    if _has_loop(plain, num_old, 1, 3) or _has_loop(words, num_old, 1, 4):
+    words = [word.strip(_MARKS) or word for word in plain]  # a word of punctuation only stays
+    continues_word = bool(before and text) and not (before[-1].isspace() or text[0].isspace())
+    num_prompt_words = len(before.split()) - continues_word
+    if _has_loop(plain, num_prompt_words, 1, 3) or _has_loop(words, num_prompt_words, 1, 4):
         return "loop"
     for size in range(2, min(MAX_PHRASE, len(words) // 2) + 1):
-        if _has_loop(words, num_old, size, 3 if size < _LONG_PHRASE else 2):
+        if _has_loop(words, num_prompt_words, size, 3 if size < _LONG_PHRASE else 2):
             return "loop"
-    ended = _WORD.match(before[-1:]) and text[:1].isspace()
-    for size in range(1, min(MAX_PHRASE, num_old, len(words) - num_old) + 1):
-        if words[num_old - size : num_old] == words[num_old : num_old + size] and (size > 1 or ended):
+    starts_word = _WORD.match(before[-1:]) and text[:1].isspace()
+    for size in range(1, min(MAX_PHRASE, num_prompt_words, len(words) - num_prompt_words) + 1):
+        prompt_end = words[num_prompt_words - size : num_prompt_words]
+        if prompt_end == words[num_prompt_words : num_prompt_words + size] and (size > 1 or starts_word):
             return "repeats_context"
     return None
 
 
-def _has_loop(words: list[str], num_old: int, size: int, num_times: int) -> bool:
-    """Whether `size` words come `num_times` on end, and not all among the first `num_old`."""
-    is_as_before = bytes(map(eq, words[size:], words))  # of each word from `size` on, as the one so many before it
+def _has_loop(words: list[str], num_prompt_words: int, size: int, num_times: int) -> bool:
+    """Whether a phrase of `size` words comes `num_times` in a row, and not only within the prompt's words."""
+    equals_previous = bytes(map(eq, words[size:], words))  # 1 where words[size + i] == words[i]
     run = size * (num_times - 1)
-    return is_as_before.find(b"\1" * run, max(0, num_old + 1 - size - run)) >= 0
+    return equals_previous.find(b"\1" * run, max(0, num_prompt_words + 1 - size - run)) >= 0
 
 
-def is_alike(one: str, other: str, similarity: float) -> bool:
-    """Whether a reader would take two completions for one: their words (case and marks left out) are the same up to
-    the end of one of them, or as a whole at least `similarity` percent so.
+def is_alike(first: str, second: str, similarity: float) -> bool:
+    """Whether a reader would take two completions for the same, ignoring case and punctuation.
 
-    The figure is rapidfuzz's `ratio`: twice the length of the longest common subsequence, by the lengths of both.
+    Either the words of one are the beginning of the other's, or both are at least `similarity` percent alike by
+    rapidfuzz's `ratio`: 200 × the length of the longest common subsequence of characters / the sum of both lengths.
     """
-    a, b = (" ".join(_WORD.findall(text.casefold())) for text in (one, other))
+    a, b = (" ".join(_WORD.findall(text.casefold())) for text in (first, second))
     return f"{a} ".startswith(f"{b} ") or f"{b} ".startswith(f"{a} ") or fuzz.ratio(a, b) >= similarity

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, LogitsProcessorList
 
-from gateway.generation.trimming import clean
+from gateway.generation.trimming import trim
 from tests.e2e.harness import Tercet, running
 from workers.engine.model.gpt2 import SHAPES
 from workers.engine.model.loader import random_weights
@@ -153,7 +153,7 @@ def held_reference(model: Any, tokenizer: Tokenizer, prompt: str) -> str:
         kept = kept[: kept.index(tokenizer.eos_id)]
     ends = [len(tokenizer.decode(kept[: number + 1])) - len(typed.decode()) for number in range(num_forced, len(kept))]
     text = tokenizer.decode(kept)[len(typed.decode()) :]
-    return clean(text, ends, 40, "eos" if has_ended else "length", is_literal=True)
+    return trim(text, ends, 40, "eos" if has_ended else "length", keeps_partial_word=True)
 
 
 def test_a_seed_gives_the_same_text_alone_and_in_a_crowd(tercet: Tercet) -> None:

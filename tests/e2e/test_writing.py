@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.generation.trimming import fault, is_alike
+from gateway.generation.trimming import is_alike, rejection_reason
 from tests.e2e.harness import ROOT, Tercet
 
 OPENING = "The old man looked at the sea and"
@@ -73,7 +73,7 @@ def test_three_sentences_that_differ_and_end_at_a_word(tercet: Tercet) -> None:
         num_whole += len(values) == 3
         for value in values:
             assert re.search(r"\w[^\w\s]*$", value), value
-            assert fault(value, context) is None
+            assert rejection_reason(value, context) is None
         assert not any(is_alike(a, b, 80) for a in values for b in values if a is not b)
     assert num_whole >= len(asked) - 1
 

@@ -31,7 +31,8 @@ from deploy.bench.harness.rounds import percentile
 from deploy.bench.harness.server import Server
 from gateway.api.autocomplete import DEFAULT_MAX_TOKENS, sampling_of
 from gateway.api.schema import AutocompleteRequest
-from gateway.generation.selection import BranchResult, Selection, SelectionPolicy
+from gateway.generation.request import BranchResult, rank_first_token
+from gateway.generation.selection import Selection, SelectionPolicy
 from shared.errors import StartError
 from shared.protocol import Failed, GenerateRequest
 from shared.settings import Settings
@@ -190,7 +191,7 @@ class EngineSource:
         for number in range(request.n_samples):
             ask = GenerateRequest(
                 prompt=context, max_prompt_tokens=request.max_tokens or DEFAULT_MAX_TOKENS, heal=True,
-                sampling=sampling_of(request, number), seed=seed + number, deadline_ms=1e9,
+                sampling=rank_first_token(sampling_of(request), number), seed=seed + number, deadline_ms=1e9,
             )  # fmt: skip
             asked = self._translator.request(ask, time.monotonic())
             found.append((ask, asked, self._engine.submit(asked)))
@@ -208,7 +209,7 @@ class EngineSource:
             if isinstance(done, Failed):
                 raise StartError(done.detail)
             selection.add(BranchResult(number, ask.seed, 0, "", done, 0.0))
-        return [sentence.value for sentence in selection.merged().sentences]
+        return [suggestion.text for suggestion in selection.result().suggestions]
 
 
 class TypistBench:

@@ -28,7 +28,7 @@ from deploy.bench.harness.options import Options, progress
 from deploy.bench.harness.report import Document
 from deploy.bench.harness.rounds import percentile
 from deploy.bench.harness.server import Server
-from gateway.generation.trimming import fault, is_alike
+from gateway.generation.trimming import is_alike, rejection_reason
 from shared.settings import Settings
 
 KEYS_PER_S = 8
@@ -279,7 +279,7 @@ class WriterBench:
         figures = {
             "three that differ": sum(differ) / len(differ),
             "end at a word": sum(bool(_ENDS_AT_WORD.search(value)) for _, value in values) / len(values),
-            "loops": sum(fault(value, context) is not None for context, value in values),
+            "loops": sum(rejection_reason(value, context) is not None for context, value in values),
             "topped up": sum(line.get("top_ups", 0) > 0 for line in logged) / len(logged),
             "words": sum(len(value.split()) for _, value in values) / len(values),
             "added ms p50": percentile(added, 0.5),

@@ -1,11 +1,16 @@
-"""Choosing is pure: clean completions that differ, best first, whenever they come."""
+"""Selection: clean completions that differ, best score first, whatever order they arrive in."""
 
-from itertools import accumulate, permutations
+from itertools import accumulate, combinations
 
-from gateway.generation.selection import BranchResult, Selection, SelectionPolicy, Suggestions
-from shared.protocol import BranchFailure, Done, Top
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-TASTE = SelectionPolicy(context="He saw", num_sentences=3, length=20, similarity=80)
+from gateway.generation.request import BranchFailure, BranchOutcome, BranchResult
+from gateway.generation.selection import Selection, SelectionPolicy, SelectionResult
+from shared.protocol import Done
+from tests.gateway.generation.references import is_alike_reference
+
+POLICY = SelectionPolicy(prompt="He saw", num_suggestions=3, length=20, similarity=80)
 
 
 def result(
@@ -29,108 +34,163 @@ def result(
     return BranchResult(branch, 100 + branch, branch, "small", done, 0.01)
 
 
-FAILURE = BranchFailure(branch=2, code="broken", detail="The call broke.")
+FAILURE = BranchFailure(2, "broken", "The call broke.")
 A, B, C = (
     result(number, [text], logprob)
     for number, (text, logprob) in enumerate([(" the sea", -3), (" a gull", -1), (" nothing", -2)])
 )
 
 
-def merged(*outcomes: BranchResult | BranchFailure, policy: SelectionPolicy = TASTE) -> Suggestions:
+def select(*outcomes: BranchOutcome, policy: SelectionPolicy = POLICY) -> SelectionResult:
     selection = Selection(policy)
     for outcome in outcomes:
         selection.add(outcome)
-    return selection.merged()
+    return selection.result()
 
 
-def values(answer: Suggestions) -> list[str]:
-    return [sentence.value for sentence in answer.sentences]
+def texts(answer: SelectionResult) -> list[str]:
+    return [suggestion.text for suggestion in answer.suggestions]
 
 
-def test_best_score_first() -> None:
-    answer = merged(A, B, C)
-    assert [(s.value, s.score) for s in answer.sentences] == [(" a gull", -1), (" nothing", -2), (" the sea", -3)]
+def codes(answer: SelectionResult) -> list[str]:
+    return [failure.code for failure in answer.failures]
+
+
+def test_the_best_score_is_first() -> None:
+    answer = select(A, B, C)
+    assert [(s.text, s.score) for s in answer.suggestions] == [(" a gull", -1), (" nothing", -2), (" the sea", -3)]
     assert (answer.is_partial, answer.failures) == (False, [])
 
 
-def test_a_duplicate_makes_room_for_another_and_no_partial_answer() -> None:
-    selection = Selection(TASTE)
+def test_equal_scores_are_ordered_by_seed() -> None:
+    same_score = [result(branch, [text], -1) for branch, text in enumerate([" the sea", " a gull", " nothing"])]
+    assert texts(select(*reversed(same_score))) == [" the sea", " a gull", " nothing"]
+
+
+def test_a_rejected_duplicate_can_be_replaced_and_the_answer_is_not_partial() -> None:
+    selection = Selection(POLICY)
     for outcome in (A, result(1, [" The sea."]), C):
         selection.add(outcome)
     assert selection.num_missing == 1
-    answer = selection.merged()
-    assert [failure.code for failure in answer.failures] == ["near_duplicate"]
+    answer = selection.result()
+    assert codes(answer) == ["near_duplicate"]
     assert not answer.is_partial
     selection.add(result(3, [" a gull"]))
     assert selection.num_missing == 0
-    assert (len(selection.merged().sentences), selection.merged().failures) == (3, [])
+    assert (len(selection.result().suggestions), selection.result().failures) == (3, [])
 
 
-def test_the_choice_does_not_depend_on_who_comes_first() -> None:
-    outcomes = [A, result(1, [" the sea"], -0.5), result(2, [" the sea", "."]), result(3, [" a gull"])]
-    answers = [merged(*order) for order in permutations(outcomes)]
-    assert all(answer == answers[0] for answer in answers)
-    assert values(answers[0]) == [" a gull", " the sea"]
+def test_add_returns_what_it_selects_in_the_order_of_the_branches() -> None:
+    selection = Selection(POLICY)
+    assert selection.add(C) == []
+    assert selection.add(B) == []
+    assert [suggestion.result for suggestion in selection.add(A)] == [A, B, C]
 
 
-def test_what_was_to_replace_another_and_failed_is_no_failure() -> None:
-    late = BranchFailure(branch=3, code="deadline_exceeded", detail="Late.")
-    answer = merged(A, result(1, [" the sea"]), C, late)
-    assert len(answer.sentences) == 2
-    assert [failure.code for failure in answer.failures] == ["duplicate"]
+OUTCOMES = st.lists(
+    st.one_of(
+        st.builds(
+            lambda text, logprob, reason: (text, logprob, reason),
+            st.sampled_from([" the sea", " the sea.", " the sea was", " a gull", " the the the", " nothing", " n", ""]),
+            st.sampled_from([-1.0, -2.0]),
+            st.sampled_from(["eos", "length", "deadline"]),
+        ),
+        st.just(None),
+    ),
+    min_size=3,
+    max_size=6,
+)
+
+
+@settings(deadline=None)
+@given(OUTCOMES, st.randoms(use_true_random=False))
+def test_the_order_of_arrival_changes_nothing(kinds: list[tuple[str, float, str] | None], random: object) -> None:
+    outcomes: list[BranchOutcome] = [
+        BranchFailure(branch, "broken", "") if kind is None else result(branch, [kind[0]], kind[1], reason=kind[2])
+        for branch, kind in enumerate(kinds)
+    ]
+    in_order = select(*outcomes)
+    random.shuffle(outcomes)  # type: ignore[attr-defined]
+    assert select(*outcomes) == in_order
+
+
+@settings(deadline=None)
+@given(OUTCOMES)
+def test_suggestions_differ_and_every_missing_one_has_a_reason(kinds: list[tuple[str, float, str] | None]) -> None:
+    answer = select(
+        *(
+            BranchFailure(branch, "broken", "") if kind is None else result(branch, [kind[0]], kind[1], reason=kind[2])
+            for branch, kind in enumerate(kinds)
+        )
+    )
+    assert not any(is_alike_reference(a, b, POLICY.similarity) for a, b in combinations(texts(answer), 2))
+    scores = [suggestion.score for suggestion in answer.suggestions]
+    assert all(a is None or b is None or a >= b for a, b in combinations(scores, 2))
+    assert len(answer.suggestions) + len(answer.failures) >= min(POLICY.num_suggestions, len(kinds))
+    assert [failure.branch for failure in answer.failures] == sorted(failure.branch for failure in answer.failures)
+    assert all(failure.branch < POLICY.num_suggestions or failure.code != "broken" for failure in answer.failures)
+
+
+def test_the_failure_of_a_replacement_is_not_reported() -> None:
+    late = BranchFailure(3, "deadline_exceeded", "Late.")
+    answer = select(A, result(1, [" the sea"]), C, late)
+    assert len(answer.suggestions) == 2
+    assert codes(answer) == ["duplicate"]
     assert not answer.is_partial
 
 
-def test_one_good_branch_is_enough() -> None:
-    answer = merged(A, BranchFailure(branch=1, code="broken", detail=""), FAILURE)
-    assert values(answer) == [" the sea"]
+def test_a_single_completion_is_a_partial_answer() -> None:
+    answer = select(A, BranchFailure(1, "broken", ""), FAILURE)
+    assert texts(answer) == [" the sea"]
     assert answer.is_partial
     assert [failure.branch for failure in answer.failures] == [1, 2]
 
 
-def test_only_kept_tokens_that_say_something_new_count() -> None:
-    stopped = result(0, [" a", " b", " c"], kept=2, reason="stop")
-    assert (stopped.done.logprobs[:2], merged(stopped).sentences[0].tokens) == ([-1.0, -1.1], 2)
-    assert merged(stopped).sentences[0].score == -1.05
-    healed = result(0, ["", " b", " c"], typed=1)
-    assert (merged(healed).sentences[0].tokens, round(merged(healed).sentences[0].score or 0, 9)) == (2, -1.15)
-    cut = result(0, [" one", " two", " three"], reason="length")
-    assert (merged(cut).sentences[0].value, merged(cut).sentences[0].tokens) == (" one two", 2)
-
-
-def test_cut_by_the_deadline_is_partial_and_empty_by_it_is_a_failure() -> None:
-    answer = merged(result(0, [" a", " gu"], reason="deadline"), result(1, [" g"], reason="deadline"), C)
-    assert values(answer) == [" a", " nothing"]
+def test_without_a_completion_all_failures_are_reported() -> None:
+    answer = select(*(BranchFailure(branch, "broken", "") for branch in range(3)))
+    assert answer.suggestions == []
     assert answer.is_partial
-    assert [failure.code for failure in answer.failures] == ["deadline_exceeded"]
+    assert codes(answer) == ["broken"] * 3
 
 
-def test_an_empty_completion_is_shown_only_where_there_is_no_other() -> None:
+def test_only_kept_tokens_that_are_not_typed_text_are_counted_and_scored() -> None:
+    [stopped] = select(result(0, [" a", " b", " c"], kept=2, reason="stop")).suggestions
+    assert (stopped.num_tokens, stopped.score) == (2, (-1.0 - 1.1) / 2)
+    [healed] = select(result(0, ["", " b", " c"], typed=1)).suggestions
+    assert (healed.num_tokens, healed.score) == (2, (-1.1 - 1.2) / 2)
+    [trimmed] = select(result(0, [" one", " two", " three"], reason="length")).suggestions
+    assert (trimmed.text, trimmed.num_tokens, trimmed.score) == (" one two", 2, (-1.0 - 1.1) / 2)
+
+
+def test_a_completion_cut_by_the_deadline_is_partial_and_without_a_word_a_failure() -> None:
+    answer = select(result(0, [" a", " gu"], reason="deadline"), result(1, [" g"], reason="deadline"), C)
+    assert texts(answer) == [" a", " nothing"]
+    assert answer.is_partial
+    assert codes(answer) == ["deadline_exceeded"]
+
+
+def test_a_completion_without_a_whole_word_is_rejected() -> None:
+    one = SelectionPolicy(prompt="He saw", num_suggestions=1, length=20, similarity=80)
+    assert codes(select(result(0, [" unbeliev"], reason="length"), policy=one)) == ["no_word"]
+
+
+def test_an_empty_completion_is_suggested_only_if_there_is_no_other() -> None:
     ended = result(0, [""])
-    assert values(merged(ended, B, C)) == [" a gull", " nothing"]
-    assert values(merged(ended, result(1, [""]), result(2, [""]))) == [""]
+    assert texts(select(ended, B, C)) == [" a gull", " nothing"]
+    [empty] = select(ended, result(1, [""]), result(2, [""])).suggestions
+    assert (empty.text, empty.num_tokens, empty.score) == ("", 0, None)
 
 
-def test_loops_are_dropped_unless_the_likeliest_texts_were_asked_for() -> None:
+def test_loops_and_repetitions_are_rejected_except_from_greedy_decoding() -> None:
     loop = result(0, [" the", " the", " the"])
-    assert [failure.code for failure in merged(loop).failures] == ["loop"]
-    assert merged(loop).sentences == []
-    literal = SelectionPolicy(context="He saw", num_sentences=1, length=20, similarity=80, is_literal=True)
-    assert values(merged(loop, policy=literal)) == [" the the the"]
+    repetition = result(1, [" he", " saw", " it"])
+    strict = SelectionPolicy(prompt="He saw", num_suggestions=2, length=20, similarity=80)
+    assert codes(select(loop, repetition, policy=strict)) == ["loop", "repeats_context"]
+    assert select(loop, repetition, policy=strict).suggestions == []
+    greedy = SelectionPolicy(prompt="He saw", num_suggestions=2, length=20, similarity=80, keeps_greedy_text=True)
+    assert texts(select(loop, repetition, policy=greedy)) == [" the the the", " he saw it"]
 
 
-def test_an_explanation_covers_what_is_kept() -> None:
-    done = result(0, ["", " a", " gull", " fl"], typed=1, reason="length").done
-    done.token_texts = [" saw", " a", " gull", " fl"]
-    done.tops = [[Top(1, text, -0.5)] for text in done.token_texts]
-    policy = SelectionPolicy(context="He saw", num_sentences=1, length=20, similarity=80, is_explained=True)
-    [sentence] = merged(BranchResult(0, 0, 0, "small", done, 0.1), policy=policy).sentences
-    assert [(one.text, one.likeliest) for one in sentence.explanation or []] == [
-        (" a", [(" a", -0.5)]), (" gull", [(" gull", -0.5)]),
-    ]  # fmt: skip
-
-
-def test_nothing_came_back() -> None:
-    answer = merged(*(BranchFailure(branch=number, code="broken", detail="") for number in range(3)))
-    assert answer.sentences == []
-    assert answer.is_partial
+def test_greedy_text_without_a_whole_word_is_kept() -> None:
+    greedy = SelectionPolicy(prompt="He saw", num_suggestions=1, length=20, similarity=80, keeps_greedy_text=True)
+    assert texts(select(result(0, [" unbeliev"], reason="length"), policy=greedy)) == [" unbeliev"]

@@ -1,23 +1,28 @@
-"""Where a completion may end, in one piece and in many, and which are not worth showing."""
+"""Trimming, whole and token by token; reasons for rejection and similarity against slow references."""
 
 import re
+from itertools import accumulate
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.generation.trimming import Trimmer, clean, fault, is_alike
+from gateway.generation.trimming import Trimmer, is_alike, rejection_reason, trim
+from tests.gateway.generation.references import is_alike_reference, rejection_reference
 
 
-def pieces_of(text: str) -> list[str]:
-    """Like GPT-2's tokens: a word with the space before it, marks by themselves."""
+def token_texts(text: str) -> list[str]:
+    """Like GPT-2's tokens: a word with the space before it, punctuation by itself."""
     return re.findall(r" ?\w+| ?[^\w\s]+|\s", text)
 
 
-def cleaned(text: str, length: int = 0, reason: str = "length") -> str:
-    pieces = pieces_of(text)
-    ends = [len("".join(pieces[: number + 1])) for number in range(len(pieces))]
-    return clean(text, ends, length or len(pieces), reason)
+def token_ends(texts: list[str]) -> list[int]:
+    return list(accumulate(map(len, texts)))
+
+
+def trimmed(text: str, length: int = 0, reason: str = "length", *, keeps_partial_word: bool = False) -> str:
+    ends = token_ends(token_texts(text))
+    return trim(text, ends, length or len(ends), reason, keeps_partial_word=keeps_partial_word)
 
 
 @pytest.mark.parametrize(
@@ -44,39 +49,58 @@ def cleaned(text: str, length: int = 0, reason: str = "length") -> str:
         (" he paid 3,", " he paid"),  # perhaps 3,000
     ],
 )
-def test_ends_at_a_word_or_at_a_late_sentence(text: str, expected: str) -> None:
-    assert cleaned(text) == expected
+def test_a_completion_ends_at_a_word_or_at_a_late_sentence_end(text: str, expected: str) -> None:
+    assert trimmed(text) == expected
 
 
 @pytest.mark.parametrize("reason", ["eos", "stop"])
-def test_what_ended_by_itself_stays(reason: str) -> None:
-    assert cleaned(" the sea. And the sk", reason=reason) == " the sea. And the sk"
-    assert cleaned(" the sea\n", reason=reason) == " the sea"
+def test_a_completion_that_ended_by_itself_keeps_its_end(reason: str) -> None:
+    assert trimmed(" the sea. And the sk", reason=reason) == " the sea. And the sk"
+    assert trimmed(" the sea\n", reason=reason) == " the sea"
 
 
-def test_tokens_past_the_length_only_finish_a_word() -> None:
-    assert clean("vable story it is", [4, 5, 11, 14, 17], 1, "length") == "vable"
-    assert clean(" a story it is", [2, 8, 11, 14], 2, "length") == " a story"
+def test_a_completion_without_a_whole_word_is_kept_on_request() -> None:
+    assert trimmed(" unbeliev") == ""
+    assert trimmed(" unbeliev", keeps_partial_word=True) == " unbeliev"
+    assert trimmed(" the sk", keeps_partial_word=True) == " the"
 
 
-MARKS = st.sampled_from([*"abCD .,!-'3é海—", '"', "  ", "\n", "Mr."])
-WORDS = st.lists(MARKS, max_size=5).map("".join)
+def test_tokens_past_the_length_only_complete_a_word() -> None:
+    assert trim("vable story it is", [4, 5, 11, 14, 17], 1, "length") == "vable"
+    assert trim(" a story it is", [2, 8, 11, 14], 2, "length") == " a story"
 
 
-@given(st.lists(WORDS, max_size=12), st.integers(1, 14), st.sampled_from(["length", "deadline", "eos", "stop"]))
-def test_nothing_that_was_let_go_is_taken_back(pieces: list[str], length: int, reason: str) -> None:
-    cleaner = Trimmer(length)
-    released = [cleaner.feed(piece) for piece in pieces]
-    released.append(cleaner.finish(reason))
-    text = "".join(pieces)
-    ends = [len("".join(pieces[: number + 1])) for number in range(len(pieces))]
-    assert "".join(released) == cleaner.text == clean(text, ends, length, reason)
-    assert text.startswith(cleaner.text)
-    assert cleaner.text == cleaner.text.rstrip()
+TOKENS = st.lists(st.sampled_from([*"abCD .,!-'3é海—", '"', "  ", "\n", "Mr."]), max_size=5).map("".join)
+
+
+@given(st.lists(TOKENS, max_size=12), st.integers(1, 14), st.sampled_from(["length", "deadline", "eos", "stop"]))
+def test_streamed_text_is_never_taken_back_and_ends_as_the_whole_text_does(
+    texts: list[str], length: int, reason: str
+) -> None:
+    trimmer = Trimmer(length)
+    released = []
+    for text in texts:
+        released.append(trimmer.feed(text))
+        assert "".join(released) == trimmer.text
+    released.append(trimmer.finish(reason))
+    whole = "".join(texts)
+    assert "".join(released) == trimmer.text == trim(whole, token_ends(texts), length, reason)
+    assert whole.startswith(trimmer.text)
+    assert trimmer.text == trimmer.text.rstrip()
+
+
+@given(st.lists(TOKENS, max_size=8), st.lists(TOKENS, max_size=8), st.integers(1, 14))
+def test_later_tokens_remove_nothing_that_is_final(texts: list[str], later: list[str], length: int) -> None:
+    trimmer = Trimmer(length)
+    for text in texts:
+        trimmer.feed(text)
+    both = [*texts, *later]
+    for reason in ("length", "eos"):
+        assert trim("".join(both), token_ends(both), length, reason).startswith(trimmer.text)
 
 
 @pytest.mark.parametrize(
-    ("text", "context", "expected"),
+    ("text", "prompt", "expected"),
     [
         (" the the the sea", "He saw", "loop"),
         (" and so it was, and so it was", "He knew", "loop"),
@@ -96,14 +120,43 @@ def test_nothing_that_was_let_go_is_taken_back(pieces: list[str], length: int, r
         ("", "the the the the", None),
     ],
 )
-def test_faults(text: str, context: str, expected: str | None) -> None:
-    assert fault(text, context) == expected
+def test_rejection_reasons(text: str, prompt: str, expected: str | None) -> None:
+    assert rejection_reason(text, prompt) == rejection_reference(text, prompt) == expected
 
 
-def test_alike() -> None:
-    assert is_alike(" the sea was calm.", " The sea was calm", 100)
-    assert is_alike(" the sea", " the sea was calm and blue", 100)
-    assert not is_alike(" the sea", " the seal was calm and blue", 95)
-    assert is_alike(" the sea was calm and blue", " the sea was calm and grey", 80)
-    assert not is_alike(" the sea was calm and blue", " the sea was calm and grey", 95)
-    assert not is_alike(" the sea was calm", " there was no wind", 80)
+PROSE = st.lists(
+    st.sampled_from([" a", " b", " A", " c,", " the", " sea", ".", ",", '"', "s", " —", "\n", " ", "-"]), max_size=24
+).map("".join)
+
+
+@settings(deadline=None)
+@given(PROSE, PROSE)
+def test_rejection_reasons_are_those_of_the_reference(text: str, prompt: str) -> None:
+    assert rejection_reason(text, prompt) == rejection_reference(text, prompt)
+
+
+def test_only_the_end_of_a_long_prompt_is_searched() -> None:
+    filler = "Of all that he had ever known there was but little left for him to tell us. " * 3
+    assert rejection_reason(" we saw the sea", f"We saw the sea. {filler}") is None
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "similarity", "expected"),
+    [
+        (" the sea was calm.", " The sea was calm", 100, True),
+        (" the sea", " the sea was calm and blue", 100, True),
+        (" the sea", " the seal was calm and blue", 95, False),
+        (" the sea was calm and blue", " the sea was calm and grey", 80, True),
+        (" the sea was calm and blue", " the sea was calm and grey", 95, False),
+        (" the sea was calm", " there was no wind", 80, False),
+    ],
+)
+def test_similarity(first: str, second: str, similarity: float, *, expected: bool) -> None:
+    assert is_alike(first, second, similarity) == is_alike_reference(first, second, similarity) == expected
+
+
+@settings(deadline=None)
+@given(PROSE, PROSE, st.sampled_from([30.0, 50.0, 80.0, 95.0]))
+def test_similarity_is_that_of_the_reference_and_symmetric(first: str, second: str, similarity: float) -> None:
+    expected = is_alike_reference(first, second, similarity)
+    assert is_alike(first, second, similarity) == is_alike(second, first, similarity) == expected

@@ -1,0 +1,181 @@
+"""A request for completions: its spec, the events that its branches deliver, and its state while it is processed.
+
+Knows no dialect: whatever a dialect wants of a completion is a field of the spec.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from shared.errors import TercetError
+from shared.protocol import MAX_SEED, Done, Sampling
+
+# A branch's last events can still be on their way when the deadline passes: wait this much longer for them.
+COLLECT_GRACE_S = 0.04
+
+
+@dataclass(frozen=True, slots=True)
+class BranchSpec:
+    """One call to a worker: its index in the request, and what differs between the branches."""
+
+    index: int
+    seed: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSpec:
+    """What to generate, checked and with every default filled in.
+
+    Attributes:
+        prompt: text, or token ids.
+        max_prompt_tokens: a longer prompt loses its beginning.
+        num_completions: branches at the start; branches with a higher index replace rejected completions.
+        seed: branch 0's; branch k draws with `seed + k`.
+        ranks_first_token: greedy branches would all give one text; with this, branch k starts with the token of rank k.
+        heals: token healing: where the prompt ends mid-word, the worker backs up to the word's start and constrains the
+            output to match it.
+        echoes: report the prompt's tokens and their log-probabilities.
+        num_top_logprobs: most likely tokens to report at each step; None: report no token texts either.
+        deadline: of `time.monotonic()`.
+        session: a newer request of the same session supersedes this one.
+        document: equal for requests that share a prompt's beginning, to place them where it is cached.
+    """
+
+    request_id: str
+    model: str
+    prompt: str | list[int]
+    max_prompt_tokens: int
+    num_completions: int
+    seed: int
+    sampling: Sampling
+    ranks_first_token: bool
+    heals: bool
+    echoes: bool
+    num_top_logprobs: int | None
+    is_streamed: bool
+    deadline: float
+    session: str | None
+    document: int | None
+
+    def branch(self, index: int) -> BranchSpec:
+        """The branch of any index, from 0."""
+        sampling = rank_first_token(self.sampling, index) if self.ranks_first_token else self.sampling
+        return BranchSpec(index, (self.seed + index) % (MAX_SEED + 1), sampling)
+
+
+def rank_first_token(sampling: Sampling, index: int) -> Sampling:
+    """`sampling` for branch `index`: if greedy, it starts with the token of that rank (0: the most likely)."""
+    return msgspec.structs.replace(sampling, first_rank=index) if sampling.temperature == 0 else sampling
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Texts of new tokens of a branch. A retried branch starts its text again, with a higher `attempt` (from 1)."""
+
+    branch: int
+    texts: tuple[str, ...]
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BranchResult:
+    """A branch's completion, as its worker sent it. `time_s` includes retries and waiting for room."""
+
+    branch: int
+    seed: int
+    slot: int
+    model: str
+    done: Done
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BranchFailure:
+    """Why a branch has no completion, or why its completion was rejected: a stable code and a sentence."""
+
+    branch: int
+    code: str
+    detail: str
+
+
+BranchOutcome: TypeAlias = BranchResult | BranchFailure
+BranchEvent: TypeAlias = TextDelta | BranchOutcome
+
+
+class RequestContext:
+    """A request being processed: a queue of its branches' events, and cancellation. Thread-safe.
+
+    Attributes:
+        cancel_reason: the error to answer with, if the request was cancelled with one.
+        num_top_ups: branches started to replace rejected completions.
+        first_outcomes_at: when every one of the first branches had an outcome, of `time.monotonic()`.
+    """
+
+    def __init__(self, spec: GenerationSpec) -> None:
+        self.spec = spec
+        self.cancel_reason: TercetError | None = None
+        self.num_top_ups = 0
+        self.first_outcomes_at: float | None = None
+        self._changed = threading.Condition()
+        self._events: deque[BranchEvent] = deque()
+        self._callbacks: list[Callable[[], None]] = []
+        self._is_cancelled = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is cancelled or past its deadline, so that starting work for it is pointless."""
+        return self._is_cancelled or time.monotonic() >= self.spec.deadline
+
+    def deliver(self, event: BranchEvent) -> None:
+        """Append an event to the queue."""
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify_all()
+
+    def next_event(self) -> BranchEvent | None:
+        """Wait for the next event. None: the request was cancelled, or its deadline and `COLLECT_GRACE_S` passed."""
+        until = self.spec.deadline + COLLECT_GRACE_S
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_cancelled or self._events, timeout=max(0.0, until - time.monotonic())
+            )
+            return self._events.popleft() if self._events and not self._is_cancelled else None
+
+    def cancel(self, reason: TercetError | None = None) -> None:
+        """End all branches, waiting or running, and wake `next_event`. Of several reasons the first is kept."""
+        with self._changed:
+            if self.cancel_reason is None and not self._is_cancelled:
+                self.cancel_reason = reason
+            self._is_cancelled = True
+            callbacks = list(self._callbacks)
+            self._changed.notify_all()
+        for callback in callbacks:
+            callback()
+
+    @contextmanager
+    def on_cancel(self, callback: Callable[[], None]) -> Iterator[None]:
+        """While the block runs, cancellation calls `callback`; at once, if the request is already cancelled."""
+        with self._changed:
+            self._callbacks.append(callback)
+            is_cancelled = self._is_cancelled
+        if is_cancelled:
+            callback()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._callbacks.remove(callback)
+
+    def pause(self, seconds: float) -> None:
+        """Sleep; cancellation ends it early."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_cancelled, timeout=seconds)
