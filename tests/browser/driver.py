@@ -33,7 +33,7 @@ class Editor:
         self.options = self.list.get_by_role("option")
         self.chosen = self.list.get_by_role("option", selected=True)
         self.ghost = page.locator("#mirror .ghost")
-        self.news = page.locator("#news")
+        self.news = page.locator("#announcements")
         self.status = page.locator("#status")
         page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
         page.on("console", self._hear)

@@ -378,7 +378,7 @@ def test_details_on_demand(editor: Editor) -> None:
     tokens = editor.page.locator("#details .token").evaluate_all("all => all.map(one => one.firstChild.textContent)")
     assert re.sub(r"[\s¶]", "", ghost).startswith(re.sub(r"[\s¶␣]", "", "".join(tokens))[: len(ghost) // 2])
     assert len(tokens) >= len(ghost.split()) > 0  # no token says parts of two words
-    assert details.locator(".other").count() > len(tokens)
+    assert details.locator(".alternative").count() > len(tokens)
     assert editor.value == OPENING
     editor.press("ArrowDown")  # another's, and no further request
     expect(details).to_contain_text("score")
@@ -473,11 +473,11 @@ def test_refusals_and_a_lost_server_are_told_and_writing_goes_on(editor: Editor)
     # In the first one's place: between the two, a request of the pause after a key could be answered.
     editor.page.route("**/autocomplete", lambda route: route.abort())
     editor.press("Tab")
-    expect(editor.status).to_contain_text("The server does not answer.")
+    expect(editor.status).to_contain_text("The server is not responding.")
     editor.page.unroute("**/autocomplete")
     editor.faults.clear()  # the browser's own word on the broken connection
     assert len(editor.ask(" then")) == 3
-    expect(editor.status).not_to_contain_text("does not answer")
+    expect(editor.status).not_to_contain_text("not responding")
 
 
 def test_of_a_long_document_its_end_is_sent(editor: Editor) -> None:

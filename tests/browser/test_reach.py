@@ -103,7 +103,7 @@ def test_a_phone(open_page: OpenPage) -> None:
     rows = editor.wait_until_whole()
     assert len(rows) == 3
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    for element in [editor.list, *page.locator("#acts button").all()]:
+    for element in [editor.list, *page.locator("#panel-actions button").all()]:
         box = element.bounding_box()
         assert box is not None
         assert box["x"] >= 0
