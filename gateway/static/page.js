@@ -80,7 +80,7 @@ function showView(view) {
   if (view.chosen?.sentence !== previous.chosen?.sentence || !panel.isOpen) void showDetails();
   showLatency();
   if (becameReady) announceSuggestions();
-  if (view.status === "empty" && previous.status !== "empty") announce("No suggestion: the model would end here.");
+  if (view.status === "empty" && previous.status !== "empty") announce("No suggestions: the model would end the text here.");
   if (view.problem && view.problem !== previous.problem) showProblem(view.problem);
 }
 
@@ -115,7 +115,7 @@ function showLatency() {
   output.classList.toggle("is-problem", Boolean(problem));
   if (problem) setText(output, problem.message);
   else if (status === "waiting" || status === "streaming") setText(output, "…");
-  else if (status === "empty") setText(output, "the model would end here");
+  else if (status === "empty") setText(output, "no suggestions: the model would end the text here");
   else setText(output, totalMs === null ? "" : `${Math.round(totalMs).toLocaleString()} ms`);
 }
 
@@ -140,7 +140,7 @@ async function showDetails() {
   const sentence = await completer.explain(NUM_LIKELIEST).catch(() => null);
   if (chosen !== currentView.chosen?.sentence || !areDetailsOpen) return; // changed during the request
   panel.showDetails(
-    sentence ? renderDetails(sentence) : [createElement("p", "statistics", "No details are to be had of this one.")],
+    sentence ? renderDetails(sentence) : [createElement("p", "statistics", "No details are available for this suggestion.")],
   );
   renderAtCaret();
   scrollToCaret();
@@ -155,7 +155,7 @@ function insertSuggestion(text) {
   numSpentKeys = 0;
   save("saved", numSavedKeys);
   showSavedKeys();
-  announce(`Taken: ${text}`);
+  announce(`Accepted: ${text}`);
 }
 
 function toggleDetails() {
@@ -188,7 +188,7 @@ function handleKey(event) {
   const isHandled = completer.press(event);
   if (event.key === "Escape" && isHandled) announce("Dismissed.");
   doesTabMoveFocus = event.key === "Escape" && !isHandled;
-  if (doesTabMoveFocus) announce("Tab leaves the text now.");
+  if (doesTabMoveFocus) announce("Press Tab to leave the text field.");
 }
 
 /** @param {Event} event */
@@ -219,13 +219,13 @@ function scheduleSave() {
 function saveText() {
   clearTimeout(saveTimer);
   if (!textarea.value) remove("text");
-  else if (!save("text", textarea.value)) announce("The text cannot be kept in this browser.");
+  else if (!save("text", textarea.value)) announce("The text cannot be saved in this browser.");
 }
 
 function clearText() {
   editor.clear();
   saveText();
-  announce("Cleared. Undo brings it back.");
+  announce("Text cleared. Undo restores it.");
 }
 
 // ---- the server ----
@@ -239,7 +239,7 @@ async function checkHealth() {
     setText(output, `${numWarm} of ${slots.length} ${slots.length === 1 ? "slot" : "slots"} ready`);
     settings.setModels(models);
   } catch {
-    setText(output, "no server");
+    setText(output, "server unreachable");
   }
 }
 
@@ -247,7 +247,7 @@ function showKeyForm() {
   const wasKeyRejected = Boolean(client.key);
   const form = find("key-form", HTMLFormElement);
   const label = /** @type {HTMLElement} */ (form.querySelector("label"));
-  setText(label, wasKeyRejected ? "The server refused that key" : "This server asks for a key");
+  setText(label, wasKeyRejected ? "The server rejected this API key" : "This server requires an API key");
   form.hidden = false;
   find("key", HTMLInputElement).select();
 }

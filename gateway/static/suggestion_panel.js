@@ -106,12 +106,12 @@ export class SuggestionPanel {
 export function renderDetails(sentence) {
   const { score, seed, model, slot, tokens, time } = sentence;
   const statistics = createElement("p", "statistics", [
-    `score ${score?.toFixed(2).replace("-", "−") ?? "–"} (${formatProbability(score)} a token)`,
+    `score ${score?.toFixed(2).replace("-", "−") ?? "–"} (${formatProbability(score)} per token)`,
     `seed ${seed}`,
     `${model}, slot ${slot}`,
     `${tokens} tokens in ${Math.round(time * 1e3)} ms (queue ${sentence.queue_ms.toFixed(0)},`
-      + ` prompt ${sentence.prefill_ms.toFixed(0)}, text ${sentence.decode_ms.toFixed(0)};`
-      + ` ${sentence.cached_tokens} tokens cached)`,
+      + ` prefill ${sentence.prefill_ms.toFixed(0)}, decode ${sentence.decode_ms.toFixed(0)};`
+      + ` ${sentence.cached_tokens} prompt tokens cached)`,
   ].join(" · "));
   const list = document.createElement("ol");
   for (const token of sentence.explanation ?? []) {

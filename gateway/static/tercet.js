@@ -39,7 +39,7 @@ const MIN_VISIBLE_MS = 200;
  * Suggestions for one text field.
  *
  * A request is sent by `request()`, or automatically when typing pauses (adaptive debounce). A newer request aborts
- * the one in flight, and so does an edit that no suggestion agrees with. While the writer types what a suggestion
+ * the request in flight, and so does an edit that no suggestion agrees with. While the writer types what a suggestion
  * says, its session stays open and no request is sent. Only one session is open at a time; when it closes, its outcome
  * is reported to the server as feedback.
  */
@@ -242,7 +242,7 @@ export class Completer {
     const canAccept = session.visible.length > 0 && (session.isExplicit || session.isOlderThan(MIN_VISIBLE_MS));
     if (canAccept) return () => this.accept();
     return () => {
-      session.isExplicit = true; // the debounce sent the request just before the writer asked for it
+      session.isExplicit = true; // the debounce sent the request just before the writer pressed Tab
       this.#render();
     };
   }
