@@ -4,12 +4,12 @@ from pathlib import Path
 
 from gateway.pool.placement import SlotView
 from gateway.pool.slot_table import SlotTable
-from shared.plan import lay_out
+from shared.plan import make_slots
 from shared.protocol import State
 
 
 def make() -> SlotTable:
-    return SlotTable(lay_out(["cpu"], [("small", 2), ("medium", 1)], Path("/run"), 3))
+    return SlotTable(make_slots(["cpu"], [("small", 2), ("medium", 1)], Path("/run"), 3))
 
 
 def test_slots_are_down_until_they_report() -> None:
