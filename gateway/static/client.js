@@ -32,7 +32,7 @@
  */
 
 /** Base URL of the server that served this file. */
-const ORIGIN_SERVER_URL = new URL("..", import.meta.url).href;
+const DEFAULT_SERVER_URL = new URL("..", import.meta.url).href;
 
 /** The server rejects feedback with a larger count. */
 const MAX_FEEDBACK_CHARS = 10_000;
@@ -101,7 +101,7 @@ export class Client {
    * @param {string} [options.session]  Session id, random by default. The server cancels a session's request when a
    *   newer request of the same session arrives.
    */
-  constructor({ url = ORIGIN_SERVER_URL, key = "", session = randomId() } = {}) {
+  constructor({ url = DEFAULT_SERVER_URL, key = "", session = randomId() } = {}) {
     this.#url = url.endsWith("/") ? url : `${url}/`;
     this.#sessionId = session;
     /** API key, sent with every POST request; empty: none. May be changed at any time. */

@@ -80,7 +80,9 @@ function showView(view) {
   if (view.chosen?.sentence !== previous.chosen?.sentence || !panel.isOpen) void showDetails();
   showLatency();
   if (becameReady) announceSuggestions();
-  if (view.status === "empty" && previous.status !== "empty") announce("No suggestions: the model would end the text here.");
+  if (view.status === "empty" && previous.status !== "empty") {
+    announce("No suggestions: the model predicts the end of the text.");
+  }
   if (view.problem && view.problem !== previous.problem) showProblem(view.problem);
 }
 
@@ -115,7 +117,7 @@ function showLatency() {
   output.classList.toggle("is-problem", Boolean(problem));
   if (problem) setText(output, problem.message);
   else if (status === "waiting" || status === "streaming") setText(output, "…");
-  else if (status === "empty") setText(output, "no suggestions: the model would end the text here");
+  else if (status === "empty") setText(output, "the model predicts the end of the text");
   else setText(output, totalMs === null ? "" : `${Math.round(totalMs).toLocaleString()} ms`);
 }
 
@@ -139,9 +141,8 @@ async function showDetails() {
   }
   const sentence = await completer.explain(NUM_LIKELIEST).catch(() => null);
   if (chosen !== currentView.chosen?.sentence || !areDetailsOpen) return; // changed during the request
-  panel.showDetails(
-    sentence ? renderDetails(sentence) : [createElement("p", "statistics", "No details are available for this suggestion.")],
-  );
+  if (sentence) panel.showDetails(renderDetails(sentence));
+  else panel.showDetails([createElement("p", "statistics", "No details are available for this suggestion.")]);
   renderAtCaret();
   scrollToCaret();
 }

@@ -54,7 +54,7 @@ export class SuggestionSession {
   isChosenByUser = false;
   /** Null while the request is in flight. @type {AutocompleteResponse|null} */
   response = null;
-  /** The same request with `explain`, once the details were opened. @type {Promise<AutocompleteResponse>|null} */
+  /** Response to the same request with `explain`; null until needed. @type {Promise<AutocompleteResponse>|null} */
   explanation = null;
   /** Text added to the document since the request, typed or accepted word by word. */
   typedText = "";

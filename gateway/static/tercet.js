@@ -1,8 +1,8 @@
 // Inline suggestions from a Tercet server, for any editor. This is the module that editors import.
 //
 // `Completer` decides when to request suggestions, which of them still agree with the document, and what to insert.
-// It does not know the DOM: the editor passes functions that read the text before the caret, insert text and show a
-// `View`. `Client` sends the HTTP requests and can be used by itself.
+// It does not access the editor or the page: the editor passes functions that return the text before the caret, insert
+// text and show a `View`. `Client` sends the HTTP requests and can be used without `Completer`.
 
 import { AdaptiveDebounce } from "./adaptive_debounce.js";
 import { Client, Problem } from "./client.js";
@@ -200,7 +200,7 @@ export class Completer {
     return response.sentences.find((sentence) => sentence.seed === seed) ?? null;
   }
 
-  /** What the editor should show at present. @returns {View} */
+  /** The current view, in the form passed to `show`. @returns {View} */
   get view() {
     const session = this.#session;
     const suggestions = session?.suggestions ?? [];

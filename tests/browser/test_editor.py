@@ -127,10 +127,10 @@ def test_steady_typing_sends_no_request(open_page: OpenPage) -> None:
 def test_arrows_choose_and_the_ghost_text_is_at_the_caret(editor: Editor) -> None:
     rows = editor.request_suggestions()
     assert len(rows) == 3
-    for keys, row in [([], 0), (["ArrowDown"], 1), (["ArrowDown"], 2), (["ArrowDown"], 0), (["ArrowUp"], 2)]:
+    for keys, index in [([], 0), (["ArrowDown"], 1), (["ArrowDown"], 2), (["ArrowDown"], 0), (["ArrowUp"], 2)]:
         editor.press(*keys)
-        expect(editor.chosen).to_have_text(rows[row], use_inner_text=True)
-        assert as_single_line(editor.ghost_text) in rows[row]
+        expect(editor.chosen).to_have_text(rows[index], use_inner_text=True)
+        assert as_single_line(editor.ghost_text) in rows[index]
     assert editor.value == OPENING  # ghost text is not part of the document
     ghost = editor.ghost.bounding_box()
     text = editor.text.bounding_box()
@@ -525,7 +525,7 @@ def test_random_keys_leave_a_working_editor(open_page: OpenPage) -> None:
     for _ in range(150):
         key = rng.choice(keys)
         if key == "Tab" and not editor.text.evaluate("element => element === document.activeElement"):
-            editor.text.focus()  # Escape, Tab moved the focus, as intended
+            editor.text.focus()  # a Tab after Escape moved the focus, as intended
         editor.press(key)
         if rng.random() < 0.3:
             editor.page.wait_for_timeout(rng.choice([5, 40, 150]))

@@ -2,15 +2,337 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable, Iterator
 from unittest.mock import Mock
 
+import pytest
 import structlog
 
-from gateway.generation.fanout import Fanout
-from gateway.generation.request import BranchFailure, RequestContext
+from gateway.generation.fanout import MAX_ATTEMPTS, RETRY_PAUSE_S, Fanout
+from gateway.generation.request import BranchEvent, BranchFailure, BranchResult, RequestContext, TextDelta
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
-from tests.gateway.generation.specs import make_spec
+from shared.errors import ClientGone, DeadlineExceeded, Superseded
+from shared.protocol import Accepted, Failed, GenerateRequest, Group, Sampling, Token
+from tests.gateway.generation.stubs import Break, Hang, Refusal, Step, StubPool, completion, make_spec
+
+MakePool = Callable[..., StubPool]
+
+
+def by_seed(request: GenerateRequest) -> Iterator[Step]:
+    yield from completion(request, f" seed {request.seed}")
+
+
+def start(pool: StubPool, context: RequestContext) -> list[BranchEvent]:
+    """Start a request and collect its events until every branch has its outcome."""
+    pool.fanout.start(context)
+    return collect(context, context.spec.num_completions)
+
+
+def collect(context: RequestContext, num_branches: int) -> list[BranchEvent]:
+    events: list[BranchEvent] = []
+    while sum(not isinstance(event, TextDelta) for event in events) < num_branches:
+        event = context.next_event()
+        assert event is not None
+        events.append(event)
+    return events
+
+
+def test_a_request_is_a_call_per_branch_with_its_spec(make_pool: MakePool) -> None:
+    pool = make_pool(by_seed)
+    sampling = Sampling(max_new_tokens=9, temperature=0)
+    context = RequestContext(make_spec(sampling=sampling, session="s", max_prompt_tokens=50))
+    outcomes = start(pool, context)
+    results = sorted(
+        (outcome for outcome in outcomes if isinstance(outcome, BranchResult)), key=lambda result: result.branch
+    )
+    assert [(one.branch, one.seed, one.slot, one.model) for one in results] == [
+        (0, 7, 0, "small"), (1, 8, 0, "small"), (2, 9, 0, "small"),
+    ]  # fmt: skip
+    assert [one.done.text for one in results] == [" seed 7", " seed 8", " seed 9"]
+    calls = sorted(pool.workers[0].calls, key=lambda call: call.seed)
+    for index, call in enumerate(calls):
+        assert (call.prompt, call.prompt_ids, call.max_prompt_tokens) == ("He saw", None, 50)
+        assert (call.heal, call.echo, call.stream, call.logprobs) == (True, False, False, None)
+        assert (call.session, call.request_id, call.group) == ("s", "r1", Group(id="r1", size=3))
+        assert (call.sampling.max_new_tokens, call.sampling.first_rank) == (9, index)
+        assert 9_000 < call.deadline_ms < 10_000
+    pool.wait_until_idle()
+    assert pool.num_branches(0, "ok") == 3
+
+
+def test_token_ids_echo_and_log_probabilities_reach_the_worker_without_healing(make_pool: MakePool) -> None:
+    pool = make_pool(by_seed)
+    start(
+        pool, RequestContext(make_spec(prompt=[5, 6, 7], heals=False, echoes=True, num_top_logprobs=4,
+                                       num_completions=1)),
+    )  # fmt: skip
+    [call] = pool.workers[0].calls
+    assert (call.prompt, call.prompt_ids, call.heal, call.echo, call.logprobs) == (None, [5, 6, 7], False, True, 4)
+
+
+def test_streamed_branches_deliver_their_text_before_their_result(make_pool: MakePool) -> None:
+    is_received = threading.Event()
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        *tokens, done = completion(request, " the sea, the sky.")
+        yield from tokens
+        assert is_received.wait(5)
+        yield done
+
+    pool = make_pool(respond)
+    context = RequestContext(make_spec(is_streamed=True, num_completions=1))
+    pool.fanout.start(context)
+    received: tuple[str, ...] = ()
+    while len(received) < 6:
+        delta = context.next_event()
+        assert isinstance(delta, TextDelta)
+        assert (delta.branch, delta.attempt) == (0, 1)
+        received += delta.texts
+    is_received.set()
+    assert received == (" the", " sea", ",", " the", " sky", ".")
+    assert isinstance(context.next_event(), BranchResult)
+
+
+def test_a_result_is_delivered_before_its_response_ends(make_pool: MakePool) -> None:
+    is_delivered = threading.Event()
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        yield from completion(request, " the sea")
+        assert is_delivered.wait(5)
+
+    pool = make_pool(respond)
+    [result] = start(pool, RequestContext(make_spec(num_completions=1)))
+    is_delivered.set()
+    assert isinstance(result, BranchResult)
+
+
+FAILURES: list[tuple[list[Step], str]] = [
+    ([Break()], "broken"),
+    ([Accepted(), Break()], "broken"),
+    ([Accepted(), Failed(code="engine_error", detail="d")], "engine_error"),
+    ([Refusal(503, "slot_full")], "slot_full"),
+    ([Refusal(500, "internal_error")], "internal_error"),
+]
+
+
+@pytest.mark.parametrize(("steps", "code"), FAILURES)
+def test_a_failed_branch_is_retried_on_another_slot(make_pool: MakePool, steps: list[Step], code: str) -> None:
+    pool = make_pool(lambda _: steps, by_seed)
+    [result] = start(pool, RequestContext(make_spec(num_completions=1)))
+    assert isinstance(result, BranchResult)
+    assert result.slot == 1
+    assert [len(worker.calls) for worker in pool.workers] == [1, 1]
+    pool.wait_until_idle()
+    assert (pool.num_branches(0, code), pool.num_branches(1, "ok")) == (1, 1)
+
+
+def test_a_slot_that_does_not_acknowledge_in_time_is_left_for_another(make_pool: MakePool) -> None:
+    pool = make_pool(lambda _: [Hang()], by_seed, ack_s=0.1)
+    [result] = start(pool, RequestContext(make_spec(num_completions=1)))
+    assert isinstance(result, BranchResult)
+    assert result.slot == 1
+    assert pool.num_branches(0, "not_acknowledged") == 1
+
+
+def test_a_refusal_that_every_slot_would_repeat_is_not_retried(make_pool: MakePool) -> None:
+    pool = make_pool(lambda _: [Refusal(422, "invalid_request")], by_seed)
+    [failure] = start(pool, RequestContext(make_spec(num_completions=1)))
+    assert failure == BranchFailure(0, "invalid_request", "Refused: invalid_request.")
+    assert [len(worker.calls) for worker in pool.workers] == [1, 0]
+
+
+def test_a_branch_fails_after_its_last_attempt_with_that_attempts_reason(make_pool: MakePool) -> None:
+    responses = iter([[Break()], [Refusal(500, "internal_error")], [Accepted(), Failed(code="oom", detail="d")]])
+    pool = make_pool(lambda _: next(responses))
+    [failure] = start(pool, RequestContext(make_spec(num_completions=1)))
+    assert failure == BranchFailure(0, "oom", "d")
+    assert len(pool.workers[0].calls) == MAX_ATTEMPTS == 3
+    pool.wait_until_idle()
+
+
+def test_a_retry_streams_its_text_again_as_another_attempt(make_pool: MakePool) -> None:
+    is_received = [threading.Event(), threading.Event()]
+
+    def breaks(request: GenerateRequest) -> Iterator[Step]:
+        yield Accepted()
+        yield Token(text=" seed", token_id=0, logprob=-1.0)
+        assert is_received[0].wait(5)
+        yield Break()
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        *tokens, done = by_seed(request)
+        yield from tokens
+        assert is_received[1].wait(5)
+        yield done
+
+    pool = make_pool(breaks, respond)
+    context = RequestContext(make_spec(is_streamed=True, num_completions=1))
+    pool.fanout.start(context)
+    assert context.next_event() == TextDelta(0, (" seed",), 1)
+    is_received[0].set()
+    retried = context.next_event()
+    assert isinstance(retried, TextDelta)
+    assert (retried.texts[0], retried.attempt) == (" seed", 2)
+    is_received[1].set()
+    assert isinstance(collect(context, 1)[-1], BranchResult)
+
+
+def test_a_transient_refusal_is_retried_after_a_pause_that_grows(make_pool: MakePool) -> None:
+    responses = iter([Refusal(503, "slot_full"), Refusal(503, "not_ready")])
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        refusal = next(responses, None)
+        yield from [refusal] if refusal else completion(request, " the sea")
+
+    pool = make_pool(respond)
+    [result] = start(pool, RequestContext(make_spec(num_completions=1)))
+    assert isinstance(result, BranchResult)
+    first, second, third = pool.workers[0].call_times
+    assert second - first >= RETRY_PAUSE_S
+    assert third - second >= 4 * RETRY_PAUSE_S
+
+
+def test_other_failures_are_retried_without_a_pause(make_pool: MakePool) -> None:
+    """Three calls of a pool whose pause would be 125 ms; the fastest of some tries counts, for a busy machine."""
+    pool = make_pool(lambda _: [Refusal(500, "internal_error")])
+
+    def three_calls() -> float:
+        begin = time.monotonic()
+        start(pool, RequestContext(make_spec(num_completions=1)))
+        return time.monotonic() - begin
+
+    assert min(three_calls() for _ in range(5)) < 5 * RETRY_PAUSE_S
+
+
+def test_more_branches_than_room_run_in_waves(make_pool: MakePool) -> None:
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        time.sleep(0.02)
+        yield from by_seed(request)
+
+    pool = make_pool(respond, respond, max_batch=2)
+    outcomes = start(pool, RequestContext(make_spec(num_completions=8)))
+    results = [one for one in outcomes if isinstance(one, BranchResult)]
+    assert sorted(one.branch for one in results) == list(range(8))
+    assert {one.done.text for one in results} == {f" seed {7 + one.branch}" for one in results}
+    assert all(1 <= worker.max_running <= 2 for worker in pool.workers)
+    groups = [call.group for worker in pool.workers for call in worker.calls]
+    assert groups == [Group(id="r1", size=8)] * 8
+    pool.wait_until_idle()
+
+
+def test_a_top_up_is_a_group_of_its_own(make_pool: MakePool) -> None:
+    pool = make_pool(by_seed)
+    context = RequestContext(make_spec())
+    start(pool, context)
+    pool.fanout.top_up(context, range(3, 5))
+    outcomes = collect(context, 2)
+    assert sorted(one.branch for one in outcomes) == [3, 4]
+    assert {call.seed for call in pool.workers[0].calls[3:]} == {10, 11}
+    assert [call.group for call in pool.workers[0].calls[3:]] == [Group(id="r1+3", size=2)] * 2
+
+
+def test_a_top_up_is_placed_before_waiting_requests(make_pool: MakePool) -> None:
+    is_released = threading.Event()
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        if request.request_id == "r1" and request.seed == 7:
+            assert is_released.wait(5)
+        yield from by_seed(request)
+
+    pool = make_pool(respond, max_batch=1)
+    first, second = RequestContext(make_spec(num_completions=1)), RequestContext(make_spec(request_id="r2"))
+    pool.fanout.start(first)
+    waiting = threading.Thread(target=pool.fanout.start, args=(second,))
+    waiting.start()
+    while not pool.admission.num_waiting:
+        time.sleep(0.001)
+    pool.fanout.top_up(first, range(1, 2))
+    time.sleep(0.05)  # until it waits for room too
+    is_released.set()
+    collect(first, 2)
+    collect(second, 3)
+    waiting.join()
+    assert [call.request_id for call in pool.workers[0].calls[:3]] == ["r1", "r1", "r2"]
+
+
+def test_at_the_deadline_the_finished_branches_are_delivered(make_pool: MakePool) -> None:
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        if request.seed == 8:
+            yield from by_seed(request)
+        else:
+            yield Accepted()
+            yield Hang()
+
+    pool = make_pool(respond)
+    context = RequestContext(make_spec(timeout_s=0.4))
+    pool.fanout.start(context)
+    result = context.next_event()
+    assert isinstance(result, BranchResult)
+    assert result.branch == 1
+    assert context.next_event() is None
+    assert time.monotonic() >= context.spec.deadline
+    context.cancel()
+    pool.workers[0].wait(lambda worker: worker.num_hangups == 2)
+    pool.wait_until_idle()
+
+
+def test_a_worker_gets_the_time_that_is_left(make_pool: MakePool) -> None:
+    pool = make_pool(by_seed, max_batch=1)
+    context = RequestContext(make_spec(timeout_s=2.0, num_completions=1))
+    time.sleep(0.2)
+    start(pool, context)
+    assert 0 < pool.workers[0].calls[0].deadline_ms < 1_800
+
+
+def test_a_branch_whose_turn_comes_after_the_deadline_is_not_sent(make_pool: MakePool) -> None:
+    pool = make_pool(by_seed)
+    context = RequestContext(make_spec(timeout_s=0.004, num_completions=1))  # less than the margin for returning
+    try:
+        [failure] = start(pool, context)
+    except DeadlineExceeded:  # on a busy machine, already at the reservation
+        return
+    assert isinstance(failure, BranchFailure)
+    assert failure.code == "deadline_exceeded"
+    assert pool.workers[0].calls == []
+
+
+def test_cancellation_ends_running_branches_and_frees_their_room(make_pool: MakePool) -> None:
+    pool = make_pool(lambda _: [Accepted(), Hang()])
+    context = RequestContext(make_spec(timeout_s=60))
+    pool.fanout.start(context)
+    pool.workers[0].wait(lambda worker: len(worker.calls) == 3)
+    context.cancel()
+    pool.workers[0].wait(lambda worker: worker.num_hangups == 3)
+    pool.wait_until_idle()
+    assert len(pool.workers[0].calls) == 3  # a cancelled branch is not retried
+
+
+def test_cancellation_ends_waiting_branches_of_a_later_wave(make_pool: MakePool) -> None:
+    pool = make_pool(lambda _: [Accepted(), Hang()], max_batch=1)
+    context = RequestContext(make_spec(timeout_s=60, num_completions=4))
+    pool.fanout.start(context)
+    pool.workers[0].wait(lambda worker: len(worker.calls) == 1)
+    context.cancel()
+    pool.workers[0].wait(lambda worker: worker.num_hangups == 1)
+    pool.wait_until_idle()
+    time.sleep(0.05)  # a branch that still waited would get the room now
+    assert len(pool.workers[0].calls) == 1
+
+
+def test_cancellation_ends_a_request_that_waits_for_room(make_pool: MakePool) -> None:
+    pool = make_pool(lambda _: [Accepted(), Hang()])
+    first, second = (RequestContext(make_spec(timeout_s=60)) for _ in range(2))
+    pool.fanout.start(first)
+    threading.Timer(0.05, second.cancel, [Superseded("newer")]).start()
+    with pytest.raises(ClientGone):
+        pool.fanout.start(second)
+    assert pool.admission.num_waiting == 0
+    assert pool.admission.in_flight() == [3]
+    first.cancel()
+    pool.wait_until_idle()
 
 
 def test_an_unexpected_exception_is_logged_in_full_and_fails_its_branch() -> None:

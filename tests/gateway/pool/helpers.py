@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -70,6 +71,14 @@ def read_request(connection: socket.socket) -> bytes:
     return head + b"\r\n\r\n" + body
 
 
+def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+    """Waits until the condition holds; returns whether it does."""
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return condition()
+
+
 def _receive(connection: socket.socket) -> bytes:
     data = connection.recv(65536)
     if not data:
@@ -79,10 +88,11 @@ def _receive(connection: socket.socket) -> bytes:
 
 @dataclass
 class Server:
-    """`requests` has the first request of each connection."""
+    """`requests` has the first request of each connection; `num_closed` counts connections that it has closed."""
 
     address: str
     requests: list[bytes] = field(default_factory=list)
+    num_closed: int = 0
 
     @property
     def num_connections(self) -> int:
@@ -99,6 +109,7 @@ def serving(folder: Path, answer: Answer) -> Iterator[Server]:
         with connection, suppress(OSError):  # a client may close before the answer is complete
             server.requests.append(read_request(connection))
             answer(connection)
+        server.num_closed += 1
 
     def accept() -> None:
         while True:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from tests.gateway.pool.helpers import (
     sends,
     sends_to_each,
     serving,
+    until,
 )
 
 ACK_S = 0.2
@@ -46,6 +48,10 @@ def worker(path: Path, answer: Answer) -> Iterator[tuple[SlotClient, Server]]:
 def read_lines(client: SlotClient, *, attempt: int = 1, timeout_s: float = 5.0) -> list[Token | Done]:
     call = client.call(GenerateRequest(prompt="a"), time.monotonic() + timeout_s, attempt)
     return [line for batch in call.lines() for line in batch]
+
+
+def has_closed(server: Server, num_connections: int) -> bool:
+    return server.num_closed == num_connections
 
 
 def test_the_request_carries_the_branch_and_its_id(short_path: Path) -> None:
@@ -266,10 +272,18 @@ def test_one_connection_serves_calls_one_after_another(short_path: Path) -> None
     assert server.num_connections == 1
 
 
-@pytest.mark.parametrize("head", [HEAD, HEAD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")])
-def test_a_connection_that_the_worker_has_closed_is_not_reused(short_path: Path, head: bytes) -> None:
-    with worker(short_path, sends(head + line(Accepted()) + line(DONE) + END)) as (client, _):
+def test_a_connection_that_the_worker_has_closed_is_not_reused(short_path: Path) -> None:
+    with worker(short_path, sends(HEAD + line(Accepted()) + line(DONE) + END)) as (client, server):
+        for number in range(1, 4):
+            assert read_lines(client) == [DONE]
+            assert until(partial(has_closed, server, number))
+
+
+def test_a_connection_that_the_worker_will_close_is_not_reused(short_path: Path) -> None:
+    head = HEAD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    with worker(short_path, sends_to_each(head + line(Accepted()) + line(DONE) + END)) as (client, server):
         assert [read_lines(client) for _ in range(3)] == [[DONE]] * 3
+    assert server.num_connections == 3
 
 
 def test_data_after_the_response_closes_the_connection(short_path: Path) -> None:

@@ -1,0 +1,239 @@
+"""A pool of stub workers: real HTTP on Unix sockets, with completions that a test writes instead of a model's.
+
+Every response closes its connection, so that none stays open when the test ends while a branch reads its last bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
+from itertools import accumulate
+from pathlib import Path
+from socketserver import ThreadingMixIn, UnixStreamServer
+from typing import Any, TypeAlias
+
+import msgspec
+
+from gateway.generation.fanout import Fanout
+from gateway.generation.request import GenerationSpec
+from gateway.metrics import Metrics
+from gateway.pool.admission import Admission
+from gateway.pool.client import SlotClient
+from shared.plan import Model, Plan, lay_out
+from shared.protocol import (
+    Accepted,
+    Done,
+    Failed,
+    GenerateLine,
+    GenerateRequest,
+    Sampling,
+    State,
+    Token,
+    Top,
+    parse_generate_request,
+)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A whole response instead of lines."""
+
+    status: int
+    code: str
+
+
+class Break:
+    """Close the connection."""
+
+
+class Hang:
+    """Send nothing more until the gateway hangs up."""
+
+
+Step: TypeAlias = GenerateLine | Refusal | Break | Hang
+Respond: TypeAlias = Callable[[GenerateRequest], Iterable[Step]]
+
+
+def token_texts(text: str) -> list[str]:
+    """A word with the space before it, punctuation by itself."""
+    return re.findall(r" ?\w+| ?[^\w\s]+|\s", text)
+
+
+def completion(
+    request: GenerateRequest, text: str, *, logprob: float = -1.0, finish_reason: str = "eos"
+) -> Iterator[GenerateLine]:
+    """What a worker sends for a completion."""
+    yield Accepted()
+    texts = token_texts(text)
+    if request.stream:
+        for token_id, token_text in enumerate(texts):
+            yield Token(text=token_text, token_id=token_id, logprob=logprob)
+    yield Done(
+        text=text,
+        token_ids=list(range(len(texts))),
+        logprobs=[logprob] * len(texts),
+        ends=list(accumulate(map(len, texts))),
+        num_kept_tokens=len(texts),
+        finish_reason=finish_reason,
+        num_prompt_tokens=4,
+        cached_tokens=2,
+        queue_ms=0.5,
+        prefill_ms=1.0,
+        decode_ms=2.0,
+        token_texts=None if request.logprobs is None else texts,
+        tops=None if request.logprobs is None else [[Top(0, token_text, logprob)] for token_text in texts],
+    )
+
+
+class _Server(ThreadingMixIn, UnixStreamServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A gateway that hangs up breaks a stub's write; that is no error."""
+
+
+class StubWorker:
+    """One slot's worker. Records its calls."""
+
+    def __init__(self, address: str, respond: Respond) -> None:
+        self.calls: list[GenerateRequest] = []
+        self.call_times: list[float] = []
+        self.num_running = 0
+        self.max_running = 0
+        self.num_hangups = 0
+        self._respond = respond
+        self._changed = threading.Condition()
+        worker = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                worker._serve(self, parse_generate_request(body))
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self._server = _Server(address, Handler)
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def wait(self, condition: Callable[[StubWorker], bool], timeout_s: float = 5.0) -> None:
+        """Until something about the worker holds."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: condition(self), timeout=timeout_s)
+
+    def _serve(self, http: BaseHTTPRequestHandler, request: GenerateRequest) -> None:
+        with self._changed:
+            self.calls.append(request)
+            self.call_times.append(time.monotonic())
+            self.num_running += 1
+            self.max_running = max(self.max_running, self.num_running)
+            self._changed.notify_all()
+        self._send(http, self._respond(request))
+
+    def _end(self, *, is_hangup: bool = False) -> None:
+        with self._changed:
+            self.num_running -= 1
+            self.num_hangups += is_hangup
+            self._changed.notify_all()
+
+    def _send(self, http: BaseHTTPRequestHandler, steps: Iterable[Step]) -> None:
+        http.close_connection = True
+        head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        for step in steps:
+            # Before its last bytes: the gateway may send the next call as soon as it has them.
+            if isinstance(step, Done | Failed | Refusal | Break):
+                self._end()
+            if isinstance(step, Refusal):
+                body = msgspec.json.encode({"code": step.code, "detail": f"Refused: {step.code}."})
+                close = b"Connection: close\r\n"
+                http.wfile.write(
+                    b"HTTP/1.1 %d X\r\n%sContent-Length: %d\r\n\r\n%s" % (step.status, close, len(body), body)
+                )
+                return
+            if isinstance(step, Break):
+                return
+            if isinstance(step, Hang):
+                with suppress(OSError):
+                    http.connection.recv(1)
+                self._end(is_hangup=True)
+                return
+            line = msgspec.json.encode(step) + b"\n"
+            http.wfile.write(head + b"%x\r\n%s\r\n" % (len(line), line))
+            head = b""
+        http.wfile.write(b"0\r\n\r\n")
+
+
+class StubPool:
+    """Stub workers, one per responder, and the gateway's own admission, clients and fan-out in front of them."""
+
+    def __init__(
+        self, run_path: Path, *responders: Respond, max_batch: int = 3, queue: int = 24, ack_s: float = 1.0
+    ) -> None:
+        slots = lay_out(["cpu"], [("small", len(responders))], run_path, max_batch)
+        self.plan = Plan({}, [Model("small", "", "", 1024, 500)], slots)
+        self.run_path = run_path
+        self.workers = [StubWorker(slot.socket, respond) for slot, respond in zip(slots, responders, strict=True)]
+        self.admission = Admission(self.plan, "auto", queue)
+        for slot in slots:
+            self.admission.update(slot.index, State(state="warm", ms_per_token=1.0))
+        self.metrics = Metrics(self.admission)
+        self._clients = [SlotClient(slot, ack_s) for slot in slots]
+        self.fanout = Fanout(self._clients, self.admission, self.metrics, num_threads=16)
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        for worker in self.workers:
+            worker.close()
+
+    def wait_until_idle(self, timeout_s: float = 5.0) -> None:
+        """Until no branch has room reserved or waits for it."""
+        deadline = time.monotonic() + timeout_s
+        while any(self.admission.in_flight()) or self.admission.num_waiting:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+    def num_branches(self, slot: int, outcome: str) -> float:
+        """The counter of branches with an outcome."""
+        name = f'tercet_branches_total{{outcome="{outcome}",slot="{slot}"}} '
+        values = [line.removeprefix(name) for line in self.exposition() if line.startswith(name)]
+        return float(values[0]) if values else 0.0
+
+    def exposition(self) -> Sequence[str]:
+        """The lines of the metrics page."""
+        return self.metrics.exposition().decode().splitlines()
+
+
+def make_spec(timeout_s: float = 10.0, **fields: Any) -> GenerationSpec:
+    """Three completions of a short prompt; `fields` replace any of the spec's."""
+    defaults: dict[str, Any] = {
+        "request_id": "r1",
+        "model": "small",
+        "prompt": "He saw",
+        "max_prompt_tokens": 100,
+        "num_completions": 3,
+        "seed": 7,
+        "sampling": Sampling(max_new_tokens=20),
+        "ranks_first_token": True,
+        "heals": True,
+        "echoes": False,
+        "num_top_logprobs": None,
+        "is_streamed": False,
+        "deadline": time.monotonic() + timeout_s,
+        "session": None,
+        "document": None,
+    }
+    return GenerationSpec(**(defaults | fields))

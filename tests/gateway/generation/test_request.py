@@ -1,0 +1,88 @@
+"""Specs of branches; a request's event queue and its cancellation."""
+
+import threading
+import time
+
+from gateway.generation.request import COLLECT_GRACE_S, BranchEvent, BranchFailure, RequestContext, TextDelta
+from shared.errors import ClientGone, Superseded
+from shared.protocol import MAX_SEED, Sampling
+from tests.gateway.generation.stubs import make_spec
+
+
+def test_each_branch_has_the_next_seed_and_the_last_seed_wraps() -> None:
+    spec = make_spec(seed=MAX_SEED - 1)
+    assert [spec.branch(index).seed for index in range(4)] == [MAX_SEED - 1, MAX_SEED, 0, 1]
+    assert [spec.branch(index).index for index in range(4)] == [0, 1, 2, 3]
+
+
+def test_greedy_branches_start_with_tokens_of_different_rank_on_request() -> None:
+    greedy = Sampling(temperature=0, top_k=7)
+    ranked, alike = (make_spec(sampling=greedy, ranks_first_token=ranks) for ranks in (True, False))
+    assert [ranked.branch(index).sampling.first_rank for index in range(5)] == [0, 1, 2, 3, 4]
+    assert ranked.branch(4).sampling.top_k == 7
+    assert [alike.branch(index).sampling for index in range(3)] == [greedy] * 3
+    assert make_spec(sampling=Sampling(temperature=1)).branch(2).sampling.first_rank == 0
+
+
+def test_events_come_in_the_order_of_delivery_until_the_deadline_and_its_grace() -> None:
+    context = RequestContext(make_spec(timeout_s=0.05))
+    events: list[BranchEvent] = [TextDelta(0, (" a",)), TextDelta(1, (" b",)), BranchFailure(0, "broken", "")]
+    for event in events:
+        context.deliver(event)
+    assert [context.next_event() for _ in events] == events
+    assert not context.is_over
+    assert context.next_event() is None
+    assert time.monotonic() >= context.spec.deadline + COLLECT_GRACE_S
+    assert context.is_over
+
+
+def test_an_event_that_arrives_within_the_grace_is_returned() -> None:
+    context = RequestContext(make_spec(timeout_s=-COLLECT_GRACE_S / 2))
+    context.deliver(TextDelta(0, (" a",)))
+    assert context.next_event() is not None
+
+
+def test_cancellation_wakes_every_waiting_thread() -> None:
+    context = RequestContext(make_spec(timeout_s=60))
+    threads = [threading.Thread(target=context.next_event), threading.Thread(target=context.pause, args=(60,))]
+    for thread in threads:
+        thread.start()
+    context.cancel()
+    for thread in threads:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_cancelled_request_returns_no_events() -> None:
+    context = RequestContext(make_spec())
+    context.deliver(TextDelta(0, (" a",)))
+    context.cancel()
+    assert context.next_event() is None
+    assert context.is_over
+
+
+def test_the_first_reason_is_kept() -> None:
+    context = RequestContext(make_spec())
+    first = Superseded("first")
+    context.cancel(first)
+    context.cancel(ClientGone("second"))
+    assert context.cancel_reason is first
+
+
+def test_a_reason_after_a_cancellation_without_one_is_ignored() -> None:
+    context = RequestContext(make_spec())
+    context.cancel()
+    context.cancel(ClientGone("late"))
+    assert context.cancel_reason is None
+
+
+def test_callbacks_run_on_cancellation_while_their_block_runs() -> None:
+    context = RequestContext(make_spec())
+    calls: list[str] = []
+    with context.on_cancel(lambda: calls.append("ended")):
+        pass
+    with context.on_cancel(lambda: calls.append("running")):
+        context.cancel()
+        assert calls == ["running"]
+    with context.on_cancel(lambda: calls.append("late")):
+        assert calls == ["running", "late"]

@@ -1,0 +1,221 @@
+"""From a started request to suggestions, over stub workers: deltas, replacements, retries, deadline, cancellation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from gateway.generation.request import RequestContext, TextDelta
+from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
+from gateway.generation.suggestions import MAX_TOP_UPS, suggest
+from shared.errors import Superseded
+from shared.protocol import Accepted, Failed, GenerateRequest, Group, Token
+from tests.gateway.generation.stubs import Hang, Respond, Step, StubPool, completion, make_spec, token_texts
+
+MakePool = Callable[..., StubPool]
+Output = TextDelta | Suggestion | SelectionResult
+FIRST_SEED = 7  # of `make_spec`
+
+
+def texts_by_branch(texts: Mapping[int, str], default: str = " the sea was calm.") -> Respond:
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        yield from completion(request, texts.get(request.seed - FIRST_SEED, default))
+
+    return respond
+
+
+def policy_of(context: RequestContext) -> SelectionPolicy:
+    return SelectionPolicy(prompt="He saw", num_suggestions=context.spec.num_completions, length=20, similarity=80)
+
+
+def outputs_of(pool: StubPool, **fields: Any) -> tuple[RequestContext, list[Output]]:
+    """All outputs of a request."""
+    context = RequestContext(make_spec(**fields))
+    pool.fanout.start(context)
+    return context, list(suggest(context, pool.fanout, policy_of(context)))
+
+
+def final(outputs: list[Output]) -> SelectionResult:
+    assert isinstance(outputs[-1], SelectionResult)
+    return outputs[-1]
+
+
+def streamed_text(outputs: list[Output], branch: int) -> str:
+    deltas = [output for output in outputs if isinstance(output, TextDelta) and output.branch == branch]
+    return "".join(text for delta in deltas for text in delta.texts)
+
+
+THREE = {0: " the sea was calm.", 1: " a gull flying over", 2: " nothing but sand"}
+
+
+def test_the_result_is_last_and_has_every_suggestion_before_it(make_pool: MakePool) -> None:
+    pool = make_pool(texts_by_branch(THREE))
+    context, outputs = outputs_of(pool)
+    *suggestions, result = outputs
+    assert isinstance(result, SelectionResult)
+    assert [output.result.branch for output in suggestions if isinstance(output, Suggestion)] == [0, 1, 2]
+    assert {suggestion.text for suggestion in result.suggestions} == set(THREE.values())
+    assert (result.failures, result.is_partial, context.num_top_ups) == ([], False, 0)
+    assert context.first_outcomes_at is not None
+
+
+class Gates:
+    """Lets stub workers wait until a branch's first text delta was received: all lines that arrive together are one
+    event, and tokens that arrive with the result are none."""
+
+    def __init__(self) -> None:
+        self._gates = [threading.Event() for _ in range(3)]
+
+    def open_at(self, outputs: Iterator[Output]) -> Iterator[Output]:
+        for output in outputs:
+            if isinstance(output, TextDelta):
+                self._gates[output.branch].set()
+            yield output
+
+    def wait(self, request: GenerateRequest) -> None:
+        assert self._gates[request.seed - FIRST_SEED].wait(5)
+
+
+def streamed_outputs(pool: StubPool, gates: Gates, num_completions: int) -> list[Output]:
+    context = RequestContext(make_spec(is_streamed=True, num_completions=num_completions))
+    pool.fanout.start(context)
+    return list(gates.open_at(suggest(context, pool.fanout, policy_of(context))))
+
+
+def test_streamed_text_of_each_branch_is_its_suggestions(make_pool: MakePool) -> None:
+    gates = Gates()
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        for number, line in enumerate(completion(request, THREE[request.seed - FIRST_SEED])):
+            yield line
+            if number == 3:
+                gates.wait(request)
+
+    outputs = streamed_outputs(make_pool(respond), gates, 3)
+    assert len(final(outputs).suggestions) == 3
+    for suggestion in final(outputs).suggestions:
+        branch = suggestion.result.branch
+        assert streamed_text(outputs, branch) == suggestion.text == THREE[branch]
+        last_delta = max(i for i, out in enumerate(outputs) if isinstance(out, TextDelta) and out.branch == branch)
+        assert last_delta < outputs.index(suggestion)
+
+
+def test_a_text_delta_is_delivered_while_the_branch_still_runs(make_pool: MakePool) -> None:
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        yield Accepted()
+        for text in (" the", " sea", " was"):
+            yield Token(text=text, token_id=0, logprob=-1.0)
+        yield Hang()
+
+    pool = make_pool(respond)
+    context = RequestContext(make_spec(is_streamed=True, num_completions=1))
+    pool.fanout.start(context)
+    received = ""
+    for output in suggest(context, pool.fanout, policy_of(context)):
+        assert isinstance(output, TextDelta)
+        received += "".join(output.texts)
+        if received == " the sea":  # " was" may still become " wash"
+            break
+    context.cancel()
+    pool.wait_until_idle()
+
+
+def breaks_after(text: str, gates: Gates) -> Respond:
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        yield Accepted()
+        for token_text in token_texts(text):
+            yield Token(text=token_text, token_id=0, logprob=-1.0)
+        gates.wait(request)
+        yield Failed(code="engine_error", detail="d")
+
+    return respond
+
+
+def test_a_retry_does_not_repeat_streamed_text(make_pool: MakePool) -> None:
+    gates = Gates()
+    pool = make_pool(breaks_after(" the sea was", gates), texts_by_branch({}))
+    outputs = streamed_outputs(pool, gates, 1)
+    [suggestion] = final(outputs).suggestions
+    assert suggestion.result.slot == 1
+    assert streamed_text(outputs, 0) == suggestion.text == " the sea was calm."
+
+
+def test_a_retry_with_another_text_than_was_streamed_fails_its_branch(make_pool: MakePool) -> None:
+    gates = Gates()
+    pool = make_pool(breaks_after(" the sky was", gates), texts_by_branch({}))
+    outputs = streamed_outputs(pool, gates, 1)
+    assert streamed_text(outputs, 0) == " the sky"
+    assert [failure.code for failure in final(outputs).failures] == ["diverged"]
+    assert final(outputs).suggestions == []
+
+
+def test_rejected_completions_are_replaced(make_pool: MakePool) -> None:
+    pool = make_pool(texts_by_branch({3: THREE[1], 4: THREE[2]}))
+    context, outputs = outputs_of(pool)
+    result = final(outputs)
+    assert sorted(suggestion.result.branch for suggestion in result.suggestions) == [0, 3, 4]
+    assert (result.failures, result.is_partial, context.num_top_ups) == ([], False, 2)
+    replacements = [call for call in pool.workers[0].calls if call.seed >= FIRST_SEED + 3]
+    assert [call.group for call in replacements] == [Group(id="r1+3", size=2)] * 2
+
+
+def test_replacements_are_bounded(make_pool: MakePool) -> None:
+    pool = make_pool(texts_by_branch({}))
+    context, outputs = outputs_of(pool)
+    assert len(pool.workers[0].calls) == (1 + MAX_TOP_UPS) * 3
+    assert context.num_top_ups == MAX_TOP_UPS * 3
+    result = final(outputs)
+    assert [suggestion.text for suggestion in result.suggestions] == [" the sea was calm."]
+    assert [failure.code for failure in result.failures] == ["duplicate"] * 2
+
+
+def test_failed_branches_are_not_replaced(make_pool: MakePool) -> None:
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        failed: list[Step] = [Accepted(), Failed(code="engine_error", detail="d")]
+        yield from failed if request.seed == FIRST_SEED else completion(request, THREE[request.seed - FIRST_SEED])
+
+    pool = make_pool(respond)
+    context, outputs = outputs_of(pool)
+    result = final(outputs)
+    assert [(failure.branch, failure.code) for failure in result.failures] == [(0, "engine_error")]
+    assert (len(result.suggestions), result.is_partial, context.num_top_ups) == (2, True, 0)
+
+
+def test_branches_unfinished_at_the_deadline_fail_and_their_calls_end(make_pool: MakePool) -> None:
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        steps: list[Step] = [Accepted(), Hang()]
+        yield from steps if request.seed == FIRST_SEED + 1 else completion(request, THREE[request.seed - FIRST_SEED])
+
+    pool = make_pool(respond)
+    _, outputs = outputs_of(pool, timeout_s=0.4)
+    result = final(outputs)
+    assert sorted(suggestion.result.branch for suggestion in result.suggestions) == [0, 2]
+    assert [(failure.branch, failure.code) for failure in result.failures] == [(1, "deadline_exceeded")]
+    assert result.is_partial
+    pool.workers[0].wait(lambda worker: worker.num_hangups == 1)
+    pool.wait_until_idle()
+
+
+def test_a_suggestion_of_a_later_branch_waits_for_the_earlier_until_the_deadline(make_pool: MakePool) -> None:
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        steps: list[Step] = [Accepted(), Hang()]
+        yield from steps if request.seed == FIRST_SEED else completion(request, THREE[request.seed - FIRST_SEED])
+
+    pool = make_pool(respond)
+    _, outputs = outputs_of(pool, timeout_s=0.3)
+    assert [output.result.branch for output in outputs if isinstance(output, Suggestion)] == [1, 2]
+
+
+def test_a_cancelled_request_raises_its_reason(make_pool: MakePool) -> None:
+    pool = make_pool(lambda _: [Accepted(), Hang()])
+    context = RequestContext(make_spec(timeout_s=60))
+    pool.fanout.start(context)
+    reason = Superseded("newer")
+    context.cancel(reason)
+    with pytest.raises(Superseded) as caught:
+        list(suggest(context, pool.fanout, policy_of(context)))
+    assert caught.value is reason
+    pool.wait_until_idle()
