@@ -17,24 +17,24 @@ class Leases:
     def __init__(self, num_slots: int, *, max_generations: int = 16, words: MutableSequence[int] | None = None) -> None:
         """
         Args:
-            max_generations: workers of one slot that can report at the same time that they are warm. A further one,
-                after as many reloads within one drain, serves all the same, but older generations do not see it.
-            words: `num_slots * (1 + max_generations)` words, each read and written in one step; shared memory by
-                default (aligned 8-byte loads and stores).
+            max_generations: living workers of a slot that can report as warm. A worker beyond that (as many reloads
+                while none of the old workers has stopped) serves, but older generations do not see that it is warm.
+            words: `num_slots * (1 + max_generations)` words, each loaded and stored atomically. By default memory that
+                is shared across fork, whose aligned 8-byte accesses are atomic.
         """
         size = num_slots * (1 + max_generations)
         self._words = memoryview(mmap.mmap(-1, 8 * size)).cast("q") if words is None else words
         self._num_slots = num_slots
         self._max_generations = max_generations
         self._slot_of: dict[int, int] = {}  # by age
-        self._row_of: dict[int, int] = {}  # by age: which of its slot's warm words this worker alone writes
+        self._row_of: dict[int, int] = {}  # by age: index of the warm word of its slot that only this worker writes
         # By slot: deaths before warm in a row, and the slot's warm ages when the last of them was counted.
         self._failures: dict[int, tuple[int, list[int]]] = {}
 
     def lease(self, age: int) -> int:
         """Give the worker `age` the slot with the fewest holders, the lowest such. To be called in the master.
 
-        A free slot has no holder; during a reload every slot has one, and the second is the next generation.
+        A free slot has no holder. During a reload every slot has a holder, and the new worker is the next generation.
         """
         held = list(self._slot_of.values())
         slot = min(range(self._num_slots), key=lambda index: (held.count(index), index))
@@ -87,8 +87,8 @@ class Leases:
         return range(start, start + self._max_generations)
 
     def _warm_ages(self, slot: int) -> list[int]:
-        """Of each of the slot's warm words, the last worker that reported.
+        """The slot's warm words: in each, the age of the last worker that reported through it, or 0.
 
-        A word passes to another worker only when its last has ended, and ages grow, so no word ever decreases.
+        A word is reused only after its worker has ended, and ages grow, so its value never decreases.
         """
         return [self._words[word] for word in self._warm_words(slot)]

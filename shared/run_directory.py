@@ -1,7 +1,7 @@
 """The run directory of one instance: sockets, locks and the slot plan, private to one user.
 
-Everything in it is made and removed by name. A marker file says that Tercet made the directory; a directory that has
-other files and no marker belongs to something else and is refused. This module does not know what the files mean.
+Files are created and removed by name. A marker file identifies a directory that Tercet created; a directory with other
+files and no marker is refused. This module does not know what the files contain.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MARKER_TEXT = "Made by Tercet for the sockets, locks and slot plan of one runni
 
 
 def prepare_run_directory(settings: Settings) -> Path:
-    """Create the run directory, readable by this user only, or check the one that is there.
+    """Create the run directory, readable by this user only, or check the existing directory.
 
     Raises:
         StartError: the path is too long for a socket, is a symbolic link or no directory, belongs to or may be
