@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import Protocol
 
 from workers.engine.request import GeneratedToken, TopLogprobs
 from workers.engine.sampling import Draw
-from workers.engine.scheduler_output import SUFFIX_TOKENS, BatchRow
+from workers.engine.scheduler_output import SUFFIX_TOKENS, BatchRow, SchedulerOutput
 from workers.engine.sequence import Sequence
 
 
@@ -21,6 +22,20 @@ class RunnerOutput:
     # Where they are wanted: log-probabilities of the prompt's tokens that follow a chunk's.
     echoes: list[tuple[Sequence, list[tuple[float, TopLogprobs]]]]
     num_steps: int = 1  # of the plan's rows
+
+
+class Runner(Protocol):
+    """Executes steps on a device, from one thread.
+
+    Attributes:
+        num_entries: prefix-cache entries that fit in the device's memory.
+    """
+
+    num_entries: int
+
+    def run(self, plan: SchedulerOutput, /) -> RunnerOutput:
+        """Executes one step. Any exception means that the device, or the runner, can no longer be used."""
+        ...
 
 
 def num_left(row: BatchRow) -> int:
