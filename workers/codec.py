@@ -62,7 +62,6 @@ class Codec:
             group=(ask.group.id, ask.group.size) if ask.group else None,
             stream=ask.stream,
             echo_logprobs=ask.echo and ask.logprobs is not None,
-            session=ask.session,
         )
 
     def tokens(self, request: EngineRequest) -> Tokens:
@@ -125,7 +124,7 @@ class Codec:
         tokenizer = self._tokenizer
         typed = b""
         if is_healed:
-            text, typed = tokenizer.split_typed(text)
+            text, typed = tokenizer.healing.split(text)
         forced_ids = tuple(tokenizer.encode(typed.decode()))
         if max_tokens is None:
             return tuple(tokenizer.encode(text)), typed, forced_ids

@@ -134,4 +134,4 @@ class EngineCore:
         sequence.finish_reason = reason
         self._scheduler.remove(sequence)
         self._on_finish()
-        sequence.result_stream.put(sequence.finished(reason, time.monotonic(), error))
+        sequence.result_stream.put(sequence.output(reason, time.monotonic(), error))

@@ -47,8 +47,8 @@ class FakeRunner:
             for ahead in range(num_steps)
             for one in plan.draws
         ]
-        echoes = [
-            (member, [(-2.0, ())] * (len(chunk.prompt.tokens[chunk.start + 1 : chunk.stop + 1])))
+        echoes: list[tuple[Sequence, list[float]]] = [
+            (member, [-2.0] * len(chunk.prompt.tokens[chunk.start + 1 : chunk.stop + 1]))
             for chunk in plan.chunks
             if chunk.prompt.is_echoed
             for member in chunk.prompt.members
