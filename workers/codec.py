@@ -66,7 +66,6 @@ class Codec:
             group=(request.group.id, request.group.size) if request.group else None,
             stream=request.stream,
             echo_logprobs=request.echo and request.logprobs is not None,
-            session=request.session,
         )
 
     def token_stream(self, request: EngineRequest) -> TokenStream:
@@ -130,7 +129,7 @@ class Codec:
         tokenizer = self._tokenizer
         typed = b""
         if is_healed:
-            text, typed = tokenizer.split_typed(text)
+            text, typed = tokenizer.healing.split(text)
         forced_ids = tuple(tokenizer.encode(typed.decode()))
         if max_tokens is None:
             return tuple(tokenizer.encode(text)), typed, forced_ids
