@@ -26,7 +26,7 @@ help:
 	@echo 'make test     set up what is missing, then run the tests (ARGS="-k name" chooses)'
 	@echo 'make bench    measure (BENCH=http: the gateway under load; ARGS="--only engine" chooses)'
 	@echo 'make embedded train the embedded checkpoint (CORPUS=train.txt.xz; ARGS="--tokens 1_000_000" chooses)'
-	@echo 'make lint     ruff and mypy, as CI runs them'
+	@echo 'make lint     ruff, mypy and import-linter, as CI runs them'
 	@echo 'make format   let ruff rewrite what it can'
 	@echo 'make setup    only set up, for serving and developing'
 	@echo 'make lock     renew the pinned versions in requirements/'
@@ -37,7 +37,7 @@ help:
 serve: $(SERVE)
 	@exec $(VENV)/bin/tercet serve
 
-# Compute threads of the tests sleep soon, as the workers' do (shared/plan.py): tests share their cores.
+# Compute threads of the tests sleep soon, as the workers' do (shared/worker_environment.py): tests share their cores.
 test: $(DEV)
 	@GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest $(ARGS)
 
@@ -53,6 +53,7 @@ lint: $(DEV)
 	@$(VENV)/bin/ruff check
 	@$(VENV)/bin/ruff format --check
 	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports --no-logo --no-cache
 
 format: $(DEV)
 	@$(VENV)/bin/ruff check --fix

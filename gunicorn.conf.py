@@ -13,10 +13,11 @@ sys.path.insert(0, str(Path(__file__).parent))  # `gunicorn` as a script does no
 
 from shared.errors import StartError
 from shared.leases import Leases
-from shared.plan import check_address_free, current_plan, worker_environment
 from shared.run_directory import lock_run_directory
 from shared.settings import Settings
+from shared.startup import check_address_free, read_or_make_plan
 from shared.telemetry import logging_config
+from shared.worker_environment import worker_environment
 
 # Connections that need a thread but are no branch: state streams of two gateways (there are two during a
 # reload), metrics, refusals past the bound.
@@ -29,7 +30,7 @@ if role not in {"gateway", "workers"}:
     sys.exit("Set TERCET_ROLE=gateway or TERCET_ROLE=workers; `tercet serve` starts both.")
 try:
     settings = Settings.load(os.environ)
-    plan = current_plan(settings, os.environ)
+    plan = read_or_make_plan(settings, os.environ)
 except StartError as error:
     sys.exit(str(error))
 

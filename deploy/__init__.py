@@ -1,1 +1,1 @@
-"""How Tercet runs: command line, supervisor, planning. Nothing imports it."""
+"""Runs Tercet: command line, supervisor, planning, benchmarks. No other package imports it."""

@@ -1,4 +1,4 @@
-"""The command line: `tercet serve | plan | settings | reload | complete`."""
+"""The command line: `tercet serve | plan | settings | reload | complete | bench`."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ from deploy.bench.cli import bench
 from deploy.planning import make_plan
 from deploy.supervisor import Supervisor
 from shared.errors import StartError
-from shared.plan import Plan, made_of, read_plan, write_plan
+from shared.plan import Plan, plan_inputs, read_plan, write_plan
 from shared.settings import Settings
 from shared.telemetry import configure_logging
 
-cli = typer.Typer(no_args_is_help=True, add_completion=False, help="Three ways to go on, from your own machine.")
+cli = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Self-hosted autocompletion: three completions for every pause."
+)
 cli.add_typer(bench, name="bench")
 RELOAD_POLL_S = 0.05
 NUM_LIKELIEST = 5
-# A picture that asks another host for its font tells that host who looks at it.
+# A web font would make each viewer's browser contact the host of the font.
 _SVG_WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 out = Console()
 err = Console(stderr=True)
 
 
 def main() -> None:
-    """Run the command line; what cannot start says so in one sentence and exits with 1."""
+    """Run the command line. A `StartError` is printed as one sentence, with exit code 1."""
     try:
         cli()
     except StartError as error:
@@ -49,7 +51,7 @@ def main() -> None:
 
 @cli.command()
 def serve() -> None:
-    """Start both pools, say when every slot is warm, and serve until Ctrl-C."""
+    """Start both pools, report when every slot is warm, and serve until Ctrl-C."""
     settings = Settings.load(os.environ)
     configure_logging("serve", settings.log)
     sys.exit(Supervisor(settings, os.environ, out).run())
@@ -57,10 +59,10 @@ def serve() -> None:
 
 @cli.command()
 def plan(
-    write: Annotated[bool, typer.Option(help="Make it anew and write it for both pools to read.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    write: Annotated[bool, typer.Option(help="Make a new plan and write it to the run directory.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Show which worker holds which model on which device, with the settings as they are."""
+    """Show which worker holds which model on which device, under the current settings."""
     settings = Settings.load(os.environ)
     found = None if write else _running_plan(settings)
     if found is None:
@@ -85,12 +87,12 @@ def _running_plan(settings: Settings) -> Plan | None:
         found = read_plan(settings.run_path)
     except StartError:
         return None
-    return found if found.made_of == made_of(settings, os.environ) else None
+    return found if found.inputs == plan_inputs(settings, os.environ) else None
 
 
 @cli.command("settings")
 def show_settings(
-    markdown: Annotated[bool, typer.Option(help="As the README's table.")] = False,
+    markdown: Annotated[bool, typer.Option(help="Print the table in the README.")] = False,
 ) -> None:
     """List every setting: its default, unit and reason."""
     rows = Settings.table()
@@ -108,44 +110,44 @@ def show_settings(
 
 @cli.command()
 def reload() -> None:
-    """Renew the workers one slot at a time, for machines that cannot hold two generations of a model at once.
+    """Replace the workers slot by slot, where memory does not hold two generations of a model.
 
-    A HUP to `tercet serve` renews all at once, each old worker serving until the new one is warm.
+    SIGHUP to `tercet serve` replaces all workers at once; each old worker serves until its successor is warm.
     """
     settings = Settings.load(os.environ)
     with httpx.Client(base_url=settings.bind.url, trust_env=False, timeout=5) as client:
         for slot in _slots(client):
             os.kill(slot["pid"], signal.SIGTERM)
-            with err.status(f"Renewing slot {slot['slot']} ({slot['model']} on {slot['device']}) …"):
+            with err.status(f"Reloading slot {slot['slot']} ({slot['model']} on {slot['device']}) …"):
                 while (now := _slots(client)[slot["slot"]])["state"] != "warm" or now["pid"] == slot["pid"]:
                     if now["state"] == "failed":
-                        raise StartError(f"Slot {slot['slot']} could not be renewed: {now['reason']}")
+                        raise StartError(f"Slot {slot['slot']} could not be reloaded: {now['reason']}")
                     time.sleep(RELOAD_POLL_S)
-            out.print(f"Slot {slot['slot']} is renewed.")
+            out.print(f"Slot {slot['slot']} is reloaded.")
 
 
 def _slots(client: httpx.Client) -> list[dict[str, Any]]:
-    """The slots as the running gateway sees them."""
+    """The slots' states, from the running gateway."""
     try:
         slots: list[dict[str, Any]] = client.get("/health/ready").json()["slots"]
     except httpx.TransportError as error:
-        raise StartError(f"Nothing answers at {client.base_url} ({error}): start it with `tercet serve`.") from error
+        raise StartError(f"No server answers at {client.base_url} ({error}): start it with `tercet serve`.") from error
     return slots
 
 
 @cli.command()
 def complete(
-    text: Annotated[str, typer.Argument(help="The text to go on from.")],
-    samples: Annotated[int, typer.Option("-n", "--samples", help="How many sentences, 1 to 8.")] = 3,
-    length: Annotated[int, typer.Option(help="Tokens each.")] = 20,
+    text: Annotated[str, typer.Argument(help="The text to complete.")],
+    samples: Annotated[int, typer.Option("-n", "--samples", help="Number of sentences, 1 to 8.")] = 3,
+    length: Annotated[int, typer.Option(help="Maximum tokens per sentence.")] = 20,
     temperature: Annotated[float, typer.Option(help="0 to 5; 0 is greedy.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
-    model: Annotated[str | None, typer.Option(help="A model being served.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Show what was likely at each token.")] = False,
-    svg: Annotated[Path | None, typer.Option(help="Also save what is printed as a picture.")] = None,
+    model: Annotated[str | None, typer.Option(help="Name of a served model.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the response as JSON.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show the most likely tokens at each step.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Also save the output as an SVG image.")] = None,
 ) -> None:
-    """Ask the running server to go on from a text."""
+    """Complete a text with the running server."""
     settings = Settings.load(os.environ)
     body: dict[str, Any] = {"context": text, "n_samples": samples, "length": length, "temperature": temperature}
     if explain:
@@ -156,7 +158,9 @@ def complete(
             f"{settings.bind.url}/autocomplete", json=body, timeout=settings.timeout_s + 5, trust_env=False
         )
     except httpx.TransportError as error:
-        raise StartError(f"Nothing answers at {settings.bind.url} ({error}): start it with `tercet serve`.") from error
+        raise StartError(
+            f"No server answers at {settings.bind.url} ({error}): start it with `tercet serve`."
+        ) from error
     answer = response.json()
     if response.is_error:
         raise StartError(answer.get("detail", response.text))
@@ -168,15 +172,17 @@ def complete(
         page.print(Text.assemble((text, "dim"), (sentence["value"], "bold"), end="\n\n"))
         if explain:
             page.print(_explanation(sentence), end="\n\n")
-    replay = f"--seed {answer['seed']} gives it again"
+    replay = f"--seed {answer['seed']} reproduces it"
     page.print(f"[dim]{answer['model']}, {answer['time'] * 1e3:.0f} ms, {replay}[/]", highlight=False)
     if svg:
         page.save_svg(str(svg), title=f'tercet complete "{text}"', code_format=_SVG_WITHOUT_WEB_FONTS)
 
 
 def _explanation(sentence: dict[str, Any]) -> Table:
-    """What was drawn, how likely it was, and what was likeliest."""
-    table = Table("token", "chance", "likeliest", title=f"seed {sentence['seed']}, score {sentence['score']:.3f}")
+    """The sampled tokens, their probabilities, and the most likely tokens of each step."""
+    table = Table(
+        "token", "probability", "most likely", title=f"seed {sentence['seed']}, score {sentence['score']:.3f}"
+    )
     for token in sentence["explanation"]:
         likeliest = "  ".join(f"{text!r} {math.exp(logprob):.0%}" for text, logprob in token["likeliest"])
         table.add_row(Text(repr(token["text"])), f"{math.exp(token['logprob']):.1%}", Text(likeliest))

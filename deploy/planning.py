@@ -1,7 +1,7 @@
-"""Making the slot plan: which devices are there, which checkpoints are on this machine.
+"""Makes the slot plan: finds the devices of this machine and resolves the checkpoints.
 
-GPUs are counted without CUDA (`nvidia-smi -L`), and checkpoints are fetched here, once, before any worker
-starts. Runs in a process of its own, or in the supervisor's; never in a gunicorn master.
+GPUs are counted without CUDA (`nvidia-smi -L`). Checkpoints are fetched here, once, before any worker starts. Runs in a
+process of its own or in the supervisor's, never in a gunicorn master, and does not know how workers load a model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shared.errors import StartError
-from shared.plan import Model, Plan, lay_out, made_of
+from shared.plan import Model, Plan, make_slots, plan_inputs
 from shared.run_directory import prepare_run_directory
 from shared.settings import Settings
 from workers.checkpoints.resolve import Checkpoint, resolve, resolve_default
@@ -24,25 +24,25 @@ Progress = Callable[[str, float], None]
 def make_plan(
     settings: Settings, environ: Mapping[str, str], on_progress: Progress = lambda _name, _share: None
 ) -> Plan:
-    """The plan that these settings ask for on this machine; not written yet.
+    """Make the plan for these settings on this machine; the caller writes it.
 
     Raises:
-        StartError: a device or a checkpoint is not there, or the plan is too large.
+        StartError: a device or a checkpoint is missing, or the plan is too large.
     """
     run_path = prepare_run_directory(settings)
-    devices = settings.devices or _seen_devices(environ)
+    devices = settings.devices or _visible_devices(environ)
     if settings.compute != "cpu":
         _check_devices(devices, environ)
     if settings.models:
         found = [(resolve(spec.name, spec.source, on_progress=on_progress), spec.count) for spec in settings.models]
     else:
         found = [(resolve_default(on_progress=on_progress), 1)]
-    slots = lay_out(devices, [(checkpoint.name, count) for checkpoint, count in found], run_path, settings.max_batch)
+    slots = make_slots(devices, [(checkpoint.name, count) for checkpoint, count in found], run_path, settings.max_batch)
     if len(slots) > MAX_SLOTS:
         raise StartError(
-            f"The plan has {len(slots)} workers and may have {MAX_SLOTS}: lower the counts in TERCET_MODELS."
+            f"The plan has {len(slots)} workers, of at most {MAX_SLOTS}: lower the counts in TERCET_MODELS."
         )
-    return Plan(made_of(settings, environ), [_model(checkpoint) for checkpoint, _ in found], slots)
+    return Plan(plan_inputs(settings, environ), [_model(checkpoint) for checkpoint, _ in found], slots)
 
 
 def _model(checkpoint: Checkpoint) -> Model:
@@ -58,17 +58,17 @@ def _model(checkpoint: Checkpoint) -> Model:
 
 
 def _weight_bytes(checkpoint: Checkpoint) -> int:
-    if checkpoint.source == "synthetic":  # none on disk; GPT-2 small's, or more
+    if checkpoint.source == "synthetic":  # no files; at least the size of GPT-2 small's weights
         return SYNTHETIC_WEIGHT_BYTES
     return sum(path.stat().st_size for path in Path(checkpoint.directory).glob("*.safetensors"))
 
 
 def count_gpus(environ: Mapping[str, str]) -> int:
-    """GPUs this process may use: the entries of `CUDA_VISIBLE_DEVICES` if it is set, else what the driver lists."""
+    """GPUs that this process may use: the entries of `CUDA_VISIBLE_DEVICES` if it is set, else the driver's list."""
     if (visible := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         entries = [entry.strip() for entry in visible.split(",")]
-        # As CUDA reads it: an entry that names no device hides all that follow.
-        return next((place for place, entry in enumerate(entries) if entry in {"", "-1"}), len(entries))
+        # As in CUDA, an entry that names no device hides all entries after it.
+        return next((index for index, entry in enumerate(entries) if entry in {"", "-1"}), len(entries))
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -76,19 +76,19 @@ def count_gpus(environ: Mapping[str, str]) -> int:
     return sum(line.startswith("GPU ") for line in listed.splitlines())
 
 
-def _seen_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
+def _visible_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(f"cuda:{index}" for index in range(count_gpus(environ))) or ("cpu",)
 
 
 def _check_devices(devices: tuple[str, ...], environ: Mapping[str, str]) -> None:
-    wanted = [device for device in devices if device != "cpu"]
-    if not wanted:
+    gpus = [device for device in devices if device != "cpu"]
+    if not gpus:
         return
     num_gpus = count_gpus(environ)
-    for device in wanted:
+    for device in gpus:
         if int(device.partition(":")[2]) >= num_gpus:
-            seen = f"{num_gpus} GPU{'s' if num_gpus != 1 else ''} can be seen"
+            visible = "1 GPU is visible" if num_gpus == 1 else f"{num_gpus} GPUs are visible"
             raise StartError(
-                f"TERCET_DEVICES names {device}, but {seen} (nvidia-smi -L, CUDA_VISIBLE_DEVICES): name devices that "
-                "are there, or cpu, or set TERCET_COMPUTE=cpu to try this plan on the CPU."
+                f"TERCET_DEVICES names {device}, but {visible} (nvidia-smi -L, CUDA_VISIBLE_DEVICES): name visible "
+                "devices, or cpu, or set TERCET_COMPUTE=cpu to try this plan on the CPU."
             )

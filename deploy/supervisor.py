@@ -25,9 +25,10 @@ from rich.table import Table
 
 from deploy.planning import make_plan
 from shared.errors import StartError
-from shared.plan import DRAINING_FILE, PLAN_FILE, PLAN_LOCK_FILE, Plan, check_address_free, write_plan
+from shared.plan import DRAINING_FILE, PLAN_FILE, PLAN_LOCK_FILE, Plan, write_plan
 from shared.run_directory import lock_run_directory, remove_lock_file, remove_run_files
 from shared.settings import Settings
+from shared.startup import check_address_free
 
 ROOT = Path(__file__).parent.parent
 ROLES = ("workers", "gateway")

@@ -1,4 +1,8 @@
-"""The gateway's WSGI app: `create_app` puts collaborators together, `build` alone reads the environment."""
+"""The gateway's WSGI app.
+
+`create_app` assembles routes and middleware from collaborators that exist already. `build`, which gunicorn calls,
+makes them; it alone reads the environment and starts threads.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,17 @@ from typing import TypeAlias
 import falcon
 
 from gateway.api.autocomplete import AutocompleteResource
+from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
 from gateway.api.health import LiveResource, MetricsResource, ReadyResource
 from gateway.api.page import PageResource, StaticResource, read_assets
 from gateway.generation.fanout import Fanout
 from gateway.metrics import Metrics
-from gateway.middleware.boundary import Boundary, render_error, render_http_error, render_unknown
+from gateway.middleware.body_limits import BodyLimits
+from gateway.middleware.origins import Origins
+from gateway.middleware.request_log import RequestLog
 from gateway.pool.admission import Admission
 from gateway.pool.watcher import PoolWatcher
-from shared.errors import TercetError
 from shared.hangups import HangupWatcher
 from shared.plan import Plan, read_plan
 from shared.settings import Settings
@@ -26,7 +32,7 @@ from shared.telemetry import configure_structlog
 
 App: TypeAlias = falcon.App[falcon.Request, falcon.Response]
 READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
-# Branches of later waves wait on a thread too; a request has at most eight.
+# The largest `n_samples`. Branches of later waves hold a fan-out thread while they wait.
 MAX_BRANCHES_PER_REQUEST = 8
 
 
@@ -40,11 +46,15 @@ def create_app(
     hangups: HangupWatcher,
     run_path: Path,
 ) -> App:
-    """The app over collaborators that are made already; starts nothing."""
-    app = falcon.App(middleware=[Boundary(settings, metrics)])
-    app.add_error_handler(Exception, render_unknown)
-    app.add_error_handler(falcon.HTTPError, render_http_error)
-    app.add_error_handler(TercetError, render_error)
+    """The app over its collaborators. Starts no thread and reads no environment.
+
+    Args:
+        run_path: the run directory, whose draining file turns readiness off.
+    """
+    # The request log comes first: it sets the request id that error responses carry. Origins come before body limits:
+    # a page of a listed origin can then read why its body was refused.
+    app: App = falcon.App(middleware=[RequestLog(metrics), Origins(settings), BodyLimits(settings.max_body_bytes)])
+    add_error_handlers(app)
     feedback_store = FeedbackStore(metrics)
     autocomplete = AutocompleteResource(plan, fanout, hangups, feedback_store, settings.timeout_s, settings.similarity)
     app.add_route("/autocomplete", autocomplete)
@@ -61,16 +71,18 @@ def create_app(
 
 
 def build() -> App:
-    """The app as this process's environment asks for it, following its pool."""
+    """The app of this process: settings from the environment, the plan from the run directory, one thread per slot
+    that follows its state."""
     settings = Settings.load(os.environ)
     configure_structlog("gateway", settings.log)
     plan = read_plan(settings.run_path)
     admission = Admission(plan, settings.placement, settings.queue)
-    metrics = Metrics(admission)
+    metrics = Metrics(admission.states, lambda: admission.num_waiting)
     pool = PoolWatcher(plan, admission, settings.ack_ms / 1e3)
     num_threads = MAX_BRANCHES_PER_REQUEST * (plan.max_running + settings.queue)
     fanout = Fanout(pool.clients, admission, metrics, num_threads)
-    gc.freeze()  # modules stay: to look through them for garbage again and again would hold requests up
+    # What is loaded by now stays until exit. Frozen, it is not scanned by each full collection, which delays requests.
+    gc.freeze()
     return create_app(
         settings=settings,
         plan=plan,

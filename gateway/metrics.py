@@ -1,40 +1,51 @@
-"""What the gateway counts, in Prometheus' words. Slots' own figures come with their state streams."""
+"""The gateway's Prometheus metrics. The lowest layer of the gateway: it knows neither pool nor generation.
+
+Slots' own metrics are derived from their last states, which the pool supplies through a callable.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from gateway.pool.admission import Admission
 from shared.metrics import SlotCollector
+from shared.protocol import State
 
-# Two per octave from 5 ms: suggestions are won or lost between 50 ms and a second.
-_SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
+# About two buckets per octave from 5 ms: whether a suggestion is used is decided between 50 ms and 1 s.
+_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
 
 
 class Metrics:
-    """All metrics of one gateway process."""
+    """All metrics of one gateway process, in a registry of its own. Thread-safe."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, slot_states: Callable[[], Sequence[State]], num_waiting: Callable[[], int]) -> None:
+        """
+        Args:
+            slot_states: the slots' states in slot order; called at each scrape.
+            num_waiting: branches that wait for room; called at each scrape.
+        """
         self._registry = CollectorRegistry()
-        self._registry.register(SlotCollector(lambda: enumerate(admission.states())))
+        self._registry.register(SlotCollector(lambda: enumerate(slot_states())))
         self.requests = Counter("tercet_requests", "Requests answered", ["route", "status"], registry=self._registry)
         self.seconds = Histogram(
-            "tercet_request_seconds", "Time to answer", ["route"], buckets=_SECONDS, registry=self._registry
+            "tercet_request_seconds", "Time to answer", ["route"], buckets=_BUCKETS_S, registry=self._registry
         )
         self.branches = Counter(
-            "tercet_branches", "Branch calls by outcome (ok, or a failure's code)", ["slot", "outcome"],
+            "tercet_branches", "Branch calls by outcome: ok, or the error code", ["slot", "outcome"],
             registry=self._registry,
         )  # fmt: skip
         self.suggestions = Counter(
-            "tercet_suggestions", "Suggestions shown, and what was done with them, by rank and by the answer's time",
+            "tercet_suggestions", "Suggestions by action (shown, or the feedback), rank and time to answer",
             ["action", "rank", "within_s"], registry=self._registry,
         )  # fmt: skip
         self.saved_characters = Counter(
             "tercet_saved_characters", "Characters of accepted suggestions", ["rank", "within_s"],
             registry=self._registry,
         )  # fmt: skip
-        waiting = Gauge("tercet_waiting_branches", "Branches that wait for room", registry=self._registry)
-        waiting.set_function(lambda: admission.num_waiting)
+        waiting = Gauge("tercet_waiting_branches", "Branches that wait for room in a slot", registry=self._registry)
+        waiting.set_function(num_waiting)
 
     def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)

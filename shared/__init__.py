@@ -1,1 +1,1 @@
-"""What the gateway and the workers agree on: settings, slot plan, wire schemas, errors, telemetry."""
+"""Shared by the gateway and the workers: settings, slot plan, internal protocol, errors, telemetry."""

@@ -1,7 +1,7 @@
-"""The one hierarchy of errors: each class carries its HTTP status and a stable machine code.
+"""The error hierarchy: each class carries its HTTP status and a stable machine code.
 
-This module knows how an error is told to a caller (RFC 9457 problem details), never how it came about.
-A dialect may render the same error in its own shape.
+This module renders an error for a client (RFC 9457 problem details) and does not know what raises it. A dialect may
+render the same error in its own shape.
 
     TercetError
     ├── InvalidJson 400             ├── Superseded 409
@@ -13,7 +13,7 @@ A dialect may render the same error in its own shape.
     ├── UnknownHost 421             └── DeadlineExceeded 504
     └── InvalidRequest 422
         └── UnknownModel 422
-    StartError                      (never sent: one sentence that stops a start)
+    StartError                      (never sent to a client: stops the start)
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ PROBLEM_JSON = "application/problem+json"
 
 
 class StartError(Exception):
-    """Tercet cannot start as asked; the message is one sentence that says what to do."""
+    """Tercet cannot start with these settings. The message is one sentence that says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """What is wrong with one field of a request, in words that name its range."""
+    """What is wrong with one field of a request; the message names the field's range."""
 
     field: str
     message: str
 
 
 class TercetError(Exception):
-    """An error that a caller is told about. `detail` says what is wrong and what to do."""
+    """An error that is sent to the client. `detail` says what is wrong and what to change."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
-    title: ClassVar[str] = "Something went wrong inside Tercet"
+    title: ClassVar[str] = "Internal server error"
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class TercetError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """HTTP headers that belong to this answer."""
+        """HTTP headers of the response."""
         if self.retry_after_s is None:
             return self._headers
         return {**self._headers, "Retry-After": str(self.retry_after_s)}
 
     def problem(self, request_id: str | None = None) -> bytes:
-        """The answer's body, `application/problem+json` (RFC 9457)."""
+        """Body of the response, `application/problem+json` (RFC 9457)."""
         body: dict[str, Any] = {
             "type": f"urn:tercet:error:{self.code}",
             "title": self.title,
@@ -87,23 +87,23 @@ class InvalidJson(TercetError):
 
 
 class ForbiddenOrigin(TercetError):
-    status, code, title = 403, "forbidden_origin", "This web page may not use this server"
+    status, code, title = 403, "forbidden_origin", "Web origin not allowed"
 
 
 class NotFound(TercetError):
-    status, code, title = 404, "not_found", "There is nothing at this path"
+    status, code, title = 404, "not_found", "Path not found"
 
 
 class MethodNotAllowed(TercetError):
-    status, code, title = 405, "method_not_allowed", "This path does not take this method"
+    status, code, title = 405, "method_not_allowed", "Method not allowed at this path"
 
 
 class Superseded(TercetError):
-    status, code, title = 409, "superseded", "A newer request of the same session took its place"
+    status, code, title = 409, "superseded", "Superseded by a newer request of the same session"
 
 
 class LengthRequired(TercetError):
-    status, code, title = 411, "length_required", "The body's length is needed"
+    status, code, title = 411, "length_required", "Content-Length is required"
 
 
 class BodyTooLarge(TercetError):
@@ -111,21 +111,21 @@ class BodyTooLarge(TercetError):
 
 
 class UnknownHost(TercetError):
-    status, code, title = 421, "unknown_host", "This server does not answer to that Host"
+    status, code, title = 421, "unknown_host", "Host not allowed"
 
 
 class InvalidRequest(TercetError):
-    status, code, title = 422, "invalid_request", "A field of the request is wrong"
+    status, code, title = 422, "invalid_request", "Invalid field in the request"
 
 
 class UnknownModel(InvalidRequest):
-    code, title = "unknown_model", "That model is not served here"
+    code, title = "unknown_model", "Unknown model"
 
 
 class ClientGone(TercetError):
-    """Nobody reads this answer; the status, nginx's, is for logs and metrics."""
+    """The client closed its connection, so no response is sent; logs and metrics use nginx's status 499."""
 
-    status, code, title = 499, "client_gone", "The client hung up"
+    status, code, title = 499, "client_gone", "The client closed the connection"
 
 
 class NotReady(TercetError):
@@ -141,8 +141,8 @@ class Overloaded(TercetError):
 
 
 class NoCompletion(TercetError):
-    status, code, title = 503, "no_completion", "No branch came back with a completion"
+    status, code, title = 503, "no_completion", "No branch returned a completion"
 
 
 class DeadlineExceeded(TercetError):
-    status, code, title = 504, "deadline_exceeded", "The time limit passed"
+    status, code, title = 504, "deadline_exceeded", "The time limit was exceeded"

@@ -1,7 +1,8 @@
-"""Seeing that a client has hung up while its request is still being worked on.
+"""Detects that a client has closed its connection while its request is still being processed.
 
-A thread that waits for an answer does not read its client's socket, so somebody else must: one thread a
-process waits on all of them for the peer's end of stream. It knows sockets and callbacks, nothing else.
+The thread that processes a request waits for the engine or the fan-out and does not read the client's socket. One
+thread per process therefore polls all of these sockets for the end of the peer's stream. This module knows sockets and
+callbacks, not requests.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+_CLOSED_EVENTS = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 class HangupWatcher:
-    """Calls back, once and from its own thread, when the peer of a watched socket closes or resets it.
+    """Runs a callback, once and in its own thread, when the peer of a watched socket closes or resets it.
 
-    A peer that only shuts down its sending half counts as gone too: no HTTP client in use does that and reads on.
+    Shutting down only the sending half counts as closing: no HTTP client in use does that and keeps reading.
     """
 
     def __init__(self) -> None:
@@ -29,14 +30,14 @@ class HangupWatcher:
 
     @contextmanager
     def watching(self, sock: socket.socket | None, on_hangup: Callable[[], None]) -> Iterator[None]:
-        """Watch while the block runs. `None` (no real socket, as in an in-process test client) watches nothing."""
+        """Watch `sock` while the block runs; `None` (an in-process test client has no socket) watches nothing."""
         if sock is None:
             yield
             return
         fd = sock.fileno()
         with self._lock:
             self._watched[fd] = (sock, on_hangup)
-            self._epoll.register(fd, _GONE | select.EPOLLONESHOT)
+            self._epoll.register(fd, _CLOSED_EVENTS | select.EPOLLONESHOT)
         try:
             yield
         finally:
@@ -49,13 +50,13 @@ class HangupWatcher:
             for fd, _ in self._epoll.poll():
                 with self._lock:
                     sock, on_hangup = self._watched.get(fd, (None, None))
-                    # The number may have passed to another connection since the event was fetched.
-                    is_gone = sock is not None and _is_gone(fd)
-                if is_gone and on_hangup is not None:
+                    # Another connection may have got this descriptor since the event was fetched.
+                    is_closed = sock is not None and _is_closed(fd)
+                if is_closed and on_hangup is not None:
                     on_hangup()
 
 
-def _is_gone(fd: int) -> bool:
+def _is_closed(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLRDHUP)
     return bool(poll.poll(0))

@@ -1,69 +1,94 @@
-"""Which worker holds which slot, as the master and its workers see it through shared memory."""
+"""Which worker holds which slot, as the master and its workers see it through memory shared across fork.
+
+Every shared word has one writer, so no update can be lost: the master writes a slot's newest age, and each worker
+writes the word that reports it as warm. State that only the master changes is not shared; a worker has a copy of it as
+of its fork. This module knows ages and slots, nothing of models, sockets or gunicorn.
+"""
 
 from __future__ import annotations
 
 import mmap
-import struct
+from collections.abc import MutableSequence
 
 
 class Leases:
-    """Which worker holds which slot; a worker is named by its gunicorn age.
+    """Leases slots to workers; a worker is identified by its gunicorn age, which only grows."""
 
-    The master alone leases and frees. What workers must see of each other (is there a newer generation for
-    my slot, is it warm yet) lies in memory shared across fork: three 64-bit words a slot.
-    """
-
-    _WORDS = struct.Struct("=QQQ")  # newest age leased, newest age that became warm, deaths before warm in a row
-
-    def __init__(self, num_slots: int) -> None:
-        self._memory = mmap.mmap(-1, num_slots * self._WORDS.size)
+    def __init__(self, num_slots: int, *, max_generations: int = 16, words: MutableSequence[int] | None = None) -> None:
+        """
+        Args:
+            max_generations: living workers of a slot that can report as warm. A worker beyond that (as many reloads
+                while none of the old workers has stopped) serves, but older generations do not see that it is warm.
+            words: `num_slots * (1 + max_generations)` words, each loaded and stored atomically. By default memory that
+                is shared across fork, whose aligned 8-byte accesses are atomic.
+        """
+        size = num_slots * (1 + max_generations)
+        self._words = memoryview(mmap.mmap(-1, 8 * size)).cast("q") if words is None else words
         self._num_slots = num_slots
-        self._held: dict[int, int] = {}
+        self._max_generations = max_generations
+        self._slot_of: dict[int, int] = {}  # by age
+        self._row_of: dict[int, int] = {}  # by age: index of the warm word of its slot that only this worker writes
+        # By slot: deaths before warm in a row, and the slot's warm ages when the last of them was counted.
+        self._failures: dict[int, tuple[int, list[int]]] = {}
 
     def lease(self, age: int) -> int:
-        """Give `age` the slot with the fewest holders, the lowest such. Called in the master.
+        """Give the worker `age` the slot with the fewest holders, the lowest such. To be called in the master.
 
-        A free slot has none; during a reload every slot has one, and the second is the next generation.
+        A free slot has no holder. During a reload every slot has a holder, and the new worker is the next generation.
         """
-        held = list(self._held.values())
+        held = list(self._slot_of.values())
         slot = min(range(self._num_slots), key=lambda index: (held.count(index), index))
-        self._held[age] = slot
-        _, warm, failures = self._read(slot)
-        self._write(slot, age, warm, failures)
+        taken = {self._row_of.get(holder) for holder in self.holders(slot)}
+        free_row = next((row for row in range(self._max_generations) if row not in taken), None)
+        self._slot_of[age] = slot
+        if free_row is not None:
+            self._row_of[age] = free_row
+        self._words[slot] = age
         return slot
 
     def free(self, age: int) -> None:
-        """Take back the slot of a worker that is gone. Called in the master."""
-        slot = self._held.pop(age, None)
+        """Take back the slot of a worker whose process has ended. To be called in the master."""
+        slot = self._slot_of.pop(age, None)
         if slot is None:
             return
-        _, warm, failures = self._read(slot)
-        newest = max((other for other, its in self._held.items() if its == slot), default=0)
-        self._write(slot, newest, warm, failures + 1 if warm < age else 0)
+        self._row_of.pop(age, None)
+        warm_ages = self._warm_ages(slot)
+        has_failed = max(warm_ages) < age
+        self._failures[slot] = (self._num_failures(slot, warm_ages) + 1 if has_failed else 0, warm_ages)
+        self._words[slot] = max(self.holders(slot), default=0)
 
     def holders(self, slot: int) -> list[int]:
-        """Ages that hold a slot, oldest first. Known in the master, and in a worker as of its fork."""
-        return sorted(age for age, its in self._held.items() if its == slot)
+        """Ages that hold a slot, oldest first; in a worker, as of its fork."""
+        return sorted(age for age, held in self._slot_of.items() if held == slot)
 
     def is_superseded(self, slot: int, age: int) -> bool:
         """Whether a newer generation holds the slot too."""
-        return self._read(slot)[0] > age
+        return self._words[slot] > age
 
     def successor_is_warm(self, slot: int, age: int) -> bool:
-        return self._read(slot)[1] > age
+        """Whether a newer generation of the slot has become warm."""
+        return max(self._warm_ages(slot)) > age
 
     def mark_warm(self, slot: int, age: int) -> None:
-        """Called in a worker once its model is warm."""
-        newest, warm, _ = self._read(slot)
-        self._write(slot, newest, max(warm, age), 0)
+        """Report that the model is warm. To be called in the worker `age`, which was forked after its lease."""
+        if age in self._row_of:
+            self._words[self._warm_words(slot)[self._row_of[age]]] = age
 
     def num_failures(self, slot: int) -> int:
-        """Workers of this slot that died before they were warm, in a row."""
-        return self._read(slot)[2]
+        """Workers of this slot that died before they were warm, in a row; in a worker, as of its fork."""
+        return self._num_failures(slot, self._warm_ages(slot))
 
-    def _read(self, slot: int) -> tuple[int, int, int]:
-        newest, warm, failures = self._WORDS.unpack_from(self._memory, slot * self._WORDS.size)
-        return newest, warm, failures
+    def _num_failures(self, slot: int, warm_ages: list[int]) -> int:
+        count, warm_ages_then = self._failures.get(slot, (0, []))
+        return count if warm_ages == warm_ages_then else 0  # else a worker became warm since
 
-    def _write(self, slot: int, newest: int, warm: int, failures: int) -> None:
-        self._WORDS.pack_into(self._memory, slot * self._WORDS.size, newest, warm, failures)
+    def _warm_words(self, slot: int) -> range:
+        start = self._num_slots + slot * self._max_generations
+        return range(start, start + self._max_generations)
+
+    def _warm_ages(self, slot: int) -> list[int]:
+        """The slot's warm words: in each, the age of the last worker that reported through it, or 0.
+
+        A word is reused only after its worker has ended, and ages grow, so its value never decreases.
+        """
+        return [self._words[word] for word in self._warm_words(slot)]

@@ -1,6 +1,6 @@
-"""JSON bodies to msgspec structs, with errors that name the field, its range and what came instead.
+"""Parses JSON bodies into msgspec structs; errors name the field, its range and the value that was sent.
 
-Knows no HTTP server; each field's `Meta.description` is the text that an error shows.
+A field's `Meta.description` is its range in an error's text. This module knows no HTTP server.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ T = TypeVar("T", bound=Struct)
 
 
 class BodyParser(Generic[T]):
-    """Decodes and checks the bodies of one kind of request. To be created at import time, not at the first request.
+    """Decodes and validates the bodies of one kind of request. Create it at import time, not at the first request.
 
     msgspec builds its table of a struct's types at the first use, and two threads doing so at once crash the process
-    (msgspec 0.22: the second reads a half-built table). The decoder made here builds it.
+    (msgspec 0.22: the second thread reads a half-built table). The constructor builds it.
     """
 
     def __init__(self, kind: type[T], aliases: Mapping[str, str] | None = None) -> None:
         """
         Args:
-            aliases: other names under which a client may send a field.
+            aliases: alternative names of fields, as alias to field name.
         """
         self._kind = kind
         self._aliases = aliases or {}
@@ -37,8 +37,8 @@ class BodyParser(Generic[T]):
     def __call__(self, raw: bytes) -> T:
         """
         Raises:
-            InvalidJson: not a JSON object; says where it stops being one.
-            InvalidRequest: a field is missing, unknown, or out of its range; names it.
+            InvalidJson: the body is not a JSON object; the message gives line and column.
+            InvalidRequest: a field is missing, unknown or out of its range; the message names it.
         """
         try:
             body = msgspec.json.decode(raw)

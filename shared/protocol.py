@@ -15,7 +15,7 @@ MAX_SEED = 2**63 - 1
 
 
 class Sampling(Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """How one sequence draws its tokens; defaults and ranges as in `AutocompleteRequest`."""
+    """Sampling parameters of one sequence; defaults and ranges are those of the public schema."""
 
     max_new_tokens: Annotated[int, Meta(ge=1)] = 20
     temperature: Annotated[float, Meta(ge=0)] = 1.0
@@ -28,17 +28,17 @@ class Sampling(Struct, kw_only=True, frozen=True, omit_defaults=True):
 
 
 class Group(Struct, kw_only=True, frozen=True):
-    """Branches of one prompt, so that a worker may compute the prompt once."""
+    """Prefill group: branches of one prompt, which a worker may compute once for all of them."""
 
     id: str
     size: Annotated[int, Meta(ge=1)]
 
 
 class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True, omit_defaults=True):
-    """`POST /generate` on a slot's socket: one branch. `deadline_ms` counts from when the worker reads it.
+    """`POST /generate` on a slot's socket: one branch. `deadline_ms` starts when the worker reads the request.
 
-    With `heal`, the text goes on from before the prompt's last word and is held to what was typed of it; what comes
-    back goes on from the prompt's end all the same.
+    With `heal`, the worker backs up to the last word boundary of the prompt and constrains the output to match what was
+    typed (token healing). The returned text still starts at the end of the prompt.
     """
 
     prompt: str | None = None
@@ -61,8 +61,8 @@ class Accepted(Struct, kw_only=True, tag="accepted", tag_field="event"):
 
 
 class Token(Struct, kw_only=True, tag="token", tag_field="event"):
-    """One more piece of text (only when streaming). It never ends inside a character or a possible stop, and may be
-    empty for that. Pieces that say nothing new (`heal`) are not told."""
+    """A text delta (streaming only). It is empty where the text would end inside a character or a possible stop string.
+    Tokens that only reproduce the typed text (`heal`) are not sent."""
 
     text: str
     token_id: int
@@ -70,7 +70,7 @@ class Token(Struct, kw_only=True, tag="token", tag_field="event"):
 
 
 class Top(Struct, array_like=True):
-    """A token that was likely at some step."""
+    """One of the most likely tokens of a step."""
 
     token_id: int
     text: str
@@ -78,12 +78,12 @@ class Top(Struct, array_like=True):
 
 
 class Done(Struct, kw_only=True, tag="done", tag_field="event"):
-    """The last line. `text` is cut before a stop string; `token_ids` holds all that was generated, of which the
-    first `num_kept_tokens` make up `text`, but for the first `num_typed_tokens`, which say nothing new.
+    """The last line. `token_ids` holds all generated tokens. `text` is the text of the first `num_kept_tokens` of them,
+    without the first `num_typed_tokens`, which only reproduce typed text; it is cut before a stop string.
 
-    `ends` holds the characters of `text` that are there after each token. With `echo`, `prompt_ids` and
-    `prompt_logprobs` tell of the prompt as used (its first has no log-probability); with `logprobs`, `tops` holds
-    the likeliest tokens of each step, and `token_texts` what each token says by itself.
+    `ends` gives the length of `text` after each token, in characters. With `echo`, `prompt_ids` and `prompt_logprobs`
+    describe the prompt as used (its first token has no log-probability). With `logprobs`, `tops` lists the most likely
+    tokens of each step, and `token_texts` the text of each generated token by itself.
     """
 
     text: str
@@ -105,7 +105,7 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
 
 
 class Failed(Struct, kw_only=True, tag="failed", tag_field="event"):
-    """The last line of a branch that broke after it was accepted."""
+    """The last line of a branch that failed after it was accepted."""
 
     code: str
     detail: str
@@ -119,8 +119,8 @@ SlotState = Literal["starting", "loading", "warm", "draining", "failed", "down"]
 
 
 class State(Struct, kw_only=True, frozen=True):
-    """One line of `GET /state`: at each change, and at least once a second. `down` is the gateway's own word
-    for a slot whose stream has ended."""
+    """One line of `GET /state`, sent at each change and at least once a second. A worker never sends `down`, which the
+    gateway sets for a slot whose stream has ended."""
 
     state: SlotState
     reason: str | None = None

@@ -1,7 +1,7 @@
 """The run directory of one instance: sockets, locks and the slot plan, private to one user.
 
-Everything in it is made and removed by name. A marker file says that Tercet made the directory; a directory that has
-other files and no marker belongs to something else and is refused. This module does not know what the files mean.
+Files are created and removed by name. A marker file identifies a directory that Tercet created; a directory with other
+files and no marker is refused. This module does not know what the files contain.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import IO
 
 from shared.errors import StartError
-from shared.settings import MAX_SOCKET_PATH_BYTES, Settings
+from shared.settings import Settings
 
+# Linux binds paths of up to 107 bytes (`sun_path` in <sys/un.h>); this keeps a margin.
+MAX_SOCKET_PATH_BYTES = 100
 MARKER_FILE = "tercet-run-directory"
 _MARKER_TEXT = "Made by Tercet for the sockets, locks and slot plan of one running instance.\n"
 
 
 def prepare_run_directory(settings: Settings) -> Path:
-    """Create the run directory, readable by this user only, or check the one that is there.
+    """Create the run directory, readable by this user only, or check the existing directory.
 
     Raises:
         StartError: the path is too long for a socket, is a symbolic link or no directory, belongs to or may be

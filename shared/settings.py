@@ -1,8 +1,8 @@
 """Every setting Tercet reads: typed, frozen, validated together when loaded, and then passed down.
 
-A setting is an environment variable `TERCET_<NAME>`. This module knows names, defaults, units, reasons
-and ranges; it knows nothing of what is done with a value. Only `build()` functions, `gunicorn.conf.py`
-and the command line call `Settings.load`; nothing below them reads the environment.
+A setting is an environment variable `TERCET_<NAME>`. This module knows names, defaults, units, reasons and ranges, and
+not how a value is used. Only `build()` functions, `gunicorn.conf.py` and the command line call `Settings.load`; nothing
+below them reads the environment.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from shared.errors import StartError
 
 PREFIX = "TERCET_"
-# Set by Tercet for its own processes, never by a person: which pool a gunicorn is, which slot a worker has.
+# Set by Tercet for its own processes, never by a user: which pool a gunicorn runs, which slot a worker has.
 INTERNAL = frozenset({"TERCET_ROLE", "TERCET_SLOT"})
-# A Unix socket's address holds 107 bytes and a null; 100 leaves room for "/slot-NN.s" and its like.
-MAX_SOCKET_PATH_BYTES = 100
 
 Dtype = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Placement = Literal["auto", "spread", "pack"]
@@ -35,7 +36,7 @@ _DEVICE = re.compile(r"cpu|cuda:\d{1,2}")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the gateway listens."""
+    """A host and port to listen on."""
 
     host: str
     port: int
@@ -45,7 +46,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """An address that a client on this machine can use."""
+        """URL at which a client on this machine reaches the address; a wildcard host becomes loopback."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://{Address(host, self.port)}"
 
@@ -96,7 +97,7 @@ def _devices(text: str) -> tuple[str, ...]:
         if not _DEVICE.fullmatch(device):
             raise ValueError(f"has {device!r}; a device is cpu or cuda:N, like cuda:0,cuda:1")
     if len(set(devices)) != len(devices):
-        raise ValueError("names a device twice; use a count in TERCET_MODELS for more workers on one device")
+        raise ValueError("names a device twice; for several workers on one device, use a count in TERCET_MODELS")
     return devices
 
 
@@ -114,9 +115,9 @@ def _hosts(text: str) -> tuple[str, ...]:
 
 def _delays(text: str) -> dict[int, float]:
     try:
-        pairs = (entry.split("=") for entry in text.split(",") if entry)
-        return {int(slot): float(delay_ms) for slot, delay_ms in pairs}
-    except ValueError:
+        pairs = dict(entry.split("=") for entry in text.split(",") if entry)
+        return msgspec.convert(pairs, dict[int, float], strict=False)
+    except (ValueError, msgspec.ValidationError):
         raise ValueError("must be slot=milliseconds, like 0=0,1=10") from None
 
 
@@ -124,38 +125,34 @@ def _path(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
 
-def _integer(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"\d{1,12}", text) or not low <= int(text) <= high:
-            raise ValueError(f"must be a whole number from {low} to {high}")
-        return int(text)
-
-    return parse
-
-
-def _number(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = float("nan")
-        if not low <= value <= high:
-            raise ValueError(f"must be a number from {low:g} to {high:g}")
-        return value
-
-    return parse
+def _convert(text: str, kind: Any, example: str) -> Any:
+    """A number in JSON's notation, or a choice; `kind` is its type with its range."""
+    try:
+        return msgspec.convert(text, kind, strict=False)
+    except msgspec.ValidationError:
+        if get_origin(kind) is Literal:
+            raise ValueError(f"must be one of {', '.join(get_args(kind))}") from None
+        number, meta = get_args(kind)
+        noun = "whole number" if number is int else "number"
+        raise ValueError(f"must be a {noun} from {meta.ge} to {meta.le}, like {example}") from None
 
 
-def _choice(*choices: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}")
-        return text
-
-    return parse
-
-
-def _setting(default: Any, parse: Callable[[str], Any], shown: str, unit: str, why: str) -> Any:
+def _setting(
+    default: Any,
+    unit: str,
+    why: str,
+    *,
+    parse: Callable[[str], Any] | None = None,
+    shown: str | None = None,
+) -> Any:
+    """
+    Args:
+        unit: unit of a number, or the kind of text; empty for a choice, which lists itself.
+        parse: text to value, or ValueError that completes "NAME='text' …"; by default from the field's type.
+        shown: the default as the table prints it, where it is not the value.
+    """
+    if shown is None:
+        shown = f"{default:g}" if isinstance(default, float) else str(default)
     metadata = {"parse": parse, "shown": shown, "unit": unit, "why": why}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
@@ -167,88 +164,79 @@ class Settings:
     """All settings of one running instance."""
 
     bind: Address = _setting(
-        Address("127.0.0.1", 8000), _address, "127.0.0.1:8000", "host:port",
-        "where the gateway listens; loopback, because anyone who reaches it may use it",
+        Address("127.0.0.1", 8000), "host:port",
+        "address of the gateway; loopback by default, because any client that can connect may use the server",
+        parse=_address,
     )  # fmt: skip
     run_dir: Path | None = _setting(
-        None, _path, "<temporary dir>/tercet-<uid>-<port>", "directory",
-        "sockets, plan, locks; one per running instance, so that two live side by side",
+        None, "directory", "holds sockets, slot plan and locks; each running instance needs its own",
+        parse=_path, shown="<temporary dir>/tercet-<uid>-<port>",
     )  # fmt: skip
     devices: tuple[str, ...] = _setting(
-        (), _devices, "the GPUs seen, else cpu", "list",
-        "devices that hold workers, like cuda:0,cuda:1; indexes into CUDA_VISIBLE_DEVICES if that is set",
+        (), "list", "devices that run workers, like cuda:0,cuda:1; indexes into CUDA_VISIBLE_DEVICES if that is set",
+        parse=_devices, shown="all visible GPUs, else cpu",
     )  # fmt: skip
     models: tuple[ModelSpec, ...] = _setting(
-        (), _models, "small if it can be had, else embedded", "list",
-        "models on each device: small*2,medium or legal=/models/legal-gpt2; the count is workers per device",
+        (), "list", "models on each device, like small*2,medium or legal=/models/legal-gpt2; *2 means two workers",
+        parse=_models, shown="small if available, else embedded",
     )  # fmt: skip
     compute: Compute = _setting(
-        "auto", _choice("auto", "cpu"), "auto", "auto, cpu",
-        "cpu: workers planned for GPUs compute on the CPU, all else as planned; to try a plan without its GPUs",
+        "auto", "", "cpu runs workers that are planned for GPUs on the CPU, to try a plan without its GPUs",
     )  # fmt: skip
     dtype: Dtype = _setting(
-        "auto", _choice("auto", "fp32", "bf16", "fp16", "int8"), "auto", "auto, fp32, bf16, fp16, int8",
-        "arithmetic of the weights; auto takes the fastest that keeps the model's quality on its device",
+        "auto", "", "data type of the weights; auto takes the fastest that keeps the model's quality on its device",
     )  # fmt: skip
-    cpu_threads: int = _setting(
-        0, _integer(0, 1024), "0", "threads",
-        "compute threads of a CPU worker; 0: the cores are shared out among the workers",
+    cpu_threads: Annotated[int, Meta(ge=0, le=1024)] = _setting(
+        0, "threads", "compute threads of a CPU worker; 0 divides the cores among the workers",
     )  # fmt: skip
-    max_batch: int = _setting(
-        48, _integer(1, 512), "48", "sequences",
-        "sequences a slot computes at once: 16 editors' three branches; one batched step serves all of them",
+    max_batch: Annotated[int, Meta(ge=1, le=512)] = _setting(
+        48, "sequences", "largest batch of a slot; 48 sequences are 16 requests of three branches",
     )  # fmt: skip
     placement: Placement = _setting(
-        "auto", _choice("auto", "spread", "pack"), "auto", "auto, spread, pack",
-        "auto: the branches share a slot (one prompt computed once) while one has room for all, else spread",
+        "auto", "", "pack puts a request's branches on one slot, which prefills their prompt once; spread puts each on "
+        "a slot of its own; auto packs while a slot has room for all of them",
     )  # fmt: skip
-    queue: int = _setting(
-        96, _integer(0, 4096), "96", "branches",
-        "branches that may wait for room before requests are refused with 503: 32 editors' worth",
+    queue: Annotated[int, Meta(ge=0, le=4096)] = _setting(
+        96, "branches", "branches that may wait for a slot before requests are refused with 503; 96 are 32 requests",
     )  # fmt: skip
-    similarity: float = _setting(
-        80.0, _number(1, 100), "80", "percent",
-        "sentences that are so much alike, letter by letter, count as one: the second is replaced",
+    similarity: Annotated[float, Meta(ge=1, le=100)] = _setting(
+        80.0, "percent", "sentences at least this similar, character by character, are duplicates: the second is "
+        "replaced",
     )  # fmt: skip
-    timeout_s: float = _setting(
-        30.0, _number(0.05, 600), "30", "seconds",
-        "longest that a request may take, and the default of max_time",
+    timeout_s: Annotated[float, Meta(ge=0.05, le=600)] = _setting(
+        30.0, "seconds", "longest time that a request may take; the default of max_time",
     )  # fmt: skip
-    ack_ms: int = _setting(
-        250, _integer(10, 60_000), "250", "milliseconds",
-        "a branch that its worker has not acknowledged by then is placed elsewhere",
+    ack_ms: Annotated[int, Meta(ge=10, le=60_000)] = _setting(
+        250, "milliseconds", "a branch that its worker does not acknowledge in this time is retried on another slot",
     )  # fmt: skip
-    hang_s: float = _setting(
-        10.0, _number(0, 600), "10", "seconds",
-        "an engine that makes no step for so long is killed and replaced; 0: never",
+    hang_s: Annotated[float, Meta(ge=0, le=600)] = _setting(
+        10.0, "seconds", "an engine that completes no step in this time is killed and replaced; 0 disables this check",
     )  # fmt: skip
-    grace_s: float = _setting(
-        30.0, _number(1, 600), "30", "seconds",
-        "how long a stopping or outgoing worker may finish what it accepted",
+    grace_s: Annotated[float, Meta(ge=1, le=600)] = _setting(
+        30.0, "seconds", "time that a stopping or outgoing worker has to finish accepted requests",
     )  # fmt: skip
-    drain_s: float = _setting(
-        0.5, _number(0, 120), "0.5", "seconds",
-        "how long readiness says 503 before the gateway closes its listener; more than a balancer's probe period",
+    drain_s: Annotated[float, Meta(ge=0, le=120)] = _setting(
+        0.5, "seconds", "time from readiness turning 503 to the gateway closing its listener; set it above the load "
+        "balancer's probe interval",
     )  # fmt: skip
     origins: tuple[str, ...] = _setting(
-        (), _origins, "(none)", "list",
-        "web origins besides our own whose pages may call this server, like https://notes.example",
+        (), "list", "other web origins whose pages may call this server, like https://notes.example",
+        parse=_origins, shown="(none)",
     )  # fmt: skip
     hosts: tuple[str, ...] = _setting(
-        (), _hosts, "(none)", "list",
-        "names besides localhost and IP addresses that a Host header may carry; * for any",
+        (), "list", "names accepted in the Host header besides localhost and IP addresses; * accepts any",
+        parse=_hosts, shown="(none)",
     )  # fmt: skip
-    max_body_bytes: int = _setting(
-        1 << 20, _integer(1024, 1 << 30), "1048576", "bytes",
-        "largest request body; a novel's chapter is 30,000, and only max_tokens of its end are used",
+    max_body_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = _setting(
+        1 << 20, "bytes", "largest request body; a chapter of a novel has 30,000, and only its last max_tokens tokens "
+        "are used",
     )  # fmt: skip
     log: LogLevel = _setting(
-        "info", _choice("debug", "info", "warning", "error"), "info", "debug, info, warning, error",
-        "least level that is logged, as JSON lines to stderr; prompts are never logged",
+        "info", "", "lowest level that is logged, as JSON lines on stderr; prompts are never logged",
     )  # fmt: skip
     test_step_delay_ms: dict[int, float] = _setting(
-        {}, _delays, "(none)", "slot=milliseconds",
-        "for tests: makes each decode step of a slot slower, like 1=10",
+        {}, "slot=milliseconds", "for tests: a delay added to each decode step of a slot, like 1=10",
+        parse=_delays, shown="(none)",
     )  # fmt: skip
 
     @classmethod
@@ -256,9 +244,10 @@ class Settings:
         """Read and validate every `TERCET_` variable.
 
         Raises:
-            StartError: naming each unknown variable and each wrong value.
+            StartError: some variables are unknown or have wrong values; the message names all of them.
         """
         known = {PREFIX + f.name.upper(): f for f in fields(cls)}
+        kinds = get_type_hints(cls, include_extras=True)
         wrong: list[str] = []
         values: dict[str, Any] = {}
         for name in sorted(environ):
@@ -267,8 +256,12 @@ class Settings:
             if name not in known:
                 wrong.append(f"{name} is not a setting; `tercet settings` lists them")
             elif text := environ[name].strip():
+                setting = known[name]
+                parse = setting.metadata["parse"]
                 try:
-                    values[known[name].name] = known[name].metadata["parse"](text)
+                    values[setting.name] = (
+                        parse(text) if parse else _convert(text, kinds[setting.name], setting.metadata["shown"])
+                    )
                 except ValueError as error:
                     wrong.append(f"{name}={text!r} {error}")
         if wrong:
@@ -277,7 +270,7 @@ class Settings:
 
     @property
     def run_path(self) -> Path:
-        """The run directory, absolute; not made yet."""
+        """The run directory, absolute; it may not exist yet."""
         if self.run_dir is not None:
             return self.run_dir
         return Path(tempfile.gettempdir()) / f"tercet-{os.getuid()}-{self.bind.port}"
@@ -285,8 +278,8 @@ class Settings:
     def allows_host(self, host: str) -> bool:
         """Whether a `Host` header names this server.
 
-        A page that rebinds its DNS name to this address still sends its own name, so names must be listed;
-        an IP address cannot be rebound.
+        Guards against DNS rebinding: a page whose name was rebound to this address still sends its own name, so names
+        must be listed. An IP address cannot be rebound.
         """
         name = host.lower()
         name = name.partition("]")[0].removeprefix("[") if name.startswith("[") else name.partition(":")[0]
@@ -301,6 +294,13 @@ class Settings:
     @classmethod
     def table(cls) -> list[tuple[str, str, str, str]]:
         """Rows of (variable, default, unit, reason), in the order of declaration."""
+        kinds = get_type_hints(cls, include_extras=True)
         return [
-            (PREFIX + f.name.upper(), f.metadata["shown"], f.metadata["unit"], f.metadata["why"]) for f in fields(cls)
+            (
+                PREFIX + f.name.upper(),
+                f.metadata["shown"],
+                f.metadata["unit"] or ", ".join(get_args(kinds[f.name])),
+                f.metadata["why"],
+            )
+            for f in fields(cls)
         ]

@@ -1,8 +1,7 @@
-"""Logs and their rules: JSON lines on standard error, one event each, with role and slot, never with a prompt.
+"""Logging: JSON lines on standard error, one event per line, with role and slot, never with a prompt.
 
-Everything that logs (Tercet, gunicorn, libraries) goes through the same processors: our own lines at once, those of
-others from `logging`, which takes many times as long. Standard error is where the supervisor, systemd and containers
-look.
+Tercet, gunicorn and libraries log through the same processors. Tercet's own events skip the `logging` module, which
+takes many times as long. Standard error is what the supervisor, systemd and containers collect.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-def _common(role: str) -> list[Processor]:
-    """What every line gets, whoever logs it."""
+def _base_processors(role: str) -> list[Processor]:
+    """Processors of every event, Tercet's own or a library's."""
 
     def add_role(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         return {"role": role, **event}
@@ -36,7 +35,7 @@ def _common(role: str) -> list[Processor]:
 
 
 def _renderers() -> list[Processor]:
-    """An event becomes a line: aligned and coloured where standard error is a terminal, JSON elsewhere."""
+    """Render an event as a line: aligned and coloured where standard error is a terminal, JSON elsewhere."""
     if sys.stderr.isatty():
         return [structlog.dev.ConsoleRenderer()]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_to_json)]
@@ -50,7 +49,7 @@ def logging_config(role: str, level: str) -> dict[str, Any]:
     """A `logging.config` dictionary for one process, also gunicorn's `logconfig_dict`.
 
     Args:
-        role: "gateway", "workers" or "serve"; stands in every line.
+        role: "gateway", "workers" or "serve"; a field of every line.
     """
     return {
         "version": 1,
@@ -58,15 +57,15 @@ def logging_config(role: str, level: str) -> dict[str, Any]:
         "formatters": {
             "tercet": {
                 "()": structlog.stdlib.ProcessorFormatter,
-                "foreign_pre_chain": _common(role),
+                "foreign_pre_chain": _base_processors(role),
                 "processors": [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers()],
             }
         },
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "tercet", "stream": "ext://sys.stderr"}},
         "root": {"level": level.upper(), "handlers": ["stderr"]},
         "loggers": {
-            # gunicorn gives these two handlers of its own unless they are named here; our own line per request
-            # says more than its access log.
+            # Unless these two are configured here, gunicorn adds handlers of its own. Its access log is off because
+            # Tercet logs an event of its own per request, which holds more.
             "gunicorn.error": {"level": level.upper(), "handlers": ["stderr"], "propagate": False},
             "gunicorn.access": {"level": "CRITICAL", "handlers": ["stderr"], "propagate": False},
             "httpx": {"level": "WARNING"},
@@ -76,9 +75,9 @@ def logging_config(role: str, level: str) -> dict[str, Any]:
 
 
 def configure_structlog(role: str, level: str) -> None:
-    """Set up the lines of our own, as `logging_config` does it for those of others."""
+    """Configure Tercet's own events as `logging_config` configures those of libraries."""
     structlog.configure(
-        processors=[*_common(role), *_renderers()],
+        processors=[*_base_processors(role), *_renderers()],
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
@@ -86,13 +85,13 @@ def configure_structlog(role: str, level: str) -> None:
 
 
 def configure_logging(role: str, level: str) -> None:
-    """Set up the logs of a process that gunicorn does not set up."""
+    """Configure logging in a process that gunicorn does not configure."""
     logging.config.dictConfig(logging_config(role, level))
     configure_structlog(role, level)
 
 
 def request_id(given: str | None) -> str:
-    """The caller's `X-Request-Id` where it is harmless to log and to send on, else a new one (64 random bits)."""
+    """The client's `X-Request-Id` if it is safe to log and to forward, else a new id of 64 random bits."""
     if given and _REQUEST_ID.fullmatch(given):
         return given
     return secrets.token_hex(8)

@@ -1,12 +1,11 @@
-"""Between the wire's texts and the engine's token ids: what is asked becomes a sequence, what came of it an answer.
+"""Text to token ids and back, for one model: a protocol request becomes an engine request, its output protocol lines.
 
-Knows the wire's values and the tokenizer. Refuses to know HTTP and the device.
+Knows the protocol's values and the tokenizer. Does not know HTTP, the engine's thread or the device.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -17,31 +16,36 @@ from workers.text.detokenizer import Detokenizer
 from workers.text.tokenizer import Tokenizer
 from workers.text.window import encode_window
 
-_Prompt: TypeAlias = tuple[tuple[int, ...], bytes, tuple[int, ...]]
+# The prompt's token ids; with token healing the typed bytes that the output must begin with, and their token ids.
+_EncodedPrompt: TypeAlias = tuple[tuple[int, ...], bytes, tuple[int, ...]]
 
 
 class Codec:
-    """One model's. Thread-safe."""
+    """Encodes requests and decodes outputs of one model. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, n_ctx: int) -> None:
+        """
+        Args:
+            n_ctx: the model's context size in tokens.
+        """
         self._tokenizer = tokenizer
         self._n_ctx = n_ctx
         self._lock = threading.Lock()
-        self._last_encoded: tuple[object, _Prompt] = (None, ((), b"", ()))
+        self._last_encoded: tuple[object, _EncodedPrompt] = (None, ((), b"", ()))
 
-    def request(self, ask: GenerateRequest, now: float) -> EngineRequest:
-        """What the engine is asked.
+    def request(self, request: GenerateRequest, now: float) -> EngineRequest:
+        """The engine's form of `request`.
 
         Args:
-            now: `time.monotonic()` seconds.
+            now: when the request arrived, in seconds of `time.monotonic()`; its deadline counts from there.
 
         Raises:
-            InvalidRequest: neither text nor token ids were sent, or both.
+            InvalidRequest: not exactly one of text and token ids was sent.
         """
-        if (ask.prompt is None) == (ask.prompt_ids is None):
+        if (request.prompt is None) == (request.prompt_ids is None):
             raise InvalidRequest("Send one of prompt and prompt_ids.")
-        prompt_ids, typed, forced_ids = self._prompt(ask)
-        sampling = ask.sampling
+        prompt_ids, typed, forced_ids = self._encode_prompt(request)
+        sampling = request.sampling
         return EngineRequest(
             prompt_ids=prompt_ids,
             sampling=SamplingParams(
@@ -53,51 +57,52 @@ class Codec:
                 stop=sampling.stop,
                 single_line=sampling.single_line,
                 first_rank=sampling.first_rank,
-                top_logprobs=ask.logprobs or 0,
+                top_logprobs=request.logprobs or 0,
             ),
-            seed=ask.seed,
+            seed=request.seed,
             forced_prefix=typed,
             forced_ids=forced_ids,
-            deadline=now + ask.deadline_ms / 1e3,
-            group=(ask.group.id, ask.group.size) if ask.group else None,
-            stream=ask.stream,
-            echo_logprobs=ask.echo and ask.logprobs is not None,
-            session=ask.session,
+            deadline=now + request.deadline_ms / 1e3,
+            group=(request.group.id, request.group.size) if request.group else None,
+            stream=request.stream,
+            echo_logprobs=request.echo and request.logprobs is not None,
         )
 
-    def tokens(self, request: EngineRequest) -> Tokens:
-        """For the steps of a streamed sequence."""
-        return Tokens(self._tokenizer, self._detokenizer(request), len(request.forced_prefix))
+    def token_stream(self, request: EngineRequest) -> TokenStream:
+        """The converter for one streamed sequence, token by token."""
+        return TokenStream(self._tokenizer, self._detokenizer(request), len(request.forced_prefix))
 
-    def last_line(self, ask: GenerateRequest, request: EngineRequest, finished: SequenceOutput) -> Done | Failed:
-        """The answer, as it is when the sequence has ended."""
-        if finished.finish_reason == "error":
-            return Failed(code="engine_error", detail=finished.error or "The engine failed.")
-        detokenizer = self._detokenizer(request)
-        pieces = [detokenizer.feed(token) for token in finished.token_ids]
-        ends = list(accumulate(map(len, pieces)))
+    def last_line(
+        self, request: GenerateRequest, engine_request: EngineRequest, output: SequenceOutput
+    ) -> Done | Failed:
+        """The protocol's last line for a finished sequence. It repeats the whole text, also of a streamed sequence."""
+        if output.finish_reason == "error":
+            return Failed(code="engine_error", detail=output.error or "The engine failed.")
+        detokenizer = self._detokenizer(engine_request)
+        deltas = [detokenizer.feed(token) for token in output.token_ids]
+        ends = list(accumulate(map(len, deltas)))
         rest = detokenizer.finish()
         if rest:
             ends[-1] += len(rest)
         text_of = self._tokenizer.text_of
         return Done(
-            text="".join([*pieces, rest]),
-            token_ids=list(finished.token_ids),
-            logprobs=list(finished.logprobs),
+            text="".join([*deltas, rest]),
+            token_ids=list(output.token_ids),
+            logprobs=list(output.logprobs),
             ends=ends,
-            num_kept_tokens=finished.num_kept,
-            num_typed_tokens=finished.num_forced,
-            finish_reason=finished.finish_reason,
-            num_prompt_tokens=len(request.prompt_ids),
-            cached_tokens=finished.cached_tokens,
-            queue_ms=finished.queue_ms,
-            prefill_ms=finished.prefill_ms,
-            decode_ms=finished.decode_ms,
-            prompt_ids=list(request.prompt_ids) if ask.echo else None,
-            prompt_logprobs=list(finished.prompt_logprobs) if finished.prompt_logprobs else None,
-            token_texts=None if ask.logprobs is None else [text_of(token) for token in finished.token_ids],
-            tops=[[Top(token, text_of(token), logprob) for token, logprob in top] for top in finished.tops]
-            if finished.tops
+            num_kept_tokens=output.num_kept,
+            num_typed_tokens=output.num_forced,
+            finish_reason=output.finish_reason,
+            num_prompt_tokens=len(engine_request.prompt_ids),
+            cached_tokens=output.cached_tokens,
+            queue_ms=output.queue_ms,
+            prefill_ms=output.prefill_ms,
+            decode_ms=output.decode_ms,
+            prompt_ids=list(engine_request.prompt_ids) if request.echo else None,
+            prompt_logprobs=list(output.prompt_logprobs) if output.prompt_logprobs else None,
+            token_texts=None if request.logprobs is None else [text_of(token) for token in output.token_ids],
+            tops=[[Top(token, text_of(token), logprob) for token, logprob in top] for top in output.tops]
+            if output.tops
             else None,
         )
 
@@ -110,43 +115,43 @@ class Codec:
             num_forced_bytes=len(request.forced_prefix),
         )
 
-    def _prompt(self, ask: GenerateRequest) -> _Prompt:
-        """The prompt's token ids, what the text must begin with, and the ids of that."""
-        if ask.prompt_ids is not None:
-            most = ask.max_prompt_tokens
-            return tuple(ask.prompt_ids[-most:] if most else ask.prompt_ids), b"", ()
-        key = (ask.prompt or "", ask.max_prompt_tokens, ask.sampling.max_new_tokens, ask.heal)
-        with self._lock:  # siblings come together: the first encodes for all
+    def _encode_prompt(self, request: GenerateRequest) -> _EncodedPrompt:
+        if request.prompt_ids is not None:
+            limit = request.max_prompt_tokens
+            return tuple(request.prompt_ids[-limit:] if limit else request.prompt_ids), b"", ()
+        key = (request.prompt or "", request.max_prompt_tokens, request.sampling.max_new_tokens, request.heal)
+        with self._lock:  # the branches of a request arrive together: the first encodes for all
             if self._last_encoded[0] != key:
                 self._last_encoded = (key, self._encode(*key))
             return self._last_encoded[1]
 
-    def _encode(self, text: str, max_tokens: int | None, num_new: int, is_healed: bool) -> _Prompt:
+    def _encode(self, text: str, max_tokens: int | None, num_new: int, is_healed: bool) -> _EncodedPrompt:
         tokenizer = self._tokenizer
         typed = b""
         if is_healed:
-            text, typed = tokenizer.split_typed(text)
+            text, typed = tokenizer.healing.split(text)
         forced_ids = tuple(tokenizer.encode(typed.decode()))
         if max_tokens is None:
             return tuple(tokenizer.encode(text)), typed, forced_ids
-        # Typed text can take as many tokens as it has bytes.
+        # The forced prefix can take as many tokens as it has bytes.
         room = self._n_ctx - num_new - len(typed)
         if room < 1:
             return (), typed, forced_ids
         return tuple(encode_window(text, min(max_tokens, room), tokenizer.encode_with_starts)), typed, forced_ids
 
 
-class Tokens:
-    """A sequence's steps become the wire's lines."""
+class TokenStream:
+    """Converts one sequence's tokens to the protocol's lines."""
 
     def __init__(self, tokenizer: Tokenizer, detokenizer: Detokenizer, num_forced_bytes: int) -> None:
         self._tokenizer = tokenizer
         self._detokenizer = detokenizer
-        self._num_typed_bytes = num_forced_bytes  # still to be said again
+        self._num_forced_bytes = num_forced_bytes  # not generated yet
 
-    def feed(self, step: GeneratedToken) -> Iterator[Token]:
-        """The step's line, unless it says nothing that was not typed already."""
-        text = self._detokenizer.feed(step.token_id)
-        self._num_typed_bytes -= len(self._tokenizer.token_bytes(step.token_id))
-        if self._num_typed_bytes < 0:
-            yield Token(text=text, token_id=step.token_id, logprob=step.logprob)
+    def feed(self, token: GeneratedToken) -> Token | None:
+        """The token's line, or None if all of its bytes repeat what was typed (token healing)."""
+        text = self._detokenizer.feed(token.token_id)
+        self._num_forced_bytes -= len(self._tokenizer.token_bytes(token.token_id))
+        if self._num_forced_bytes >= 0:
+            return None
+        return Token(text=text, token_id=token.token_id, logprob=token.logprob)

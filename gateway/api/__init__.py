@@ -1,1 +1,1 @@
-"""One module per resource or dialect: parses a request into a `GenerationSpec`, renders what comes of it."""
+"""HTTP resources: one module per endpoint or dialect, and what they share (schema, SSE, error responses)."""

@@ -1,4 +1,7 @@
-"""`/health/live`, `/health/ready` and `/metrics`: what a balancer, an operator and Prometheus ask."""
+"""`/health/live`, `/health/ready` and `/metrics`: for load balancers, operators and Prometheus.
+
+Readiness is derived from the slots' last states and from one file in the run directory; nothing here calls a worker.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,22 @@ from shared.plan import DRAINING_FILE, Plan
 
 
 class LiveResource:
-    """`GET /health/live`: this process answers. Depends on nothing."""
+    """`GET /health/live`: 200 as long as this process answers requests, whatever the slots' states."""
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         resp.media = {"status": "live"}
 
 
 class ReadyResource:
-    """`GET /health/ready`: 200 while every model has a warm slot and the server is not being stopped."""
+    """`GET /health/ready`: 200 while every model has a warm slot and the server does not drain, else 503.
+
+    Its body shows the models and each slot's state, also with a 503.
+    """
 
     def __init__(self, plan: Plan, admission: Admission, run_path: Path) -> None:
         self._plan = plan
         self._admission = admission
+        # The supervisor, another process, creates it before it stops the gateway.
         self._draining_file = run_path / DRAINING_FILE
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
@@ -44,10 +51,10 @@ class ReadyResource:
             }
             for slot, state in zip(self._plan.slots, states, strict=True)
         ]
-        warm = {slot["model"] for slot in slots if slot["state"] == "warm"}
+        warm_models = {slot["model"] for slot in slots if slot["state"] == "warm"}
         if self._draining_file.exists():
             status = "draining"
-        elif all(model.name in warm for model in self._plan.models):
+        elif all(model.name in warm_models for model in self._plan.models):
             status = "ready"
         else:
             status = "starting"
@@ -64,7 +71,7 @@ class ReadyResource:
 
 
 class MetricsResource:
-    """`GET /metrics`, for Prometheus."""
+    """`GET /metrics`: the gateway's metrics and every slot's, in Prometheus' text format."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

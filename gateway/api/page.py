@@ -1,7 +1,7 @@
-"""The page to write in, and the client module that any editor may import: the files in `static/`, from memory.
+"""Serves the files in `static/`: the page with the editor, and the client module that other editors import.
 
-They are read once, when the app is made, and are all there is: a name is looked up, never a path. What a browser
-may do with them is said here; what they do themselves is theirs.
+All files are read once, when the app is created, and are looked up by name, so no request can reach another path. The
+security and cache headers are set here.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ CONTENT_TYPES = {
     ".svg": "image/svg+xml",
 }
 HEADERS = {
-    # Nothing from elsewhere, nothing inline, no frame around it, no plugin, no form that leaves.
+    # Content from this server only and none inline; no frame around the page, no form submissions.
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    # Asked about at each use, answered 304: after an upgrade nobody runs half of the old page.
+    # The browser revalidates each file at each use (304): after an upgrade it never mixes files of two versions.
     "Cache-Control": "no-cache",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file as it is sent."""
+    """A static file, as it is sent."""
 
     data: bytes
     content_type: str
@@ -40,7 +40,7 @@ class Asset:
 
 
 def read_assets(folder: Path = STATIC) -> dict[str, Asset]:
-    """The files to serve, by name."""
+    """The files of a folder that have a known content type, by name."""
     return {path.name: _asset(path) for path in sorted(folder.iterdir()) if path.suffix in CONTENT_TYPES}
 
 
@@ -50,7 +50,7 @@ def _asset(path: Path) -> Asset:
 
 
 class PageResource:
-    """`GET /`: the page."""
+    """`GET /`: the page with the editor."""
 
     def __init__(self, assets: dict[str, Asset]) -> None:
         self._index = assets[INDEX]
@@ -62,7 +62,7 @@ class PageResource:
 
 
 class StaticResource:
-    """`GET /static/{name}`: what the page is made of."""
+    """`GET /static/{name}`: scripts, styles and images, and the client module `tercet.js`."""
 
     def __init__(self, assets: dict[str, Asset]) -> None:
         self._assets = assets

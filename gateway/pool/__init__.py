@@ -1,1 +1,1 @@
-"""The worker pool as the gateway sees it: admission, placement, state, and the HTTP client."""
+"""The worker pool as the gateway sees it: admission, placement, slot states, and the HTTP client of a slot."""

@@ -1,80 +1,84 @@
-"""The gateway's feedback_store: what each slot is doing, who waits for room, and who is refused.
+"""Admission: a request reserves room in slots for its branches, waits in a bounded queue, or is refused.
 
-A worker's own queue cannot be trusted with waiting (it would take requests it cannot serve), so no more
-branches are ever in flight to a slot than its batch holds, and the rest wait here, in order, up to a bound.
-Waiting is first come, first served among requests for one model; a request for another model is never held
-behind it. This module knows no HTTP.
+A worker's server would accept more requests than its engine can run and let them wait there. So the gateway never has
+more branches in flight to a slot than the slot's batch holds; further requests wait here, where they are ordered,
+bounded, cancellable and can still go to whichever slot becomes free first.
+
+The queue is first come, first served within a model; a request never waits for another model's slots. This module
+knows no HTTP and no text.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.pool.placement import SlotView, largest_wave, place
+from gateway.pool.affinity import DocumentAffinity
+from gateway.pool.placement import largest_wave, place
+from gateway.pool.slot_table import SlotTable
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, TercetError
 from shared.plan import Plan
 from shared.protocol import State
 from shared.settings import Placement
 
 Cancelling = Callable[[Callable[[], None]], AbstractContextManager[None]]
-DOWN = State(state="down", reason="no answer from its worker yet")
 RETRY_AFTER_S = 1
-# More writers than this at once, and the oldest are forgotten: a prompt is then computed once more.
-MAX_DOCUMENTS = 10_000
 
 
 @dataclass(slots=True, eq=False)
-class _Waiter:
+class _Reservation:
+    """A request in the queue. It leaves the queue with either `slots` or `error` set, and then sets `settled`."""
+
     model: str
     num_branches: int
     avoid: Collection[int]
     is_retry: bool
     document: int | None
-    granted: list[int] | None = None
-    refused: TercetError | None = None
-    woken: threading.Event = field(default_factory=threading.Event)
+    slots: list[int] | None = None
+    error: TercetError | None = None
+    settled: threading.Event = field(default_factory=threading.Event)
 
 
 class Admission:
     """Reserves room in slots. Thread-safe."""
 
     def __init__(self, plan: Plan, policy: Placement, queue_bound: int) -> None:
-        self._slots = plan.slots
+        """
+        Args:
+            queue_bound: branches that may wait; retries are not counted.
+        """
         self._policy: Placement = policy
         self._queue_bound = queue_bound
         self._lock = threading.Lock()
-        self._states: list[State] = [DOWN for _ in plan.slots]
-        self._in_flight = [0 for _ in plan.slots]
-        self._waiters: list[_Waiter] = []
-        # Where a document's last branches went, the longest unused first.
-        self._remembers: OrderedDict[int, int] = OrderedDict()
+        self._table = SlotTable(plan.slots)
+        self._affinity = DocumentAffinity()
+        self._queue: list[_Reservation] = []
 
     def update(self, index: int, state: State) -> None:
-        """Take note of what a slot's worker says of itself, or that it says nothing any more."""
+        """Set a slot's state, and place the waiting branches that it now has room for."""
         with self._lock:
-            self._states[index] = state
-            self._grant()
+            self._table.states[index] = state
+            self._settle_queue()
 
     def states(self) -> list[State]:
+        """The last state of each slot, in slot order."""
         with self._lock:
-            return list(self._states)
+            return list(self._table.states)
 
     @property
     def num_waiting(self) -> int:
-        """Branches that wait for room."""
+        """Branches in the queue, without retries."""
         with self._lock:
             return self._num_waiting()
 
     def in_flight(self) -> list[int]:
-        """Branches reserved, by slot."""
+        """Reserved branches of each slot, in slot order."""
         with self._lock:
-            return list(self._in_flight)
+            return list(self._table.in_flight)
 
     def reserve(
         self,
@@ -87,112 +91,108 @@ class Admission:
         document: int | None = None,
         cancelling: Cancelling = lambda _cancel: nullcontext(),
     ) -> list[int]:
-        """Wait for room for branches that start together; each slot returned must be released once.
+        """Wait until all branches have room at once, and reserve it.
 
-        A request for more than there could ever be room for gets the largest wave, and reserves the rest one
-        by one. A retry goes before the queue and is not counted in it: its request was admitted already.
+        If the model's slots could not hold all branches even when idle, only the largest possible wave is reserved;
+        the caller reserves the others one at a time.
 
         Args:
-            deadline: of `time.monotonic()`.
-            document: a number that requests for the same document share, so that they meet their cached prompt.
-            cancelling: holds, while the block runs, what to call for the waiting to be given up.
+            deadline: on the clock of `time.monotonic()`.
+            avoid: slots to use only if there is no other, because they have just failed this request.
+            is_retry: placed before all waiting requests and not counted in the queue bound, since its request has
+                been admitted already.
+            document: a number that requests for the same document share (document affinity): they go to the slot
+                that has the prompt in its prefix cache.
+            cancelling: makes a context manager from a function that cancels the waiting; it is entered while the
+                request waits.
+
+        Returns:
+            Slot indices in branch order, as many as were reserved; `release` each of them once.
 
         Raises:
-            ClientGone: it was given up.
-            Overloaded: too many branches wait already.
-            NotReady: every slot of this model has failed to load.
-            DeadlineExceeded: no room came in time.
+            ClientGone: cancelled while waiting.
+            Overloaded: the queue is full.
+            NotReady: the model failed to load in all its slots.
+            DeadlineExceeded: no room before the deadline.
         """
+        reservation = _Reservation(model, num_branches, avoid, is_retry, document)
         with self._lock:
-            waiter = _Waiter(model, num_branches, avoid, is_retry, document)
             if is_retry:
-                self._waiters.insert(0, waiter)
+                self._queue.insert(0, reservation)
             else:
-                self._waiters.append(waiter)
-            self._grant()
-            if waiter.granted is None and not is_retry and self._num_waiting() > self._queue_bound:
-                self._waiters.remove(waiter)
+                self._queue.append(reservation)
+            self._settle_queue()
+            if not reservation.settled.is_set() and not is_retry and self._num_waiting() > self._queue_bound:
+                self._queue.remove(reservation)
                 raise Overloaded(
-                    f"{self._num_waiting()} branches wait already and {self._queue_bound} may (TERCET_QUEUE); "
-                    "try again shortly.",
+                    f"{self._num_waiting()} branches are waiting; the limit is {self._queue_bound} (TERCET_QUEUE). "
+                    "Try again shortly.",
                     retry_after_s=RETRY_AFTER_S,
                 )
-        with cancelling(partial(self._withdraw, waiter)):
-            waiter.woken.wait(max(0.0, deadline - time.monotonic()))
+        with cancelling(partial(self._cancel, reservation)):
+            reservation.settled.wait(max(0.0, deadline - time.monotonic()))
         with self._lock:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
-                self._grant()
-        if waiter.refused is not None:
-            raise waiter.refused
-        if waiter.granted is None:
+            if reservation in self._queue:
+                self._queue.remove(reservation)
+                # It may have been the first of its model and too large for the room that the next fits into.
+                self._settle_queue()
+        if reservation.error is not None:
+            raise reservation.error
+        if reservation.slots is None:
             raise DeadlineExceeded(
-                f"No slot with {model} had room in time; allow a longer max_time, or serve it with more workers.",
+                f"No slot of {model} had room before the deadline; allow a longer max_time, or run more workers.",
                 retry_after_s=RETRY_AFTER_S,
             )
-        return waiter.granted
+        return reservation.slots
 
     def release(self, index: int) -> None:
-        """Give back one branch's room in a slot."""
+        """Give back the room of one branch in a slot."""
         with self._lock:
-            self._in_flight[index] -= 1
-            self._grant()
+            self._table.release(index)
+            self._settle_queue()
 
-    def _withdraw(self, waiter: _Waiter) -> None:
+    def _cancel(self, reservation: _Reservation) -> None:
         with self._lock:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
-                waiter.refused = ClientGone("Cancelled while it waited for room.")
-                self._grant()
-        waiter.woken.set()
+            if reservation in self._queue:
+                self._queue.remove(reservation)
+                reservation.error = ClientGone("Cancelled while waiting for a slot.")
+                self._settle_queue()
+        reservation.settled.set()
 
     def _num_waiting(self) -> int:
-        return sum(waiter.num_branches for waiter in self._waiters if not waiter.is_retry)
+        return sum(reservation.num_branches for reservation in self._queue if not reservation.is_retry)
 
-    def _views(self, model: str) -> list[SlotView]:
-        return [
-            SlotView(slot.index, self._in_flight[slot.index], slot.max_batch, state.ms_per_token)
-            for slot, state in zip(self._slots, self._states, strict=True)
-            if slot.model == model and state.state == "warm"
-        ]
+    def _settle_queue(self) -> None:
+        """Place what fits and refuse what cannot be served, in queue order.
 
-    def _grant(self) -> None:
-        """Serve whom there is room for, in order; a model whose first waiter does not fit is passed over."""
-        held_up: set[str] = set()
-        for waiter in list(self._waiters):
-            if waiter.model in held_up:
+        The first reservation of a model that does not fit blocks those of the same model behind it: otherwise small
+        requests would pass large ones for ever.
+        """
+        blocked_models: set[str] = set()
+        for reservation in list(self._queue):
+            if reservation.model in blocked_models:
                 continue
-            failed = self._why_failed(waiter.model)
-            prefer = None if waiter.document is None else self._remembers.get(waiter.document)
-            slots = None
-            if failed is None:
-                views = self._views(waiter.model)
-                wave = min(waiter.num_branches, largest_wave(views, self._policy))
-                slots = place(views, wave, self._policy, waiter.avoid, prefer) if views else None
-            if failed is None and slots is None:
-                held_up.add(waiter.model)
-                continue
-            self._waiters.remove(waiter)
-            if slots is None:
-                waiter.refused = NotReady(f"{waiter.model} could not be loaded: {failed}", retry_after_s=RETRY_AFTER_S)
+            failure = self._table.load_failure(reservation.model)
+            slots = None if failure is not None else self._place(reservation)
+            if failure is not None:
+                reservation.error = NotReady(
+                    f"{reservation.model} could not be loaded: {failure}", retry_after_s=RETRY_AFTER_S
+                )
+            elif slots is not None:
+                reservation.slots = slots
+                self._table.reserve(slots)
+                self._affinity.remember(reservation.document, slots[0])
             else:
-                waiter.granted = slots
-                self._remember(waiter.document, slots[0])
-                for index in slots:
-                    self._in_flight[index] += 1
-            waiter.woken.set()
+                blocked_models.add(reservation.model)
+                continue
+            self._queue.remove(reservation)
+            reservation.settled.set()
 
-    def _remember(self, document: int | None, slot: int) -> None:
-        if document is None:
-            return
-        self._remembers[document] = slot
-        self._remembers.move_to_end(document)
-        if len(self._remembers) > MAX_DOCUMENTS:
-            self._remembers.popitem(last=False)
-
-    def _why_failed(self, model: str) -> str | None:
-        """The reason, if every slot of a model has failed to load; waiting for them would be in vain."""
-        states = [state for slot, state in zip(self._slots, self._states, strict=True) if slot.model == model]
-        if all(state.state == "failed" for state in states):
-            return states[0].reason or "the workers' log has the reason"
-        return None
+    def _place(self, reservation: _Reservation) -> list[int] | None:
+        """Slots for the reservation's next wave, or None while there is no room for it."""
+        views = self._table.views(reservation.model)
+        if not views:
+            return None
+        wave = min(reservation.num_branches, largest_wave(views, self._policy))
+        cached_on = self._affinity.slot_of(reservation.document)
+        return place(views, wave, self._policy, reservation.avoid, cached_on)

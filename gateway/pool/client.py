@@ -1,6 +1,7 @@
-"""The gateway's HTTP client: one slot's `POST /generate` and `GET /state`. It and its transport alone know httpx.
+"""HTTP client of one slot: `POST /generate` and `GET /state` on its private socket.
 
-It says what went wrong with one call (`BranchError`); what to do about it is `gateway.fanout`'s decision.
+Only this module and its transport know httpx. It translates every failure of a call into `BranchError`, and does not
+know what its caller does about it (retry, another slot).
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from gateway.pool.transport import UnixTransport
 from shared.plan import Slot
 from shared.protocol import Accepted, Done, Failed, GenerateLine, GenerateRequest, State, Token
 
-# Below gunicorn's keepalive (75 s), so that it is the client that closes an idle connection.
+# Below gunicorn's keepalive (75 s), so that this side closes idle connections and never writes to a closed one.
 KEEPALIVE_EXPIRY_S = 60.0
-# A worker says a line of state at least once a second; one that is silent for so long is down.
+# A worker sends its state at least once a second; after this time without a line it counts as down.
 STATE_SILENCE_S = 3.0
-# A completion of 256 tokens with log-probabilities is 20 kB; a line of a megabyte is no answer.
+# A completion of 256 tokens with log-probabilities is 20 kB; a line of a megabyte is garbage.
 MAX_LINE_BYTES = 1 << 20
 
 _decode_line = msgspec.json.Decoder(GenerateLine).decode
@@ -32,7 +33,7 @@ _GENERATE = httpx.URL("http://slot/generate")
 
 
 class BranchError(Exception):
-    """A call that brought nothing. `is_retryable` is false where another slot would answer the same."""
+    """A call without a result. `is_retryable` is false if another slot would fail in the same way."""
 
     def __init__(self, code: str, detail: str, *, is_retryable: bool = True) -> None:
         super().__init__(detail)
@@ -42,9 +43,14 @@ class BranchError(Exception):
 
 
 class Call:
-    """One `POST /generate`. `run` is for one thread; `cancel` for any."""
+    """One `POST /generate`. One thread iterates `lines`; any thread may call `cancel`."""
 
     def __init__(self, transport: httpx.BaseTransport, request: GenerateRequest, ack_s: float, deadline: float) -> None:
+        """
+        Args:
+            ack_s: how long the worker may take to accept the request.
+            deadline: on the clock of `time.monotonic()`.
+        """
         self._transport = transport
         self._request = request
         self._ack_s = ack_s
@@ -54,19 +60,19 @@ class Call:
         self._is_cancelled = False
 
     def lines(self) -> Iterator[list[Token | Done]]:
-        """What the worker says after `accepted`, as it comes, lines that come together together; `Done` is the last.
+        """The lines of the response after `accepted`, as they arrive; lines that arrive together are in one list.
 
-        Read to its end, past `Done`, it leaves a connection that serves the next call.
+        `Done` is the last. Iterate past it, to the end of the response, and the connection is reused by a later call.
 
         Raises:
-            BranchError: unreachable, not acknowledged in time, refused, broken off, or not understood.
+            BranchError: unreachable, not acknowledged in time, refused, broken off, invalid, or cancelled.
         """
         if self._is_cancelled:
             raise BranchError("cancelled", "Cancelled.", is_retryable=False)
         is_acknowledged = False
-        # Straight to the transport: redirects, cookies and default headers are no use here, and take a third of a
-        # call's time in this process.
         content = _encode(self._request)
+        # Calls the transport without an httpx.Client: redirects, cookies and default headers are of no use here, and
+        # take a third of a call's CPU time.
         request = httpx.Request(
             "POST",
             _GENERATE,
@@ -79,39 +85,42 @@ class Call:
             with closing(response):
                 self._hold_socket(response)
                 if response.status_code != httpx.codes.OK:
-                    raise _refusal(response)
-                # The headers come with the line `accepted`. The transport looks the read timeout up anew for the body.
-                # The waiting handler keeps the deadline itself; this one frees the thread should nobody cancel.
+                    raise _read_refusal(response)
+                # The worker sends the head together with `accepted`, so the head is the acknowledgement. The request's
+                # handler keeps the deadline; the timeout set here for the body frees this thread if it does not cancel.
                 is_acknowledged = True
                 left_s = max(0.0, self._deadline - time.monotonic())
                 request.extensions["timeout"]["read"] = left_s + STATE_SILENCE_S
-                for raws in _split_lines(response.iter_raw()):
-                    told: list[Token | Done] = []
-                    for line in map(_decode_line, raws):
+                for raw_lines in _split_lines(response.iter_raw()):
+                    batch: list[Token | Done] = []
+                    for line in map(_decode_line, raw_lines):
                         if isinstance(line, Failed):
                             raise BranchError(line.code, line.detail)
                         if not isinstance(line, Accepted):
-                            told.append(line)
-                    if told:
-                        yield told
+                            batch.append(line)
+                    if batch:
+                        yield batch
         except httpx.TimeoutException as error:
             if is_acknowledged:
-                raise BranchError("timeout", "The worker fell silent.") from error
-            raise BranchError("not_acknowledged", "The worker did not take the branch in time.") from error
+                raise BranchError("timeout", "The worker sent nothing until the deadline.") from error
+            raise BranchError(
+                "not_acknowledged", f"The worker did not accept the branch within {self._ack_s:g} s."
+            ) from error
         except httpx.TransportError as error:
-            code, detail = ("cancelled", "Cancelled.") if self._is_cancelled else ("broken", f"The call broke: {error}")
-            raise BranchError(code, detail) from error
+            if self._is_cancelled:
+                raise BranchError("cancelled", "Cancelled.") from error
+            raise BranchError("broken", f"The connection to the worker failed: {error}") from error
         except msgspec.MsgspecError as error:
-            raise BranchError("garbage", f"The worker's answer was not understood: {error}") from error
+            raise BranchError("garbage", f"The worker sent an invalid line: {error}") from error
         finally:
             with self._lock:
                 self._socket = None
 
     def cancel(self) -> None:
-        """End the call now: the thread that reads gets an end of stream, and the worker sees a hang-up.
+        """End the call now: the thread that reads gets a `BranchError`, and the worker sees the connection close.
 
-        Closing an httpx client or response from another thread does not wake a blocked read; shutting down its
-        socket does.
+        It shuts the socket down, because closing an httpx client or response does not wake a read that blocks in
+        another thread.
         """
         with self._lock:
             self._is_cancelled = True
@@ -128,39 +137,44 @@ class Call:
 
 
 class SlotClient:
-    """Calls one slot's worker over its private socket; shared by all threads."""
+    """Calls one slot's worker over its private socket. Thread-safe; one instance serves all threads."""
 
     def __init__(self, slot: Slot, ack_s: float) -> None:
+        """
+        Args:
+            ack_s: how long the worker may take to accept a request on its first attempt.
+        """
         self._ack_s = ack_s
         self._transport = UnixTransport(slot.socket, KEEPALIVE_EXPIRY_S)
         self._client = httpx.Client(transport=self._transport, base_url="http://slot", trust_env=False)
 
     def close(self) -> None:
-        """Close idle connections; calls under way are not ended by it."""
+        """Close the idle connections; calls in progress continue."""
         self._client.close()
 
     def call(self, request: GenerateRequest, deadline: float, attempt: int = 1) -> Call:
-        """A call that is not begun yet.
+        """A call that starts when its `lines` are iterated.
 
         Args:
-            deadline: of `time.monotonic()`.
-            attempt: each later one waits twice as long to be acknowledged: where every slot is late, the machine is
-                busy, and to hurry would only lose the work.
+            deadline: on the clock of `time.monotonic()`.
+            attempt: from 1; each one doubles the time to acknowledge. If several slots are late, the machine is busy,
+                and a short limit would only discard work that has begun.
         """
         return Call(self._transport, request, self._ack_s * 2 ** (attempt - 1), deadline)
 
     def states(self) -> Iterator[State]:
-        """The worker's state, line by line, until it ends the stream, dies or falls silent.
+        """The worker's states as they arrive. Ends when the worker ends the stream.
 
         Raises:
-            BranchError: why the stream ended, unless the worker ended it.
+            BranchError: the stream ended in another way: the worker is unreachable, refused, died, was silent for
+                `STATE_SILENCE_S`, or sent an invalid line.
         """
         try:
             with self._client.stream("GET", "/state", timeout=httpx.Timeout(STATE_SILENCE_S)) as response:
                 if response.status_code != httpx.codes.OK:
                     raise BranchError("refused", f"The worker answered {response.status_code}.")
-                for raws in _split_lines(response.iter_raw()):
-                    yield from map(_decode_state, raws)
+                for raw_lines in _split_lines(response.iter_raw()):
+                    yield from map(_decode_state, raw_lines)
         except httpx.TransportError as error:
             raise BranchError("unreachable", str(error) or type(error).__name__) from error
         except msgspec.MsgspecError as error:
@@ -168,10 +182,10 @@ class SlotClient:
 
 
 def _split_lines(chunks: Iterator[bytes]) -> Iterator[list[bytes]]:
-    """Lines of a byte stream, without their ends; those that end in one chunk together.
+    """Splits a byte stream into lines without their ends; the lines completed by one chunk are in one list.
 
     Raises:
-        BranchError: a line is longer than `MAX_LINE_BYTES`, or the last one is not ended.
+        BranchError: a line is longer than `MAX_LINE_BYTES`, or the stream ends within a line.
     """
     rest = b""
     for chunk in chunks:
@@ -180,11 +194,11 @@ def _split_lines(chunks: Iterator[bytes]) -> Iterator[list[bytes]]:
         if len(rest) > MAX_LINE_BYTES:
             raise BranchError("oversize", f"The worker sent a line of more than {MAX_LINE_BYTES} bytes.")
     if rest:
-        raise BranchError("broken", "The worker's answer was cut off.")
+        raise BranchError("broken", "The worker's response ended within a line.")
 
 
-def _refusal(response: httpx.Response) -> BranchError:
-    """A worker's refusal, in its own words where they can be read."""
+def _read_refusal(response: httpx.Response) -> BranchError:
+    """The error in a response other than 200: the worker's own code and detail if its body is a problem document."""
     body = b""
     for chunk in response.iter_raw():
         body += chunk

@@ -1,17 +1,17 @@
-"""Which slots a request's branches go to. Pure: it sees numbers and returns slot indices.
+"""Placement: which slots the branches of a request go to. Pure functions of numbers; knows neither locks nor HTTP.
 
-A slot's load is its branches in flight times its measured time per token, so a slot that is twice as slow is
-as loaded with half the work, and unequal GPUs are fed unequally.
+A slot's load is its branches in flight times its measured time per token. A slot that is twice as slow has the same
+load with half the work, so unequal GPUs get unequal shares.
 
-Figures: the linear layers of GPT-2 small on two cores of an AMD EPYC.
+Three policies; the figures are times of GPT-2 small's linear layers on two cores of an AMD EPYC:
 
-`pack`    all branches on one slot. The prompt is computed once instead of three times (int8, 64 tokens: 23.7 ms
-          each), and three rows of a decode step cost what one costs (int8: 3.2 ms against 3.0 ms).
-`spread`  each branch on a slot of its own. Where rows are not nearly free (fp32: 87 ms for three, 33.9 for one) and
-          each slot has a device of its own, three branches finish in the time of one.
-`auto`    packs while a slot has room for all branches, else spreads: a request that waited for one slot to empty
-          could pay a whole generation (20 steps of 3.2 ms) to save two prompts (2 × 23.7 ms), and would leave room
-          unused elsewhere.
+`pack`    All branches on one slot. The prompt is computed once instead of three times (int8, 64 tokens: 23.7 ms
+          each), and a decode step of three rows costs little more than of one (int8: 3.2 ms against 3.0 ms).
+`spread`  Each branch on a slot of its own. Three branches finish in the time of one where each slot has a device of
+          its own and rows are not nearly free (fp32: 87 ms for three, 33.9 ms for one).
+`auto`    `pack` while a slot has room for all branches, else `spread`. Waiting for a slot with room could take a whole
+          generation (20 steps of 3.2 ms), to save the prefill of two prompts (2 × 23.7 ms), while other slots have
+          room unused.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from dataclasses import dataclass
 
 from shared.settings import Placement
 
+# Document affinity holds while the load of the slot with the cached prompt is at most this multiple of the lowest.
+MAX_AFFINITY_LOAD_RATIO = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """What placement knows of a warm slot: branches in flight, branches it may hold, milliseconds per token."""
+    """What placement knows of a warm slot. `in_flight` and `max_batch` count branches."""
 
     index: int
     in_flight: int
@@ -32,6 +35,7 @@ class SlotView:
     ms_per_token: float
 
     def room(self, taken: int = 0) -> int:
+        """Branches that still fit after `taken` more have been placed."""
         return self.max_batch - self.in_flight - taken
 
     def load(self, extra: int) -> float:
@@ -39,48 +43,58 @@ class SlotView:
         return (self.in_flight + extra) * (self.ms_per_token or 1.0)
 
 
-# A document stays where it is remembered while that slot is at most so many times as loaded as the best one.
-STAY_FACTOR = 2.0
-
-
 def place(
     slots: Sequence[SlotView],
     num_branches: int,
     policy: Placement,
     avoid: Collection[int] = (),
-    prefer: int | None = None,
+    cached_on: int | None = None,
 ) -> list[int] | None:
-    """Slot indices for the branches, in branch order, or None while they do not fit together.
+    """Slot indices in branch order, or None while the branches do not fit together.
 
     Args:
-        slots: warm slots that hold the model asked for.
-        avoid: slots that just failed this request; taken only where there is no other.
-        prefer: the slot that remembers this document's last prompt; taken unless it is busy.
+        slots: the warm slots of the requested model.
+        avoid: slots that have just failed this request; used only if there is no other.
+        cached_on: the slot with this document's last prompt in its prefix cache; used unless it is busy. Only for
+            branches that share a slot.
     """
     slots = [slot for slot in slots if slot.index not in avoid] or slots
     if policy != "spread":
-        roomy = [slot for slot in slots if slot.room() >= num_branches]
-        if roomy:
-            best = min(roomy, key=lambda slot: (slot.load(num_branches), slot.index))
-            for slot in roomy:
-                if slot.index == prefer and slot.load(num_branches) <= STAY_FACTOR * best.load(num_branches):
-                    best = slot
-            return [best.index] * num_branches
+        index = _shared_slot(slots, num_branches, cached_on)
+        if index is not None:
+            return [index] * num_branches
         if policy == "pack":
             return None
-    taken: dict[int, int] = {slot.index: 0 for slot in slots}
+    return _spread(slots, num_branches)
+
+
+def _shared_slot(slots: Sequence[SlotView], num_branches: int, cached_on: int | None) -> int | None:
+    """The slot for all branches: the one with the cached prompt unless it is busy, else the least loaded."""
+    candidates = [slot for slot in slots if slot.room() >= num_branches]
+    if not candidates:
+        return None
+    best = min(candidates, key=lambda slot: (slot.load(num_branches), slot.index))
+    max_load = MAX_AFFINITY_LOAD_RATIO * best.load(num_branches)
+    if any(slot.index == cached_on and slot.load(num_branches) <= max_load for slot in candidates):
+        return cached_on
+    return best.index
+
+
+def _spread(slots: Sequence[SlotView], num_branches: int) -> list[int] | None:
+    """A slot for each branch: as few branches per slot as possible, the least loaded slots first."""
+    taken = {slot.index: 0 for slot in slots}
     chosen: list[int] = []
     for _ in range(num_branches):
-        open_slots = [slot for slot in slots if slot.room(taken[slot.index]) > 0]
-        if not open_slots:
+        candidates = [slot for slot in slots if slot.room(taken[slot.index]) > 0]
+        if not candidates:
             return None
-        best = min(open_slots, key=lambda slot: (taken[slot.index], slot.load(taken[slot.index] + 1), slot.index))
+        best = min(candidates, key=lambda slot: (taken[slot.index], slot.load(taken[slot.index] + 1), slot.index))
         taken[best.index] += 1
         chosen.append(best.index)
     return chosen
 
 
 def largest_wave(slots: Sequence[SlotView], policy: Placement) -> int:
-    """How many branches could ever be placed together on these slots, were they idle."""
+    """How many branches can be placed together at most on these slots when they are idle."""
     sizes = [slot.max_batch for slot in slots]
     return max(sizes, default=0) if policy == "pack" else sum(sizes)

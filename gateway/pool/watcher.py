@@ -1,7 +1,7 @@
-"""The gateway's view of the worker pool: a client per slot, and a thread per slot that follows its state.
+"""Follows the state of every slot: one thread per slot reads the worker's state stream into `Admission`.
 
-The end of a slot's state stream means that its worker is down, at once: the master keeps the listener of a
-worker that is being reborn, so a connect would succeed and wait.
+The end of the stream means that the worker is down. Nothing else shows it as early: the pool's master keeps the
+listening socket of a dead worker, so a connect would succeed and then wait.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ log = structlog.get_logger()
 
 
 class PoolWatcher:
-    """Keeps `admission` told of every slot. `clients` are in slot order."""
+    """Starts its threads, which run until the process exits. `clients` are in slot order."""
 
     def __init__(self, plan: Plan, admission: Admission, ack_s: float) -> None:
+        """
+        Args:
+            ack_s: how long a call waits for the worker's acknowledgement.
+        """
         self.clients = [SlotClient(slot, ack_s) for slot in plan.slots]
         self._admission = admission
         for index in range(len(plan.slots)):
@@ -31,7 +35,7 @@ class PoolWatcher:
 
     def _follow(self, index: int) -> None:
         while True:
-            reason = "its worker ended"
+            reason = "its worker closed the state stream"
             last: State | None = None
             try:
                 for state in self.clients[index].states():
@@ -43,6 +47,7 @@ class PoolWatcher:
                     self._admission.update(index, state)
             except BranchError as error:
                 reason = error.detail
+            # Only a connection that has carried a state can be lost; a retry that fails leaves the first reason.
             if last is not None:
                 log.warning("slot_lost", slot=index, reason=reason)
                 self._admission.update(index, State(state="down", reason=reason))

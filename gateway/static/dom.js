@@ -1,25 +1,27 @@
-// Text on the page. Knows nothing of what it says.
+// Helpers for text nodes. They do not know what the page shows.
 
 /**
- * Change an element's text in place, while somebody types elsewhere: where nodes come and go, Chromium ends the step of
- * undo that the typing makes up, and would then take back every letter by itself.
- * @param {Element} element  Holds text, or nothing.
+ * Set an element's text in place. Chromium ends the typing undo step whenever nodes are inserted or removed, and would
+ * then undo letter by letter; changing the data of an existing text node keeps the step.
+ * @param {Element} element  Contains a single text node, or nothing.
  * @param {string} text
  */
-export function write(element, text) {
+export function setText(element, text) {
   if (!element.firstChild) element.append(new Text());
   const node = /** @type {Text} */ (element.firstChild);
   if (node.data !== text) node.data = text;
 }
 
 /**
- * @param {string} name
- * @param {string} className
+ * Create an element that contains one text node.
+ * @param {string} name  Tag name.
+ * @param {string} className  Empty: none.
  * @param {string} text
+ * @returns {HTMLElement}
  */
-export function element(name, className, text) {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  made.append(new Text(text));
-  return made;
+export function createElement(name, className, text) {
+  const element = document.createElement(name);
+  if (className) element.className = className;
+  element.append(new Text(text));
+  return element;
 }

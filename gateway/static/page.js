@@ -1,267 +1,292 @@
-// The page: puts the paper, the panel, the settings and the client together, and tells what goes on.
-// Each of them can be read by itself; what happens between them is here.
+// The page: connects the textarea, the suggestion panel, the settings and the completer, and shows the status line.
+// The other modules do not know each other; everything that involves two of them is here.
 
-import { element, write } from "./dom.js";
-import { describe, Panel } from "./panel.js";
-import { Paper } from "./paper.js";
+import { createElement, setText } from "./dom.js";
+import { MirroredTextarea } from "./mirrored_textarea.js";
 import { Settings } from "./settings.js";
-import { forget, load, onForeignSave, save } from "./store.js";
+import { load, remove, save, watch } from "./store.js";
+import { renderDetails, SuggestionPanel } from "./suggestion_panel.js";
 import { Client, Completer } from "./tercet.js";
 
 /** @typedef {import("./tercet.js").View} View */
 
+/** Alternatives per token in the details. */
 const NUM_LIKELIEST = 3;
-const SAVE_AFTER_MS = 300;
-const LOOK_EVERY_MS = 10_000;
-/** Kept in sight: the lines before the one that is being written, and room for those after it. */
-const LINES_ABOVE_PX = 120;
-const LINES_BELOW_PX = 80;
-const KEY = "tercet.key";
+const SAVE_DELAY_MS = 300;
+const HEALTH_INTERVAL_MS = 10_000;
+/** Scrolling keeps this much visible above the caret, for the preceding lines. */
+const MARGIN_ABOVE_PX = 120;
+/** Scrolling keeps this much visible below the caret while the panel is closed. */
+const MARGIN_BELOW_PX = 80;
+/** Space between the panel and the status line. */
+const MARGIN_STATUS_PX = 16;
+/** The API key is kept in sessionStorage, so that the browser forgets it when the tab is closed. */
+const API_KEY_ITEM = "tercet.key";
 
-/** @template {HTMLElement} T @param {string} id @param {new () => T} kind @returns {T} */
-function find(id, kind) {
-  const found = document.getElementById(id);
-  if (!(found instanceof kind)) throw new Error(`The page has no ${kind.name} "${id}".`);
-  return found;
+/**
+ * @template {HTMLElement} T
+ * @param {string} id
+ * @param {new () => T} type
+ * @returns {T}
+ * @throws {Error} If the page has no such element.
+ */
+function find(id, type) {
+  const element = document.getElementById(id);
+  if (!(element instanceof type)) throw new Error(`The page has no ${type.name} with the id "${id}".`);
+  return element;
 }
 
-const text = find("text", HTMLTextAreaElement);
-const place = find("paper", HTMLDivElement);
-const paper = new Paper(place, text, find("mirror", HTMLDivElement));
-const panel = new Panel(find("panel", HTMLDivElement));
-const settings = new Settings(find("settings", HTMLFormElement), useSettings);
-const client = new Client({ key: sessionStorage.getItem(KEY) ?? "" });
+const textarea = find("text", HTMLTextAreaElement);
+const container = find("editor", HTMLDivElement);
+const panelElement = find("panel", HTMLDivElement);
+const editor = new MirroredTextarea(container, textarea, find("mirror", HTMLDivElement));
+const panel = new SuggestionPanel(panelElement);
+const settings = new Settings(find("settings", HTMLFormElement), applySettings);
+const client = new Client({ key: sessionStorage.getItem(API_KEY_ITEM) ?? "" });
 const completer = new Completer({
   client,
-  context: () => paper.context,
-  insert: take,
-  show,
-  options: () => settings.options,
-  asksAtPauses: settings.asksAtPauses,
+  context: () => editor.context,
+  insert: insertSuggestion,
+  show: showView,
+  options: () => settings.requestFields,
+  isAutomatic: settings.isAutomatic,
 });
 
-/** The last that was shown. @type {View} */
-let shown = completer.view;
-let isDetailed = false;
-/** Tab goes its own way once, after an Escape that had nothing to dismiss. */
-let mayLeave = false;
-/** Keys saved so far, and keys spent on the suggestions that are being shown. */
-let numSaved = Number(load("saved")) || 0;
-let numSpent = 0;
+/** The view shown last. @type {View} */
+let currentView = completer.view;
+let areDetailsOpen = false;
+/** After an Escape that had nothing to dismiss, the next Tab moves the focus instead of requesting suggestions. */
+let doesTabMoveFocus = false;
+let numSavedKeys = Number(load("saved")) || 0;
+/** Keys pressed to use the current suggestions, subtracted from the characters that they insert. */
+let numSpentKeys = 0;
 
-// ---- what is shown ----
+// ---- suggestions ----
 
 /** @param {View} view */
-function show(view) {
-  const before = shown;
-  shown = view;
-  panel.show(view, paper.context);
-  if (view.status === "ready" && before.status !== "ready" && !view.isTouched) panel.settle();
-  draw();
-  if (view.status !== "idle" || before.status !== "idle") keepInSight();
-  text.ariaExpanded = String(panel.isOpen);
-  const isSpoken = panel.isOpen && (view.isAsked || view.isTouched);
-  if (isSpoken) text.setAttribute("aria-activedescendant", panel.chosenId);
-  else text.removeAttribute("aria-activedescendant");
-  if (view.chosen?.sentence !== before.chosen?.sentence || !panel.isOpen) void showDetails();
-  tellLatency();
-  if (view.status === "ready" && before.status !== "ready") announceSuggestions();
-  if (view.status === "empty" && before.status !== "empty") announce("No suggestion: the model would end here.");
-  if (view.problem && view.problem !== before.problem) tellProblem(view.problem);
+function showView(view) {
+  const previous = currentView;
+  currentView = view;
+  const becameReady = view.status === "ready" && previous.status !== "ready";
+  panel.show(view, editor.context);
+  if (becameReady && !view.isChosenByUser) panel.resetPosition();
+  renderAtCaret();
+  if (view.status !== "idle" || previous.status !== "idle") scrollToCaret();
+  textarea.ariaExpanded = String(panel.isOpen);
+  // Automatic suggestions must not make a screen reader interrupt the typing.
+  const isAnnounced = panel.isOpen && (view.isExplicit || view.isChosenByUser);
+  if (isAnnounced) textarea.setAttribute("aria-activedescendant", panel.chosenId);
+  else textarea.removeAttribute("aria-activedescendant");
+  if (view.chosen?.sentence !== previous.chosen?.sentence || !panel.isOpen) void showDetails();
+  showLatency();
+  if (becameReady) announceSuggestions();
+  if (view.status === "empty" && previous.status !== "empty") {
+    announce("No suggestions: the model predicts the end of the text.");
+  }
+  if (view.problem && view.problem !== previous.problem) showProblem(view.problem);
 }
 
-/** The ghost and the panel, where the cursor is now. */
-function draw() {
-  paper.draw(shown.chosen?.rest ?? "");
-  if (panel.isOpen) panel.placeUnder(paper.cursorBottom);
+/** Draw the ghost text at the caret and the panel below it. */
+function renderAtCaret() {
+  editor.render(currentView.chosen?.rest ?? "");
+  if (panel.isOpen) panel.placeAt(editor.caretBottom);
 }
 
-/** Scroll so far that the line being written, and the panel under it, can be read above the status line. */
-function keepInSight() {
-  const cursor = place.getBoundingClientRect().top + paper.cursorBottom;
-  const bottom = panel.isOpen ? find("panel", HTMLDivElement).getBoundingClientRect().bottom : cursor + LINES_BELOW_PX;
-  const hidden = bottom - find("ask", HTMLButtonElement).getBoundingClientRect().top + 16;
-  const spare = cursor - LINES_ABOVE_PX; // the line itself stays in sight where the panel does not fit below it
-  if (hidden > 0 && spare > 0) scrollBy({ top: Math.min(hidden, spare) });
+/** Scroll down until the caret's line and the panel are above the status line. */
+function scrollToCaret() {
+  const caretBottom = container.getBoundingClientRect().top + editor.caretBottom;
+  const bottom = panel.isOpen ? panelElement.getBoundingClientRect().bottom : caretBottom + MARGIN_BELOW_PX;
+  const hiddenPx = bottom - find("suggest", HTMLButtonElement).getBoundingClientRect().top + MARGIN_STATUS_PX;
+  const maxScrollPx = caretBottom - MARGIN_ABOVE_PX; // the caret stays visible even if the panel does not fit
+  if (hiddenPx > 0 && maxScrollPx > 0) scrollBy({ top: Math.min(hiddenPx, maxScrollPx) });
 }
 
 function announceSuggestions() {
-  const number = shown.suggestions.length;
-  announce(`${number} ${number === 1 ? "suggestion" : "suggestions"}: ${shown.chosen?.rest ?? ""}`);
+  const { suggestions, chosen } = currentView;
+  announce(`${suggestions.length} ${suggestions.length === 1 ? "suggestion" : "suggestions"}: ${chosen?.rest ?? ""}`);
 }
 
-/** To a screen reader, and to nobody else. @param {string} news */
-function announce(news) {
-  write(find("news", HTMLDivElement), news);
+/** Write a message to the live region, which only screen readers present. @param {string} message */
+function announce(message) {
+  setText(find("announcements", HTMLDivElement), message);
 }
 
-function tellLatency() {
-  const { status, problem, totalMs } = shown;
-  const place = find("latency", HTMLSpanElement);
-  place.classList.toggle("is-problem", Boolean(problem));
-  if (problem) write(place, problem.message);
-  else if (status === "waiting" || status === "streaming") write(place, "…");
-  else if (status === "empty") write(place, "the model would end here");
-  else write(place, totalMs === null ? "" : `${Math.round(totalMs).toLocaleString()} ms`);
+function showLatency() {
+  const { status, problem, totalMs } = currentView;
+  const output = find("latency", HTMLSpanElement);
+  output.classList.toggle("is-problem", Boolean(problem));
+  if (problem) setText(output, problem.message);
+  else if (status === "waiting" || status === "streaming") setText(output, "…");
+  else if (status === "empty") setText(output, "the model predicts the end of the text");
+  else setText(output, totalMs === null ? "" : `${Math.round(totalMs).toLocaleString()} ms`);
 }
 
 /** @param {import("./tercet.js").Problem} problem */
-function tellProblem(problem) {
+function showProblem(problem) {
   announce(problem.message);
-  if (problem.status === 401) askForKey();
+  if (problem.status === 401) showKeyForm();
 }
 
-function tellSaved() {
-  const number = numSaved.toLocaleString();
-  write(find("saved", HTMLSpanElement), `${number} ${numSaved === 1 ? "keystroke" : "keystrokes"} saved`);
+function showSavedKeys() {
+  const number = numSavedKeys.toLocaleString();
+  setText(find("saved", HTMLSpanElement), `${number} ${numSavedKeys === 1 ? "keystroke" : "keystrokes"} saved`);
 }
 
 async function showDetails() {
-  find("show-details", HTMLButtonElement).ariaExpanded = String(isDetailed);
-  const chosen = shown.chosen?.sentence;
-  if (!isDetailed || !chosen) return panel.showDetails([]);
+  find("show-details", HTMLButtonElement).ariaExpanded = String(areDetailsOpen);
+  const chosen = currentView.chosen?.sentence;
+  if (!areDetailsOpen || !chosen) {
+    panel.showDetails([]);
+    return;
+  }
   const sentence = await completer.explain(NUM_LIKELIEST).catch(() => null);
-  if (chosen !== shown.chosen?.sentence || !isDetailed) return undefined; // another one by now
-  panel.showDetails(sentence ? describe(sentence) : [element("p", "figures", "No details are to be had of this one.")]);
-  draw();
-  return keepInSight();
+  if (chosen !== currentView.chosen?.sentence || !areDetailsOpen) return; // changed during the request
+  if (sentence) panel.showDetails(renderDetails(sentence));
+  else panel.showDetails([createElement("p", "statistics", "No details are available for this suggestion.")]);
+  renderAtCaret();
+  scrollToCaret();
 }
 
-// ---- what is done ----
+// ---- actions ----
 
-/** @param {string} words */
-function take(words) {
-  paper.insert(words);
-  numSaved += Math.max(0, words.length - numSpent);
-  numSpent = 0;
-  save("saved", numSaved);
-  tellSaved();
-  announce(`Taken: ${words}`);
+/** @param {string} text */
+function insertSuggestion(text) {
+  editor.insert(text);
+  numSavedKeys += Math.max(0, text.length - numSpentKeys);
+  numSpentKeys = 0;
+  save("saved", numSavedKeys);
+  showSavedKeys();
+  announce(`Accepted: ${text}`);
 }
 
 function toggleDetails() {
-  isDetailed = !isDetailed;
+  areDetailsOpen = !areDetailsOpen;
   void showDetails();
 }
 
-function useSettings() {
-  completer.asksAtPauses = settings.asksAtPauses;
+function applySettings() {
+  completer.isAutomatic = settings.isAutomatic;
   completer.close();
 }
 
 function dismiss() {
-  text.focus();
+  textarea.focus();
   completer.dismiss();
   announce("Dismissed.");
 }
 
 /** @param {KeyboardEvent} event */
-function press(event) {
+function handleKey(event) {
   const isDetailsKey = (event.ctrlKey || event.metaKey) && !event.altKey && event.key.toLowerCase() === "i";
   if (isDetailsKey && panel.isOpen) {
     event.preventDefault();
     toggleDetails();
     return;
   }
-  if (event.key === "Tab" && mayLeave) return;
-  const isLetter = event.key.length === 1;
-  numSpent = panel.isOpen ? numSpent + Number(!isLetter) : Number(event.key === "Tab");
-  const isOurs = completer.press(event);
-  if (event.key === "Escape" && isOurs) announce("Dismissed.");
-  mayLeave = event.key === "Escape" && !isOurs;
-  if (mayLeave) announce("Tab leaves the text now.");
+  if (event.key === "Tab" && doesTabMoveFocus) return;
+  const isCharacter = event.key.length === 1;
+  numSpentKeys = panel.isOpen ? numSpentKeys + Number(!isCharacter) : Number(event.key === "Tab");
+  const isHandled = completer.press(event);
+  if (event.key === "Escape" && isHandled) announce("Dismissed.");
+  doesTabMoveFocus = event.key === "Escape" && !isHandled;
+  if (doesTabMoveFocus) announce("Press Tab to leave the text field.");
 }
 
-function changed(/** @type {Event} */ event) {
-  mayLeave = false;
+/** @param {Event} event */
+function handleInput(event) {
+  doesTabMoveFocus = false;
   completer.changed(event);
-  keepInSight();
-  keepSoon();
+  scrollToCaret();
+  scheduleSave();
 }
 
-function moved() {
-  if (document.activeElement !== text) return;
-  if (text.selectionStart !== text.selectionEnd) completer.close();
+function handleSelectionChange() {
+  if (document.activeElement !== textarea) return;
+  if (textarea.selectionStart !== textarea.selectionEnd) completer.close();
   else completer.moved();
-  draw();
+  renderAtCaret();
 }
 
-// ---- the text, kept in this browser ----
+// ---- the text in the browser's storage ----
 
 /** @type {ReturnType<typeof setTimeout>|undefined} */
-let keeping;
+let saveTimer;
 
-function keepSoon() {
-  clearTimeout(keeping);
-  keeping = setTimeout(keep, SAVE_AFTER_MS);
+function scheduleSave() {
+  clearTimeout(saveTimer);
+  saveTimer = setTimeout(saveText, SAVE_DELAY_MS);
 }
 
-function keep() {
-  clearTimeout(keeping);
-  if (!text.value) forget("text");
-  else if (!save("text", text.value)) announce("The text cannot be kept in this browser.");
+function saveText() {
+  clearTimeout(saveTimer);
+  if (!textarea.value) remove("text");
+  else if (!save("text", textarea.value)) announce("The text cannot be saved in this browser.");
 }
 
-function clear() {
-  paper.clear();
-  keep();
-  announce("Cleared. Undo brings it back.");
+function clearText() {
+  editor.clear();
+  saveText();
+  announce("Text cleared. Undo restores it.");
 }
 
 // ---- the server ----
 
-async function look() {
+async function checkHealth() {
   if (document.hidden) return;
+  const output = find("slots", HTMLSpanElement);
   try {
     const { models, slots } = await client.ready();
-    const warm = slots.filter((/** @type {{state: string}} */ slot) => slot.state === "warm").length;
-    write(find("slots", HTMLSpanElement), `${warm} of ${slots.length} ${slots.length === 1 ? "slot" : "slots"} ready`);
-    settings.offer(models);
+    const numWarm = slots.filter((/** @type {{state: string}} */ slot) => slot.state === "warm").length;
+    setText(output, `${numWarm} of ${slots.length} ${slots.length === 1 ? "slot" : "slots"} ready`);
+    settings.setModels(models);
   } catch {
-    write(find("slots", HTMLSpanElement), "no server");
+    setText(output, "server unreachable");
   }
 }
 
-function askForKey() {
-  const wasRefused = Boolean(client.key);
+function showKeyForm() {
+  const wasKeyRejected = Boolean(client.key);
   const form = find("key-form", HTMLFormElement);
   const label = /** @type {HTMLElement} */ (form.querySelector("label"));
-  const words = wasRefused ? "The server refused that key" : "This server asks for a key";
-  write(label, words);
+  setText(label, wasKeyRejected ? "The server rejected this API key" : "This server requires an API key");
   form.hidden = false;
   find("key", HTMLInputElement).select();
 }
 
 /** @param {SubmitEvent} event */
-function useKey(event) {
+function applyKey(event) {
   event.preventDefault();
   client.key = find("key", HTMLInputElement).value;
-  sessionStorage.setItem(KEY, client.key); // until the tab is closed, and no longer
+  sessionStorage.setItem(API_KEY_ITEM, client.key);
   find("key-form", HTMLFormElement).hidden = true;
-  text.focus();
-  completer.ask();
+  textarea.focus();
+  completer.request();
 }
 
-// ---- from the start ----
+// ---- start ----
 
-/** A press on one of these leaves the cursor where it is. @param {string} id @param {() => void} act */
-function onPress(id, act) {
+/**
+ * Handle clicks on a button without moving the focus and the caret from the textarea.
+ * @param {string} id
+ * @param {() => void} action
+ */
+function onClick(id, action) {
   const button = find(id, HTMLButtonElement);
   button.addEventListener("pointerdown", (event) => event.preventDefault());
   button.addEventListener("mousedown", (event) => event.preventDefault());
-  button.addEventListener("click", act);
+  button.addEventListener("click", action);
 }
 
-function listen() {
-  text.addEventListener("keydown", press);
-  text.addEventListener("input", changed);
-  text.addEventListener("compositionend", changed);
-  text.addEventListener("blur", (event) => {
-    mayLeave = false;
-    const isWithin = event.relatedTarget instanceof Node && place.contains(event.relatedTarget);
-    if (!isWithin && !document.hidden && document.hasFocus()) completer.close();
+function addListeners() {
+  textarea.addEventListener("keydown", handleKey);
+  textarea.addEventListener("input", handleInput);
+  textarea.addEventListener("compositionend", handleInput);
+  textarea.addEventListener("blur", (event) => {
+    doesTabMoveFocus = false;
+    const isFocusInside = event.relatedTarget instanceof Node && container.contains(event.relatedTarget);
+    if (!isFocusInside && !document.hidden && document.hasFocus()) completer.close();
   });
-  document.addEventListener("selectionchange", moved);
+  document.addEventListener("selectionchange", handleSelectionChange);
   find("details", HTMLElement).addEventListener("keydown", (event) => {
     if (event.key === "Escape") dismiss();
   });
@@ -271,30 +296,30 @@ function listen() {
     const option = event.target instanceof Element ? event.target.closest("li") : null;
     if (option) completer.accept(Number(option.dataset.branch));
   });
-  onPress("ask", () => (text.focus(), completer.ask()));
-  onPress("take", () => completer.accept());
-  onPress("take-word", () => completer.acceptWord());
-  onPress("show-details", toggleDetails);
-  onPress("dismiss", dismiss);
-  onPress("clear", clear);
-  find("key-form", HTMLFormElement).addEventListener("submit", useKey);
-  addEventListener("resize", draw);
-  addEventListener("pagehide", () => (keep(), completer.close()));
-  document.addEventListener("visibilitychange", () => (document.hidden ? keep() : void look()));
-  onForeignSave("text", (value) => {
-    if (!document.hasFocus()) paper.replace(value ?? "");
+  onClick("suggest", () => (textarea.focus(), completer.request()));
+  onClick("accept", () => completer.accept());
+  onClick("accept-word", () => completer.acceptWord());
+  onClick("show-details", toggleDetails);
+  onClick("dismiss", dismiss);
+  onClick("clear", clearText);
+  find("key-form", HTMLFormElement).addEventListener("submit", applyKey);
+  addEventListener("resize", renderAtCaret);
+  addEventListener("pagehide", () => (saveText(), completer.close()));
+  document.addEventListener("visibilitychange", () => (document.hidden ? saveText() : void checkHealth()));
+  watch("text", (value) => {
+    if (!document.hasFocus()) editor.replace(value ?? "");
   });
 }
 
-function begin() {
-  text.value = load("text") ?? "";
-  text.setSelectionRange(text.value.length, text.value.length);
-  listen();
-  draw();
-  keepInSight();
-  tellSaved();
-  void look();
-  setInterval(look, LOOK_EVERY_MS);
+function start() {
+  textarea.value = load("text") ?? "";
+  textarea.setSelectionRange(textarea.value.length, textarea.value.length);
+  addListeners();
+  renderAtCaret();
+  scrollToCaret();
+  showSavedKeys();
+  void checkHealth();
+  setInterval(checkHealth, HEALTH_INTERVAL_MS);
 }
 
-begin();
+start();

@@ -1,70 +1,75 @@
-// The settings form: what it holds goes with each request, and is kept in this browser.
+// The settings form. Its values become fields of each request and are kept in this browser.
 
-import { write } from "./dom.js";
+import { setText } from "./dom.js";
 import { load, save } from "./store.js";
 
-/** @typedef {{model: string, warning: string|null}} Model */
+/** @typedef {{model: string, warning: string|null}} Model  An entry of `models` in `GET /health/ready`. */
+
+/** Name of the input that controls automatic requests; the other inputs are named like request fields. */
+const AUTOMATIC_INPUT = "pauses";
 
 export class Settings {
   #form;
 
   /**
+   * Restores the stored values.
    * @param {HTMLFormElement} form
-   * @param {() => void} onChange
+   * @param {() => void} onChange  Called after the writer changed or reset a setting.
    */
   constructor(form, onChange) {
     this.#form = form;
     this.#restore(load("settings") ?? {});
-    this.#label();
-    form.addEventListener("input", () => this.#changed(onChange));
+    this.#updateOutputs();
+    form.addEventListener("input", () => this.#handleChange(onChange));
     form.addEventListener("submit", (event) => event.preventDefault());
-    form.addEventListener("reset", () => queueMicrotask(() => this.#changed(onChange)));
+    // The reset event fires before the inputs change.
+    form.addEventListener("reset", () => queueMicrotask(() => this.#handleChange(onChange)));
   }
 
-  /** Fields of a request. What is out of its range stays out. @returns {Record<string, unknown>} */
-  get options() {
-    /** @type {Record<string, unknown>} */
-    const options = {};
+  /** Fields of a request. Empty and invalid inputs are left out. @returns {import("./tercet.js").RequestFields} */
+  get requestFields() {
+    /** @type {import("./tercet.js").RequestFields} */
+    const fields = {};
     for (const input of this.#inputs()) {
-      if (input.name === "pauses" || !input.checkValidity() || input.value === "") continue;
-      options[input.name] = read(input);
+      if (input.name === AUTOMATIC_INPUT || !input.checkValidity() || input.value === "") continue;
+      fields[input.name] = readValue(input);
     }
-    return options;
+    return fields;
   }
 
-  get asksAtPauses() {
-    return Boolean(read(this.#input("pauses")));
+  /** Whether a pause in typing requests suggestions. @returns {boolean} */
+  get isAutomatic() {
+    const input = /** @type {HTMLInputElement} */ (this.#form.elements.namedItem(AUTOMATIC_INPUT));
+    return input.checked;
   }
 
-  /** @param {Model[]} models  Those served now. */
-  offer(models) {
+  /**
+   * List the models to choose from, and show the warning of the chosen model.
+   * @param {Model[]} models  The models being served.
+   */
+  setModels(models) {
     const select = /** @type {HTMLSelectElement} */ (this.#form.elements.namedItem("model_size"));
-    const names = models.map((one) => one.model);
+    const names = models.map(({ model }) => model);
     if (names.join() !== Array.from(select.options, (option) => option.value).join()) {
       const wanted = select.value || load("settings")?.model_size;
       select.replaceChildren(...names.map((name) => new Option(name, name)));
       select.value = names.includes(wanted) ? wanted : names[0] ?? "";
     }
-    const chosen = models.find((one) => one.model === select.value);
+    const chosen = models.find(({ model }) => model === select.value);
     const note = /** @type {HTMLElement} */ (this.#form.querySelector("#model-note"));
-    write(note, chosen?.warning ?? "");
+    setText(note, chosen?.warning ?? "");
   }
 
   #inputs() {
     return /** @type {(HTMLInputElement|HTMLSelectElement)[]} */ (
-      Array.from(this.#form.elements).filter((one) => "name" in one && one.name)
+      Array.from(this.#form.elements).filter((element) => "name" in element && element.name)
     );
   }
 
-  /** @param {string} name */
-  #input(name) {
-    return /** @type {HTMLInputElement} */ (this.#form.elements.namedItem(name));
-  }
-
-  /** @param {Record<string, unknown>} kept */
-  #restore(kept) {
+  /** @param {Record<string, unknown>} stored */
+  #restore(stored) {
     for (const input of this.#inputs()) {
-      const value = kept[input.name];
+      const value = stored[input.name];
       if (value === undefined || value === null) continue;
       if (input.type === "checkbox") /** @type {HTMLInputElement} */ (input).checked = Boolean(value);
       else input.value = String(value);
@@ -72,13 +77,14 @@ export class Settings {
   }
 
   /** @param {() => void} onChange */
-  #changed(onChange) {
-    this.#label();
-    save("settings", Object.fromEntries(this.#inputs().map((input) => [input.name, read(input)])));
+  #handleChange(onChange) {
+    this.#updateOutputs();
+    save("settings", Object.fromEntries(this.#inputs().map((input) => [input.name, readValue(input)])));
     onChange();
   }
 
-  #label() {
+  /** Show the values of the sliders. */
+  #updateOutputs() {
     for (const output of this.#form.querySelectorAll("output")) {
       const input = /** @type {HTMLInputElement} */ (this.#form.querySelector(`#${output.htmlFor}`));
       output.value = input.name === "length" ? `${input.value} tokens` : Number(input.value).toFixed(2);
@@ -86,8 +92,8 @@ export class Settings {
   }
 }
 
-/** @param {HTMLInputElement|HTMLSelectElement} input */
-function read(input) {
+/** @param {HTMLInputElement|HTMLSelectElement} input  @returns {boolean|number|string|null}  Null: an empty number. */
+function readValue(input) {
   if (input.type === "checkbox") return /** @type {HTMLInputElement} */ (input).checked;
   if (input.type === "number" || input.type === "range") return input.value === "" ? null : Number(input.value);
   return input.value;

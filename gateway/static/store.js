@@ -1,9 +1,13 @@
-// What this browser keeps: the text, the settings, the tally of keys saved. The server is told none of it.
-// Where a browser refuses to keep anything (private windows, a full disk), everything goes on without.
+// Values kept in the browser's localStorage: the text, the settings and the number of saved keystrokes. None of them is
+// sent to the server from here. The page works without storage, since private windows and full disks refuse it.
 
 const PREFIX = "tercet.";
 
-/** @param {string} name @returns {any} */
+/**
+ * Read a stored value.
+ * @param {string} name
+ * @returns {any}  Null if nothing is stored, or it cannot be read.
+ */
 export function load(name) {
   try {
     return JSON.parse(localStorage.getItem(PREFIX + name) ?? "null");
@@ -12,7 +16,12 @@ export function load(name) {
   }
 }
 
-/** @param {string} name @param {unknown} value  Whether it is kept now. */
+/**
+ * Store a value as JSON.
+ * @param {string} name
+ * @param {unknown} value
+ * @returns {boolean}  Whether the value was stored.
+ */
 export function save(name, value) {
   try {
     localStorage.setItem(PREFIX + name, JSON.stringify(value));
@@ -22,22 +31,25 @@ export function save(name, value) {
   }
 }
 
-/** @param {string} name */
-export function forget(name) {
+/**
+ * Remove a stored value.
+ * @param {string} name
+ */
+export function remove(name) {
   try {
     localStorage.removeItem(PREFIX + name);
   } catch {
-    // there was nothing kept
+    // Without storage there is nothing to remove.
   }
 }
 
 /**
- * Another window of this page has kept something else.
+ * Call a function when another window of this page stores or removes a value.
  * @param {string} name
- * @param {(value: any) => void} tell
+ * @param {(value: any) => void} onChange  Called with the new value; null if it was removed.
  */
-export function onForeignSave(name, tell) {
+export function watch(name, onChange) {
   addEventListener("storage", (event) => {
-    if (event.key === PREFIX + name) tell(event.newValue === null ? null : JSON.parse(event.newValue));
+    if (event.key === PREFIX + name) onChange(event.newValue === null ? null : JSON.parse(event.newValue));
   });
 }

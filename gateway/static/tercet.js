@@ -1,485 +1,230 @@
-// A Tercet server's client, for any editor.
+// Inline suggestions from a Tercet server, for any editor. This is the module that editors import.
 //
-// `Client` speaks the wire: requests, server-sent events, problems, feedback. `Completer` knows what typing means for
-// suggestions: when to ask, which of them stay true while their words are typed, what is taken of them. Neither knows
-// a page or an editor: an editor says what stands before its cursor, shows what it is given, puts in what is taken.
+// `Completer` decides when to request suggestions, which of them still agree with the document, and what to insert.
+// It does not access the editor or the page: the editor passes functions that return the text before the caret, insert
+// text and show a `View`. `Client` sends the HTTP requests and can be used without `Completer`.
+
+import { AdaptiveDebounce } from "./adaptive_debounce.js";
+import { Client, Problem } from "./client.js";
+import { SuggestionSession } from "./suggestion_session.js";
+import { firstWord, trimContext } from "./text.js";
+
+export { Client, Problem } from "./client.js";
+
+/** @typedef {import("./client.js").AutocompleteResponse} AutocompleteResponse */
+/** @typedef {import("./client.js").RequestFields} RequestFields */
+/** @typedef {import("./client.js").Sentence} Sentence */
+/** @typedef {import("./suggestion_session.js").Suggestion} Suggestion */
 
 /**
- * @typedef {object} Sentence  One suggestion, as the server tells of it.
- * @property {string} value
- * @property {number|null} score  Mean log-probability of its tokens.
- * @property {number} seed
- * @property {string} model
- * @property {number} slot
- * @property {number} time  Seconds.
- * @property {number} tokens
- * @property {number} cached_tokens
- * @property {number} queue_ms
- * @property {number} prefill_ms
- * @property {number} decode_ms
- * @property {string} finish_reason
- * @property {{text: string, logprob: number, likeliest: [string, number][]}[]} [explanation]
- *
- * @typedef {object} Answer
- * @property {string} id
- * @property {string} model
- * @property {number} seed
- * @property {Sentence[]} sentences  Best first.
- * @property {number} time  Seconds.
- * @property {boolean} partial
- *
- * @typedef {object} Suggestion  A branch of an answer, as it may be shown now.
- * @property {number} branch
- * @property {string} text  All that has come of it.
- * @property {string} rest  What of that is not yet written.
- * @property {boolean} isWhole
- * @property {Sentence|null} sentence  Once it is whole.
- *
- * @typedef {object} View  What an editor is given to show.
- * @property {"idle"|"waiting"|"streaming"|"ready"|"empty"} status  `empty`: the model had nothing to add.
- * @property {Suggestion[]} suggestions
- * @property {Suggestion|null} chosen  One of them.
- * @property {boolean} isAsked  By a key; else by a pause.
- * @property {boolean} isTouched  One was chosen by a key.
- * @property {Problem|null} problem  Why the last request brought nothing.
- * @property {number|null} firstMs  From asking to the first words.
- * @property {number|null} totalMs  From asking to the whole answer.
- *
- * @typedef {Record<string, unknown>} Options  Fields of `POST /autocomplete`: length, temperature, …
+ * @typedef {object} View  What an editor shows.
+ * @property {"idle"|"waiting"|"streaming"|"ready"|"empty"} status  `idle`: no suggestions; `waiting`: requested, no
+ *   text yet; `streaming`: text is arriving; `ready`: complete; `empty`: complete, and the model had nothing to add.
+ * @property {Suggestion[]} suggestions  In display order.
+ * @property {Suggestion|null} chosen  The element of `suggestions` to show as ghost text.
+ * @property {boolean} isExplicit  Requested with a key or button; false: requested by a pause in typing.
+ * @property {boolean} isChosenByUser  The writer moved the choice with a key.
+ * @property {Problem|null} problem  Why the last request failed.
+ * @property {number|null} firstMs  Latest request: milliseconds to the first text.
+ * @property {number|null} totalMs  Latest request: milliseconds to the complete response.
  */
 
-/** The server that this file came from. */
-const HERE = new URL("..", import.meta.url).href;
-
-/** The server reads a few hundred tokens of a document's end; more characters than these are not sent. */
-const MAX_CONTEXT_CHARS = 8192;
-/** A long document is cut at multiples of this, so that what is sent begins alike while its end is typed. */
-const CUT_CHARS = 4096;
-
-/** An answer that is whole so soon is put best first; later somebody has begun to read it as it stands. */
-const UNREAD_MS = 250;
-
-/** Suggestions that came by themselves so short a time ago are not what a key was pressed for. */
-const UNSEEN_MS = 200;
-
-const DEFAULT_NUM_SUGGESTIONS = 3;
-
-/** A refusal (RFC 9457), or a connection that failed: then `status` is 0. */
-export class Problem extends Error {
-  /** @param {{status?: number, code?: string, title?: string, detail?: string}} body */
-  constructor(body) {
-    super(body.detail || body.title || "Something went wrong.");
-    this.status = body.status ?? 0;
-    this.code = body.code ?? "unknown";
-  }
-}
-
 /**
- * Server-sent events from their bytes (WHATWG HTML § 9.2; of its fields only those that Tercet sends).
- * @param {ReadableStream<Uint8Array>} body
- * @returns {AsyncGenerator<{name: string, data: any}>}
+ * Tab accepts automatic suggestions only after they have been visible for this long. An earlier Tab was pressed
+ * before the writer could see them, to request suggestions.
  */
-export async function* events(body) {
-  const reader = body.getReader();
-  const decoder = new TextDecoder();
-  let text = "";
-  try {
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) return;
-      const blocks = (text + decoder.decode(value, { stream: true })).split("\n\n");
-      text = blocks.pop() ?? "";
-      for (const block of blocks) yield parseEvent(block);
-    }
-  } finally {
-    reader.cancel().catch(() => {}); // whoever stops reading wants no more of it
-  }
-}
-
-/** @param {string} block */
-function parseEvent(block) {
-  let name = "message";
-  let data = "";
-  for (const line of block.split("\n")) {
-    if (line.startsWith("event: ")) name = line.slice(7);
-    else if (line.startsWith("data: ")) data += line.slice(6);
-  }
-  return { name, data: JSON.parse(data) };
-}
-
-/** One writer's line to a server. */
-export class Client {
-  #url;
-  #session;
-
-  /**
-   * @param {{url?: string, key?: string, session?: string}} [options]  A newer request of a session ends the older.
-   */
-  constructor({ url = HERE, key = "", session = randomName() } = {}) {
-    this.#url = url.endsWith("/") ? url : `${url}/`;
-    this.#session = session;
-    /** Sent with every request, where there is one. */
-    this.key = key;
-  }
-
-  /**
-   * An answer at once.
-   * @param {Options} request
-   * @param {AbortSignal} [signal]
-   * @returns {Promise<Answer>}
-   */
-  async complete(request, signal) {
-    const response = await this.#post("autocomplete", { ...request, session: this.#session }, { signal });
-    return response.json();
-  }
-
-  /**
-   * An answer while it is being made: `token`, `sentence`, at last `done`.
-   * @param {Options} request
-   * @param {AbortSignal} [signal]  Aborting it ends the work on the server too.
-   */
-  async *stream(request, signal) {
-    const body = { ...request, session: this.#session, stream: true };
-    const response = await this.#post("autocomplete", body, { signal });
-    let isWhole = false; // and then read on to the end, so that the connection can be used again
-    for await (const event of events(/** @type {ReadableStream<Uint8Array>} */ (response.body))) {
-      if (event.name === "error") throw new Problem(event.data);
-      isWhole ||= event.name === "done";
-      yield event;
-    }
-    if (!isWhole) throw new Problem({ code: "cut", detail: "The connection was cut before the answer was whole." });
-  }
-
-  /**
-   * What became of a suggestion. Sent also while the page is being left; that it did not arrive matters to nobody.
-   * @param {string} id
-   * @param {number} index
-   * @param {"accepted"|"rejected"|"ignored"} action
-   * @param {number} [characters]
-   */
-  async feedback(id, index, action, characters = 0) {
-    const told = { id, index, action, characters: Math.min(characters, 10_000) };
-    await this.#post("feedback", told, { keepalive: true }).catch(() => {});
-  }
-
-  /** The models and slots, warm or not. */
-  async ready() {
-    const response = await fetch(`${this.#url}health/ready`, { cache: "no-store" });
-    return response.json();
-  }
-
-  /**
-   * @param {string} path
-   * @param {object} body
-   * @param {RequestInit} init
-   */
-  async #post(path, body, init) {
-    /** @type {Record<string, string>} */
-    const headers = { "Content-Type": "application/json" };
-    if (this.key) headers.Authorization = `Bearer ${this.key}`;
-    const response = await fetch(this.#url + path, { method: "POST", headers, body: JSON.stringify(body), ...init })
-      .catch((error) => {
-        if (error.name === "AbortError") throw error;
-        throw new Problem({ code: "unreachable", detail: "The server does not answer." });
-      });
-    if (response.ok) return response;
-    const problem = await response.json().catch(() => ({ title: response.statusText }));
-    throw new Problem({ ...problem, status: response.status });
-  }
-}
-
-/** How a writer types, so that a pause can be told from the gap between two keys. */
-export class Rhythm {
-  #last = -Infinity;
-  #mean = 180;
-  #deviation = 45;
-
-  /** @param {number} now  Milliseconds: a key was pressed. */
-  note(now) {
-    const gap = now - this.#last;
-    this.#last = now;
-    if (gap > 1000) return; // a pause, not a gap
-    this.#deviation += 0.2 * (Math.abs(gap - this.#mean) - this.#deviation);
-    this.#mean += 0.2 * (gap - this.#mean);
-  }
-
-  /** Longer than nearly all of the gaps; milliseconds. */
-  get pauseMs() {
-    return Math.min(Math.max(this.#mean + 4 * this.#deviation, 150), 1000);
-  }
-}
-
-/** What has come of one branch. */
-class Line {
-  text = "";
-  /** @type {Sentence|null} */
-  sentence = null;
-  isDropped = false;
-
-  /** @param {number} branch */
-  constructor(branch) {
-    this.branch = branch;
-  }
-}
-
-/** One request and what has come of it, while its suggestions are shown and until it is told what became of them. */
-class Offer {
-  abort = new AbortController();
-  startedAt = performance.now();
-  /** @type {number|null} */
-  firstMs = null;
-  /** @type {number|null} */
-  totalMs = null;
-  /** @type {Line[]} */
-  lines = [];
-  /** @type {Line|null} */
-  chosen = null;
-  /** @type {Answer|null} */
-  answer = null;
-  /** @type {Promise<Answer>|null} */
-  explained = null;
-  /** Written of it since it was asked for. */
-  typed = "";
-  /** Characters that were put in for the writer. */
-  numTaken = 0;
-  isTouched = false;
-  /** @type {"accepted"|"rejected"|"ignored"|null} */
-  fate = null;
-
-  /**
-   * @param {string} context  All that stood before the cursor.
-   * @param {Options} request
-   * @param {boolean} isAsked
-   */
-  constructor(context, request, isAsked) {
-    this.context = context;
-    this.request = request;
-    this.isAsked = isAsked;
-  }
-
-  /** Those that what was typed has not ruled out, and that have more to say. */
-  get visible() {
-    return this.lines.filter(
-      (line) => !line.isDropped && line.text.startsWith(this.typed) && line.text.length > this.typed.length,
-    );
-  }
-
-  get numWanted() {
-    return /** @type {number|undefined} */ (this.request.n_samples) ?? DEFAULT_NUM_SUGGESTIONS;
-  }
-
-  /** Whether its first words came longer ago than this. @param {number} ms */
-  isOlderThan(ms) {
-    return this.firstMs !== null && performance.now() - this.startedAt - this.firstMs > ms;
-  }
-
-  /**
-   * Take in an event of the stream.
-   * @param {{name: string, data: any}} event
-   */
-  hear({ name, data }) {
-    if (name === "token") {
-      this.firstMs ??= performance.now() - this.startedAt;
-      this.#line(data.branch).text += data.text;
-    } else if (name === "sentence") {
-      const line = this.#line(data.branch);
-      line.sentence = data;
-      line.text = data.value;
-    } else if (name === "done") {
-      this.totalMs = performance.now() - this.startedAt;
-      this.answer = /** @type {Answer} */ (data);
-      this.#drop(() => true);
-      if (this.totalMs < UNREAD_MS && !this.isTouched && !this.numTaken) this.#sort(this.answer);
-    }
-    if (!this.chosen || this.chosen.isDropped) this.chosen = this.visible[0] ?? null;
-  }
-
-  /** @param {number} branch */
-  #line(branch) {
-    let line = this.lines.find((one) => one.branch === branch);
-    if (!line) {
-      line = new Line(branch);
-      this.lines.push(line); // as they come: what is being read stays where it is
-      // One in place of others: of those that were asked for first, the ones that are not whole by now never will be.
-      if (branch >= this.numWanted) this.#drop((one) => one.branch < this.numWanted);
-    }
-    return line;
-  }
-
-  /** @param {(line: Line) => boolean} isMeant */
-  #drop(isMeant) {
-    for (const line of this.lines) line.isDropped ||= !line.sentence && isMeant(line);
-  }
-
-  /** @param {Answer} answer */
-  #sort(answer) {
-    const rank = new Map(answer.sentences.map((sentence, index) => [sentence.seed, index]));
-    /** @param {Line} line */
-    const place = (line) => rank.get(line.sentence?.seed ?? -1) ?? Infinity;
-    this.lines.sort((a, b) => place(a) - place(b));
-    this.chosen = this.visible[0] ?? null;
-  }
-}
+const MIN_VISIBLE_MS = 200;
 
 /**
- * Suggestions for one text.
+ * Suggestions for one text field.
  *
- * A request is made by `ask`, or by itself at a pause of typing; a newer one ends the older, and so does a key that
- * no suggestion goes on with. What is typed as a suggestion says keeps it, without a new request.
+ * A request is sent by `request()`, or automatically when typing pauses (adaptive debounce). A newer request aborts
+ * the request in flight, and so does an edit that no suggestion agrees with. While the writer types what a suggestion
+ * says, its session stays open and no request is sent. Only one session is open at a time; when it closes, its outcome
+ * is reported to the server as feedback.
  */
 export class Completer {
-  /** @type {Offer|null} */
-  #offer = null;
-  /** @type {Offer|null} */
-  #running = null;
+  /** The suggestions that are shown. @type {SuggestionSession|null} */
+  #session = null;
+  /**
+   * The session whose request is in flight: shown, or accepted before its response was complete.
+   * @type {SuggestionSession|null}
+   */
+  #inFlight = null;
+  /** The last session requested, shown or not. @type {SuggestionSession|null} */
+  #latest = null;
   /** @type {Problem|null} */
   #problem = null;
-  /** @type {Offer|null} */
-  #last = null;
-  #isEmpty = false;
+  #isResponseEmpty = false;
   #isInserting = false;
-  #known = "";
-  #rhythm = new Rhythm();
+  /** Text before the caret at the last edit or request. */
+  #lastContext = "";
+  #debounce = new AdaptiveDebounce();
   /** @type {ReturnType<typeof setTimeout>|undefined} */
-  #timer;
-  #context;
+  #pauseTimer;
+  #getContext;
   #insert;
   #show;
-  #options;
+  #getRequestFields;
 
   /**
    * @param {object} editor
-   * @param {() => string} editor.context  What stands before the cursor.
-   * @param {(text: string) => void} editor.insert  Put text in at the cursor.
-   * @param {(view: View) => void} editor.show
-   * @param {() => Options} [editor.options]  Fields of the next request.
-   * @param {Client} [editor.client]
-   * @param {boolean} [editor.asksAtPauses]
+   * @param {() => string} editor.context  Returns all text before the caret.
+   * @param {(text: string) => void} editor.insert  Inserts text at the caret. May call `changed` synchronously.
+   * @param {(view: View) => void} editor.show  Shows suggestions; called after every change.
+   * @param {() => RequestFields} [editor.options]  Returns further fields of the next request. Default: none.
+   * @param {Client} [editor.client]  Default: a client of the server that served this module.
+   * @param {boolean} [editor.isAutomatic]  Request suggestions when typing pauses. Default: true.
    */
-  constructor({ context, insert, show, options = () => ({}), client = new Client(), asksAtPauses = true }) {
-    this.#context = context;
+  constructor({ context, insert, show, options = () => ({}), client = new Client(), isAutomatic = true }) {
+    this.#getContext = context;
     this.#insert = insert;
     this.#show = show;
-    this.#options = options;
+    this.#getRequestFields = options;
     this.client = client;
-    this.asksAtPauses = asksAtPauses;
+    /** Whether a pause in typing requests suggestions. May be changed at any time. */
+    this.isAutomatic = isAutomatic;
   }
 
-  /** Ask for suggestions now. */
-  ask() {
-    this.#request(true);
+  /** Request suggestions for the text before the caret. Errors appear in the view's `problem`. */
+  request() {
+    void this.#sendRequest(true);
   }
 
   /**
-   * The text has changed. Without an event it counts as typed.
-   * @param {Event} [event]
+   * The editor's text has changed. Closes suggestions that no longer agree with it and restarts the debounce.
+   * @param {Event} [event]  The `input` or `compositionend` event. Without it the change counts as typing. Changes
+   *   that are not insertions, or belong to an IME composition, do not start the debounce.
    */
   changed(event) {
     const { inputType = "insertText", isComposing = false } = /** @type {InputEvent} */ (event ?? {});
-    const isTyped = inputType.startsWith("insert");
-    if (isTyped && !this.#isInserting) this.#rhythm.note(performance.now());
-    this.#known = this.#context();
+    const isInsertion = inputType.startsWith("insert");
+    if (isInsertion && !this.#isInserting) this.#debounce.recordKey(performance.now());
+    this.#lastContext = this.#getContext();
     this.#problem = null;
-    this.#isEmpty = false;
-    clearTimeout(this.#timer);
-    if (this.#offer && !this.#follows(this.#offer, this.#known)) this.#close("ignored");
-    if (this.asksAtPauses && isTyped && !isComposing && !this.#offer && this.#known.trim()) {
-      this.#timer = setTimeout(() => this.#request(false), this.#rhythm.pauseMs);
+    this.#isResponseEmpty = false;
+    clearTimeout(this.#pauseTimer);
+    if (this.#session && !this.#session.followEdit(this.#lastContext)) this.#closeSession("ignored");
+    if (this.isAutomatic && isInsertion && !isComposing && !this.#session && this.#lastContext.trim()) {
+      this.#pauseTimer = setTimeout(() => this.#sendRequest(false), this.#debounce.delayMs);
     }
     this.#render();
   }
 
-  /** The cursor may have moved: suggestions belong to where it was. */
+  /** The caret may have moved. Closes the suggestions if it did, because they belong to its old position. */
   moved() {
-    if (this.#context() !== this.#known) this.close();
+    if (this.#getContext() !== this.#lastContext) this.close();
   }
 
-  /** Nobody wants them now. */
+  /** Hide the suggestions and abort the request, for example when the editor loses focus. Feedback: ignored. */
   close() {
-    clearTimeout(this.#timer);
-    this.#known = this.#context();
-    if (!this.#offer) return;
-    this.#close("ignored");
+    clearTimeout(this.#pauseTimer);
+    this.#lastContext = this.#getContext();
+    if (!this.#session) return;
+    this.#closeSession("ignored");
     this.#render();
   }
 
-  /** The writer does not want these. */
+  /** The writer dismisses the suggestions: hide them and abort the request. Feedback: rejected. */
   dismiss() {
-    clearTimeout(this.#timer);
-    this.#close("rejected");
+    clearTimeout(this.#pauseTimer);
+    this.#closeSession("rejected");
     this.#render();
-  }
-
-  /** @param {number} step  1: the next one; −1: the one before. */
-  choose(step) {
-    const offer = this.#offer;
-    if (!offer) return;
-    const { visible } = offer;
-    const at = visible.indexOf(/** @type {Line} */ (offer.chosen));
-    offer.chosen = visible[(at + step + visible.length) % visible.length] ?? null;
-    offer.isTouched = true;
-    this.#render();
-  }
-
-  /** @param {number} [branch]  Take all of it; the chosen one where none is named. */
-  accept(branch) {
-    const offer = this.#offer;
-    if (!offer) return;
-    const line = branch === undefined ? offer.chosen : offer.lines.find((one) => one.branch === branch);
-    if (!line) return;
-    offer.chosen = line;
-    const rest = line.text.slice(offer.typed.length);
-    offer.numTaken += rest.length;
-    this.#close("accepted");
-    this.#put(rest);
-  }
-
-  /** Take the next word of the chosen one. */
-  acceptWord() {
-    const offer = this.#offer;
-    if (!offer?.chosen) return;
-    const word = firstWord(offer.chosen.text.slice(offer.typed.length));
-    offer.numTaken += word.length;
-    this.#put(word);
   }
 
   /**
-   * A key was pressed. True where it was meant for the suggestions; then the editor must not act on it.
+   * Choose another suggestion. Does nothing if none are shown.
+   * @param {number} step  1: the next; −1: the previous; wraps around.
+   */
+  choose(step) {
+    if (!this.#session) return;
+    this.#session.choose(step);
+    this.#render();
+  }
+
+  /**
+   * Insert the rest of a suggestion and close the session. Feedback: accepted.
+   * @param {number} [branch]  The suggestion's `branch`. Default: the chosen suggestion. An unknown branch is ignored.
+   */
+  accept(branch) {
+    const session = this.#session;
+    if (!session) return;
+    const candidate = branch === undefined ? session.chosen : session.findCandidate(branch);
+    if (!candidate) return;
+    session.chosen = candidate;
+    const rest = candidate.text.slice(session.typedText.length);
+    session.numAcceptedChars += rest.length;
+    this.#closeSession("accepted");
+    this.#insertText(rest);
+  }
+
+  /** Insert the next word of the chosen suggestion. The session stays open while text remains. */
+  acceptWord() {
+    const session = this.#session;
+    if (!session?.chosen) return;
+    const word = firstWord(session.chosen.text.slice(session.typedText.length));
+    session.numAcceptedChars += word.length;
+    this.#insertText(word);
+  }
+
+  /**
+   * Handle a `keydown` event: Tab requests or accepts, Enter accepts, arrow up and down choose, arrow right accepts a
+   * word, Escape dismisses. Keys with modifiers and keys of an IME composition are left to the editor.
    * @param {KeyboardEvent} event
+   * @returns {boolean}  True if the key was handled; its default action is prevented, and the editor must ignore it.
    */
   press(event) {
     if (event.isComposing || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return false;
-    const act = this.#action(event.key);
-    if (!act) return false;
+    const action = this.#keyAction(event.key);
+    if (!action) return false;
     event.preventDefault();
-    act();
+    action();
     return true;
   }
 
   /**
-   * The chosen suggestion's sentence, with what was likely at each token. The same request with the same seed gives
-   * the same text; it is made once for all suggestions of an answer, once that is whole.
-   * @param {number} numLikeliest
-   * @returns {Promise<Sentence|null>}
+   * The chosen suggestion with its `explanation`: the likeliest tokens at each position. The first call repeats the
+   * request with the same seed, which gives the same text; further calls for the same response reuse the answer.
+   * @param {number} numLikeliest  Alternatives per token, 1 to 10.
+   * @returns {Promise<Sentence|null>}  Null if the response is incomplete or nothing is chosen.
+   * @throws {Problem} If the request fails.
    */
   async explain(numLikeliest) {
-    const offer = this.#offer;
-    const seed = offer?.chosen?.sentence?.seed;
-    if (!offer?.answer || seed === undefined) return null;
-    offer.explained ??= this.client.complete({ ...offer.request, explain: numLikeliest }, offer.abort.signal);
-    const answer = await offer.explained;
-    return answer.sentences.find((sentence) => sentence.seed === seed) ?? null;
+    const session = this.#session;
+    const seed = session?.chosen?.sentence?.seed;
+    if (!session?.response || seed === undefined) return null;
+    session.explanation ??= this.client.complete(
+      { ...session.request, explain: numLikeliest }, session.abortController.signal,
+    );
+    const response = await session.explanation;
+    return response.sentences.find((sentence) => sentence.seed === seed) ?? null;
   }
 
-  /** @param {string} key */
-  #action(key) {
-    const offer = this.#offer;
-    if (key === "Escape") return offer && (() => this.dismiss());
-    if (key === "Tab") return this.#tab(offer);
-    if (!offer?.visible.length) return null;
+  /** The current view, in the form passed to `show`. @returns {View} */
+  get view() {
+    const session = this.#session;
+    const suggestions = session?.suggestions ?? [];
+    return {
+      status: session?.status ?? (this.#isResponseEmpty ? "empty" : "idle"),
+      suggestions,
+      chosen: suggestions.find(({ branch }) => branch === session?.chosen?.branch) ?? null,
+      isExplicit: session?.isExplicit ?? false,
+      isChosenByUser: session?.isChosenByUser ?? false,
+      problem: this.#problem,
+      firstMs: this.#latest?.firstMs ?? null,
+      totalMs: this.#latest?.totalMs ?? null,
+    };
+  }
+
+  /** @param {string} key  @returns {(() => void)|null}  Null: the key belongs to the editor. */
+  #keyAction(key) {
+    const session = this.#session;
+    if (key === "Escape") return session && (() => this.dismiss());
+    if (key === "Tab") return this.#tabAction(session);
+    if (!session?.visible.length) return null;
     switch (key) {
-      case "Enter": // in a list that came by itself it is still a new line
-        return offer.isAsked || offer.isTouched ? () => this.accept() : null;
+      case "Enter": // inserts a line break while the writer has not used automatic suggestions
+        return session.isExplicit || session.isChosenByUser ? () => this.accept() : null;
       case "ArrowDown":
         return () => this.choose(1);
       case "ArrowUp":
@@ -491,103 +236,89 @@ export class Completer {
     }
   }
 
-  /** @param {Offer|null} offer */
-  #tab(offer) {
-    if (!offer) return () => this.ask();
-    const isSeen = offer.visible.length > 0 && (offer.isAsked || offer.isOlderThan(UNSEEN_MS));
-    if (isSeen) return () => this.accept();
+  /** @param {SuggestionSession|null} session  @returns {() => void} */
+  #tabAction(session) {
+    if (!session) return () => this.request();
+    const canAccept = session.visible.length > 0 && (session.isExplicit || session.isOlderThan(MIN_VISIBLE_MS));
+    if (canAccept) return () => this.accept();
     return () => {
-      offer.isAsked = true; // a pause was a moment faster
+      session.isExplicit = true; // the debounce sent the request just before the writer pressed Tab
       this.#render();
     };
   }
 
-  /** @param {boolean} isAsked */
-  async #request(isAsked) {
-    clearTimeout(this.#timer);
-    this.#close("ignored");
-    this.#running?.abort.abort();
-    const context = this.#context();
-    // A seed of our own: the server's may be larger than a number here can tell apart.
-    const request = { seed: randomSeed(), ...this.#options(), context: endOf(context) };
-    const offer = new Offer(context, request, isAsked);
-    this.#known = context;
+  /** @param {boolean} isExplicit */
+  async #sendRequest(isExplicit) {
+    clearTimeout(this.#pauseTimer);
+    this.#closeSession("ignored");
+    this.#inFlight?.abortController.abort();
+    const context = this.#getContext();
+    // Always send a seed, so that `explain` can repeat the request: a seed chosen by the server may exceed 2⁵³.
+    const request = { seed: randomSeed(), ...this.#getRequestFields(), context: trimContext(context) };
+    const session = new SuggestionSession(context, request, isExplicit);
+    this.#lastContext = context;
     this.#problem = null;
-    this.#isEmpty = false;
-    this.#offer = this.#running = this.#last = offer;
+    this.#isResponseEmpty = false;
+    this.#session = this.#inFlight = this.#latest = session;
     this.#render();
     try {
-      for await (const event of this.client.stream(request, offer.abort.signal)) {
-        offer.hear(event);
-        if (offer === this.#offer) this.#heard(offer);
+      for await (const event of this.client.stream(request, session.abortController.signal)) {
+        session.applyEvent(event);
+        if (session === this.#session) this.#showProgress(session);
       }
-      if (offer.fate) this.#report(offer);
+      if (session.outcome) this.#sendFeedback(session);
     } catch (error) {
-      this.#fail(offer, error);
+      this.#showError(session, error);
     }
-    if (this.#running === offer) this.#running = null;
+    if (this.#inFlight === session) this.#inFlight = null;
   }
 
-  /** @param {Offer} offer */
-  #heard(offer) {
-    if (offer.answer && !offer.visible.length) {
-      this.#isEmpty = !offer.typed;
-      this.#close("ignored");
+  /** @param {SuggestionSession} session */
+  #showProgress(session) {
+    if (session.response && !session.visible.length) {
+      this.#isResponseEmpty = !session.typedText;
+      this.#closeSession("ignored");
     }
     this.#render();
   }
 
   /**
-   * @param {Offer} offer
+   * @param {SuggestionSession} session
    * @param {unknown} error
    */
-  #fail(offer, error) {
-    if (offer !== this.#offer) return; // given up, or superseded: nobody waits for it
-    this.#offer = null;
+  #showError(session, error) {
+    if (session !== this.#session) return; // closed or superseded: most likely our own abort
+    this.#session = null;
     this.#problem = error instanceof Problem ? error : new Problem({ detail: String(error) });
     this.#render();
   }
 
   /**
-   * Whether the text goes on as one of the suggestions does.
-   * @param {Offer} offer
-   * @param {string} context
+   * Stop showing the session. A partly accepted session counts as accepted.
+   * @param {"accepted"|"rejected"|"ignored"} outcome
    */
-  #follows(offer, context) {
-    if (!context.startsWith(offer.context)) return false;
-    offer.typed = context.slice(offer.context.length);
-    if (!offer.typed) return true;
-    const isKept = offer.lines.some((line) => !line.isDropped && line.text.startsWith(offer.typed));
-    const { visible } = offer;
-    if (offer.chosen && !visible.includes(offer.chosen) && visible.length) offer.chosen = visible[0] ?? null;
-    return isKept && (visible.length > 0 || !offer.answer);
+  #closeSession(outcome) {
+    const session = this.#session;
+    if (!session) return;
+    this.#session = null;
+    session.outcome = session.numAcceptedChars ? "accepted" : outcome;
+    if (session.response) this.#sendFeedback(session);
+    // Feedback needs the id of the complete response, so an accepted session's request runs to its end, unless a newer
+    // request aborts it.
+    else if (session.outcome !== "accepted") session.abortController.abort();
   }
 
-  /**
-   * The suggestions are no longer shown.
-   * @param {"accepted"|"rejected"|"ignored"} fate
-   */
-  #close(fate) {
-    const offer = this.#offer;
-    if (!offer) return;
-    this.#offer = null;
-    offer.fate = offer.numTaken ? "accepted" : fate;
-    if (offer.answer) this.#report(offer);
-    // What was taken from an answer in the making can be told of once that is whole; a newer request ends it.
-    else if (offer.fate !== "accepted") offer.abort.abort();
-  }
-
-  /** @param {Offer} offer */
-  #report(offer) {
-    const { answer, chosen, fate, numTaken } = offer;
+  /** @param {SuggestionSession} session */
+  #sendFeedback(session) {
+    const { response, chosen, outcome, numAcceptedChars } = session;
     const seed = chosen?.sentence?.seed;
-    const index = answer?.sentences.findIndex((sentence) => sentence.seed === seed) ?? -1;
-    if (answer && fate && index >= 0) this.client.feedback(answer.id, index, fate, numTaken);
+    const index = response?.sentences.findIndex((sentence) => sentence.seed === seed) ?? -1;
+    if (response && outcome && index >= 0) void this.client.feedback(response.id, index, outcome, numAcceptedChars);
   }
 
   /** @param {string} text */
-  #put(text) {
-    this.#isInserting = true;
+  #insertText(text) {
+    this.#isInserting = true; // insertions are not keystrokes and must not affect the debounce
     this.#insert(text);
     this.#isInserting = false;
   }
@@ -595,66 +326,6 @@ export class Completer {
   #render() {
     this.#show(this.view);
   }
-
-  /** What is to be shown now. @returns {View} */
-  get view() {
-    const offer = this.#offer;
-    const last = this.#last;
-    const suggestions = (offer?.visible ?? []).map((line) => ({
-      branch: line.branch,
-      text: line.text,
-      rest: line.text.slice(offer?.typed.length),
-      isWhole: line.sentence !== null,
-      sentence: line.sentence,
-    }));
-    return {
-      status: this.#status(),
-      suggestions,
-      chosen: suggestions.find((one) => one.branch === offer?.chosen?.branch) ?? null,
-      isAsked: offer?.isAsked ?? false,
-      isTouched: offer?.isTouched ?? false,
-      problem: this.#problem,
-      firstMs: last?.firstMs ?? null,
-      totalMs: last?.totalMs ?? null,
-    };
-  }
-
-  /** @returns {View["status"]} */
-  #status() {
-    if (!this.#offer) return this.#isEmpty ? "empty" : "idle";
-    if (this.#offer.answer) return "ready";
-    return this.#offer.lines.length ? "streaming" : "waiting";
-  }
-}
-
-/**
- * What is sent of a document.
- * @param {string} context
- */
-export function endOf(context) {
-  let start = Math.max(0, Math.floor((context.length - MAX_CONTEXT_CHARS) / CUT_CHARS) * CUT_CHARS);
-  if (/[\udc00-\udfff]/.test(context[start] ?? "")) start += 1; // not the second half of a character
-  return context.slice(start);
-}
-
-/**
- * The next word, with the space before it and the marks after it.
- * @param {string} text
- */
-export function firstWord(text) {
-  let word = "";
-  let hasWord = false;
-  for (const { segment, isWordLike } of new Intl.Segmenter(undefined, { granularity: "word" }).segment(text)) {
-    if (hasWord && (isWordLike || !segment.trim())) break;
-    word += segment;
-    hasWord ||= Boolean(segment.trim());
-  }
-  return word;
-}
-
-function randomName() {
-  const numbers = crypto.getRandomValues(new Uint32Array(4)); // randomUUID is for https alone
-  return Array.from(numbers, (number) => number.toString(36)).join("");
 }
 
 function randomSeed() {

@@ -1,22 +1,24 @@
-// What a plain textarea needs to take suggestions in. Knows no server and no suggestions.
+// The two functions that `Completer` needs to work with a plain textarea. They do not know suggestions or the server.
 
 /**
- * What stands before the cursor.
+ * All text before the caret, or before the end of the selection.
  * @param {HTMLTextAreaElement} textarea
+ * @returns {string}
  */
 export function textBefore(textarea) {
   return textarea.value.slice(0, textarea.selectionEnd);
 }
 
 /**
- * Put text in at the cursor, as one step of the textarea's own undo.
+ * Insert text at the caret and focus the textarea. The insertion is one step of the native undo stack, and the
+ * textarea dispatches an `input` event.
  * @param {HTMLTextAreaElement} textarea
  * @param {string} text
  */
 export function insertText(textarea, text) {
   textarea.focus();
   endUndoStep(textarea);
-  // Deprecated, and the only way to the undo stack; Chromium, Firefox and Safari have it.
+  // execCommand is deprecated, but nothing else writes to the undo stack. Chromium, Firefox and Safari support it.
   if (!document.execCommand("insertText", false, text)) {
     const end = textarea.selectionEnd;
     textarea.setRangeText(text, end, end, "end");
@@ -26,8 +28,8 @@ export function insertText(textarea, text) {
 }
 
 /**
- * Browsers join what is put in to the typing before and after it, unless the cursor was set in between, if only to
- * where it is.
+ * Browsers merge an insertion with the typing before and after it, unless the selection was set in between, even to its
+ * current position.
  * @param {HTMLTextAreaElement} textarea
  */
 function endUndoStep(textarea) {

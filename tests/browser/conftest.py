@@ -1,4 +1,4 @@
-"""A real Chromium, and one Tercet for all browser tests: a fast slot, and one whose steps can be watched."""
+"""Fixtures: a real Chromium, and a Tercet server for all browser tests with a fast and an artificially slow slot."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from tests.browser.driver import Editor, Site, open_editor
+from tests.browser.driver import Editor, StaticSite, open_editor
 from tests.e2e.harness import ROOT, Tercet, running
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# A browser that looks nothing up: no updates, no lists, no first-run pages. Tests often run as root, and in
-# containers, where there is neither a sandbox of its own nor a GPU.
+# No background requests (updates, component lists, first-run pages). No sandbox and no GPU, because tests often run as
+# root in a container.
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
@@ -31,15 +31,15 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Somebody else's pages, of an origin that Tercet lists."""
-    with Site(tmp_path_factory.mktemp("site")) as site:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StaticSite]:
+    """Pages of another origin, which `TERCET_ORIGINS` lists."""
+    with StaticSite(tmp_path_factory.mktemp("site")) as site:
         yield site
 
 
 @pytest.fixture(scope="session")
-def tercet(browser: Browser, site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
-    """The model `slow` takes 30 ms and more for a step; `embedded`, the same checkpoint, as long as it needs."""
+def tercet(browser: Browser, site: StaticSite, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
+    """Two models: `embedded`, and `slow`, the same checkpoint with at least 30 ms per decode step."""
     models = f"embedded,slow={ROOT}/workers/checkpoints/embedded"
     base = tmp_path_factory.mktemp("t")
     with running(base, models=models, test_step_delay_ms="1=30", origins=site.origin) as instance:
@@ -48,27 +48,30 @@ def tercet(browser: Browser, site: Site, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def open_page(browser: Browser, tercet: Tercet) -> Iterator[Callable[..., Editor]]:
-    """Opens the page, in a browser that knows nothing of it but the settings given. At the end no page may have
-    failed anywhere, or have asked another host for anything."""
+    """Opens the page in a browser that has only the given settings stored.
+
+    Teardown fails if a page logged an error or sent a request to another host.
+    """
     editors: list[Editor] = []
 
-    def open_one(*, context: dict[str, object] | None = None, **settings: object) -> Editor:
+    def open_new(*, context: dict[str, object] | None = None, **settings: object) -> Editor:
         editor = open_editor(browser, tercet, settings, context or {})
         editors.append(editor)
         return editor
 
-    yield open_one
+    yield open_new
     for editor in editors:
         editor.page.context.close()
-        assert not editor.faults
+        assert not editor.errors
 
 
 @pytest.fixture
 def editor(open_page: Callable[..., Editor]) -> Editor:
-    """The page, with suggestions by Tab alone."""
+    """The page without automatic requests: only Tab and the Suggest button send requests."""
     return open_page(pauses=False)
 
 
 @pytest.fixture
 def slow_editor(open_page: Callable[..., Editor]) -> Editor:
+    """Like `editor`, with the slow model."""
     return open_page(pauses=False, model_size="slow")

@@ -1,4 +1,7 @@
-"""The page as a person uses it: keys pressed, and what is to be seen then. Calls nothing of the page's own."""
+"""Drives the editor page as a writer does, with keys and the pointer, and reads what the page shows.
+
+It calls no function of the page and reads no state of its modules.
+"""
 
 from __future__ import annotations
 
@@ -21,79 +24,89 @@ expect.set_options(timeout=TIMEOUT_MS)
 
 
 class Editor:
-    """The page, open in a browser."""
+    """The editor page, open in a browser."""
 
     def __init__(self, page: Page, tercet: Tercet) -> None:
         self.page = page
         self.tercet = tercet
-        self.faults: list[str] = []
-        self.asked: list[dict[str, Any]] = []  # bodies of the requests for suggestions
+        self.errors: list[str] = []  # script errors, console errors and requests to other hosts
+        self.requests: list[dict[str, Any]] = []  # bodies sent to /autocomplete
         self.text = page.get_by_role("combobox", name="Text")
         self.list = page.get_by_role("listbox", name="Suggestions")
         self.options = self.list.get_by_role("option")
         self.chosen = self.list.get_by_role("option", selected=True)
         self.ghost = page.locator("#mirror .ghost")
-        self.news = page.locator("#news")
+        self.announcements = page.locator("#announcements")
         self.status = page.locator("#status")
-        page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
-        page.on("console", self._hear)
-        page.on("request", self._see)
+        page.on("pageerror", lambda error: self.errors.append(f"error: {error}"))
+        page.on("console", self._record_console_error)
+        page.on("request", self._record_request)
 
-    def _hear(self, message: ConsoleMessage) -> None:
-        # A refusal is reported by the browser too; the page is to handle it.
+    def _record_console_error(self, message: ConsoleMessage) -> None:
+        # The browser also logs every error status, which the page handles.
         if message.type in {"error", "warning"} and "the server responded with a status" not in message.text:
-            self.faults.append(f"{message.type}: {message.text}")
+            self.errors.append(f"{message.type}: {message.text}")
 
-    def _see(self, request: Request) -> None:
+    def _record_request(self, request: Request) -> None:
         if not request.url.startswith((self.tercet.url, "blob:", "data:")):
-            self.faults.append(f"foreign request: {request.url}")
+            self.errors.append(f"request to another host: {request.url}")
         if request.url.endswith("/autocomplete"):
-            self.asked.append(json.loads(request.post_data or "{}"))
+            self.requests.append(json.loads(request.post_data or "{}"))
 
-    def write(self, text: str) -> None:
-        """Key by key."""
+    def type(self, text: str) -> None:
+        """Focus the textarea and type a text key by key."""
         self.text.focus()
         self.page.keyboard.type(text)
 
     def press(self, *keys: str) -> None:
+        """Press keys in order, named as in Playwright (`Control+z`)."""
         for key in keys:
             self.page.keyboard.press(key)
 
-    def ask(self, text: str = OPENING) -> list[str]:
-        """Write, press Tab, wait for the whole answer; the suggestions."""
-        self.write(text)
+    def request_suggestions(self, text: str = OPENING) -> list[str]:
+        """Type a text, press Tab and wait for the complete response; returns the suggestions."""
+        self.type(text)
         self.press("Tab")
-        return self.wait_until_whole()
+        return self.wait_for_response()
 
-    def wait_until_asked(self, number: int) -> None:
-        """For a pause to ask: until then, what was answered before is still whole."""
+    def wait_for_num_requests(self, num_requests: int) -> None:
+        """Wait until the page has sent this many requests.
 
-        def is_asked() -> bool:
-            self.status.inner_text()  # Playwright hears of requests while it is asked for something
-            return len(self.asked) >= number
+        Needed before `wait_for_response` when a pause sends the request: until it does, the status line still shows the
+        previous response.
+        """
 
-        until(is_asked, 10, "the pause's request")
+        def has_sent() -> bool:
+            self.status.inner_text()  # Playwright delivers request events only during a call
+            return len(self.requests) >= num_requests
 
-    def wait_until_whole(self) -> list[str]:
+        until(has_sent, 10, f"{num_requests} requests")
+
+    def wait_for_response(self) -> list[str]:
+        """Wait until the status line shows the latency of a complete response; returns the suggestions."""
         latency = self.page.locator("#latency")
-        until(lambda: re.fullmatch(r"[\d,]+ ms", latency.inner_text()), 10, "the whole answer")
+        until(lambda: re.fullmatch(r"[\d,]+ ms", latency.inner_text()), 10, "the complete response")
         expect(self.options.first).to_be_visible()
         return self.suggestions
 
     @property
     def value(self) -> str:
+        """The textarea's text, without ghost text."""
         return self.text.input_value()
 
     @property
     def suggestions(self) -> list[str]:
+        """The visible options of the suggestion panel."""
         return self.options.all_inner_texts()
 
     @property
     def ghost_text(self) -> str:
+        """The rest of the chosen suggestion, drawn at the caret."""
         return self.ghost.text_content() or ""
 
 
 def open_editor(browser: Browser, tercet: Tercet, settings: dict[str, object], context: dict[str, object]) -> Editor:
+    """The page in a new browser context: no stored data but the settings."""
     stored = [{"name": "tercet.settings", "value": json.dumps(settings)}]
     state: Any = {"cookies": [], "origins": [{"origin": tercet.url, "localStorage": stored}]}
     options: Any = {"viewport": {"width": 1100, "height": 760}, **context}
@@ -101,21 +114,21 @@ def open_editor(browser: Browser, tercet: Tercet, settings: dict[str, object], c
     page.set_default_timeout(TIMEOUT_MS)
     editor = Editor(page, tercet)
     page.goto(tercet.url)
-    until(lambda: "ready" in editor.status.inner_text(), 10, "the page's look at the server")
+    until(lambda: "ready" in editor.status.inner_text(), 10, "the page's health check")
     return editor
 
 
-class Site:
-    """A folder, served to browsers on a port of its own."""
+class StaticSite:
+    """An HTTP server for a folder, on its own port and therefore of another origin than Tercet."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        handler = partial(_Quiet, directory=str(folder))
+        handler = partial(_QuietHandler, directory=str(folder))
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.origin = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
-    def __enter__(self) -> Site:
+    def __enter__(self) -> StaticSite:
         self._thread.start()
         return self
 
@@ -127,6 +140,6 @@ class Site:
         self._thread.join()
 
 
-class _Quiet(SimpleHTTPRequestHandler):
+class _QuietHandler(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         pass

@@ -1,4 +1,4 @@
-"""The README's two integrations, as they stand there, in pages of another origin."""
+"""The README's two integration examples, run unchanged in pages of another origin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.browser.driver import OPENING, TIMEOUT_MS, Site
+from tests.browser.driver import OPENING, TIMEOUT_MS, StaticSite
 from tests.e2e.harness import ROOT, Tercet
 
 MAX_LINES = 15
@@ -21,7 +21,7 @@ PACKAGES = Path(__file__).with_name("codemirror.json")
 
 
 def snippet(language: str, tercet: Tercet) -> str:
-    """A block of the README's section, pointed at the server under test."""
+    """A code block of the README's section, with the URL of the server under test."""
     section = (ROOT / "README.md").read_text().split("## In your own editor")[1].split("\n## ")[0]
     [code] = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
     assert len(code.splitlines()) <= MAX_LINES
@@ -33,21 +33,21 @@ def snippet(language: str, tercet: Tercet) -> str:
 def page(browser: Browser) -> Iterator[Page]:
     page = browser.new_page()
     page.set_default_timeout(TIMEOUT_MS)
-    faults: list[str] = []
-    page.on("pageerror", lambda error: faults.append(str(error)))
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
     yield page
     page.context.close()
-    assert not faults
+    assert not errors
 
 
-def test_a_plain_textarea(page: Page, site: Site, tercet: Tercet) -> None:
+def test_a_plain_textarea(page: Page, site: StaticSite, tercet: Tercet) -> None:
     (site.folder / "plain.html").write_text(f"<!doctype html><title>Notes</title>{snippet('html', tercet)}")
     page.goto(f"{site.origin}/plain.html")
     text = page.locator("textarea")
     exercise(page, text, text.input_value)
 
 
-def test_codemirror(page: Page, site: Site, tercet: Tercet, modules: dict[str, str]) -> None:
+def test_codemirror(page: Page, site: StaticSite, tercet: Tercet, modules: dict[str, str]) -> None:
     imports = json.dumps({"imports": modules})
     (site.folder / "codemirror.html").write_text(
         f'<!doctype html><title>Notes</title><script type="importmap">{imports}</script>'
@@ -59,7 +59,7 @@ def test_codemirror(page: Page, site: Site, tercet: Tercet, modules: dict[str, s
 
 
 def exercise(page: Page, text: Locator, value: Callable[[], str]) -> None:
-    """Ask, choose, take a word, take the rest, undo, dismiss, and type through what is offered."""
+    """Request, choose, accept a word, accept the rest, undo, and dismiss."""
     rows = page.locator("ol li")
     chosen = page.locator("ol li[aria-current=true]")
     text.click()
@@ -71,7 +71,7 @@ def exercise(page: Page, text: Locator, value: Callable[[], str]) -> None:
     page.keyboard.press("ArrowRight")
     word = value().removeprefix(OPENING)
     assert re.fullmatch(r"\s*\S+", word)
-    rest = settled(chosen)
+    rest = wait_until_stable(chosen)
     page.keyboard.press("Enter")
     assert value() == OPENING + word + rest
     page.keyboard.press("Control+z")
@@ -83,8 +83,8 @@ def exercise(page: Page, text: Locator, value: Callable[[], str]) -> None:
     assert value() == OPENING + word
 
 
-def settled(row: Locator) -> str:
-    """A suggestion's text, when nothing more has come for half a second: it is whole."""
+def wait_until_stable(row: Locator) -> str:
+    """A suggestion's text after half a second without a change; it is then taken to be complete."""
     text, since = row.text_content(), time.monotonic()
     while time.monotonic() < since + 0.5:
         row.page.wait_for_timeout(20)
@@ -95,15 +95,15 @@ def settled(row: Locator) -> str:
 
 
 @pytest.fixture(scope="session")
-def modules(request: pytest.FixtureRequest, site: Site) -> dict[str, str]:
-    """CodeMirror's modules by name, from npm's registry into pytest's cache: where each is on the site."""
+def modules(request: pytest.FixtureRequest, site: StaticSite) -> dict[str, str]:
+    """Import map of CodeMirror's modules: name to path on the site. npm installs them into pytest's cache."""
     npm = shutil.which("npm")
     if npm is None:
-        pytest.skip("npm is not installed, so CodeMirror cannot be had")
+        pytest.skip("npm is not installed, so CodeMirror cannot be downloaded")
     folder: Path = request.config.cache.mkdir("codemirror")
-    wanted = PACKAGES.read_text()
-    if not (folder / "installed.json").exists() or (folder / "installed.json").read_text() != wanted:
-        (folder / "package.json").write_text(wanted)
+    manifest = PACKAGES.read_text()
+    if not (folder / "installed.json").exists() or (folder / "installed.json").read_text() != manifest:
+        (folder / "package.json").write_text(manifest)
         command = [
             npm,
             "install",
@@ -116,11 +116,11 @@ def modules(request: pytest.FixtureRequest, site: Site) -> dict[str, str]:
         try:
             subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            pytest.skip(f"CodeMirror cannot be had from npm's registry: {error}; {str(error.stderr)[-300:]}")
-        (folder / "installed.json").write_text(wanted)
+            pytest.skip(f"npm could not install CodeMirror: {error}; {str(error.stderr)[-300:]}")
+        (folder / "installed.json").write_text(manifest)
     (site.folder / "modules").symlink_to(folder / "node_modules")
-    found = {}
-    for name in json.loads(wanted)["dependencies"]:
+    paths = {}
+    for name in json.loads(manifest)["dependencies"]:
         package = json.loads((folder / "node_modules" / name / "package.json").read_text())
-        found[name] = f"/modules/{name}/{package['exports']['import'].removeprefix('./')}"
-    return found
+        paths[name] = f"/modules/{name}/{package['exports']['import'].removeprefix('./')}"
+    return paths

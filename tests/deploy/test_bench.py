@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from deploy.bench.harness.child import Child
 from deploy.bench.harness.clients import read_reply
 from deploy.bench.harness.levels import ceiling_series, summarise
 from deploy.bench.harness.machine import _busy_s, _cpu
@@ -195,17 +194,6 @@ def test_traffic_stays_on_this_machine() -> None:
     for url in ("http://10.0.0.1:8000", "http://example.com", "https://127.0.0.1", "127.0.0.1:8000"):
         with pytest.raises(StartError, match="this machine only"):
             loopback_address(url)
-
-
-def test_a_childs_failure_is_told_with_its_traceback() -> None:
-    with Child("collections:Counter", "abca") as child:
-        with pytest.raises(StartError, match=r"(?s)AttributeError: .*missing.*Traceback"):
-            child.call("missing")
-        assert child.call("most_common", 1) == [("a", 2)]
-    with Child("deploy.bench.nowhere:Thing") as child, pytest.raises(StartError, match="No module named"):
-        child.call("run")
-    with Child("os:_exit", 3) as child, pytest.raises(StartError, match="exit code 3"):
-        child.call("run")
 
 
 def test_rows_that_do_not_exist_are_refused() -> None:

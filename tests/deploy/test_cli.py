@@ -1,4 +1,4 @@
-"""What the command line prints is what the README says."""
+"""The command line: settings, plan, and what `tercet plan` refuses."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def tercet(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_the_readme_lists_the_settings_as_they_are() -> None:
+def test_the_readme_has_the_table_of_settings() -> None:
     done = tercet("settings", "--markdown")
     assert done.stdout.strip() in (ROOT / "README.md").read_text()
 
 
-def test_settings_shows_what_is_set_and_refuses_what_is_wrong() -> None:
+def test_settings_shows_current_values_and_refuses_wrong_ones() -> None:
     done = tercet("settings", TERCET_QUEUE="many", COLUMNS="200")
     assert done.returncode == 1
     assert "many" in done.stdout
     assert "TERCET_QUEUE='many' must be a whole number" in done.stderr
 
 
-def test_plan_prints_what_both_pools_will_read(tmp_path: Path) -> None:
+def test_plan_prints_the_plan_that_it_writes(tmp_path: Path) -> None:
     environ = {
         "TERCET_RUN_DIR": str(tmp_path),
         "TERCET_DEVICES": "cuda:0,cuda:1",
@@ -62,9 +62,9 @@ def test_visible_devices_are_counted_as_cuda_reads_them(visible: str, expected: 
     assert count_gpus({"CUDA_VISIBLE_DEVICES": visible}) == expected
 
 
-def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_device_is_refused(tmp_path: Path) -> None:
     settings = Settings(run_dir=tmp_path, devices=("cuda:0", "cuda:2"), models=(ModelSpec("embedded"),))
-    with pytest.raises(StartError, match="names cuda:2, but 2 GPUs can be seen"):
+    with pytest.raises(StartError, match="names cuda:2, but 2 GPUs are visible"):
         make_plan(settings, {"CUDA_VISIBLE_DEVICES": "0,1"})
 
 

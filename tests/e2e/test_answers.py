@@ -127,7 +127,7 @@ class Held(LogitsProcessor):  # type: ignore[misc]
         left = self._typed[len(said) :]
         if not left:
             return scores
-        choices = self._tokenizer.constraint(left)
+        choices = self._tokenizer.healing.allowed_tokens(left)
         allowed = [*choices.allowed, *{int(scores[0].argmax())}.intersection(choices.if_likeliest)]
         held = torch.full_like(scores, float("-inf"))
         held[0, allowed] = scores[0, allowed]
@@ -136,7 +136,7 @@ class Held(LogitsProcessor):  # type: ignore[misc]
 
 def held_reference(model: Any, tokenizer: Tokenizer, prompt: str) -> str:
     """Greedy text as transformers generates it from before the last word, held to that, and cut where it can end."""
-    head, typed = tokenizer.split_typed(prompt)
+    head, typed = tokenizer.healing.split(prompt)
     ids = torch.tensor([tokenizer.encode(head) or [tokenizer.eos_id]])
     held = LogitsProcessorList([Held(tokenizer, typed, ids.shape[1])])
     with torch.inference_mode():

@@ -143,7 +143,7 @@ def test_tercet_reload_renews_slot_by_slot_under_load(short_tmp_path: Path) -> N
             done = subprocess.run(command, cwd=ROOT, env=tercet.environ, capture_output=True, text=True, check=True)
             load.served(2)
         assert set(load.statuses) == {200}
-        assert "Slot 1 is renewed." in done.stdout
+        assert "Slot 1 is reloaded." in done.stdout
         assert not before & {int(str(slot["pid"])) for slot in slots_by_index(tercet).values()}
 
 

@@ -1,8 +1,78 @@
-"""Fixtures of the gateway's tests."""
+"""Fixtures of the gateway's tests: the app in this process, over real collaborators but without workers."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from falcon import testing
+
+from gateway.app import App, create_app
+from gateway.generation.fanout import Fanout
+from gateway.metrics import Metrics
+from gateway.pool.admission import Admission
+from shared.hangups import HangupWatcher
+from shared.plan import Model, Plan, lay_out
+from shared.settings import Settings
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """An app and what its tests act upon. Two slots of `small`, one of `medium`; no client calls them."""
+
+    app: App
+    client: testing.TestClient
+    admission: Admission
+    metrics: Metrics
+    run_path: Path
+
+
+MakeGateway = Callable[..., Gateway]
+
+
+@pytest.fixture(scope="session")
+def hangups() -> HangupWatcher:
+    """One for all tests: its thread runs until the process ends."""
+    return HangupWatcher()
+
+
+@pytest.fixture
+def make_gateway(tmp_path: Path, hangups: HangupWatcher) -> MakeGateway:
+    """Makes a gateway from settings, given as their environment variables without the prefix."""
+
+    def make(**settings: str) -> Gateway:
+        plan = Plan(
+            {},
+            [
+                Model("small", "/models/small", "hub:small", n_ctx=1024, vocab_size=50257),
+                Model("medium", "/models/medium", "hub:medium", n_ctx=1024, vocab_size=50257, warning="not checked"),
+            ],
+            lay_out(["cpu"], [("small", 2), ("medium", 1)], tmp_path, 3),
+        )
+        loaded = Settings.load({f"TERCET_{name.upper()}": value for name, value in settings.items()})
+        admission = Admission(plan, loaded.placement, loaded.queue)
+        metrics = Metrics(admission.states, lambda: admission.num_waiting)
+        app = create_app(
+            settings=loaded,
+            plan=plan,
+            admission=admission,
+            fanout=Fanout([], admission, metrics, num_threads=1),
+            metrics=metrics,
+            hangups=hangups,
+            run_path=tmp_path,
+        )
+        client = testing.TestClient(app, headers={"Host": "localhost:8000"})
+        return Gateway(app, client, admission, metrics, tmp_path)
+
+    return make
+
+
+@pytest.fixture
+def gateway(make_gateway: MakeGateway) -> Gateway:
+    """A gateway with default settings."""
+    return make_gateway()
 
 
 @pytest.fixture

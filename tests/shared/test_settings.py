@@ -50,11 +50,49 @@ def test_all_wrong_variables_are_named_at_once() -> None:
         ("ORIGINS", "https://a.example/path"),
         ("BIND", "127.0.0.1:99999"),
         ("TEST_STEP_DELAY_MS", "fast"),
+        ("TEST_STEP_DELAY_MS", "0=fast"),
+        ("TEST_STEP_DELAY_MS", "0=1=2"),
+        ("QUEUE", "1_000"),
+        ("QUEUE", "+5"),
+        ("QUEUE", "-1"),
+        ("QUEUE", "5.5"),
+        ("QUEUE", "0x10"),
+        ("QUEUE", "true"),
+        ("TIMEOUT_S", "inf"),
+        ("TIMEOUT_S", "1_0"),
     ],
 )
 def test_a_wrong_value_is_named(name: str, value: str) -> None:
     with pytest.raises(StartError, match=f"TERCET_{name}="):
         Settings.load({f"TERCET_{name}": value})
+
+
+def test_plain_values_are_converted_by_their_type() -> None:
+    settings = Settings.load(
+        {
+            "TERCET_QUEUE": " 0 ",
+            "TERCET_TIMEOUT_S": "2.5",
+            "TERCET_LOG": "debug",
+            "TERCET_TEST_STEP_DELAY_MS": "0=0,1=10.5",
+        }
+    )
+    assert (settings.queue, settings.timeout_s, settings.log) == (0, 2.5, "debug")
+    assert settings.test_step_delay_ms == {0: 0.0, 1: 10.5}
+    assert Settings.load({"TERCET_QUEUE": ""}) == Settings.load({})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("QUEUE", "4097", "TERCET_QUEUE='4097' must be a whole number from 0 to 4096, like 96."),
+        ("TIMEOUT_S", ".5", "TERCET_TIMEOUT_S='.5' must be a number from 0.05 to 600, like 30."),
+        ("COMPUTE", "gpu", "TERCET_COMPUTE='gpu' must be one of auto, cpu."),
+    ],
+)
+def test_a_refusal_names_the_variable_the_value_and_the_range(name: str, value: str, message: str) -> None:
+    with pytest.raises(StartError) as caught:
+        Settings.load({f"TERCET_{name}": value})
+    assert str(caught.value) == message
 
 
 def test_instances_on_different_ports_have_different_run_directories() -> None:

@@ -1,7 +1,7 @@
-"""Which files make a GPT-2 checkpoint, and whether those in a directory fit together.
+"""Which files make a GPT-2 checkpoint, and whether the files in a directory are whole and fit together.
 
-It reads sizes, never weights, unpickles nothing and runs no code that comes with a checkpoint. It knows
-neither hub nor plan.
+Reads names and sizes, never weights; unpickles nothing and runs no code that comes with a checkpoint. Does not know the
+hub or the slot plan.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 DTYPES = ("F64", "F32", "F16", "BF16")
-# The limit that the safetensors library keeps.
+# As in the safetensors library.
 MAX_HEADER_BYTES = 100_000_000
 
 
 class CheckpointError(StartError):
-    """A checkpoint cannot be served; the message is one sentence that says why and what to do."""
+    """A checkpoint cannot be served. The message is one sentence that says why and what to do."""
 
 
 class Incomplete(CheckpointError):
-    """Files are missing or `damaged`: fetching them again may help."""
+    """Files are missing or damaged, so fetching them again may help. `damaged` holds the names of the latter."""
 
     def __init__(self, message: str, damaged: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -39,15 +39,18 @@ class Incomplete(CheckpointError):
 
 
 def inspect(directory: Path) -> tuple[int, int]:
-    """Positions and vocabulary of the checkpoint in `directory`, once all of it fits together.
+    """Check the checkpoint in `directory`.
+
+    Returns:
+        (context size in tokens, vocabulary size).
 
     Raises:
         Incomplete: files are missing or damaged.
-        CheckpointError: it will never be served as it is.
+        CheckpointError: the files do not fit together, or this kind of model is not served.
     """
     try:
         files = [path.name for path in directory.iterdir()]
-        # First, so that what is no GPT-2 at all is refused for that.
+        # First, so that another architecture is refused as such and not for its missing files.
         config = read_config(directory) if "config.json" in files else {}
         check_files(str(directory), files)
         _check_weights(directory, config)
@@ -60,12 +63,13 @@ def inspect(directory: Path) -> tuple[int, int]:
 
 
 def check_files(place: str, files: Collection[str]) -> None:
-    """Refuses a checkpoint that lacks files, or has its weights only as pickles.
+    """Check that no file is missing.
 
-    `files` lie in `place`, which transformers can load: a directory, or a repository of the hub.
+    Args:
+        place: what holds the files, as transformers would load it: a directory, or a repository of the hub.
 
     Raises:
-        Incomplete: as described.
+        Incomplete: files are missing, or the weights are there only as pickles.
     """
     pickles = sorted(file for file in files if file.endswith(PICKLES))
     has_weights = any(file.endswith(".safetensors") and "/" not in file for file in files)
@@ -87,7 +91,15 @@ def check_files(place: str, files: Collection[str]) -> None:
     if "tokenizer.json" not in files and not {"vocab.json", "merges.txt"} <= set(files):
         missing.append("tokenizer.json (or vocab.json and merges.txt)")
     if missing:
-        raise Incomplete(f"{place} lacks {', '.join(missing)}: name one that holds them all.")
+        raise Incomplete(f"{place} lacks {', '.join(missing)}: name a checkpoint that has all of them.")
+
+
+def needed_files(listed: Collection[str]) -> list[str]:
+    """The files that Tercet reads, of those in a repository: tokenizer and weights, no code. The weights are last."""
+    tokenizer = ["tokenizer.json"] if "tokenizer.json" in listed else ["vocab.json", "merges.txt"]
+    shards = sorted(file for file in listed if file.endswith(".safetensors") and "/" not in file)
+    weights = [WHOLE] if WHOLE in listed else [INDEX, *shards]
+    return [file for file in ("generation_config.json", *tokenizer, *weights) if file in listed]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -103,7 +115,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def read_config(directory: Path) -> dict[str, int]:
-    """The sizes in config.json: n_positions, n_embd, n_layer, n_inner and vocab_size."""
+    """The sizes in config.json: n_positions, n_embd, n_layer, n_inner and vocab_size.
+
+    Raises:
+        Incomplete: it is not JSON.
+        CheckpointError: it is not a GPT-2's, lacks a size, or asks to run code.
+    """
     path = directory / "config.json"
     config = _read_json(path)
     if "auto_map" in config:
@@ -133,12 +150,14 @@ def read_config(directory: Path) -> dict[str, int]:
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    """Where the engine reads weights: the files an index names, else one, else all there are."""
+    """The files that the engine reads weights from: those that the index names, else `model.safetensors`, else all."""
     if (index := directory / INDEX).is_file():
         named = _read_json(index).get("weight_map")
         files = set(named.values()) if isinstance(named, dict) else set()
         if not files or any(Path(str(file)).name != file for file in files):
-            raise CheckpointError(f"{index} does not name weight files beside it: save the checkpoint again.")
+            raise CheckpointError(
+                f"{index} does not name weight files in its own directory: save the checkpoint again."
+            )
         return [directory / file for file in sorted(files)]
     whole = directory / WHOLE
     return [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
@@ -167,7 +186,7 @@ def _check_weights(directory: Path, config: Mapping[str, int]) -> None:
 
 
 def _expected_shapes(config: Mapping[str, int]) -> dict[str, Shape]:
-    """The shape of every weight of a GPT-2, linear layers as Conv1D keeps them: [in, out]."""
+    """The shape of every weight of a GPT-2. Linear layers are `[in, out]`, as transformers' Conv1D stores them."""
     width, inner = config["n_embd"], config["n_inner"]
     shapes: dict[str, Shape] = {
         "wte.weight": [config["vocab_size"], width],
@@ -193,8 +212,12 @@ def _expected_shapes(config: Mapping[str, int]) -> dict[str, Shape]:
 def _read_header(path: Path) -> dict[str, tuple[str, Shape]]:
     """Dtype and shape of every tensor in a safetensors file, by name without `transformer.`.
 
-    The format: 8 bytes, the header's length n, little-endian; n bytes of JSON; then the data, whose
-    last tensor ends where the file does, so a file that was cut short is seen without reading it.
+    Format (https://github.com/huggingface/safetensors#format): 8 bytes with the header's length n, little-endian; n
+    bytes of JSON; then the data, whose last tensor ends at the end of the file. A file that was cut short is therefore
+    recognised by its size.
+
+    safetensors' own reader, `safe_open`, imports numpy at least (0.8.0, `framework="np"`), and the processes that
+    resolve checkpoints load no such library: a supervisor stays small and can fork.
 
     Raises:
         Incomplete: the file is damaged.
@@ -223,7 +246,7 @@ def _read_header(path: Path) -> dict[str, tuple[str, Shape]]:
 
 
 def _check_tokenizer(directory: Path, vocab_size: int) -> None:
-    """A token id past the embedding's end would stop a worker at the first request that uses it."""
+    """Check that no token id is past the end of the embedding: encoding it would be an out-of-range lookup."""
     path = directory / "tokenizer.json"
     if path.is_file():
         values = _read_json(path)

@@ -1,8 +1,8 @@
-"""Getting a checkpoint from a model hub, or from its cache on this machine.
+"""Fetches a checkpoint from a model hub into huggingface_hub's cache on this machine.
 
-What is in the cache is used without asking the hub. All that may ask it happens in a child process: a name
-server or a hub that never answers then costs a bounded time, and no thread is left behind in a process that
-will fork. Which files make a checkpoint is `workers.checkpoint_files`' knowledge.
+A cached snapshot that is whole is used without asking the hub. Everything that may ask the hub runs in a child process:
+a name server or hub that never answers then costs a bounded time, and no thread is left behind in a process that will
+fork. `workers.checkpoints.files` knows which files make a checkpoint.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import contextlib
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from workers.checkpoints.files import INDEX, WHOLE, CheckpointError, Incomplete, check_files, inspect, read_config
+from workers.checkpoints.files import CheckpointError, Incomplete, check_files, inspect, needed_files, read_config
 
-Progress = Callable[[str, float], None]
+Progress = Callable[[str, float], None]  # (stage, fraction done, 0 to 1)
+_CHILD = "import sys; sys.path.insert(0, sys.argv[1]); from workers.checkpoints.hub import run_child; run_child()"
 
 
 class NotDelivered(CheckpointError):
@@ -33,17 +33,16 @@ class NotDelivered(CheckpointError):
         self.reason = reason
 
 
-_CHILD = "import sys; sys.path.insert(0, sys.argv[1]); from workers.checkpoints.hub import run_child; run_child()"
-
-
 def from_hub(name: str, repository: str, title: str, timeout_s: float, on_progress: Progress) -> Path:
-    """The directory in the hub's cache that holds `repository`, fetched first if need be.
+    """The directory in the hub's cache that holds `repository`, fetched first where the cache lacks it.
 
-    `name` is what the plan calls it, `title` what a person does; `timeout_s` bounds how long it takes to find out
-    that no hub answers.
+    Args:
+        name: what the plan calls the model.
+        title: what a message to a person calls it.
+        timeout_s: how long the hub may take to list the repository; the download that follows has no limit.
 
     Raises:
-        CheckpointError: it is not to be had, not whole, or not of a kind that is served.
+        CheckpointError: the repository cannot be fetched, lacks files, or holds a kind of model that is not served.
     """
     remedy = (
         f"to serve {title}, let this machine reach a hub, or run `hf download {repository} "
@@ -51,104 +50,62 @@ def from_hub(name: str, repository: str, title: str, timeout_s: float, on_progre
         f"(HF_HOME) here, or name a directory that holds it, as in TERCET_MODELS={name}=/path, "
         "or serve the checkpoint that comes with Tercet, TERCET_MODELS=embedded."
     )
+    deadline = time.monotonic() + timeout_s
     root = str(Path(__file__).parents[2])
-    began = time.monotonic()
-    timed_out = threading.Event()
-    patience: threading.Timer | None = None
-    directory: Path | None = None
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", _CHILD, root, repository, str(timeout_s)],
-        stdin=subprocess.PIPE,  # its end tells the child that this process is gone
+        [sys.executable, "-P", "-c", _CHILD, root, repository, str(deadline)],
+        stdin=subprocess.PIPE,  # closed when this process leaves the block, or dies: the child then ends
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     ) as child:
-
-        def give_up() -> None:
-            timed_out.set()
-            child.kill()
-
-        try:
-            for message in _messages(child):
-                match message:
-                    case {"asking": str()}:
-                        on_progress("asking the model hub", 0.0)
-                        # At least a second, in case the child alone took most of the time to start.
-                        left_s = max(timeout_s - (time.monotonic() - began), 1.0)
-                        patience = threading.Timer(left_s, give_up)
-                        patience.start()
-                    case {"answered": str()} if patience is not None:
-                        patience.cancel()
-                    case {"file": str(file), "fraction": float(fraction)}:
-                        on_progress(file, fraction)
-                    case {"refused": str(sentence)}:
-                        raise CheckpointError(sentence)
-                    case {"failed": str(reason)}:
-                        raise NotDelivered(reason, remedy)
-                    case {"directory": str(path)}:
-                        directory = Path(path)
-        finally:
-            if patience is not None:
-                patience.cancel()
-            _dismiss(child)
-    if timed_out.is_set():
-        raise NotDelivered("no model hub answered", remedy)
-    if directory is None:
-        raise NotDelivered(f"fetching {title} ended with status {child.returncode}", remedy)
-    return directory
-
-
-def _messages(child: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    assert child.stdout is not None
-    for line in child.stdout:
-        if line.endswith("\n"):  # else the child was killed while it wrote
-            yield json.loads(line)
-
-
-def _dismiss(child: subprocess.Popen[str]) -> None:
-    """Ends the child if it is still there, giving it time to remove the file it was writing."""
-    assert child.stdin is not None
-    child.stdin.close()
-    try:
-        child.wait(5)
-    except subprocess.TimeoutExpired:
-        child.kill()
+        assert child.stdout is not None
+        for line in child.stdout:
+            kind, text, fraction = json.loads(line)
+            if kind == "progress":
+                on_progress(text, fraction)
+            elif kind == "refused":
+                raise CheckpointError(text)
+            elif kind == "failed":
+                raise NotDelivered(text, remedy)
+            else:
+                return Path(text)
+    raise NotDelivered(f"fetching {title} ended with status {child.returncode}", remedy)
 
 
 # In the child: everything below.
 
+_has_lost_parent = threading.Event()
+
 
 def run_child() -> None:
-    """Obtains the repository named on the command line; tells the parent in lines of JSON."""
-    repository, timeout_s = sys.argv[2], float(sys.argv[3])
-    to_parent = sys.stdout
+    """Fetch the repository named on the command line; the parent reads JSON lines `[kind, text, fraction]`."""
+    repository, deadline = sys.argv[2], float(sys.argv[3])
     threading.Thread(target=_end_with_parent, daemon=True).start()
-
-    def say(**message: str | float) -> None:
-        print(json.dumps(message), file=to_parent, flush=True)
-
-    with contextlib.redirect_stdout(sys.stderr):  # what libraries print is not for the parent
+    with contextlib.redirect_stdout(sys.stderr):  # libraries print too
         try:
-            directory = _cached(repository) or _fetched(repository, timeout_s, say)
+            _report("directory", str(_find_cached(repository) or _fetch(repository, deadline)))
         except NotDelivered as error:
-            say(failed=error.reason)
+            _report("failed", error.reason)
         except CheckpointError as error:
-            say(refused=str(error))
-        except Exception as error:  # noqa: BLE001  nobody reads a traceback of this process
-            say(failed=f"asking for {repository} failed ({type(error).__name__}: {error})")
-        else:
-            say(directory=str(directory))
+            _report("refused", str(error))
+        except Exception as error:  # noqa: BLE001  this process's standard error is discarded
+            _report("failed", f"asking for {repository} failed ({type(error).__name__}: {error})")
+
+
+def _report(kind: str, text: str, fraction: float = 0.0) -> None:
+    print(json.dumps([kind, text, fraction]), file=sys.__stdout__, flush=True)
 
 
 def _end_with_parent() -> None:
-    sys.stdin.read()
-    os.kill(os.getpid(), signal.SIGINT)  # lets the download remove its unfinished file
-    time.sleep(2)
+    os.read(0, 1)  # returns at end of file
+    _has_lost_parent.set()
+    time.sleep(2)  # a download that receives bytes stops meanwhile and removes its unfinished file
     os._exit(1)
 
 
-def _cached(repository: str) -> Path | None:
-    """The repository's newest snapshot in the hub's cache, if it is whole."""
+def _find_cached(repository: str) -> Path | None:
+    """The newest snapshot of the repository in the hub's cache, if it is whole."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -165,37 +122,41 @@ def _cached(repository: str) -> Path | None:
     try:
         inspect(directory)
     except Incomplete as error:
-        for file in error.damaged:  # the client would take it for a good one
-            _forget(directory / file)
+        for file in error.damaged:
+            _remove(directory / file)
         return None
     return directory
 
 
-def _fetched(repository: str, timeout_s: float, say: Callable[..., None]) -> Path:
-    """The snapshot of the repository's main branch, every file there and checked.
-
-    Raises:
-        NotDelivered: no hub answered, or it did not deliver.
-        CheckpointError: what it has is not served.
-    """
-    say(asking=repository)
+def _fetch(repository: str, deadline: float) -> Path:
+    """The snapshot of the repository's main branch, with every file that Tercet reads."""
+    _report("progress", "asking the model hub")
+    # At least a second, in case this process took most of the time to start.
+    timeout_s = max(deadline - time.monotonic(), 1.0)
+    timer = threading.Timer(timeout_s, _time_out)
+    timer.daemon = True  # must not delay the end where listing fails
+    timer.start()
     sizes = _list_files(repository, timeout_s)
-    say(answered=repository)
+    timer.cancel()
     if "config.json" not in sizes:
         check_files(repository, sizes)
-    # First, as it may be reason enough to leave the rest. It also fixes the commit.
-    directory = _download(repository, "config.json", None, sizes, say).parent
-    commit = directory.name
+    # config.json first: it may be reason enough not to fetch the weights. It also fixes the commit.
+    directory = _download(repository, None, {"config.json": sizes["config.json"]})
     read_config(directory)
     check_files(repository, sizes)
-    for file in _needed(sizes):
-        _download(repository, file, commit, sizes, say)
+    _download(repository, directory.name, {file: sizes[file] for file in needed_files(sizes)})
     inspect(directory)
     return directory
 
 
+def _time_out() -> None:
+    """Ends the process: a read timeout does not bound a name server, nor an answer that comes byte by byte."""
+    _report("failed", "no model hub answered")
+    os._exit(1)
+
+
 def _list_files(repository: str, timeout_s: float) -> dict[str, int]:
-    """Names and sizes (bytes; 0: not told) of the repository's files, as the hub lists them."""
+    """Names and sizes (bytes; 0 if not given) of the repository's files."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -205,101 +166,66 @@ def _list_files(repository: str, timeout_s: float) -> dict[str, int]:
         raise NotDelivered("the model hub is switched off (HF_HUB_OFFLINE)") from None
     except HfHubHTTPError as error:
         if (status := error.response.status_code) in (401, 403, 404):
-            reason = f"the model hub has no {repository}, or shows it only with a token (HF_TOKEN)"
-        else:
-            reason = f"the model hub answered with status {status}"
-        raise NotDelivered(reason) from error
+            raise NotDelivered(
+                f"the model hub has no {repository}, or shows it only with a token (HF_TOKEN)"
+            ) from error
+        raise NotDelivered(f"the model hub answered with status {status}") from error
     except ValueError as error:
         raise NotDelivered("what answered is not a model hub (see HF_ENDPOINT)") from error
-    except Exception as error:  # the client lets its transport's errors through
+    except Exception as error:  # huggingface_hub does not wrap its transport's errors
         raise NotDelivered("no model hub answered") from error
     return {file.rfilename: file.size or 0 for file in info.siblings or ()}
 
 
-def _needed(listed: Mapping[str, int]) -> list[str]:
-    """What Tercet reads of the files a hub lists: tokenizer, weights, nothing that can run."""
-    tokenizer = ["tokenizer.json"] if "tokenizer.json" in listed else ["vocab.json", "merges.txt"]
-    if WHOLE in listed:
-        weights = [WHOLE]
-    else:
-        weights = [f for f in listed if f.endswith(".safetensors") and "/" not in f]
-        weights += [INDEX] if INDEX in listed else []
-    return [f for f in ("generation_config.json", *tokenizer, *sorted(weights)) if f in listed]
+def _download(repository: str, commit: str | None, sizes: Mapping[str, int]) -> Path:
+    """The snapshot's directory with the files of `sizes` in it; `commit` None is the newest of the main branch."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import tqdm
 
+    *_, last = sizes
+    num_bytes = sum(sizes.values())
 
-def _download(
-    repository: str,
-    file: str,
-    commit: str | None,
-    sizes: Mapping[str, int],
-    say: Callable[..., None],
-) -> Path:
-    """The file in the hub's cache; `commit` None is the newest of the main branch."""
-    from huggingface_hub import hf_hub_download
+    class ByteBar(tqdm):
+        """Draws nothing; reports each hundredth of the bytes. (snapshot_download makes a second bar, of files.)"""
 
-    class Bar(_Bar):
-        num_bytes = sizes.get(file, 0)
+        shown = 0.0
 
-        def show(self, fraction: float) -> None:
-            say(file=file, fraction=fraction)
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
+            self.counts_bytes = kwargs.get("unit") == "B"
+
+        def update(self, n: float | None = 1) -> None:
+            if _has_lost_parent.is_set():
+                raise InterruptedError("the parent process is gone")
+            self.n += n or 0
+            fraction = self.n / num_bytes if self.counts_bytes and num_bytes else 0.0
+            if fraction >= ByteBar.shown + 0.01:
+                ByteBar.shown = fraction
+                _report("progress", last, min(fraction, 1.0))
 
     try:
-        path = Path(hf_hub_download(repository, file, revision=commit, tqdm_class=Bar))
-    except Exception as error:  # the client lets its transport's errors through
-        why = str(error).partition("\n")[0] or type(error).__name__
-        raise NotDelivered(f"fetching {file} of {repository} failed ({why})") from error
-    _verify(path)
-    say(file=file, fraction=1.0)
-    return path
+        path = snapshot_download(
+            repository, revision=commit, allow_patterns=[*sizes], max_workers=1, tqdm_class=ByteBar
+        )
+    except Exception as error:  # huggingface_hub does not wrap its transport's errors
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise NotDelivered(f"fetching {repository} failed ({reason})") from error
+    for file in sizes:
+        _check_digest(Path(path) / file)
+        _report("progress", file, 1.0)
+    return Path(path)
 
 
-def _verify(path: Path) -> None:
-    """Compares a fetched file with its digest: the cache links to large ones by their SHA-256."""
-    if not path.is_symlink() or len(digest := path.readlink().name) != 64:
-        return
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() == digest:
-            return
-    _forget(path)
-    raise NotDelivered(f"{path.name} arrived damaged from the model hub")
+def _check_digest(path: Path) -> None:
+    """Compare a fetched file with its SHA-256: in the cache, a large (LFS) file is a link to a file of that name."""
+    target = path.resolve()
+    with target.open("rb") as file:
+        if len(target.name) == 64 and hashlib.file_digest(file, "sha256").hexdigest() != target.name:
+            _remove(path)
+            raise NotDelivered(f"{path.name} arrived damaged from the model hub")
 
 
-def _forget(path: Path) -> None:
-    """Removes a file from the hub's cache, so that it is fetched again."""
-    with contextlib.suppress(FileNotFoundError):
-        if path.is_symlink():
-            (path.parent / path.readlink()).unlink()
-        path.unlink()
-
-
-class _Bar:
-    """What huggingface_hub takes for a progress bar, counting the bytes of one file."""
-
-    num_bytes = 0
-
-    def __init__(self, *_: object, initial: float = 0, **__: object) -> None:
-        self._done: float = initial
-        self._shown = 0.0
-
-    def show(self, fraction: float) -> None:
-        raise NotImplementedError
-
-    def update(self, n: float | None = 1) -> None:
-        self._done += n or 0
-        fraction = self._done / self.num_bytes if self.num_bytes else 0.0
-        if fraction >= self._shown + 0.01:
-            self._shown = fraction
-            self.show(min(fraction, 1.0))
-
-    def update_transfer(self, n: float | None = 1) -> None:
-        """Bytes on the wire, where those differ from bytes of the file: not counted."""
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        """Everything else that is called on a bar is looks."""
-        return lambda *_, **__: None
+def _remove(path: Path) -> None:
+    """Remove a file from the hub's cache, because huggingface_hub would keep it."""
+    path.resolve().unlink(missing_ok=True)
+    path.unlink(missing_ok=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import structlog
 
+from workers.engine.core import EngineCore
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.interrupt import Interrupt
 from workers.engine.model.loader import LoadedModel, load_model
@@ -82,20 +82,15 @@ def perplexity(loaded: LoadedModel, token_ids: list[int]) -> float:
     return math.exp(-sum(logprobs) / len(logprobs))
 
 
-def _prompt_logprobs(runner: CpuRunner, token_ids: tuple[int, ...]) -> list[float | None]:
-    scheduler = Scheduler(runner.num_entries, 1)
+def _prompt_logprobs(runner: CpuRunner, token_ids: tuple[int, ...]) -> tuple[float | None, ...]:
+    """The log-probability of each token given those before it; None for the first."""
+    core = EngineCore(Scheduler(runner.num_entries, 1), runner, eos_id=None)
     request = EngineRequest(token_ids, SamplingParams(max_new_tokens=1), seed=0, echo_logprobs=True)
-    sequence = Sequence(request, ResultStream(), start_id=0, tokenizer=None)
-    scheduler.add(sequence)
-    while sequence.finish_reason is None:
-        plan = scheduler.schedule(time.monotonic())
-        output = runner.run(plan)
-        scheduler.complete(plan)
-        for _, items in output.echoes:
-            sequence.add_prompt_logprobs(items)
-        for _, step in output.steps:
-            sequence.append(step, None, time.monotonic())
-    return sequence.prompt_logprobs
+    stream = ResultStream()
+    core.add(Sequence(request, stream, start_id=0, tokenizer=None))
+    while core.sequences:
+        core.step()
+    return stream.result().prompt_logprobs
 
 
 def _fingerprint(directory: Path) -> str:

@@ -1,7 +1,7 @@
-"""What a plan calls a model, turned into a directory that holds a whole GPT-2 checkpoint.
+"""Resolves what a plan calls a model to a directory that holds a whole GPT-2 checkpoint.
 
-It knows the names; `workers.hub` knows where to get one, `workers.checkpoint_files` what makes one whole. All
-three refuse to know tensors, devices and servers.
+Knows the model names. `workers.checkpoints.hub` fetches, `workers.checkpoints.files` checks. None of the three knows
+tensors, devices or servers.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ __all__ = ["EMBEDDED", "Checkpoint", "CheckpointError", "resolve", "resolve_defa
 EMBEDDED = Path(__file__).parent / "embedded"
 HUB_NAMES = {"small": "openai-community/gpt2", "medium": "openai-community/gpt2-medium"}
 SYNTHETIC_NAMES = ("synthetic:small", "synthetic:medium")
-# Positions and vocabulary of every GPT-2 that OpenAI published.
+# Context size and vocabulary of every GPT-2 that OpenAI published.
 GPT2_N_CTX, GPT2_VOCAB_SIZE = 1024, 50257
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that is on this machine and whole.
+    """A whole checkpoint on this machine.
 
-    `name` is what the plan calls it; `directory` (absolute) holds config.json, the tokenizer and
-    the weights, for a synthetic model only the tokenizer it borrows; `source` is "hub",
-    "directory", "embedded" or "synthetic"; `warning` is a sentence that whoever starts or uses
-    this must see.
+    Attributes:
+        name: what the plan calls it.
+        directory: absolute path of config.json, tokenizer and weights; of a synthetic model, only of the tokenizer.
+        source: "hub", "directory", "embedded" or "synthetic".
+        warning: a sentence for the people who start or use this instance.
+        n_ctx: context size in tokens.
     """
 
     name: str
@@ -39,8 +41,8 @@ class Checkpoint:
     vocab_size: int
 
 
-def _quiet(stage: str, fraction: float) -> None:
-    """Progress that nobody watches."""
+def _ignore_progress(stage: str, fraction: float) -> None:
+    pass
 
 
 def resolve(
@@ -48,44 +50,45 @@ def resolve(
     source: str | None = None,
     *,
     hub_timeout_s: float = 5.0,
-    on_progress: Progress = _quiet,
+    on_progress: Progress = _ignore_progress,
 ) -> Checkpoint:
-    """The checkpoint that the plan calls `name`, fetched from the hub if it is not on this machine.
+    """The checkpoint that the plan calls `name`, fetched from the hub where it is not on this machine.
 
-    `source` is a directory (it starts with ".", "/" or "~", or holds a "/" and exists), else a
-    repository of the hub. Without one, `name` is "small", "medium", "embedded", "synthetic:small"
-    or "synthetic:medium". `on_progress` is told a file, or what is being done, and the fraction
-    that is done. `hub_timeout_s` bounds how long it takes to find out that no hub answers, not the fetching.
+    Args:
+        name: without a source "small", "medium", "embedded", "synthetic:small" or "synthetic:medium".
+        source: a directory (it starts with ".", "/" or "~", or contains a "/" and exists), else a repository of the
+            hub.
+        hub_timeout_s: how long the hub may take to list the repository; the download has no limit.
+        on_progress: called with the current file or stage and the fraction of it that is done.
 
     Raises:
-        CheckpointError: it is not to be had, not whole, or not of a kind that is served.
+        CheckpointError: the checkpoint cannot be fetched, is not whole, or is of a kind that is not served.
     """
     if source is None and name in SYNTHETIC_NAMES:
         return Checkpoint(name, str(EMBEDDED), "synthetic", None, n_ctx=GPT2_N_CTX, vocab_size=GPT2_VOCAB_SIZE)
     if source is None and name == "embedded":
-        return _checked(name, EMBEDDED, "embedded")
+        return _check(name, EMBEDDED, "embedded")
     if source is None and name not in HUB_NAMES:
         raise CheckpointError(
             f"There is no model called {name}: give it a source, as in {name}=/path/to/checkpoint "
             f"or {name}=organisation/repository, or name one of "
             f"{', '.join((*HUB_NAMES, 'embedded', *SYNTHETIC_NAMES))}."
         )
-    where = HUB_NAMES[name] if source is None else source
-    if where.startswith((".", "/", "~")) or ("/" in where and Path(where).exists()):
-        directory = Path(where).expanduser().absolute()
+    place = HUB_NAMES[name] if source is None else source
+    if place.startswith((".", "/", "~")) or ("/" in place and Path(place).exists()):
+        directory = Path(place).expanduser().absolute()
         if not directory.is_dir():
             raise CheckpointError(
-                f"The model {name} is to be read from {directory}, which is not a directory: "
+                f"The model {name} is configured to be read from {directory}, which is not a directory: "
                 "name one that holds config.json, model.safetensors and tokenizer.json."
             )
-        return _checked(name, directory, "directory")
-    return _checked(
-        name, from_hub(name, where, f"GPT-2 {name}" if source is None else where, hub_timeout_s, on_progress), "hub"
-    )
+        return _check(name, directory, "directory")
+    title = f"GPT-2 {name}" if source is None else place
+    return _check(name, from_hub(name, place, title, hub_timeout_s, on_progress), "hub")
 
 
-def resolve_default(*, hub_timeout_s: float = 5.0, on_progress: Progress = _quiet) -> Checkpoint:
-    """GPT-2 small if it is on this machine or can be fetched, else the embedded checkpoint and why.
+def resolve_default(*, hub_timeout_s: float = 5.0, on_progress: Progress = _ignore_progress) -> Checkpoint:
+    """GPT-2 small if it is on this machine or can be fetched, else the embedded checkpoint with a warning.
 
     Raises:
         CheckpointError: the embedded checkpoint itself is not whole.
@@ -95,9 +98,9 @@ def resolve_default(*, hub_timeout_s: float = 5.0, on_progress: Progress = _quie
     except CheckpointError as error:
         reason = error.reason if isinstance(error, NotDelivered) else str(error).rstrip(".")
         warning = f"{reason}, so the embedded checkpoint is served instead of GPT-2 small"
-    return _checked("embedded", EMBEDDED, "embedded", warning)
+    return _check("embedded", EMBEDDED, "embedded", warning)
 
 
-def _checked(name: str, directory: Path, source: str, warning: str | None = None) -> Checkpoint:
+def _check(name: str, directory: Path, source: str, warning: str | None = None) -> Checkpoint:
     n_ctx, vocab_size = inspect(directory)
     return Checkpoint(name, str(directory), source, warning, n_ctx, vocab_size)

@@ -1,6 +1,6 @@
-"""What goes into the engine and what comes out of it, as plain values.
+"""The engine's input and output as plain values, and the errors that it raises.
 
-Speaks token ids, seconds and counts. Refuses to know tensors, the device and the wire.
+Token ids, seconds and counts. Does not know tensors, the device and the wire.
 """
 
 from __future__ import annotations
@@ -9,42 +9,51 @@ from dataclasses import dataclass
 
 
 class EngineError(Exception):
-    """Anything that the engine refuses."""
+    """Base of all errors that the engine raises for a request."""
 
 
 class EngineFull(EngineError):
-    """As many sequences run and wait as the engine holds."""
+    """The engine has as many sequences, running and waiting, as it may have."""
 
 
 class EngineNotReady(EngineError):
-    """The engine has no model yet, or takes nothing new any more."""
+    """The engine has no model yet, or accepts no more requests."""
 
 
 class InvalidPrompt(EngineError, ValueError):
-    """A request that this model cannot serve, ever; the text says which part of it."""
+    """This model can never serve the request; the text names the part that is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one sequence draws its tokens, and when it ends."""
+    """How the tokens of one sequence are sampled, and when it ends."""
 
     max_new_tokens: int = 20
     temperature: float = 1.0  # 0 is greedy
-    top_k: int = 50  # 0 is off
-    top_p: float = 0.95  # 0 or 1 is off
-    repetition_penalty: float = 1.0
+    top_k: int = 50  # 0 disables
+    top_p: float = 0.95  # 0 and 1 disable
+    repetition_penalty: float = 1.0  # 1 disables
     stop: tuple[str, ...] = ()
-    single_line: bool = False
-    first_rank: int = 0  # greedy only: the first token that says something new is the one of this rank
-    top_logprobs: int = 0  # likeliest tokens to report with each step
+    single_line: bool = False  # a line break is a stop string
+    first_rank: int = 0  # greedy only: the first token with new text is the one with this rank among the likeliest
+    top_logprobs: int = 0  # likeliest tokens to report for each generated token
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One sequence to generate. `prompt_ids` may be empty: it then starts from `<|endoftext|>`.
+    """One sequence to generate.
 
-    What it generates begins with `typed`; tokens that say nothing but that are not counted as new. `forced_ids` say
-    `typed` as a tokenizer would: they are computed with the prompt, and as far as they are drawn they cost no step.
+    Attributes:
+        prompt_ids: may be empty: generation then starts from `<|endoftext|>`.
+        seed: with the position of a token, all that its sampling depends on.
+        forced_prefix: bytes that the generated text must begin with (token healing). Tokens that carry nothing else do
+            not count towards `max_new_tokens`.
+        forced_ids: `forced_prefix` as the tokenizer would encode it. They are prefilled with the prompt: as far as the
+            sampled tokens are these, they need no decode steps.
+        deadline: in `time.monotonic()` seconds; the sequence ends then with the tokens it has.
+        group: (id, size) of the siblings: requests with this prompt that arrive at about the same time.
+        stream: the tokens are delivered as they are generated.
+        echo_logprobs: the log-probabilities of the prompt's tokens are part of the result. Prefills the whole prompt.
     """
 
     prompt_ids: tuple[int, ...]
@@ -52,11 +61,10 @@ class EngineRequest:
     seed: int
     forced_prefix: bytes = b""
     forced_ids: tuple[int, ...] = ()
-    deadline: float | None = None  # time.monotonic() seconds
-    group: tuple[str, int] | None = None  # (id, size) of the siblings with the same prompt
-    stream: bool = False  # steps are wanted one by one
-    echo_logprobs: bool = False  # the prompt's own log-probabilities are wanted
-    session: str | None = None
+    deadline: float | None = None
+    group: tuple[str, int] | None = None
+    stream: bool = False
+    echo_logprobs: bool = False
 
 
 TopLogprobs = tuple[tuple[int, float], ...]  # (token id, log-probability), likeliest first
@@ -64,7 +72,7 @@ TopLogprobs = tuple[tuple[int, float], ...]  # (token id, log-probability), like
 
 @dataclass(frozen=True, slots=True)
 class GeneratedToken:
-    """One generated token. `logprob` is under the unmodified distribution."""
+    """A generated token. Log-probabilities are under the model's own distribution, before any logits processor."""
 
     token_id: int
     logprob: float
@@ -73,25 +81,33 @@ class GeneratedToken:
 
 @dataclass(frozen=True, slots=True)
 class SequenceOutput:
-    """The end of a sequence: everything generated, why it ended, and where the time went.
+    """The result of a sequence: its tokens, why it ended, and how long each phase took.
 
-    `token_ids` are all that the steps had, `<|endoftext|>` and the tokens of a stop string
-    included; the first `num_kept` of them carry the text that remains, but for the first `num_forced`,
-    which say nothing that was not typed already: those between are the ones to score.
+    Attributes:
+        token_ids: all generated tokens, those of the end token or a stop string included. The first `num_forced` carry
+            nothing but the forced prefix, those from `num_kept` on begin inside the stop string or behind it: the
+            tokens between are the completion.
+        finish_reason: length, eos, stop, deadline, cancelled or error.
+        cached_tokens: tokens of the prompt that did not have to be computed for this sequence.
+        queue_ms: from submission to the first step.
+        prefill_ms: from the first step to the first token.
+        decode_ms: from the first token to the last.
+        prompt_logprobs: of the prompt's tokens, if requested; None for the first, which nothing precedes.
+        first_token_at: in `time.monotonic()` seconds; None if there was no token.
+        ended_at: in `time.monotonic()` seconds.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    finish_reason: str  # length, eos, stop, deadline, cancelled or error
-    cached_tokens: int  # of the prompt, those that this sequence did not wait for
-    queue_ms: float  # submitted → first scheduled
-    prefill_ms: float  # first scheduled → first token
-    decode_ms: float  # first token → last
+    finish_reason: str
+    cached_tokens: int
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
     tops: tuple[TopLogprobs, ...] = ()
-    prompt_logprobs: tuple[float | None, ...] = ()  # the first is None: nothing comes before it
-    prompt_tops: tuple[TopLogprobs, ...] = ()  # the first is empty
+    prompt_logprobs: tuple[float | None, ...] = ()
     error: str | None = None
     num_kept: int = 0
     num_forced: int = 0
-    first_token_at: float | None = None  # time.monotonic() seconds
+    first_token_at: float | None = None
     ended_at: float | None = None

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import Protocol
 
-from workers.engine.request import GeneratedToken, TopLogprobs
+from workers.engine.request import GeneratedToken
 from workers.engine.sampling import Draw
-from workers.engine.scheduler_output import SUFFIX_TOKENS, BatchRow
+from workers.engine.scheduler_output import SUFFIX_TOKENS, BatchRow, SchedulerOutput
 from workers.engine.sequence import Sequence
 
 
@@ -19,8 +20,22 @@ class RunnerOutput:
     # In their order, of a sequence one or more: those after its end are to be dropped.
     steps: list[tuple[Sequence, GeneratedToken]]
     # Where they are wanted: log-probabilities of the prompt's tokens that follow a chunk's.
-    echoes: list[tuple[Sequence, list[tuple[float, TopLogprobs]]]]
+    echoes: list[tuple[Sequence, list[float]]]
     num_steps: int = 1  # of the plan's rows
+
+
+class Runner(Protocol):
+    """Executes steps on a device, from one thread.
+
+    Attributes:
+        num_entries: prefix-cache entries that fit in the device's memory.
+    """
+
+    num_entries: int
+
+    def run(self, plan: SchedulerOutput, /) -> RunnerOutput:
+        """Executes one step. Any exception means that the device, or the runner, can no longer be used."""
+        ...
 
 
 def num_left(row: BatchRow) -> int:
@@ -36,7 +51,7 @@ def draw_of(sequence: Sequence, num_forced_ids: int = 0) -> Draw:
     seen = (*sequence.tokens(0, sequence.num_tokens), *drafted) if params.repetition_penalty != 1 else ()
     return Draw(
         params, sequence.request.seed, len(sequence.token_ids) + num_forced_ids, seen,
-        sequence.constraint(num_forced_ids), is_first=sequence.num_new == 0,
+        sequence.allowed_next(num_forced_ids), is_first=sequence.num_new == 0,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from workers.engine.request import GeneratedToken, SamplingParams, TopLogprobs
-from workers.text.token_healing import TokenConstraint
+from workers.text.token_healing import AllowedTokens
 
 # Rows that need no more candidates than this are drawn together. Fixed: were it the batch's largest
 # top_k, equal logits could be ordered differently in different company.
@@ -34,7 +34,7 @@ class Draw:
     seed: int
     position: int  # 0 for the first generated token
     seen: Sequence[int] = ()  # prompt and text; read only where repetitions are penalised
-    constraint: TokenConstraint | None = None  # None: any token
+    constraint: AllowedTokens | None = None  # None: any token
     is_first: bool = False  # nothing new has been said yet
 
 
@@ -83,14 +83,11 @@ def top_logprobs(row: Tensor, log_total: Tensor, number: int) -> TopLogprobs:
     return tuple(zip(ids.tolist(), (values - log_total).tolist(), strict=True))
 
 
-def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[tuple[float, TopLogprobs]]:
-    """Of each row of `logits` [rows, vocab]: its token's log-probability, and the likeliest."""
-    log_totals = torch.logsumexp(logits, -1)
+def token_logprobs(logits: Tensor, token_ids: Sequence[int]) -> list[float]:
+    """The log-probability of each row's token by its row of `logits` [rows, vocab]."""
     index = torch.tensor(token_ids, device=logits.device)
-    chosen: list[float] = (logits.gather(1, index[:, None])[:, 0] - log_totals).tolist()
-    rows = zip(logits, log_totals, strict=True)
-    tops = [top_logprobs(row, total, num_top) for row, total in rows]
-    return list(zip(chosen, tops, strict=True))
+    logprobs: list[float] = (logits.gather(1, index[:, None])[:, 0] - torch.logsumexp(logits, -1)).tolist()
+    return logprobs
 
 
 def _penalise(logits: Tensor, draws: Sequence[Draw]) -> Tensor:

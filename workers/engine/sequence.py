@@ -1,6 +1,7 @@
-"""What goes into the engine and what comes out of it: plain values, and one sequence's state.
+"""A sequence: one request inside the engine.
 
-Speaks token ids, seconds and counts. Refuses to know tensors, the device and the wire.
+Keeps the tokens generated so far, decides when they are complete, and records when what happened. Knows token ids,
+bytes and seconds. Does not know tensors, the device, scheduling and the wire.
 """
 
 from __future__ import annotations
@@ -11,100 +12,107 @@ from collections.abc import Iterable
 from workers.engine.request import EngineRequest, GeneratedToken, SequenceOutput, TopLogprobs
 from workers.engine.result_stream import ResultStream
 from workers.text.stop_strings import StopMatcher
-from workers.text.token_healing import TokenConstraint
+from workers.text.token_healing import AllowedTokens, ForcedPrefix, TokenConstraint
 from workers.text.tokenizer import Tokenizer
 
 
 class Sequence:
-    """One request inside the engine: its tokens so far, whether it has ended, and its clock."""
+    """One request, its tokens so far, and how it ended.
+
+    Attributes:
+        prompt: token ids of the prompt; at least one.
+        token_ids: generated so far, those of a forced prefix included.
+        num_kept: generated tokens that remain when a stop string or the end token is cut off.
+        finish_reason: None while the sequence runs.
+        submitted_at: in `time.monotonic()` seconds.
+    """
 
     __slots__ = (
-        "_matcher",
-        "_num_bytes",
-        "_num_free_bytes",
-        "_tokenizer",
-        "_typed",
-        "cached_tokens",
+        "_cached_tokens",
+        "_constraint",
+        "_first_token_at",
+        "_logprobs",
+        "_prompt_logprobs",
+        "_scheduled_at",
+        "_stop_search",
+        "_tops",
         "finish_reason",
-        "first_token_at",
-        "logprobs",
-        "num_forced",
         "num_kept",
         "prompt",
-        "prompt_logprobs",
-        "prompt_tops",
         "request",
         "result_stream",
-        "scheduled_at",
         "submitted_at",
         "token_ids",
-        "tops",
     )
 
     def __init__(
         self,
         request: EngineRequest,
-        generation: ResultStream,
+        result_stream: ResultStream,
         *,
         start_id: int,
         tokenizer: Tokenizer | None,
     ) -> None:
         """
         Args:
-            start_id: what an empty prompt starts from.
-            tokenizer: needed only where the request has stop strings, or text that was typed already.
+            start_id: stands for an empty prompt.
+            tokenizer: required if the request has stop strings or a forced prefix.
         """
         self.request = request
-        self.result_stream = generation
+        self.result_stream = result_stream
         self.prompt = request.prompt_ids or (start_id,)
         self.token_ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.tops: list[TopLogprobs] = []
-        # Nothing comes before a prompt's first token.
-        self.prompt_logprobs: list[float | None] = [None] * request.echo_logprobs
-        self.prompt_tops: list[TopLogprobs] = [()] * request.echo_logprobs
         self.num_kept = 0
-        self.num_forced = 0
-        self.cached_tokens = 0
         self.finish_reason: str | None = None
         self.submitted_at = time.monotonic()
-        self.scheduled_at: float | None = None
-        self.first_token_at: float | None = None
+        self._logprobs: list[float] = []
+        self._tops: list[TopLogprobs] = []
+        # The first token of a prompt has no log-probability.
+        self._prompt_logprobs: list[float | None] = [None] if request.echo_logprobs else []
+        self._cached_tokens = 0
+        self._scheduled_at: float | None = None
+        self._first_token_at: float | None = None
+        self._constraint: TokenConstraint | None = None
+        self._stop_search: _StopSearch | None = None
         sampling = request.sampling
-        self._tokenizer = tokenizer
-        self._typed = request.forced_prefix  # what is still to be said of it
-        self._matcher = None
-        self._num_bytes: list[int] = []  # of each token, where stop strings are watched for
-        self._num_free_bytes = 0
+        if request.forced_prefix:
+            assert tokenizer is not None
+            self._constraint = ForcedPrefix(tokenizer.healing, request.forced_prefix)
         if sampling.stop or sampling.single_line:
-            self._matcher = StopMatcher(sampling.stop, single_line=sampling.single_line)
+            assert tokenizer is not None
+            self._stop_search = _StopSearch(tokenizer, StopMatcher(sampling.stop, single_line=sampling.single_line))
+
+    @property
+    def num_forced(self) -> int:
+        """Generated tokens that carry nothing but the forced prefix."""
+        return 0 if self._constraint is None else self._constraint.num_forced
 
     @property
     def num_new(self) -> int:
-        """Tokens that say something new."""
+        """Generated tokens that count towards `max_new_tokens`: those that carry new text."""
         return len(self.token_ids) - self.num_forced
 
     @property
     def forced_ids(self) -> tuple[int, ...]:
-        """The tokens that are computed with the prompt, while none is drawn."""
+        """The likely tokens of the forced prefix, which are prefilled with the prompt; empty after the first token."""
         return () if self.token_ids else self.request.forced_ids
 
-    def constraint(self, num_forced_ids: int = 0) -> TokenConstraint | None:
-        """Which tokens can come next, after so many of the draft, or None where any can."""
-        if not self._typed:
+    def allowed_next(self, num_forced_ids: int = 0) -> AllowedTokens | None:
+        """Tokens allowed after the generated ones and then the first `num_forced_ids` of `forced_ids`.
+
+        None if any token is.
+        """
+        if self._constraint is None:
             return None
-        assert self._tokenizer is not None
-        said = b"".join(map(self._tokenizer.token_bytes, self.forced_ids[:num_forced_ids]))
-        left = self._typed[len(said) :]
-        return self._tokenizer.constraint(left) if left else None
+        return self._constraint.allowed_next(self.forced_ids[:num_forced_ids])
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of prompt and text."""
+        """Tokens of the prompt and generated ones."""
         return len(self.prompt) + len(self.token_ids)
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
-        """Tokens `start` to `stop` of prompt and text."""
+        """Tokens `start` to `stop` of the prompt followed by the generated ones."""
         num_prompt = len(self.prompt)
         if stop <= num_prompt:
             return self.prompt[start:stop]
@@ -112,97 +120,96 @@ class Sequence:
         return (*self.prompt[start:], *own)
 
     def start(self, now: float, cached_tokens: int) -> None:
-        """Notes when it was first scheduled, and how much of its prompt was there already."""
-        if self.scheduled_at is None:
-            self.scheduled_at = now
-            self.cached_tokens = cached_tokens
+        """Records when the sequence was first scheduled, and how many prompt tokens were cached. Idempotent."""
+        if self._scheduled_at is None:
+            self._scheduled_at = now
+            self._cached_tokens = cached_tokens
 
-    def append(self, step: GeneratedToken, eos_id: int | None, now: float) -> None:
-        """Takes one more token, and sets `finish_reason` if it is the last."""
-        if self.first_token_at is None:
-            self.first_token_at = now
-        self.token_ids.append(step.token_id)
-        self.logprobs.append(step.logprob)
+    def append(self, token: GeneratedToken, eos_id: int | None, now: float) -> None:
+        """Adds a generated token, and sets `finish_reason` if it is the last.
+
+        Raises:
+            IndexError: if the token is not in the tokenizer's vocabulary, and its bytes are needed.
+        """
+        if self._first_token_at is None:
+            self._first_token_at = now
+        self.token_ids.append(token.token_id)
+        self._logprobs.append(token.logprob)
         if self.request.sampling.top_logprobs:
-            self.tops.append(step.top)
+            self._tops.append(token.top)
         self.num_kept = len(self.token_ids)
-        num_forced_bytes = self._take_typed(step.token_id) if self._typed else 0
-        if step.token_id == eos_id:
+        num_forced_bytes = 0 if self._constraint is None else self._constraint.accept(token.token_id)
+        if token.token_id == eos_id:
             self.num_kept -= 1
             self.finish_reason = "eos"
-        elif self._matcher is not None and self._stops_at(step.token_id, num_forced_bytes):
+        elif self._stop_search is not None and self._stop_search.feed(token.token_id, num_forced_bytes):
+            self.num_kept = self.num_forced + self._stop_search.count_kept(self.num_forced)
             self.finish_reason = "stop"
         elif self.num_new >= self.request.sampling.max_new_tokens:
             self.finish_reason = "length"
 
-    def add_prompt_logprobs(self, items: Iterable[tuple[float, TopLogprobs]]) -> None:
-        """Takes the log-probabilities of the prompt's next tokens."""
-        for logprob, top in items:
-            self.prompt_logprobs.append(logprob)
-            self.prompt_tops.append(top)
+    def add_prompt_logprobs(self, logprobs: Iterable[float]) -> None:
+        """Adds the log-probabilities of the next tokens of the prompt."""
+        self._prompt_logprobs += logprobs
 
-    def interruption(self, by: float) -> str | None:
-        """Why this sequence must end although it has tokens to come, or None.
+    def interruption(self, ends_at: float) -> str | None:
+        """Why the sequence must end before its next token, as a finish reason, or None.
 
         Args:
-            by: when its next token would be there.
+            ends_at: when the next token would be delivered, in `time.monotonic()` seconds.
         """
         if self.result_stream.is_cancelled:
             return "cancelled"
-        if self.request.deadline is not None and by >= self.request.deadline:
+        if self.request.deadline is not None and ends_at >= self.request.deadline:
             return "deadline"
         return None
 
-    def finished(self, reason: str, now: float, error: str | None = None) -> SequenceOutput:
-        """The result as of now. Times that did not begin are 0."""
-        scheduled_at = now if self.scheduled_at is None else self.scheduled_at
-        first_token_at = now if self.first_token_at is None else self.first_token_at
+    def output(self, reason: str, now: float, error: str | None = None) -> SequenceOutput:
+        """The result of a sequence that ends `now`. Phases that did not begin take 0 ms."""
+        scheduled_at = now if self._scheduled_at is None else self._scheduled_at
+        first_token_at = now if self._first_token_at is None else self._first_token_at
         return SequenceOutput(
             token_ids=tuple(self.token_ids),
-            logprobs=tuple(self.logprobs),
+            logprobs=tuple(self._logprobs),
             finish_reason=reason,
-            cached_tokens=self.cached_tokens,
+            cached_tokens=self._cached_tokens,
             queue_ms=1e3 * (scheduled_at - self.submitted_at),
             prefill_ms=1e3 * (first_token_at - scheduled_at),
             decode_ms=1e3 * (now - first_token_at),
-            tops=tuple(self.tops),
-            prompt_logprobs=tuple(self.prompt_logprobs),
-            prompt_tops=tuple(self.prompt_tops),
+            tops=tuple(self._tops),
+            prompt_logprobs=tuple(self._prompt_logprobs),
             error=error,
             num_kept=self.num_kept,
             num_forced=self.num_forced,
-            first_token_at=self.first_token_at,
+            first_token_at=self._first_token_at,
             ended_at=now,
         )
 
-    def _take_typed(self, token_id: int) -> int:
-        """Takes off `_typed` what the token says of it; how many bytes."""
-        assert self._tokenizer is not None
-        data = self._tokenizer.token_bytes(token_id)
-        number = min(len(data), len(self._typed))
-        self._typed = self._typed[number:]
-        self.num_forced += number == len(data)
-        return number
 
-    def _stops_at(self, token_id: int, num_forced_bytes: int) -> bool:
-        """Whether a stop string is complete now; sets `num_kept` to the tokens before it.
+class _StopSearch:
+    """Looks for stop strings in the new text of a sequence, token by token."""
 
-        Args:
-            num_forced_bytes: of the token's, those that are not new.
-        """
-        assert self._matcher is not None
-        assert self._tokenizer is not None
+    __slots__ = ("_matcher", "_num_bytes", "_num_bytes_before_stop", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, matcher: StopMatcher) -> None:
+        self._tokenizer = tokenizer
+        self._matcher = matcher
+        self._num_bytes: list[int] = []  # new bytes of each token
+        self._num_bytes_before_stop = 0
+
+    def feed(self, token_id: int, num_forced_bytes: int) -> bool:
+        """Whether a stop string is complete with this token, whose first `num_forced_bytes` are not new text."""
         data = self._tokenizer.token_bytes(token_id)[num_forced_bytes:]
         self._num_bytes.append(len(data))
-        self._num_free_bytes += len(self._matcher.feed(data))
-        if not self._matcher.has_stopped:
-            return False
-        # A token is kept if it begins before the stop string does.
-        begin = 0
-        self.num_kept = self.num_forced
-        for num_bytes in self._num_bytes[self.num_forced :]:
-            if begin >= self._num_free_bytes:
+        self._num_bytes_before_stop += len(self._matcher.feed(data))
+        return self._matcher.has_stopped
+
+    def count_kept(self, num_skipped: int) -> int:
+        """Of the tokens after the first `num_skipped`, those that begin before the stop string does."""
+        begin = num_kept = 0
+        for num_bytes in self._num_bytes[num_skipped:]:
+            if begin >= self._num_bytes_before_stop:
                 break
             begin += num_bytes
-            self.num_kept += 1
-        return True
+            num_kept += 1
+        return num_kept

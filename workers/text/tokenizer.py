@@ -5,23 +5,16 @@ Knows byte-level BPE as GPT-2 has it. Refuses to know models, sampling and the w
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
-from itertools import takewhile
 from pathlib import Path
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as BpeTokenizer
 
 from workers.text.detokenizer import Detokenizer
-from workers.text.token_healing import TokenConstraint
+from workers.text.token_healing import TokenHealing
 
 END_OF_TEXT = "<|endoftext|>"
-# A word longer than this (a text without spaces) is taken up again at its last tokens.
-MAX_TYPED_BYTES = 32
-# How far back the beginning of the last word is looked for.
-_LAST_CHARS = 64
 
 
 class Tokenizer:
@@ -44,12 +37,7 @@ class Tokenizer:
         self.vocab_size = vocab_size
         self.eos_id: int | None = bpe.token_to_id(END_OF_TEXT)
         self._bytes = _byte_table(bpe, vocab_size)
-        by_bytes = sorted((data, id_) for id_, data in enumerate(self._bytes) if data)
-        self._sorted_bytes = [data for data, _ in by_bytes]
-        self._sorted_ids = [id_ for _, id_ in by_bytes]
-        self._id_of = dict(reversed(by_bytes))  # of equal ones, the smallest id
-        self._has_all_bytes = all(bytes([byte]) in self._id_of for byte in range(256))
-        self.constraint = lru_cache(maxsize=1024)(self._constraint)
+        self.healing = TokenHealing(self)
 
     @classmethod
     def from_directory(cls, path: Path, vocab_size: int) -> Tokenizer:
@@ -96,63 +84,11 @@ class Tokenizer:
         """What a token says by itself; bytes that are no UTF-8 become U+FFFD."""
         return self._bytes[token_id].decode("utf-8", "replace")
 
-    def split_typed(self, text: str) -> tuple[str, bytes]:
-        """`text` before its last word, and the bytes of that word, the space before it included.
-
-        A context that ends inside a word, or in a space, ends in tokens that the text it was trained on would not
-        have there: the model goes on badly. So it is asked to go on from before the last word (what the tokenizer
-        never joins with anything before it: letters, digits, marks or white space), and held to what was typed of it
-        (`choices`); "token healing". Of a text that is one word, only what follows its first token is taken up
-        again, of a very long word only the last tokens, and with a vocabulary that cannot say any text, nothing.
-        """
-        if not text or not self._has_all_bytes:
-            return text, b""
-        last = text[-_LAST_CHARS:].encode("utf-8", "replace").decode()
-        start = self._last_word(last)
-        typed = last[start:]
-        if start == 0 or len(typed.encode()) > MAX_TYPED_BYTES:
-            typed = self._last_tokens(typed)
-        return text[: len(text) - len(typed)], typed.encode()
-
-    def _last_word(self, text: str) -> int:
-        """Where the last word of `text` starts, in characters."""
+    def last_word_start(self, text: str) -> int:
+        """The character at which the last word of `text` starts: what BPE never joins with what precedes it."""
         pre_tokenizer = self._bpe.pre_tokenizer
         words = pre_tokenizer.pre_tokenize_str(text) if pre_tokenizer is not None else []
         return int(words[-1][1][0]) if words else 0
-
-    def _last_tokens(self, word: str) -> str:
-        """The longest end of `word` that is whole tokens and whole characters, not too long, and not all of it."""
-        encoding = self._bpe.encode(word, add_special_tokens=False)
-        starts = [start for start, _ in encoding.offsets if start > 0]
-        few = [start for start in starts if len(word[start:].encode()) <= MAX_TYPED_BYTES]
-        return word[min(few, default=len(word)) :]
-
-    def _constraint(self, typed: bytes) -> TokenConstraint:
-        """The next tokens of a text that must begin with `typed` (not empty).
-
-        All tokens that begin with all of it; of those that are a part of it, the ones that a tokenizer could take:
-        the first of `typed` as it stands, and as it would be in front of a letter. Others would lead to a text in
-        pieces that the model has never seen, however likely they are for another word (" f" of " fishwife"); unless
-        the model prefers one to everything else. Where all of it is a token that no longer one begins with, it is a
-        whole word, mostly, and only that can come (not " the" of " they", which must then go on with "y").
-        """
-        first = bisect_left(self._sorted_bytes, typed)
-        from_here = range(first, len(self._sorted_bytes))
-        beginning = takewhile(lambda at: self._sorted_bytes[at].startswith(typed), from_here)
-        whole = {self._sorted_ids[at] for at in beginning}
-        longer = frozenset(id_ for id_ in whole if len(self._bytes[id_]) > len(typed))
-        parts = {self._id_of[typed[:n]] for n in range(1, len(typed)) if typed[:n] in self._id_of}
-        if whole and not longer:
-            parts = set()
-        firsts = (self._first_token(typed), self._first_token(typed + b"a"))
-        usual = {id_ for id_ in firsts if id_ in parts or id_ in whole}
-        allowed = whole | (usual or parts)
-        return TokenConstraint(tuple(sorted(allowed)), tuple(sorted(parts - allowed)), longer)
-
-    def _first_token(self, data: bytes) -> int:
-        """-1 where the bytes are no text."""
-        ids = self.encode(data.decode("utf-8", "ignore"))
-        return ids[0] if ids else -1
 
 
 def _byte_table(bpe: BpeTokenizer, vocab_size: int) -> list[bytes]:

@@ -14,8 +14,8 @@ from typing import Any
 
 from rich.console import Console
 
-from deploy.bench.harness.child import Child
 from deploy.bench.harness.clients import LOOPBACK, check
+from deploy.bench.harness.contender_process import ContenderProcess
 from deploy.bench.harness.options import Options, progress
 from deploy.bench.harness.report import Document, print_bandwidth
 from deploy.bench.harness.rounds import Contender, Results, Series, interleave
@@ -81,7 +81,9 @@ class GpuSuite:
         with self._console.status("Ceiling: memory …"):
             for name in names or ["gpu-small"]:
                 subject = Subject.of(resolve(MODELS[name]))
-                with Child("deploy.bench.speed.ceiling:Ceiling", subject, self._options.device, 1) as ceiling:
+                with ContenderProcess(
+                    "deploy.bench.speed.ceiling:Ceiling", subject, self._options.device, 1
+                ) as ceiling:
                     shapes[name] = ceiling.call("shape")
                     if not document.ceiling:
                         document.ceiling = ceiling.call("bandwidth", 1 << (27 if self._options.is_quick else 32))
@@ -128,7 +130,7 @@ class GpuSuite:
         settings, subject = options.load_settings(), Subject.of(resolve(MODELS[name]))
         workload = CROWD if name == "gpu-crowd" else options.workload
         max_batch = max(workload.num_samples, settings.max_batch)
-        engine = Child(
+        engine = ContenderProcess(
             "deploy.bench.speed.engine:EngineAlone", subject, options.device, settings.dtype, max_batch, None
         )
         with engine:
@@ -138,8 +140,8 @@ class GpuSuite:
             ]
         return {name: [run.ms_per_step for run in runs[1:]]}
 
-    def _start(self, factory: str, *args: Any) -> Child:
-        return self._stack.enter_context(Child(f"deploy.bench.{factory}", *args))
+    def _start(self, factory: str, *args: Any) -> ContenderProcess:
+        return self._stack.enter_context(ContenderProcess(f"deploy.bench.{factory}", *args))
 
 
 def gpu_row(

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import httpx
 from rich.console import Console
 
-from deploy.bench.harness.child import Child
 from deploy.bench.harness.clients import LOOPBACK, Crowd
+from deploy.bench.harness.contender_process import ContenderProcess
 from deploy.bench.harness.levels import ceiling_series, summarise
 from deploy.bench.harness.options import Options, progress
 from deploy.bench.harness.report import Document, print_bandwidth
@@ -103,7 +103,7 @@ class HttpBench:
             Contender("a", BASELINES["a"], lambda: {"a": [child.call("run", "a", writer.ids(num_tokens))]}),
         ]
 
-    def _linears(self, ceiling: Child, number: int) -> Contender:
+    def _linears(self, ceiling: ContenderProcess, number: int) -> Contender:
         name, passes = ceiling_series(number), self._options.workload.passes(number)
         label = f"linear layers of {number} requests"
         return Contender(name, label, lambda: {name: ceiling.call("run", passes, 1)})
@@ -126,7 +126,7 @@ class HttpBench:
         child = self._start("harness.clients:Clients", host, port, subject, options.workload, options.seed, more)
         return [self._level(child, number) for number in self._levels]
 
-    def _level(self, child: Child, number: int) -> Contender:
+    def _level(self, child: ContenderProcess, number: int) -> Contender:
         def measure() -> Mapping[str, Sequence[float]]:
             seconds = QUICK_SECONDS if self._options.is_quick else SECONDS
             crowd: Crowd = child.call("loop", number, seconds)
@@ -161,8 +161,8 @@ class HttpBench:
                 f"the server's {model['model']} is its own: neither the ceiling nor the seed can be measured for it"
             )
 
-    def _start(self, factory: str, *args: Any) -> Child:
-        return self._stack.enter_context(Child(f"deploy.bench.{factory}", *args))
+    def _start(self, factory: str, *args: Any) -> ContenderProcess:
+        return self._stack.enter_context(ContenderProcess(f"deploy.bench.{factory}", *args))
 
 
 def loopback_address(url: str) -> tuple[str, int]:

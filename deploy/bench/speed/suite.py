@@ -12,8 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
-from deploy.bench.harness.child import Child
 from deploy.bench.harness.clients import LOOPBACK, Crowd, check
+from deploy.bench.harness.contender_process import ContenderProcess
 from deploy.bench.harness.options import Options, progress
 from deploy.bench.harness.report import Document, kernel_table, print_bandwidth
 from deploy.bench.harness.rounds import Contender, Results, Series, interleave
@@ -290,11 +290,11 @@ class CpuSuite:
                 samples["embedded"] = [reply.wall_ms for reply in replies]
         return samples
 
-    def _clients_of(self, server: Server, subject: Subject) -> Child:
+    def _clients_of(self, server: Server, subject: Subject) -> ContenderProcess:
         return self._start(
             "harness.clients:Clients", LOOPBACK, server.port, subject, self._workload, self._writer.seed(), {}
         )  # fmt: skip
 
-    def _start(self, factory: str, *args: Any) -> Child:
+    def _start(self, factory: str, *args: Any) -> ContenderProcess:
         """A child of this run; its process starts when it is first called."""
-        return self._stack.enter_context(Child(f"deploy.bench.{factory}", *args))
+        return self._stack.enter_context(ContenderProcess(f"deploy.bench.{factory}", *args))

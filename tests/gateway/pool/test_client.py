@@ -1,97 +1,81 @@
-"""The client against a worker that misbehaves: a raw socket that says exactly what a test wants."""
+"""The slot client against real sockets whose server misbehaves in every way a worker can."""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from gateway.pool.client import MAX_LINE_BYTES, BranchError, SlotClient
+from gateway.pool.client import MAX_LINE_BYTES, STATE_SILENCE_S, BranchError, SlotClient
 from shared.plan import Slot
 from shared.protocol import Accepted, Done, Failed, GenerateRequest, State, Token
+from tests.gateway.pool.helpers import (
+    DONE,
+    END,
+    HEAD,
+    Answer,
+    Server,
+    chunk,
+    line,
+    read_request,
+    sends,
+    sends_to_each,
+    serving,
+    until,
+)
 
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
-END = b"0\r\n\r\n"
-DONE = Done(
-    text=" it", token_ids=[5], logprobs=[-1.0], ends=[3], num_kept_tokens=1, finish_reason="length",
-    num_prompt_tokens=1, cached_tokens=0, queue_ms=0, prefill_ms=0, decode_ms=0,
-)  # fmt: skip
-
-
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data)
-
-
-def line(value: msgspec.Struct) -> bytes:
-    return chunk(msgspec.json.encode(value) + b"\n")
-
-
-Answer = Callable[[socket.socket], None]
-
-
-def says(*parts: bytes) -> Answer:
-    def answer(connection: socket.socket) -> None:
-        for part in parts:
-            connection.sendall(part)
-
-    return answer
-
-
-def read_request(connection: socket.socket) -> None:
-    """Headers and body, which come in several packets."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        data += connection.recv(65536)
-    head, _, body = data.partition(b"\r\n\r\n")
-    length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
-    while len(body) < length:
-        body += connection.recv(65536)
+ACK_S = 0.2
+TOKEN = Token(text="x", token_id=1, logprob=-1.0)
 
 
 @contextmanager
-def worker(path: Path, answer: Answer) -> Iterator[SlotClient]:
-    """A slot's client, and behind its socket somebody who answers each request as told and hangs up."""
-    address = str(path / "slot.sock")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen()
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                with connection, suppress(OSError):  # a client may have had enough before we are done
-                    read_request(connection)
-                    answer(connection)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        client = SlotClient(Slot(0, "cpu", "small", address, 3), ack_s=0.2)
+def worker(path: Path, answer: Answer) -> Iterator[tuple[SlotClient, Server]]:
+    with serving(path, answer) as server:
+        client = SlotClient(Slot(0, "cpu", "small", server.address, 3), ACK_S)
         try:
-            yield client
+            yield client, server
         finally:
             client.close()
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
 
 
-def lines(client: SlotClient) -> list[Token | Done]:
-    return [line for told in client.call(GenerateRequest(prompt="a"), time.monotonic() + 5).lines() for line in told]
+def read_lines(client: SlotClient, *, attempt: int = 1, timeout_s: float = 5.0) -> list[Token | Done]:
+    call = client.call(GenerateRequest(prompt="a"), time.monotonic() + timeout_s, attempt)
+    return [line for batch in call.lines() for line in batch]
 
 
-def test_lines_come_whole_whatever_the_chunks(short_path: Path) -> None:
+def has_closed(server: Server, num_connections: int) -> bool:
+    return server.num_closed == num_connections
+
+
+def test_the_request_carries_the_branch_and_its_id(short_path: Path) -> None:
+    sent = GenerateRequest(prompt="a", seed=7, request_id="r-1")
+    with worker(short_path, sends(HEAD, line(Accepted()), line(DONE), END)) as (client, server):
+        assert list(client.call(sent, time.monotonic() + 5).lines()) == [[DONE]]
+    head, _, body = server.requests[0].partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /generate HTTP/1.1\r\n")
+    assert b"x-request-id: r-1" in head.lower()
+    assert msgspec.json.decode(body, type=GenerateRequest) == sent
+
+
+def test_lines_are_whole_whatever_the_chunks(short_path: Path) -> None:
     whole = msgspec.json.encode(Accepted()) + b"\n" + msgspec.json.encode(DONE) + b"\n"
     pieces = [chunk(whole[at : at + 7]) for at in range(0, len(whole), 7)]
-    with worker(short_path, says(HEAD, *pieces, END)) as client:
-        assert lines(client) == [DONE]
+    with worker(short_path, sends(HEAD, *pieces, END)) as (client, _):
+        assert read_lines(client) == [DONE]
+
+
+def test_lines_that_arrive_together_are_one_batch(short_path: Path) -> None:
+    whole = b"".join(msgspec.json.encode(value) + b"\n" for value in (Accepted(), TOKEN, TOKEN, DONE))
+    with worker(short_path, sends(HEAD + chunk(whole) + END)) as (client, _):
+        call = client.call(GenerateRequest(prompt="a"), time.monotonic() + 5)
+        assert list(call.lines()) == [[TOKEN, TOKEN, DONE]]
 
 
 @pytest.mark.parametrize(
@@ -110,115 +94,234 @@ def test_lines_come_whole_whatever_the_chunks(short_path: Path) -> None:
         ([b"HTTP/1.1 500 X\r\nContent-Length: 4\r\n\r\nboom"], "refused"),
     ],
 )  # fmt: skip
-def test_what_a_broken_worker_says_is_told_apart(short_path: Path, parts: list[bytes], code: str) -> None:
-    with worker(short_path, says(*parts)) as client, pytest.raises(BranchError) as caught:
-        lines(client)
+def test_each_failure_has_its_code_and_is_retryable(short_path: Path, parts: list[bytes], code: str) -> None:
+    with worker(short_path, sends(*parts)) as (client, _), pytest.raises(BranchError) as caught:
+        read_lines(client)
     assert caught.value.code == code
     assert caught.value.is_retryable
 
 
-def test_a_refusal_that_any_slot_would_give_is_not_retried(short_path: Path) -> None:
-    refusal = says(b"HTTP/1.1 422 X\r\nContent-Length: 2\r\n\r\n{}")
-    with worker(short_path, refusal) as client, pytest.raises(BranchError) as caught:
-        lines(client)
+def test_a_refusal_has_the_workers_own_detail(short_path: Path) -> None:
+    body = b'{"code":"slot_full","detail":"3 of 3 sequences run."}'
+    refusal = sends(b"HTTP/1.1 503 X\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    with worker(short_path, refusal) as (client, _), pytest.raises(BranchError) as caught:
+        read_lines(client)
+    assert caught.value.detail == "3 of 3 sequences run."
+
+
+def test_a_refusal_that_any_slot_would_give_is_not_retryable(short_path: Path) -> None:
+    refusal = sends(b"HTTP/1.1 422 X\r\nContent-Length: 2\r\n\r\n{}")
+    with worker(short_path, refusal) as (client, _), pytest.raises(BranchError) as caught:
+        read_lines(client)
     assert not caught.value.is_retryable
 
 
-def test_a_worker_that_does_not_acknowledge_is_given_up(short_path: Path) -> None:
+def test_a_worker_that_does_not_acknowledge_in_time_fails_the_call(short_path: Path) -> None:
     release = threading.Event()
-
-    def answer(connection: socket.socket) -> None:
-        release.wait(5)
-
-    with worker(short_path, answer) as client:
+    with worker(short_path, lambda _connection: release.wait(5)) as (client, _):
         start = time.monotonic()
-        with pytest.raises(BranchError) as caught:
-            lines(client)
+        with pytest.raises(BranchError, match=r"within 0\.2 s") as caught:
+            read_lines(client)
+        took_s = time.monotonic() - start
         release.set()
     assert caught.value.code == "not_acknowledged"
-    assert time.monotonic() - start < 2
+    assert ACK_S <= took_s < 2
 
 
-def test_after_the_acknowledgement_a_slow_answer_is_waited_for(short_path: Path) -> None:
+def test_each_attempt_doubles_the_time_to_acknowledge(short_path: Path) -> None:
+    def answer(connection: socket.socket) -> None:
+        time.sleep(1.5 * ACK_S)
+        connection.sendall(HEAD + line(Accepted()) + line(DONE) + END)
+
+    with worker(short_path, answer) as (client, _):
+        with pytest.raises(BranchError) as caught:
+            read_lines(client)
+        assert caught.value.code == "not_acknowledged"
+        assert read_lines(client, attempt=3) == [DONE]
+
+
+def test_after_the_acknowledgement_a_slow_response_is_awaited(short_path: Path) -> None:
     def answer(connection: socket.socket) -> None:
         connection.sendall(HEAD + line(Accepted()))
         time.sleep(0.5)  # longer than the acknowledgement may take
         connection.sendall(line(DONE) + END)
 
-    with worker(short_path, answer) as client:
-        assert lines(client) == [DONE]
+    with worker(short_path, answer) as (client, _):
+        assert read_lines(client) == [DONE]
 
 
-def test_cancel_ends_a_call_that_waits_and_the_worker_sees_it(short_path: Path) -> None:
-    hung_up = threading.Event()
+def test_a_worker_that_sends_nothing_past_the_deadline_times_out(short_path: Path) -> None:
+    release = threading.Event()
 
     def answer(connection: socket.socket) -> None:
-        connection.sendall(HEAD + line(Accepted()) + line(Token(text="x", token_id=1, logprob=-1.0)))
-        if connection.recv(1) == b"":
-            hung_up.set()
+        connection.sendall(HEAD + line(Accepted()))
+        release.wait(10)
 
-    with worker(short_path, answer) as client:
+    with worker(short_path, answer) as (client, _):
+        start = time.monotonic()
+        with pytest.raises(BranchError) as caught:
+            read_lines(client, timeout_s=0.1)
+        took_s = time.monotonic() - start
+        release.set()
+    assert caught.value.code == "timeout"
+    assert took_s >= STATE_SILENCE_S
+
+
+def test_cancel_ends_a_call_that_waits_and_the_worker_sees_the_connection_close(short_path: Path) -> None:
+    is_closed = threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(HEAD + line(Accepted()) + line(TOKEN))
+        if connection.recv(1) == b"":
+            is_closed.set()
+
+    with worker(short_path, answer) as (client, _):
         call = client.call(GenerateRequest(prompt="a"), time.monotonic() + 30)
-        answers = call.lines()
-        assert isinstance(next(answers)[0], Token)
+        lines = call.lines()
+        assert next(lines) == [TOKEN]
         threading.Timer(0.05, call.cancel).start()
         with pytest.raises(BranchError) as caught:
-            next(answers)
+            next(lines)
         assert caught.value.code == "cancelled"
-        assert hung_up.wait(2)
+        assert is_closed.wait(2)
 
 
-# httpcore leaves the closing of a socket that could not connect to the garbage collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_cancel_before_the_start_sends_nothing(short_path: Path) -> None:
+    with worker(short_path, sends(HEAD, line(DONE), END)) as (client, server):
+        call = client.call(GenerateRequest(prompt="a"), time.monotonic() + 5)
+        call.cancel()
+        with pytest.raises(BranchError) as caught:
+            next(call.lines())
+    assert (caught.value.code, caught.value.is_retryable) == ("cancelled", False)
+    assert server.num_connections == 0
+
+
+def test_cancel_before_the_acknowledgement_ends_the_call_with_it(short_path: Path) -> None:
+    def answer(connection: socket.socket) -> None:
+        call.cancel()
+        connection.sendall(HEAD + line(Accepted()))
+        connection.recv(1)
+
+    with worker(short_path, answer) as (client, _):
+        call = client.call(GenerateRequest(prompt="a"), time.monotonic() + 30)
+        with pytest.raises(BranchError) as caught:
+            next(call.lines())
+    assert (caught.value.code, caught.value.is_retryable) == ("cancelled", False)
+
+
 def test_a_slot_without_a_worker(short_path: Path) -> None:
-    client = SlotClient(Slot(0, "cpu", "small", str(short_path / "none.sock"), 3), ack_s=0.2)
-    with pytest.raises(BranchError):
-        lines(client)
-    with pytest.raises(BranchError):
+    client = SlotClient(Slot(0, "cpu", "small", str(short_path / "none.sock"), 3), ACK_S)
+    with pytest.raises(BranchError) as caught:
+        read_lines(client)
+    assert caught.value.code == "broken"
+    with pytest.raises(BranchError) as caught:
         next(client.states())
+    assert caught.value.code == "unreachable"
     client.close()
 
 
-def test_states_come_as_they_are_said(short_path: Path) -> None:
+def test_states_are_yielded_as_they_arrive(short_path: Path) -> None:
     states = [State(state="loading", progress=0.5), State(state="warm", ms_per_token=2.0)]
-    with worker(short_path, says(HEAD, *map(line, states), END)) as client:
-        assert list(client.states()) == states
-
-
-def test_a_connection_serves_one_call_after_another(short_path: Path) -> None:
-    num_answered = 0
+    proceed = threading.Event()
 
     def answer(connection: socket.socket) -> None:
-        nonlocal num_answered
-        connection.sendall(HEAD + line(Accepted()) + line(DONE) + END)
-        num_answered += 1
-        if num_answered < 3:
-            read_request(connection)  # on the same connection, or this waits in vain
-            answer(connection)
+        connection.sendall(HEAD + line(states[0]))
+        proceed.wait(5)
+        connection.sendall(line(states[1]) + END)
 
-    with worker(short_path, answer) as client:
-        assert [lines(client) for _ in range(3)] == [[DONE]] * 3
-    assert num_answered == 3
-
-
-@pytest.mark.parametrize("head", [HEAD, HEAD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")])
-def test_a_connection_that_its_worker_has_closed_is_not_used_again(short_path: Path, head: bytes) -> None:
-    with worker(short_path, says(head + line(Accepted()) + line(DONE) + END)) as client:
-        assert [lines(client) for _ in range(3)] == [[DONE]] * 3
+    with worker(short_path, answer) as (client, _):
+        stream = client.states()
+        assert next(stream) == states[0]
+        proceed.set()
+        assert list(stream) == [states[1]]
 
 
-def test_what_follows_the_answer_ends_the_connection(short_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        ([HEAD, line(State(state="warm"))], "unreachable"),
+        ([HEAD, line(State(state="warm")), chunk(b'{"state": "asleep"}\n'), END], "garbage"),
+        ([b"HTTP/1.1 404 X\r\nContent-Length: 0\r\n\r\n"], "refused"),
+    ],
+)
+def test_a_state_stream_that_breaks_says_why(short_path: Path, parts: list[bytes], code: str) -> None:
+    with worker(short_path, sends(*parts)) as (client, _), pytest.raises(BranchError) as caught:
+        list(client.states())
+    assert caught.value.code == code
+
+
+def test_a_worker_without_a_state_line_for_seconds_counts_as_unreachable(short_path: Path) -> None:
+    release = threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(HEAD + line(State(state="warm")))
+        release.wait(10)
+
+    with worker(short_path, answer) as (client, _):
+        states = client.states()
+        assert next(states).state == "warm"
+        with pytest.raises(BranchError, match="Read timed out") as caught:
+            next(states)
+        release.set()
+    assert caught.value.code == "unreachable"
+
+
+def test_one_connection_serves_calls_one_after_another(short_path: Path) -> None:
+    with worker(short_path, sends_to_each(HEAD + line(Accepted()) + line(DONE) + END)) as (client, server):
+        assert [read_lines(client) for _ in range(3)] == [[DONE]] * 3
+    assert server.num_connections == 1
+
+
+def test_a_connection_that_the_worker_has_closed_is_not_reused(short_path: Path) -> None:
+    with worker(short_path, sends(HEAD + line(Accepted()) + line(DONE) + END)) as (client, server):
+        for number in range(1, 4):
+            assert read_lines(client) == [DONE]
+            assert until(partial(has_closed, server, number))
+
+
+def test_a_connection_that_the_worker_will_close_is_not_reused(short_path: Path) -> None:
+    head = HEAD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    with worker(short_path, sends_to_each(head + line(Accepted()) + line(DONE) + END)) as (client, server):
+        assert [read_lines(client) for _ in range(3)] == [[DONE]] * 3
+    assert server.num_connections == 3
+
+
+def test_data_after_the_response_closes_the_connection(short_path: Path) -> None:
+    closed: list[bool] = []
+
     def answer(connection: socket.socket) -> None:
         connection.sendall(HEAD + line(Accepted()) + line(DONE) + END + b"HTTP/1.1 200")
-        assert connection.recv(1) == b""
+        closed.append(connection.recv(1) == b"")
 
-    with worker(short_path, answer) as client:
-        assert lines(client) == [DONE]
+    with worker(short_path, answer) as (client, _):
+        assert read_lines(client) == [DONE]
+    assert closed == [True]
 
 
-def test_a_header_is_one_line(short_path: Path) -> None:
-    with worker(short_path, says(HEAD + line(DONE) + END)) as client:
+def test_a_header_cannot_contain_another(short_path: Path) -> None:
+    with worker(short_path, sends(HEAD + line(DONE) + END)) as (client, server):
         call = client.call(GenerateRequest(prompt="a", request_id="a\r\nX-Other: b"), time.monotonic() + 5)
-        with pytest.raises(BranchError, match="line end"):
+        with pytest.raises(BranchError, match="line break"):
             list(call.lines())
-        assert lines(client) == [DONE]
+        assert server.num_connections == 0
+        assert read_lines(client) == [DONE]
+
+
+def test_calls_at_once_have_connections_of_their_own(short_path: Path) -> None:
+    barrier = threading.Barrier(3)
+
+    def answer(connection: socket.socket) -> None:
+        barrier.wait(5)
+        connection.sendall(HEAD + line(Accepted()) + line(DONE) + END)
+        read_request(connection)
+
+    with worker(short_path, answer) as (client, server):
+        results: list[list[Token | Done]] = []
+        threads = [threading.Thread(target=lambda: results.append(read_lines(client, attempt=5))) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        client.close()
+    assert results == [[DONE]] * 3
+    assert server.num_connections == 3

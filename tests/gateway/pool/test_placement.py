@@ -1,4 +1,4 @@
-"""Placement is pure: these are all its rules."""
+"""Placement: each policy's rules, load, document affinity, and slots that have just failed."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_spread_takes_distinct_slots_the_least_loaded_first() -> None:
     assert place(slots, 3, "spread") == [1, 2, 0]
 
 
-def test_spread_goes_round_again_where_there_are_fewer_slots_than_branches() -> None:
+def test_spread_reuses_slots_if_there_are_fewer_than_branches() -> None:
     assert place([view(0), view(1)], 3, "spread") == [0, 1, 0]
 
 
@@ -36,17 +36,17 @@ def test_load_is_work_in_flight_times_time_per_token() -> None:
     assert place([view(0, in_flight=0, ms=10), view(1, in_flight=5, ms=2)], 1, "auto") == [0]
 
 
-def test_a_slot_that_failed_is_taken_only_where_there_is_no_other() -> None:
+def test_a_slot_that_failed_is_used_only_if_there_is_no_other() -> None:
     assert place([view(0), view(1, 5)], 1, "auto", avoid={0}) == [1]
     assert place([view(0)], 1, "auto", avoid={0}) == [0]
 
 
-def test_a_document_goes_where_it_is_remembered_unless_that_is_busy() -> None:
-    assert place([view(0), view(1)], 3, "auto", prefer=1) == [1, 1, 1]
-    assert place([view(0), view(1, 3)], 3, "auto", prefer=1) == [1, 1, 1]
-    assert place([view(0, max_batch=12), view(1, 6, 12)], 3, "auto", prefer=1) == [0, 0, 0]
-    assert place([view(0), view(1, 4)], 3, "auto", prefer=1) == [0, 0, 0]
-    assert place([view(0), view(1)], 3, "auto", avoid={1}, prefer=1) == [0, 0, 0]
+def test_a_document_goes_to_the_slot_with_its_cached_prompt_unless_that_is_busy() -> None:
+    assert place([view(0), view(1)], 3, "auto", cached_on=1) == [1, 1, 1]
+    assert place([view(0), view(1, 3)], 3, "auto", cached_on=1) == [1, 1, 1]
+    assert place([view(0, max_batch=12), view(1, 6, 12)], 3, "auto", cached_on=1) == [0, 0, 0]
+    assert place([view(0), view(1, 4)], 3, "auto", cached_on=1) == [0, 0, 0]
+    assert place([view(0), view(1)], 3, "auto", avoid={1}, cached_on=1) == [0, 0, 0]
 
 
 @pytest.mark.parametrize("policy", ["auto", "pack", "spread"])
@@ -55,6 +55,10 @@ def test_nothing_is_placed_beyond_the_batch(policy: str) -> None:
     assert place([], 1, policy) is None  # type: ignore[arg-type]
 
 
-def test_largest_wave() -> None:
+def test_the_largest_wave_is_one_batch_with_pack_and_all_batches_otherwise() -> None:
     assert largest_wave([view(0, 6), view(1)], "auto") == 12
     assert largest_wave([view(0, 6), view(1)], "pack") == 6
+
+
+def test_a_slot_not_measured_yet_counts_as_one_millisecond_per_token() -> None:
+    assert place([view(0, 2, ms=0.0), view(1, 1, ms=2.0)], 1, "auto") == [0]

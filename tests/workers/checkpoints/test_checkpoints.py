@@ -191,7 +191,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no vocabulary": (lambda d: (d / "tokenizer.json").write_text("{}"), "not a byte-level BPE"),
     "files elsewhere": (
         lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": {"wte.weight": "../x"}}'),
-        "does not name weight files beside it",
+        "does not name weight files in its own directory",
     ),
 }
 
@@ -266,8 +266,10 @@ class _HubHandler(BaseHTTPRequestHandler):
                     time.sleep(0.1)
         elif hub.status != 200 or hub.page is not None:
             self._send(hub.page or b"no", status=hub.status)
-        elif match := re.fullmatch(r"/api/models/([\w-]+/\w+)", path):
+        elif match := re.fullmatch(r"/api/models/([\w-]+/\w+)(?:/revision/main)?", path):
             self._send_listing(match[1])
+        elif match := re.fullmatch(rf"/api/models/([\w-]+/\w+)/tree/{COMMIT}", path):
+            self._send_tree(match[1])
         elif match := re.fullmatch(rf"/([\w-]+/\w+)/resolve/(?:main|{COMMIT})/(.+)", path):
             self._send_file(match[1], match[2])
         else:
@@ -281,6 +283,14 @@ class _HubHandler(BaseHTTPRequestHandler):
             return
         siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
         self._send(json.dumps({"id": repository, "sha": COMMIT, "siblings": siblings}).encode())
+
+    def _send_tree(self, repository: str) -> None:
+        files = self.server.repositories[repository]
+        entries = [
+            {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+            for name, data in files.items()
+        ]
+        self._send(json.dumps(entries).encode())
 
     def _send_file(self, repository: str, file: str) -> None:
         data = self.server.repositories[repository][file]

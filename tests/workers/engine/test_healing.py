@@ -1,4 +1,4 @@
-"""A text that begins with what was typed of its first word: any text, any place, any vocabulary."""
+"""Token healing: the output begins with what was typed of the last word, wherever the context ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from workers.engine.engine import Engine
 from workers.engine.model.loader import LoadedModel
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.text.detokenizer import Detokenizer
-from workers.text.tokenizer import MAX_TYPED_BYTES, Tokenizer
+from workers.text.token_healing import MAX_FORCED_BYTES, ForcedPrefix
+from workers.text.tokenizer import Tokenizer
 
 SENTENCE = "The old man looked at the sea, and said: “They are late; the wind—it's rising.”\n\n  In 1851 it rained. "
 
@@ -28,12 +29,12 @@ def engine(embedded: LoadedModel) -> object:
 
 
 def generate(
-    engine: Engine, tokenizer: Tokenizer, text: str, seed: int = 0, *, is_drafted: bool = True, **params: object
+    engine: Engine, tokenizer: Tokenizer, text: str, seed: int = 0, *, has_forced_ids: bool = True, **params: object
 ) -> SequenceOutput:
-    head, typed = tokenizer.split_typed(text)
+    head, typed = tokenizer.healing.split(text)
     sampling = SamplingParams(**{"max_new_tokens": 4, **params})  # type: ignore[arg-type]
-    draft = tuple(tokenizer.encode(typed.decode())) if is_drafted else ()
-    request = EngineRequest(tuple(tokenizer.encode(head)), sampling, seed, typed, draft)
+    forced_ids = tuple(tokenizer.encode(typed.decode())) if has_forced_ids else ()
+    request = EngineRequest(tuple(tokenizer.encode(head)), sampling, seed, typed, forced_ids)
     finished = engine.submit(request).result()
     assert finished.error is None
     return finished
@@ -60,70 +61,95 @@ def new_text(tokenizer: Tokenizer, typed: bytes, finished: SequenceOutput) -> st
         ("in 18", " 18"),
     ],
 )
-def test_the_last_word_is_taken_up_again(tokenizer: Tokenizer, text: str, typed: str) -> None:
-    assert tokenizer.split_typed(text) == (text.removesuffix(typed), typed.encode())
+def test_the_last_word_becomes_the_forced_prefix(tokenizer: Tokenizer, text: str, typed: str) -> None:
+    assert tokenizer.healing.split(text) == (text.removesuffix(typed), typed.encode())
 
 
-def test_of_a_very_long_word_only_the_end_is(tokenizer: Tokenizer) -> None:
+def test_of_a_very_long_word_only_the_last_tokens_are_forced(tokenizer: Tokenizer) -> None:
     for word in ("x" * 1000, "я" * 1000, "海" * 1000):
-        head, typed = tokenizer.split_typed(f"see {word}")
+        head, typed = tokenizer.healing.split(f"see {word}")
         assert head + typed.decode() == f"see {word}"
-        assert 0 < len(typed) <= MAX_TYPED_BYTES
+        assert 0 < len(typed) <= MAX_FORCED_BYTES
 
 
-def test_choices_are_all_that_say_more_and_the_usual_parts(tokenizer: Tokenizer) -> None:
-    choices = tokenizer.constraint(b" sea")
-    texts = {tokenizer.text_of(token) for token in choices.allowed}
+def test_allowed_are_longer_tokens_and_the_parts_that_a_tokenizer_would_choose(tokenizer: Tokenizer) -> None:
+    after_sea = tokenizer.healing.allowed_tokens(b" sea")
+    texts = {tokenizer.text_of(token) for token in after_sea.allowed}
     assert {" sea", " season"} <= texts
     assert all(text.startswith(" sea") for text in texts)
-    assert {tokenizer.text_of(token) for token in choices.if_likeliest} >= {" ", " s", " se"}
-    assert choices.longer == {token for token in choices.allowed if tokenizer.text_of(token) != " sea"}
-    rare = b" zymurg"
-    parts = tokenizer.constraint(rare)
-    assert tokenizer.encode(" zymurg")[0] in parts.allowed
+    assert {tokenizer.text_of(token) for token in after_sea.if_likeliest} >= {" ", " s", " se"}
+    assert after_sea.longer == {token for token in after_sea.allowed if tokenizer.text_of(token) != " sea"}
+    assert after_sea.table.tolist() == [*after_sea.allowed, *after_sea.if_likeliest]
+    rare = tokenizer.healing.allowed_tokens(b" zymurg")
+    assert tokenizer.encode(" zymurg")[0] in rare.allowed
+
+
+def test_a_forced_prefix_allows_what_is_left_of_it_and_then_any_token(tokenizer: Tokenizer) -> None:
+    healing = tokenizer.healing
+    parts = tokenizer.encode(" zymurg")
+    sizes = [len(tokenizer.token_bytes(part)) for part in parts]
+    constraint = ForcedPrefix(healing, b" zymurg")
+    for number, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+        rest = b" zymurg"[sum(sizes[:number]) :]
+        assert constraint.num_forced == number
+        assert constraint.allowed_next() == healing.allowed_tokens(rest)
+        assert constraint.allowed_next(parts[number:]) is None
+        assert constraint.accept(part) == size
+    assert constraint.allowed_next() is None
+    (new,) = tokenizer.encode(" sea")
+    assert constraint.accept(new) == 0
+    assert constraint.num_forced == len(parts)
+
+
+def test_a_token_that_reaches_past_the_forced_prefix_is_new_text(tokenizer: Tokenizer) -> None:
+    constraint = ForcedPrefix(tokenizer.healing, b" se")
+    (sea,) = tokenizer.encode(" sea")
+    assert constraint.accept(sea) == len(" se")
+    assert constraint.num_forced == 0
+    assert constraint.allowed_next() is None
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.text(max_size=30), st.integers(0, 2**63 - 1), st.sampled_from([0.0, 1.0]), st.integers(0, 3))
-def test_any_text_is_gone_on_with(
+def test_any_context_is_continued_from_what_was_typed(
     engine: Engine, tokenizer: Tokenizer, text: str, seed: int, temperature: float, rank: int
 ) -> None:
     finished = generate(engine, tokenizer, SENTENCE[:20] + text, seed, temperature=temperature, first_rank=rank)
-    _, typed = tokenizer.split_typed(SENTENCE[:20] + text)
+    _, typed = tokenizer.healing.split(SENTENCE[:20] + text)
     data = b"".join(map(tokenizer.token_bytes, finished.token_ids))
     assert data.startswith(typed)
     sizes = [len(b"".join(map(tokenizer.token_bytes, finished.token_ids[: n + 1]))) for n in range(4)]
     assert finished.num_forced == sum(size <= len(typed) for size in sizes) or finished.num_forced > 4
     num_new = len(finished.token_ids) - finished.num_forced
     assert num_new == 4 or finished.finish_reason == "eos"
-    # What is computed with the prompt is a matter of time alone.
-    undrafted = generate(
-        engine, tokenizer, SENTENCE[:20] + text, seed, temperature=temperature, first_rank=rank, is_drafted=False
+    # Prefilling the forced ids saves time and changes nothing else.
+    one_by_one = generate(
+        engine, tokenizer, SENTENCE[:20] + text, seed, temperature=temperature, first_rank=rank, has_forced_ids=False
     )
-    assert (undrafted.token_ids, undrafted.logprobs) == (finished.token_ids, finished.logprobs)
+    assert (one_by_one.token_ids, one_by_one.logprobs) == (finished.token_ids, finished.logprobs)
 
 
-def test_greedy_text_is_that_from_before_the_word_where_it_begins_with_what_was_typed(
+def test_greedy_text_that_begins_with_the_forced_prefix_anyway_is_not_changed(
     engine: Engine, tokenizer: Tokenizer
 ) -> None:
     num_compared = 0
     for split in range(1, len(SENTENCE) + 1):
         text = SENTENCE[:split]
-        head, typed = tokenizer.split_typed(text)
+        head, typed = tokenizer.healing.split(text)
         free = engine.submit(
             EngineRequest(tuple(tokenizer.encode(head)), SamplingParams(max_new_tokens=12, temperature=0), 0)
         ).result()
         data = b"".join(map(tokenizer.token_bytes, free.token_ids))
         if data.startswith(typed):
-            held = generate(engine, tokenizer, text, max_new_tokens=12, temperature=0)
-            assert held.token_ids[:12] == free.token_ids
+            healed = generate(engine, tokenizer, text, max_new_tokens=12, temperature=0)
+            assert healed.token_ids[:12] == free.token_ids
             num_compared += 1
     assert num_compared > 10
 
 
-def test_siblings_of_a_greedy_text_go_on_in_other_words(engine: Engine, tokenizer: Tokenizer) -> None:
+def test_greedy_siblings_of_different_ranks_differ(engine: Engine, tokenizer: Tokenizer) -> None:
     for text in ("The old man looked at the sea and", "The old man looked at the se", "The old man looked at the "):
-        _, typed = tokenizer.split_typed(text)
+        _, typed = tokenizer.healing.split(text)
         texts = [
             new_text(tokenizer, typed, generate(engine, tokenizer, text, temperature=0, first_rank=rank))
             for rank in range(3)
@@ -131,7 +157,7 @@ def test_siblings_of_a_greedy_text_go_on_in_other_words(engine: Engine, tokenize
         assert len(set(texts)) == 3, texts
 
 
-def test_stops_are_looked_for_in_what_is_new(engine: Engine, tokenizer: Tokenizer) -> None:
+def test_stop_strings_are_looked_for_in_new_text_only(engine: Engine, tokenizer: Tokenizer) -> None:
     text = "The old man looked at the sea and"
     plain = generate(engine, tokenizer, text, temperature=0, max_new_tokens=8)
     words = new_text(tokenizer, b" and", plain).split()

@@ -21,7 +21,7 @@ from workers.engine.cpu.kernels import Kernels
 from workers.engine.cpu.sampler import CpuSampler
 from workers.engine.request import GeneratedToken, SamplingParams
 from workers.engine.sampling import Draw, uniform
-from workers.text.token_healing import TokenConstraint
+from workers.text.token_healing import AllowedTokens
 
 VOCAB = 1000
 NUM_DRAWS = 20_000
@@ -120,7 +120,7 @@ params_strategy = st.builds(
 )
 
 
-CHOICES = TokenConstraint(allowed=(3, 5, 70, 200, 201), if_likeliest=(9,), longer=frozenset({70, 200, 201}))
+CHOICES = AllowedTokens(allowed=(3, 5, 70, 200, 201), if_likeliest=(9,), longer=frozenset({70, 200, 201}))
 
 
 def some_draw(params: SamplingParams, seed: int) -> Draw:

@@ -23,10 +23,10 @@ from workers.engine.interrupt import Interrupt
 from workers.engine.memory import cache_budget_bytes
 from workers.engine.model.gpt2 import GPT2, MAX_HEAD_ROWS
 from workers.engine.model.loader import LoadedModel
-from workers.engine.request import GeneratedToken, TopLogprobs
+from workers.engine.request import GeneratedToken
 from workers.engine.result_stream import MAX_HELD_S, NUM_TOLD_AT_ONCE
 from workers.engine.runner import RunnerOutput, draw_all, draw_of, num_left
-from workers.engine.sampling import Draw, token_logprobs, uniform
+from workers.engine.sampling import Draw, uniform
 from workers.engine.scheduler import MAX_CHUNK
 from workers.engine.scheduler_output import BatchRow, SchedulerOutput
 from workers.engine.sequence import Sequence
@@ -120,20 +120,15 @@ class CpuRunner:
         sample = partial(self._pass.sampler.sample, logits)
         return RunnerOutput(draw_all(plan.draws, sources, sample), self._echoes(plan, logits, echoed))
 
-    def _echoes(
-        self, plan: SchedulerOutput, logits: Tensor, echoed: Items[int]
-    ) -> list[tuple[Sequence, list[tuple[float, TopLogprobs]]]]:
-        echoes = []
+    def _echoes(self, plan: SchedulerOutput, logits: Tensor, echoed: Items[int]) -> list[tuple[Sequence, list[float]]]:
+        echoes: list[tuple[Sequence, list[float]]] = []
         for first, chunk in zip(echoed, (chunk for chunk in plan.chunks if chunk.prompt.is_echoed), strict=True):
             following = chunk.prompt.tokens[chunk.start + 1 : chunk.stop + 1]
             rows = range(first, first + len(following))
             if not following:
                 continue
             logprobs = self._pass.sampler.score(logits, rows, following)
-            for member in chunk.prompt.members:
-                num_top = member.request.sampling.top_logprobs
-                tops = [top for _, top in token_logprobs(logits[first : rows.stop], following, num_top)]
-                echoes.append((member, list(zip(logprobs, tops, strict=True))))
+            echoes += [(member, logprobs) for member in chunk.prompt.members]
         return echoes
 
 

@@ -35,7 +35,7 @@ from workers.engine.cuda.graphs import (
 )
 from workers.engine.cuda.kv_cache import CellCache
 from workers.engine.model.loader import LoadedModel
-from workers.engine.request import GeneratedToken, TopLogprobs
+from workers.engine.request import GeneratedToken
 from workers.engine.runner import RunnerOutput, draw_all, draw_of, num_left
 from workers.engine.sampling import (
     NUM_CANDIDATES,
@@ -54,7 +54,7 @@ MAX_GROUP_MS = 5.0  # a group of steps that has been sent off cannot be called b
 
 _Place = tuple[Sequence, int, int, int, int]  # a row: its entry, start, suffix and suffix's length
 _Drawn = tuple[Sequence, GeneratedToken]
-_Echo = tuple[Sequence, list[tuple[float, TopLogprobs]]]
+_Echo = tuple[Sequence, list[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,10 +255,8 @@ class CudaRunner:
         following = chunk.prompt.tokens[chunk.start + 1 : chunk.stop + 1]
         if not following:
             return []
-        logits = self._model.logits(hidden[: len(following)])
-        return [
-            (one, token_logprobs(logits, following, one.request.sampling.top_logprobs)) for one in chunk.prompt.members
-        ]
+        logprobs = token_logprobs(self._model.logits(hidden[: len(following)]), following)
+        return [(one, logprobs) for one in chunk.prompt.members]
 
     def _upload(self, table: Tensor) -> Tensor:
         """`table` where a copy to the device need not wait; the allocator frees it after that."""
@@ -280,7 +278,7 @@ def _is_plain(sequence: Sequence) -> bool:
     params = sequence.request.sampling
     is_first_ranked = params.first_rank > 0 and sequence.num_new == 0
     is_special = params.repetition_penalty != 1 or params.top_logprobs > 0 or is_first_ranked
-    if is_special or sequence.constraint() is not None:
+    if is_special or sequence.allowed_next() is not None:
         return False
     return num_needed(draw_of(sequence)) <= NUM_CANDIDATES
 

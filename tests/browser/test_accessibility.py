@@ -1,4 +1,4 @@
-"""For everybody: a screen reader's words, keys alone, a phone's width, dark and light, no motion."""
+"""Accessibility: ARIA roles and live region, keyboard only, a phone's width, dark and light, reduced motion."""
 
 from __future__ import annotations
 
@@ -16,40 +16,41 @@ PHONE = {"viewport": {"width": 360, "height": 720}, "has_touch": True, "is_mobil
 
 
 def violations(editor: Editor) -> list[dict[str, Any]]:
-    found = Axe().run(editor.page).response["violations"]
+    """What axe-core reports for the page in its present state."""
     return [
-        {"id": one["id"], "impact": one["impact"], "where": [node["html"][:200] for node in one["nodes"]]}
-        for one in found
+        {"id": rule["id"], "impact": rule["impact"], "nodes": [node["html"][:200] for node in rule["nodes"]]}
+        for rule in Axe().run(editor.page).response["violations"]
     ]
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", "wide"), ("dark", "phone")])
-def test_axe_finds_nothing(open_page: OpenPage, scheme: str, width: str) -> None:
+def test_axe_finds_no_violations(open_page: OpenPage, scheme: str, width: str) -> None:
     options = {"color_scheme": scheme, "reduced_motion": "reduce", **(PHONE if width == "phone" else {})}
     editor = open_page(pauses=False, context=options)
     found = {"empty": violations(editor)}
-    editor.ask()
+    editor.request_suggestions()
     found["open"] = violations(editor)
     editor.press("ArrowDown", "Control+i")
     expect(editor.page.locator("#details .token").first).to_be_visible()
     found["details"] = violations(editor)
     editor.press("Escape")
-    for name in ("Settings", "Keys"):
+    for name in ("Settings", "Shortcuts"):
         editor.page.get_by_role("button", name=name, exact=True).click()
         expect(editor.page.get_by_role("heading", name=name)).to_be_visible()
         found[name] = violations(editor)
         editor.press("Escape")
-    # HTML has no combobox of several lines, so a textarea is not "allowed" to be one; screen readers read it well.
-    others = [one for state in found.values() for one in state if one["id"] != "aria-allowed-role"]
+    # ARIA in HTML does not allow role=combobox on a textarea, but there is no other multi-line combobox, and screen
+    # readers support it.
+    others = [rule for rules in found.values() for rule in rules if rule["id"] != "aria-allowed-role"]
     assert not others, found
 
 
-def test_a_combobox_with_a_listbox(editor: Editor) -> None:
+def test_the_combobox_follows_the_listbox(editor: Editor) -> None:
     expect(editor.text).to_have_attribute("aria-expanded", "false")
     expect(editor.text).to_have_attribute("aria-controls", "suggestions")
-    rows = editor.ask()
+    rows = editor.request_suggestions()
     expect(editor.text).to_have_attribute("aria-expanded", "true")
-    expect(editor.news).to_contain_text("3 suggestions: ")
+    expect(editor.announcements).to_contain_text("3 suggestions: ")
     for row in (rows[0], rows[1]):
         active = editor.text.get_attribute("aria-activedescendant")
         expect(editor.page.locator(f"#{active}")).to_have_text(row, use_inner_text=True)
@@ -57,53 +58,53 @@ def test_a_combobox_with_a_listbox(editor: Editor) -> None:
         expect(editor.chosen).to_have_count(1)
         editor.press("ArrowDown")
     editor.press("ArrowRight")
-    expect(editor.news).to_contain_text("Taken: ")
+    expect(editor.announcements).to_contain_text("Accepted: ")
     editor.press("Escape")
-    expect(editor.news).to_have_text("Dismissed.")
+    expect(editor.announcements).to_have_text("Dismissed.")
     expect(editor.text).to_have_attribute("aria-expanded", "false")
     assert editor.text.get_attribute("aria-activedescendant") is None
 
 
-def test_suggestions_that_came_by_themselves_do_not_speak_over_the_typing(open_page: OpenPage) -> None:
+def test_automatic_suggestions_do_not_set_the_active_descendant(open_page: OpenPage) -> None:
     editor = open_page()
-    editor.write(OPENING)
-    editor.wait_until_whole()
+    editor.type(OPENING)
+    editor.wait_for_response()
     assert editor.text.get_attribute("aria-activedescendant") is None
     editor.press("ArrowDown")
     assert editor.text.get_attribute("aria-activedescendant") is not None
 
 
-def test_every_control_by_keys_alone(editor: Editor) -> None:
-    """Tab is the text's own, but it is no trap: backwards it leads out, and so does Escape before it."""
+def test_every_control_is_reachable_with_the_keyboard(editor: Editor) -> None:
+    """Tab requests suggestions, but the textarea is no focus trap: Shift+Tab leaves it, and so does Escape, Tab."""
     expect(editor.text).to_be_focused()
     reached = []
     for _ in range(3):
         editor.press("Shift+Tab")
         reached.append(editor.page.evaluate("document.activeElement.textContent"))
-    assert reached == ["Clear", "Settings", "Keys"]
+    assert reached == ["Clear", "Settings", "Shortcuts"]
     editor.press("Enter")
-    expect(editor.page.get_by_role("heading", name="Keys")).to_be_visible()
+    expect(editor.page.get_by_role("heading", name="Keyboard shortcuts")).to_be_visible()
     editor.press("Escape")
     editor.text.focus()
     editor.press("Escape", "Tab")
     expect(editor.page.get_by_role("button", name="Suggest", exact=True)).to_be_focused()
-    assert not editor.asked
+    assert not editor.requests
     editor.press("Enter")
     expect(editor.text).to_be_focused()
-    editor.wait_until_whole()
+    editor.wait_for_response()
 
 
-def test_a_phone(open_page: OpenPage) -> None:
+def test_the_page_fits_a_phone_and_works_by_touch(open_page: OpenPage) -> None:
     editor = open_page(pauses=False, context=PHONE)
     page = editor.page
     page.get_by_role("combobox").tap()
     page.keyboard.insert_text((OPENING + " said nothing. ") * 6 + OPENING)
     before = editor.value
     page.get_by_role("button", name="Suggest", exact=True).tap()
-    rows = editor.wait_until_whole()
+    rows = editor.wait_for_response()
     assert len(rows) == 3
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    for element in [editor.list, *page.locator("#acts button").all()]:
+    for element in [editor.list, *page.locator("#panel-actions button").all()]:
         box = element.bounding_box()
         assert box is not None
         assert box["x"] >= 0
@@ -111,31 +112,33 @@ def test_a_phone(open_page: OpenPage) -> None:
         assert box["y"] >= 0
         assert box["y"] + box["height"] <= 720
         assert box["height"] >= 24  # WCAG 2.5.8
-    page.get_by_role("button", name="one word").tap()
+    page.get_by_role("button", name="next word").tap()
     assert len(editor.value) > len(before)
     editor.options.first.tap()
     assert editor.value.startswith(before)
     expect(editor.list).to_be_hidden()
     page.get_by_role("button", name="Settings").tap()
-    sheet = page.get_by_role("form", name="Settings").bounding_box()
-    assert sheet is not None
-    assert sheet["x"] >= 0
-    assert sheet["x"] + sheet["width"] <= 360
+    popover = page.get_by_role("form", name="Settings").bounding_box()
+    assert popover is not None
+    assert popover["x"] >= 0
+    assert popover["x"] + popover["width"] <= 360
 
 
-def test_dark_and_light_are_two(open_page: OpenPage) -> None:
-    grounds = [
+def test_dark_and_light_schemes_differ(open_page: OpenPage) -> None:
+    backgrounds = [
         open_page(context={"color_scheme": scheme}).page.evaluate(
             "getComputedStyle(document.documentElement).backgroundColor"
         )
         for scheme in ("light", "dark")
     ]
-    assert grounds[0] != grounds[1]
+    assert backgrounds[0] != backgrounds[1]
 
 
-def test_nothing_moves_where_motion_is_unwanted(editor: Editor) -> None:
-    moving = "[...document.querySelectorAll('*')].filter(one => getComputedStyle(one).animationName !== 'none').length"
-    editor.ask()
-    assert editor.page.evaluate(moving) > 0
+def test_reduced_motion_stops_animations(editor: Editor) -> None:
+    num_animated = (
+        "[...document.querySelectorAll('*')].filter(e => getComputedStyle(e).animationName !== 'none').length"
+    )
+    editor.request_suggestions()
+    assert editor.page.evaluate(num_animated) > 0
     editor.page.emulate_media(reduced_motion="reduce")
-    assert editor.page.evaluate(moving) == 0
+    assert editor.page.evaluate(num_animated) == 0

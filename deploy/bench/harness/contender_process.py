@@ -1,0 +1,114 @@
+"""A contender in a process of its own: created there, its methods called there.
+
+Knows process pools. Does not know what the contender does. The process is spawned, not forked: it imports torch itself
+and shares no thread pool, allocator or interpreter lock with the benchmark. Contenders read the clock inside their
+process, so the round trip of a call is never part of a measurement.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from shared.errors import StartError
+
+STOP_S = 10.0
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+class ContenderProcess:
+    """`ContenderProcess("deploy.bench.speed.engine:EngineAlone", …)` is that object in a spawned process.
+
+    The first call starts the process and creates the object.
+    """
+
+    def __init__(self, factory: str, *args: Any) -> None:
+        """
+        Args:
+            factory: "module:name" of a class or function. A name, so that only the new process imports the module.
+            args: the factory's arguments; they must be picklable.
+        """
+        self._factory = factory
+        self._args = args
+        self._pool: ProcessPoolExecutor | None = None
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method of the contender and return its result. Arguments and result must be picklable.
+
+        Raises:
+            StartError: the method or the factory raised, or the process died. The first line gives the reason, the
+                other lines the traceback.
+        """
+        pool = self._pool or self._start()
+        try:
+            return pool.submit(_call, method, args).result()
+        except BrokenProcessPool as error:
+            pool.shutdown()  # waits for the process: only then its exit code is known
+            raise StartError(f"{self._factory} ended with exit code {self._process.exitcode}.") from error
+        except StartError as error:
+            raise StartError(f"{self._factory} failed with {error}") from error
+
+    def close(self) -> None:
+        """End the process; kill it if it does not end within `STOP_S`."""
+        if self._pool is None:
+            return
+        watchdog = threading.Timer(STOP_S, self._process.kill)
+        watchdog.start()
+        self._pool.shutdown()
+        watchdog.cancel()
+
+    def __enter__(self) -> ContenderProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> ProcessPoolExecutor:
+        pool = ProcessPoolExecutor(
+            1, multiprocessing.get_context("spawn"), initializer=_initialize, initargs=(self._factory, self._args)
+        )
+        try:
+            pid = pool.submit(os.getpid).result()
+        except BrokenProcessPool as error:
+            raise StartError(f"{self._factory}: its process did not start.") from error
+        # The pool does not say how its process ended; the process object does.
+        [self._process] = [child for child in multiprocessing.active_children() if child.pid == pid]
+        self._pool = pool
+        return pool
+
+
+# The rest runs in the contender's process, which holds one contender.
+_factory, _args = "", ()
+_contender: Any = None
+
+
+def _initialize(factory: str, args: tuple[Any, ...]) -> None:
+    """Ignore Ctrl-C, after which the benchmark closes the pool, and die with the benchmark if it is killed."""
+    global _factory, _args
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _factory, _args = factory, args
+
+
+def _call(method: str, args: tuple[Any, ...]) -> Any:
+    """Call the contender's method; create the contender first if it does not exist.
+
+    The contender is created here, not in `_initialize`: a pool drops the reason why an initializer failed.
+    """
+    global _contender  # noqa: PLW0603
+    try:
+        if _contender is None:
+            module, _, name = _factory.partition(":")
+            _contender = getattr(importlib.import_module(module), name)(*_args)
+        return getattr(_contender, method)(*args)
+    except Exception as error:  # noqa: BLE001 - as text, because not every exception can be pickled
+        first_line = str(error).partition("\n")[0]
+        raise StartError(f"{type(error).__name__}: {first_line}\n{traceback.format_exc()}") from None

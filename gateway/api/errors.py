@@ -1,0 +1,64 @@
+"""Error responses: every exception of a request becomes one `application/problem+json` body (RFC 9457).
+
+Three sources: our own errors, Falcon's HTTP errors, and everything else. The last is a bug: it is logged with its
+traceback, and the response says nothing about it but the request id.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import falcon
+import structlog
+
+from shared.errors import PROBLEM_JSON, MethodNotAllowed, NotFound, TercetError
+
+EXAMPLE = """curl -d '{{"context": "The old man looked at the sea and"}}' {url}/autocomplete"""
+log = structlog.get_logger()
+
+
+def add_error_handlers(app: falcon.App[Any, Any]) -> None:
+    """Render every exception of this app's routes and middleware here. Falcon picks the most specific handler."""
+    app.add_error_handler(Exception, _render_unexpected)
+    app.add_error_handler(falcon.HTTPError, _render_http_error)
+    app.add_error_handler(TercetError, _render)
+
+
+def _render(req: falcon.Request, resp: falcon.Response, error: TercetError, _params: object) -> None:
+    resp.status = falcon.code_to_http_status(error.status)
+    resp.content_type = PROBLEM_JSON
+    resp.text = None  # Falcon prefers `text` to `data`, and a responder may have set it before it failed
+    resp.data = error.problem(req.context.id)
+    resp.set_headers(error.headers)
+
+
+def _render_http_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError, params: object) -> None:
+    _render(req, resp, _translate(req, error), params)
+
+
+def _render_unexpected(req: falcon.Request, resp: falcon.Response, error: Exception, params: object) -> None:
+    log.error("unhandled_exception", request_id=req.context.id, method=req.method, path=req.path, exc_info=error)
+    generic = TercetError(f"The server's log has the reason, under request {req.context.id}.")
+    _render(req, resp, generic, params)
+
+
+def _translate(req: falcon.Request, error: falcon.HTTPError) -> TercetError:
+    if isinstance(error, falcon.HTTPMethodNotAllowed):
+        allowed = (error.headers or {}).get("Allow", "") if isinstance(error.headers, dict) else ""
+        url = f"http://{req.get_header('Host')}"
+        hint = f" Try: {EXAMPLE.format(url=url)}" if "POST" in allowed else ""
+        return MethodNotAllowed(f"{req.path} takes {allowed}, not {req.method}.{hint}", headers={"Allow": allowed})
+    if isinstance(error, falcon.HTTPNotFound):
+        return NotFound(f"{req.path} is not served here; try POST /autocomplete, GET /health/ready or GET /metrics.")
+    return _FalconError(error)
+
+
+class _FalconError(TercetError):
+    """An HTTP error of Falcon's without a class of ours, such as a malformed header."""
+
+    def __init__(self, error: falcon.HTTPError) -> None:
+        super().__init__(error.description or error.title or "The request was not understood.")
+        # Class variables in every other error; here they come from the wrapped instance.
+        self.status = error.status_code  # type: ignore[misc]
+        self.code = "bad_request"  # type: ignore[misc]
+        self.title = error.title or "Bad request"  # type: ignore[misc]

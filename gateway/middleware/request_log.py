@@ -1,0 +1,74 @@
+"""Middleware: request ids, the `Server-Timing` header, one log line per request, and the request metrics.
+
+It fills `req.context`: `id`, `timing` (phases of the request in milliseconds, by name) and `log` (further fields of
+the log line). A resource may add to the last two. It knows no resource, and no reason why a request is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import falcon
+import structlog
+
+from gateway.metrics import Metrics
+from shared.telemetry import request_id
+
+log = structlog.get_logger()
+
+
+class RequestLog:
+    """Falcon middleware; the first of the list, so that refusals of the others are logged and counted too."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
+        req.context.start = time.monotonic()
+        req.context.id = request_id(req.get_header("X-Request-Id"))
+        req.context.timing = {}
+        req.context.log = {}
+        resp.set_header("X-Request-Id", req.context.id)
+
+    def process_response(self, req: falcon.Request, resp: falcon.Response, _resource: object, _ok: bool) -> None:
+        if resp.stream is not None:
+            # The headers leave before the body is complete, so the total would be wrong in `Server-Timing`.
+            resp.stream = _ObservedStream(resp.stream, partial(self._record, req, resp))
+            return
+        timing = {**req.context.timing, "total": (time.monotonic() - req.context.start) * 1e3}
+        resp.set_header("Server-Timing", ", ".join(f"{name};dur={ms:.2f}" for name, ms in timing.items()))
+        self._record(req, resp)
+
+    def _record(self, req: falcon.Request, resp: falcon.Response) -> None:
+        seconds = time.monotonic() - req.context.start
+        # The template, not the path: a label value per unknown path would grow the metrics without bound.
+        route = req.uri_template or "(none)"
+        status = resp.status_code
+        self._metrics.requests.labels(route=route, status=str(status)).inc()
+        self._metrics.seconds.labels(route=route).observe(seconds)
+        # Probes, scrapes and page loads would hide the completions at level info.
+        write = log.debug if req.method == "GET" else log.info
+        write(
+            "request_finished", request_id=req.context.id, method=req.method, route=route, status=status,
+            ms=round(seconds * 1e3, 2), **req.context.log,
+        )  # fmt: skip
+
+
+class _ObservedStream:
+    """A streamed body that calls back when the server closes it, after the last byte or after a hang-up."""
+
+    def __init__(self, stream: Any, on_close: Callable[[], None]) -> None:
+        self._stream = stream
+        self._on_close = on_close
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._stream)
+
+    def close(self) -> None:
+        try:
+            self._stream.close()
+        finally:
+            self._on_close()

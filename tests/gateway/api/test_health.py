@@ -1,0 +1,74 @@
+"""Health, readiness and metrics, in process."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.app import READY_PATHS
+from shared.plan import DRAINING_FILE
+from shared.protocol import State
+from tests.gateway.conftest import Gateway
+
+WARM = State(state="warm", ms_per_token=1.23456, progress=1.0, dtype="int8", pid=7)
+
+
+def test_live_whatever_the_slots_do(gateway: Gateway) -> None:
+    response = gateway.client.simulate_get("/health/live")
+    assert (response.status_code, response.json) == (200, {"status": "live"})
+
+
+@pytest.mark.parametrize("path", READY_PATHS)
+def test_ready_when_every_model_has_a_warm_slot(gateway: Gateway, path: str) -> None:
+    gateway.admission.update(1, WARM)
+    gateway.admission.update(2, WARM)
+    response = gateway.client.simulate_get(path)
+    assert response.status_code == 200
+    assert "Retry-After" not in response.headers
+    assert response.json["status"] == "ready"
+
+
+@pytest.mark.parametrize("slots", [(), (0,), (0, 1), (2,)])
+def test_starting_while_a_model_has_no_warm_slot(gateway: Gateway, slots: tuple[int, ...]) -> None:
+    for slot in slots:
+        gateway.admission.update(slot, WARM)
+    response = gateway.client.simulate_get("/health/ready")
+    assert response.status_code == 503
+    assert response.headers["Retry-After"] == "1"
+    assert response.json["status"] == "starting"
+
+
+def test_draining_whatever_the_slots_do(gateway: Gateway) -> None:
+    for slot in range(3):
+        gateway.admission.update(slot, WARM)
+    (gateway.run_path / DRAINING_FILE).touch()
+    response = gateway.client.simulate_get("/health/ready")
+    assert (response.status_code, response.json["status"]) == (503, "draining")
+    assert response.headers["Retry-After"] == "1"
+    assert gateway.client.simulate_get("/health/live").status_code == 200
+
+
+def test_the_body_has_a_row_per_slot_and_per_model(gateway: Gateway) -> None:
+    gateway.admission.update(0, WARM)
+    gateway.admission.update(2, State(state="failed", reason="no such file"))
+    body = gateway.client.simulate_get("/health/ready").json
+    assert body["models"] == [
+        {"model": "small", "source": "hub:small", "warning": None},
+        {"model": "medium", "source": "hub:medium", "warning": "not checked"},
+    ]
+    assert body["slots"][0] == {
+        "slot": 0, "model": "small", "device": "cpu", "state": "warm", "reason": None, "progress": 1.0,
+        "dtype": "int8", "ms_per_token": 1.235, "pid": 7,
+    }  # fmt: skip
+    assert [(slot["model"], slot["state"]) for slot in body["slots"]] == [
+        ("small", "warm"), ("small", "down"), ("medium", "failed"),
+    ]  # fmt: skip
+    assert body["slots"][2]["reason"] == "no such file"
+
+
+def test_the_metrics_are_in_prometheus_text_format(gateway: Gateway) -> None:
+    gateway.admission.update(0, WARM)
+    response = gateway.client.simulate_get("/metrics")
+    assert response.status_code == 200
+    assert response.headers["Content-Type"].startswith("text/plain; version=")
+    assert 'tercet_slot_state{slot="0",state="warm"} 1.0' in response.text
+    assert 'tercet_slot_state{slot="1",state="down"} 1.0' in response.text

@@ -1,0 +1,68 @@
+"""The page and the static files, in process."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from gateway.api.page import STATIC
+from tests.gateway.conftest import Gateway
+
+CONTENT_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+FILES = sorted(path.name for path in STATIC.iterdir() if path.is_file())
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_is_served_as_it_is(gateway: Gateway, name: str) -> None:
+    response = gateway.client.simulate_get(f"/static/{name}")
+    assert response.status_code == 200
+    assert response.content == (STATIC / name).read_bytes()
+    assert response.headers["Content-Type"].startswith(CONTENT_TYPES[name.rpartition(".")[2]])
+
+
+def test_the_root_is_the_page(gateway: Gateway) -> None:
+    response = gateway.client.simulate_get("/")
+    assert response.content == (STATIC / "index.html").read_bytes()
+    assert response.headers["Content-Type"] == "text/html; charset=utf-8"
+
+
+@pytest.mark.parametrize("path", ["/", "/static/page.js"])
+def test_security_and_cache_headers(gateway: Gateway, path: str) -> None:
+    headers = gateway.client.simulate_get(path).headers
+    policy = dict(part.strip().partition(" ")[::2] for part in headers["Content-Security-Policy"].split(";"))
+    assert policy == {
+        "default-src": "'self'", "base-uri": "'none'", "form-action": "'none'", "frame-ancestors": "'none'",
+    }  # fmt: skip
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Cache-Control"] == "no-cache"
+
+
+@pytest.mark.parametrize("path", ["/", "/static/tercet.js"])
+def test_a_known_version_is_not_sent_again(gateway: Gateway, path: str) -> None:
+    first = gateway.client.simulate_get(path)
+    etag = first.headers["ETag"]
+    assert etag.strip('"') == hashlib.sha256(first.content).hexdigest()[:32]
+    for known in (etag, f'"other", {etag}', "*"):
+        again = gateway.client.simulate_get(path, headers={"If-None-Match": known})
+        assert (again.status_code, again.content) == (304, b"")
+        assert again.headers["ETag"] == etag
+        assert again.headers["Cache-Control"] == "no-cache"
+    changed = gateway.client.simulate_get(path, headers={"If-None-Match": '"other"'})
+    assert (changed.status_code, changed.content) == (200, first.content)
+
+
+@pytest.mark.parametrize("path", ["/", "/static/tercet.js"])
+def test_head_has_the_headers_without_the_body(gateway: Gateway, path: str) -> None:
+    full, head = gateway.client.simulate_get(path), gateway.client.simulate_head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    for name in ("ETag", "Content-Type", "Content-Length", "Content-Security-Policy"):
+        assert head.headers[name] == full.headers[name]
+
+
+@pytest.mark.parametrize("name", ["none.js", "../app.py", "..%2Fapp.py", "%2Fetc%2Fpasswd", "page.js/x", "", "vendor"])
+def test_unknown_names_are_not_found(gateway: Gateway, name: str) -> None:
+    response = gateway.client.simulate_get(f"/static/{name}")
+    assert response.status_code == 404
+    assert response.json["code"] == "not_found"

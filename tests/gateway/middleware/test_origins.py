@@ -1,0 +1,115 @@
+"""Host and Origin checks, and the CORS headers that allowed pages need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.gateway.conftest import Gateway
+
+LISTED = "https://notes.example"
+CORS = "Access-Control-Allow-Origin"
+Make = Callable[..., Gateway]
+
+
+@pytest.fixture
+def listed(make_echo: Make) -> Gateway:
+    return make_echo(origins=f"https://other.example,{LISTED}", hosts="tercet.example")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "localhost:8000", "LOCALHOST", "127.0.0.1", "10.1.2.3:80", "[::1]:8000", "[::1]",
+     "tercet.example", "Tercet.Example:8000"],
+)  # fmt: skip
+def test_hosts_that_are_served(listed: Gateway, host: str) -> None:
+    assert listed.client.simulate_get("/echo", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "notes.example", "tercet.example.evil", ""])
+def test_other_hosts_are_refused_on_every_route(listed: Gateway, host: str) -> None:
+    for path in ("/echo", "/", "/health/live", "/metrics", "/nothing"):
+        response = listed.client.simulate_get(path, headers={"Host": host})
+        assert response.status_code == 421
+        assert response.json["code"] == "unknown_host"
+        assert response.json["detail"] == f"Host {host!r} is not served here; add its name to TERCET_HOSTS."
+
+
+def test_any_host_is_served_if_so_configured(make_echo: Make) -> None:
+    response = make_echo(hosts="*").client.simulate_get("/echo", headers={"Host": "any.example"})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:8000", "https://localhost:8000"])
+def test_our_own_pages_need_no_cors_headers(echo: Gateway, origin: str) -> None:
+    response = echo.client.simulate_post("/echo", body=b"{}", headers={"Origin": origin})
+    assert response.status_code == 200
+    assert CORS not in response.headers
+    assert "Vary" not in response.headers
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["https://evil.example", "null", "http://localhost:9000", "http://localhost", "https://notes.example.evil",
+     "http://notes.example", "https://notes.example:444"],
+)  # fmt: skip
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+def test_foreign_pages_are_refused_and_may_not_read_why(listed: Gateway, method: str, origin: str) -> None:
+    response = listed.client.simulate_request(method, "/echo", headers={"Origin": origin})
+    assert response.status_code == 403
+    assert response.json["code"] == "forbidden_origin"
+    assert response.json["detail"] == f"Pages of {origin!r} may not use this server; add it to TERCET_ORIGINS."
+    assert CORS not in response.headers
+
+
+def test_listed_pages_may_read_the_response_and_its_headers(listed: Gateway) -> None:
+    response = listed.client.simulate_post("/echo", body=b"{}", headers={"Origin": LISTED})
+    assert response.status_code == 200
+    assert response.headers[CORS] == LISTED
+    assert response.headers["Vary"] == "Origin"
+    assert response.headers["Access-Control-Expose-Headers"] == "X-Request-Id, Server-Timing, Retry-After"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("POST", "/echo", {"Transfer-Encoding": "chunked"}, 411),
+        ("POST", "/echo", {"Content-Length": "9999999"}, 413),
+        ("GET", "/nothing", {}, 404),
+        ("DELETE", "/echo", {}, 405),
+    ],
+)
+def test_listed_pages_may_read_errors(
+    listed: Gateway, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    response = listed.client.simulate_request(method, path, headers={"Origin": LISTED, **headers})
+    assert response.status_code == status
+    assert response.headers[CORS] == LISTED
+
+
+def test_a_preflight_of_a_listed_page_is_answered_before_routing(listed: Gateway) -> None:
+    for path in ("/echo", "/autocomplete", "/nothing"):
+        headers = {"Origin": LISTED, "Access-Control-Request-Method": "POST"}
+        response = listed.client.simulate_options(path, headers=headers)
+        assert (response.status_code, response.content) == (204, b"")
+        assert response.headers[CORS] == LISTED
+        assert response.headers["Access-Control-Allow-Methods"] == "GET, POST, DELETE"
+        assert response.headers["Access-Control-Allow-Headers"] == "Content-Type, Authorization, X-Request-Id"
+        assert response.headers["Access-Control-Max-Age"] == "600"
+        assert "X-Request-Id" in response.headers
+        assert "Server-Timing" in response.headers
+
+
+def test_options_without_a_preflight_lists_the_methods(listed: Gateway) -> None:
+    for headers in ({}, {"Origin": LISTED}):
+        response = listed.client.simulate_options("/echo", headers=headers)
+        assert response.status_code == 200
+        assert set(response.headers["Allow"].split(", ")) >= {"GET", "POST"}
+        assert "Access-Control-Allow-Methods" not in response.headers
+
+
+def test_a_request_without_an_origin_is_not_a_pages(listed: Gateway) -> None:
+    response = listed.client.simulate_post("/echo", body=b"{}")
+    assert response.status_code == 200
+    assert CORS not in response.headers

@@ -1,0 +1,164 @@
+"""Request ids, Server-Timing, the log line and the metrics of each request, refused and streamed ones too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import structlog
+from falcon import testing
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.gateway.conftest import Gateway
+
+Events = list[MutableMapping[str, Any]]
+
+
+@contextmanager
+def logged() -> Iterator[Events]:
+    """The log lines about requests within the block."""
+    lines: Events = []
+    with structlog.testing.capture_logs() as events:
+        yield lines
+    lines += [event for event in events if event["event"] == "request_finished"]
+
+
+def metric(gateway: Gateway, name: str, **labels: str) -> float | None:
+    """The value of a sample whose labels include these, from the exposition; None if there is none."""
+    for family in text_string_to_metric_families(gateway.metrics.exposition().decode()):
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                return sample.value
+    return None
+
+
+def post_stream(gateway: Gateway) -> tuple[Any, testing.StartResponseMock]:
+    """The body and the head of a streamed response, before anything has read the body."""
+    environ = testing.create_environ("/stream", method="POST", headers={"Host": "localhost"}, body="{}")
+    start_response = testing.StartResponseMock()
+    return gateway.app(environ, start_response), start_response
+
+
+@pytest.mark.parametrize("given", ["r-1", "A.b_c-9", "x" * 64])
+def test_a_harmless_request_id_is_echoed(echo: Gateway, given: str) -> None:
+    response = echo.client.simulate_get("/echo", headers={"X-Request-Id": given})
+    assert response.headers["X-Request-Id"] == given
+
+
+@pytest.mark.parametrize("given", [None, "", "x" * 65, "a b", 'a"b', "{}"])
+def test_other_request_ids_are_replaced_by_a_random_one(echo: Gateway, given: str | None) -> None:
+    headers = {} if given is None else {"X-Request-Id": given}
+    ids = {echo.client.simulate_get("/echo", headers=headers).headers["X-Request-Id"] for _ in range(3)}
+    assert len(ids) == 3
+    assert all(re.fullmatch(r"[0-9a-f]{16}", request_id) for request_id in ids)
+
+
+def test_server_timing_has_the_resources_phases_and_the_total_last(echo: Gateway) -> None:
+    value = echo.client.simulate_post("/echo", body=b"{}").headers["Server-Timing"]
+    match = re.fullmatch(r"queue;dur=1\.50, decode;dur=20\.00, total;dur=(\d+\.\d\d)", value)
+    assert match
+    assert 0 <= float(match[1]) < 5_000
+
+
+def test_one_log_line_per_request_with_the_resources_fields(echo: Gateway) -> None:
+    with logged() as lines:
+        echo.client.simulate_post("/echo", body=b"{}", headers={"X-Request-Id": "r-1"})
+    [line] = lines
+    assert line.pop("ms") >= 0
+    assert line == {
+        "event": "request_finished", "log_level": "info", "request_id": "r-1", "method": "POST", "route": "/echo",
+        "status": 200, "model": "small",
+    }  # fmt: skip
+
+
+def test_gets_are_logged_at_debug(echo: Gateway) -> None:
+    with logged() as lines:
+        echo.client.simulate_get("/echo")
+    assert [line["log_level"] for line in lines] == ["debug"]
+
+
+def test_requests_are_counted_and_timed_by_route_and_status(echo: Gateway) -> None:
+    for _ in range(3):
+        echo.client.simulate_post("/echo", body=b"{}")
+    echo.client.simulate_get("/static/page.js")
+    assert metric(echo, "tercet_requests_total", route="/echo", status="200") == 3
+    assert metric(echo, "tercet_request_seconds_count", route="/echo") == 3
+    assert metric(echo, "tercet_requests_total", route="/static/{name}", status="200") == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status", "route"),
+    [
+        ("GET", "/echo", {"Host": "evil.example"}, 421, "(none)"),
+        ("POST", "/echo", {"Origin": "https://evil.example"}, 403, "(none)"),
+        ("POST", "/echo", {"Transfer-Encoding": "chunked"}, 411, "(none)"),
+        ("POST", "/echo", {"Content-Length": "9999999"}, 413, "(none)"),
+        ("GET", "/nothing", {}, 404, "(none)"),
+        ("DELETE", "/echo", {}, 405, "/echo"),
+    ],
+)
+def test_refused_requests_have_an_id_a_timing_a_log_line_and_are_counted(
+    echo: Gateway, method: str, path: str, headers: dict[str, str], status: int, route: str
+) -> None:
+    with logged() as lines:
+        response = echo.client.simulate_request(method, path, headers={"X-Request-Id": "r-1", **headers})
+    assert response.status_code == status
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert response.headers["X-Request-Id"] == response.json["request_id"] == "r-1"
+    assert response.headers["Server-Timing"].startswith("total;dur=")
+    assert [(line["request_id"], line["status"], line["route"]) for line in lines] == [("r-1", status, route)]
+    assert metric(echo, "tercet_requests_total", route=route, status=str(status)) == 1
+
+
+def test_unknown_paths_do_not_become_label_values(echo: Gateway) -> None:
+    for number in range(3):
+        echo.client.simulate_get(f"/nothing/{number}")
+    assert metric(echo, "tercet_requests_total", route="(none)", status="404") == 3
+    assert b"/nothing" not in echo.metrics.exposition()
+
+
+def test_a_streamed_request_ends_with_its_last_byte(echo: Gateway) -> None:
+    with logged() as lines:
+        body, head = post_stream(echo)
+        assert "server-timing" not in head.headers_dict
+        assert "x-request-id" in head.headers_dict
+        assert b"".join(body) == b"onetwo"
+        assert metric(echo, "tercet_requests_total", route="/stream") is None
+        body.close()
+    assert [(line["route"], line["status"], line["model"]) for line in lines] == [("/stream", 200, "small")]
+    assert metric(echo, "tercet_requests_total", route="/stream", status="200") == 1
+    assert metric(echo, "tercet_request_seconds_count", route="/stream") == 1
+
+
+@pytest.mark.parametrize("num_read", [0, 1])
+def test_a_streamed_request_that_is_given_up_is_logged_and_closed_too(echo: Gateway, num_read: int) -> None:
+    with logged() as lines:
+        body, _ = post_stream(echo)
+        chunks = iter(body)
+        for _ in range(num_read):
+            next(chunks)
+        body.close()
+    assert [line["route"] for line in lines] == ["/stream"]
+    assert metric(echo, "tercet_requests_total", route="/stream", status="200") == 1
+
+
+def test_a_stream_that_fails_to_close_is_logged_all_the_same(echo: Gateway) -> None:
+    class Broken:
+        def on_post(self, _req: Any, resp: Any) -> None:
+            resp.stream = self
+
+        def __iter__(self) -> Iterator[bytes]:
+            return iter([b"one"])
+
+        def close(self) -> None:
+            raise OSError("a bug")
+
+    echo.app.add_route("/broken", Broken())
+    environ = testing.create_environ("/broken", method="POST", headers={"Host": "localhost"}, body="{}")
+    body: Any = echo.app(environ, testing.StartResponseMock())
+    with logged() as lines, pytest.raises(OSError, match="a bug"):
+        body.close()
+    assert [line["route"] for line in lines] == ["/broken"]

@@ -1,0 +1,135 @@
+"""A real server on a Unix socket that sends exactly the bytes a test wants, well-formed or not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from shared.protocol import Done
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
+END = b"0\r\n\r\n"
+DONE = Done(
+    text=" it", token_ids=[5], logprobs=[-1.0], ends=[3], num_kept_tokens=1, finish_reason="length",
+    num_prompt_tokens=1, cached_tokens=0, queue_ms=0, prefill_ms=0, decode_ms=0,
+)  # fmt: skip
+
+# Answers the first request of a connection, which has been read; the connection is closed afterwards.
+Answer = Callable[[socket.socket], object]
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def line(value: msgspec.Struct) -> bytes:
+    """A chunk with one line of the internal protocol."""
+    return chunk(msgspec.json.encode(value) + b"\n")
+
+
+def sends(*parts: bytes) -> Answer:
+    """Sends these bytes, then closes the connection."""
+
+    def answer(connection: socket.socket) -> None:
+        for part in parts:
+            connection.sendall(part)
+
+    return answer
+
+
+def sends_to_each(data: bytes) -> Answer:
+    """Sends the same bytes to each request of the connection until the client closes it."""
+
+    def answer(connection: socket.socket) -> None:
+        while True:
+            connection.sendall(data)
+            read_request(connection)
+
+    return answer
+
+
+def read_request(connection: socket.socket) -> bytes:
+    """The next request, head and body.
+
+    Raises:
+        ConnectionError: the client has closed the connection.
+    """
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += _receive(connection)
+    head, _, body = data.partition(b"\r\n\r\n")
+    lengths = [int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    while len(body) < sum(lengths):
+        body += _receive(connection)
+    return head + b"\r\n\r\n" + body
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+    """Waits until the condition holds; returns whether it does."""
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return condition()
+
+
+def _receive(connection: socket.socket) -> bytes:
+    data = connection.recv(65536)
+    if not data:
+        raise ConnectionError("The client has closed the connection.")
+    return data
+
+
+@dataclass
+class Server:
+    """`requests` has the first request of each connection; `num_closed` counts connections that it has closed."""
+
+    address: str
+    requests: list[bytes] = field(default_factory=list)
+    num_closed: int = 0
+
+    @property
+    def num_connections(self) -> int:
+        return len(self.requests)
+
+
+@contextmanager
+def serving(folder: Path, answer: Answer) -> Iterator[Server]:
+    """A server in a folder, one thread per connection. On exit, the client must have closed its connections."""
+    server = Server(str(folder / "slot.sock"))
+    threads: list[threading.Thread] = []
+
+    def serve(connection: socket.socket) -> None:
+        with connection, suppress(OSError):  # a client may close before the answer is complete
+            server.requests.append(read_request(connection))
+            answer(connection)
+        server.num_closed += 1
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threads.append(threading.Thread(target=serve, args=(connection,)))
+            threads[-1].start()
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(server.address)
+        listener.listen()
+        acceptor = threading.Thread(target=accept)
+        acceptor.start()
+        try:
+            yield server
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            acceptor.join()
+            Path(server.address).unlink()
+            for thread in threads:
+                thread.join()

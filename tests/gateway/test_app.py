@@ -1,0 +1,109 @@
+"""The app as a whole: its routes, `create_app` without side effects, and `build` from an environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.api.schema import parse_autocomplete_request
+from gateway.app import MAX_BRANCHES_PER_REQUEST, READY_PATHS
+from shared.errors import InvalidRequest
+from shared.plan import Model, Plan, lay_out, write_plan
+from tests.gateway.conftest import Gateway, MakeGateway
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [
+        ("/autocomplete", "POST"), ("/feedback", "POST"), ("/health/live", "GET"), ("/metrics", "GET"), ("/", "GET"),
+        ("/static/tercet.js", "GET"), *((path, "GET") for path in READY_PATHS),
+    ],
+)  # fmt: skip
+def test_every_route_says_what_it_takes(gateway: Gateway, path: str, method: str) -> None:
+    allowed = gateway.client.simulate_options(path).headers["Allow"]
+    assert method in allowed.split(", ")
+
+
+def test_create_app_reads_no_environment_and_starts_no_thread(
+    make_gateway: MakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERCET_MAX_BODY_BYTES", "not a number")
+    before = threading.active_count()
+    gateway = make_gateway()
+    assert threading.active_count() == before
+    assert gateway.client.simulate_get("/health/live").status_code == 200
+
+
+def test_a_body_that_is_wrong_reaches_its_resource_and_is_refused_there(gateway: Gateway) -> None:
+    for path in ("/autocomplete", "/feedback"):
+        assert gateway.client.simulate_post(path, body=b"{").status_code == 400
+
+
+def test_a_thread_is_planned_for_each_branch_that_a_request_may_have() -> None:
+    body = b'{"context": "a", "n_samples": %d}'
+    assert parse_autocomplete_request(body % MAX_BRANCHES_PER_REQUEST).n_samples == MAX_BRANCHES_PER_REQUEST
+    with pytest.raises(InvalidRequest):
+        parse_autocomplete_request(body % (MAX_BRANCHES_PER_REQUEST + 1))
+
+
+def test_the_metric_names_are_those_of_the_documentation(gateway: Gateway) -> None:
+    types = [line.split()[2] for line in gateway.metrics.exposition().decode().splitlines() if line[:6] == "# TYPE"]
+    assert sorted(name for name in types if not name.endswith("_created")) == [
+        "tercet_branches_total",
+        "tercet_request_seconds",
+        "tercet_requests_total",
+        "tercet_saved_characters_total",
+        "tercet_slot_cached_tokens_total",
+        "tercet_slot_generated_tokens_total",
+        "tercet_slot_generation",
+        "tercet_slot_in_flight_branches",
+        "tercet_slot_load_progress_ratio",
+        "tercet_slot_max_batch_branches",
+        "tercet_slot_prompt_tokens_total",
+        "tercet_slot_sequences_total",
+        "tercet_slot_state",
+        "tercet_slot_token_seconds",
+        "tercet_suggestions_total",
+        "tercet_waiting_branches",
+    ]
+
+
+def run_build(run_path: Path, code: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """`build()` in a process of its own, whose logging and environment it may change; then `code` with `client`."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
+    environ |= {"TERCET_RUN_DIR": str(run_path), "PYTHONPATH": str(ROOT), **settings}
+    program = (
+        "import json; from falcon.testing import TestClient; from gateway.app import build\n"
+        f"client = TestClient(build(), headers={{'Host': 'localhost'}})\n{code}"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environ, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_build_takes_settings_from_the_environment_and_the_plan_from_the_run_directory(short_path: Path) -> None:
+    models = [Model("small", "/models/small", "hub:small", n_ctx=1024, vocab_size=50257)]
+    write_plan(Plan({}, models, lay_out(["cpu"], [("small", 2)], short_path, 3)), short_path)
+    code = (
+        "print(json.dumps([client.simulate_get('/health/ready').json,"
+        " client.simulate_post('/autocomplete', body=b' ' * 1025).status_code]))"
+    )
+    result = run_build(short_path, code, TERCET_MAX_BODY_BYTES="1024")
+    assert result.returncode == 0, result.stderr
+    ready, status = msgspec.json.decode(result.stdout)
+    assert (ready["status"], len(ready["slots"]), status) == ("starting", 2, 413)
+
+
+@pytest.mark.parametrize("settings", [{}, {"TERCET_NO_SUCH": "1"}, {"TERCET_QUEUE": "many"}])
+def test_build_without_a_plan_or_with_a_wrong_setting_fails(short_path: Path, settings: dict[str, str]) -> None:
+    result = run_build(short_path, "", **settings)
+    assert result.returncode != 0
+    assert "StartError" in result.stderr

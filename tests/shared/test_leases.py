@@ -1,0 +1,317 @@
+"""Leases follow slots through crashes and reloads, also where master and workers act at the same instant."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from shared.leases import Leases
+
+
+def test_a_crashed_workers_slot_is_leased_again_whatever_the_age() -> None:
+    leases = Leases(3)
+    assert [leases.lease(age) for age in (1, 2, 3)] == [0, 1, 2]
+    for dead, replacement in ((2, 4), (4, 5), (1, 6), (5, 7)):
+        slot = next(slot for slot in range(3) if dead in leases.holders(slot))
+        leases.free(dead)
+        assert leases.lease(replacement) == slot
+
+
+def test_a_reload_gives_each_slot_a_second_generation() -> None:
+    leases = Leases(2)
+    for age in (1, 2):
+        leases.mark_warm(leases.lease(age), age)
+    assert not leases.is_superseded(0, 1)
+    assert [leases.lease(age) for age in (3, 4)] == [0, 1]
+    assert leases.is_superseded(0, 1)
+    assert not leases.successor_is_warm(0, 1)
+    leases.mark_warm(0, 3)
+    assert leases.successor_is_warm(0, 1)
+    assert not leases.is_superseded(0, 3)
+
+
+def test_an_incoming_generation_that_dies_is_leased_its_slot_again() -> None:
+    leases = Leases(2)
+    for age in (1, 2, 3, 4):
+        leases.lease(age)
+    leases.free(3)
+    assert not leases.is_superseded(0, 1)
+    assert leases.lease(5) == 0
+
+
+def test_deaths_before_warm_are_counted_until_a_worker_becomes_warm() -> None:
+    leases = Leases(1)
+    for age in (1, 2):
+        leases.lease(age)
+        leases.free(age)
+    assert leases.num_failures(0) == 2
+    leases.lease(3)
+    leases.mark_warm(0, 3)
+    assert leases.num_failures(0) == 0
+    leases.free(3)
+    assert leases.num_failures(0) == 0
+
+
+def test_an_incoming_generation_that_keeps_dying_is_counted_while_the_old_serves() -> None:
+    leases = Leases(1)
+    leases.lease(1)
+    leases.mark_warm(0, 1)
+    for age in (2, 3, 4):
+        leases.lease(age)
+        leases.free(age)
+        assert not leases.is_superseded(0, 1)
+        assert not leases.successor_is_warm(0, 1)
+    assert leases.num_failures(0) == 3
+
+
+def test_a_generation_beyond_the_limit_is_leased_but_never_seen_warm() -> None:
+    leases = Leases(1, max_generations=2)
+    for age in (1, 2, 3):
+        assert leases.lease(age) == 0
+    leases.mark_warm(0, 3)
+    assert leases.is_superseded(0, 2)
+    assert not leases.successor_is_warm(0, 2)
+    leases.free(1)
+    leases.mark_warm(leases.lease(4), 4)
+    assert leases.successor_is_warm(0, 2)
+
+
+def test_leases_are_seen_across_fork() -> None:
+    leases = Leases(1)
+    leases.lease(1)
+    leases.lease(2)
+    child = os.fork()
+    if child == 0:
+        leases.mark_warm(0, 2)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert leases.successor_is_warm(0, 1)
+
+
+# Interleavings: every process runs in a thread of its own, which stops before each load and store of a shared word.
+# `interleavings` runs them in every order of these accesses. Whatever the order, the outcome must be that of some order
+# of the whole operations, which `Sequential` gives.
+
+Operation = tuple[Any, ...]  # a method's name and its arguments
+Outcome = tuple[Any, ...]  # what the operations returned, and what every process reads at the end
+
+
+class Sequential:
+    """The reference: one slot's leases where no two operations overlap."""
+
+    def __init__(self) -> None:
+        self.ages: list[int] = []
+        self.warm: set[int] = set()
+        self.failures = 0
+
+    def lease(self, age: int) -> int:
+        self.ages.append(age)
+        return 0
+
+    def free(self, age: int) -> None:
+        self.ages.remove(age)
+        self.failures = 0 if any(warm >= age for warm in self.warm) else self.failures + 1
+
+    def mark_warm(self, _slot: int, age: int) -> None:
+        self.warm.add(age)
+        self.failures = 0
+
+    def is_superseded(self, _slot: int, age: int) -> bool:
+        return any(other > age for other in self.ages)
+
+    def successor_is_warm(self, _slot: int, age: int) -> bool:
+        return any(warm > age for warm in self.warm)
+
+    def num_failures(self, _slot: int) -> int:
+        return self.failures
+
+    def holders(self, _slot: int) -> list[int]:
+        return sorted(self.ages)
+
+
+class Process:
+    """A thread that runs one process's operations, and stops before each access of a shared word."""
+
+    current: Process | None = None  # the one that runs; None outside of a schedule
+
+    def __init__(self, leases: Leases, operations: Sequence[Operation]) -> None:
+        self.returned: list[Any] = []
+        self.is_done = False
+        self._go, self._has_stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, args=(leases, operations), daemon=True)
+        self._thread.start()
+
+    def _run(self, leases: Leases, operations: Sequence[Operation]) -> None:
+        self._go.acquire()
+        for name, *args in operations:
+            self.returned.append(getattr(leases, name)(*args))
+        self.is_done = True
+        self._has_stopped.release()
+
+    def stop(self) -> None:
+        """Called by the thread itself: wait for the next step."""
+        self._has_stopped.release()
+        self._go.acquire()
+
+    def step(self) -> None:
+        """Run to just before the next access, or to the end."""
+        Process.current = self
+        self._go.release()
+        assert self._has_stopped.acquire(timeout=10)
+        Process.current = None
+        if self.is_done:
+            self._thread.join()
+
+
+class Words(list[int]):
+    """Shared words. A copy of what holds them shares them, as a fork does."""
+
+    def __deepcopy__(self, _memo: object) -> Words:
+        return self
+
+    def __getitem__(self, index: Any) -> Any:
+        self._stop()
+        return super().__getitem__(index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._stop()
+        super().__setitem__(index, value)
+
+    @staticmethod
+    def _stop() -> None:
+        if Process.current is not None:
+            Process.current.stop()
+
+
+class Scenario:
+    """One slot: operations that are over, then processes that act at the same time.
+
+    Args:
+        before: run one after the other, `lease` and `free` in the master, `mark_warm` in its worker.
+        master: run in the master.
+        workers: by age; run in the worker as it was forked.
+    """
+
+    def __init__(self, before: list[Operation], master: list[Operation], workers: dict[int, list[Operation]]) -> None:
+        self.before = before
+        self.processes = [master, *workers.values()]
+        self._ages = list(workers)
+
+    def start(self) -> tuple[list[Process], Callable[[], Outcome]]:
+        """The processes, stopped before their first step, and what they made of it."""
+        master = Leases(1, max_generations=3, words=Words([0] * 4))
+        forked = {0: master}
+        for name, *args in self.before:
+            actor = forked[args[1]] if name == "mark_warm" else master
+            getattr(actor, name)(*args)
+            if name == "lease":
+                forked[args[0]] = copy.deepcopy(master)
+        copies = [master, *(forked[age] for age in self._ages)]
+        processes = [Process(*pair) for pair in zip(copies, self.processes, strict=True)]
+
+        def outcome() -> Outcome:
+            return (*(tuple(process.returned) for process in processes), look(master, copies))
+
+        return processes, outcome
+
+    def sequential(self) -> set[Outcome]:
+        """The outcomes of every order of whole operations."""
+        outcomes = set()
+        owners = [number for number, operations in enumerate(self.processes) for _ in operations]
+        for order in set(itertools.permutations(owners)):
+            reference = Sequential()
+            for name, *args in self.before:
+                getattr(reference, name)(*args)
+            left = [iter(operations) for operations in self.processes]
+            returned: list[list[Any]] = [[] for _ in self.processes]
+            for number in order:
+                name, *args = next(left[number])
+                returned[number].append(getattr(reference, name)(*args))
+            outcomes.add((*map(tuple, returned), look(reference, [reference] * len(self.processes))))
+        return outcomes
+
+
+def look(master: Any, copies: Sequence[Any]) -> Outcome:
+    """What the master knows, and what each process sees of every generation."""
+    seen = [(copied.is_superseded(0, age), copied.successor_is_warm(0, age)) for copied in copies for age in range(6)]
+    return (master.num_failures(0), tuple(master.holders(0)), tuple(seen))
+
+
+def interleavings(scenario: Scenario) -> Iterator[Outcome]:
+    """The outcome of every order of accesses, each run from the start: depth first over who makes the next step."""
+    prefixes: list[tuple[int, ...]] = [()]
+    while prefixes:
+        schedule = list(prefixes.pop())
+        processes, outcome = scenario.start()
+        for number in schedule:
+            processes[number].step()
+        while ready := [number for number, process in enumerate(processes) if not process.is_done]:
+            prefixes += [(*schedule, number) for number in ready[1:]]
+            schedule.append(ready[0])
+            processes[ready[0]].step()
+        yield outcome()
+
+
+SERVING: list[Operation] = [("lease", 1), ("mark_warm", 0, 1)]
+RELOADING: list[Operation] = [*SERVING, ("lease", 2)]
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(
+            Scenario(RELOADING, [("lease", 3)], {2: [("mark_warm", 0, 2)]}), id="warm while the next is forked"
+        ),
+        pytest.param(Scenario(RELOADING, [("free", 1)], {2: [("mark_warm", 0, 2)]}), id="warm while the old one ends"),
+        pytest.param(
+            Scenario(RELOADING, [("free", 1), ("lease", 3)], {2: [("mark_warm", 0, 2)]}),
+            id="warm while the old one is replaced",
+        ),
+        pytest.param(
+            Scenario([("lease", 1), ("lease", 2)], [("free", 2), ("lease", 3)], {1: [("mark_warm", 0, 1)]}),
+            id="old one warm while the new one crashes",
+        ),
+        pytest.param(
+            Scenario(
+                [("lease", 1), ("lease", 2), ("free", 2), ("lease", 3), ("free", 3), ("lease", 4)],
+                [("free", 4), ("lease", 5)],
+                {1: [("mark_warm", 0, 1)]},
+            ),
+            id="warm while a third failure is counted",
+        ),
+        pytest.param(
+            Scenario([*RELOADING, ("lease", 3)], [("free", 1)], {2: [("mark_warm", 0, 2)], 3: [("mark_warm", 0, 3)]}),
+            id="two generations warm at once",
+        ),
+        pytest.param(
+            Scenario(
+                [*SERVING, ("lease", 2), ("mark_warm", 0, 2), ("free", 1)],
+                [("lease", 3)],
+                {2: [("is_superseded", 0, 2), ("successor_is_warm", 0, 2)]},
+            ),
+            id="a word that passes to another worker",
+        ),
+        pytest.param(
+            Scenario(RELOADING, [("free", 2)], {1: [("is_superseded", 0, 1), ("successor_is_warm", 0, 1)]}),
+            id="the old one looks while the new one crashes",
+        ),
+        pytest.param(
+            Scenario(RELOADING, [("lease", 3)], {1: [("successor_is_warm", 0, 1)], 2: [("mark_warm", 0, 2)]}),
+            id="the old one looks while the new one becomes warm",
+        ),
+    ],
+)
+def test_every_interleaving_ends_as_some_order_of_whole_operations(scenario: Scenario) -> None:
+    allowed = scenario.sequential()
+    num_run = 0
+    for outcome in interleavings(scenario):
+        assert outcome in allowed
+        num_run += 1
+    assert num_run > 1
+    print(f"{num_run} interleavings")

@@ -1,0 +1,226 @@
+"""One step at a time, in the test's own thread: what a step delivers, and how sequences end."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.workers.engine.helpers import CHECKPOINT, generate, random_ids, running_engine
+from workers.engine.core import EngineCore
+from workers.engine.cpu.runner import CpuRunner
+from workers.engine.interrupt import Interrupt
+from workers.engine.model.loader import LoadedModel
+from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput
+from workers.engine.result_stream import ResultStream
+from workers.engine.runner import RunnerOutput
+from workers.engine.scheduler import Scheduler
+from workers.engine.scheduler_output import SchedulerOutput
+from workers.engine.sequence import Sequence
+from workers.text.tokenizer import Tokenizer
+
+TokenFn = Callable[[Sequence, int], int]
+
+
+class FakeRunner:
+    """Stands for a device: computes nothing, so that a test sees scheduling and postprocessing alone."""
+
+    num_entries = 2
+
+    def __init__(self, token: TokenFn = lambda _, position: 100 + position, num_steps: int = 1) -> None:
+        """
+        Args:
+            token: the token that a sequence generates at a position.
+            num_steps: decode steps computed per call, where the plan has rows only.
+        """
+        self.plans: list[SchedulerOutput] = []
+        self._token = token
+        self._num_steps = num_steps
+
+    def run(self, plan: SchedulerOutput) -> RunnerOutput:
+        self.plans.append(plan)
+        num_steps = 1 if plan.chunks or plan.ready else self._num_steps
+        steps = [
+            (one, GeneratedToken(self._token(one, len(one.token_ids) + ahead), -1.0))
+            for ahead in range(num_steps)
+            for one in plan.draws
+        ]
+        echoes: list[tuple[Sequence, list[float]]] = [
+            (member, [-2.0] * len(chunk.prompt.tokens[chunk.start + 1 : chunk.stop + 1]))
+            for chunk in plan.chunks
+            if chunk.prompt.is_echoed
+            for member in chunk.prompt.members
+        ]
+        return RunnerOutput(steps, echoes, num_steps)
+
+
+class Finished:
+    """Counts calls of `on_finish`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
+def make_core(
+    runner: FakeRunner, *, eos_id: int | None = None, on_finish: Callable[[], None] | None = None
+) -> EngineCore:
+    return EngineCore(Scheduler(runner.num_entries, 8), runner, eos_id=eos_id, on_finish=on_finish or Finished())
+
+
+def add(core: EngineCore, request: EngineRequest, tokenizer: Tokenizer | None = None) -> ResultStream:
+    stream = ResultStream()
+    core.add(Sequence(request, stream, start_id=0, tokenizer=tokenizer))
+    return stream
+
+
+def request(max_new_tokens: int = 4, prompt: tuple[int, ...] = (1, 2, 3), **more: object) -> EngineRequest:
+    return EngineRequest(prompt, SamplingParams(max_new_tokens), 0, **more)  # type: ignore[arg-type]
+
+
+def run_to_end(core: EngineCore) -> None:
+    for _ in range(1000):
+        if not core.sequences:
+            return
+        core.step()
+    raise AssertionError("1000 steps did not finish the sequences")
+
+
+def test_a_step_prefills_and_delivers_the_first_token_then_one_token_each() -> None:
+    runner, finished = FakeRunner(), Finished()
+    core = make_core(runner, on_finish=finished)
+    stream = add(core, request(3, stream=True))
+    for number in range(3):
+        assert finished.count == 0
+        timing = core.step()
+        assert timing is not None
+        assert timing.num_steps == 1
+        assert stream.next(0) == GeneratedToken(100 + number, -1.0)
+    assert [len(plan.chunks) for plan in runner.plans] == [1, 0, 0]
+    assert [len(plan.rows) for plan in runner.plans] == [0, 1, 1]
+    result = stream.result()
+    assert (result.token_ids, result.finish_reason, finished.count) == ((100, 101, 102), "length", 1)
+    assert core.sequences == []
+    assert core.step() is None
+
+
+def test_only_streamed_sequences_deliver_single_tokens() -> None:
+    core = make_core(FakeRunner())
+    stream = add(core, request(3))
+    core.step()
+    assert stream.next(0) is None
+    run_to_end(core)
+    assert isinstance(stream.next(0), SequenceOutput)
+
+
+def test_tokens_of_a_multi_step_decode_that_follow_the_end_are_dropped() -> None:
+    runner = FakeRunner(num_steps=4)
+    core = make_core(runner, eos_id=102)
+    ended, longer = add(core, request(20)), add(core, request(4))
+    core.step()
+    timing = core.step()
+    assert timing is not None
+    assert timing.num_steps == 4
+    assert timing.s_per_step == pytest.approx(timing.duration_s / 4)
+    assert (ended.result().token_ids, ended.result().finish_reason) == ((100, 101, 102), "eos")
+    assert ended.result().num_kept == 2
+    assert longer.result().finish_reason == "eos"
+    assert core.step() is None
+
+
+def test_a_cancelled_sequence_ends_before_the_next_step() -> None:
+    runner = FakeRunner()
+    core = make_core(runner)
+    stream, other = add(core, request(20)), add(core, request(20, prompt=(5, 6)))
+    core.step()
+    stream.cancel()
+    core.step()
+    assert (stream.result().finish_reason, stream.result().token_ids) == ("cancelled", (100,))
+    assert [row.sequence.prompt for row in runner.plans[-1].rows] == [(5, 6)]
+    assert other.next(0) is None
+
+
+def test_a_deadline_ends_a_sequence_with_what_it_has() -> None:
+    core = make_core(FakeRunner())
+    late = add(core, request(20, deadline=time.monotonic() - 1))
+    in_time = add(core, request(20, prompt=(5,), deadline=time.monotonic() + 1000))
+    core.step()
+    assert (late.result().finish_reason, late.result().token_ids) == ("deadline", ())
+    run_to_end(core)
+    assert in_time.result().finish_reason == "length"
+
+
+def test_a_fault_of_one_sequence_ends_that_sequence_only() -> None:
+    """The tokenizer raises for an id that it does not have."""
+    tokenizer = Tokenizer.from_directory(CHECKPOINT, 8192)
+    core = make_core(FakeRunner(lambda one, _: 10**6 if one.request.seed == 13 else 40))
+    params = SamplingParams(5, stop=("☃",))
+    good, bad = (add(core, EngineRequest((1, 2), params, seed), tokenizer) for seed in (12, 13))
+    run_to_end(core)
+    assert good.result().finish_reason == "length"
+    assert bad.result().finish_reason == "error"
+    assert (bad.result().error or "").startswith("IndexError")
+    assert len(bad.result().token_ids) == 1
+    after = add(core, request(2))
+    run_to_end(core)
+    assert after.result().finish_reason == "length"
+
+
+def test_an_error_of_the_runner_is_the_callers() -> None:
+    def broken(*_: object) -> int:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    core = make_core(FakeRunner(broken))
+    stream = add(core, request())
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        core.step()
+    core.finish_all("error", "the device failed")
+    assert (stream.result().finish_reason, stream.result().error) == ("error", "the device failed")
+
+
+def test_finish_all_ends_running_and_waiting_sequences() -> None:
+    finished = Finished()
+    core = make_core(FakeRunner(), on_finish=finished)
+    running = add(core, request(50))
+    core.step()
+    waiting = add(core, request(50, prompt=(9, 9)))
+    core.finish_all("cancelled")
+    assert [stream.result().finish_reason for stream in (running, waiting)] == ["cancelled"] * 2
+    assert finished.count == 2
+    assert core.sequences == []
+
+
+def test_a_prefill_group_waits_for_its_siblings_and_then_stops_waiting() -> None:
+    core = make_core(FakeRunner())
+    stream = add(core, request(2, group=("g", 2)))
+    timing = core.step()  # the prompt is computed meanwhile
+    assert timing is not None
+    if core.wake_at < float("inf"):  # the machine was fast enough to see it wait
+        assert core.wake_at > time.monotonic() - 1
+        time.sleep(max(0.0, core.wake_at - time.monotonic()))
+    run_to_end(core)
+    assert stream.result().finish_reason == "length"
+
+
+def test_prompt_logprobs_are_collected_over_all_chunks() -> None:
+    core = make_core(FakeRunner())
+    stream = add(core, request(1, prompt=(7,) * 600, echo_logprobs=True))
+    run_to_end(core)
+    assert stream.result().prompt_logprobs == (None, *[-2.0] * 599)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(12, temperature=0), SamplingParams(12, top_k=20)], ids=str)
+def test_a_model_gives_the_same_text_as_in_the_engines_thread(tiny: LoadedModel, params: SamplingParams) -> None:
+    prompt = random_ids(random.Random(4), 30, tiny.config.vocab_size)
+    runner = CpuRunner(tiny, 4, Interrupt())
+    core = EngineCore(Scheduler(runner.num_entries, 4), runner, eos_id=None)
+    streams = [add(core, EngineRequest(tuple(prompt), params, seed)) for seed in range(3)]
+    run_to_end(core)
+    with running_engine(tiny) as engine:
+        for seed, stream in enumerate(streams):
+            theirs = generate(engine, prompt, params, seed)
+            assert (stream.result().token_ids, stream.result().logprobs) == (theirs.token_ids, theirs.logprobs)

@@ -1,0 +1,137 @@
+"""One step of the engine: schedule, run, postprocess.
+
+Synchronous: the caller decides in which thread a step runs and when the next one follows. Knows sequences, the
+scheduler and a runner. Does not know threads, queues, loading, text or HTTP, and imports no tensor library.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from workers.engine.scheduler import Scheduler
+from workers.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from workers.engine.runner import Runner, RunnerOutput
+
+log = structlog.get_logger()
+
+# A decode step may end this long after a sequence's deadline: callers set the deadline earlier than their own.
+DEADLINE_TOLERANCE_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """What one call of `EngineCore.step` took."""
+
+    duration_s: float
+    num_steps: int  # decode steps computed for each sequence of the batch; more than 1 after a multi-step decode
+
+    @property
+    def s_per_step(self) -> float:
+        return self.duration_s / self.num_steps
+
+
+class EngineCore:
+    """The sequences of one runner, advanced step by step. Not thread-safe."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        eos_id: int | None,
+        on_finish: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            eos_id: the token that ends a sequence; None if no token does.
+            on_finish: called after a sequence has left the scheduler, before its result is delivered.
+        """
+        self._scheduler = scheduler
+        self._runner = runner
+        self._eos_id = eos_id
+        self._on_finish = on_finish
+        self._decode_step_s = 0.0  # duration of the latest step without prefill
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All unfinished sequences, waiting ones included."""
+        return self._scheduler.sequences
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that have been scheduled."""
+        return self._scheduler.num_running
+
+    @property
+    def wake_at(self) -> float:
+        """When to try again after a `step` that had nothing to run, in `time.monotonic()` seconds."""
+        return self._scheduler.wake_at
+
+    def add(self, sequence: Sequence) -> None:
+        """Adds a sequence; the next step may already run it."""
+        self._scheduler.add(sequence)
+
+    def step(self) -> StepTiming | None:
+        """Runs one step and delivers its tokens. None if there was nothing to run.
+
+        Raises:
+            Exception: whatever the runner raises. A failure of a single sequence ends that sequence only.
+        """
+        start = time.monotonic()
+        self._finish_interrupted(start)
+        plan = self._scheduler.schedule(start)
+        if not plan:
+            return None
+        output = self._runner.run(plan)
+        self._scheduler.complete(plan, output.num_steps)
+        self._postprocess(output)
+        timing = StepTiming(time.monotonic() - start, output.num_steps)
+        if not plan.chunks:
+            self._decode_step_s = timing.s_per_step
+        return timing
+
+    def finish_all(self, reason: str, error: str | None = None) -> None:
+        """Ends every sequence with `reason`."""
+        for sequence in self.sequences:
+            self._finish(sequence, reason, error)
+
+    def _finish_interrupted(self, now: float) -> None:
+        """Ends sequences that are cancelled, past their deadline, or would be before the next step ends."""
+        for sequence in self.sequences:
+            # A sequence that has tokens to return must return them in time; one without has nothing to lose.
+            ends_at = now + max(0.0, self._decode_step_s - DEADLINE_TOLERANCE_S) if sequence.token_ids else now
+            reason = sequence.interruption(ends_at)
+            if reason is not None:
+                self._finish(sequence, reason)
+
+    def _postprocess(self, output: RunnerOutput) -> None:
+        """Appends the new tokens to their sequences, streams them, and ends the sequences that are complete."""
+        now = time.monotonic()
+        for sequence, logprobs in output.echoes:
+            sequence.add_prompt_logprobs(logprobs)
+        for sequence, token in output.steps:
+            if sequence.finish_reason is not None:  # tokens past the end, from a multi-step decode
+                continue
+            try:
+                sequence.append(token, self._eos_id, now)
+            except Exception as error:  # a fault of this sequence alone
+                log.exception("sequence_failed")
+                self._finish(sequence, "error", f"{type(error).__name__}: {error}")
+                continue
+            if sequence.request.stream:
+                sequence.result_stream.put(token)
+            if sequence.finish_reason is not None:
+                self._finish(sequence, sequence.finish_reason)
+
+    def _finish(self, sequence: Sequence, reason: str, error: str | None = None) -> None:
+        sequence.finish_reason = reason
+        self._scheduler.remove(sequence)
+        self._on_finish()
+        sequence.result_stream.put(sequence.output(reason, time.monotonic(), error))

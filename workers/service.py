@@ -1,0 +1,278 @@
+"""One slot's service: a model with its engine and codec, from loading to draining.
+
+`SlotService` takes a `GenerateRequest`, returns the protocol's lines for it, and publishes the slot's `State`. It knows
+no HTTP, no gunicorn and no environment: `workers.app` is its HTTP face, and any other host process can hold it as well.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from shared.errors import InvalidRequest, NotReady, SlotFull
+from shared.plan import Model, Slot
+from shared.protocol import Accepted, GenerateLine, GenerateRequest, State
+from workers.checkpoints.int8_check import choose_cpu_dtype
+from workers.codec import Codec
+from workers.engine.engine import Engine, EngineConfig, EngineFull, EngineNotReady, InvalidPrompt
+from workers.engine.model.loader import LoadedModel, load_model, random_model
+from workers.engine.request import EngineRequest, SequenceOutput
+from workers.engine.result_stream import ResultStream
+from workers.text.tokenizer import Tokenizer
+
+STATE_PERIOD_S = 0.5
+MAX_BACKOFF_S = 30.0
+log = structlog.get_logger()
+
+
+class SlotService:
+    """The model of one slot, ready to generate once `start` has loaded it. Thread-safe."""
+
+    def __init__(
+        self,
+        slot: Slot,
+        model: Model,
+        config: EngineConfig,
+        int8_results: Path,
+        *,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        """Loads nothing and starts no thread.
+
+        Args:
+            int8_results: the directory in which `workers.checkpoints.int8_check` caches its results.
+            on_fatal: called from the engine's thread when the device has failed. The service cannot recover: a device
+                that returned an error may compute the next request wrongly, so the host ends the process.
+        """
+        self.slot = slot
+        self._model = model
+        self._config = config
+        self._int8_results = int8_results
+        self._age = 0
+        self._num_failures = 0
+        self._on_change: Callable[[], None] = lambda: None
+        self._is_draining = threading.Event()
+        self._has_started = False
+        self._engine_thread: threading.Thread | None = None  # None until it loads
+        self._codec: Codec | None = None
+        self._changed = threading.Condition()
+        # Guarded by `_changed`.
+        self._version = 0
+        self._counters: Counter[str] = Counter()
+        self._engine = Engine(config, self._load, on_change=self._announce, on_fatal=on_fatal)
+
+    def start(self, *, age: int = 0, num_failures: int = 0, on_change: Callable[[], None] = lambda: None) -> None:
+        """Start loading, in the engine's thread.
+
+        Args:
+            age: the worker's gunicorn age; reported in `State`.
+            num_failures: workers of this slot that died before they were warm, in a row; loading backs off accordingly.
+            on_change: called, from any thread, when the state has changed.
+        """
+        self._age, self._num_failures, self._on_change = age, num_failures, on_change
+        self._has_started = True
+        self._engine.start()
+
+    def submit(self, request: GenerateRequest) -> Branch:
+        """Queue a sequence; its deadline counts from this call.
+
+        Raises:
+            InvalidRequest: this model can never serve the request.
+            NotReady: the model is not loaded yet, or the slot drains.
+            SlotFull: `max_batch` sequences are in the engine.
+        """
+        started_at, now = time.time(), time.monotonic()
+        codec = self._codec
+        if codec is None:
+            raise NotReady("The slot's model is not loaded yet.", retry_after_s=1)
+        engine_request = codec.request(request, now)
+        try:
+            results = self._engine.submit(engine_request)
+        except EngineFull as error:
+            raise SlotFull(str(error), retry_after_s=1) from error
+        except EngineNotReady as error:
+            raise NotReady(str(error), retry_after_s=1) from error
+        except InvalidPrompt as error:
+            raise InvalidRequest(str(error)) from error
+        return Branch(
+            request, engine_request, results, codec, partial(self._finish, request, engine_request, started_at)
+        )
+
+    @property
+    def is_warm(self) -> bool:
+        return self._engine.status().state == "warm"
+
+    def state(self) -> State:
+        status = self._engine.status()
+        return State(
+            state="draining" if self._is_draining.is_set() else status.state.value,
+            reason=status.reason,
+            progress=status.progress,
+            model=self._model.name,
+            device=self.slot.device,
+            dtype=status.dtype,
+            max_batch=self.slot.max_batch,
+            n_ctx=status.n_ctx,
+            in_flight=status.num_running + status.num_waiting,
+            ms_per_token=status.ms_per_token,
+            pid=os.getpid(),
+            age=self._age,
+            counters=dict(self._counters),
+        )
+
+    def states(self) -> Iterator[State]:
+        """The current state, then each change of it, and at least one line per 0.5 s; ends with `draining`."""
+        version = -1
+        while True:
+            with self._changed:
+                if self._version == version and not self._is_draining.is_set():
+                    self._changed.wait(STATE_PERIOD_S)
+                version = self._version
+            state = self.state()
+            yield state
+            if state.state == "draining":
+                return
+
+    def drain(self, grace_s: float) -> None:
+        """Refuse new requests, end the state streams, and give running sequences `grace_s` to finish.
+
+        Returns at once; a thread of its own stops the engine.
+        """
+        self._is_draining.set()
+        self._announce()
+        threading.Thread(target=self._engine.stop, args=(grace_s,), name="drain", daemon=True).start()
+
+    def close(self) -> bool:
+        """Cancel what still runs and stop the engine's thread.
+
+        Returns:
+            False if the thread still runs, because it is loading the model. An interpreter that exits while a thread is
+            inside torch aborts, so the host then has to end the process with `os._exit`.
+        """
+        self._engine.stop(0.0)
+        if not self._has_started:
+            return True
+        return self._engine_thread is not None and not self._engine_thread.is_alive()
+
+    def _finish(
+        self, request: GenerateRequest, engine_request: EngineRequest, started_at: float, output: SequenceOutput
+    ) -> None:
+        """Count and log a branch that has ended."""
+        num_prompt_tokens = len(engine_request.prompt_ids)
+        with self._changed:
+            self._counters[f"sequences.{output.finish_reason}"] += 1
+            self._counters["prompt_tokens"] += num_prompt_tokens
+            self._counters["cached_tokens"] += output.cached_tokens
+            self._counters["generated_tokens"] += len(output.token_ids)
+        log.info(
+            "branch_finished",
+            slot=self.slot.index,
+            request_id=request.request_id,
+            seed=request.seed,
+            started_at=round(started_at, 4),
+            first_token_at=_to_wall_clock(output.first_token_at),
+            ended_at=_to_wall_clock(output.ended_at),
+            prompt_tokens=num_prompt_tokens,
+            cached_tokens=output.cached_tokens,
+            tokens=len(output.token_ids),
+            finish_reason=output.finish_reason,
+        )
+
+    def _announce(self) -> None:
+        with self._changed:
+            self._version += 1
+            self._changed.notify_all()
+        self._on_change()
+
+    def _load(self, progress: Callable[[float], None]) -> LoadedModel:
+        self._engine_thread = threading.current_thread()
+        if self._num_failures:
+            # The previous process died while loading (out of memory, a driver fault). gunicorn respawns
+            # without pause, so the backoff is here.
+            pause_s = min(MAX_BACKOFF_S, 2.0 ** (self._num_failures - 1))
+            log.warning("load_delayed", slot=self.slot.index, failures=self._num_failures, pause_s=pause_s)
+            self._is_draining.wait(pause_s)
+        start = time.monotonic()
+        # In the engine's thread, which retries: an exception at the start of a worker would halt its master.
+        tokenizer = Tokenizer.from_directory(Path(self._model.directory), self._model.vocab_size)
+        make = (
+            partial(random_model, "medium" if self._model.name == "synthetic:medium" else "small")
+            if self._model.source == "synthetic"
+            else partial(load_model, Path(self._model.directory))
+        )
+        loaded = make(
+            device=self._config.device, dtype=self._choose_dtype(tokenizer), progress=progress, tokenizer=tokenizer
+        )
+        self._codec = Codec(tokenizer, loaded.config.n_positions)
+        log.info(
+            "model_loaded", slot=self.slot.index, model=self._model.name, seconds=round(time.monotonic() - start, 2)
+        )
+        return loaded
+
+    def _choose_dtype(self, tokenizer: Tokenizer) -> str:
+        """The configured dtype; for `auto` on a CPU, int8 if this checkpoint keeps its quality in it, else bf16."""
+        is_open = self._config.dtype == "auto" and self._config.device == "cpu"
+        # A test measures the embedded checkpoint in int8, and random weights have no quality to lose.
+        if not is_open or self._model.source in {"embedded", "synthetic"}:
+            return self._config.dtype
+        check = choose_cpu_dtype(Path(self._model.directory), tokenizer, self._int8_results)
+        if check.dtype != "int8":
+            log.warning("int8_rejected", model=self._model.name, ratio=round(check.ratio, 4), dtype=check.dtype)
+        return check.dtype
+
+
+class Branch:
+    """A submitted request. Iterate over it, then `close` it; `cancel` may be called from any thread."""
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        engine_request: EngineRequest,
+        results: ResultStream,
+        codec: Codec,
+        on_finish: Callable[[SequenceOutput], None],
+    ) -> None:
+        self._request = request
+        self._engine_request = engine_request
+        self._results = results
+        self._codec = codec
+        self._on_finish = on_finish
+
+    def __iter__(self) -> Iterator[list[GenerateLine]]:
+        """Batches of lines: first `Accepted`, then tokens as they are generated, last `Done` or `Failed`.
+
+        Tokens that the engine delivered together are one batch, so that they cost their reader one send.
+        """
+        yield [Accepted()]
+        stream = self._codec.token_stream(self._engine_request)
+        lines: list[GenerateLine] = []
+        for item in self._results.outputs():
+            if isinstance(item, SequenceOutput):
+                yield [*lines, self._codec.last_line(self._request, self._engine_request, item)]
+                return
+            if (line := stream.feed(item)) is not None:
+                lines.append(line)
+            if lines and not self._results.has_more:
+                yield lines
+                lines = []
+
+    def cancel(self) -> None:
+        """End the sequence after at most one more decode step."""
+        self._results.cancel()
+
+    def close(self) -> None:
+        """Cancel the sequence if it still runs, wait for its end, count it and log it. To be called once."""
+        self._results.cancel()
+        self._on_finish(self._results.result())
+
+
+def _to_wall_clock(monotonic_s: float | None) -> float | None:
+    """A time of `time.monotonic()` as a time of `time.time()`, in seconds."""
+    return None if monotonic_s is None else round(time.time() - time.monotonic() + monotonic_s, 4)
