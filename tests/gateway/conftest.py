@@ -14,7 +14,7 @@ from gateway.generation.fanout import Fanout
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from shared.hangups import HangupWatcher
-from shared.plan import Model, Plan, lay_out
+from shared.plan import Model, Plan, make_slots
 from shared.settings import Settings
 
 
@@ -49,7 +49,7 @@ def make_gateway(tmp_path: Path, hangups: HangupWatcher) -> MakeGateway:
                 Model("small", "/models/small", "hub:small", n_ctx=1024, vocab_size=50257),
                 Model("medium", "/models/medium", "hub:medium", n_ctx=1024, vocab_size=50257, warning="not checked"),
             ],
-            lay_out(["cpu"], [("small", 2), ("medium", 1)], tmp_path, 3),
+            make_slots(["cpu"], [("small", 2), ("medium", 1)], tmp_path, 3),
         )
         loaded = Settings.load({f"TERCET_{name.upper()}": value for name, value in settings.items()})
         admission = Admission(plan, loaded.placement, loaded.queue)

@@ -14,7 +14,7 @@ import pytest
 from gateway.api.schema import parse_autocomplete_request
 from gateway.app import MAX_BRANCHES_PER_REQUEST, READY_PATHS
 from shared.errors import InvalidRequest
-from shared.plan import Model, Plan, lay_out, write_plan
+from shared.plan import Model, Plan, make_slots, write_plan
 from tests.gateway.conftest import Gateway, MakeGateway
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +91,7 @@ def run_build(run_path: Path, code: str, **settings: str) -> subprocess.Complete
 
 def test_build_takes_settings_from_the_environment_and_the_plan_from_the_run_directory(short_path: Path) -> None:
     models = [Model("small", "/models/small", "hub:small", n_ctx=1024, vocab_size=50257)]
-    write_plan(Plan({}, models, lay_out(["cpu"], [("small", 2)], short_path, 3)), short_path)
+    write_plan(Plan({}, models, make_slots(["cpu"], [("small", 2)], short_path, 3)), short_path)
     code = (
         "print(json.dumps([client.simulate_get('/health/ready').json,"
         " client.simulate_post('/autocomplete', body=b' ' * 1025).status_code]))"

@@ -19,7 +19,7 @@ from tests.gateway.generation.stubs import Respond, StubPool
 class Api:
     """The gateway's app in front of a pool of stub workers."""
 
-    def __init__(self, pool: StubPool, **settings: str) -> None:
+    def __init__(self, pool: StubPool, hangups: HangupWatcher, **settings: str) -> None:
         self.pool = pool
         self.app = create_app(
             settings=Settings.load({f"TERCET_{name.upper()}": value for name, value in settings.items()}),
@@ -27,7 +27,7 @@ class Api:
             admission=pool.admission,
             fanout=pool.fanout,
             metrics=pool.metrics,
-            hangups=HangupWatcher(),
+            hangups=hangups,
             run_path=pool.run_path,
         )
         self._client = testing.TestClient(self.app, headers={"Host": "localhost"})
@@ -42,13 +42,13 @@ class Api:
 
 
 @pytest.fixture
-def make_api(short_path: Path) -> Iterator[Callable[..., Api]]:
+def make_api(short_path: Path, hangups: HangupWatcher) -> Iterator[Callable[..., Api]]:
     """Makes an app in front of a stub worker for each responder. `settings` are `TERCET_` variables in lower case."""
     with ExitStack() as stack:
 
         def make(*responders: Respond, settings: dict[str, str] | None = None, **options: Any) -> Api:
             pool = StubPool(short_path, *responders, **options)
             stack.callback(pool.close)
-            return Api(pool, **(settings or {}))
+            return Api(pool, hangups, **(settings or {}))
 
         yield make

@@ -153,9 +153,7 @@ def test_a_wrong_field_is_answered_422_with_its_range(
 
 
 def test_a_length_that_leaves_no_room_for_a_prompt_is_refused(make_api: MakeApi) -> None:
-    api = make_api(respond)
-    api.pool.plan.models[0] = msgspec.structs.replace(api.pool.plan.models[0], n_ctx=32)
-    response = Api(api.pool).complete(length=32)
+    response = make_api(respond, n_ctx=32).complete(length=32)
     assert (response.status_code, response.json["detail"]) == (422, "length must be below 32, the context of small.")
 
 

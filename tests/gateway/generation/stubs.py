@@ -24,7 +24,7 @@ from gateway.generation.request import GenerationSpec
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from gateway.pool.client import SlotClient
-from shared.plan import Model, Plan, lay_out
+from shared.plan import Model, Plan, make_slots
 from shared.protocol import (
     Accepted,
     Done,
@@ -180,16 +180,22 @@ class StubPool:
     """Stub workers, one per responder, and the gateway's own admission, clients and fan-out in front of them."""
 
     def __init__(
-        self, run_path: Path, *responders: Respond, max_batch: int = 3, queue: int = 24, ack_s: float = 1.0
+        self,
+        run_path: Path,
+        *responders: Respond,
+        max_batch: int = 3,
+        queue: int = 24,
+        ack_s: float = 1.0,
+        n_ctx: int = 1024,
     ) -> None:
-        slots = lay_out(["cpu"], [("small", len(responders))], run_path, max_batch)
-        self.plan = Plan({}, [Model("small", "", "", 1024, 500)], slots)
+        slots = make_slots(["cpu"], [("small", len(responders))], run_path, max_batch)
+        self.plan = Plan({}, [Model("small", "", "", n_ctx, 500)], slots)
         self.run_path = run_path
         self.workers = [StubWorker(slot.socket, respond) for slot, respond in zip(slots, responders, strict=True)]
         self.admission = Admission(self.plan, "auto", queue)
         for slot in slots:
             self.admission.update(slot.index, State(state="warm", ms_per_token=1.0))
-        self.metrics = Metrics(self.admission)
+        self.metrics = Metrics(self.admission.states, lambda: self.admission.num_waiting)
         self._clients = [SlotClient(slot, ack_s) for slot in slots]
         self.fanout = Fanout(self._clients, self.admission, self.metrics, num_threads=16)
 
