@@ -36,6 +36,7 @@ from shared.hangups import HangupWatcher
 from shared.plan import Model, Plan
 from shared.protocol import Done, Sampling
 
+# Prompt tokens, where the request does not say.
 DEFAULT_MAX_TOKENS = 256
 # Characters at a document's beginning that identify it where there is no session.
 DOCUMENT_CHARS = 200

@@ -26,7 +26,7 @@ class AutocompleteRequest(Struct, forbid_unknown_fields=True, kw_only=True, froz
     top_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1 (0 and 1: off)")] = 0.95
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="a whole number of tokens, from 1 to what the model's context leaves beside length"),
+        Meta(description="a whole number of tokens, from 1 to the model's context minus length"),
     ] = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100, description="a number above 0, at most 100")] = 1.0
     stop: Annotated[
@@ -44,7 +44,7 @@ class AutocompleteRequest(Struct, forbid_unknown_fields=True, kw_only=True, froz
     stream: Annotated[bool, Meta(description="true (server-sent events) or false")] = False
     explain: Annotated[
         Annotated[int, Meta(ge=1, le=10)] | None,
-        Meta(description="a whole number from 1 to 10: likeliest tokens to report beside each"),
+        Meta(description="a whole number from 1 to 10: most likely tokens to report at each step"),
     ] = None
 
 

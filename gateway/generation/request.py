@@ -40,7 +40,7 @@ class GenerationSpec:
         max_prompt_tokens: a longer prompt loses its beginning.
         num_completions: branches at the start; branches with a higher index replace rejected completions.
         seed: branch 0's; branch k draws with `seed + k`.
-        ranks_first_token: greedy branches would all give one text; with this, branch k starts with the token of rank k.
+        ranks_first_token: greedy branches differ: branch k starts with its k-th most likely token (from 0).
         heals: token healing: where the prompt ends mid-word, the worker backs up to the word's start and constrains the
             output to match it.
         echoes: report the prompt's tokens and their log-probabilities.
@@ -115,9 +115,9 @@ class RequestContext:
     """A request being processed: a queue of its branches' events, and cancellation. Thread-safe.
 
     Attributes:
-        cancel_reason: the error to answer with, if the request was cancelled with one.
+        cancel_reason: the error to answer with, if cancellation gave a reason.
         num_top_ups: branches started to replace rejected completions.
-        first_outcomes_at: when every one of the first branches had an outcome, of `time.monotonic()`.
+        first_outcomes_at: when all of the first branches had an outcome, of `time.monotonic()`.
     """
 
     def __init__(self, spec: GenerationSpec) -> None:

@@ -20,7 +20,7 @@ from gateway.generation.selection import (
 )
 from gateway.generation.trimming import Trimmer
 
-# Replacement branches per wanted suggestion: a model that still repeats itself after so many has nothing else to say.
+# Replacement branches per wanted suggestion: with more, a model that still repeats itself would keep doing so.
 MAX_TOP_UPS = 2
 
 
@@ -34,7 +34,7 @@ def suggest(
         selected. `SelectionResult` last, at the deadline at the latest.
 
     Raises:
-        TercetError: the reason, if the request was cancelled with one.
+        TercetError: the reason of a cancellation.
     """
     selection = Selection(policy)
     streams: dict[int, _BranchStream] = {}
@@ -70,7 +70,7 @@ def suggest(
 
 
 class _BranchStream:
-    """The trimmed text of one branch that has been sent to the client."""
+    """The trimmed text of a branch that has been sent to the client."""
 
     __slots__ = ("_attempt", "_policy", "_sent", "_trimmer")
 

@@ -48,7 +48,7 @@ MAX_PHRASE = 12  # words
 
 
 class Trimmer:
-    """Trims one completion, token by token or all at once."""
+    """Trims a completion, token by token or all at once."""
 
     __slots__ = ("_ends", "_has_late_end", "_keeps_partial_word", "_length", "_num_final", "_text")
 
@@ -189,8 +189,8 @@ def _has_loop(words: list[str], num_prompt_words: int, size: int, num_times: int
 def is_alike(first: str, second: str, similarity: float) -> bool:
     """Whether a reader would take two completions for the same, ignoring case and punctuation.
 
-    Either the words of one are the beginning of the other's, or both are at least `similarity` percent alike by
-    rapidfuzz's `ratio`: 200 × the length of the longest common subsequence of characters / the sum of both lengths.
+    Either the words of one text are the beginning of the other's, or the texts are at least `similarity` percent alike
+    by rapidfuzz's `ratio`: 200 × the length of the longest common subsequence of characters / the sum of both lengths.
     """
     a, b = (" ".join(_WORD.findall(text.casefold())) for text in (first, second))
     return f"{a} ".startswith(f"{b} ") or f"{b} ".startswith(f"{a} ") or fuzz.ratio(a, b) >= similarity

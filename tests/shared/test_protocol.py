@@ -1,85 +1,14 @@
-"""Every refusal names the field, its range and what came instead."""
+"""The internal protocol's parser."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from gateway.api.schema import AutocompleteRequest, parse_autocomplete_request
-from shared.errors import InvalidJson, InvalidRequest
-
 ROOT = Path(__file__).parents[2]
 
 
-def parse(raw: bytes) -> AutocompleteRequest:
-    return parse_autocomplete_request(raw)
-
-
-def test_only_context_is_needed() -> None:
-    request = parse(b'{"context": ""}')
-    assert (request.n_samples, request.length, request.temperature, request.top_k, request.top_p) == (
-        3,
-        20,
-        1,
-        50,
-        0.95,
-    )
-
-
-@pytest.mark.parametrize("name", ["n_samples", "samples", "n"])
-def test_other_names_of_n_samples(name: str) -> None:
-    assert parse(b'{"context": "a", "%s": 5}' % name.encode()).n_samples == 5
-
-
-@pytest.mark.parametrize(
-    ("raw", "field", "message"),
-    [
-        (b"{}", "context", "context is required"),
-        (b'{"context": 3}', "context", "context must be a string: the document before the cursor, not 3."),
-        (b'{"context": "a", "n": 9}', "n_samples", "n_samples must be a whole number from 1 to 8, not 9."),
-        (b'{"context": "a", "n": 0}', "n_samples", "from 1 to 8, not 0"),
-        (b'{"context": "a", "length": 257}', "length", "from 1 to 256, not 257"),
-        (b'{"context": "a", "length": 20.5}', "length", "whole number"),
-        (b'{"context": "a", "max_time": 0}', "max_time", "above 0, not 0"),
-        (b'{"context": "a", "temperature": 5.1}', "temperature", "from 0 to 5"),
-        (b'{"context": "a", "temperature": "hot"}', "temperature", "not a string"),
-        (b'{"context": "a", "top_p": -0.1}', "top_p", "from 0 to 1"),
-        (b'{"context": "a", "repetition_penalty": 0}', "repetition_penalty", "above 0"),
-        (b'{"context": "a", "stop": "x"}', "stop", "list of up to 8 strings"),
-        (b'{"context": "a", "stop": ["1","2","3","4","5","6","7","8","9"]}', "stop", "list of up to 8"),
-        (b'{"context": "a", "stop": [""]}', "stop", "1 to 256 characters"),
-        (b'{"context": "a", "single_line": 1}', "single_line", "true or false, not 1"),
-        (b'{"context": "a", "seed": 9223372036854775808}', "seed", "from 0 to 9223372036854775807"),
-        (b'{"context": "a", "contxt": 1}', "contxt", "Unknown field contxt; the fields are context"),
-        (b'{"context": "a", "n": 1, "samples": 2}', "n", "another name of n_samples"),
-    ],
-)
-def test_a_wrong_field_is_named_with_its_range(raw: bytes, field: str, message: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        parse(raw)
-    assert message in caught.value.detail
-    assert [error.field for error in caught.value.fields] == [field]
-
-
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        (b"", "truncated"),
-        (b'{"context": "a",\n "n":}', "line 2, column 6"),
-        (b"[]", "not an array"),
-        (b'"text"', "not a string"),
-        (b'{"context": "\xff"}', "utf-8"),
-        (b'{"context": "a"} x', "trailing characters"),
-    ],
-)
-def test_what_is_not_a_json_object_is_refused_with_the_place(raw: bytes, message: str) -> None:
-    with pytest.raises(InvalidJson, match=message):
-        parse(raw)
-
-
-def test_first_requests_that_come_at_once_crash_nothing() -> None:
-    """In processes of their own, for only a process's first use of a type builds its table."""
+def test_concurrent_first_requests_do_not_crash() -> None:
+    """In fresh processes: msgspec builds a type's table at its first use in a process."""
     program = """
 import sys, threading
 from shared.protocol import parse_generate_request

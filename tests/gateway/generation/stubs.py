@@ -180,10 +180,16 @@ class StubPool:
     """Stub workers, one per responder, and the gateway's own admission, clients and fan-out in front of them."""
 
     def __init__(
-        self, run_path: Path, *responders: Respond, max_batch: int = 3, queue: int = 24, ack_s: float = 1.0
+        self,
+        run_path: Path,
+        *responders: Respond,
+        max_batch: int = 3,
+        queue: int = 24,
+        ack_s: float = 1.0,
+        n_ctx: int = 1024,
     ) -> None:
         slots = make_slots(["cpu"], [("small", len(responders))], run_path, max_batch)
-        self.plan = Plan({}, [Model("small", "", "", 1024, 500)], slots)
+        self.plan = Plan({}, [Model("small", "", "", n_ctx, 500)], slots)
         self.run_path = run_path
         self.workers = [StubWorker(slot.socket, respond) for slot, respond in zip(slots, responders, strict=True)]
         self.admission = Admission(self.plan, "auto", queue)

@@ -48,10 +48,10 @@ def test_a_request_is_a_call_per_branch_with_its_spec(make_pool: MakePool) -> No
     results = sorted(
         (outcome for outcome in outcomes if isinstance(outcome, BranchResult)), key=lambda result: result.branch
     )
-    assert [(one.branch, one.seed, one.slot, one.model) for one in results] == [
+    assert [(result.branch, result.seed, result.slot, result.model) for result in results] == [
         (0, 7, 0, "small"), (1, 8, 0, "small"), (2, 9, 0, "small"),
     ]  # fmt: skip
-    assert [one.done.text for one in results] == [" seed 7", " seed 8", " seed 9"]
+    assert [result.done.text for result in results] == [" seed 7", " seed 8", " seed 9"]
     calls = sorted(pool.workers[0].calls, key=lambda call: call.seed)
     for index, call in enumerate(calls):
         assert (call.prompt, call.prompt_ids, call.max_prompt_tokens) == ("He saw", None, 50)
@@ -214,9 +214,9 @@ def test_more_branches_than_room_run_in_waves(make_pool: MakePool) -> None:
 
     pool = make_pool(respond, respond, max_batch=2)
     outcomes = start(pool, RequestContext(make_spec(num_completions=8)))
-    results = [one for one in outcomes if isinstance(one, BranchResult)]
-    assert sorted(one.branch for one in results) == list(range(8))
-    assert {one.done.text for one in results} == {f" seed {7 + one.branch}" for one in results}
+    results = [outcome for outcome in outcomes if isinstance(outcome, BranchResult)]
+    assert sorted(result.branch for result in results) == list(range(8))
+    assert {result.done.text for result in results} == {f" seed {7 + index}" for index in range(8)}
     assert all(1 <= worker.max_running <= 2 for worker in pool.workers)
     groups = [call.group for worker in pool.workers for call in worker.calls]
     assert groups == [Group(id="r1", size=8)] * 8
@@ -229,7 +229,7 @@ def test_a_top_up_is_a_group_of_its_own(make_pool: MakePool) -> None:
     start(pool, context)
     pool.fanout.top_up(context, range(3, 5))
     outcomes = collect(context, 2)
-    assert sorted(one.branch for one in outcomes) == [3, 4]
+    assert sorted(outcome.branch for outcome in outcomes) == [3, 4]
     assert {call.seed for call in pool.workers[0].calls[3:]} == {10, 11}
     assert [call.group for call in pool.workers[0].calls[3:]] == [Group(id="r1+3", size=2)] * 2
 

@@ -14,15 +14,15 @@ POLICY = SelectionPolicy(prompt="He saw", num_suggestions=3, length=20, similari
 
 
 def result(
-    branch: int, pieces: list[str], logprob: float = -1.0, *, kept: int | None = None, typed: int = 0,
+    branch: int, token_texts: list[str], logprob: float = -1.0, *, kept: int | None = None, typed: int = 0,
     reason: str = "eos",
 ) -> BranchResult:  # fmt: skip
     done = Done(
-        text="".join(pieces),
-        token_ids=list(range(len(pieces))),
-        logprobs=[logprob - 0.1 * number for number in range(len(pieces))],
-        ends=list(accumulate(map(len, pieces))),
-        num_kept_tokens=len(pieces) if kept is None else kept,
+        text="".join(token_texts),
+        token_ids=list(range(len(token_texts))),
+        logprobs=[logprob - 0.1 * step for step in range(len(token_texts))],
+        ends=list(accumulate(map(len, token_texts))),
+        num_kept_tokens=len(token_texts) if kept is None else kept,
         num_typed_tokens=typed,
         finish_reason=reason,
         num_prompt_tokens=4,
@@ -170,8 +170,8 @@ def test_a_completion_cut_by_the_deadline_is_partial_and_without_a_word_a_failur
 
 
 def test_a_completion_without_a_whole_word_is_rejected() -> None:
-    one = SelectionPolicy(prompt="He saw", num_suggestions=1, length=20, similarity=80)
-    assert codes(select(result(0, [" unbeliev"], reason="length"), policy=one)) == ["no_word"]
+    single = SelectionPolicy(prompt="He saw", num_suggestions=1, length=20, similarity=80)
+    assert codes(select(result(0, [" unbeliev"], reason="length"), policy=single)) == ["no_word"]
 
 
 def test_an_empty_completion_is_suggested_only_if_there_is_no_other() -> None:

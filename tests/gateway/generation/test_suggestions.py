@@ -63,8 +63,10 @@ def test_the_result_is_last_and_has_every_suggestion_before_it(make_pool: MakePo
 
 
 class Gates:
-    """Lets stub workers wait until a branch's first text delta was received: all lines that arrive together are one
-    event, and tokens that arrive with the result are none."""
+    """Lets stub workers wait until a branch's first text delta is received.
+
+    Lines that arrive together make a single delta, and tokens that arrive with the result make none.
+    """
 
     def __init__(self) -> None:
         self._gates = [threading.Event() for _ in range(3)]

@@ -1,0 +1,54 @@
+"""The app over stub workers, called in-process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from falcon import testing
+
+from gateway.app import create_app
+from shared.hangups import HangupWatcher
+from shared.settings import Settings
+from tests.gateway.generation.stubs import Respond, StubPool
+
+
+class Api:
+    """The gateway's app in front of a pool of stub workers."""
+
+    def __init__(self, pool: StubPool, hangups: HangupWatcher, **settings: str) -> None:
+        self.pool = pool
+        self.app = create_app(
+            settings=Settings.load({f"TERCET_{name.upper()}": value for name, value in settings.items()}),
+            plan=pool.plan,
+            admission=pool.admission,
+            fanout=pool.fanout,
+            metrics=pool.metrics,
+            hangups=hangups,
+            run_path=pool.run_path,
+        )
+        self._client = testing.TestClient(self.app, headers={"Host": "localhost"})
+
+    def post(self, path: str, body: Any = None, **options: Any) -> testing.Result:
+        """POST a JSON body."""
+        return self._client.simulate_post(path, json=body, **options)
+
+    def complete(self, **fields: Any) -> testing.Result:
+        """POST to `/autocomplete`; a context is filled in."""
+        return self.post("/autocomplete", {"context": "He saw", **fields})
+
+
+@pytest.fixture
+def make_api(short_path: Path, hangups: HangupWatcher) -> Iterator[Callable[..., Api]]:
+    """Makes an app in front of a stub worker for each responder. `settings` are `TERCET_` variables in lower case."""
+    with ExitStack() as stack:
+
+        def make(*responders: Respond, settings: dict[str, str] | None = None, **options: Any) -> Api:
+            pool = StubPool(short_path, *responders, **options)
+            stack.callback(pool.close)
+            return Api(pool, hangups, **(settings or {}))
+
+        yield make

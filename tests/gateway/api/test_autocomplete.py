@@ -1,0 +1,378 @@
+"""`POST /autocomplete` in-process: the whole app, with stub workers behind it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+from falcon import testing
+
+from gateway.api.autocomplete import MAX_DRAWN_SEED
+from gateway.generation.trimming import MIN_TOKENS
+from shared.protocol import MAX_SEED, Accepted, Failed, GenerateRequest, State
+from tests.gateway.api.conftest import Api
+from tests.gateway.generation.stubs import Hang, Refusal, Respond, Step, completion
+
+MakeApi = Callable[..., Api]
+TEXTS = [" the sea was calm.", " a gull flying over", " nothing but sand"]
+LOGPROBS = [-3.0, -1.0, -2.0]
+
+
+def respond(request: GenerateRequest) -> Iterator[Step]:
+    branch = request.seed % 3
+    yield from completion(request, TEXTS[branch], logprob=LOGPROBS[branch])
+
+
+def hang(request: GenerateRequest) -> Iterator[Step]:
+    yield Accepted()
+    yield Hang()
+
+
+def always(text: str, finish_reason: str = "eos") -> Respond:
+    return lambda request: completion(request, text, finish_reason=finish_reason)
+
+
+def events_of(body: str) -> list[tuple[str, Any]]:
+    events = []
+    for block in body.strip().split("\n\n"):
+        name, data = block.split("\n")
+        events.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return events
+
+
+def test_an_answer_has_the_sentences_best_first_and_says_how_they_were_made(make_api: MakeApi) -> None:
+    response = make_api(respond).complete(seed=0)
+    assert response.status_code == 200
+    body = response.json
+    assert list(body) == ["id", "model", "seed", "sentences", "time", "partial", "errors"]
+    assert (body["id"], body["model"], body["seed"]) == (response.headers["x-request-id"], "small", 0)
+    assert (body["partial"], body["errors"]) == (False, [])
+    first, *_ = body["sentences"]
+    assert [sentence["value"] for sentence in body["sentences"]] == [TEXTS[1], TEXTS[2], TEXTS[0]]
+    assert [sentence["seed"] for sentence in body["sentences"]] == [1, 2, 0]
+    assert 0 < first.pop("time") <= body["time"]
+    assert first == {
+        "value": TEXTS[1], "score": -1.0, "finish_reason": "eos", "seed": 1, "slot": 0, "model": "small", "tokens": 4,
+        "cached_tokens": 2, "queue_ms": 0.5, "prefill_ms": 1.0, "decode_ms": 2.0,
+    }  # fmt: skip
+    timing = dict(part.split(";dur=") for part in response.headers["server-timing"].split(", "))
+    assert (timing["queue"], timing["prefill"], timing["decode"]) == ("0.50", "1.00", "2.00")
+
+
+def test_workers_get_the_sampling_parameters_and_token_healing(make_api: MakeApi) -> None:
+    api = make_api(respond)
+    api.complete(
+        seed=0, length=30, temperature=0.7, top_k=7, top_p=0.8, repetition_penalty=1.2, stop=["x", "y"],
+        single_line=True, max_tokens=64, session="s",
+    )  # fmt: skip
+    for call in api.pool.workers[0].calls:
+        assert msgspec.to_builtins(call.sampling) == {
+            "max_new_tokens": 30, "temperature": 0.7, "top_k": 7, "top_p": 0.8, "repetition_penalty": 1.2,
+            "stop": ("x", "y"), "single_line": True,
+        }  # fmt: skip
+        assert (call.prompt, call.max_prompt_tokens, call.heal, call.echo) == ("He saw", 64, True, False)
+        assert (call.session, call.stream, call.logprobs) == ("s", False, None)
+
+
+def test_defaults_leave_room_for_the_new_tokens_and_finish_a_word(make_api: MakeApi) -> None:
+    api = make_api(respond)
+    api.complete(seed=0, length=1)
+    assert {call.sampling.max_new_tokens for call in api.pool.workers[0].calls} == {MIN_TOKENS}
+    assert {call.max_prompt_tokens for call in api.pool.workers[0].calls} == {256}
+
+
+def test_a_given_seed_is_the_first_branchs_and_wraps(make_api: MakeApi) -> None:
+    api = make_api(respond)
+    assert api.complete(seed=MAX_SEED, n_samples=2).json["seed"] == MAX_SEED
+    assert {call.seed for call in api.pool.workers[0].calls} == {MAX_SEED, 0}
+
+
+def test_a_drawn_seed_is_reported_differs_and_repeats_the_answer(make_api: MakeApi) -> None:
+    api = make_api(respond)
+    bodies = [api.complete().json for _ in range(3)]
+    assert len({body["seed"] for body in bodies}) == 3
+    for body in bodies:
+        assert 0 <= body["seed"] < MAX_DRAWN_SEED
+        again = api.complete(seed=body["seed"]).json
+        seeds = [[sentence["seed"] for sentence in answer["sentences"]] for answer in (body, again)]
+        assert seeds[0] == seeds[1]
+
+
+def test_at_temperature_zero_branches_start_from_different_ranks(make_api: MakeApi) -> None:
+    api = make_api(respond)
+    api.complete(seed=0, temperature=0)
+    assert sorted(call.sampling.first_rank for call in api.pool.workers[0].calls) == [0, 1, 2]
+
+
+def test_at_temperature_zero_a_loop_is_an_answer(make_api: MakeApi) -> None:
+    api = make_api(always(" the the the the"))
+    assert api.complete(temperature=0, n_samples=1).json["sentences"][0]["value"] == " the the the the"
+
+
+def test_an_explanation_has_the_tokens_of_the_sentence(make_api: MakeApi) -> None:
+    api = make_api(always(" the sea was ca", "length"))
+    [sentence] = api.complete(n_samples=1, explain=2).json["sentences"]
+    assert sentence["value"] == " the sea was"
+    assert sentence["explanation"] == [
+        {"text": text, "logprob": -1.0, "likeliest": [[text, -1.0]]} for text in (" the", " sea", " was")
+    ]
+    assert [call.logprobs for call in api.pool.workers[0].calls] == [2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "text"),
+    [
+        ({"length": 0}, "length", "length must be a whole number of tokens from 1 to 256, not 0."),
+        ({"max_time": 31}, "max_time", "max_time must be at most 30 seconds (TERCET_TIMEOUT_S)."),
+        ({"max_tokens": 1005}, "max_tokens", "max_tokens must be at most 1004: small has room for 1024 tokens"),
+        ({"top_k": 501}, "top_k", "top_k must be at most 500, the vocabulary of small."),
+        ({"model_size": "large"}, "model_size", "model_size 'large' is not served here; served: small."),
+        ({"colour": 1}, "colour", "Unknown field colour"),
+    ],
+)
+def test_a_wrong_field_is_answered_422_with_its_range(
+    make_api: MakeApi, fields: dict[str, Any], field: str, text: str
+) -> None:
+    api = make_api(respond)
+    response = api.complete(**fields)
+    assert response.status_code == 422
+    assert response.headers["content-type"] == "application/problem+json"
+    assert text in response.json["detail"]
+    assert [error["field"] for error in response.json["errors"]] == [field]
+    assert api.pool.workers[0].calls == []
+    streamed = api.complete(**fields, stream=True)
+    assert (streamed.status_code, streamed.json["detail"]) == (422, response.json["detail"])
+
+
+def test_a_length_that_leaves_no_room_for_a_prompt_is_refused(make_api: MakeApi) -> None:
+    response = make_api(respond, n_ctx=32).complete(length=32)
+    assert (response.status_code, response.json["detail"]) == (422, "length must be below 32, the context of small.")
+
+
+def test_max_time_limits_the_workers_and_returns_what_is_ready(make_api: MakeApi) -> None:
+    def some(request: GenerateRequest) -> Iterator[Step]:
+        yield from respond(request) if request.seed != 1 else hang(request)
+
+    api = make_api(some)
+    start = time.monotonic()
+    response = api.complete(seed=0, max_time=0.4)
+    assert time.monotonic() - start >= 0.4
+    assert (response.status_code, response.json["partial"]) == (200, True)
+    assert [sentence["seed"] for sentence in response.json["sentences"]] == [2, 0]
+    assert response.json["errors"] == [
+        {"branch": 1, "code": "deadline_exceeded", "detail": "The time limit passed before its first word."}
+    ]
+    assert all(call.deadline_ms < 400 for call in api.pool.workers[0].calls)
+    api.pool.wait_until_idle()
+
+
+def test_a_completion_cut_by_the_workers_deadline_makes_the_answer_partial(make_api: MakeApi) -> None:
+    response = make_api(always(" the sea was ca", "deadline")).complete(n_samples=1)
+    assert response.json["partial"]
+    assert response.json["sentences"][0]["finish_reason"] == "deadline"
+
+
+def test_without_a_completion_in_time_the_answer_is_504(make_api: MakeApi) -> None:
+    response = make_api(hang).complete(max_time=0.2)
+    assert (response.status_code, response.json["code"]) == (504, "deadline_exceeded")
+    assert response.headers["retry-after"] == "1"
+
+
+def test_if_every_branch_fails_the_answer_is_503_with_the_reasons(make_api: MakeApi) -> None:
+    response = make_api(lambda _: [Accepted(), Failed(code="engine_error", detail="Out of memory.")]).complete()
+    assert (response.status_code, response.json["code"]) == (503, "no_completion")
+    assert response.json["detail"] == "Every branch failed. engine_error: Out of memory. Try again."
+    assert response.headers["retry-after"] == "1"
+
+
+def test_if_every_completion_is_rejected_the_answer_is_503_with_advice(make_api: MakeApi) -> None:
+    response = make_api(always(" the the the the")).complete()
+    assert (response.status_code, response.json["code"]) == (503, "no_completion")
+    assert "No completion was worth showing. loop: It repeated itself." in response.json["detail"]
+
+
+def test_duplicates_are_replaced_and_otherwise_reported(make_api: MakeApi) -> None:
+    response = make_api(always(" the sea was calm.")).complete()
+    assert response.status_code == 200
+    assert len(response.json["sentences"]) == 1
+    assert [error["code"] for error in response.json["errors"]] == ["duplicate"] * 2
+    assert not response.json["partial"]
+
+
+def test_a_failed_slot_is_retried_elsewhere(make_api: MakeApi) -> None:
+    api = make_api(lambda _: [Refusal(503, "draining")], respond)
+    response = api.complete(seed=0)
+    assert len(response.json["sentences"]) == 3
+    assert {sentence["slot"] for sentence in response.json["sentences"]} == {1}
+
+
+def test_a_full_queue_is_answered_503(make_api: MakeApi) -> None:
+    api = make_api(hang, queue=0)
+    with HeldRequest(api):
+        response = api.complete()
+    assert (response.status_code, response.json["code"]) == (503, "overloaded")
+    assert response.headers["retry-after"] == "1"
+
+
+def test_a_model_that_failed_to_load_is_answered_503(make_api: MakeApi) -> None:
+    api = make_api(respond)
+    api.pool.admission.update(0, State(state="failed", reason="no such file"))
+    response = api.complete()
+    assert (response.status_code, response.json["code"]) == (503, "not_ready")
+    assert "no such file" in response.json["detail"]
+
+
+@contextmanager
+def open_stream(api: Api, **fields: Any) -> Iterator[tuple[dict[str, str], Iterator[bytes]]]:
+    """A streamed answer's headers, and its body part by part, closed at the block's end, as gunicorn does."""
+    body = json.dumps({"context": "He saw", "stream": True, **fields}).encode()
+    environ = testing.create_environ(
+        "/autocomplete", method="POST", body=body, headers={"Host": "localhost", "Content-Length": str(len(body))}
+    )
+    headers: dict[str, str] = {}
+
+    def start_response(status: str, pairs: list[tuple[str, str]], exc_info: object = None) -> Callable[[bytes], object]:
+        headers.update((name.lower(), value) for name, value in pairs)
+        return lambda _: None
+
+    stream: Any = api.app(environ, start_response)
+    try:
+        yield headers, iter(stream)
+    finally:
+        stream.close()
+
+
+class HeldRequest:
+    """A request, in a thread, that occupies all of the first slot until the block ends; then its client hangs up."""
+
+    def __init__(self, api: Api, **fields: Any) -> None:
+        self._api = api
+        self._fields = fields
+        self._ours, self._peer = socket.socketpair()
+        self._thread = threading.Thread(target=self._run)
+        self.response: testing.Result | None = None
+
+    def _run(self) -> None:
+        body = {"context": "He saw", **self._fields}
+        self.response = self._api.post("/autocomplete", body, extras={"gunicorn.socket": self._ours})
+
+    def __enter__(self) -> HeldRequest:
+        num_calls = len(self._api.pool.workers[0].calls)
+        self._thread.start()
+        self._api.pool.workers[0].wait(lambda worker: len(worker.calls) == num_calls + 3)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._peer.close()
+        self._thread.join(5)
+        assert not self._thread.is_alive()
+        self._ours.close()
+
+
+def test_a_client_that_hangs_up_ends_its_branches(make_api: MakeApi) -> None:
+    api = make_api(hang)
+    with HeldRequest(api) as request:
+        pass
+    assert request.response is not None
+    assert (request.response.status_code, request.response.json["code"]) == (499, "client_gone")
+    api.pool.workers[0].wait(lambda worker: worker.num_hangups == 3)
+    api.pool.wait_until_idle()
+
+
+def test_a_newer_request_of_a_session_ends_the_older_with_409(make_api: MakeApi) -> None:
+    def first_hangs(request: GenerateRequest) -> Iterator[Step]:
+        yield from hang(request) if request.seed >= 100 else respond(request)
+
+    api = make_api(first_hangs)
+    with HeldRequest(api, session="s", seed=100) as older:
+        assert api.complete(seed=0, session="s").status_code == 200
+    assert older.response is not None
+    assert (older.response.status_code, older.response.json["code"]) == (409, "superseded")
+    assert older.response.headers["x-should-retry"] == "false"
+
+
+def test_a_request_that_waits_for_room_is_superseded_too(make_api: MakeApi) -> None:
+    api = make_api(hang)
+    responses: list[testing.Result] = []
+
+    def request(**fields: Any) -> None:
+        responses.append(api.complete(**fields))
+
+    with HeldRequest(api):
+        waiting = threading.Thread(target=request, kwargs={"session": "s"})
+        waiting.start()
+        while api.pool.admission.num_waiting != 3:
+            time.sleep(0.001)
+        assert api.complete(session="s", max_time=0.1).status_code == 504
+        waiting.join(5)
+    assert [response.status_code for response in responses] == [409]
+
+
+def test_a_stream_has_text_deltas_then_sentences_then_the_whole_answer(make_api: MakeApi) -> None:
+    is_received = [threading.Event() for _ in range(3)]
+
+    def waits(request: GenerateRequest) -> Iterator[Step]:
+        *tokens, done = respond(request)
+        yield from tokens
+        assert is_received[request.seed].wait(5)  # lines that arrive with the result would be no deltas
+        yield done
+
+    events = []
+    with open_stream(make_api(waits), seed=0) as (headers, body):
+        for part in body:
+            [event] = events_of(part.decode())
+            events.append(event)
+            if event[0] == "token":
+                is_received[event[1]["branch"]].set()
+    assert headers["content-type"] == "text/event-stream"
+    assert (headers["x-accel-buffering"], headers["cache-control"]) == ("no", "no-store")
+    assert events[-1][0] == "done"
+    done = events[-1][1]
+    assert list(done) == ["id", "model", "seed", "sentences", "time", "partial", "errors"]
+    assert done["id"] == headers["x-request-id"]
+    assert [data["branch"] for name, data in events if name == "sentence"] == [0, 1, 2]
+    for position, (name, data) in enumerate(events):
+        if name == "sentence":
+            branch = data["branch"]
+            assert {key: value for key, value in data.items() if key != "branch"} in done["sentences"]
+            assert text_of(events[:position], branch) == data["value"] == TEXTS[branch]
+            assert text_of(events[position:], branch) == ""
+
+
+def text_of(events: list[tuple[str, Any]], branch: int) -> str:
+    return "".join(data["text"] for name, data in events if name == "token" and data["branch"] == branch)
+
+
+def test_a_stream_without_a_suggestion_ends_with_an_error(make_api: MakeApi) -> None:
+    response = make_api(hang).complete(stream=True, max_time=0.2)
+    assert response.status_code == 200
+    [(name, problem)] = events_of(response.text)
+    assert (name, problem["status"], problem["code"]) == ("error", 504, "deadline_exceeded")
+    assert problem["request_id"] == response.headers["x-request-id"]
+
+
+def test_a_stream_that_its_reader_leaves_ends_its_branches(make_api: MakeApi) -> None:
+    api = make_api(hang)
+    with open_stream(api):
+        api.pool.workers[0].wait(lambda worker: len(worker.calls) == 3)
+    api.pool.workers[0].wait(lambda worker: worker.num_hangups == 3)
+    api.pool.wait_until_idle()
+
+
+def test_the_log_has_figures_but_no_prompt(make_api: MakeApi) -> None:
+    api = make_api(always(" the sea was calm."))
+    with structlog.testing.capture_logs() as logged:
+        api.post("/autocomplete", {"context": "a secret prompt"})
+    [line] = [line for line in logged if "top_ups" in line]
+    assert (line["model"], line["context_chars"], line["sentences"], line["partial"]) == ("small", 15, 1, False)
+    assert line["top_ups"] == 6
+    assert line["added_ms"] >= 0
+    assert "secret" not in str(logged)

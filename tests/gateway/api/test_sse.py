@@ -1,0 +1,53 @@
+"""Server-sent events: their encoding, and errors as a stream's last event."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import structlog
+
+from gateway.api.sse import EventStream, event
+from shared.errors import DeadlineExceeded
+
+
+def test_an_event_has_a_name_a_line_of_data_and_ends_with_an_empty_line() -> None:
+    assert event("token", b'{"text":"a"}') == b'event: token\ndata: {"text":"a"}\n\n'
+
+
+def test_line_ends_in_texts_are_escaped() -> None:
+    [raw] = EventStream(iter([("token", {"text": "a\n\nb\r"})]), "r1", lambda: None)
+    name, data, *rest = raw.split(b"\n")
+    assert (name, rest) == (b"event: token", [b"", b""])
+    assert json.loads(data.removeprefix(b"data: ")) == {"text": "a\n\nb\r"}
+
+
+def failing(error: Exception) -> Iterator[tuple[str, object]]:
+    yield "token", {"text": "a"}
+    raise error
+
+
+def test_an_error_is_the_last_event_as_problem_details() -> None:
+    first, last = EventStream(failing(DeadlineExceeded("Too late.")), "r1", lambda: None)
+    assert first.startswith(b"event: token\n")
+    name, data = last.decode().removesuffix("\n\n").split("\n", 1)
+    assert name == "event: error"
+    problem = json.loads(data.removeprefix("data: "))
+    assert (problem["status"], problem["code"], problem["detail"]) == (504, "deadline_exceeded", "Too late.")
+    assert problem["request_id"] == "r1"
+
+
+def test_an_unexpected_exception_is_logged_and_its_event_is_generic() -> None:
+    with structlog.testing.capture_logs() as logged:
+        _, last = EventStream(failing(ZeroDivisionError("a secret")), "r1", lambda: None)
+    assert b"internal_error" in last
+    assert b"r1" in last
+    assert b"secret" not in last
+    [line] = logged
+    assert isinstance(line["exc_info"], ZeroDivisionError)
+
+
+def test_closing_ends_the_request_also_before_the_first_event() -> None:
+    closed: list[bool] = []
+    EventStream(iter([]), "r1", lambda: closed.append(True)).close()
+    assert closed == [True]
