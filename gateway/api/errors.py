@@ -27,7 +27,6 @@ def add_error_handlers(app: falcon.App[Any, Any]) -> None:
 def _render(req: falcon.Request, resp: falcon.Response, error: TercetError, _params: object) -> None:
     resp.status = falcon.code_to_http_status(error.status)
     resp.content_type = PROBLEM_JSON
-    resp.text = None  # Falcon prefers `text` to `data`, and a responder may have set it before it failed
     resp.data = error.problem(req.context.id)
     resp.set_headers(error.headers)
 

@@ -166,7 +166,7 @@ class Admission:
         """Place what fits and refuse what cannot be served, in queue order.
 
         The first reservation of a model that does not fit blocks those of the same model behind it: otherwise small
-        requests would pass large ones for ever.
+        requests could overtake a large one without end.
         """
         blocked_models: set[str] = set()
         for reservation in list(self._queue):

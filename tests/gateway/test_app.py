@@ -36,9 +36,9 @@ def test_create_app_reads_no_environment_and_starts_no_thread(
     make_gateway: MakeGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERCET_MAX_BODY_BYTES", "not a number")
-    before = threading.active_count()
+    before = set(threading.enumerate())
     gateway = make_gateway()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     assert gateway.client.simulate_get("/health/live").status_code == 200
 
 
@@ -54,7 +54,7 @@ def test_a_thread_is_planned_for_each_branch_that_a_request_may_have() -> None:
         parse_autocomplete_request(body % (MAX_BRANCHES_PER_REQUEST + 1))
 
 
-def test_the_metric_names_are_those_of_the_documentation(gateway: Gateway) -> None:
+def test_metric_names_do_not_change(gateway: Gateway) -> None:
     types = [line.split()[2] for line in gateway.metrics.exposition().decode().splitlines() if line[:6] == "# TYPE"]
     assert sorted(name for name in types if not name.endswith("_created")) == [
         "tercet_branches_total",

@@ -52,7 +52,8 @@ def test_our_own_pages_need_no_cors_headers(echo: Gateway, origin: str) -> None:
 @pytest.mark.parametrize(
     "origin",
     ["https://evil.example", "null", "http://localhost:9000", "http://localhost", "https://notes.example.evil",
-     "http://notes.example", "https://notes.example:444"],
+     "http://notes.example", "https://notes.example:444", "http://localhost:8000.evil.example",
+     "http://evil.localhost:8000"],
 )  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
 def test_foreign_pages_are_refused_and_may_not_read_why(listed: Gateway, method: str, origin: str) -> None:

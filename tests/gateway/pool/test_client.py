@@ -287,15 +287,16 @@ def test_a_connection_that_the_worker_will_close_is_not_reused(short_path: Path)
 
 
 def test_data_after_the_response_closes_the_connection(short_path: Path) -> None:
-    closed: list[bool] = []
+    is_closed = threading.Event()
 
     def answer(connection: socket.socket) -> None:
         connection.sendall(HEAD + line(Accepted()) + line(DONE) + END + b"HTTP/1.1 200")
-        closed.append(connection.recv(1) == b"")
+        if connection.recv(1) == b"":
+            is_closed.set()
 
     with worker(short_path, answer) as (client, _):
         assert read_lines(client) == [DONE]
-    assert closed == [True]
+        assert is_closed.wait(5)
 
 
 def test_a_header_cannot_contain_another(short_path: Path) -> None:

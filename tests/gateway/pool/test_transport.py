@@ -130,7 +130,7 @@ def test_a_request_that_is_not_read_is_a_write_timeout(short_path: Path, make_tr
         with make_transport(address) as transport, pytest.raises(httpx.WriteTimeout) as caught:
             read(transport, post(b"x" * (8 << 20), timeout_s=0.1))
     assert isinstance(caught.value, httpx.TimeoutException)
-    # The transport tells a closed connection from a slow one by this.
+    # The transport tries another connection after a WriteError, but not after a timeout.
     assert not isinstance(caught.value, httpx.WriteError)
 
 
