@@ -1,16 +1,16 @@
-# Everything a person or CI runs; `make help` lists it. Needs Python 3.11 or newer and nothing else.
+# Commands for developers and CI; `make help` lists them. Requires only Python 3.11 or newer.
 
 PYTHON ?= python3
 VENV := .venv
-# Where torch's build is for CUDA, its libraries are held to these versions; other builds ask for none
-# of them. For another CUDA release than the one plain pip takes: make serve CUDA_PINS=/dev/null
+# Pins of the CUDA libraries that a CUDA build of torch requires; other builds require none of them. For a CUDA release
+# other than pip's default: make serve CUDA_PINS=/dev/null
 CUDA_PINS := requirements/cuda.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SERVE := $(VENV)/serve.stamp
 DEV := $(VENV)/dev.stamp
-# A virtual environment holds absolute paths: one that was moved or copied here would run the code of
-# the place it came from. The stamp says where it was made; one made elsewhere is made anew.
+# A virtual environment holds absolute paths: after a move or a copy it would run the code of its old directory. The
+# stamp holds the directory it was made in; an environment from another directory is recreated.
 MADE_IN := $(file <$(SERVE))
 ifneq ($(MADE_IN),$(CURDIR))
 .PHONY: $(SERVE)
@@ -23,30 +23,30 @@ PIP_INSTALL = $(VENV)/bin/python -m pip install $$(test -t 1 || echo --quiet) -c
 
 help:
 	@echo 'make serve    set up what is missing, then serve (Ctrl-C stops)'
-	@echo 'make test     set up what is missing, then run the tests (ARGS="-k name" chooses)'
-	@echo 'make bench    measure (BENCH=http: the gateway under load; ARGS="--only engine" chooses)'
-	@echo 'make embedded train the embedded checkpoint (CORPUS=train.txt.xz; ARGS="--tokens 1_000_000" chooses)'
+	@echo 'make test     set up what is missing, then run the tests (ARGS="-k name" selects)'
+	@echo 'make bench    measure (BENCH=http: the gateway under load; ARGS="--only engine" selects)'
+	@echo 'make embedded train the embedded checkpoint (CORPUS=train.txt.xz; ARGS="--tokens 1_000_000" sets its length)'
 	@echo 'make lint     ruff, mypy and import-linter, as CI runs them'
-	@echo 'make format   let ruff rewrite what it can'
-	@echo 'make setup    only set up, for serving and developing'
-	@echo 'make lock     renew the pinned versions in requirements/'
-	@echo 'make clean    remove the set-up and every cache'
-	@echo 'make … PYTHON=/path/to/python3 chooses the Python of the set-up'
+	@echo 'make format   apply ruff fixes and formatting'
+	@echo 'make setup    set up for serving and developing, run nothing'
+	@echo 'make lock     update the pinned versions in requirements/'
+	@echo 'make clean    remove the set-up and all caches'
+	@echo 'make … PYTHON=/path/to/python3 selects the Python of the set-up'
 
-# `exec`: make hands signals to the process it started, and that must be Tercet itself, not a shell.
+# `exec`: make forwards signals to its child, which must be Tercet, not a shell.
 serve: $(SERVE)
 	@exec $(VENV)/bin/tercet serve
 
-# Compute threads of the tests sleep soon, as the workers' do (shared/worker_environment.py): tests share their cores.
+# GOMP_SPINCOUNT as in the workers (shared/worker_environment.py), because tests run more processes than cores.
 test: $(DEV)
 	@GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest $(ARGS)
 
 bench: $(DEV)
 	@exec $(VENV)/bin/tercet bench $(or $(BENCH),engine) $(ARGS)
 
-# In a place that `make clean` leaves alone: it is hours of work. The same command goes on with a run that was stopped.
+# In a directory that `make clean` keeps, because training takes hours. The same command resumes an interrupted run.
 embedded: $(SERVE)
-	@test -n '$(CORPUS)' || { echo 'Say which text: make embedded CORPUS=path/to/train.txt.xz' >&2; exit 1; }
+	@test -n '$(CORPUS)' || { echo 'CORPUS is not set: make embedded CORPUS=path/to/train.txt.xz' >&2; exit 1; }
 	@exec $(VENV)/bin/python -m workers.training.train --corpus '$(CORPUS)' --run .train/embedded $(ARGS)
 
 lint: $(DEV)
@@ -61,8 +61,8 @@ format: $(DEV)
 
 setup: $(DEV)
 
-# A stamp is removed first and written last, so a set-up that was interrupted is never taken for a
-# finished one: it starts over with a new environment, and pip's cache keeps what was downloaded.
+# A stamp is removed first and written last, so an interrupted set-up is never mistaken for a finished one: the next
+# starts with a new environment, and pip's cache keeps the downloads.
 $(SERVE): requirements/serve.txt requirements/cuda.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo 'Tercet needs Python 3.11 or newer, which $(PYTHON) is not: install it, or name one with PYTHON=/path/to/python3.' >&2; \
@@ -91,8 +91,8 @@ HAS_VENV = $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null
 GET_VENV = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv >/dev/null && $(HAS_VENV); }
 
-# The newest versions that the ranges in pyproject.toml allow, from a throw-away environment. CUDA's are
-# renewed only where torch's build brings them.
+# The newest versions that the ranges in pyproject.toml allow, from a temporary environment. The CUDA pins change only
+# where torch's build requires CUDA libraries.
 lock:
 	@rm -rf build/lock && $(PYTHON) -m venv build/lock
 	@build/lock/bin/pip install --quiet .

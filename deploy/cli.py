@@ -24,7 +24,7 @@ from deploy.bench.cli import bench
 from deploy.planning import make_plan
 from deploy.supervisor import Supervisor
 from shared.errors import StartError
-from shared.plan import Plan, plan_inputs, read_plan, write_plan
+from shared.plan import read_current_plan, write_plan
 from shared.settings import Settings
 from shared.telemetry import configure_logging
 
@@ -64,7 +64,7 @@ def plan(
 ) -> None:
     """Show which worker holds which model on which device, under the current settings."""
     settings = Settings.load(os.environ)
-    found = None if write else _running_plan(settings)
+    found = None if write else read_current_plan(settings, os.environ)
     if found is None:
         found = make_plan(settings, os.environ, lambda name, share: err.print(f"Fetching {name} … {share:.0%}"))
     if write:
@@ -80,14 +80,6 @@ def plan(
     for model in found.models:
         if model.warning:
             out.print(f"[yellow]Note:[/] {model.warning}")
-
-
-def _running_plan(settings: Settings) -> Plan | None:
-    try:
-        found = read_plan(settings.run_path)
-    except StartError:
-        return None
-    return found if found.inputs == plan_inputs(settings, os.environ) else None
 
 
 @cli.command("settings")
@@ -116,23 +108,27 @@ def reload() -> None:
     """
     settings = Settings.load(os.environ)
     with httpx.Client(base_url=settings.bind.url, trust_env=False, timeout=5) as client:
-        for slot in _slots(client):
+        for slot in _slots(settings, client):
             os.kill(slot["pid"], signal.SIGTERM)
             with err.status(f"Reloading slot {slot['slot']} ({slot['model']} on {slot['device']}) …"):
-                while (now := _slots(client)[slot["slot"]])["state"] != "warm" or now["pid"] == slot["pid"]:
+                while (now := _slots(settings, client)[slot["slot"]])["state"] != "warm" or now["pid"] == slot["pid"]:
                     if now["state"] == "failed":
                         raise StartError(f"Slot {slot['slot']} could not be reloaded: {now['reason']}")
                     time.sleep(RELOAD_POLL_S)
             out.print(f"Slot {slot['slot']} is reloaded.")
 
 
-def _slots(client: httpx.Client) -> list[dict[str, Any]]:
+def _slots(settings: Settings, client: httpx.Client) -> list[dict[str, Any]]:
     """The slots' states, from the running gateway."""
     try:
         slots: list[dict[str, Any]] = client.get("/health/ready").json()["slots"]
     except httpx.TransportError as error:
-        raise StartError(f"No server answers at {client.base_url} ({error}): start it with `tercet serve`.") from error
+        raise _no_server(settings, error) from error
     return slots
+
+
+def _no_server(settings: Settings, error: httpx.TransportError) -> StartError:
+    return StartError(f"No server answers at {settings.bind.url} ({error}): start it with `tercet serve`.")
 
 
 @cli.command()

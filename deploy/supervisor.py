@@ -1,7 +1,7 @@
-"""`tercet serve`: starts both gunicorns, says when every slot is warm, restarts a dead master, stops all in order.
+"""`tercet serve`: starts both gunicorn masters, reports when all slots are warm, restarts dead masters, drains on stop.
 
-It serves nothing itself and holds no model. If it dies, however it dies, the kernel ends its masters with it,
-and workers whose master is gone stop by themselves.
+The supervisor answers no request and holds no model. If it dies, the kernel signals its masters (PR_SET_PDEATHSIG), and
+workers whose master is gone stop by themselves.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from shared.startup import check_address_free
 ROOT = Path(__file__).parent.parent
 ROLES = ("workers", "gateway")
 POLL_S = 0.1
-# A master that dies more often than this within a minute is not worth another try.
-MAX_RESTARTS_A_MINUTE = 3
-# How long a dead master's workers may take to notice before they are killed, so that its address is free.
+# Restart budget: when more masters than this die within a minute, the instance ends.
+MAX_RESTARTS_PER_MINUTE = 3
+# Time that the workers of a dead master have to stop by themselves. They hold its sockets, so they are killed then.
 ORPHAN_GRACE_S = 3.0
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -50,19 +50,19 @@ class Supervisor:
         self._environ = environ
         self._console = console
         self._run_path = settings.run_path
-        self._made: list[str] = []  # files of the run directory that are this instance's to remove
+        self._own_files: list[str] = []  # names in the run directory that this instance removes at its end
         self._masters: dict[str, subprocess.Popen[bytes]] = {}
-        self._restarts: list[float] = []
+        self._restart_times_s: list[float] = []  # monotonic, of the last minute
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def run(self) -> int:
-        """Serve until a signal ends it.
+        """Serve until SIGTERM or SIGINT.
 
         Raises:
-            StartError: it cannot start as asked; nothing is left running.
+            StartError: the instance cannot start with these settings, or a master keeps dying. No process is left.
         """
         with lock_run_directory(self._settings, "serve"):
-            # A pool may run here without a supervisor: refuse before anything of it is overwritten or removed.
+            # A pool may run here without a supervisor: refuse before overwriting or removing its files.
             for role in ROLES:
                 remove_lock_file(self._settings, role)
             try:
@@ -71,7 +71,7 @@ class Supervisor:
                 for role in ROLES:
                     with suppress(StartError):
                         remove_lock_file(self._settings, role)
-                remove_run_files(self._run_path, [*self._made, "serve.lock"])
+                remove_run_files(self._run_path, [*self._own_files, "serve.lock"])
         return 0
 
     def _serve(self) -> None:
@@ -82,7 +82,7 @@ class Supervisor:
             self._start(role)
         try:
             if self._wait_until_warm(plan):
-                self._greet(plan)
+                self._announce(plan)
                 self._watch()
         finally:
             self._stop()
@@ -98,9 +98,9 @@ class Supervisor:
         for model in plan.models:
             if model.warning:
                 self._console.print(f"[yellow]Note:[/] {model.warning}")
-        (self._run_path / DRAINING_FILE).unlink(missing_ok=True)  # an instance that was killed left it
+        (self._run_path / DRAINING_FILE).unlink(missing_ok=True)  # left by an instance that was killed
         write_plan(plan, self._run_path)
-        self._made += [PLAN_FILE, PLAN_LOCK_FILE, *(Path(slot.socket).name for slot in plan.slots)]
+        self._own_files += [PLAN_FILE, PLAN_LOCK_FILE, *(Path(slot.socket).name for slot in plan.slots)]
         return plan
 
     def _start(self, role: str) -> None:
@@ -112,16 +112,16 @@ class Supervisor:
             cwd=ROOT,
             env={**self._environ, "TERCET_ROLE": role},
             stdin=subprocess.DEVNULL,
-            # A group of its own: Ctrl-C in a terminal reaches this process alone, which stops them in order.
+            # A process group of its own: Ctrl-C reaches only the supervisor, which stops the pools in order.
             process_group=0,
             preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread is running that could hold a lock
         )
 
     def _wait_until_warm(self, plan: Plan) -> bool:
-        """Follow the slots until all are warm; False if a signal said to stop.
+        """Show the slots' progress until all are warm. Returns False if a signal stopped the start.
 
         Raises:
-            StartError: a master ended, or a slot's first load failed.
+            StartError: a master exited, or a slot's first load failed.
         """
         url = f"{self._settings.bind.url}/health/ready"
         with (
@@ -133,7 +133,9 @@ class Supervisor:
                     return False
                 for role, master in self._masters.items():
                     if master.poll() is not None:
-                        raise StartError(f"The {role} master ended ({_why(master)}); the reason stands above.")
+                        raise StartError(
+                            f"The {role} master exited ({_exit_reason(master)}); the log above has the reason."
+                        )
                 try:
                     slots = client.get(url).json()["slots"]
                 except (httpx.TransportError, ValueError, KeyError):
@@ -151,7 +153,7 @@ class Supervisor:
         except queue.Empty:
             return None
 
-    def _greet(self, plan: Plan) -> None:
+    def _announce(self, plan: Plan) -> None:
         url = self._settings.bind.url
         models = ", ".join(
             f"{model.name} × {sum(slot.model == model.name for slot in plan.slots)}" for model in plan.models
@@ -163,10 +165,10 @@ class Supervisor:
         )  # fmt: skip
 
     def _watch(self) -> None:
-        """Until a signal says stop; a HUP reloads both pools.
+        """Restart dead masters until SIGTERM or SIGINT; SIGHUP reloads both pools.
 
         Raises:
-            StartError: a master keeps dying.
+            StartError: the restart budget is spent.
         """
         while True:
             number = self._next_signal()
@@ -180,21 +182,21 @@ class Supervisor:
                     self._restart(role, master)
 
     def _restart(self, role: str, master: subprocess.Popen[bytes]) -> None:
-        log.error("master_died", master=role, why=_why(master))
+        log.error("master_died", master=role, why=_exit_reason(master))
         now = time.monotonic()
-        self._restarts = [then for then in self._restarts if now - then < 60] + [now]
-        if len(self._restarts) > MAX_RESTARTS_A_MINUTE:
-            raise StartError(f"The {role} master keeps dying ({_why(master)}); the log above has the reason.")
+        self._restart_times_s = [then for then in self._restart_times_s if now - then < 60] + [now]
+        if len(self._restart_times_s) > MAX_RESTARTS_PER_MINUTE:
+            raise StartError(f"The {role} master keeps dying ({_exit_reason(master)}); the log above has the reason.")
         _end_group(master, signal.SIGTERM, time.monotonic() + ORPHAN_GRACE_S)
         self._start(role)
 
     def _stop(self) -> None:
-        """Readiness off, then the gateway, then the workers; what is left after the grace is killed."""
+        """Drain: turn readiness off, stop the gateway, then the workers; kill what is left after the grace period."""
         deadline = time.monotonic() + self._settings.grace_s
         if all(master.poll() is None for master in self._masters.values()):
-            self._made.append(DRAINING_FILE)
+            self._own_files.append(DRAINING_FILE)
             (self._run_path / DRAINING_FILE).touch()
-            self._wait_or_signal(time.monotonic() + self._settings.drain_s)
+            self._sleep_unless_signalled(self._settings.drain_s)
         for role in reversed(ROLES):
             master = self._masters.get(role)
             if master is None:
@@ -203,18 +205,19 @@ class Supervisor:
                 master.send_signal(signal.SIGTERM)
             while master.poll() is None and time.monotonic() < deadline:
                 if self._next_signal() in {signal.SIGTERM, signal.SIGINT}:
-                    deadline = 0.0  # asked twice: now
+                    deadline = 0.0  # a second signal ends the grace period
             _end_group(master, signal.SIGKILL, time.monotonic() + 1.0)
             master.wait()
 
-    def _wait_or_signal(self, until: float) -> None:
-        while time.monotonic() < until:
+    def _sleep_unless_signalled(self, duration_s: float) -> None:
+        end = time.monotonic() + duration_s
+        while time.monotonic() < end:
             if self._next_signal() is not None:
                 return
 
 
 def _end_group(master: subprocess.Popen[bytes], number: signal.Signals, deadline: float) -> None:
-    """Signal a master's process group and wait for it to be gone; kill what is left at the deadline."""
+    """Signal a master's process group, wait until it is gone, and kill what is left at the deadline."""
     try:
         os.killpg(master.pid, number)
         while time.monotonic() < deadline:
@@ -226,7 +229,7 @@ def _end_group(master: subprocess.Popen[bytes], number: signal.Signals, deadline
         return
 
 
-def _why(master: subprocess.Popen[bytes]) -> str:
+def _exit_reason(master: subprocess.Popen[bytes]) -> str:
     code = master.returncode
     return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
 

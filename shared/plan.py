@@ -96,6 +96,15 @@ def read_plan(run_path: Path) -> Plan:
         raise StartError(f"There is no slot plan at {path} ({error}): start Tercet with `tercet serve`.") from error
 
 
+def read_current_plan(settings: Settings, environ: Mapping[str, str]) -> Plan | None:
+    """The run directory's plan if it was made from these settings, else None."""
+    try:
+        plan = read_plan(settings.run_path)
+    except StartError:  # no plan yet, or one in another version's format
+        return None
+    return plan if plan.inputs == plan_inputs(settings, environ) else None
+
+
 def write_plan(plan: Plan, run_path: Path) -> None:
     """Replace the plan's file atomically, so that no reader sees half of it."""
     temporary = run_path / f"{PLAN_FILE}.{os.getpid()}"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shared.errors import StartError
-from shared.plan import PLAN_LOCK_FILE, Plan, plan_inputs, read_plan
+from shared.plan import PLAN_LOCK_FILE, Plan, read_current_plan, read_plan
 from shared.run_directory import prepare_run_directory
 from shared.settings import Address, Settings
 
@@ -46,12 +46,8 @@ def read_or_make_plan(settings: Settings, environ: Mapping[str, str]) -> Plan:
     run_path = prepare_run_directory(settings)
     with (run_path / PLAN_LOCK_FILE).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            plan = read_plan(run_path)
-            if plan.inputs == plan_inputs(settings, environ):
-                return plan
-        except StartError:
-            pass  # no plan yet, or one in another version's format: made below
+        if (plan := read_current_plan(settings, environ)) is not None:
+            return plan
         command = [sys.executable, "-m", "deploy", "plan", "--write"]
         root = Path(__file__).parent.parent
         if subprocess.run(command, cwd=root, env=dict(environ), stdout=subprocess.DEVNULL, check=False).returncode:

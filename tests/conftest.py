@@ -1,4 +1,4 @@
-"""GPU tests are deselected where there is no GPU."""
+"""Deselects GPU tests on machines without a GPU."""
 
 import pytest
 

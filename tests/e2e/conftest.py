@@ -19,5 +19,5 @@ def tercet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
 
 @pytest.fixture
 def short_tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory whose path leaves room for a socket's name."""
+    """A directory whose path is short enough for Unix sockets in it."""
     return tmp_path_factory.mktemp("t")

@@ -1,4 +1,4 @@
-"""A real Tercet for tests: `tercet serve` as a person starts it, on a port and in a run directory of its own."""
+"""Starts a real Tercet for tests: `tercet serve` in a process, with its own port and run directory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def free_port() -> int:
 
 
 def until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """Poll until a condition is true; the answer is the condition's."""
+    """Poll until a condition is true, and return its value; `what` describes it in the failure."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if value := condition():
@@ -38,7 +38,7 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
 
 
 class Tercet:
-    """One running instance under test. The embedded checkpoint in fp32 unless the settings say otherwise."""
+    """One instance under test; by default it serves the embedded checkpoint in fp32."""
 
     def __init__(self, base: Path, **settings: str) -> None:
         self.run_dir = base / "run"
@@ -58,7 +58,7 @@ class Tercet:
         self.client = httpx.Client(base_url=self.url, trust_env=False, timeout=60)
 
     def start(self, *command: str) -> None:
-        """Start without waiting; `command` instead of `tercet serve`."""
+        """Start `command` (default: `tercet serve`) and do not wait for it."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command or [sys.executable, "-m", "deploy", "serve"],
@@ -67,7 +67,7 @@ class Tercet:
             )  # fmt: skip
 
     def ready(self) -> dict[str, Any] | None:
-        """The readiness page, or None where nothing answers."""
+        """The body of `/health/ready`, or None if no server answers."""
         try:
             page: dict[str, Any] = self.client.get("/health/ready").json()
         except httpx.TransportError:
@@ -75,11 +75,11 @@ class Tercet:
         return page
 
     def wait_until_warm(self, timeout_s: float = START_S) -> list[dict[str, Any]]:
-        """The slots, once all are warm."""
+        """Wait until all slots are warm; returns their states."""
 
         def all_warm() -> list[dict[str, Any]] | None:
             if self.process.poll() is not None:
-                raise AssertionError(f"it ended: {self.log()}")
+                raise AssertionError(f"Tercet exited: {self.log()}")
             page = self.ready()
             warm = page is not None and all(slot["state"] == "warm" for slot in page["slots"])
             return page["slots"] if page is not None and warm else None
@@ -88,7 +88,7 @@ class Tercet:
         return slots
 
     def stop(self) -> int:
-        """As Ctrl-C does; its exit code."""
+        """Stop as Ctrl-C does; returns the exit code."""
         self.client.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
@@ -104,33 +104,33 @@ class Tercet:
         return self.log_path.read_text() if self.log_path.exists() else ""
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Log lines of one kind."""
+        """The log's events of this name."""
         lines = (json.loads(line) for line in self.log().splitlines() if line.startswith("{"))
         return [line for line in lines if line.get("event") == name]
 
     def processes(self) -> dict[str, list[psutil.Process]]:
-        """This instance's processes by role: serve, and for each pool its master first."""
+        """The instance's processes by role; each pool's master comes first."""
         serve = psutil.Process(self.process.pid)
         roles: dict[str, list[psutil.Process]] = {"serve": [serve]}
         for master in serve.children():
-            with suppress(psutil.NoSuchProcess):  # dead, and not yet reaped
-                if role := master.environ().get("TERCET_ROLE"):  # else forked, and not yet a master
+            with suppress(psutil.NoSuchProcess):  # dead and not yet reaped
+                if role := master.environ().get("TERCET_ROLE"):  # else forked and not yet a master
                     roles[role] = [master, *master.children()]
         return roles
 
 
 @contextmanager
 def running(base: Path, **settings: str) -> Iterator[Tercet]:
-    """A warm Tercet, stopped at the end; what it logged is in the failure."""
+    """A warm instance, stopped at the end; a failure prints its log."""
     tercet = Tercet(base, **settings)
     tercet.start()
     try:
         tercet.wait_until_warm()
-        until(lambda: "Every slot is warm" in tercet.log(), 10, "the supervisor's word")
+        until(lambda: "Every slot is warm" in tercet.log(), 10, "the supervisor's announcement")
         yield tercet
     except BaseException:
         sys.stderr.write(tercet.log()[-6000:])
         raise
     finally:
         assert tercet.stop() == 0
-    assert "SIGSEGV" not in tercet.log()  # a retry answers for a crashed worker: only the log tells
+    assert "SIGSEGV" not in tercet.log()  # a retry hides a crashed worker from the client

@@ -1,4 +1,4 @@
-"""What a client gets, through both real pools."""
+"""Answers of `POST /autocomplete` and `GET /metrics`, through both real pools."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROSE = (
 
 
 def prompts(tokenizer: Tokenizer) -> list[str]:
-    """Twenty prompts of 1 to 500 tokens that decode and encode to themselves."""
+    """Twenty prompts of 1 to 500 tokens that survive decoding and encoding."""
     ids = tokenizer.encode(PROSE)
     lengths = [1, 2, 3, 5, 8, 13, 16, 17, 31, 32, 33, 64, 65, 100, 128, 129, 200, 255, 400, 500]
     return [tokenizer.decode(ids[start : start + length]) for start, length in enumerate(lengths)]
@@ -45,7 +45,7 @@ def test_three_different_continuations(tercet: Tercet) -> None:
     assert all(10 < sentence["tokens"] <= 20 for sentence in answer["sentences"])
 
 
-def test_what_people_type_with_curl_works(tercet: Tercet) -> None:
+def test_a_curl_command_with_default_headers_works(tercet: Tercet) -> None:
     response = httpx.post(
         f"{tercet.url}/autocomplete",
         content=b'{"context": "The old man looked at the sea and"}',
@@ -56,7 +56,7 @@ def test_what_people_type_with_curl_works(tercet: Tercet) -> None:
     assert len(response.json()["sentences"]) == 3
 
 
-def test_one_request_is_three_to_the_workers_with_three_seeds_overlapping_in_time(tercet: Tercet) -> None:
+def test_a_request_becomes_three_overlapping_branches_with_three_seeds(tercet: Tercet) -> None:
     answer = tercet.client.post(
         "/autocomplete",
         json={"context": OPENING, "seed": 4100, "length": 40},
@@ -69,28 +69,28 @@ def test_one_request_is_three_to_the_workers_with_three_seeds_overlapping_in_tim
     assert all(branch["role"] == "workers" for branch in branches)
 
 
-def test_greedy_text_is_that_of_transformers(tercet: Tercet) -> None:
+def test_greedy_text_equals_that_of_transformers(tercet: Tercet) -> None:
     tokenizer = Tokenizer.from_directory(EMBEDDED, 8192)
     model = GPT2LMHeadModel.from_pretrained(EMBEDDED, dtype=torch.float32).eval()
     num_plain = 0
     for prompt in prompts(tokenizer):
         answer = tercet.ask(prompt, n_samples=1, length=40, temperature=0, max_tokens=800)
         [sentence] = answer["sentences"]
-        assert sentence["value"] == held_reference(model, tokenizer, prompt), prompt[:40]
+        assert sentence["value"] == healed_reference(model, tokenizer, prompt), prompt[:40]
         num_plain += reference(model, tokenizer, prompt).startswith(sentence["value"])
-    # Where a prompt ends inside a word, another than the one that transformers goes on with may be likelier.
+    # Where a prompt ends inside a word, token healing may find a likelier word than plain transformers completes.
     assert num_plain >= 15
 
 
 @pytest.mark.timeout(1200)  # 20 × 40 tokens of a 124-million-parameter model in fp32, twice
-def test_greedy_text_of_a_synthetic_model_is_that_of_transformers(short_tmp_path: Path) -> None:
+def test_greedy_text_of_a_synthetic_model_equals_that_of_transformers(short_tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_directory(EMBEDDED, 50257)
     model = synthetic_reference()
     with running(short_tmp_path, models="synthetic:small") as tercet:
         for prompt in prompts(tokenizer):
             answer = tercet.ask(prompt, n_samples=1, length=40, temperature=0, max_tokens=800)
             assert answer["model"] == "synthetic:small"
-            assert answer["sentences"][0]["value"] == held_reference(model, tokenizer, prompt), prompt[:40]
+            assert answer["sentences"][0]["value"] == healed_reference(model, tokenizer, prompt), prompt[:40]
 
 
 def synthetic_reference() -> GPT2LMHeadModel:
@@ -114,8 +114,8 @@ def reference(model: Any, tokenizer: Tokenizer, prompt: str) -> str:
     return tokenizer.decode(out[0, ids.shape[1] :].tolist())
 
 
-class Held(LogitsProcessor):  # type: ignore[misc]
-    """Holds a greedy text to what was typed of its first word."""
+class TypedPrefix(LogitsProcessor):  # type: ignore[misc]
+    """Constrains greedy text to match what was typed of its first word."""
 
     def __init__(self, tokenizer: Tokenizer, typed: bytes, num_prompt_tokens: int) -> None:
         self._tokenizer = tokenizer
@@ -123,26 +123,26 @@ class Held(LogitsProcessor):  # type: ignore[misc]
         self._num_prompt_tokens = num_prompt_tokens
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        said = b"".join(map(self._tokenizer.token_bytes, input_ids[0, self._num_prompt_tokens :].tolist()))
-        left = self._typed[len(said) :]
+        generated = b"".join(map(self._tokenizer.token_bytes, input_ids[0, self._num_prompt_tokens :].tolist()))
+        left = self._typed[len(generated) :]
         if not left:
             return scores
         choices = self._tokenizer.healing.allowed_tokens(left)
         allowed = [*choices.allowed, *{int(scores[0].argmax())}.intersection(choices.if_likeliest)]
-        held = torch.full_like(scores, float("-inf"))
-        held[0, allowed] = scores[0, allowed]
-        return held  # type: ignore[return-value]
+        masked = torch.full_like(scores, float("-inf"))
+        masked[0, allowed] = scores[0, allowed]
+        return masked  # type: ignore[return-value]
 
 
-def held_reference(model: Any, tokenizer: Tokenizer, prompt: str) -> str:
-    """Greedy text as transformers generates it from before the last word, held to that, and cut where it can end."""
+def healed_reference(model: Any, tokenizer: Tokenizer, prompt: str) -> str:
+    """Greedy text of transformers with token healing, trimmed to where a sentence may end."""
     head, typed = tokenizer.healing.split(prompt)
     ids = torch.tensor([tokenizer.encode(head) or [tokenizer.eos_id]])
-    held = LogitsProcessorList([Held(tokenizer, typed, ids.shape[1])])
+    processors = LogitsProcessorList([TypedPrefix(tokenizer, typed, ids.shape[1])])
     with torch.inference_mode():
         out = model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40 + len(typed), pad_token_id=0,
-            logits_processor=held,
+            logits_processor=processors,
         )  # fmt: skip
     new = out[0, ids.shape[1] :].tolist()
     sizes = list(accumulate(len(tokenizer.token_bytes(token)) for token in new))
@@ -156,20 +156,20 @@ def held_reference(model: Any, tokenizer: Tokenizer, prompt: str) -> str:
     return trim(text, ends, 40, "eos" if has_ended else "length", keeps_partial_word=True)
 
 
-def test_a_seed_gives_the_same_text_alone_and_in_a_crowd(tercet: Tercet) -> None:
+def test_a_seed_gives_the_same_text_alone_and_in_a_full_batch(tercet: Tercet) -> None:
     def ask(seed: int) -> list[str]:
         return [sentence["value"] for sentence in tercet.ask(OPENING, seed=seed, length=40)["sentences"]]
 
     alone = [ask(seed) for seed in (11, 12)]
     with ThreadPoolExecutor(10) as pool:
         others = [pool.submit(tercet.ask, PROSE[: 40 * n], length=60) for n in range(1, 9)]
-        crowded = list(pool.map(ask, (11, 12)))
+        batched = list(pool.map(ask, (11, 12)))
         for other in others:
             other.result()
-    assert crowded == alone
+    assert batched == alone
 
 
-def test_temperature_zero_starts_from_the_likeliest_tokens(tercet: Tercet) -> None:
+def test_at_temperature_zero_branches_start_with_the_most_likely_tokens(tercet: Tercet) -> None:
     sentences = tercet.ask(OPENING, temperature=0, seed=0)["sentences"]
     by_branch = {sentence["seed"]: sentence["value"] for sentence in sentences}
     assert len(set(by_branch.values())) == 3
@@ -218,7 +218,7 @@ def test_max_time_returns_what_is_ready_marked_partial(tercet: Tercet) -> None:
         ("GET", "/nothing", {}, 404, "not_found"),
     ],
 )
-def test_refusals_are_problem_json_and_say_what_to_do(
+def test_refusals_are_problem_json_with_a_detail(
     tercet: Tercet, method: str, path: str, kwargs: dict[str, Any], status: int, code: str
 ) -> None:
     response = httpx.request(method, tercet.url + path, trust_env=False, **kwargs)
@@ -230,7 +230,7 @@ def test_refusals_are_problem_json_and_say_what_to_do(
     assert len(problem["detail"]) > 20
 
 
-def test_refusals_name_what_is_served_and_what_to_try(tercet: Tercet) -> None:
+def test_refusals_list_served_models_methods_and_an_example(tercet: Tercet) -> None:
     unknown = tercet.client.post("/autocomplete", json={"context": "a", "model_size": "xl"}).json()
     assert "served: embedded" in unknown["detail"]
     wrong = tercet.client.get("/autocomplete")
@@ -238,7 +238,7 @@ def test_refusals_name_what_is_served_and_what_to_try(tercet: Tercet) -> None:
     assert 'curl -d \'{"context"' in wrong.json()["detail"]
 
 
-def test_our_own_pages_and_listed_origins_may_ask(short_tmp_path: Path) -> None:
+def test_the_own_page_and_listed_origins_are_allowed(short_tmp_path: Path) -> None:
     with running(short_tmp_path, origins="https://notes.example") as tercet:
         own = tercet.client.post("/autocomplete", json={"context": "a"}, headers={"Origin": tercet.url})
         assert own.status_code == 200
@@ -251,7 +251,7 @@ def test_our_own_pages_and_listed_origins_may_ask(short_tmp_path: Path) -> None:
         assert "POST" in preflight.headers["access-control-allow-methods"]
 
 
-def test_metrics_of_the_gateway_show_every_slot(tercet: Tercet) -> None:
+def test_the_gateway_exposes_every_slots_metrics(tercet: Tercet) -> None:
     tercet.ask()
     text = tercet.client.get("/metrics").text
     for slot in (0, 1):
@@ -260,7 +260,7 @@ def test_metrics_of_the_gateway_show_every_slot(tercet: Tercet) -> None:
     assert 'tercet_requests_total{route="/autocomplete",status="200"}' in text
 
 
-def test_metrics_of_a_worker_on_its_own_socket(tercet: Tercet) -> None:
+def test_a_worker_exposes_its_own_slots_metrics(tercet: Tercet) -> None:
     transport = httpx.HTTPTransport(uds=str(tercet.run_dir / "slot-1.sock"))
     with httpx.Client(transport=transport, base_url="http://slot") as worker:
         text = worker.get("/metrics").text

@@ -1,4 +1,4 @@
-"""Work that nobody wants any more ends everywhere: in the gateway's queue, on the wire, in mid-decode."""
+"""Cancelled requests release their queue places and sequences: in the gateway's queue and in mid-decode."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LONG = {"context": "The old man looked at the sea and", "length": 256}
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
-    """One slot with room for one request, whose 256 tokens take five seconds and more."""
+    """One slot with a batch of three; a request for 256 tokens fills it and takes at least five seconds."""
     base = tmp_path_factory.mktemp("t")
     with running(base, max_batch="3", test_step_delay_ms="0=20") as tercet:
         yield tercet
 
 
 def in_flight(tercet: Tercet) -> int:
-    """Sequences in the worker's engine, as the worker says."""
+    """Sequences in the worker's engine, from the worker's metrics."""
     transport = httpx.HTTPTransport(uds=str(tercet.run_dir / "slot-0.sock"))
     with httpx.Client(transport=transport, base_url="http://slot") as worker:
         text = worker.get("/metrics").text
@@ -39,7 +39,7 @@ def post(tercet: Tercet, **fields: object) -> httpx.Response:
     return httpx.post(f"{tercet.url}/autocomplete", json={**LONG, **fields}, trust_env=False, timeout=60)
 
 
-def test_a_newer_request_of_a_session_ends_the_older_in_mid_decode(slow: Tercet) -> None:
+def test_a_newer_request_of_a_session_cancels_the_older_in_mid_decode(slow: Tercet) -> None:
     with ThreadPoolExecutor() as pool:
         older = pool.submit(post, slow, session="s")
         until(lambda: in_flight(slow) == 3, 5, "the older request in the engine")
@@ -51,20 +51,20 @@ def test_a_newer_request_of_a_session_ends_the_older_in_mid_decode(slow: Tercet)
     assert in_flight(slow) == 0
 
 
-def test_a_newer_request_of_a_session_ends_the_older_in_the_queue(slow: Tercet) -> None:
+def test_a_newer_request_of_a_session_cancels_the_older_in_the_queue(slow: Tercet) -> None:
     with ThreadPoolExecutor() as pool:
-        running_one = pool.submit(post, slow, max_time=2)
+        running_request = pool.submit(post, slow, max_time=2)
         until(lambda: in_flight(slow) == 3, 5, "a request in the engine")
         older = pool.submit(post, slow, session="s")
-        until(lambda: "tercet_waiting_branches 3.0" in slow.client.get("/metrics").text, 5, "the older one waiting")
+        until(lambda: "tercet_waiting_branches 3.0" in slow.client.get("/metrics").text, 5, "the older request waiting")
         newer = pool.submit(post, slow, session="s", length=2)
         assert older.result(timeout=1).status_code == 409
-        assert not running_one.done()
+        assert not running_request.done()
         assert newer.result().status_code == 200
-        assert running_one.result().json()["partial"]
+        assert running_request.result().json()["partial"]
 
 
-def test_sessions_do_not_end_each_other(slow: Tercet) -> None:
+def test_sessions_do_not_cancel_each_other(slow: Tercet) -> None:
     with ThreadPoolExecutor() as pool:
         answers = list(pool.map(lambda name: post(slow, session=name, length=5), ["a", "b", "c"]))
     assert [answer.status_code for answer in answers] == [200, 200, 200]
@@ -77,6 +77,6 @@ def test_a_client_that_hangs_up_frees_its_sequences(slow: Tercet) -> None:
         client.sendall(head + body)
         until(lambda: in_flight(slow) == 3, 5, "the request in the engine")
     gone = time.monotonic()
-    until(lambda: in_flight(slow) == 0, 5, "its sequences gone")
+    until(lambda: in_flight(slow) == 0, 5, "its sequences freed")
     print(f"freed after {1e3 * (time.monotonic() - gone):.0f} ms")
     assert slow.ask(length=2)["sentences"]

@@ -1,4 +1,4 @@
-"""Workers and masters as processes: leases, crashes, reloads, hangs, and a clean end."""
+"""Pools as processes: leases, crashes, reloads, hangs, drain and refused starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.e2e.harness import ROOT, Tercet, free_port, running, until
 
 
 class Load:
-    """Clients that ask again and again until stopped."""
+    """Clients that send requests one after another until stopped."""
 
     def __init__(self, tercet: Tercet, num_clients: int) -> None:
         self.statuses: Counter[int] = Counter()
@@ -56,7 +56,7 @@ class Load:
                 thread.join()
 
     def served(self, more: int) -> None:
-        """Wait for so many more answers."""
+        """Wait for `more` further answers."""
         seen = self.statuses.total()
         until(lambda: self.statuses.total() >= seen + more, 60, f"{more} more answers")
 
@@ -65,7 +65,7 @@ def slots_by_index(tercet: Tercet) -> dict[int, dict[str, object]]:
     return {slot["slot"]: slot for slot in tercet.wait_until_warm()}
 
 
-def is_reborn(tercet: Tercet, index: int, old_pid: object) -> bool:
+def is_replaced(tercet: Tercet, index: int, old_pid: object) -> bool:
     page = tercet.ready()
     if page is None:
         return False
@@ -77,7 +77,7 @@ def has_new_master(tercet: Tercet, role: str, old: psutil.Process) -> bool:
     return bool(tercet.processes().get(role, [old])[0] != old)
 
 
-def test_killed_workers_come_back_in_their_slots_and_no_request_fails(short_tmp_path: Path) -> None:
+def test_killed_workers_are_replaced_in_their_slots_and_no_request_fails(short_tmp_path: Path) -> None:
     with running(short_tmp_path, devices="cuda:0,cuda:1,cuda:2", compute="cpu", models="embedded") as tercet:
         first = slots_by_index(tercet)
         with Load(tercet, 3).running() as load:
@@ -85,7 +85,7 @@ def test_killed_workers_come_back_in_their_slots_and_no_request_fails(short_tmp_
                 before = slots_by_index(tercet)
                 load.served(5)
                 os.kill(int(str(before[victim]["pid"])), signal.SIGKILL)
-                until(partial(is_reborn, tercet, victim, before[victim]["pid"]), 30, f"slot {victim} warm again")
+                until(partial(is_replaced, tercet, victim, before[victim]["pid"]), 30, f"slot {victim} warm again")
                 load.served(5)
         assert set(load.statuses) == {200}
         assert set(load.sentences) == {3}
@@ -125,7 +125,7 @@ def test_reloading_either_pool_under_load_fails_no_request(short_tmp_path: Path)
             for role in ("workers", "gateway"):
                 tercet.processes()[role][0].send_signal(signal.SIGHUP)
                 load.served(20)
-            until(lambda: not any(map(psutil.pid_exists, before)), 40, "the old generation gone")
+            until(lambda: not any(map(psutil.pid_exists, before)), 40, "the old generation stopped")
             load.served(10)
         assert set(load.statuses) == {200}
         assert set(load.sentences) == {3}
@@ -134,7 +134,7 @@ def test_reloading_either_pool_under_load_fails_no_request(short_tmp_path: Path)
         assert not before & after
 
 
-def test_tercet_reload_renews_slot_by_slot_under_load(short_tmp_path: Path) -> None:
+def test_tercet_reload_replaces_slot_by_slot_under_load(short_tmp_path: Path) -> None:
     with running(short_tmp_path, models="embedded*2") as tercet:
         before = {int(str(slot["pid"])) for slot in slots_by_index(tercet).values()}
         with Load(tercet, 2).running() as load:
@@ -147,20 +147,20 @@ def test_tercet_reload_renews_slot_by_slot_under_load(short_tmp_path: Path) -> N
         assert not before & {int(str(slot["pid"])) for slot in slots_by_index(tercet).values()}
 
 
-def test_no_master_and_no_gateway_holds_torch(short_tmp_path: Path) -> None:
+def test_no_master_and_no_gateway_has_torch_loaded(short_tmp_path: Path) -> None:
     with running(short_tmp_path) as tercet:
         tercet.ask()
         roles = tercet.processes()
 
-        def holds_torch(process: psutil.Process) -> bool:
+        def has_torch(process: psutil.Process) -> bool:
             return any("libtorch" in region.path for region in process.memory_maps())
 
         workers_master, *workers = roles["workers"]
-        assert all(map(holds_torch, workers))
-        assert not any(map(holds_torch, [workers_master, *roles["gateway"]]))
+        assert all(map(has_torch, workers))
+        assert not any(map(has_torch, [workers_master, *roles["gateway"]]))
 
 
-def test_workers_listen_on_private_sockets_alone(short_tmp_path: Path) -> None:
+def test_workers_listen_only_on_private_sockets(short_tmp_path: Path) -> None:
     with running(short_tmp_path, models="embedded*2") as tercet:
         for index in range(2):
             mode = (tercet.run_dir / f"slot-{index}.sock").stat().st_mode
@@ -174,7 +174,7 @@ def test_workers_listen_on_private_sockets_alone(short_tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", [("gateway", "workers"), ("workers", "gateway")])
-def test_each_gunicorn_starts_by_itself(short_tmp_path: Path, order: tuple[str, str]) -> None:
+def test_each_gunicorn_starts_without_a_supervisor(short_tmp_path: Path, order: tuple[str, str]) -> None:
     tercet = Tercet(short_tmp_path)
     masters = []
     for role in order:
@@ -199,7 +199,7 @@ def test_ctrl_c_leaves_no_process_and_no_socket(short_tmp_path: Path) -> None:
     assert not tercet.run_dir.exists()
 
 
-def test_term_finishes_what_was_accepted_and_says_not_ready_first(short_tmp_path: Path) -> None:
+def test_term_turns_readiness_off_and_finishes_accepted_requests(short_tmp_path: Path) -> None:
     tercet = Tercet(short_tmp_path, drain_s="1", test_step_delay_ms="0=25")
     tercet.start()
     tercet.wait_until_warm()
@@ -214,7 +214,7 @@ def test_term_finishes_what_was_accepted_and_says_not_ready_first(short_tmp_path
     tercet.client.close()
 
 
-def test_a_dead_supervisor_takes_everything_with_it(short_tmp_path: Path) -> None:
+def test_all_processes_stop_when_the_supervisor_dies(short_tmp_path: Path) -> None:
     tercet = Tercet(short_tmp_path)
     tercet.start()
     tercet.wait_until_warm()
@@ -223,7 +223,7 @@ def test_a_dead_supervisor_takes_everything_with_it(short_tmp_path: Path) -> Non
     tercet.process.wait()
     _, alive = psutil.wait_procs(family, timeout=15)
     assert alive == []
-    tercet.start()  # and what it left behind is in nobody's way
+    tercet.start()  # the files it left do not prevent a start
     tercet.wait_until_warm()
     assert tercet.stop() == 0
 
@@ -254,14 +254,14 @@ def test_a_slot_that_hangs_is_killed_and_replaced(short_tmp_path: Path) -> None:
         short_tmp_path, models="embedded*2", hang_s="1", test_step_delay_ms="0=3000", placement="spread"
     ) as tercet:
         hanging = int(str(slots_by_index(tercet)[0]["pid"]))
-        answer = tercet.ask(n=2, temperature=0)  # slot 0's first step takes longer than a step may
+        answer = tercet.ask(n=2, temperature=0)  # slot 0's first step takes longer than hang_s
         assert {sentence["slot"] for sentence in answer["sentences"]} == {1}
         assert (len(answer["sentences"]), answer["errors"]) == (2, [])
-        until(lambda: not psutil.pid_exists(hanging), 10, "the hanging worker gone")
+        until(lambda: not psutil.pid_exists(hanging), 10, "the hanging worker killed")
         assert "Timeout" in tercet.log()
 
 
-def test_two_instances_live_side_by_side(tercet: Tercet, short_tmp_path: Path) -> None:
+def test_two_instances_run_on_one_machine(tercet: Tercet, short_tmp_path: Path) -> None:
     with running(short_tmp_path) as other:
         assert len(other.ask()["sentences"]) == len(tercet.ask()["sentences"]) == 3
 
@@ -271,7 +271,7 @@ def test_spread_puts_three_branches_on_three_slots(short_tmp_path: Path) -> None
         assert {sentence["slot"] for sentence in tercet.ask()["sentences"]} == {0, 1, 2}
 
 
-def test_models_are_chosen_by_name(short_tmp_path: Path) -> None:
+def test_a_request_selects_its_model_by_name(short_tmp_path: Path) -> None:
     embedded = ROOT / "workers/checkpoints/embedded"
     with running(short_tmp_path, models=f"embedded,mine={embedded}") as tercet:
         for name, slot in (("embedded", 0), ("mine", 1)):
@@ -281,8 +281,8 @@ def test_models_are_chosen_by_name(short_tmp_path: Path) -> None:
         assert tercet.ask()["model"] == "embedded"
 
 
-def test_unequal_slots_share_a_load_by_their_speed(short_tmp_path: Path) -> None:
-    """Sixty requests from more clients than fit at once; each slot's own clock says how fast it is."""
+def test_unequal_slots_share_load_by_their_speed(short_tmp_path: Path) -> None:
+    """Sixty requests, from more clients than fit at once; each slot measures its own speed."""
     with running(short_tmp_path, models="embedded*2", max_batch="3", test_step_delay_ms="0=10,1=30") as tercet:
         with ThreadPoolExecutor(6) as pool:
             answers = list(pool.map(lambda _: tercet.ask(length=20), range(60)))
@@ -294,7 +294,7 @@ def test_unequal_slots_share_a_load_by_their_speed(short_tmp_path: Path) -> None
 
 
 def test_a_first_load_that_fails_stops_the_start_with_its_reason(short_tmp_path: Path) -> None:
-    """The checkpoint is whole when the plan is made, and gone before a worker has imported torch."""
+    """The checkpoint is complete when the plan is made, and removed before a worker has imported torch."""
     mine = short_tmp_path / "mine"
     shutil.copytree(ROOT / "workers/checkpoints/embedded", mine)
     tercet = Tercet(short_tmp_path, models=f"mine={mine}")
@@ -327,7 +327,7 @@ def serve_output(base: Path, **settings: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_what_cannot_start_says_so_in_one_sentence(short_tmp_path: Path, tercet: Tercet) -> None:
+def test_a_refused_start_prints_one_sentence(short_tmp_path: Path, tercet: Tercet) -> None:
     cases = [
         ({"bind": f"127.0.0.1:{tercet.port}"}, "set TERCET_BIND to another host:port"),
         ({"run_dir": str(tercet.run_dir)}, "is in use by process"),
@@ -344,7 +344,7 @@ def test_what_cannot_start_says_so_in_one_sentence(short_tmp_path: Path, tercet:
 
 
 def test_a_refused_start_removes_no_file_of_others(short_tmp_path: Path) -> None:
-    """`TERCET_RUN_DIR=/some/dir TERCET_DEVICES=cuda:7 tercet serve` once emptied that directory by pattern."""
+    """Guards against removal by pattern: a start that fails must not empty the directory it was given."""
     names = ("app.lock", "app.sock", "plan.json", "draining", "slot-7.sock")
     foreign = short_tmp_path / "foreign"
     foreign.mkdir()
@@ -353,7 +353,7 @@ def test_a_refused_start_removes_no_file_of_others(short_tmp_path: Path) -> None
     code, output = serve_output(short_tmp_path, run_dir=str(foreign), devices="cuda:7")
     assert (code, "not created by Tercet" in " ".join(output.split())) == (1, True), output
     assert {path.name: path.read_text() for path in foreign.iterdir()} == dict.fromkeys(names, "kept")
-    # Also where the directory is ours: what the refused start did not make stays.
+    # In a directory with Tercet's marker, files that the refused start did not create stay as well.
     ours = prepare_run_directory(Settings(run_dir=short_tmp_path / "ours"))
     for name in names:
         (ours / name).write_text("kept")
@@ -364,7 +364,7 @@ def test_a_refused_start_removes_no_file_of_others(short_tmp_path: Path) -> None
 
 
 def test_a_second_serve_leaves_a_running_pool_its_sockets(short_tmp_path: Path) -> None:
-    """A pool that systemd runs holds no supervisor's lock; `tercet serve` beside it removed its sockets."""
+    """A pool without a supervisor (under systemd) holds no supervisor's lock, only its own."""
     pool = Tercet(short_tmp_path)
     pool.environ["TERCET_ROLE"] = "workers"
     pool.start(sys.executable, "-m", "gunicorn")
@@ -380,7 +380,7 @@ def test_a_second_serve_leaves_a_running_pool_its_sockets(short_tmp_path: Path) 
         pool.client.close()
 
 
-def test_gunicorn_alone_refuses_a_port_in_use(short_tmp_path: Path, tercet: Tercet) -> None:
+def test_gunicorn_without_a_supervisor_refuses_a_port_in_use(short_tmp_path: Path, tercet: Tercet) -> None:
     environ = {**tercet.environ, "TERCET_RUN_DIR": str(short_tmp_path / "r"), "TERCET_ROLE": "gateway"}
     done = subprocess.run(
         [sys.executable, "-m", "gunicorn"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60,
@@ -396,10 +396,10 @@ def test_complete_prints_three_lines(tercet: Tercet) -> None:
         cwd=ROOT, env=tercet.environ, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stdout.count("Once upon a time") == 3
-    nobody = {**tercet.environ, "TERCET_BIND": f"127.0.0.1:{free_port()}"}
+    no_server = {**tercet.environ, "TERCET_BIND": f"127.0.0.1:{free_port()}"}
     done = subprocess.run(
         [sys.executable, "-m", "deploy", "complete", "Once"],
-        cwd=ROOT, env=nobody, capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, env=no_server, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert "tercet serve" in done.stderr

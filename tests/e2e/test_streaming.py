@@ -1,4 +1,4 @@
-"""An answer while it is being made, read by real clients, also through nginx."""
+"""Streamed answers, read by real clients, directly and through nginx."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Event = tuple[str, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
-    """Each step takes 20 ms and more, so that what comes at once can be told from what comes late."""
+    """Each step takes at least 20 ms, so that arrival times separate streamed text from buffered text."""
     with running(tmp_path_factory.mktemp("t"), test_step_delay_ms="0=20") as tercet:
         yield tercet
 
@@ -40,7 +40,7 @@ def stream(client: httpx.Client, context: str = OPENING, **fields: Any) -> list[
 
 
 def texts(events: list[Event]) -> dict[int, str]:
-    """What was sent of each branch."""
+    """The concatenated text deltas of each branch."""
     found: dict[int, str] = {}
     for name, data in events:
         if name == "token":
@@ -48,7 +48,7 @@ def texts(events: list[Event]) -> dict[int, str]:
     return found
 
 
-def test_a_stream_is_the_answer_in_pieces(tercet: Tercet) -> None:
+def test_a_stream_carries_the_same_answer(tercet: Tercet) -> None:
     for seed in range(10):
         events = stream(tercet.client, seed=seed)
         name, done = events[-1]
@@ -61,12 +61,14 @@ def test_a_stream_is_the_answer_in_pieces(tercet: Tercet) -> None:
 
 
 def without_times(sentences: list[dict[str, Any]], like: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`sentences` with the times, slots and cache counts of others."""
+    """`sentences` with the times, slots and cached tokens of `like`."""
     names = ("time", "slot", "cached_tokens", "queue_ms", "prefill_ms", "decode_ms")
-    return [{**one, **{name: other[name] for name in names}} for one, other in zip(sentences, like, strict=True)]
+    return [
+        {**sentence, **{name: other[name] for name in names}} for sentence, other in zip(sentences, like, strict=True)
+    ]
 
 
-def test_branches_come_interleaved_and_long_before_the_end(slow: Tercet) -> None:
+def test_branches_arrive_interleaved_and_long_before_the_end(slow: Tercet) -> None:
     with httpx_sse.connect_sse(
         slow.client, "POST", "/autocomplete", json={"context": OPENING, "stream": True, "length": 40}
     ) as source:
@@ -77,8 +79,8 @@ def test_branches_come_interleaved_and_long_before_the_end(slow: Tercet) -> None
     assert end - times[0][0] > 0.5 * 40 * 0.02
 
 
-def test_the_format_is_that_of_the_standard(tercet: Tercet) -> None:
-    """Nothing but event and data lines, each event ended by an empty line; JSON on one line."""
+def test_the_format_follows_the_sse_standard(tercet: Tercet) -> None:
+    """Each event is an `event` line, a `data` line with JSON, and an empty line."""
     body = tercet.client.post("/autocomplete", json={"context": OPENING, "stream": True}).text
     assert body.endswith("\n\n")
     for block in body[:-2].split("\n\n"):
@@ -93,7 +95,7 @@ def test_refusals_come_before_the_stream(tercet: Tercet) -> None:
     assert (response.status_code, response.json()["code"]) == (422, "unknown_model")
 
 
-def test_a_newer_request_of_a_session_ends_the_stream(slow: Tercet) -> None:
+def test_a_newer_request_of_a_session_cancels_the_stream(slow: Tercet) -> None:
     with ThreadPoolExecutor() as pool, httpx.Client(base_url=slow.url, trust_env=False, timeout=60) as client:
         older = pool.submit(stream, client, session="s", length=256)
         until(lambda: in_flight(slow) == 3, 5, "the older request in the engine")
@@ -104,7 +106,7 @@ def test_a_newer_request_of_a_session_ends_the_stream(slow: Tercet) -> None:
     assert in_flight(slow) == 0
 
 
-def test_a_reader_that_hangs_up_frees_its_sequences(slow: Tercet) -> None:
+def test_a_closed_stream_frees_its_sequences(slow: Tercet) -> None:
     with httpx_sse.connect_sse(
         slow.client, "POST", "/autocomplete", json={"context": OPENING, "stream": True, "length": 256}
     ) as source:
@@ -112,7 +114,7 @@ def test_a_reader_that_hangs_up_frees_its_sequences(slow: Tercet) -> None:
         next(events)
         assert in_flight(slow) == 3
     gone = time.monotonic()
-    until(lambda: in_flight(slow) == 0, 5, "its sequences gone")
+    until(lambda: in_flight(slow) == 0, 5, "its sequences freed")
     print(f"freed after {1e3 * (time.monotonic() - gone):.0f} ms")
     lines = until(
         lambda: [line for line in slow.events("request_finished") if line["route"] == "/autocomplete"], 5, "its line"
@@ -135,7 +137,7 @@ def test_the_time_limit_ends_the_stream_with_what_is_ready(slow: Tercet) -> None
 
 @contextmanager
 def nginx(base: Path, upstream_port: int) -> Iterator[int]:
-    """The configuration that ships, with other ports; its own port."""
+    """Runs nginx with `deploy/nginx.conf` and other ports; yields its port."""
     port = free_port()
     text = (ROOT / "deploy" / "nginx.conf").read_text()
     text = text.replace("127.0.0.1:8000", f"127.0.0.1:{upstream_port}").replace(
@@ -174,7 +176,7 @@ def test_a_stream_survives_nginx(slow: Tercet, short_tmp_path: Path) -> None:
                 events.append((event.event, event.json()))
         assert events[-1][0] == "done"
         assert times[-1] - times[0] > 0.5 * 40 * 0.02  # not all at once, at the end
-        assert [one["value"] for one in events[-1][1]["sentences"]] == [
-            one["value"] for one in slow.ask(length=40, seed=1)["sentences"]
+        assert [sentence["value"] for sentence in events[-1][1]["sentences"]] == [
+            sentence["value"] for sentence in slow.ask(length=40, seed=1)["sentences"]
         ]
         assert client.get("/health/ready").status_code == 200

@@ -1,4 +1,4 @@
-"""What the writer gets: words that are whole, sentences that differ, answers in time, and what became of them."""
+"""Contract with the editor: token healing, whole words, distinct sentences, time limits, feedback."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ def greedy(tercet: Tercet, context: str, length: int = 10) -> str:
     return value
 
 
-def test_every_place_in_a_sentence_is_gone_on_from(tercet: Tercet) -> None:
-    """Fifty sentences, half of them the model's own; wherever the text from before a word begins with what was typed
-    of it, the text from inside the word is the rest of that."""
+def texts(answer: dict[str, Any]) -> list[str]:
+    return [sentence["value"] for sentence in answer["sentences"]]
+
+
+def test_every_position_in_a_sentence_can_be_completed(tercet: Tercet) -> None:
+    """Fifty sentences, half of them the model's own. If the completion from before a word starts with the typed part of
+    that word, the completion from inside the word is its rest."""
     own = [sentence[:25].rsplit(" ", 1)[0] for sentence in SENTENCES[:25]]
     with ThreadPoolExecutor(8) as pool:
         written = list(pool.map(lambda opening: greedy(tercet, opening, 8), own))
@@ -43,9 +47,9 @@ def test_every_place_in_a_sentence_is_gone_on_from(tercet: Tercet) -> None:
             for sentence, start in heads
             for split in range(start + 1, start + 1 + len(re.match(r" \w+", sentence[start:])[0]))  # type: ignore[index]
         ]
-        held = list(pool.map(lambda split: greedy(tercet, split[0][: split[2]]), splits))
+        healed = list(pool.map(lambda split: greedy(tercet, split[0][: split[2]]), splits))
     num_compared = 0
-    for (sentence, start, split), text in zip(splits, held, strict=True):
+    for (sentence, start, split), text in zip(splits, healed, strict=True):
         typed, whole = sentence[start:split], free[sentence, start]
         if whole.startswith(typed):
             rest = whole[len(typed) :]
@@ -56,14 +60,14 @@ def test_every_place_in_a_sentence_is_gone_on_from(tercet: Tercet) -> None:
 
 
 def contexts(number: int) -> list[str]:
-    """Beginnings that end at a word, spread over the page."""
+    """Contexts that end at a word boundary, spread over the page."""
     ends = [found.start() for found in re.finditer(r"\s", PAGE)]
     chosen = [ends[int(at * len(ends) / number)] for at in range(1, number)]
     return [PAGE[max(0, end - 600) : end] for end in chosen]
 
 
 def test_three_sentences_that_differ_and_end_at_a_word(tercet: Tercet) -> None:
-    """A small share of what `tercet bench writer` measures."""
+    """A small sample of what `tercet bench writer` measures."""
     asked = contexts(60)
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda item: tercet.ask(item[1], temperature=0.8, seed=item[0]), enumerate(asked)))
@@ -78,44 +82,46 @@ def test_three_sentences_that_differ_and_end_at_a_word(tercet: Tercet) -> None:
     assert num_whole >= len(asked) - 1
 
 
-def test_a_duplicate_is_replaced_and_the_answer_can_be_had_again(tercet: Tercet) -> None:
-    """Four tokens of twenty each: most branches say the same."""
+def test_duplicates_are_replaced_and_the_seed_reproduces_the_answer(tercet: Tercet) -> None:
+    """Eight branches of four tokens at a low temperature: most are equal."""
     fields: dict[str, Any] = {"temperature": 0.4, "length": 4, "n_samples": 8}
     answers = [tercet.ask(OPENING, seed=seed, **fields) for seed in range(12)]
-    topped = [answer for answer in answers if any(one["seed"] > answer["seed"] + 7 for one in answer["sentences"])]
-    assert topped
-    for answer in topped:
+    refilled = [
+        answer for answer in answers if any(sentence["seed"] > answer["seed"] + 7 for sentence in answer["sentences"])
+    ]
+    assert refilled
+    for answer in refilled:
         again = tercet.ask(OPENING, seed=answer["seed"], **fields)
-        assert [one["value"] for one in again["sentences"]] == [one["value"] for one in answer["sentences"]]
+        assert texts(again) == texts(answer)
 
 
-def test_an_unseeded_answer_can_be_had_again(tercet: Tercet) -> None:
+def test_the_seed_of_an_unseeded_answer_reproduces_it(tercet: Tercet) -> None:
     answer = tercet.ask()
     again = tercet.ask(seed=answer["seed"])
-    assert [one["value"] for one in again["sentences"]] == [one["value"] for one in answer["sentences"]]
+    assert texts(again) == texts(answer)
 
 
-def test_an_explanation_says_what_was_likely(tercet: Tercet) -> None:
+def test_an_explanation_lists_the_most_likely_tokens(tercet: Tercet) -> None:
     answer = tercet.ask("The old man looked at the se", seed=3, explain=4)
     plain = tercet.ask("The old man looked at the se", seed=3)
-    assert [one["value"] for one in plain["sentences"]] == [one["value"] for one in answer["sentences"]]
+    assert texts(plain) == texts(answer)
     for sentence in answer["sentences"]:
         tokens = sentence["explanation"]
-        said = "".join(token["text"] for token in tokens)
-        assert said.removeprefix(" se").startswith(sentence["value"])
+        text = "".join(token["text"] for token in tokens)
+        assert text.removeprefix(" se").startswith(sentence["value"])
         assert len(tokens) == sentence["tokens"]
         mean = sum(token["logprob"] for token in tokens) / len(tokens)
         assert mean == pytest.approx(sentence["score"])
         for token in tokens:
-            chances = [logprob for _, logprob in token["likeliest"]]
-            assert len(chances) == 4
-            assert chances == sorted(chances, reverse=True)
-            assert token["logprob"] <= chances[0] + 1e-4
+            logprobs = [logprob for _, logprob in token["likeliest"]]
+            assert len(logprobs) == 4
+            assert logprobs == sorted(logprobs, reverse=True)
+            assert token["logprob"] <= logprobs[0] + 1e-4
 
 
 @pytest.mark.parametrize("max_time_s", [0.05, 0.2])
 def test_a_time_limit_is_kept(tercet: Tercet, max_time_s: float) -> None:
-    """Also where nothing is ready; how well is measured by `tercet bench writer`."""
+    """Also if no sentence is ready; `tercet bench writer` measures by how much the limit is exceeded."""
     tercet.ask()
     for _ in range(5):
         start = time.monotonic()
@@ -124,7 +130,7 @@ def test_a_time_limit_is_kept(tercet: Tercet, max_time_s: float) -> None:
         body = response.json()
         if response.status_code == 200:
             assert body["partial"]
-            assert all(re.search(r"\w[^\w\s]*$", one["value"]) for one in body["sentences"])
+            assert all(re.search(r"\w[^\w\s]*$", sentence["value"]) for sentence in body["sentences"])
         else:
             assert (response.status_code, body["code"]) == (504, "deadline_exceeded")
 
@@ -144,15 +150,15 @@ def test_feedback_is_counted_once_by_rank(tercet: Tercet) -> None:
     saved = count(tercet, "tercet_saved_characters_total", rank="1")
     shown = count(tercet, "tercet_suggestions_total", action="shown")
     answer = tercet.ask()
-    said = {"id": answer["id"], "index": 1, "action": "accepted", "characters": 17}
-    assert [feedback(tercet, **said), feedback(tercet, **said)] == [204, 204]
+    accepted = {"id": answer["id"], "index": 1, "action": "accepted", "characters": 17}
+    assert [feedback(tercet, **accepted), feedback(tercet, **accepted)] == [204, 204]
     assert feedback(tercet, id=answer["id"], index=0, action="ignored") == 204
     assert count(tercet, "tercet_suggestions_total", action="accepted", rank="1") == before + 1
     assert count(tercet, "tercet_saved_characters_total", rank="1") == saved + 17
     assert count(tercet, "tercet_suggestions_total", action="shown") == shown + 3
 
 
-def test_feedback_that_makes_no_sense_is_refused(tercet: Tercet) -> None:
+def test_invalid_feedback_is_refused(tercet: Tercet) -> None:
     answer = tercet.ask()
     assert feedback(tercet, id="unknown", index=0, action="accepted") == 404
     assert feedback(tercet, id=answer["id"], index=3, action="accepted") == 422

@@ -1,4 +1,4 @@
-"""Leases follow slots through crashes and reloads, also where master and workers act at the same instant."""
+"""Leases across crashes and reloads, and under every interleaving of master and workers."""
 
 from __future__ import annotations
 
@@ -94,16 +94,16 @@ def test_leases_are_seen_across_fork() -> None:
     assert leases.successor_is_warm(0, 1)
 
 
-# Interleavings: every process runs in a thread of its own, which stops before each load and store of a shared word.
-# `interleavings` runs them in every order of these accesses. Whatever the order, the outcome must be that of some order
-# of the whole operations, which `Sequential` gives.
+# Linearizability: each process runs in a thread that stops before each load and store of a shared word, and
+# `interleavings` runs every order of these accesses. Each outcome must equal that of some order of whole operations,
+# which `Sequential` computes.
 
 Operation = tuple[Any, ...]  # a method's name and its arguments
 Outcome = tuple[Any, ...]  # what the operations returned, and what every process reads at the end
 
 
 class Sequential:
-    """The reference: one slot's leases where no two operations overlap."""
+    """Reference model: one slot's leases where no two operations overlap."""
 
     def __init__(self) -> None:
         self.ages: list[int] = []
@@ -136,9 +136,9 @@ class Sequential:
 
 
 class Process:
-    """A thread that runs one process's operations, and stops before each access of a shared word."""
+    """A thread that runs the operations of one process and stops before each access to a shared word."""
 
-    current: Process | None = None  # the one that runs; None outside of a schedule
+    current: Process | None = None  # the process that makes a step; None outside of a schedule
 
     def __init__(self, leases: Leases, operations: Sequence[Operation]) -> None:
         self.returned: list[Any] = []
@@ -155,12 +155,12 @@ class Process:
         self._has_stopped.release()
 
     def stop(self) -> None:
-        """Called by the thread itself: wait for the next step."""
+        """Wait for the next step. To be called in the process's own thread."""
         self._has_stopped.release()
         self._go.acquire()
 
     def step(self) -> None:
-        """Run to just before the next access, or to the end."""
+        """Run until the next access, or to the end."""
         Process.current = self
         self._go.release()
         assert self._has_stopped.acquire(timeout=10)
@@ -170,7 +170,7 @@ class Process:
 
 
 class Words(list[int]):
-    """Shared words. A copy of what holds them shares them, as a fork does."""
+    """Shared words: a deep copy of `Leases` models a fork, which copies its state and shares these."""
 
     def __deepcopy__(self, _memo: object) -> Words:
         return self
@@ -190,12 +190,12 @@ class Words(list[int]):
 
 
 class Scenario:
-    """One slot: operations that are over, then processes that act at the same time.
+    """Operations on one slot: a sequence, then processes that run concurrently.
 
     Args:
-        before: run one after the other, `lease` and `free` in the master, `mark_warm` in its worker.
-        master: run in the master.
-        workers: by age; run in the worker as it was forked.
+        before: the sequence; `lease` and `free` run in the master, `mark_warm` in its worker.
+        master: concurrent operations of the master.
+        workers: concurrent operations of workers, by age; each has the state of its fork.
     """
 
     def __init__(self, before: list[Operation], master: list[Operation], workers: dict[int, list[Operation]]) -> None:
@@ -204,7 +204,7 @@ class Scenario:
         self._ages = list(workers)
 
     def start(self) -> tuple[list[Process], Callable[[], Outcome]]:
-        """The processes, stopped before their first step, and what they made of it."""
+        """The processes before their first step, and a function that returns the outcome after their last."""
         master = Leases(1, max_generations=3, words=Words([0] * 4))
         forked = {0: master}
         for name, *args in self.before:
@@ -238,13 +238,13 @@ class Scenario:
 
 
 def look(master: Any, copies: Sequence[Any]) -> Outcome:
-    """What the master knows, and what each process sees of every generation."""
+    """The master's counts and holders, and every process's view of each generation."""
     seen = [(copied.is_superseded(0, age), copied.successor_is_warm(0, age)) for copied in copies for age in range(6)]
     return (master.num_failures(0), tuple(master.holders(0)), tuple(seen))
 
 
 def interleavings(scenario: Scenario) -> Iterator[Outcome]:
-    """The outcome of every order of accesses, each run from the start: depth first over who makes the next step."""
+    """The outcomes of all schedules, enumerated depth first; each schedule runs from the start."""
     prefixes: list[tuple[int, ...]] = [()]
     while prefixes:
         schedule = list(prefixes.pop())
@@ -266,16 +266,19 @@ RELOADING: list[Operation] = [*SERVING, ("lease", 2)]
     "scenario",
     [
         pytest.param(
-            Scenario(RELOADING, [("lease", 3)], {2: [("mark_warm", 0, 2)]}), id="warm while the next is forked"
+            Scenario(RELOADING, [("lease", 3)], {2: [("mark_warm", 0, 2)]}),
+            id="warm while the next generation is leased",
         ),
-        pytest.param(Scenario(RELOADING, [("free", 1)], {2: [("mark_warm", 0, 2)]}), id="warm while the old one ends"),
+        pytest.param(
+            Scenario(RELOADING, [("free", 1)], {2: [("mark_warm", 0, 2)]}), id="warm while the old generation ends"
+        ),
         pytest.param(
             Scenario(RELOADING, [("free", 1), ("lease", 3)], {2: [("mark_warm", 0, 2)]}),
-            id="warm while the old one is replaced",
+            id="warm while the old generation is replaced",
         ),
         pytest.param(
             Scenario([("lease", 1), ("lease", 2)], [("free", 2), ("lease", 3)], {1: [("mark_warm", 0, 1)]}),
-            id="old one warm while the new one crashes",
+            id="old generation warm while the new one crashes",
         ),
         pytest.param(
             Scenario(
@@ -295,19 +298,19 @@ RELOADING: list[Operation] = [*SERVING, ("lease", 2)]
                 [("lease", 3)],
                 {2: [("is_superseded", 0, 2), ("successor_is_warm", 0, 2)]},
             ),
-            id="a word that passes to another worker",
+            id="a warm word is reused",
         ),
         pytest.param(
             Scenario(RELOADING, [("free", 2)], {1: [("is_superseded", 0, 1), ("successor_is_warm", 0, 1)]}),
-            id="the old one looks while the new one crashes",
+            id="reads while the new generation crashes",
         ),
         pytest.param(
             Scenario(RELOADING, [("lease", 3)], {1: [("successor_is_warm", 0, 1)], 2: [("mark_warm", 0, 2)]}),
-            id="the old one looks while the new one becomes warm",
+            id="reads while the new generation becomes warm",
         ),
     ],
 )
-def test_every_interleaving_ends_as_some_order_of_whole_operations(scenario: Scenario) -> None:
+def test_every_interleaving_equals_some_order_of_whole_operations(scenario: Scenario) -> None:
     allowed = scenario.sequential()
     num_run = 0
     for outcome in interleavings(scenario):

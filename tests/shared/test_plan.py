@@ -49,7 +49,7 @@ def test_cpu_workers_see_no_gpu_and_share_the_cores(monkeypatch: pytest.MonkeyPa
     assert worker_environment(plan.slots[1], plan, Settings(cpu_threads=5), {})["OMP_NUM_THREADS"] == "5"
 
 
-def test_a_tiny_model_computes_on_one_thread() -> None:
+def test_a_small_model_computes_on_one_thread() -> None:
     model = Model("tiny", "/", "embedded", 1024, 8192, weight_bytes=14_000_000)
     [slot] = make_slots(["cpu"], [("tiny", 1)], Path("/run"), 48)
     plan = Plan({}, [model], [slot])
@@ -57,7 +57,7 @@ def test_a_tiny_model_computes_on_one_thread() -> None:
     assert worker_environment(slot, plan, Settings(cpu_threads=2), {})["OMP_NUM_THREADS"] == "2"
 
 
-def test_a_plan_survives_its_file(tmp_path: Path) -> None:
+def test_a_written_plan_is_read_back(tmp_path: Path) -> None:
     plan = make_plan(["cpu"], [("small", 2)])
     write_plan(plan, tmp_path)
     assert read_plan(tmp_path) == plan

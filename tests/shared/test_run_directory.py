@@ -1,4 +1,4 @@
-"""The run directory: which paths are refused, who holds a lock, and what is removed."""
+"""The run directory: refused paths, locks, and which files are removed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_symbolic_link_as_marker_or_lock_is_refused(tmp_path: Path) -> None:
     assert target.read_text() == "kept"
 
 
-def test_a_file_is_no_run_directory(tmp_path: Path) -> None:
+def test_a_file_is_refused_as_run_directory(tmp_path: Path) -> None:
     (tmp_path / "r").write_text("")
     with pytest.raises(StartError, match="is not a directory"):
         prepare_run_directory(Settings(run_dir=tmp_path / "r"))
@@ -81,7 +81,7 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
         prepare_run_directory(Settings(run_dir=tmp_path / "r"))
 
 
-def test_a_lock_has_one_holder(tmp_path: Path) -> None:
+def test_a_lock_is_exclusive(tmp_path: Path) -> None:
     settings = Settings(run_dir=tmp_path / "r")
     held = lock_run_directory(settings, "serve")
     with pytest.raises(StartError, match=f"in use by process {os.getpid()}"):

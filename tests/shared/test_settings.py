@@ -1,4 +1,4 @@
-"""Settings are validated together; every wrong variable is named."""
+"""Settings: parsing, validation of all variables together, and the table of settings."""
 
 import pytest
 
