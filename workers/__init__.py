@@ -1,1 +1,1 @@
-"""The worker pool: processes that hold models. Imported by nothing on the gateway's side."""
+"""The worker pool: processes that hold models. The gateway never imports it."""

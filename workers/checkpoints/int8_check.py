@@ -1,8 +1,8 @@
-"""Whether a checkpoint keeps its quality in int8, and what it is served in if it does not.
+"""Checks whether a checkpoint keeps its quality in int8, and chooses the CPU dtype accordingly.
 
-Measured once for each checkpoint, as perplexity on a bundled page of prose (from Jerome K. Jerome's "Three Men in
-a Boat", which the embedded checkpoint was not trained on), and remembered. Knows checkpoints and perplexity;
-refuses to know entries, servers and where the verdicts are kept.
+The measure is perplexity on a bundled page of prose (from Jerome K. Jerome's "Three Men in a Boat", which the embedded
+checkpoint was not trained on). Each checkpoint is measured once; the result is cached on disk. Knows checkpoints and
+perplexity. Does not know slots, servers or the place of the cache.
 """
 
 from __future__ import annotations
@@ -26,51 +26,55 @@ from workers.engine.sequence import Sequence
 from workers.text.tokenizer import Tokenizer
 
 PAGE = Path(__file__).parent / "page.txt"
-# A perplexity this much higher than fp32's is more than a writer should lose to speed.
+# int8 is rejected where it raises perplexity by more than 1 % over fp32.
 MAX_RATIO = 1.01
 WINDOW_TOKENS = 512
 log = structlog.get_logger()
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """int8's perplexity on the page divided by fp32's, and what follows from it."""
+class Int8Check(msgspec.Struct, frozen=True):
+    """The dtype to serve a checkpoint in on a CPU, and int8's perplexity on the page divided by fp32's."""
 
     dtype: str
     ratio: float
 
 
-def choose_cpu_dtype(directory: Path, tokenizer: Tokenizer, verdicts: Path) -> Verdict:
-    """int8 where the checkpoint keeps its quality in it, else bf16. The first time, this loads it twice.
+def choose_cpu_dtype(directory: Path, tokenizer: Tokenizer, cache: Path) -> Int8Check:
+    """int8 if the checkpoint keeps its quality in it, else bf16. The first call for a checkpoint loads it twice.
 
     Args:
-        verdicts: a directory for what was measured; where it cannot be written, nothing is remembered.
+        cache: the directory of cached results; where it cannot be written, the next call measures again.
     """
-    path = verdicts / f"{_fingerprint(directory)}.json"
+    path = cache / f"{_fingerprint(directory)}.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Verdict)
+        return msgspec.json.decode(path.read_bytes(), type=Int8Check)
     except (OSError, msgspec.MsgspecError):
-        pass  # never measured, or by another version
-    verdict = judge(lambda dtype: load_model(directory, dtype=dtype, tokenizer=tokenizer), tokenizer)
-    log.info("int8_measured", directory=str(directory), ratio=round(verdict.ratio, 4), dtype=verdict.dtype)
+        pass  # not measured yet, or cached in another format
+    check = check_int8(lambda dtype: load_model(directory, dtype=dtype, tokenizer=tokenizer), tokenizer)
+    log.info("int8_measured", directory=str(directory), ratio=round(check.ratio, 4), dtype=check.dtype)
     try:
-        verdicts.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.encode(verdict))
+        cache.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.encode(check))
     except OSError as error:
-        log.warning("int8_verdict_discarded", path=str(path), reason=error.strerror)
-    return verdict
+        log.warning("int8_result_discarded", path=str(path), reason=error.strerror)
+    return check
 
 
-def judge(load: Callable[[str], LoadedModel], tokenizer: Tokenizer) -> Verdict:
-    """Compare int8 with fp32 on the bundled page. `load` makes the model in the dtype it is given."""
+def check_int8(load: Callable[[str], LoadedModel], tokenizer: Tokenizer) -> Int8Check:
+    """Compare int8 with fp32 on the bundled page.
+
+    Args:
+        load: loads the model in a dtype.
+    """
     ids = tokenizer.encode(PAGE.read_text(encoding="utf-8"))
     ratio = perplexity(load("int8"), ids) / perplexity(load("fp32"), ids)
-    return Verdict("int8" if ratio <= MAX_RATIO else "bf16", ratio)
+    return Int8Check("int8" if ratio <= MAX_RATIO else "bf16", ratio)
 
 
 def perplexity(loaded: LoadedModel, token_ids: list[int]) -> float:
-    """exp of the mean negative log-likelihood of all but each window's first token; windows do not overlap.
+    """exp of the mean negative log-likelihood over all tokens except each window's first; windows do not overlap.
 
-    Computed as everything is that is served: by the engine's runner, from its cache.
+    Computed by the engine's runner with its KV cache, as for requests that are served.
     """
     window = min(WINDOW_TOKENS, loaded.config.n_positions - 1)
     runner = CpuRunner(loaded, 1, Interrupt())
@@ -94,7 +98,7 @@ def _prompt_logprobs(runner: CpuRunner, token_ids: tuple[int, ...]) -> tuple[flo
 
 
 def _fingerprint(directory: Path) -> str:
-    """Changes whenever the checkpoint's files do. Reads none of the weights, which may be gigabytes."""
+    """The cache key, from config.json and the weight files' names, sizes and times; weights are not read."""
     digest = hashlib.sha256((directory / "config.json").read_bytes())
     for path in sorted(directory.glob("*.safetensors")):
         status = path.stat()

@@ -1,1 +1,1 @@
-"""Text to token ids and back."""
+"""Text processing: tokenizer, incremental detokenizer, stop strings, prompt window, token healing."""

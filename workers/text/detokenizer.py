@@ -1,4 +1,7 @@
-"""Tokens to text, one sequence at a time: whole characters only, nothing that a stop string takes back."""
+"""Token ids to text, incrementally, for one sequence.
+
+Emits whole UTF-8 characters only, and no text that a stop string would remove again.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +16,38 @@ if TYPE_CHECKING:
 
 
 class Detokenizer:
-    """Tokens in, text out, one sequence's: whole characters only, nothing that a stop takes back.
+    """Decodes one sequence token by token.
 
-    `"".join([*map(feed, ids), finish()])` is the text up to the first stop string, the same
-    however the ids are spread over calls.
+    `"".join([*map(feed, ids), finish()])` is the text up to the first stop string.
     """
 
-    __slots__ = ("_decoder", "_matcher", "_num_typed_bytes", "_tokenizer")
+    __slots__ = ("_decoder", "_matcher", "_num_skipped_bytes", "_tokenizer")
 
     def __init__(
         self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, single_line: bool = False, num_forced_bytes: int = 0
     ) -> None:
         """
         Args:
-            num_forced_bytes: how many bytes at the beginning are not new, and left out.
+            stop: stop strings; the text ends before the first of them.
+            single_line: stop at a line feed as well.
+            num_forced_bytes: bytes at the start of the output that repeat the prompt's last word (token healing); they
+                are left out of the text.
+
+        Raises:
+            ValueError: a stop string is empty.
         """
         self._tokenizer = tokenizer
         self._matcher = StopMatcher(stop, single_line=single_line)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._num_typed_bytes = num_forced_bytes
+        self._num_skipped_bytes = num_forced_bytes  # still to come
 
     def feed(self, token_id: int) -> str:
-        """The text that is certain now that `token_id` has come; it may be empty."""
+        """The text delta of `token_id`; empty while a character is incomplete or a stop string may have begun."""
         data = self._tokenizer.token_bytes(token_id)
-        new = data[self._num_typed_bytes :]
-        self._num_typed_bytes = max(0, self._num_typed_bytes - len(data))
+        new = data[self._num_skipped_bytes :]
+        self._num_skipped_bytes = max(0, self._num_skipped_bytes - len(data))
         return self._decoder.decode(self._matcher.feed(new))
 
     def finish(self) -> str:
-        """The rest, at the end; an unfinished last character is dropped."""
+        """The text that was held back, once the sequence has ended; an incomplete last character is dropped."""
         return self._decoder.decode(self._matcher.finish())

@@ -1,7 +1,4 @@
-"""Stop strings in a stream of bytes.
-
-Knows bytes only; refuses to know tokens and tokenizers.
-"""
+"""Finds stop strings in a stream of bytes. Does not know tokens or tokenizers."""
 
 from __future__ import annotations
 
@@ -9,17 +6,20 @@ from collections.abc import Iterable
 
 
 class StopMatcher:
-    """Finds the first stop string in a stream of bytes, and says which bytes it cannot concern.
+    """Passes a stream of bytes through up to the first stop string.
 
-    Bytes that may be the beginning of a stop string are held back until the next ones decide.
+    Bytes that may be the start of a stop string are held back until later bytes decide.
     """
 
     __slots__ = ("_held", "_stops", "has_stopped")
 
     def __init__(self, stops: Iterable[str], *, single_line: bool = False) -> None:
         """
+        Args:
+            single_line: a line feed is a stop string as well.
+
         Raises:
-            ValueError: if a stop string is empty.
+            ValueError: a stop string is empty.
         """
         self._stops = [stop.encode("utf-8", "replace") for stop in stops]
         if single_line:
@@ -30,7 +30,7 @@ class StopMatcher:
         self.has_stopped = False
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes that are free to go; after a stop string, those before it and then none."""
+        """The bytes that no stop string can remove any more. After a complete stop string there are none."""
         if self.has_stopped:
             return b""
         if not self._stops:
@@ -46,13 +46,13 @@ class StopMatcher:
         return data[: len(data) - num_held]
 
     def finish(self) -> bytes:
-        """The bytes held back, when nothing more comes."""
+        """The held-back bytes, once the stream has ended."""
         held, self._held = self._held, b""
         return held
 
 
 def _overlap(data: bytes, stop: bytes) -> int:
-    """Length of the longest end of `data` that is a proper beginning of `stop`."""
+    """Length of the longest suffix of `data` that is a proper prefix of `stop`."""
     for length in range(min(len(data), len(stop) - 1), 0, -1):
         if data.endswith(stop[:length]):
             return length

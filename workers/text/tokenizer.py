@@ -1,6 +1,6 @@
-"""Text to token ids and back: byte-level BPE, and decoding that never tears a character.
+"""GPT-2's byte-level BPE: text to token ids, token ids to bytes and text.
 
-Knows byte-level BPE as GPT-2 has it. Refuses to know models, sampling and the wire.
+Does not know models, sampling or the protocol.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ END_OF_TEXT = "<|endoftext|>"
 class Tokenizer:
     """A byte-level BPE tokenizer, padded to its model's vocabulary.
 
-    Ids past the tokenizer's own end (a synthetic model's) decode to ` ⟨id⟩`, special tokens to
-    nothing.
+    Ids that the model has and the tokenizer lacks (a synthetic model's) decode to ` ⟨id⟩`; special tokens decode to the
+    empty string.
     """
 
     def __init__(self, bpe: BpeTokenizer, vocab_size: int) -> None:
         """
+        Args:
+            vocab_size: the model's.
+
         Raises:
-            ValueError: if the tokenizer has ids that the model does not, or is not byte-level.
+            ValueError: the tokenizer has more tokens than the model.
         """
         own_size = bpe.get_vocab_size()
         if own_size > vocab_size:
             raise ValueError(f"the tokenizer has {own_size} tokens, the model only {vocab_size}")
         self._bpe = bpe
-        bpe.post_processor = processors.ByteLevel(trim_offsets=False)  # a token begins at its space
+        bpe.post_processor = processors.ByteLevel(trim_offsets=False)  # a token's offset includes its leading space
         self.vocab_size = vocab_size
         self.eos_id: int | None = bpe.token_to_id(END_OF_TEXT)
         self._bytes = _byte_table(bpe, vocab_size)
@@ -44,8 +47,8 @@ class Tokenizer:
         """The tokenizer of a checkpoint: `tokenizer.json`, else `vocab.json` and `merges.txt`.
 
         Raises:
-            FileNotFoundError: if neither is there.
-            ValueError: as the constructor.
+            FileNotFoundError: neither exists.
+            ValueError: as in the constructor.
         """
         if (path / "tokenizer.json").is_file():
             return cls(BpeTokenizer.from_file(str(path / "tokenizer.json")), vocab_size)
@@ -58,17 +61,17 @@ class Tokenizer:
         return cls(bpe, vocab_size)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; a half of a surrogate pair counts as a question mark."""
+        """Token ids of `text`; an unpaired surrogate is encoded as a question mark."""
         return self.encode_with_starts(text)[0]
 
     def encode_with_starts(self, text: str) -> tuple[list[int], list[int]]:
-        """Token ids of `text`, and the character of it that each begins at."""
-        sound = text.encode("utf-8", "replace").decode()
-        encoding = self._bpe.encode(sound, add_special_tokens=False)
+        """Token ids of `text`, and for each the index of the character at which it begins."""
+        valid = text.encode("utf-8", "replace").decode()
+        encoding = self._bpe.encode(valid, add_special_tokens=False)
         return encoding.ids, [start for start, _ in encoding.offsets]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`. Bytes that are no UTF-8 become U+FFFD; an unfinished character goes."""
+        """Text of `ids`. Invalid UTF-8 becomes U+FFFD; an incomplete last character is dropped."""
         detokenizer = Detokenizer(self)
         return "".join([*map(detokenizer.feed, ids), detokenizer.finish()])
 
@@ -76,12 +79,12 @@ class Tokenizer:
         """The bytes that a token adds to the text.
 
         Raises:
-            IndexError: if the id is not in the model's vocabulary.
+            IndexError: the id is not in the model's vocabulary.
         """
         return self._bytes[token_id]
 
     def text_of(self, token_id: int) -> str:
-        """What a token says by itself; bytes that are no UTF-8 become U+FFFD."""
+        """The text of a single token; invalid UTF-8, such as part of a character, becomes U+FFFD."""
         return self._bytes[token_id].decode("utf-8", "replace")
 
     def last_word_start(self, text: str) -> int:
@@ -92,7 +95,7 @@ class Tokenizer:
 
 
 def _byte_table(bpe: BpeTokenizer, vocab_size: int) -> list[bytes]:
-    """Id → bytes, `vocab_size` of them."""
+    """The bytes of each token, indexed by id, `[vocab_size]`."""
     special = {id_ for id_, token in bpe.get_added_tokens_decoder().items() if token.special}
     byte_of = {char: byte for byte, char in _byte_characters()}
     table = []
@@ -104,7 +107,7 @@ def _byte_table(bpe: BpeTokenizer, vocab_size: int) -> list[bytes]:
             table.append(b"")
         elif all(char in byte_of for char in token):
             table.append(bytes(byte_of[char] for char in token))
-        else:  # an added token that is not special stands for its own text
+        else:  # an added token that is not special is literal text
             table.append(token.encode())
     return table
 
@@ -112,8 +115,8 @@ def _byte_table(bpe: BpeTokenizer, vocab_size: int) -> list[bytes]:
 def _byte_characters() -> Iterator[tuple[int, str]]:
     """(byte, character) pairs of GPT-2's byte-level alphabet.
 
-    Source: `bytes_to_unicode` of openai/gpt-2, `src/encoder.py`: printable Latin-1 bytes stand for
-    themselves, the rest for the characters from U+0100 on, in order.
+    Source: `bytes_to_unicode` of openai/gpt-2, `src/encoder.py`: printable Latin-1 bytes map to themselves, the others
+    to the characters from U+0100 on, in order.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     num_others = 0

@@ -1,4 +1,4 @@
-"""Bytes, characters and stop strings: nothing torn, nothing taken back."""
+"""Tokenizer, detokenizer and stop strings: whole characters only, and no emitted text is removed later."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from workers.text.tokenizer import Tokenizer
 TOKENIZER = Tokenizer.from_directory(CHECKPOINT, 8192)
 SYNTHETIC = Tokenizer.from_directory(CHECKPOINT, 50257)
 
-# Text as people type it, and as they do not: spaces of every kind, contractions, digits, scripts,
-# surrogates, the special token and pieces of it.
+# Spaces of every kind, contractions, digits, scripts, surrogates, the special token and parts of it.
 texts = st.lists(
     st.one_of(
         st.text(max_size=8),
@@ -47,9 +46,9 @@ texts = st.lists(
 
 
 @given(texts)
-def test_text_comes_back(text: str) -> None:
-    sound = text.encode("utf-8", "replace").decode()
-    expected = sound.replace("<|endoftext|>", "")
+def test_decoding_inverts_encoding(text: str) -> None:
+    valid = text.encode("utf-8", "replace").decode()
+    expected = valid.replace("<|endoftext|>", "")
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == expected
 
 
@@ -87,15 +86,15 @@ def test_a_directory_without_tokenizer(tmp_path: Path) -> None:
 
 
 @given(texts)
-def test_pieces_join_to_the_whole_and_are_whole_characters(text: str) -> None:
+def test_text_deltas_are_whole_characters_and_join_to_the_text(text: str) -> None:
     ids = TOKENIZER.encode(text)
     detokenizer = Detokenizer(TOKENIZER)
-    pieces = [*map(detokenizer.feed, ids), detokenizer.finish()]
-    assert "".join(pieces) == TOKENIZER.decode(ids)
-    assert not any("\ufffd" in piece for piece in pieces) or "\ufffd" in text
+    deltas = [*map(detokenizer.feed, ids), detokenizer.finish()]
+    assert "".join(deltas) == TOKENIZER.decode(ids)
+    assert not any("\ufffd" in delta for delta in deltas) or "\ufffd" in text
 
 
-def test_an_unfinished_character_is_dropped_at_the_end() -> None:
+def test_an_incomplete_character_is_dropped_at_the_end() -> None:
     ids = [id_ for id_ in range(8192) if TOKENIZER.token_bytes(id_) == b"\xf0"]
     detokenizer = Detokenizer(TOKENIZER)
     assert detokenizer.feed(TOKENIZER.encode("a")[0]) == "a"
@@ -108,21 +107,19 @@ stops = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=3)
 
 @settings(max_examples=400)
 @given(st.lists(st.text(alphabet="ab\n", max_size=3)), stops, st.booleans())
-@example(["ba", "a"], ["a", "baa"], False)  # it stops before the longer one is there
-def test_stops_cut_at_the_first_and_nothing_is_taken_back(
-    pieces: list[str], stop: list[str], single_line: bool
-) -> None:
+@example(["ba", "a"], ["a", "baa"], False)  # "a" is complete before "baa" is
+def test_the_stream_ends_before_the_first_stop_string(pieces: list[str], stop: list[str], single_line: bool) -> None:
     wanted = [*stop, "\n"] if single_line else stop
     matcher = StopMatcher(stop, single_line=single_line)
     sent = ""
     text = ""  # up to the piece that completes a stop string
     for piece in pieces:
-        if not any(one in text for one in wanted):
+        if not any(stop_string in text for stop_string in wanted):
             text += piece
         sent += matcher.feed(piece.encode()).decode()
-        assert matcher.has_stopped == any(one in text for one in wanted)
+        assert matcher.has_stopped == any(stop_string in text for stop_string in wanted)
     sent += matcher.finish().decode()
-    starts = [text.find(one) for one in wanted if one in text]
+    starts = [text.find(stop_string) for stop_string in wanted if stop_string in text]
     assert sent == (text[: min(starts)] if starts else text)
 
 

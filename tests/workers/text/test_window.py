@@ -1,4 +1,4 @@
-"""The prompt's window: within its bound, the same for the same text, and still while the document grows."""
+"""The sticky prompt window: at most `max_tokens`, and its start stays where it is while the document grows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def window(text: str, max_tokens: int) -> list[int]:
 
 @given(st.text(max_size=600), st.integers(1, 64))
 @settings(max_examples=300, deadline=None)
-def test_it_is_the_end_of_the_text_and_within_its_bound(text: str, max_tokens: int) -> None:
+def test_the_window_is_a_suffix_of_at_most_max_tokens(text: str, max_tokens: int) -> None:
     text = text.encode("utf-8", "replace").decode()
     ids = window(text, max_tokens)
     data = b"".join(map(TOKENIZER.token_bytes, ids))
@@ -37,12 +37,12 @@ def test_it_is_the_end_of_the_text_and_within_its_bound(text: str, max_tokens: i
         assert len(ids) >= max_tokens // 2
 
 
-def test_a_growing_document_keeps_its_windows_start() -> None:
+def test_the_start_rarely_moves_while_the_document_grows() -> None:
     max_tokens = 128
     num_moved = 0
     before: list[int] = []
     lengths = []
-    ends = [place for place in range(6000) if PROSE[place] == " "]
+    ends = [index for index in range(6000) if PROSE[index] == " "]
     for end in ends:
         ids = window(PROSE[:end], max_tokens)
         lengths.append(len(ids))
@@ -61,7 +61,7 @@ def test_texts_without_words(text: str) -> None:
     assert ids or not text
 
 
-def test_the_window_of_a_megabyte_reads_only_its_end() -> None:
+def test_only_the_end_of_a_megabyte_is_encoded() -> None:
     lengths = []
 
     def encode(text: str) -> tuple[list[int], list[int]]:
@@ -74,8 +74,8 @@ def test_the_window_of_a_megabyte_reads_only_its_end() -> None:
 
 @given(st.text("ab .'\n\u00a0\u6f22\u00e9", max_size=300), st.integers(1, 40))
 @settings(max_examples=300, deadline=None)
-def test_a_window_that_begins_at_a_word_is_encoded_as_if_nothing_came_before(text: str, max_tokens: int) -> None:
+def test_a_window_that_begins_at_a_word_has_the_tokens_of_the_text_from_there(text: str, max_tokens: int) -> None:
     ids = window(text, max_tokens)
-    said = b"".join(map(TOKENIZER.token_bytes, ids)).decode("utf-8", "replace")
-    if text.endswith(said) and said[:1].isspace() and not said[:2].isspace():
-        assert ids == TOKENIZER.encode(said)
+    decoded = b"".join(map(TOKENIZER.token_bytes, ids)).decode("utf-8", "replace")
+    if text.endswith(decoded) and decoded[:1].isspace() and not decoded[:2].isspace():
+        assert ids == TOKENIZER.encode(decoded)
