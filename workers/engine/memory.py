@@ -1,15 +1,19 @@
-"""How much memory a cache may take."""
+"""How much memory the KV cache of a CPU worker may take."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-# Of the free memory; other entries of the machine, and the rest of this process, want some too.
+# Of the free memory; other workers on the machine and the rest of this process need memory, too.
 MEMORY_SHARE = 0.3
 
 
 def cache_budget_bytes() -> int:
-    """A share of the memory that is free: on the machine, and in this process's cgroup."""
+    """MEMORY_SHARE of the memory that is available, on the machine and in this process's cgroup.
+
+    Raises:
+        OSError: if /proc/meminfo does not say.
+    """
     free = [_meminfo_available()]
     group = Path("/sys/fs/cgroup")
     try:

@@ -12,9 +12,9 @@ import torch
 from tests.workers.engine.helpers import generate, random_ids, running_engine
 from workers.engine import scheduler
 from workers.engine.cpu import runner as model_runner
+from workers.engine.cpu.forward import ForwardPass
 from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS
 from workers.engine.cpu.linear import ROW_COUNTS, LinearMaker
-from workers.engine.cpu.runner import _ForwardPass
 from workers.engine.model.loader import LoadedModel
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput
 from workers.engine.sampling import Draw
@@ -86,19 +86,19 @@ def test_steps_computed_ahead_change_nothing(
     requests[2:] = [replace(request, sampling=one) for request, one in zip(requests, usual, strict=True)][2:]
     stops = [replace(request.sampling, stop=(" the", ".")) for request in requests]
     requests += [replace(request, sampling=stop) for request, stop in zip(requests[:8], stops, strict=False)]
-    monkeypatch.setattr(model_runner, "MAX_AHEAD", 1)
+    monkeypatch.setattr(model_runner, "MAX_STEPS_PER_CALL", 1)
     with running_engine(embedded_int8, max_batch=6) as engine:
         alone = [outcome(engine.submit(request).result()) for request in requests]
     numbers = set()
 
-    def steps(self: _ForwardPass, rows: list[BatchRow], draws: list[Draw], number: int) -> list[list[GeneratedToken]]:
+    def steps(self: ForwardPass, rows: list[BatchRow], draws: list[Draw], number: int) -> list[list[GeneratedToken]]:
         numbers.add(number)
         return one_after_another(self, rows, draws, number)
 
-    one_after_another = _ForwardPass.steps
-    monkeypatch.setattr(_ForwardPass, "steps", steps)
-    monkeypatch.setattr(model_runner, "MAX_AHEAD", 8)
-    monkeypatch.setattr(model_runner, "MAX_AHEAD_S", 1.0)
+    one_after_another = ForwardPass.decode
+    monkeypatch.setattr(ForwardPass, "decode", steps)
+    monkeypatch.setattr(model_runner, "MAX_STEPS_PER_CALL", 8)
+    monkeypatch.setattr(model_runner, "MAX_CALL_S", 1.0)
     with running_engine(embedded_int8, max_batch=6) as engine:
         assert [outcome(engine.submit(request).result()) for request in requests] == alone
     assert 8 in numbers

@@ -10,8 +10,8 @@ import pytest
 
 from tests.workers.engine.helpers import generate, running_engine, wait_until
 from workers.engine.cpu import runner as model_runner
+from workers.engine.cpu.forward import ForwardPass
 from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS
-from workers.engine.cpu.runner import _ForwardPass
 from workers.engine.engine import Engine
 from workers.engine.model.loader import LoadedModel
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams
@@ -34,11 +34,9 @@ class Calls:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.numbers: list[tuple[int, int]] = []
         self.meanwhile: Callable[[], object] | None = None
-        original = _ForwardPass.steps
+        original = ForwardPass.decode
 
-        def steps(
-            own: _ForwardPass, rows: list[BatchRow], draws: list[Draw], number: int
-        ) -> list[list[GeneratedToken]]:
+        def steps(own: ForwardPass, rows: list[BatchRow], draws: list[Draw], number: int) -> list[list[GeneratedToken]]:
             if self.meanwhile is not None and number > 1:
                 self.meanwhile()
                 self.meanwhile = None
@@ -46,9 +44,9 @@ class Calls:
             self.numbers.append((number, len(done)))
             return done
 
-        monkeypatch.setattr(_ForwardPass, "steps", steps)
-        monkeypatch.setattr(model_runner, "MAX_AHEAD", 1000)
-        monkeypatch.setattr(model_runner, "MAX_AHEAD_S", 1000.0)
+        monkeypatch.setattr(ForwardPass, "decode", steps)
+        monkeypatch.setattr(model_runner, "MAX_STEPS_PER_CALL", 1000)
+        monkeypatch.setattr(model_runner, "MAX_CALL_S", 1000.0)
 
 
 @pytest.fixture
@@ -116,9 +114,9 @@ def test_a_text_that_ends_stops_them(embedded_int8: LoadedModel, calls: Calls) -
 @pytest.mark.parametrize(
     ("more", "num_told", "seconds"),
     [
-        ({}, 1, model_runner.MAX_AHEAD_S),
+        ({}, 1, model_runner.MAX_CALL_S),
         ({"deadline": 1000.02}, 1, 0.02),
-        ({"deadline": 1001.0}, 1, model_runner.MAX_AHEAD_S),
+        ({"deadline": 1001.0}, 1, model_runner.MAX_CALL_S),
         ({"stream": True}, 1, 0.0),
         ({"stream": True}, 4, 0.01),
         ({"sampling": replace(USUAL, single_line=True)}, 1, 0.01),
@@ -130,4 +128,4 @@ def test_how_far_ahead_depends_on_who_waits(more: dict[str, Any], num_told: int,
     sequence = Sequence(request, ResultStream(), start_id=0, tokenizer=None)
     for _ in range(num_told):
         sequence.token_ids.append(7)
-    assert model_runner._time_left(sequence, 1000.0) == pytest.approx(seconds)
+    assert model_runner.max_call_s(sequence, 1000.0) == pytest.approx(seconds)

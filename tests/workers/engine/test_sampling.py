@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from workers.engine import sampling
-from workers.engine.cpu.kernels import Kernels
+from workers.engine.cpu.kernels import ThreadTeam
 from workers.engine.cpu.sampler import CpuSampler
 from workers.engine.request import GeneratedToken, SamplingParams
 from workers.engine.sampling import Draw, uniform
@@ -31,7 +31,7 @@ SampleFn = Callable[[torch.Tensor, list[Draw]], list[GeneratedToken]]
 
 
 def by_kernel(logits: torch.Tensor, draws: list[Draw]) -> list[GeneratedToken]:
-    sampler = CpuSampler(Kernels(num_threads=2), logits.shape[1])
+    sampler = CpuSampler(ThreadTeam(num_threads=2), logits.shape[1])
     return sampler.sample(logits, range(len(draws)), draws)
 
 

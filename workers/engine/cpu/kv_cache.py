@@ -1,8 +1,8 @@
-"""Keys and values of what has been computed: prompts in entries, and branches' own tokens in suffixes.
+"""The CPU's KV cache: prompts in prefix-cache entries, each sequence's own tokens in a KV suffix.
 
-Knows memory. Refuses to know which tokens are where: the scheduler does.
+Knows memory; the scheduler knows which tokens are where.
 
-A prompt is kept once, however many branches continue it. A branch adds to a suffix of its own.
+A prompt is stored once, however many sequences continue it; each sequence appends to its own suffix.
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from workers.engine.cpu.layouts import VECTOR
 from workers.engine.scheduler_output import SUFFIX_TOKENS, Copy, EntryCopy, SuffixCopy, SuffixMove
-
-# Floats that are computed at once. Keys lie in blocks of so many positions, side by side: a vector instruction
-# computes a score of each. A value's width is rounded up to it.
-VECTOR = 16
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The measures of a cache; tells what it takes before it is made."""
+    """The dimensions of a KV cache, and the memory that it will take."""
 
     num_layers: int
     num_heads: int
@@ -46,10 +43,10 @@ class CacheShape:
         return self.num_layers * self.num_heads * (self.head_size + self.value_width) * self.dtype.itemsize
 
     def num_entries(self, memory_bytes: int, max_sequences: int) -> int:
-        """Prompts that fit beside `max_sequences` suffixes: at least one, and no more than suffixes.
+        """How many prefix-cache entries fit next to `max_sequences` suffixes: 1 to `max_sequences`.
 
         Raises:
-            MemoryError: if not even the suffixes and one prompt fit.
+            MemoryError: if the suffixes and one entry do not fit.
         """
         left = memory_bytes - max_sequences * self.suffix_positions * self.position_bytes
         fitting = left // (self.entry_positions * self.position_bytes)
@@ -60,11 +57,12 @@ class CacheShape:
         return min(max_sequences, fitting)
 
 
-class Places:
-    """Keys and values of equal stretches of positions, in all layers.
+class KVStore:
+    """Keys and values of `number` places of equally many positions, in all layers.
 
-    `keys` [layers, places, heads, blocks, head_size, VECTOR] and `values` [layers, places, heads, positions,
-    value_width]. The system gives zeroed memory where it is first touched, and only there.
+    `keys` [layers, places, heads, blocks, head_size, VECTOR]: blocks of VECTOR positions, so that a vector instruction
+    computes VECTOR scores. `values` [layers, places, heads, positions, value_width]. The system provides zeroed pages
+    when they are first touched.
     """
 
     def __init__(self, shape: CacheShape, number: int, num_positions: int) -> None:
@@ -82,26 +80,26 @@ class Places:
         return keys[..., :length], self.values[:, place, :, :length]
 
     def write(self, place: int, start: int, keys: Tensor, values: Tensor) -> None:
-        """Stores what `read` gave, from position `start` on."""
+        """Stores keys and values in the shapes that `read` returns, from position `start` on."""
         positions = torch.arange(start, start + keys.shape[3])
-        # Indices that are apart put their dimension first.
+        # Advanced indices that are not adjacent put their dimension first.
         self.keys[:, place, :, positions // VECTOR, :, positions % VECTOR] = keys.permute(3, 0, 1, 2)
         self.values[:, place, :, start : start + values.shape[2]] = values
 
 
 class KVCache:
-    """Static storage: entries for prompts, and suffixes."""
+    """Preallocated storage: prefix-cache entries and KV suffixes."""
 
     def __init__(self, shape: CacheShape, num_entries: int, max_sequences: int) -> None:
-        self.entries = Places(shape, num_entries, shape.entry_positions)
-        self.suffixes = Places(shape, max_sequences, shape.suffix_positions)
+        self.entries = KVStore(shape, num_entries, shape.entry_positions)
+        self.suffixes = KVStore(shape, max_sequences, shape.suffix_positions)
         self.num_bytes = self.entries.num_bytes + self.suffixes.num_bytes
 
-    def copy(self, one: Copy) -> None:
-        """Copies tokens from place to place, in all layers."""
-        match one:
+    def copy(self, copy: Copy) -> None:
+        """Copies the keys and values of some positions, in all layers."""
+        match copy:
             case EntryCopy(source, target, length):
-                # Whole blocks: what lies past the length is written before it is seen.
+                # Whole blocks: positions past the length are written before they are read.
                 blocks = slice(-(-length // VECTOR))
                 self.entries.keys[:, target, :, blocks] = self.entries.keys[:, source, :, blocks]
                 self.entries.values[:, target, :, :length] = self.entries.values[:, source, :, :length]

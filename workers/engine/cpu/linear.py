@@ -1,11 +1,10 @@
-"""Linear layers whose every output row has the same bits whatever rows are computed beside it.
+"""Linear layers on a CPU whose every output row has the same bits whatever rows are computed with it.
 
-Knows matrix kernels and their habits. Refuses to know what the layers are for.
+Knows matrix kernels and their orders of summation; knows no model.
 
-A kernel may pick its order of summation by the shape it is given, so a row computed among 3 rows
-can differ, in its last bits, from the same row among 64. So only row counts from `ROW_COUNTS` are
-computed (the rest are padded), and of these only the ones that were seen, on this machine and for
-this shape of layer, to agree with each other.
+A kernel may choose its order of summation by the shape of its input, so a row among 3 rows can differ in its last bits
+from the same row among 64. So only row counts from `ROW_COUNTS` are computed, by padding, and of these only the ones
+that a probe found, on this machine and for this shape of layer, to agree with each other.
 """
 
 from __future__ import annotations
@@ -23,33 +22,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# BatchRow counts to compute with, at most a quarter apart. A kernel that is compiled for each shape
-# (oneDNN's are) is compiled for these, when it is probed, and never while someone waits.
+from workers.engine.cpu.layouts import AMX_BYTES, BLOCK, DOT_ROWS, PLAIN, PRODUCT, UINT8, UNIT
+
+# Row counts to compute with, at most a quarter apart. Kernels that are compiled for each shape (oneDNN's) are compiled
+# for these by the probe, never during a request.
 ROW_COUNTS = (
     *(1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64),
     *(80, 96, 112, 128, 160, 192, 224, 256),
 )
 PROBE_ROWS = 16
-# Fewer multiplications than these are not worth waking other threads for.
-LARGE = 1 << 18
+MIN_SHARED_PRODUCTS = 1 << 18  # multiplications in a product from which on it pays to wake other threads
 HUGE_PAGE_BYTES = 2 << 20
-ARENA_BYTES = 64 << 20  # taken from the system at once; what is not used of them is never touched
+ARENA_BYTES = 64 << 20  # reserved from the system at once; unused pages are never touched, so they take no memory
 CACHE_LINE_BYTES = 64
-
-# How rows are handed to a matrix product: as they are; divided by their largest absolute value; the same in 8 bits,
-# 1/127 each and zero at 128.
-PLAIN, UNIT, UINT8 = range(3)
 TINY = torch.finfo(torch.float32).tiny
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.int8]]
-Kernel = Callable[[Tensor], Tensor]  # [rows, in] → [rows, out]
 
 
 class Product(Protocol):
-    """x · Wᵀ of one weight, on a CPU: float32, to be multiplied with the rows' scales where they have some."""
+    """x · Wᵀ of one weight, float32; where rows have scales, the result is to be multiplied with them."""
 
     def mode(self, num_rows: int) -> int:
-        """How so many rows are to be handed over."""
+        """How `num_rows` rows are to be handed over: PLAIN, UNIT or UINT8 (`cpu.layouts`)."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] in their mode → [rows, out] float32."""
@@ -57,11 +52,11 @@ class Product(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CpuLinear:
-    """y = x · Wᵀ + b, row-exact (see the module), in the parts of which the CPU's kernels make a step."""
+    """y = x · Wᵀ + b, row-exact (see the module), in the parts that a forward pass combines with its kernels."""
 
     product: Product
     bias: Tensor | None  # [out] float32
-    row_counts: tuple[int, ...] | None  # those to compute with, ascending; None is any
+    row_counts: tuple[int, ...] | None  # to compute with, ascending; None: any
 
     def padded(self, num_rows: int) -> int:
         """The number of rows, at least `num_rows`, to hand over."""
@@ -71,7 +66,7 @@ class CpuLinear:
         if num_rows <= largest:
             return next(count for count in self.row_counts if count >= num_rows)
         whole, rest = divmod(num_rows, largest)
-        # The rest is handed over like the others, which a few rows by themselves might not be.
+        # The rest has to use the mode of the other pieces, which few rows might not.
         rest = next(count for count in self.row_counts if count >= max(rest, PROBE_ROWS)) if rest else 0
         return whole * largest + rest
 
@@ -86,21 +81,18 @@ class CpuLinear:
         return self.product.mode(num_rows if self.row_counts is None else min(num_rows, self.row_counts[-1]))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, in] → [rows, out], float32 both: the whole layer, for whoever has no use for its parts."""
+        """[rows, in] → [rows, out], float32 both: the whole layer."""
         padded = F.pad(x, (0, 0, 0, self.padded(len(x)) - len(x)))
         ready, scales = prepare(padded, self.mode(len(padded)))
         y = self.multiply(ready)[: len(x)] * scales[: len(x)]
         return y if self.bias is None else y + self.bias
 
 
-Linear = CpuLinear | Kernel
-
-
 def prepare(x: Tensor, mode: int) -> tuple[Tensor, Tensor]:
-    """Rows [rows, in] float32 as `mode` wants them, and their scales [rows, 1].
+    """Rows [rows, in] float32 in `mode`, and their scales [rows, 1]; `kernels.norms.prepare` does the same.
 
-    A scale of its own for each row: the kernels know only one for the whole tensor, which would make a row depend on
-    its neighbours. It also makes the error smaller where one row stands out.
+    torch's quantized products know one scale for the whole tensor, which would make a row depend on its neighbours. A
+    scale for each row also makes the error smaller where a row has an outlier.
     """
     if mode == PLAIN:
         return x, torch.ones(len(x), 1)
@@ -108,45 +100,37 @@ def prepare(x: Tensor, mode: int) -> tuple[Tensor, Tensor]:
     unit = x / scales
     if mode == UNIT:
         return unit, scales
-    # One rounding for product and sum, as fbgemm has it.
+    # One rounding for product and sum, as in fbgemm.
     return torch.add(torch.tensor(128.0), unit, alpha=127).round_().to(torch.uint8), scales
 
 
 class LinearMaker:
-    """Makes the layers of one model; what it finds out about a shape it finds out once."""
+    """Makes the linear layers of one model; probes each shape once."""
 
-    def __init__(self, dtype: str, device: str = "cpu") -> None:
+    def __init__(self, dtype: str) -> None:
         """
         Args:
-            dtype: fp32, bf16 or int8; what the weights are kept in.
+            dtype: of the weights: fp32, bf16 or int8.
 
         Raises:
-            ValueError: if the device cannot compute with `dtype`.
+            ValueError: if `dtype` is another.
         """
-        self._device = device
-        if device != "cpu":
-            self._dtype = device_dtype(dtype, device)
-            return
         makers: dict[str, Callable[[Tensor], Product]] = {
             "fp32": FloatProduct,
-            "bf16": HalfProduct,
+            "bf16": Bf16Product,
             "int8": partial(Int8Product, memory=HugePages()),
         }
         if dtype not in makers:
-            raise ValueError(f"dtype {dtype} is not for {device}; there are {', '.join(makers)}")
+            raise ValueError(f"cpu does not support dtype {dtype}; choose {', '.join(makers)}")
         self._make_product = makers[dtype]
         self._row_counts: dict[tuple[int, ...], tuple[int, ...] | None] = {}
 
-    def __call__(self, weight: Tensor, bias: Tensor | None, max_rows: int = ROW_COUNTS[-1]) -> Linear:
+    def __call__(self, weight: Tensor, bias: Tensor | None, max_rows: int = ROW_COUNTS[-1]) -> CpuLinear:
         """A layer from its float32 weight [out, in] and bias [out].
 
         Args:
             max_rows: more rows than this are computed in pieces.
         """
-        if self._device != "cpu":
-            weight = weight.to(self._device, self._dtype)
-            bias = None if bias is None else bias.to(self._device, self._dtype)
-            return _device_kernel(weight, bias)
         product = self._make_product(weight)
         shape = tuple(weight.shape)
         if shape not in self._row_counts:
@@ -156,13 +140,12 @@ class LinearMaker:
 
 
 def _agreeing_row_counts(product: Product, in_features: int, counts: Sequence[int]) -> tuple[int, ...] | None:
-    """Those of `counts`, ascending, that give every row the bits that `PROBE_ROWS` rows give it; None is any number.
+    """Those of `counts`, ascending, that give every row the bits that `PROBE_ROWS` rows give it; None: any number does.
 
-    Random rows show the order of summation: were two orders different, all those sums would
-    hardly round alike.
+    Random rows reveal the order of summation: with a different order, some of the many sums would round differently.
     """
-    if isinstance(product, Int8Product) and product.has_one:
-        return None  # it sums integers, and has one way to turn a sum into a float
+    if isinstance(product, Int8Product) and product.is_row_exact:
+        return None
 
     def compute(x: Tensor) -> Tensor:
         return product(prepare(x, product.mode(len(x)))[0])
@@ -173,30 +156,8 @@ def _agreeing_row_counts(product: Product, in_features: int, counts: Sequence[in
     return tuple(count for count in counts if torch.equal(compute(x[:count]), reference[:count]))
 
 
-def device_dtype(dtype: str, device: str) -> torch.dtype:
-    """What a device other than the CPU keeps weights and activations in.
-
-    Raises:
-        ValueError: if it cannot compute with `dtype`.
-    """
-    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    if dtype not in dtypes:
-        raise ValueError(f"dtype {dtype} is not for {device}; there are {', '.join(dtypes)}")
-    return dtypes[dtype]
-
-
-def _device_kernel(weight: Tensor, bias: Tensor | None) -> Kernel:
-    """Plain, in the weight's dtype; without a bias it is the head, whose sums stay float32."""
-    if bias is not None:
-        return lambda x: F.linear(x, weight, bias)
-    if weight.is_cuda and weight.dtype != torch.float32:
-        # Logits near -100 would be rounded to halves in bf16.
-        return lambda x: torch.mm(x, weight.T, out_dtype=torch.float32)
-    return lambda x: F.linear(x.float(), weight.float())
-
-
 class FloatProduct:
-    """oneDNN's kernels on a packed weight: at few rows faster than MKL's, and less moody."""
+    """float32 weights, packed for oneDNN: for few rows faster than MKL, and its times vary less."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PROBE_ROWS) if _has_onednn() else weight
@@ -211,8 +172,8 @@ class FloatProduct:
         return y
 
 
-class HalfProduct:
-    """bf16 weights. Only they and what meets them are bf16; everything between layers stays float32."""
+class Bf16Product:
+    """bf16 weights; activations are rounded to bf16 for the product and stay float32 elsewhere."""
 
     def __init__(self, weight: Tensor) -> None:
         weight = weight.bfloat16()
@@ -229,39 +190,41 @@ class HalfProduct:
 
 
 class Int8Product:
-    """8-bit weights, a scale for each output; 8-bit activations, a scale for each row.
+    """8-bit weights with a scale for each output, 8-bit activations with a scale for each row.
 
-    Our own kernel multiplies them, faster than torch's for few rows and many. Where the CPU has no instructions for it
-    fbgemm's does, which quantizes by itself, or oneDNN's. All sum integers, and what they do in floating point is the
-    same to the bit.
+    The compiled kernel multiplies them where the CPU has its instructions; it is faster than torch's for few rows and
+    for many. Elsewhere fbgemm does, which quantizes by itself, or oneDNN. All sum integers and do the same in floating
+    point, so their results are equal to the bit.
 
-    `own` is our kernel's copy, or None; `has_one`, whether there is one way for every number of rows.
+    Attributes:
+        packed: the kernel's copy of the weight, or None.
+        is_row_exact: a row's bits do not depend on the number of rows, so no probe is needed.
     """
 
     def __init__(self, weight: Tensor, memory: HugePages) -> None:
         scales = (weight.abs().amax(1) / 127).clamp_min(TINY)  # each row's largest value is ±127
         weight8 = (weight / scales[:, None]).round().to(torch.int8)
-        self.own = PackedInt8Linear.of(weight8, scales, memory)
+        self.packed = PackedInt8Linear.of(weight8, scales, memory)
         self._fbgemm = None
-        if self.own is None and "fbgemm" in torch.backends.quantized.supported_engines:
+        if self.packed is None and "fbgemm" in torch.backends.quantized.supported_engines:
             self._fbgemm = _pack_for_fbgemm(weight8, scales)
-        self.has_one = self.own is not None or self._fbgemm is not None
-        if not self.has_one:
+        self.is_row_exact = self.packed is not None or self._fbgemm is not None
+        if not self.is_row_exact:
             self._onednn = torch.ops.onednn.qlinear_prepack(weight8, None)
             self._scales, self._zeros = scales, torch.zeros(len(weight), dtype=torch.long)
-        # Without VNNI pairs of products are summed in 16 bits: half the range keeps them from wrapping.
+        # Without VNNI, pairs of products are summed in 16 bits: half the range keeps them from overflowing.
         self._num_levels = 127 if torch.cpu._is_vnni_supported() else 63
 
     def mode(self, num_rows: int) -> int:
         return UNIT if self._fbgemm is not None else UINT8
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.own is not None:
-            return self.own(x)
+        if self.packed is not None:
+            return self.packed(x)
         if self._fbgemm is not None:
             y: Tensor = _fbgemm_multiply(x, 1 / self._num_levels, self._num_levels + 1, self._fbgemm)
             return y
-        # float32 out, not scaled, no bias, nothing fused to it
+        # float32 output, not scaled, no bias, nothing fused
         z: Tensor = _onednn_multiply(
             x, 1 / 127, 128, self._onednn, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
@@ -269,15 +232,15 @@ class Int8Product:
 
 
 class HugePages:
-    """CachedSuffix in pages of 2 MiB, for what is read from end to end at each step: fewer pages, fewer pauses."""
+    """Allocates memory in pages of 2 MiB, for weights that are read from end to end at each step: fewer TLB misses."""
 
     def __init__(self) -> None:
         self._left = np.empty(0, np.int8)
 
     def take(self, num_bytes: int) -> Bytes:
-        """So many bytes, zeros; they live as long as the array does."""
+        """`num_bytes` zero bytes, aligned to a cache line; they live as long as the array."""
         if num_bytes > len(self._left):
-            # Private: the pages of shared memory are small as a rule.
+            # Private: shared memory rarely gets huge pages.
             memory = mmap.mmap(-1, max(num_bytes, ARENA_BYTES) + HUGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             memory.madvise(mmap.MADV_HUGEPAGE)
             whole = np.frombuffer(memory, np.int8)
@@ -287,48 +250,61 @@ class HugePages:
 
 
 class PackedInt8Linear:
-    """Our kernel's copy of an 8-bit weight."""
+    """An 8-bit weight in the layout of `kernels.int8.multiply`, without bias.
 
-    def __init__(self, weight8: Tensor, scales: Tensor, memory: HugePages) -> None:
-        from workers.engine.cpu import kernels as cpu_kernels  # compiles, where that has not been done
+    Attributes:
+        address: of its PRODUCT record.
+        is_large: whether it pays to wake other threads for it.
+    """
 
-        self._k = k = cpu_kernels
-        self._kernels = k.Kernels(torch.get_num_threads())
+    def __init__(self, weight8: Tensor, scales: Tensor, memory: HugePages, *, can_use_amx: bool = True) -> None:
+        """
+        Args:
+            weight8: [out, in] int8; at least BLOCK outputs, and a multiple of 4 inputs.
+            scales: [out] float32.
+            can_use_amx: whether to use AMX where the CPU has it and the shape allows it.
+        """
+        from workers.engine.cpu import kernels  # compiles on the first import
+
+        self._kernels = kernels
+        self._team = kernels.ThreadTeam(torch.get_num_threads())
         self._num_outputs, num_inputs = weight8.shape
         weights = weight8.numpy()
-        starts = [min(first, len(weights) - k.BLOCK) for first in range(0, len(weights), k.BLOCK)]
-        packed = memory.take(len(starts) * k.BLOCK * num_inputs)
-        blocks = packed.reshape(len(starts), num_inputs // 4, k.BLOCK, 4)
+        starts = [min(first, len(weights) - BLOCK) for first in range(0, len(weights), BLOCK)]
+        packed = memory.take(len(starts) * BLOCK * num_inputs)
+        blocks = packed.reshape(len(starts), num_inputs // 4, BLOCK, 4)
         for block, start in zip(blocks, starts, strict=True):
-            block[:] = weights[start : start + k.BLOCK].reshape(k.BLOCK, num_inputs // 4, 4).swapaxes(0, 1)
-        # x is kept with 128 added to it: 128 times the weights are too much.
+            block[:] = weights[start : start + BLOCK].reshape(BLOCK, num_inputs // 4, 4).swapaxes(0, 1)
+        # The zero point of x is 128: each sum contains 128 · Σ weights too much.
         begin = (-128 * weight8.sum(1, dtype=torch.int32)).contiguous()
-        factors = scales * torch.tensor(1 / 127)  # both scales in one, as oneDNN and fbgemm multiply them
-        self._parameters = np.zeros(k.PRODUCT_FIELDS, np.int64)
-        self._parameters[k.INPUTS], self._parameters[k.OUTPUTS] = num_inputs, self._num_outputs
-        self._parameters[k.WEIGHTS] = packed.ctypes.data
-        self._parameters[k.STARTS], self._parameters[k.FACTORS] = begin.data_ptr(), factors.data_ptr()
-        can_use_amx = k.HAS_AMX and num_inputs % k.AMX_BYTES == 0
-        self._parameters[k.MOST_DOT_ROWS] = k.DOT_ROWS if can_use_amx else sys.maxsize
-        self.address = self._parameters.ctypes.data
-        self.is_large = weight8.numel() > LARGE
-        self._keep = packed, begin, factors
+        factors = scales * torch.tensor(1 / 127)  # both scales in one, multiplied in oneDNN's and fbgemm's order
+        self._parameters = parameters = np.zeros(1, PRODUCT)
+        parameters["num_inputs"], parameters["num_outputs"] = num_inputs, self._num_outputs
+        parameters["weights_at"] = packed.ctypes.data
+        parameters["starts_at"], parameters["factors_at"] = begin.data_ptr(), factors.data_ptr()
+        uses_amx = can_use_amx and kernels.HAS_AMX and num_inputs % AMX_BYTES == 0
+        parameters["max_dot_rows"] = DOT_ROWS if uses_amx else sys.maxsize
+        self.address = parameters.ctypes.data
+        self.is_large = weight8.numel() > MIN_SHARED_PRODUCTS
+        self._keep_alive = packed, begin, factors
 
     @classmethod
     def of(cls, weight8: Tensor, scales: Tensor, memory: HugePages) -> PackedInt8Linear | None:
-        """None where this machine has no instructions for it, or the shape is not made for it."""
-        from workers.engine.cpu.kernels import BLOCK, HAS_DOT_PRODUCTS
+        """None where the CPU lacks the instructions or the shape does not fit the layout."""
+        from workers.engine.cpu import kernels
 
-        is_fit = len(weight8) >= BLOCK and weight8.shape[1] % 4 == 0
-        return cls(weight8, scales, memory) if HAS_DOT_PRODUCTS and is_fit else None
+        fits = len(weight8) >= BLOCK and weight8.shape[1] % 4 == 0
+        return cls(weight8, scales, memory) if kernels.HAS_DOT_PRODUCTS and fits else None
 
     def precede(self, other: PackedInt8Linear) -> None:
-        """In a step, `other` is multiplied next: its first weights are asked for at the end of this."""
-        self._parameters[self._k.NEXT_PRODUCT] = other.address
+        """In a step, `other` is multiplied next: its first weights are prefetched at the end of this product."""
+        self._parameters["next_at"] = other.address
 
     def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in] uint8 → [rows, out] float32."""
         y = torch.empty(len(x), self._num_outputs)
-        self._kernels.run(self._k.multiply, self.address, x.data_ptr(), y.data_ptr(), self.is_large, len(x))
+        call = self._kernels.KernelCall(self._kernels.multiply, self.address, x.data_ptr(), y.data_ptr())
+        self._team.run(call, self.is_large, len(x))
         return y
 
 
@@ -341,8 +317,7 @@ def _pack_for_fbgemm(weight8: Tensor, scales: Tensor) -> torch.ScriptObject:
     engine = torch.backends.quantized.engine
     torch.backends.quantized.engine = "fbgemm"
     with warnings.catch_warnings():
-        # torch 2.13 announces the end of quantized tensors; what it will be replaced with has no
-        # kernel as fast as this one.
+        # torch 2.13 deprecates quantized tensors; their announced replacement has no kernel as fast as this one.
         warnings.simplefilter("ignore")
         quantized = torch._make_per_channel_quantized_tensor(weight8, scales.double(), zeros, 0)
         packed: torch.ScriptObject = torch.ops.quantized.linear_prepack(quantized, None)

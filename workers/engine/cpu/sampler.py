@@ -1,92 +1,91 @@
-"""Draws on a CPU: the usual ones by a kernel, row by row on all threads, the others as everywhere.
+"""Samples tokens on a CPU: usual draws by the compiled kernel on all threads, the others by `sampling.sample`.
 
-Knows rows of logits and draws. Refuses to know models and sequences.
+Knows rows of logits and draws; knows no models and no sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
+from workers.engine.cpu.layouts import DRAW, SAMPLER, SAMPLER_SCRATCH
 from workers.engine.request import GeneratedToken
 from workers.engine.sampling import NUM_CANDIDATES, Draw, limits, num_needed, rank, sample, uniform
 
 if TYPE_CHECKING:
-    from workers.engine.cpu.kernels import Kernels
+    from workers.engine.cpu.kernels import ThreadTeam
 
-# Logits that are gone through in less time than it takes to win the interpreter back.
-BRIEF = 1 << 18
+MAX_LOGITS_WITH_GIL = 1 << 18  # a kernel over fewer logits takes less time than getting the interpreter lock back
 
 
 class CpuSampler:
-    """Draws tokens, as `sampling.sample` does; which way a draw goes depends on its own parameters alone."""
+    """Draws tokens as `sampling.sample` does; which implementation draws depends on the draw's parameters alone.
 
-    def __init__(self, kernels: Kernels, vocab_size: int) -> None:
-        from workers.engine.cpu import kernels as cpu_kernels  # compiles, where that has not been done
+    Attributes:
+        address: of the SAMPLER record.
+    """
 
-        self._k = k = cpu_kernels
-        self._kernels = kernels
-        self._scratch = np.zeros((kernels.num_threads, k.SAMPLE_SCRATCH_FLOATS), np.float32)
-        self._parameters = np.zeros(k.SAMPLE_FIELDS, np.int64)
-        self._parameters[k.SAMPLE_VOCAB] = vocab_size
-        self._parameters[k.SAMPLE_SCRATCH] = self._scratch.ctypes.data
-        self._parameters[k.SAMPLE_SCRATCH_STRIDE] = k.SAMPLE_SCRATCH_FLOATS
+    def __init__(self, team: ThreadTeam, vocab_size: int) -> None:
+        from workers.engine.cpu import kernels  # compiles on the first import
+
+        self._kernels, self._team = kernels, team
+        self._scratch = np.zeros((team.num_threads, SAMPLER_SCRATCH), np.float32)
+        self._parameters = np.zeros(1, SAMPLER)
+        self._parameters["vocab_size"], self._parameters["scratch_at"] = vocab_size, self._scratch.ctypes.data
         self.address = self._parameters.ctypes.data
 
-    def describe(self, draw: Draw, source: int) -> tuple[float, ...]:
-        """A draw's row of the kernel's table; `source` is where its logits are."""
+    def describe(self, draw: Draw, row: int) -> tuple[float, ...]:
+        """The DRAW record of a draw from row `row` of the logits; `can_draw` holds for it."""
         temperature, top_k, top_p = limits(draw.params)
         is_greedy = draw.params.temperature == 0
         return (
-            source, 0 if is_greedy else temperature, top_k, top_p,
-            uniform(draw.seed, draw.position), rank(draw) if is_greedy else 0, -1, 0,
-            *_choices(draw),
-        )  # fmt: skip
+            *(row, rank(draw) if is_greedy else 0, -1, *_allowed(draw)),
+            *(0.0 if is_greedy else temperature, top_k, top_p, uniform(draw.seed, draw.position), 0.0),
+        )
 
-    def use(self, table: Any) -> None:
-        """The kernel's next draws are those of `table` [draws, DRAW_FIELDS] float64."""
-        self._parameters[self._k.SAMPLE_ROWS], self._parameters[self._k.SAMPLE_TABLE] = len(table), table.ctypes.data
+    def use(self, draws: Any) -> None:
+        """Makes `draws` [draws] DRAW the kernel's next ones; they must stay alive until it has run."""
+        self._parameters["num_draws"], self._parameters["draws_at"] = len(draws), draws.ctypes.data
 
-    def sample(self, logits: Tensor, sources: Items[int], draws: Items[Draw]) -> list[GeneratedToken]:
-        """A token of each draw, from row `sources[draw]` of `logits` [rows, vocab]."""
-        k = self._k
-        steps: list[GeneratedToken | None] = [None] * len(draws)
-        few = [number for number, draw in enumerate(draws) if is_usual(draw)]
-        if few:
-            table = np.zeros((len(few), k.DRAW_FIELDS))
-            for row, number in zip(table, few, strict=True):
-                row[:] = self.describe(draws[number], sources[number])
-            for row, number in zip(self._fill(table, logits), few, strict=True):
-                steps[number] = GeneratedToken(int(row[k.TOKEN]), row[k.LOGPROB])
-        many = [number for number, step in enumerate(steps) if step is None]
-        if many:
-            rows = logits[[sources[number] for number in many]]
-            for number, step in zip(many, sample(rows, [draws[number] for number in many]), strict=True):
-                steps[number] = step
-        return [step for step in steps if step is not None]
+    def sample(self, logits: Tensor, sources: Sequence[int], draws: Sequence[Draw]) -> list[GeneratedToken]:
+        """A token for each draw, from row `sources[i]` of `logits` [rows, vocab] float32."""
+        tokens: list[GeneratedToken | None] = [None] * len(draws)
+        usual = [number for number, draw in enumerate(draws) if can_draw(draw)]
+        if usual:
+            table = np.array([self.describe(draws[number], sources[number]) for number in usual], DRAW)
+            self._run(table, logits)
+            for number, token_id, logprob in zip(
+                usual, table["token_id"].tolist(), table["logprob"].tolist(), strict=True
+            ):
+                tokens[number] = GeneratedToken(token_id, logprob)
+        others = [number for number, token in enumerate(tokens) if token is None]
+        if others:
+            rows = logits[[sources[number] for number in others]]
+            for number, token in zip(others, sample(rows, [draws[number] for number in others]), strict=True):
+                tokens[number] = token
+        return [token for token in tokens if token is not None]
 
-    def score(self, logits: Tensor, sources: Items[int], token_ids: Items[int]) -> list[float]:
-        """The log-probability of each of `token_ids` by its row of `logits`."""
-        k = self._k
-        table = np.zeros((len(token_ids), k.DRAW_FIELDS))
-        table[:, k.DRAW_ROW], table[:, k.TOKEN] = sources, token_ids
-        return [row[k.LOGPROB] for row in self._fill(table, logits)]
+    def score(self, logits: Tensor, sources: Sequence[int], token_ids: Sequence[int]) -> list[float]:
+        """The log-probability of each of `token_ids` under row `sources[i]` of `logits` [rows, vocab]."""
+        table = np.zeros(len(token_ids), DRAW)
+        table["row"], table["token_id"] = sources, token_ids
+        self._run(table, logits)
+        logprobs: list[float] = table["logprob"].tolist()
+        return logprobs
 
-    def _fill(self, table: Any, logits: Tensor) -> list[list[float]]:
-        """The table of draws [draws, DRAW_FIELDS], with what came of them."""
+    def _run(self, draws: Any, logits: Tensor) -> None:
         logits = logits.contiguous()
-        self.use(table)
-        is_brief = len(table) * logits.shape[1] <= BRIEF
-        self._kernels.run(self._k.sample, self.address, 0, logits.data_ptr(), len(table) > 1, holds=is_brief)
-        filled: list[list[float]] = table.tolist()
-        return filled
+        self.use(draws)
+        holds_gil = len(draws) * logits.shape[1] <= MAX_LOGITS_WITH_GIL
+        call = self._kernels.KernelCall(self._kernels.sample, self.address, 0, logits.data_ptr())
+        self._team.run(call, len(draws) > 1, holds_gil=holds_gil)
 
 
-def is_usual(draw: Draw) -> bool:
-    """Whether a kernel can draw it."""
+def can_draw(draw: Draw) -> bool:
+    """Whether the kernel can draw it; if not, `sampling.sample` does."""
     params = draw.params
     is_plain = (
         params.repetition_penalty == 1 and params.top_logprobs == 0 and (draw.constraint is None or rank(draw) == 0)
@@ -94,9 +93,9 @@ def is_usual(draw: Draw) -> bool:
     return is_plain and num_needed(draw) <= NUM_CANDIDATES
 
 
-def _choices(draw: Draw) -> tuple[int, int, int]:
-    """Address and numbers of the tokens that a draw can choose; none where it can choose all."""
-    choices = draw.constraint
-    if choices is None:
+def _allowed(draw: Draw) -> tuple[int, int, int]:
+    """DRAW's `allowed_at`, `num_allowed` and `num_if_likeliest`; zeros without a constraint."""
+    constraint = draw.constraint
+    if constraint is None:
         return 0, 0, 0
-    return choices.table.ctypes.data, len(choices.allowed), len(choices.if_likeliest)
+    return constraint.table.ctypes.data, len(constraint.allowed), len(constraint.if_likeliest)

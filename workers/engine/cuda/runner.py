@@ -34,7 +34,7 @@ from workers.engine.cuda.graphs import (
     fitting,
 )
 from workers.engine.cuda.kv_cache import CellCache
-from workers.engine.model.loader import LoadedModel
+from workers.engine.model.gpt2 import LoadedModel
 from workers.engine.request import GeneratedToken
 from workers.engine.runner import RunnerOutput, draw_all, draw_of, num_left
 from workers.engine.sampling import (

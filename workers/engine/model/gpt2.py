@@ -1,6 +1,9 @@
-"""The GPT-2 architecture: weights from a checkpoint, and the way from token ids to logits.
+"""The GPT-2 architecture: configuration, weights on a device, and the operations from token ids to logits.
 
-Knows one model's arithmetic. Refuses to know batches, caches and sampling: attention is handed in.
+Knows no batches, KV caches and sampling, and no file formats: attention is passed in, and `loader` makes the weights.
+
+`Layer.operations` is the only description of a layer's sequence. `GPT2.hidden` interprets it in plain torch, which the
+CUDA backend captures; `cpu.forward` turns it into kernels and products.
 """
 
 from __future__ import annotations
@@ -13,16 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workers.engine.cpu.linear import Linear
+from workers.text.tokenizer import Tokenizer
 
-MAX_HEAD_ROWS = 64  # more logits than these at once only spoil the caches
-# layer, [rows, 3 · n_embd] queries (scaled), keys and values → [rows, n_embd]
+MAX_HEAD_ROWS = 64  # rows of logits at once; more of them would only evict other data from the caches
+Linear = Callable[[Tensor], Tensor]  # [rows, in] → [rows, out]: x · Wᵀ + b
+# layer, [rows, 3 · n_embd] queries (scaled), keys and values → [rows, n_embd]; stores the keys and values
 AttendFn = Callable[[int, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class GPT2Config:
-    """The numbers of a GPT-2 model, named as `config.json` names them."""
+    """The hyperparameters of a GPT-2 model, named as in `config.json`."""
 
     vocab_size: int = 50257
     n_positions: int = 1024
@@ -51,7 +55,7 @@ class GPT2Config:
         known = {name: values[name] for name in cls.__slots__ if values.get(name) is not None}
         config = cls(**{"n_inner": 4 * values.get("n_embd", 768), **known})
         if config.activation_function not in _ACTIVATIONS:
-            raise ValueError(f"the activation {config.activation_function!r} is not known")
+            raise ValueError(f"unknown activation_function {config.activation_function!r}")
         if config.n_embd % config.n_head:
             raise ValueError("n_embd must be a multiple of n_head")
         return config
@@ -61,7 +65,7 @@ class GPT2Config:
         return self.n_embd // self.n_head
 
     def query_scale(self, layer: int) -> float:
-        """What scores of `layer` are multiplied with."""
+        """The factor of attention scores in `layer`."""
         scale = self.head_size**-0.5 if self.scale_attn_weights else 1.0
         return scale / (layer + 1) if self.scale_attn_by_inverse_layer_idx else scale
 
@@ -75,8 +79,8 @@ SHAPES: dict[str, GPT2Config] = {
 def gelu_new(x: Tensor) -> Tensor:
     """x · σ(2u), u = √(2/π) · (x + 0.044715 x³): the tanh form of GELU, ½x(1 + tanh u).
 
-    In place. Written with exp, which is three times as fast as tanh here and gives an element the
-    same bits wherever it stands in the tensor; `F.gelu` does not.
+    In place on a CPU. Written with exp, which is three times as fast as tanh on a CPU and gives an element the same
+    bits wherever it stands in the tensor, which `F.gelu` does not.
     """
     if x.is_cuda:
         return F.gelu(x, approximate="tanh")  # one kernel
@@ -99,8 +103,10 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    weight: Tensor
-    bias: Tensor
+    """y = (x − mean) / √(variance + epsilon) · weight + bias over the last dimension."""
+
+    weight: Tensor  # [n_embd]
+    bias: Tensor  # [n_embd]
     epsilon: float
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -108,8 +114,35 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
+class AddAndNorm:
+    """x ← x + y, the residual addition (none before the first layer's first norm); y ← norm(x)."""
+
+    norm: Norm
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply:
+    """y ← linear(y)."""
+
+    linear: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    """Stores y's keys and values in the KV cache; y ← attention of y's queries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """y ← activation(y), element by element."""
+
+
+Operation = AddAndNorm | Multiply | Attend | Activate
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
-    """One block. `qkv` gives queries that are scaled already."""
+    """One transformer block. `qkv` gives queries that are scaled already."""
 
     norm_1: Norm
     qkv: Linear
@@ -117,6 +150,23 @@ class Layer:
     norm_2: Norm
     up: Linear
     down: Linear
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """What the layer computes, in order, on the residual stream x and a running value y.
+
+        The y of the last operation is added to x by the norm that follows: the next layer's, or the model's.
+        """
+        return (
+            AddAndNorm(self.norm_1),
+            Multiply(self.qkv),
+            Attend(),
+            Multiply(self.out),
+            AddAndNorm(self.norm_2),
+            Multiply(self.up),
+            Activate(),
+            Multiply(self.down),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +181,46 @@ class GPT2:
     head: Linear
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attend: AttendFn) -> Tensor:
-        """[rows] ids and positions → [rows, n_embd]."""
+        """[rows] token ids and positions → [rows, n_embd], the residual stream after the last layer."""
         activation = _ACTIVATIONS[self.config.activation_function]
         x = F.embedding(token_ids, self.token_embedding)
         x = x + F.embedding(positions, self.position_embedding)
+        y: Tensor | None = None
         for index, layer in enumerate(self.layers):
-            x = x + layer.out(attend(index, layer.qkv(layer.norm_1(x))))
-            x = x + layer.down(activation(layer.up(layer.norm_2(x))))
-        return x
+            for operation in layer.operations:
+                match operation:
+                    case AddAndNorm(norm):
+                        x = x if y is None else x + y
+                        y = norm(x)
+                    case Multiply(linear):
+                        assert y is not None
+                        y = linear(y)
+                    case Attend():
+                        assert y is not None
+                        y = attend(index, y)
+                    case Activate():
+                        assert y is not None
+                        y = activation(y)
+        return x if y is None else x + y
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, n_embd] → [rows, vocab], float32."""
         return self.head(self.norm(hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What the engine runs: a model, and the tokenizer that stop strings and typed prefixes need."""
+
+    model: GPT2
+    device: str
+    dtype: str  # of the weights: fp32, bf16, fp16 or int8
+    tokenizer: Tokenizer | None = None
+
+    @property
+    def config(self) -> GPT2Config:
+        return self.model.config
+
+    @property
+    def eos_id(self) -> int | None:
+        return self.config.eos_token_id

@@ -1,45 +1,37 @@
-"""A model from the files of a checkpoint, or with random weights.
+"""Loads a model from the files of a checkpoint, or makes it with random weights.
 
-Knows names and shapes of weights; refuses to know how they are computed with.
+Knows the names and shapes of weights, and which backend makes the linear layers of a device; not how they compute.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from workers.engine.cpu.linear import Linear, LinearMaker, device_dtype
-from workers.engine.model.gpt2 import GPT2, MAX_HEAD_ROWS, SHAPES, GPT2Config, Layer, Norm
+from workers.engine.model.gpt2 import GPT2, MAX_HEAD_ROWS, SHAPES, GPT2Config, Layer, Linear, LoadedModel, Norm
+from workers.engine.model.linear import device_dtype, device_linear
 from workers.text.tokenizer import Tokenizer
 
+__all__ = [
+    "LoadedModel",
+    "ProgressFn",
+    "build",
+    "load_model",
+    "random_model",
+    "random_weights",
+    "read_config",
+    "smooth_quant",
+]
+
 ProgressFn = Callable[[float], None]  # 0 to 1
-BALANCE = 0.7  # of `smooth_quant`; 0.5 and 0.9 were worse for the head of the embedded checkpoint
-SMALLEST = 1e-6  # a channel that is never used has no size
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """What the engine runs: a model, and the bytes of its tokens where stop strings are to work."""
-
-    model: GPT2
-    device: str
-    dtype: str  # the one in effect
-    tokenizer: Tokenizer | None = None
-
-    @property
-    def config(self) -> GPT2Config:
-        return self.model.config
-
-    @property
-    def eos_id(self) -> int | None:
-        return self.config.eos_token_id
+SMOOTH_QUANT_ALPHA = 0.7  # migration strength; 0.5 and 0.9 were worse for the head of the embedded checkpoint
+MIN_MAGNITUDE = 1e-6  # of a channel; avoids a division by zero where a channel is unused
 
 
 def load_model(
@@ -74,7 +66,7 @@ def random_model(
     tokenizer: Tokenizer | None = None,
     seed: int = 0,
 ) -> LoadedModel:
-    """A model of the true shape with random weights, for measuring where no real one can be had."""
+    """A model of a real shape with random weights, for benchmarks that have no checkpoint."""
     config = SHAPES[shape] if isinstance(shape, str) else shape
     dtype = default_dtype(device) if dtype == "auto" else dtype
     model = build(config, random_weights(config, seed), dtype, progress, device)
@@ -89,7 +81,7 @@ def default_dtype(device: str) -> str:
 
 
 def random_weights(config: GPT2Config, seed: int = 0) -> dict[str, Tensor]:
-    """Weights as GPT-2 is initialised (normal, 0.02), by the names that checkpoints have."""
+    """Weights as GPT-2 is initialized (normal, standard deviation 0.02), by their names in checkpoints."""
     generator = torch.Generator().manual_seed(seed)
     width, inner = config.n_embd, config.n_inner
 
@@ -125,43 +117,43 @@ def build(
     progress: ProgressFn = lambda _: None,
     device: str = "cpu",
 ) -> GPT2:
-    """A model from its weights, by the names that checkpoints have (without `transformer.`).
+    """A model from its weights, by their names in checkpoints (without `transformer.`).
 
     Raises:
-        ValueError: if a weight is missing or has the wrong shape.
+        ValueError: if a weight is missing or has the wrong shape, or the device does not support `dtype`.
     """
     width, inner = config.n_embd, config.n_inner
-    make_linear = LinearMaker(dtype, device)
-    is_balanced = dtype == "int8"
-    kept = torch.float32 if device == "cpu" else device_dtype(dtype, device)
+    make_linear = _linear_maker(dtype, device)
+    is_quantized = dtype == "int8"
+    float_dtype = torch.float32 if device == "cpu" else device_dtype(dtype, device)
 
     def get(name: str, *shape: int) -> Tensor:
         if name not in weights:
             raise ValueError(f"the checkpoint lacks the weight {name}")
         tensor = weights[name]
         if tensor.shape != shape:
-            raise ValueError(f"{name} is {tuple(tensor.shape)}, the configuration wants {shape}")
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the configuration requires {shape}")
         return tensor.float()
 
     def norm(name: str) -> Norm:
         epsilon = config.layer_norm_epsilon
         weight, bias = get(f"{name}.weight", width), get(f"{name}.bias", width)
-        return Norm(weight.to(device, kept), bias.to(device, kept), epsilon)
+        return Norm(weight.to(device, float_dtype), bias.to(device, float_dtype), epsilon)
 
     def linear(name: str, num_in: int, num_out: int) -> Linear:
-        # Checkpoints keep these as Conv1D: [in, out].
+        # Checkpoints store these as Conv1D, [in, out].
         weight = get(f"{name}.weight", num_in, num_out).T.contiguous()
         return make_linear(weight, get(f"{name}.bias", num_out))
 
     def normed_linear(norm_name: str, name: str, num_out: int, query_scale: float = 1.0) -> tuple[Norm, Linear]:
-        """A norm and what takes its output; the first `width` outputs are scaled."""
-        first, weight = norm(norm_name), get(f"{name}.weight", width, num_out).T.contiguous()
+        """A norm and the linear layer after it, whose first `width` outputs are multiplied with `query_scale`."""
+        layer_norm, weight = norm(norm_name), get(f"{name}.weight", width, num_out).T.contiguous()
         bias = get(f"{name}.bias", num_out).clone()
         weight[:width] *= query_scale
         bias[:width] *= query_scale
-        if is_balanced:
-            first, weight = smooth_quant(first, weight)
-        return first, make_linear(weight, bias)
+        if is_quantized:
+            layer_norm, weight = smooth_quant(layer_norm, weight)
+        return layer_norm, make_linear(weight, bias)
 
     layers = []
     for index in range(config.n_layer):
@@ -181,36 +173,61 @@ def build(
             )
         )
         progress((index + 1) / (config.n_layer + 1))
-    embedding = get("wte.weight", config.vocab_size, width).to(device, kept)
+    embedding = get("wte.weight", config.vocab_size, width).to(device, float_dtype)
     has_own_head = "lm_head.weight" in weights
     head = get("lm_head.weight", config.vocab_size, width) if has_own_head else embedding
     last_norm = norm("ln_f")
-    if is_balanced:
+    if is_quantized:
         last_norm, head = smooth_quant(last_norm, head)
     model = GPT2(
         config=config,
         token_embedding=embedding,
-        position_embedding=get("wpe.weight", config.n_positions, width).to(device, kept),
+        position_embedding=get("wpe.weight", config.n_positions, width).to(device, float_dtype),
         layers=tuple(layers),
         norm=last_norm,
-        head=make_linear(head, None, max_rows=MAX_HEAD_ROWS),
+        head=make_linear(head, None, MAX_HEAD_ROWS),
     )
     progress(1.0)
     return model
 
 
-def smooth_quant(norm: Norm, weight: Tensor) -> tuple[Norm, Tensor]:
-    """The same product of a norm's output and a weight `[out, width]`, with channels of the first made alike.
+class LinearMaker(Protocol):
+    """Makes linear layers in one dtype on one device."""
 
-    A row is rounded to 8 bits by one scale: where some channels are far larger than others, the others lose. So each
-    channel is divided by s, and the weight's column multiplied with it. s = max|x|^α / max|w|^(1 - α), α = 0.7, is
-    SmoothQuant's (Xiao et al. 2023, arXiv:2211.10438, eq. 4), but for x: its maximum would have to be measured on
-    text; the norm's gain and bias say nearly as much, since what they are applied to has variance 1.
+    def __call__(self, weight: Tensor, bias: Tensor | None, max_rows: int = ..., /) -> Linear:
+        """A layer from its float32 weight [out, in] and bias [out]; `max_rows` as in `cpu.linear.LinearMaker`."""
+
+
+def _linear_maker(dtype: str, device: str) -> LinearMaker:
+    if device == "cpu":
+        # Here only: the CUDA backend imports this module and must not load the CPU backend.
+        from workers.engine.cpu.linear import LinearMaker as CpuLinearMaker
+
+        return CpuLinearMaker(dtype)
+    kept = device_dtype(dtype, device)
+
+    def make(weight: Tensor, bias: Tensor | None, _max_rows: int = 0, /) -> Linear:
+        return device_linear(weight.to(device, kept), None if bias is None else bias.to(device, kept))
+
+    return make
+
+
+def smooth_quant(norm: Norm, weight: Tensor) -> tuple[Norm, Tensor]:
+    """SmoothQuant: the same product of a norm's output x [rows, width] and `weight` [out, width], easier to quantize.
+
+    A row of x is rounded to 8 bits with one scale, so channels with small values lose precision beside a channel with
+    large ones. Channel j of x is divided by s[j], by way of the norm's weight and bias, and column j of the weight is
+    multiplied by it:
+
+        s[j] = max |x[:, j]|^α / max |weight[:, j]|^(1 − α),  α = SMOOTH_QUANT_ALPHA
+
+    Source: Xiao et al. 2023, arXiv:2211.10438, equation 4. Instead of max |x[:, j]| over a calibration text it uses
+    √(norm.weight[j]² + norm.bias[j]²): the root mean square of channel j if its normalized input has variance 1.
     """
-    size = torch.hypot(norm.weight, norm.bias).clamp_min(SMALLEST)
-    column = weight.abs().amax(0).clamp_min(SMALLEST)
-    factor = size.pow(BALANCE) / column.pow(1 - BALANCE)
-    return Norm(norm.weight / factor, norm.bias / factor, norm.epsilon), weight * factor
+    magnitude = torch.hypot(norm.weight, norm.bias).clamp_min(MIN_MAGNITUDE)
+    column_max = weight.abs().amax(0).clamp_min(MIN_MAGNITUDE)
+    scale = magnitude.pow(SMOOTH_QUANT_ALPHA) / column_max.pow(1 - SMOOTH_QUANT_ALPHA)
+    return Norm(norm.weight / scale, norm.bias / scale, norm.epsilon), weight * scale
 
 
 def read_config(directory: Path) -> GPT2Config:

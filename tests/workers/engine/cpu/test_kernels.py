@@ -1,9 +1,11 @@
-"""What the CPU's kernels compute, beside what transformers computes; and that threads change nothing."""
+"""The CPU backend as a whole against transformers, and that neither threads nor programs change a bit.
+
+Single kernels are compared with their NumPy twins in `test_twins.py`.
+"""
 
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +15,10 @@ from transformers import GPT2Config as TheirConfig
 from transformers import GPT2LMHeadModel
 
 from tests.workers.engine.helpers import TINY, generate, peaked_weights, running_engine
-from workers.engine.cpu import runner as model_runner
-from workers.engine.cpu.kernels import HAS_AMX, HAS_DOT_PRODUCTS, MOST_DOT_ROWS, Program
-from workers.engine.cpu.linear import UINT8, HugePages, PackedInt8Linear, prepare
-from workers.engine.cpu.runner import _ForwardPass
+from workers.engine.cpu import forward, kernels
+from workers.engine.cpu.kernels import HAS_AMX, HAS_DOT_PRODUCTS, Program
+from workers.engine.cpu.layouts import UINT8
+from workers.engine.cpu.linear import HugePages, PackedInt8Linear, prepare
 from workers.engine.model.gpt2 import GPT2Config
 from workers.engine.model.loader import LoadedModel, build
 from workers.engine.request import SamplingParams
@@ -84,10 +86,7 @@ def test_products_in_8_bits_are_exact(outputs: int, inputs: int, can_use_amx: bo
     scales = weight.abs().amax(1) / 127
     weight8 = (weight / scales[:, None]).round().to(torch.int8)
     x, _ = prepare(torch.randn(100, inputs, generator=generator), UINT8)
-    product = PackedInt8Linear.of(weight8, scales, HugePages())
-    assert product is not None
-    if not can_use_amx:
-        product._parameters[MOST_DOT_ROWS] = sys.maxsize
+    product = PackedInt8Linear(weight8, scales, HugePages(), can_use_amx=can_use_amx)
     sums = (x.long() - 128) @ weight8.long().T
     expected = sums.float() * (scales * torch.tensor(1 / 127))
     for num_rows in (*range(1, 10), 15, 16, 17, 31, 32, 33, 48, 49, 64, 100):
@@ -95,11 +94,14 @@ def test_products_in_8_bits_are_exact(outputs: int, inputs: int, can_use_amx: bo
 
 
 @pytest.mark.skipif(not HAS_DOT_PRODUCTS, reason="this CPU has no AVX-512 VNNI, so there is no program")
-def test_layers_in_one_call_are_the_same_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_gives_the_bits_of_single_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed products in one call, on any number of threads, and torch's own products between single kernels."""
     config = replace(TINY, n_embd=128, n_head=2, n_inner=512)
-    model = LoadedModel(build(config, peaked_weights(config), "int8"), "cpu", "int8")
+    packed = LoadedModel(build(config, peaked_weights(config), "int8"), "cpu", "int8")
+    monkeypatch.setattr(kernels, "HAS_DOT_PRODUCTS", False)
+    unpacked = LoadedModel(build(config, peaked_weights(config), "int8"), "cpu", "int8")
 
-    def texts(num_threads: int = 2) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    def texts(model: LoadedModel, num_threads: int = 2) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
         with running_engine(model, num_threads=num_threads) as engine:
             ends = [generate(engine, PROMPT[:length], SamplingParams(20), seed=length) for length in (1, 2, 9, 98)]
         return [(end.token_ids, end.logprobs) for end in ends]
@@ -113,14 +115,13 @@ def test_layers_in_one_call_are_the_same_layers(monkeypatch: pytest.MonkeyPatch)
 
     run = Program.run
     monkeypatch.setattr(Program, "run", count)
-    monkeypatch.setattr(model_runner, "LARGE_IN_PROGRAM", 1 << 40)
-    on_one_thread = texts()
-    monkeypatch.setattr(model_runner, "LARGE", 0)
-    monkeypatch.setattr(model_runner, "LARGE_IN_PROGRAM", 0)
-    on_all = texts()
-    on_more_than_there_are = texts(2 * (os.cpu_count() or 1) + 1)  # some wait for long, and sleep
+    monkeypatch.setattr(forward, "MIN_SHARED_SIZE_IN_PROGRAM", 1 << 40)
+    on_one_thread = texts(packed)
+    monkeypatch.setattr(forward, "MIN_SHARED_SIZE", 0)
+    monkeypatch.setattr(forward, "MIN_SHARED_SIZE_IN_PROGRAM", 0)
+    on_all = texts(packed)
+    on_more_than_there_are = texts(packed, 2 * (os.cpu_count() or 1) + 1)  # some wait long, and sleep
     assert (num_before := num_steps) >= 2 * 4 * 20
-    monkeypatch.setattr(_ForwardPass, "_make_program", lambda own, _: setattr(own, "_most_program_rows", 0))
-    one_by_one = texts()
+    one_by_one = texts(unpacked)
     assert num_steps == num_before
     assert on_one_thread == on_all == on_more_than_there_are == one_by_one

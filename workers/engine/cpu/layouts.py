@@ -1,0 +1,170 @@
+"""Memory layouts that the CPU backend and its compiled kernels share: records, block sizes, quantization modes.
+
+NumPy only: knows neither numba nor torch, so that a module may describe memory without loading the compiler. The
+compile cache is keyed by this file and the kernels package together.
+
+Kernels take addresses. A field that ends in `_at` holds the address of an array, 0 where there is none; the comment
+gives the array's shape and dtype.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+VECTOR = 16  # float32 lanes of a vector instruction; positions in a block of keys; a value's width is a multiple of it
+LANES = 32  # partial sums of a reduction over a row's width, and their distance in it
+TILE = 4  # rows of the batch that read a prefix-cache entry's keys and values together
+ROW_GROUP = 8  # rows whose keys and values a thread stores together
+NUM_CANDIDATES = 64  # most tokens that the sampling kernel can choose among (`sampling.NUM_CANDIDATES`)
+NUM_GROUPS = 1024  # groups of the vocabulary whose maxima preselect the candidates
+TOTALS = 2 * VECTOR  # floats after a row's weighted values: the sum of its weights, and an unused vector
+BLOCK = 4 * VECTOR  # outputs of a packed 8-bit weight that are computed together
+DOT_ROWS = 6  # rows multiplied with a block at once by VNNI: their sums fill the vector registers
+AMX_ROWS, AMX_BYTES = 16, 64  # of a tile register
+
+# How a row is handed to a matrix product. UNIT: divided by its largest absolute value. UINT8: UNIT in steps of 1/127,
+# zero at 128.
+PLAIN, UNIT, UINT8 = range(3)
+
+# Codes of `step.activation`, by the names that `config.json` uses.
+ACTIVATIONS = {
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), 0),
+    "gelu": 1,
+    "relu": 2,
+    **dict.fromkeys(("silu", "swish"), 3),
+    "tanh": 4,
+}
+
+
+def _record(*fields: str, **typed: str) -> np.dtype[np.void]:
+    """A structured dtype: `fields` are int64, `typed` have the dtype given."""
+    return np.dtype([*((name, "i8") for name in fields), *typed.items()], align=True)
+
+
+# What the kernels of a forward step share.
+STEP = _record(
+    "num_rows",
+    "num_tiles",
+    "mode",  # PLAIN, UNIT or UINT8: how the next product takes its rows
+    "width",  # n_embd
+    "inner",  # n_inner
+    "num_heads",
+    "head_size",
+    "activation",  # a code of ACTIVATIONS
+    "token_embedding_at",  # [vocab, width] float32
+    "position_embedding_at",  # [positions, width] float32
+    "stream_at",  # [rows, width] float32, the residual stream
+    "prepared_at",  # [rows, width or inner] float32 or uint8, input of the next product
+    "scales_at",  # [rows] float32, factors of the next product's rows
+    "scales_in_at",  # [rows] float32, factors of the product that is added to the stream
+    "sources_at",  # [rows] int64, rows of the stream and of that product to read; 0: row i reads row i
+    "query_at",  # [rows, width] float32
+    "mean_at",  # [rows, width] float32, result of attention
+    "rows_at",  # [rows] ROW
+    "tiles_at",  # [tiles] ROW_TILE
+    "heads_done_at",  # [tiles] int64, heads that attention has finished, modulo num_heads
+    "scratch_at",  # [threads, scratch_stride] float32
+    "scratch_stride",  # floats
+    "score_stride",  # floats between the scores of two rows
+    "entry_key_bytes",  # from a prefix-cache entry's keys to the next one's
+    "entry_value_bytes",
+    "suffix_key_bytes",  # from a KV suffix's keys to the next one's
+    "suffix_value_bytes",
+    "item_bytes",  # of a cached number: 4 is float32, 2 float16
+    "end_id",  # the end-of-text token; -1: none
+    epsilon="f4",  # of the norms
+)
+
+# A row of the batch: the token to compute, and what its attention reads, itself included.
+ROW = _record(
+    "token_id",
+    "position",
+    "entry",
+    "num_in_entry",  # positions read from the prefix-cache entry
+    "suffix",  # -1: none, the row is a prompt token and is stored in the entry
+    "num_in_suffix",
+)
+
+# Rows that read the same prefix-cache entry.
+ROW_TILE = np.dtype([("num_rows", "i8"), ("rows", "i8", (TILE,))], align=True)
+
+# A layer's norm. `bias_in` belongs to the product that is added to the stream before the norm.
+NORM = _record(
+    "bias_in_at",  # [width] float32
+    "weight_at",  # [width] float32
+    "bias_at",  # [width] float32
+)
+
+# A layer's attention and activation.
+LAYER = _record(
+    "qkv_bias_at",  # [3 · width] float32
+    "up_bias_at",  # [inner] float32
+    "entry_keys_at",  # [entries, heads, blocks, head_size, VECTOR] float32 or float16
+    "entry_values_at",  # [entries, heads, positions, value_width] float32 or float16
+    "suffix_keys_at",  # as `entry_keys_at`
+    "suffix_values_at",  # as `entry_values_at`
+)
+
+# A packed 8-bit product.
+PRODUCT = _record(
+    "num_inputs",
+    "num_outputs",
+    "weights_at",  # [blocks, inputs / 4, BLOCK, 4] int8; the last block ends with the last output, so it may overlap
+    "starts_at",  # [outputs] int32, initial value of each sum
+    "factors_at",  # [outputs] float32, factor of each sum
+    "max_dot_rows",  # more rows than this are multiplied by AMX
+    "next_at",  # the PRODUCT that follows in the step, for prefetching; 0: none
+)
+
+# The sampling kernel.
+SAMPLER = _record(
+    "num_draws",
+    "vocab_size",
+    "draws_at",  # [draws] DRAW
+    "scratch_at",  # [threads, SAMPLER_SCRATCH] float32
+)
+SAMPLER_SCRATCH = NUM_GROUPS + LANES + NUM_CANDIDATES  # float32 of a thread: group maxima, partial sums, logits
+
+# One draw; the kernel writes `token_id` and `logprob`.
+DRAW = _record(
+    "row",  # of the logits
+    "rank",  # greedy: which of the likeliest tokens
+    "token_id",  # -1: to be drawn; otherwise only its log-probability is computed
+    "allowed_at",  # [num_allowed + num_if_likeliest] int32, the constraint's tokens
+    "num_allowed",  # 0: any token may be drawn
+    "num_if_likeliest",  # tokens after the allowed ones that may be drawn if no token is likelier
+    temperature="f8",  # 0: greedy
+    top_k="f8",  # infinity: off
+    top_p="f8",  # above 1: off
+    uniform="f8",  # in (0, 1)
+    logprob="f8",
+)
+
+# The arguments of one kernel call. The counters of the shares follow it: [shares] int64.
+CALL = _record(
+    "step_at",  # STEP, PRODUCT or SAMPLER
+    "layer_at",  # NORM or LAYER; other kernels say what they take here
+    "product_at",  # result of a matrix product; other kernels say what they take here
+    "num_rows",  # of a matrix product
+    "num_shares",  # parts that the work is divided into, one for each thread
+)
+
+# A program: this head, then its entries.
+PROGRAM = _record(
+    "num_entries",
+    "entry_bytes",
+    "num_times",  # how often all entries are to run; after an interrupt, how often they ran
+    "num_started",  # threads that have started
+    "num_arrivals",  # at the barrier, of all threads since the start
+    "num_asleep",  # threads that sleep at the barrier
+    "team_size_at",  # the function `omp_get_num_threads`; 0: one thread
+    "syscall_at",  # the function `syscall`
+    "interrupt_at",  # int64; a value other than 0 stops the program after the current run of its entries
+)
+
+# One entry of a program; a CALL and its counters follow.
+ENTRY = _record(
+    "kernel_at",  # the compiled function
+    "is_shared",  # 1: all threads run it; 0: the thread that arrives first
+    "num_arrivals",
+)
