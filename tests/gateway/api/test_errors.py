@@ -38,7 +38,7 @@ def test_our_errors_carry_their_status_code_fields_and_headers(gateway: Gateway)
     assert response.headers["Content-Type"] == "application/problem+json"
     assert response.json == {
         "type": "urn:tercet:error:invalid_request",
-        "title": "A field of the request is wrong",
+        "title": "Invalid field in the request",
         "status": 422,
         "code": "invalid_request",
         "detail": "length is wrong.",
