@@ -46,7 +46,7 @@ def load_model(
 
     Raises:
         FileNotFoundError: if one of the files is missing.
-        ValueError: if it is not a GPT-2 language model, or not a whole one.
+        ValueError: if it is not a GPT-2 language model, or incomplete.
     """
     config = read_config(directory)
     weights = read_weights(directory, lambda done: progress(0.5 * done))
@@ -215,7 +215,7 @@ def _linear_maker(dtype: str, device: str) -> LinearMaker:
 def smooth_quant(norm: Norm, weight: Tensor) -> tuple[Norm, Tensor]:
     """SmoothQuant: the same product of a norm's output x [rows, width] and `weight` [out, width], easier to quantize.
 
-    A row of x is rounded to 8 bits with one scale, so channels with small values lose precision beside a channel with
+    A row of x is rounded to 8 bits with one scale, so channels with small values lose precision to a channel with
     large ones. Channel j of x is divided by s[j], by way of the norm's weight and bias, and column j of the weight is
     multiplied by it:
 

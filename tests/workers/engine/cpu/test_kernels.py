@@ -16,16 +16,12 @@ from transformers import GPT2LMHeadModel
 
 from tests.workers.engine.helpers import TINY, generate, peaked_weights, running_engine
 from workers.engine.cpu import forward, kernels
-from workers.engine.cpu.kernels import HAS_AMX, HAS_DOT_PRODUCTS, Program
-from workers.engine.cpu.layouts import UINT8
-from workers.engine.cpu.linear import HugePages, PackedInt8Linear, prepare
+from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS, Program
 from workers.engine.model.gpt2 import GPT2Config
 from workers.engine.model.loader import LoadedModel, build
 from workers.engine.request import SamplingParams
 
 PROMPT = [*range(7, 300, 3)]
-
-needs_amx = pytest.mark.skipif(not HAS_AMX, reason="this CPU has no AMX for 8-bit integers")
 
 
 def theirs(config: GPT2Config, weights: dict[str, torch.Tensor]) -> GPT2LMHeadModel:
@@ -74,23 +70,6 @@ def test_threads_change_no_text(tiny_of: dict[str, LoadedModel], dtype: str) -> 
             long = generate(engine, PROMPT * 5, SamplingParams(30), seed=4)
             texts.append((alone.token_ids, long.token_ids, alone.logprobs, long.logprobs))
     assert texts[0] == texts[1]
-
-
-@pytest.mark.skipif(not HAS_DOT_PRODUCTS, reason="this CPU has no AVX-512 VNNI, so the kernel is not there")
-@pytest.mark.parametrize("can_use_amx", [False, pytest.param(True, marks=needs_amx)])
-@pytest.mark.parametrize(("outputs", "inputs"), [(64, 4), (100, 64), (768, 3072), (8200, 256)])
-def test_products_in_8_bits_are_exact(outputs: int, inputs: int, can_use_amx: bool) -> None:
-    """Sums of integers and one rounding, whatever the number of rows; 100 outputs are two blocks that overlap."""
-    generator = torch.Generator().manual_seed(outputs)
-    weight = torch.randn(outputs, inputs, generator=generator)
-    scales = weight.abs().amax(1) / 127
-    weight8 = (weight / scales[:, None]).round().to(torch.int8)
-    x, _ = prepare(torch.randn(100, inputs, generator=generator), UINT8)
-    product = PackedInt8Linear(weight8, scales, HugePages(), can_use_amx=can_use_amx)
-    sums = (x.long() - 128) @ weight8.long().T
-    expected = sums.float() * (scales * torch.tensor(1 / 127))
-    for num_rows in (*range(1, 10), 15, 16, 17, 31, 32, 33, 48, 49, 64, 100):
-        assert torch.equal(product(x[:num_rows]), expected[:num_rows])
 
 
 @pytest.mark.skipif(not HAS_DOT_PRODUCTS, reason="this CPU has no AVX-512 VNNI, so there is no program")

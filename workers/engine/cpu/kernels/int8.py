@@ -60,7 +60,7 @@ HAS_DOT_PRODUCTS = bool(_FEATURES.get("avx512vnni"))
 HAS_AMX = bool(HAS_DOT_PRODUCTS and _FEATURES.get("amx-int8") and torch.cpu._init_amx())
 
 NUM_VECTORS = BLOCK // VECTOR  # of outputs in a block
-# Cache lines to prefetch for each four inputs: beside the last rows of a block, and beside full groups of DOT_ROWS.
+# Cache lines to prefetch for each four inputs: while a few last rows are multiplied, and while DOT_ROWS of more are.
 LINES_FOR_FEW, LINES_FOR_MANY = (0, 1) if binding.get_host_cpu_name().startswith("znver") else (NUM_VECTORS,) * 2
 PREFETCH_STREAMS = 8
 AMX_PREFETCH_BYTES = 8192  # distance
