@@ -1,6 +1,6 @@
 """The worker's HTTP face over a real service: embedded checkpoint, fp32, in this process, no server and no socket.
 
-Texts and log-probabilities are judged by transformers.
+Texts and log-probabilities are compared with those of transformers.
 """
 
 from __future__ import annotations
@@ -173,12 +173,12 @@ def test_echo_and_logprobs_are_those_of_transformers(client: testing.TestClient,
     with torch.inference_mode():
         expected = reference(ids).logits[0].log_softmax(-1)
     num_prompt = done["num_prompt_tokens"]
-    picked = [float(expected[place - 1, ids[0, place]]) for place in range(1, ids.shape[1])]
+    picked = [float(expected[index - 1, ids[0, index]]) for index in range(1, ids.shape[1])]
     assert done["prompt_logprobs"][0] is None
     assert done["prompt_logprobs"][1:] == pytest.approx(picked[: num_prompt - 1], abs=1e-3)
     assert done["logprobs"] == pytest.approx(picked[num_prompt - 1 :], abs=1e-3)
-    for place, top in enumerate(done["tops"]):
-        best = expected[num_prompt - 1 + place].topk(2)
+    for index, top in enumerate(done["tops"]):
+        best = expected[num_prompt - 1 + index].topk(2)
         assert [token_id for token_id, _, _ in top] == best.indices.tolist()
         assert [logprob for _, _, logprob in top] == pytest.approx(best.values.tolist(), abs=1e-3)
     assert "".join(done["token_texts"]) == done["text"]
@@ -202,7 +202,7 @@ def test_a_stop_string_ends_the_text_before_it(client: testing.TestClient) -> No
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "code", "said"),
+    ("body", "status", "code", "detail"),
     [
         ("{", 400, "invalid_json", "JSON"),
         ("[]", 400, "invalid_json", "an array"),
@@ -216,12 +216,12 @@ def test_a_stop_string_ends_the_text_before_it(client: testing.TestClient) -> No
     ],
 )
 def test_an_invalid_request_is_refused_with_its_reason(
-    client: testing.TestClient, body: str, status: int, code: str, said: str
+    client: testing.TestClient, body: str, status: int, code: str, detail: str
 ) -> None:
     result = client.simulate_post("/generate", body=body, headers={"X-Request-Id": "r-1"})
     answer = problem(result)
     assert (answer["status"], answer["code"], answer["request_id"]) == (status, code, "r-1")
-    assert said in answer["detail"]
+    assert detail in answer["detail"]
 
 
 def test_an_unknown_field_is_named(client: testing.TestClient) -> None:
