@@ -9,7 +9,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,14 @@ from shared.errors import PROBLEM_JSON
 from shared.hangups import HangupWatcher
 from shared.plan import Model, Slot
 from shared.protocol import GenerateRequest
+from tests.workers.helpers import EMBEDDED, PATIENCE_S, wait_until
 from workers.app import create_app
 from workers.engine.engine import EngineConfig
 from workers.gunicorn_worker import HoldingSocket
 from workers.service import Branch, SlotService
 
-EMBEDDED = Path(__file__).parents[2] / "workers/checkpoints/embedded"
 PROMPT = "The old man looked at the sea and"
 GREEDY = {"max_new_tokens": 8, "temperature": 0.0}
-PATIENCE_S = 240.0  # the first start on a machine compiles the kernels
 HANGUPS = HangupWatcher()
 
 
@@ -46,13 +45,6 @@ def make_service(directory: Path = EMBEDDED, *, max_batch: int = 4, step_delay_s
         raise error
 
     return SlotService(slot, model, config, Path("unused"), on_fatal=fail)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.002)
 
 
 @contextmanager
