@@ -1,6 +1,6 @@
 """The worker's HTTP face over a real service: embedded checkpoint, fp32, in this process, no server and no socket.
 
-Texts and log-probabilities are judged by transformers.
+Texts and log-probabilities are compared with those of transformers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,14 @@ from shared.errors import PROBLEM_JSON
 from shared.hangups import HangupWatcher
 from shared.plan import Model, Slot
 from shared.protocol import GenerateRequest
+from tests.workers.helpers import EMBEDDED, PATIENCE_S, wait_until
 from workers.app import create_app
 from workers.engine.engine import EngineConfig
 from workers.gunicorn_worker import HoldingSocket
 from workers.service import Branch, SlotService
 
-EMBEDDED = Path(__file__).parents[2] / "workers/checkpoints/embedded"
 PROMPT = "The old man looked at the sea and"
 GREEDY = {"max_new_tokens": 8, "temperature": 0.0}
-PATIENCE_S = 240.0  # the first start on a machine compiles the kernels
 HANGUPS = HangupWatcher()
 
 
@@ -46,13 +45,6 @@ def make_service(directory: Path = EMBEDDED, *, max_batch: int = 4, step_delay_s
         raise error
 
     return SlotService(slot, model, config, Path("unused"), on_fatal=fail)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.002)
 
 
 @contextmanager
@@ -173,12 +165,12 @@ def test_echo_and_logprobs_are_those_of_transformers(client: testing.TestClient,
     with torch.inference_mode():
         expected = reference(ids).logits[0].log_softmax(-1)
     num_prompt = done["num_prompt_tokens"]
-    picked = [float(expected[place - 1, ids[0, place]]) for place in range(1, ids.shape[1])]
+    picked = [float(expected[index - 1, ids[0, index]]) for index in range(1, ids.shape[1])]
     assert done["prompt_logprobs"][0] is None
     assert done["prompt_logprobs"][1:] == pytest.approx(picked[: num_prompt - 1], abs=1e-3)
     assert done["logprobs"] == pytest.approx(picked[num_prompt - 1 :], abs=1e-3)
-    for place, top in enumerate(done["tops"]):
-        best = expected[num_prompt - 1 + place].topk(2)
+    for index, top in enumerate(done["tops"]):
+        best = expected[num_prompt - 1 + index].topk(2)
         assert [token_id for token_id, _, _ in top] == best.indices.tolist()
         assert [logprob for _, _, logprob in top] == pytest.approx(best.values.tolist(), abs=1e-3)
     assert "".join(done["token_texts"]) == done["text"]
@@ -202,7 +194,7 @@ def test_a_stop_string_ends_the_text_before_it(client: testing.TestClient) -> No
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "code", "said"),
+    ("body", "status", "code", "detail"),
     [
         ("{", 400, "invalid_json", "JSON"),
         ("[]", 400, "invalid_json", "an array"),
@@ -216,12 +208,12 @@ def test_a_stop_string_ends_the_text_before_it(client: testing.TestClient) -> No
     ],
 )
 def test_an_invalid_request_is_refused_with_its_reason(
-    client: testing.TestClient, body: str, status: int, code: str, said: str
+    client: testing.TestClient, body: str, status: int, code: str, detail: str
 ) -> None:
     result = client.simulate_post("/generate", body=body, headers={"X-Request-Id": "r-1"})
     answer = problem(result)
     assert (answer["status"], answer["code"], answer["request_id"]) == (status, code, "r-1")
-    assert said in answer["detail"]
+    assert detail in answer["detail"]
 
 
 def test_an_unknown_field_is_named(client: testing.TestClient) -> None:

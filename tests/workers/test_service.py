@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,18 +12,9 @@ from structlog.testing import capture_logs
 from shared.errors import NotReady
 from shared.plan import Model, Slot
 from shared.protocol import Accepted, Done, GenerateRequest, Sampling
+from tests.workers.helpers import EMBEDDED, wait_until
 from workers.engine.engine import EngineConfig
 from workers.service import SlotService
-
-EMBEDDED = Path(__file__).parents[2] / "workers/checkpoints/embedded"
-PATIENCE_S = 240.0  # the first start on a machine compiles the kernels
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.002)
 
 
 @pytest.fixture

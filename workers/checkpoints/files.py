@@ -62,11 +62,11 @@ def inspect(directory: Path) -> tuple[int, int]:
     return config["n_positions"], config["vocab_size"]
 
 
-def check_files(place: str, files: Collection[str]) -> None:
+def check_files(source: str, files: Collection[str]) -> None:
     """Check that no file is missing.
 
     Args:
-        place: what holds the files, as transformers would load it: a directory, or a repository of the hub.
+        source: what holds the files, as transformers would load it: a directory, or a repository of the hub.
 
     Raises:
         Incomplete: files are missing, or the weights are there only as pickles.
@@ -74,14 +74,14 @@ def check_files(place: str, files: Collection[str]) -> None:
     pickles = sorted(file for file in files if file.endswith(PICKLES))
     has_weights = any(file.endswith(".safetensors") and "/" not in file for file in files)
     if pickles and not has_weights:
-        converted = f"{Path(place).name}-safetensors"
+        converted = f"{Path(source).name}-safetensors"
         code = (
             "from transformers import AutoModelForCausalLM as Model, AutoTokenizer as Tokenizer; "
-            f"[each.from_pretrained({place!r}).save_pretrained({converted!r}) "
+            f"[each.from_pretrained({source!r}).save_pretrained({converted!r}) "
             "for each in (Model, Tokenizer)]"
         )
         raise Incomplete(
-            f"{place} has its weights only as a pickle ({pickles[0]}), which can run code when it "
+            f"{source} has its weights only as a pickle ({pickles[0]}), which can run code when it "
             "is read, so Tercet reads safetensors only: if you trust it, convert it with "
             f"{shlex.join([sys.executable, '-c', code])} and serve the directory ./{converted}."
         )
@@ -91,7 +91,7 @@ def check_files(place: str, files: Collection[str]) -> None:
     if "tokenizer.json" not in files and not {"vocab.json", "merges.txt"} <= set(files):
         missing.append("tokenizer.json (or vocab.json and merges.txt)")
     if missing:
-        raise Incomplete(f"{place} lacks {', '.join(missing)}: name a checkpoint that has all of them.")
+        raise Incomplete(f"{source} lacks {', '.join(missing)}: name a checkpoint that has all of them.")
 
 
 def needed_files(listed: Collection[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 The measure is perplexity on a bundled page of prose (from Jerome K. Jerome's "Three Men in a Boat", which the embedded
 checkpoint was not trained on). Each checkpoint is measured once; the result is cached on disk. Knows checkpoints and
-perplexity. Does not know slots, servers or the place of the cache.
+perplexity. Does not know slots, servers or the cache's location.
 """
 
 from __future__ import annotations

@@ -74,17 +74,17 @@ def resolve(
             f"or {name}=organisation/repository, or name one of "
             f"{', '.join((*HUB_NAMES, 'embedded', *SYNTHETIC_NAMES))}."
         )
-    place = HUB_NAMES[name] if source is None else source
-    if place.startswith((".", "/", "~")) or ("/" in place and Path(place).exists()):
-        directory = Path(place).expanduser().absolute()
+    location = HUB_NAMES[name] if source is None else source
+    if location.startswith((".", "/", "~")) or ("/" in location and Path(location).exists()):
+        directory = Path(location).expanduser().absolute()
         if not directory.is_dir():
             raise CheckpointError(
                 f"The model {name} is configured to be read from {directory}, which is not a directory: "
                 "name one that holds config.json, model.safetensors and tokenizer.json."
             )
         return _check(name, directory, "directory")
-    title = f"GPT-2 {name}" if source is None else place
-    return _check(name, from_hub(name, place, title, hub_timeout_s, on_progress), "hub")
+    title = f"GPT-2 {name}" if source is None else location
+    return _check(name, from_hub(name, location, title, hub_timeout_s, on_progress), "hub")
 
 
 def resolve_default(*, hub_timeout_s: float = 5.0, on_progress: Progress = _ignore_progress) -> Checkpoint:

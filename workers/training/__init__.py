@@ -1,1 +1,1 @@
-"""The checkpoint that ships, its card, and the program that trains it. Servers read files here, no code."""
+"""The program that trains the embedded checkpoint. Nothing that serves imports it."""

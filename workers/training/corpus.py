@@ -1,8 +1,8 @@
-"""The books that the embedded checkpoint learns from, as one stream of token ids; and those kept to measure on.
+"""The training corpus: books as one stream of token ids, and the held-out books for evaluation.
 
-Knows the corpus' format, what is left out of it, and byte-level BPE. Refuses to know models and steps.
+Knows the corpus's file format, the filter, and tokenizer training. Does not know models or training steps.
 
-A run directory caches what is made here: `tokens.npy`, `tokenizer.json`, `tokenizer_config.json`, `corpus.json` and
+The results are cached in the run directory: `tokens.npy`, `tokenizer.json`, `tokenizer_config.json`, `corpus.json` and
 `held-out/*.txt`.
 """
 
@@ -29,14 +29,14 @@ from shared.errors import StartError
 from workers.text.tokenizer import END_OF_TEXT
 
 BOOK_MARK = "<|book|> "
-# Of three kinds (comic, children's, philosophy); neither model nor tokenizer sees them.
+# Three genres (comic, children's, philosophy). Neither the model nor the tokenizer is trained on them.
 HELD_OUT = ("Three Men in a Boat", "Anne of Avonlea", "Pragmatism")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 END_ID = 0
 
-# Words for peoples that insult them, or did in most mouths of the time; a paragraph with one of them is dropped whole.
-# Stems match at a word's beginning, whole words with an optional plural; written so that niggardly, squawk, injunction,
-# Japan, spice and hundred pass. It knows no meanings: a raccoon called coon and a light through a chink go as well.
+# Ethnic slurs, and words that were mostly used as such; a paragraph that contains one is dropped. Stems match at the
+# start of a word, words as a whole with an optional plural, so that niggardly, squawk, injunction, Japan, spice and
+# hundred pass. Meaning is not considered: a raccoon called coon and light through a chink are dropped as well.
 STEMS = (
     "nigger", "niggah", "nigra", "negro", "negress", "darkie", "darkey", "pickaninn", "piccaninn", "mulatto",
     "quadroon", "octoroon", "blackamoor", "hottentot", "kaffir", "chinam", "coolie", "injun(?!ct)", "redskin",
@@ -54,7 +54,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """`text` has its paragraphs parted by one blank line, and no heading."""
+    """A book. `text` has no heading; a blank line separates its paragraphs."""
 
     author: str
     title: str
@@ -63,6 +63,7 @@ class Book:
     num_dropped: int = 0
 
     def without_slurs(self) -> Book:
+        """The book without the paragraphs that contain a slur."""
         paragraphs = self.text.split("\n\n")
         kept = [paragraph for paragraph in paragraphs if not SLUR.search(paragraph)]
         return Book(self.author, self.title, "\n\n".join(kept), len(paragraphs), len(paragraphs) - len(kept))
@@ -70,7 +71,8 @@ class Book:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """`tokens` is the memory-mapped stream `[num_tokens]`: id 0, a book, id 0, the next; `facts` is for the card."""
+    """`tokens` is the memory-mapped stream, `[num_tokens]`: id 0, then a book, for each book. `facts` is for the model
+    card."""
 
     tokens: Tokens
     tokenizer: BpeTokenizer
@@ -82,7 +84,7 @@ def read_books(path: Path) -> list[Book]:
     """All books of an xz file: each begins with a line `<|book|> Author - Title` and a blank line.
 
     Raises:
-        StartError: it cannot be read, or is not such a file.
+        StartError: the file cannot be read or has another format.
     """
     try:
         text = lzma.decompress(path.read_bytes()).decode("utf-8")
@@ -104,13 +106,18 @@ def _book(part: str) -> Book:
 def prepare(
     path: Path, run: Path, *, seed: int, tokenizer_from: Path | None, vocab_size: int, n_ctx: int, say: Say
 ) -> Corpus:
-    """The corpus at `path` as tokens, from the run directory's cache where it holds the same.
+    """Tokenize the corpus at `path`, or read the run directory's cache if it was made from the same inputs.
 
-    `tokenizer_from` is a checkpoint whose tokenizer is kept; without one, a tokenizer of `vocab_size` is trained on the
-    books that are trained on. `seed` shuffles the books.
+    Args:
+        run: the run directory.
+        seed: shuffles the books.
+        tokenizer_from: a checkpoint whose tokenizer is used; None trains a tokenizer on the training books.
+        vocab_size: of the trained tokenizer.
+        n_ctx: context size in tokens, for the tokenizer's configuration.
+        say: receives what is being done.
 
     Raises:
-        StartError: the corpus is not as described, or its ids do not fit in 16 bits.
+        StartError: the corpus cannot be read or lacks a held-out book, or token ids do not fit in 16 bits.
     """
     if vocab_size > 1 << 16:
         raise StartError("--vocab-size is at most 65,536.")
@@ -123,7 +130,7 @@ def prepare(
     facts_path = run / "corpus.json"
     facts = json.loads(facts_path.read_text(encoding="utf-8")) if facts_path.is_file() else {}
     if facts.get("key") != key:
-        facts_path.unlink(missing_ok=True)  # first, so that an interruption leaves no half of a cache
+        facts_path.unlink(missing_ok=True)  # first, so that an interrupted run leaves no partial cache that looks valid
         facts = _make(read_books(path), run, seed, tokenizer_from, vocab_size, n_ctx, say)
         write_text(facts_path, json.dumps({"key": key, **facts}, indent=1, ensure_ascii=False))
     return Corpus(
@@ -135,19 +142,19 @@ def prepare(
 
 
 def split_books(books: Sequence[Book]) -> tuple[list[Book], list[Book]]:
-    """To train on; and held out, in the order of `HELD_OUT`.
+    """(books for training, held-out books in the order of `HELD_OUT`).
 
     Raises:
-        StartError: a book that is to be held out is not there, so that nobody measures on what was trained on.
+        StartError: a held-out book is missing or not unique; training on it unnoticed would falsify the evaluation.
     """
     held_out = [book for title in HELD_OUT for book in books if book.title == title]
     if len(held_out) != len(HELD_OUT):
-        raise StartError(f"The corpus must hold, once each, the books that are kept to measure on: {HELD_OUT}.")
+        raise StartError(f"The corpus must contain each of the held-out books once: {HELD_OUT}.")
     return [book for book in books if book.title not in HELD_OUT], held_out
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
-    """Byte-level BPE as GPT-2 has it; `<|endoftext|>` is id 0, then the 256 bytes."""
+    """Train GPT-2's byte-level BPE. `<|endoftext|>` is id 0, the 256 bytes follow."""
     bpe = BpeTokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -162,23 +169,23 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
 
 
 def encode(bpe: BpeTokenizer, text: str) -> Tokens:
-    """`[num_tokens + 1]`: id 0, which begins every book, then the text."""
+    """Id 0, which begins every book, then the text's token ids, `[num_tokens + 1]`."""
     return np.array([END_ID, *bpe.encode(text, add_special_tokens=False).ids], dtype=np.uint16)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Written aside, then renamed: a reader sees the old file or the whole new one."""
-    aside = path.with_name(f"{path.name}.partial")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    """Replace a file atomically: a reader sees the old text or the whole new text."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
 
 
 def _make(
     books: Sequence[Book], run: Path, seed: int, tokenizer_from: Path | None, vocab_size: int, n_ctx: int, say: Say
 ) -> dict[str, Any]:
-    whole, held_out = split_books(books)
+    unfiltered, held_out = split_books(books)
     say("Dropping paragraphs with slurs")
-    train = [book.without_slurs() for book in whole]
+    train = [book.without_slurs() for book in unfiltered]
     if tokenizer_from:
         for name in TOKENIZER_FILES:
             shutil.copyfile(tokenizer_from / name, run / name)
@@ -189,7 +196,7 @@ def _make(
     random.Random(seed).shuffle(train)
     parts = []
     for number, book in enumerate(train, 1):
-        say(f"Tokenising book {number} of {len(train)}: {book.title}")
+        say(f"Tokenizing book {number} of {len(train)}: {book.title}")
         parts.append(encode(bpe, book.text))
     tokens = np.concatenate(parts)
     np.save(run / "tokens.npy", tokens)
@@ -217,7 +224,7 @@ def _make(
 
 
 def _save_tokenizer(bpe: BpeTokenizer, run: Path, n_ctx: int) -> None:
-    """The two files that transformers reads."""
+    """Write tokenizer.json and tokenizer_config.json, which transformers reads."""
     from transformers import PreTrainedTokenizerFast
 
     special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)

@@ -1,6 +1,6 @@
-"""A trained model as the checkpoint that Tercet serves: weights in bf16, configuration, tokenizer.
+"""Exports a trained model as a checkpoint that Tercet serves: weights in bf16, configuration, tokenizer.
 
-Knows files. Refuses checkpoints that are too large to ship.
+Rejects models whose checkpoint is too large to ship.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import torch
 from shared.errors import StartError
 from workers.training.corpus import TOKENIZER_FILES
 
-MAX_BYTES = 40_000_000  # of all files: what a source repository and a package may carry
+MAX_BYTES = 40_000_000  # of all files, so that they fit in the source repository and the package
 TOKENIZER_BYTES = 600_000
 
 
 def check_size(model: Any) -> None:
-    """
+    """Check that the exported checkpoint has at most `MAX_BYTES`.
+
     Raises:
-        StartError: the checkpoint would be too large.
+        StartError: it would be larger.
     """
     num_bytes = 2 * sum(parameter.numel() for parameter in model.parameters()) + TOKENIZER_BYTES
     if num_bytes > MAX_BYTES:
@@ -33,19 +34,21 @@ def check_size(model: Any) -> None:
 
 
 def export(model: Any, tokenizer: Path, directory: Path, shard_mb: int = MAX_BYTES // 1_000_000) -> None:
-    """Writes `directory` anew, whole or not at all. `tokenizer` holds the tokenizer's files.
+    """Write the checkpoint to `directory`, replacing what is there only once the new one is complete.
 
-    `shard_mb` bounds each file of weights (MB are 10^6 bytes), for a way out that takes only small files.
+    Args:
+        tokenizer: the directory that holds the tokenizer's files.
+        shard_mb: largest weight file in MB (10^6 bytes), for transports that limit the size of a file.
 
     Raises:
         StartError: the checkpoint would be too large.
     """
     check_size(model)
-    aside = directory.with_name(f"{directory.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
+    partial = directory.with_name(f"{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
     served = copy.deepcopy(model).to("cpu", torch.bfloat16)
-    served.save_pretrained(aside, max_shard_size=f"{shard_mb}MB")
+    served.save_pretrained(partial, max_shard_size=f"{shard_mb}MB")
     for name in TOKENIZER_FILES:
-        shutil.copyfile(tokenizer / name, aside / name)
+        shutil.copyfile(tokenizer / name, partial / name)
     shutil.rmtree(directory, ignore_errors=True)
-    aside.rename(directory)
+    partial.rename(directory)

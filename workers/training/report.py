@@ -1,6 +1,6 @@
-"""What a checkpoint is worth: perplexity and bits per byte on books that it never saw, and samples.
+"""Evaluates a checkpoint: perplexity and bits per byte on held-out books, and samples.
 
-Knows any GPT-2 checkpoint in a directory, so that an old one and a new one are measured alike. Refuses to know how they
+Works on any GPT-2 checkpoint in a directory, so that old and new checkpoints are measured alike. Does not know how they
 were trained.
 """
 
@@ -24,17 +24,17 @@ from shared.errors import StartError
 from workers.training.corpus import END_ID, Book, Say, encode
 
 WINDOW_TOKENS = 512
-ROWS = 4  # windows at once: [4, 512, 8192] logits in fp32 are 67 MB
+ROWS = 4  # windows per batch: [4, 512, 8192] logits in fp32 are 67 MB
 SAMPLE_TOKENS = 40
-# Everyday ones: an autocompletion server's users, not its books.
+# Everyday sentences, as users of autocompletion write them, not passages of books.
 OPENINGS = Path(__file__).parent / "openings.txt"
 
 
 class Unreduced(nn.Module):
-    """What every target costs: ids, targets and positions, each `[rows, length]` → nats, `[rows, length]`.
+    """Cross-entropy per token: ids, targets and positions, `[rows, length]` each → nats, `[rows, length]`.
 
-    Goes through the blocks itself: handed positions that do not begin at 0, GPT2Model would look for several texts in
-    a row, and give up the causal kernel for a mask.
+    Calls the blocks directly: for positions that do not start at 0, GPT2Model assumes packed sequences and uses an
+    attention mask instead of the causal kernel.
     """
 
     def __init__(self, model: Any) -> None:
@@ -52,7 +52,7 @@ class Unreduced(nn.Module):
 
 
 def byte_lengths(bpe: BpeTokenizer) -> Tensor:
-    """`[vocab]`: how many bytes of text each id stands for. Byte-level BPE writes a byte as one character."""
+    """Number of text bytes of each id, `[vocab]`. Byte-level BPE writes each byte as one character."""
     lengths = torch.tensor([len(bpe.id_to_token(id_) or "") for id_ in range(bpe.get_vocab_size())])
     lengths[END_ID] = 0
     return lengths
@@ -62,23 +62,27 @@ def byte_lengths(bpe: BpeTokenizer) -> Tensor:
 def held_out(
     model: Any, bpe: BpeTokenizer, book: Book, device: torch.device, max_windows: int | None = None
 ) -> dict[str, Any]:
-    """Every token of the book (or of its first windows) is predicted once, from those before it in its window."""
+    """Perplexity and bits per byte on a book. Each token is predicted once, from the tokens before it in its window.
+
+    Args:
+        max_windows: measure only the first windows of the book.
+    """
     ids = torch.from_numpy(encode(bpe, book.text).astype("int64"))
     window = min(WINDOW_TOKENS, model.config.n_positions)
     if max_windows is not None:
         ids = ids[: max_windows * window + 1]
-    nats = Unreduced(model)
+    loss_of = Unreduced(model)
     total = torch.zeros((), dtype=torch.float64, device=device)
     num_whole = (len(ids) - 1) // window * window
     given_ids, target_ids = ids[:-1], ids[1:]
-    pieces = [slice(first, min(first + ROWS * window, num_whole)) for first in range(0, num_whole, ROWS * window)]
+    slices = [slice(first, min(first + ROWS * window, num_whole)) for first in range(0, num_whole, ROWS * window)]
     if num_whole < len(target_ids):
-        pieces.append(slice(num_whole, None))  # shorter than a window
-    for piece in pieces:
-        length = min(window, len(target_ids[piece]))
-        given, targets = given_ids[piece].view(-1, length), target_ids[piece].view(-1, length)
+        slices.append(slice(num_whole, None))  # a last, shorter window
+    for part in slices:
+        length = min(window, len(target_ids[part]))
+        given, targets = given_ids[part].view(-1, length), target_ids[part].view(-1, length)
         positions = torch.arange(given.shape[1], device=device).expand_as(given)
-        total += nats(given.to(device), targets.to(device), positions).double().sum()
+        total += loss_of(given.to(device), targets.to(device), positions).double().sum()
     num_bytes = int(byte_lengths(bpe)[ids[1:]].sum())
     return {
         "title": book.title,
@@ -90,16 +94,19 @@ def held_out(
 
 
 def report(directory: Path, books: Sequence[Book], device: torch.device, seed: int, say: Say) -> dict[str, Any]:
-    """All that is measured of the checkpoint in `directory`, in fp32. The same each time on the same machine.
+    """Evaluate the checkpoint in `directory` in fp32. Deterministic on one machine.
+
+    Args:
+        say: receives what is being done.
 
     Raises:
-        StartError: there is no such checkpoint.
+        StartError: the checkpoint cannot be read.
     """
     try:
         model = GPT2LMHeadModel.from_pretrained(directory, dtype=torch.float32).to(device).eval()
         bpe = BpeTokenizer.from_file(str(directory / "tokenizer.json"))
-    except Exception as error:  # tokenizers raises no other class
-        raise StartError(f"{directory} holds no checkpoint that can be read: {error}.") from error
+    except Exception as error:  # tokenizers raises plain Exception
+        raise StartError(f"{directory} holds no readable checkpoint: {error}.") from error
     rows = []
     for book in books:
         say(f"Measuring on {book.title}")
@@ -114,15 +121,16 @@ def report(directory: Path, books: Sequence[Book], device: torch.device, seed: i
             name: round(sum(row[name] for row in rows) / len(rows), digits)
             for name, digits in (("bits_per_byte", 4), ("perplexity", 2))
         },
-        # A seed for each: with one for all, the same phrases come again and again.
+        # A seed per opening: one seed for all makes the samples repeat phrases.
         "samples": [
-            _sample(model, bpe, opening, device, seed + place)
-            for place, opening in enumerate(OPENINGS.read_text(encoding="utf-8").splitlines())
+            _sample(model, bpe, opening, device, seed + index)
+            for index, opening in enumerate(OPENINGS.read_text(encoding="utf-8").splitlines())
         ],
     }
 
 
 def weights_digest(directory: Path) -> str:
+    """SHA-256 of all weight files, in the order of their names."""
     digest = hashlib.sha256()
     for path in sorted(directory.glob("*.safetensors")):
         digest.update(path.read_bytes())
@@ -130,7 +138,7 @@ def weights_digest(directory: Path) -> str:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """For a person: the figures, then the samples."""
+    """The report as tables for a terminal: figures, then samples."""
     figures = Table("book", "tokens", "bits per byte", "perplexity", title="Held out")
     for row in result["books"]:
         figures.add_row(row["title"], f"{row['tokens']:,}", f"{row['bits_per_byte']:.4f}", f"{row['perplexity']:.1f}")
@@ -147,7 +155,7 @@ def _sample(model: Any, bpe: BpeTokenizer, opening: str, device: torch.device, s
     ids = torch.tensor([bpe.encode(opening, add_special_tokens=False).ids], device=device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        written = model.generate(
+        generated = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=True,
@@ -156,4 +164,4 @@ def _sample(model: Any, bpe: BpeTokenizer, opening: str, device: torch.device, s
             max_new_tokens=SAMPLE_TOKENS,
             pad_token_id=END_ID,
         )
-    return {"opening": opening, "text": bpe.decode(written[0, ids.shape[1] :].tolist())}
+    return {"opening": opening, "text": bpe.decode(generated[0, ids.shape[1] :].tolist())}

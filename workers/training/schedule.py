@@ -1,7 +1,7 @@
-"""The course of a training run: what every step reads, and how fast it learns, as functions of its number alone.
+"""The schedule of a training run: the data and the learning rate of each step, as functions of the step's number.
 
-Nothing here has a state, so a run that was interrupted goes on exactly as it would have gone. Knows numbers; refuses to
-know models, devices and time.
+There is no state, so a run that is resumed continues exactly as an uninterrupted run would. Does not know models,
+devices or time.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from shared.errors import StartError
 from workers.training.corpus import Tokens
 
-# The decode window of the product's largest requests must have been seen in training.
+# The largest requests use this many positions, so training must cover them.
 MIN_N_CTX = 640
-WARM_UP = 0.01  # of the tokens
-HOLD = 0.3  # of the tokens, the warm-up included
-FINAL = 0.02  # of the learning rate
-# Keys that keep draws apart which share a seed.
+# Learning-rate schedule: linear warm-up, constant, linear decay.
+WARM_UP = 0.01  # fraction of the tokens
+HOLD = 0.3  # fraction of the tokens at which the decay begins
+FINAL = 0.02  # last learning rate, as a fraction of the highest
+# Separate the random streams that are derived from one seed.
 _EPOCH, _STEP = 1, 2
 
 Ids = NDArray[np.int64]
@@ -28,19 +29,19 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All that decides what a run computes, besides its corpus. A step reads `batch` × `window` tokens.
+    """Everything besides the corpus that determines what a run computes. A step reads `batch` × `window` tokens.
 
     Raises:
         StartError: the numbers do not fit together.
     """
 
     seed: int
-    tokens: int  # the run's whole budget, however many calls it takes
+    tokens: int  # the budget of the whole run, over all calls
     window: int
     batch: int
-    long_share: float  # of the steps, read as fewer and longer windows
+    long_share: float  # fraction of the steps that use fewer, longer windows
     long_window: int
-    random_starts: float  # share of the windows that begin at a random position instead of 0
+    random_starts: float  # fraction of the windows whose positions start at random instead of 0
     learning_rate: float
     weight_decay: float  # of the blocks' matrices
     dropout: float
@@ -75,11 +76,11 @@ class Settings:
 
     @property
     def chunk(self) -> int:
-        """Tokens that are read from one place: they are one long window or several short ones."""
+        """Consecutive tokens of the corpus per read: one long window or several short windows."""
         return self.long_window if self.long_share else self.window
 
     def learning_rate_at(self, step: int) -> float:
-        """A short way up, held, then down in a line; by the tokens seen before `step`."""
+        """Linear warm-up, constant, linear decay (trapezoidal), by the number of tokens before `step`."""
         seen, after = step * self.tokens_per_step, (step + 1) * self.tokens_per_step
         up = min(1.0, after / max(1.0, WARM_UP * self.tokens))
         down = max(0.0, seen / self.tokens - HOLD) / (1 - HOLD)
@@ -88,7 +89,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Each `[rows, length]`: ids, the ids that follow them, and the positions they are read at."""
+    """Input ids, target ids (the next token of each) and position ids, `[rows, length]` each."""
 
     ids: Ids
     targets: Ids
@@ -96,22 +97,26 @@ class Batch:
 
 
 def batch_at(settings: Settings, tokens: Tokens, step: int) -> Batch:
-    """What `step` reads. In one pass over the stream every chunk comes once, in an order of its own."""
+    """The batch of `step`. Each pass over the corpus reads every chunk once, in a new random order.
+
+    Raises:
+        StartError: the corpus has too few tokens for one step.
+    """
     chunk = settings.chunk
     per_step = settings.tokens_per_step // chunk
-    # A pass begins at a random phase, so that windows are cut elsewhere each time.
+    # Each pass has a random phase, so that windows are cut at other tokens.
     num_chunks = (len(tokens) - 1) // chunk - 1
     steps_per_pass = num_chunks // per_step
     if steps_per_pass < 1:
         raise StartError(f"The corpus has {len(tokens)} tokens, which is not enough for one step.")
-    number, place = divmod(step, steps_per_pass)
-    phase, order = _pass(settings.seed, number, chunk, num_chunks)
-    starts = phase + chunk * order[place * per_step : (place + 1) * per_step]
+    pass_index, step_in_pass = divmod(step, steps_per_pass)
+    phase, order = _pass(settings.seed, pass_index, chunk, num_chunks)
+    starts = phase + chunk * order[step_in_pass * per_step : (step_in_pass + 1) * per_step]
     read = np.stack([tokens[start : start + chunk + 1] for start in starts]).astype(np.int64)
     rng = np.random.default_rng((settings.seed, _STEP, step))
     length = chunk if rng.random() < settings.long_share else settings.window
     rows = settings.tokens_per_step // length
-    # Cut off at the last place where a window fits, so that the last positions are read as often as others.
+    # Clamped, not redrawn, to where a window fits: else the last positions would be trained less than others.
     offsets = np.minimum(rng.integers(settings.n_ctx, size=rows), settings.n_ctx - length)
     offsets *= rng.random(rows) < settings.random_starts
     return Batch(
@@ -122,6 +127,7 @@ def batch_at(settings: Settings, tokens: Tokens, step: int) -> Batch:
 
 
 @lru_cache(maxsize=2)
-def _pass(seed: int, number: int, chunk: int, num_chunks: int) -> tuple[int, Ids]:
-    rng = np.random.default_rng((seed, _EPOCH, number))
+def _pass(seed: int, pass_index: int, chunk: int, num_chunks: int) -> tuple[int, Ids]:
+    """(phase in tokens, order of the chunks) of one pass over the corpus."""
+    rng = np.random.default_rng((seed, _EPOCH, pass_index))
     return int(rng.integers(chunk)), rng.permutation(num_chunks)

@@ -1,10 +1,10 @@
 """Trains the embedded checkpoint: `python -m workers.training.train --corpus train.txt.xz --run DIR`.
 
-The same command again goes on where a run stopped, to the same weights as if it had not. When its tokens are used up,
-it writes into the run directory `checkpoint/` (what Tercet serves), `report.json` (held-out books, samples) and
-`card.json` (the facts for the card). While it trains, each line of `log.jsonl` says how far it is.
+Run the same command again to resume a stopped run; the weights are those of an uninterrupted run. At the end of its
+token budget, a run writes to its directory `checkpoint/` (what Tercet serves), `report.json` (evaluation on held-out
+books, samples) and `card.json` (facts for the model card). During training, `log.jsonl` gets one line per evaluation.
 
-Nothing else in Tercet trains, and nothing that serves imports this.
+Nothing that serves imports this module.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import platform
 import shlex
 import signal
@@ -33,122 +32,40 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from shared.errors import StartError
 from workers.training.corpus import END_ID, Book, Corpus, prepare, read_books, split_books, write_text
 from workers.training.export import check_size, export
-from workers.training.report import Unreduced, held_out, report, tables, weights_digest
-from workers.training.schedule import Batch, Settings, batch_at
+from workers.training.report import report, tables, weights_digest
+from workers.training.schedule import Settings
+from workers.training.trainer import Trainer
 
 SHIPPED = Path(__file__).parents[1] / "checkpoints" / "embedded"
-MAX_GRADIENT = 1.0
-SLICE_WINDOWS = 8  # of each held-out book, measured on the way: 12,288 tokens in all
-SHOWN_EVERY_S = 1.0
-SMOOTHING = 0.95  # of the loss that is shown, a second
+PROGRESS_PERIOD_S = 1.0
+SMOOTHING = 0.95  # of the displayed loss, per progress period
 
-# What a run takes where nothing is said. On a CPU time is what lacks, so it goes on from the checkpoint that ships, in
-# the measure that was found best there (two cores: 256 × 8 tokens a step). A GPU sees the corpus many times over, so it
-# begins anew, as large as is shipped (18 million parameters), with dropout.
+# Defaults. On a CPU, time is the limit: a run continues from the embedded checkpoint, with the batch size that was
+# fastest to learn on two cores (256 × 8 tokens). A GPU can pass over the corpus many times: a run starts from scratch
+# with the largest model that is shipped (18 million parameters), with dropout.
 SHAPE = {"layers": 8, "width": 384, "heads": 6, "n_ctx": 1024, "vocab_size": 8192}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {"tokens": 40_000_000, "window": 256, "batch": 8, "long_window": 512, "dropout": 0.0},
     "cuda": {"epochs": 10.0, "window": 512, "batch": 64, "long_window": 1024, "dropout": 0.1},
 }
-BEGIN_ANEW = {"random_starts": 0.5, "learning_rate": 6e-3}
+FROM_SCRATCH = {"random_starts": 0.5, "learning_rate": 6e-3}
 CONTINUE = {"random_starts": 0.3, "learning_rate": 5e-3}
 
-# A file has no width.
+# Output to a file has no terminal width.
 err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 120)
 
 
-class Trainer:
-    """A model, its optimizers, and the number of steps they have made of their course."""
-
-    def __init__(self, model: Any, settings: Settings, corpus: Corpus, device: torch.device) -> None:
-        self.model = model.to(device).train()
-        self.settings = settings
-        self.step = 0
-        self.elapsed_s = 0.0  # in all calls together
-        self._tokens = corpus.tokens
-        self._device = device
-        self._loss_of = Unreduced(self.model)
-        matrices = [weight for weight in model.transformer.h.parameters() if weight.ndim == 2]
-        in_blocks = {id(weight) for weight in matrices}
-        rest = [weight for weight in model.parameters() if id(weight) not in in_blocks]
-        # One learning rate for both: match_rms_adamw makes Muon's steps as large as AdamW's.
-        self.optimizers = [
-            torch.optim.Muon(matrices, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
-        ]
-
-    def compile(self) -> None:
-        """A graph for each of the two window lengths, instead of one slower graph for any."""
-        self._loss_of.compile(dynamic=False)
-
-    def train_step(self) -> Tensor:
-        """One step; returns its mean loss in nats, still on the device.
-
-        What is read and what is dropped out follow from the seed and the step's number.
-        """
-        if self.settings.dropout:
-            torch.manual_seed(self.settings.seed * 1_000_003 + self.step)
-        batch = self._on_device(batch_at(self.settings, self._tokens, self.step))
-        with torch.autocast(self._device.type, torch.bfloat16):
-            loss: Tensor = self._loss_of(*batch).mean()
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self.settings.learning_rate_at(self.step)
-            optimizer.step()
-            optimizer.zero_grad()
-        self.step += 1
-        return loss.detach()
-
-    def measure(self, corpus: Corpus) -> dict[str, float]:
-        """Bits per byte on the beginnings of the held-out books."""
-        self.model.eval()
-        with torch.autocast(self._device.type, torch.bfloat16):
-            found = {
-                book.title: held_out(self.model, corpus.tokenizer, book, self._device, SLICE_WINDOWS)["bits_per_byte"]
-                for book in corpus.held_out
-            }
-        self.model.train()
-        return found
-
-    def save(self, path: Path) -> None:
-        """Written aside, then renamed: whatever stops this, a whole state is there."""
-        aside = path.with_name(f"{path.name}.partial")
-        torch.save(
-            {
-                "settings": dataclasses.asdict(self.settings),
-                "config": self.model.config.to_dict(),
-                "step": self.step,
-                "elapsed_s": self.elapsed_s,
-                "model": self.model.state_dict(),
-                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            },
-            aside,
-        )
-        os.replace(aside, path)
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        for optimizer, values in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(values)
-        self.step, self.elapsed_s = state["step"], state["elapsed_s"]
-
-    def _on_device(self, batch: Batch) -> list[Tensor]:
-        return [torch.from_numpy(ids).to(self._device) for ids in (batch.ids, batch.targets, batch.positions)]
-
-
-class Stopped:
-    """Whether TERM or INT came; a step is never left half done."""
+class SignalRecorder:
+    """Records TERM and INT instead of ending the process, so that the current step is completed and saved."""
 
     signal_number: int | None = None
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        def note(number: int, _frame: object) -> None:
+    def recording(self) -> Iterator[None]:
+        def record(number: int, _frame: object) -> None:
             self.signal_number = number
 
-        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, record) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
@@ -157,19 +74,19 @@ class Stopped:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns its exit status; 128 and more where a signal stopped it."""
+    """The command line. Returns the exit status; 128 + the signal's number if a signal stopped the run."""
     began = time.monotonic()
     options = _parser().parse_args(arguments)
     transformers.utils.logging.disable_progress_bar()
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    torch.set_float32_matmul_precision("highest")  # what is measured is measured in fp32; training is in bf16 anyway
+    torch.set_float32_matmul_precision("highest")  # evaluation is in fp32; training autocasts to bf16
     try:
         if options.report:
             _, books = split_books(read_books(options.corpus))
             _report(options.report, books, device, options.seed, options.out)
             return 0
         if options.run is None:
-            raise StartError("--run DIR says where the run keeps what it makes.")
+            raise StartError("--run DIR is required: the directory of the run.")
         return _run(options, device, began)
     except StartError as error:
         err.print(f"[red]train:[/] {error}", soft_wrap=True)
@@ -179,30 +96,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace, device: torch.device, began: float) -> int:
     run: Path = options.run
     run.mkdir(parents=True, exist_ok=True)
-    source, shape = _start(options, device)
+    source, shape = _source_and_shape(options, device)
     with err.status("Preparing the corpus") as status:
         corpus = prepare(
             options.corpus, run, seed=options.seed, tokenizer_from=source, vocab_size=shape["vocab_size"],
             n_ctx=shape["n_ctx"], say=status.update,
         )  # fmt: skip
     shape["vocab_size"] = corpus.tokenizer.get_vocab_size() if source is None else shape["vocab_size"]
-    settings = _settings(options, device, source, shape, len(corpus.tokens))
-    trainer, is_new = _trainer(run / "state.pt", settings, source, corpus, device)
-    how = "eager: --no-compile" if options.no_compile else _try_compiler(device)
-    if how == "compiled":
+    settings = _make_settings(options, device, source, shape, len(corpus.tokens))
+    trainer, is_new = _make_trainer(run / "state.pt", settings, source, corpus, device)
+    mode = "eager: --no-compile" if options.no_compile else _try_compiler(device)
+    if mode == "compiled":
         trainer.compile()
-    facts = {"machine": _machine(device), "computed": how}
-    first = "from the beginning" if is_new else f"from token {trainer.step * settings.tokens_per_step:,}"
+    facts = {"machine": _machine(device), "computed": mode}
+    first = "from the start" if is_new else f"from token {trainer.step * settings.tokens_per_step:,}"
     err.print(
         f"{corpus.facts['num_tokens']:,} tokens in {len(corpus.facts['books'])} books; "
-        f"training on {settings.tokens:,}, {first}; {facts['machine']}; {how}.",
+        f"training on {settings.tokens:,}, {first}; {facts['machine']}; {mode}.",
         soft_wrap=True,
     )
     if not options.export_only:
         deadline = began + 60 * options.budget_minutes if options.budget_minutes else float("inf")
         signal_number = _train(trainer, corpus, run, 60 * options.eval_minutes, deadline, facts)
         if trainer.step < settings.num_steps:
-            err.print(f"Stopped at token {trainer.step * settings.tokens_per_step:,}; the same command goes on.")
+            err.print(f"Stopped at token {trainer.step * settings.tokens_per_step:,}; run the same command to resume.")
             return 128 + signal_number if signal_number else 0
     export(trainer.model, run, run / "checkpoint", options.shard_mb)
     if not options.export_only:
@@ -210,28 +127,35 @@ def _run(options: argparse.Namespace, device: torch.device, began: float) -> int
         write_text(run / "card.json", json.dumps(_card(trainer, corpus, source, facts), indent=1, ensure_ascii=False))
         files = " ".join(shlex.quote(str(run / "held-out" / name)) for name in corpus.facts["held_out_files"])
         model = shlex.quote(f"new={run.absolute() / 'checkpoint'}")
-        err.print(f"What it saves a writer:\n  tercet bench typist --engine --models {model} {files}", soft_wrap=True)
+        err.print(
+            f"To measure the keystrokes that it saves:\n  tercet bench typist --engine --models {model} {files}",
+            soft_wrap=True,
+        )
     return 0
 
 
 def _train(
     trainer: Trainer, corpus: Corpus, run: Path, eval_s: float, deadline: float, facts: dict[str, Any]
 ) -> int | None:
-    """Until the course or the time is over, or a signal comes; then saves. Returns the signal's number."""
-    settings, stopped = trainer.settings, Stopped()
+    """Train until the token budget, the deadline or a signal, evaluating and saving every `eval_s` and at the end.
+
+    Returns:
+        The number of the signal that ended it, if any.
+    """
+    settings, signals = trainer.settings, SignalRecorder()
     elapsed_before_s, started = trainer.elapsed_s, time.monotonic()
     losses: list[Tensor] = []
     smoothed: float | None = None
     shown = evaluated = started
-    first_step = trainer.step  # since it was last evaluated
+    first_step = trainer.step  # of this evaluation period
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.1f} %")
-    with stopped.watching(), Progress(*columns, console=err, disable=not err.is_terminal) as bar:
+    with signals.recording(), Progress(*columns, console=err, disable=not err.is_terminal) as bar:
         task = bar.add_task("starting", total=settings.num_steps, completed=trainer.step)
         while trainer.step < settings.num_steps:
             losses.append(trainer.train_step())
             now = time.monotonic()
-            is_last = trainer.step == settings.num_steps or stopped.signal_number is not None or now >= deadline
-            if is_last or now - shown >= SHOWN_EVERY_S:  # reading the loss waits for the device: not each step
+            is_last = trainer.step == settings.num_steps or signals.signal_number is not None or now >= deadline
+            if is_last or now - shown >= PROGRESS_PERIOD_S:  # reading the loss waits for the device
                 mean = float(torch.stack(losses).mean())
                 smoothed = mean if smoothed is None else SMOOTHING * smoothed + (1 - SMOOTHING) * mean
                 losses, shown = [], time.monotonic()
@@ -248,7 +172,7 @@ def _train(
                 "of": settings.tokens,
                 "loss": round(smoothed, 4),
                 "learning_rate": settings.learning_rate_at(trainer.step),
-                "bits_per_byte": trainer.measure(corpus),
+                "bits_per_byte": trainer.evaluate(corpus),
                 "tokens_per_s": round(per_s, 1),
                 "hours_left": round(left_h, 2),
                 "elapsed_s": round(trainer.elapsed_s, 1),
@@ -258,33 +182,35 @@ def _train(
             with (run / "log.jsonl").open("a", encoding="utf-8") as log:
                 log.write(f"{json.dumps(line)}\n")
             bits = ", ".join(f"{value:.3f}" for value in line["bits_per_byte"].values())
-            err.print(f"{line['tokens']:,} tokens: {text}; held out {bits} bits per byte", soft_wrap=True)
-            # Measuring and saving is not training.
+            err.print(f"{line['tokens']:,} tokens: {text}; {bits} bits per byte on held-out books", soft_wrap=True)
+            # Evaluating and saving does not count as training time.
             started, shown = started + time.monotonic() - shown, time.monotonic()
             evaluated, first_step = shown, trainer.step
             if is_last:
                 break
-    return stopped.signal_number
+    return signals.signal_number
 
 
-def _start(options: argparse.Namespace, device: torch.device) -> tuple[Path | None, dict[str, int]]:
+def _source_and_shape(options: argparse.Namespace, device: torch.device) -> tuple[Path | None, dict[str, int]]:
     """The checkpoint to continue from, if any, and the model's shape.
 
     Raises:
-        StartError: the checkpoint is not there, or would have to be of another shape.
+        StartError: the checkpoint cannot be read, or another shape was requested.
     """
     source: Path | None = options.continue_from
     if source is None and not options.from_scratch and device.type == "cpu":
         source = SHIPPED
-    asked = {name: value for name in SHAPE if (value := getattr(options, name)) is not None}
+    requested = {name: value for name in SHAPE if (value := getattr(options, name)) is not None}
     if source is None:
-        return None, {**SHAPE, **asked}
-    if asked or options.from_scratch:
-        raise StartError("A run that continues keeps its checkpoint's shape and tokenizer: --from-scratch begins anew.")
+        return None, {**SHAPE, **requested}
+    if requested or options.from_scratch:
+        raise StartError(
+            "A run that continues keeps its checkpoint's shape and tokenizer; --from-scratch starts a new model."
+        )
     try:
         config = GPT2Config.from_pretrained(source)
     except (OSError, ValueError) as error:
-        raise StartError(f"{source} holds no checkpoint to continue from: {error}.") from error
+        raise StartError(f"{source} holds no readable checkpoint to continue from: {error}.") from error
     return source, {
         "layers": config.n_layer,
         "width": config.n_embd,
@@ -294,10 +220,10 @@ def _start(options: argparse.Namespace, device: torch.device) -> tuple[Path | No
     }
 
 
-def _settings(
+def _make_settings(
     options: argparse.Namespace, device: torch.device, source: Path | None, shape: dict[str, int], num_tokens: int
 ) -> Settings:
-    defaults = DEFAULTS[device.type] | (BEGIN_ANEW if source is None else CONTINUE)
+    defaults = DEFAULTS[device.type] | (FROM_SCRATCH if source is None else CONTINUE)
     if options.tokens is not None or options.epochs is not None:
         defaults = {name: value for name, value in defaults.items() if name not in {"tokens", "epochs"}}
     names = {field.name for field in dataclasses.fields(Settings)} | {"epochs"}
@@ -309,13 +235,13 @@ def _settings(
     return Settings(**values)
 
 
-def _trainer(
+def _make_trainer(
     path: Path, settings: Settings, source: Path | None, corpus: Corpus, device: torch.device
 ) -> tuple[Trainer, bool]:
-    """As it was saved at `path`, else as it begins, and whether it begins.
+    """(trainer, whether it is new): restored from `path` if that exists.
 
     Raises:
-        StartError: what was saved is of another run, or the model is too large.
+        StartError: the saved run has other settings, or the model is too large to ship.
     """
     dropout = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), settings.dropout)
     if path.is_file():
@@ -324,7 +250,7 @@ def _trainer(
         if changed := [name for name in now if state["settings"].get(name) != now[name]]:
             raise StartError(
                 f"{path.parent} holds a run with another {', '.join(changed)}: "
-                "give what it was begun with, or another --run."
+                "give the values that it was started with, or another --run."
             )
         trainer = Trainer(GPT2LMHeadModel(GPT2Config.from_dict(state["config"])), settings, corpus, device)
         trainer.load(state)
@@ -345,7 +271,7 @@ def _trainer(
 
 
 def _try_compiler(device: torch.device) -> str:
-    """`compiled`, or why not: torch needs a C++ compiler on a CPU, Triton and a C compiler on a GPU."""
+    """`compiled`, or `eager` and why: torch.compile needs a C++ compiler on a CPU, Triton and a C compiler on a GPU."""
     try:
         torch.compile(lambda x: x * 2 + 1)(torch.ones(64, device=device))
     except (RuntimeError, OSError, ImportError) as error:
@@ -354,7 +280,7 @@ def _try_compiler(device: torch.device) -> str:
 
 
 def _report(directory: Path, books: list[Book], device: torch.device, seed: int, out: Path) -> None:
-    with err.status("Measuring") as status:
+    with err.status("Evaluating") as status:
         result = report(directory, books, device, seed, status.update)
     write_text(out, json.dumps(result, indent=1, ensure_ascii=False))
     for table in tables(result):
@@ -363,7 +289,7 @@ def _report(directory: Path, books: list[Book], device: torch.device, seed: int,
 
 
 def _card(trainer: Trainer, corpus: Corpus, source: Path | None, facts: dict[str, Any]) -> dict[str, Any]:
-    """What a card must say of how the checkpoint came about."""
+    """Facts for the model card: how the checkpoint was trained."""
     seen = trainer.step * trainer.settings.tokens_per_step
     return {
         "parameters": sum(weight.numel() for weight in trainer.model.parameters()),
@@ -395,31 +321,46 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m workers.training.train", description=about)
     add = parser.add_argument
     add("--corpus", type=Path, required=True, help="train.txt.xz")
-    add("--run", type=Path, help="directory of the run; the same again goes on with it")
-    add("--report", type=Path, metavar="DIR", help="only measure the checkpoint in DIR, by the same means")
-    add("--out", type=Path, default=Path("report.json"), help="where --report writes (default: %(default)s)")
-    add("--export-only", action="store_true", help="only write RUN/checkpoint from the state that was saved last")
-    add("--shard-mb", type=int, default=40, help="largest file of weights in RUN/checkpoint (default: %(default)s)")
-    add("--budget-minutes", type=float, help="stop this call after so many minutes; the same command goes on")
-    add("--eval-minutes", type=float, default=5.0, help="measure, log and save so often (default: %(default)s)")
+    add("--run", type=Path, help="directory of the run; an existing run is resumed")
+    add("--report", type=Path, metavar="DIR", help="only evaluate the checkpoint in DIR, in the same way")
+    add("--out", type=Path, default=Path("report.json"), help="output of --report (default: %(default)s)")
+    add("--export-only", action="store_true", help="only write RUN/checkpoint from the last saved state")
+    add("--shard-mb", type=int, default=40, help="largest weight file in RUN/checkpoint (default: %(default)s)")
+    add("--budget-minutes", type=float, help="stop after this time; run the same command to resume")
+    add(
+        "--eval-minutes",
+        type=float,
+        default=5.0,
+        help="interval of evaluating, logging and saving (default: %(default)s)",
+    )
     add("--device", choices=["cpu", "cuda"], help="default: the first GPU if there is one")
-    add("--no-compile", action="store_true", help="leave torch.compile out")
-    course = parser.add_argument_group("what is learnt", "defaults depend on the device, and on where it begins")
-    add = course.add_argument
-    add("--continue-from", type=Path, metavar="DIR", help="a checkpoint (default on a CPU: the one that ships)")
-    add("--from-scratch", action="store_true", help="begin with random weights and a new tokenizer")
+    add("--no-compile", action="store_true", help="do not use torch.compile")
+    training = parser.add_argument_group("training", "defaults depend on the device and on --from-scratch")
+    add = training.add_argument
+    add(
+        "--continue-from",
+        type=Path,
+        metavar="DIR",
+        help="initial checkpoint (default on a CPU: the embedded checkpoint)",
+    )
+    add("--from-scratch", action="store_true", help="start with random weights and a new tokenizer")
     for name in SHAPE:
         add(f"--{name.replace('_', '-')}", type=int)
-    length = course.add_mutually_exclusive_group()
-    length.add_argument("--tokens", type=int, help="the run's budget in all")
-    length.add_argument("--epochs", type=float, help="the same, in passes over the corpus")
-    add("--window", type=int, help="tokens")
-    add("--batch", type=int, help="windows a step")
-    add("--long-share", type=float, default=0.2, help="of the steps, read as longer windows (default: %(default)s)")
-    add("--long-window", type=int, help="tokens")
-    add("--random-starts", type=float, help="share of windows that begin at a random position")
+    length = training.add_mutually_exclusive_group()
+    length.add_argument("--tokens", type=int, help="token budget of the whole run")
+    length.add_argument("--epochs", type=float, help="the same budget in passes over the corpus")
+    add("--window", type=int, help="tokens per window")
+    add("--batch", type=int, help="windows per step")
+    add(
+        "--long-share",
+        type=float,
+        default=0.2,
+        help="fraction of the steps that use long windows (default: %(default)s)",
+    )
+    add("--long-window", type=int, help="tokens per long window")
+    add("--random-starts", type=float, help="fraction of the windows that start at a random position")
     add("--learning-rate", type=float)
-    add("--weight-decay", type=float, default=0.1, help="of the blocks' matrices (default: %(default)s)")
+    add("--weight-decay", type=float, default=0.1, help="of the blocks' weight matrices (default: %(default)s)")
     add("--dropout", type=float)
     add("--seed", type=int, default=0)
     return parser

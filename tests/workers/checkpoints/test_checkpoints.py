@@ -1,7 +1,7 @@
-"""Checkpoints: which are taken, which are refused, and what a hub can do without doing harm.
+"""Checkpoints: which are accepted, which are refused, and how a faulty hub is handled.
 
-The hub is a small real server on 127.0.0.1 that speaks as much of the hub's interface as a download
-needs; its client is huggingface_hub itself, in the child process that `resolve` starts.
+The hub is a small server on 127.0.0.1 that implements the part of the hub's API that a download needs. Its client is
+huggingface_hub itself, in the child process that `resolve` starts.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ def test_embedded() -> None:
 
 
 @pytest.mark.parametrize("name", ["synthetic:small", "synthetic:medium"])
-def test_synthetic_has_the_true_vocabulary_and_the_embedded_tokenizer(name: str) -> None:
+def test_synthetic_has_gpt2s_vocabulary_and_the_embedded_tokenizer(name: str) -> None:
     found = resolve(name)
     assert (found.name, found.source, found.n_ctx, found.vocab_size) == (name, "synthetic", 1024, 50257)
     assert (Path(found.directory) / "tokenizer.json").is_file()
 
 
-def test_a_name_without_a_source_is_one_of_a_few() -> None:
+def test_an_unknown_name_without_a_source_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"legal=/path/to/checkpoint.* small, medium, embedded"):
         resolve("legal")
 
@@ -198,9 +198,9 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_directory_that_is_refused(case: str, tmp_path: Path) -> None:
-    spoil, sentence = BAD[case]
+    damage, sentence = BAD[case]
     directory = write(tmp_path / "bad")
-    spoil(directory)
+    damage(directory)
     with pytest.raises(CheckpointError, match=sentence) as caught:
         resolve("bad", str(directory))
     assert str(directory) in str(caught.value)
@@ -216,9 +216,9 @@ def test_a_pickle_is_refused_with_a_command_that_converts_it(tmp_path: Path) -> 
     (directory / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"only as a pickle \(pytorch_model\.bin\)") as caught:
         resolve("legal", str(directory))
-    said = re.search(r"convert it with (.*) and serve the directory \./(\S+)\.$", str(caught.value))
-    assert said is not None
-    command, converted = said.groups()
+    found = re.search(r"convert it with (.*) and serve the directory \./(\S+)\.$", str(caught.value))
+    assert found is not None
+    command, converted = found.groups()
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
     subprocess.run(shlex.split(command), cwd=tmp_path, env=environ, check=True, capture_output=True)
     assert resolve("legal", str(tmp_path / converted)).n_ctx == 32
@@ -228,21 +228,21 @@ def test_a_pickle_is_refused_with_a_command_that_converts_it(tmp_path: Path) -> 
 
 
 class Hub(ThreadingHTTPServer):
-    """A model hub on 127.0.0.1. `repositories`: files by repository; the rest is how it misbehaves."""
+    """A model hub on 127.0.0.1. `repositories` maps names to files; the other attributes select faults."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _HubHandler)
         self.repositories: dict[str, dict[str, bytes]] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.status = 200
         self.page: bytes | None = None  # answers everything
-        self.is_dripping = False  # an answer that never ends
-        self.spoiled: str | None = None  # a file whose bytes are not those announced
+        self.is_dripping = False  # sends an answer that never ends
+        self.spoiled: str | None = None  # a file whose bytes do not match its digest
         self.stalled: str | None = None  # a file of which half is sent
         self.has_stalled = threading.Event()
-        self.may_go_on = threading.Event()
+        self.may_continue = threading.Event()
 
     @property
     def url(self) -> str:
@@ -257,7 +257,7 @@ class _HubHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hub, path = self.server, self.path.partition("?")[0]
-        hub.asked.append(path)
+        hub.requests.append(path)
         if hub.is_dripping:
             self.wfile.write(b"HTTP/1.1 200 OK\r\n")
             with contextlib.suppress(ConnectionError):  # the client is killed
@@ -278,7 +278,7 @@ class _HubHandler(BaseHTTPRequestHandler):
     def _send_listing(self, repository: str) -> None:
         files = self.server.repositories.get(repository)
         if files is None:
-            # As the real hub does, whether the repository is private or is not.
+            # As the real hub answers for private and for missing repositories.
             self._send(b"{}", status=401, headers={"X-Error-Code": "RepoNotFound"})
             return
         siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
@@ -320,17 +320,17 @@ class _HubHandler(BaseHTTPRequestHandler):
         if is_stalling:
             self.wfile.write(data[: len(data) // 2])
             self.server.has_stalled.set()
-            self.server.may_go_on.wait(20)
+            self.server.may_continue.wait(20)
         else:
             self.wfile.write(data)
 
     def log_request(self, code: object = None, size: object = None) -> None:
-        """Says nothing."""
+        """No log."""
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub that has `openai-community/gpt2` (tiny), an empty cache, and a client that knows only it."""
+    """A hub with one small repository, `org/tiny`; an empty cache; a client configured for this hub only."""
     for variable in [name for name in os.environ if name.startswith("HF_") or "proxy" in name.lower()]:
         monkeypatch.delenv(variable)
     monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
@@ -353,25 +353,25 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def test_fetched_once_and_then_without_a_hub(hub: Hub) -> None:
-    told: list[tuple[str, float]] = []
-    first = resolve("tiny", "org/tiny", on_progress=lambda stage, fraction: told.append((stage, fraction)))
+    reports: list[tuple[str, float]] = []
+    first = resolve("tiny", "org/tiny", on_progress=lambda stage, fraction: reports.append((stage, fraction)))
     assert (first.name, first.source, first.warning, first.n_ctx) == ("tiny", "hub", None, 32)
-    assert told[0] == ("asking the model hub", 0.0)
-    assert [stage for stage, fraction in told if fraction == 1.0][-1] == "model.safetensors"
-    assert all(0 <= fraction <= 1 for _, fraction in told)
+    assert reports[0] == ("asking the model hub", 0.0)
+    assert [stage for stage, fraction in reports if fraction == 1.0][-1] == "model.safetensors"
+    assert all(0 <= fraction <= 1 for _, fraction in reports)
 
-    fetched = {path.partition("/main/")[2] or path.partition(f"/{COMMIT}/")[2] for path in hub.asked}
+    fetched = {path.partition("/main/")[2] or path.partition(f"/{COMMIT}/")[2] for path in hub.requests}
     assert fetched - {""} == {"config.json", "tokenizer.json", "model.safetensors"}
     assert {path.name for path in Path(first.directory).iterdir()} == fetched - {""}
 
-    hub.asked.clear()
+    hub.requests.clear()
     hub.status = 500
     assert resolve("tiny", "org/tiny") == first
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 @pytest.mark.parametrize("harm", ["missing", "cut short"])
-def test_a_cache_that_is_not_whole_is_mended(hub: Hub, harm: str) -> None:
+def test_an_incomplete_cache_is_completed(hub: Hub, harm: str) -> None:
     first = resolve("tiny", "org/tiny")
     file = Path(first.directory) / "model.safetensors"
     if harm == "missing":
@@ -382,7 +382,7 @@ def test_a_cache_that_is_not_whole_is_mended(hub: Hub, harm: str) -> None:
     assert file.stat().st_size == len(hub.repositories["org/tiny"]["model.safetensors"])
 
 
-def test_damage_on_the_way_is_seen(hub: Hub) -> None:
+def test_a_file_damaged_in_transit_is_refused(hub: Hub) -> None:
     hub.spoiled = "model.safetensors"
     with pytest.raises(CheckpointError, match=r"^Model\.safetensors arrived damaged from the model hub: "):
         resolve("tiny", "org/tiny")
@@ -390,15 +390,15 @@ def test_damage_on_the_way_is_seen(hub: Hub) -> None:
     assert resolve("tiny", "org/tiny").source == "hub"
 
 
-def test_a_fetch_that_was_killed_is_not_taken_for_a_whole_one(hub: Hub) -> None:
+def test_a_killed_download_is_not_used(hub: Hub) -> None:
     hub.stalled = "model.safetensors"
     code = "from workers.checkpoints.resolve import resolve; resolve('tiny', 'org/tiny')"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
         assert hub.has_stalled.wait(20)
         (child,) = psutil.Process(process.pid).children()
         process.send_signal(signal.SIGKILL)
-    child.wait(10)  # it notices, and ends
-    hub.may_go_on.set()
+    child.wait(10)  # it ends with its parent
+    hub.may_continue.set()
     hub.stalled = None
     found = resolve("tiny", "org/tiny")
     whole = len(hub.repositories["org/tiny"]["model.safetensors"])
@@ -421,16 +421,16 @@ def test_refusals_come_before_the_weights_are_fetched(hub: Hub) -> None:
         hub.repositories[repository] = files
         with pytest.raises(CheckpointError, match=sentence):
             resolve("other", repository)
-    assert not any(path.endswith(".safetensors") for path in hub.asked)
+    assert not any(path.endswith(".safetensors") for path in hub.requests)
 
 
 @pytest.mark.parametrize("source", ["org/too/deep", "models/that are not here"])
-def test_a_source_that_is_no_place_at_all(hub: Hub, source: str) -> None:
+def test_a_source_that_is_neither_directory_nor_repository(hub: Hub, source: str) -> None:
     with pytest.raises(CheckpointError, match="neither a directory on this machine nor the name of a"):
         resolve("legal", source)
 
 
-def test_asked_for_by_name_and_not_to_be_had(hub: Hub) -> None:
+def test_an_unavailable_model_is_refused_with_every_alternative(hub: Hub) -> None:
     with pytest.raises(CheckpointError) as caught:
         resolve("small")
     message = str(caught.value)
@@ -439,7 +439,7 @@ def test_asked_for_by_name_and_not_to_be_had(hub: Hub) -> None:
         assert way in message
 
 
-def test_default_is_small_where_a_hub_has_it(hub: Hub) -> None:
+def test_default_is_small_if_the_hub_has_it(hub: Hub) -> None:
     hub.repositories["openai-community/gpt2"] = hub.repositories["org/tiny"]
     found = resolve_default()
     assert (found.name, found.source, found.warning, found.n_ctx) == ("small", "hub", None, 32)
@@ -448,7 +448,7 @@ def test_default_is_small_where_a_hub_has_it(hub: Hub) -> None:
 @pytest.mark.parametrize(
     ("trouble", "reason"),
     [
-        ("nobody", "no model hub answered"),
+        ("unreachable", "no model hub answered"),
         ("offline", r"the model hub is switched off \(HF_HUB_OFFLINE\)"),
         ("failing", "the model hub answered with status 503"),
         ("a portal", "what answered is not a model hub"),
@@ -458,7 +458,7 @@ def test_default_is_small_where_a_hub_has_it(hub: Hub) -> None:
 def test_default_is_embedded_with_the_reason(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, trouble: str, reason: str
 ) -> None:
-    if trouble == "nobody":
+    if trouble == "unreachable":
         with socket.socket() as closed:
             closed.bind(("127.0.0.1", 0))
             monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
@@ -474,10 +474,10 @@ def test_default_is_embedded_with_the_reason(
     assert re.match(reason, found.warning)
     assert found.warning.endswith(", so the embedded checkpoint is served instead of GPT-2 small")
     if trouble == "offline":
-        assert hub.asked == []
+        assert hub.requests == []
 
 
-def test_a_hub_that_accepts_and_is_silent_costs_five_seconds(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_accepts_and_never_answers_costs_five_seconds(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         began = time.monotonic()
@@ -486,8 +486,8 @@ def test_a_hub_that_accepts_and_is_silent_costs_five_seconds(hub: Hub, monkeypat
     assert found.warning == "no model hub answered, so the embedded checkpoint is served instead of GPT-2 small"
 
 
-def test_a_hub_that_never_ends_its_answer_is_bounded_too(hub: Hub) -> None:
-    """No read ever times out here: only the bound on the whole helps."""
+def test_a_hub_that_never_ends_its_answer_is_bounded(hub: Hub) -> None:
+    """No single read times out: only the total time limit ends this."""
     hub.is_dripping = True
     began = time.monotonic()
     with pytest.raises(CheckpointError, match=r"^No model hub answered: "):

@@ -1,4 +1,4 @@
-"""The training program, with books made up here, a model of a few thousand weights, and no compiler."""
+"""The training program, with generated books, a model of a few thousand weights, and no compiler."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from workers.training import train
 from workers.training.corpus import HELD_OUT, SLUR, read_books, split_books, train_tokenizer
 from workers.training.export import check_size, export
 from workers.training.schedule import FINAL, Settings, batch_at
+from workers.training.trainer import Trainer
 
 WORDS = ["the", "a", "sea", "old", "man", "woman", "door", "opened", "looked", "stood", "went", "and", "again", "of"]
 SHAPE = ["--from-scratch", "--layers=2", "--width=32", "--heads=2", "--n-ctx=640", "--vocab-size=300"]
@@ -59,7 +60,7 @@ def run(corpus: Path, directory: Path, *more: str, tokens: int = NUM_STEPS * TOK
 
 @pytest.fixture(scope="module")
 def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run that nothing interrupted."""
+    """The directory of an uninterrupted run."""
     directory = tmp_path_factory.mktemp("finished")
     assert run(corpus, directory) == 0
     return directory
@@ -69,12 +70,12 @@ def log_of(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
 
 
-def test_a_run_learns_and_says_how_it_went(finished: Path) -> None:
+def test_a_run_lowers_perplexity_and_writes_log_report_and_card(finished: Path) -> None:
     [line] = log_of(finished)
     assert line["tokens"] == line["of"] == NUM_STEPS * TOKENS_PER_STEP
     report = json.loads((finished / "report.json").read_text())
     assert [row["title"] for row in report["books"]] == list(HELD_OUT)
-    assert report["mean"]["perplexity"] < 150  # half of the vocabulary, with which it began
+    assert report["mean"]["perplexity"] < 150  # an untrained model has the vocabulary's size, 300
     assert len(report["samples"]) == 10
     card = json.loads((finished / "card.json").read_text())
     assert (card["tokens_seen"], card["corpus"]["num_paragraphs_dropped"]) == (NUM_STEPS * TOKENS_PER_STEP, 1)
@@ -82,31 +83,31 @@ def test_a_run_learns_and_says_how_it_went(finished: Path) -> None:
     assert card["computed"] == "eager: --no-compile"
 
 
-def test_a_run_that_was_stopped_ends_with_the_same_weights(
+def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_run(
     corpus: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped by a signal, then by its budget of time; dropout and both optimizers go on where they were."""
-    take_step = train.Trainer.train_step
+    """Stopped by a signal, then by its time budget; dropout and both optimizers resume where they were."""
+    take_step = Trainer.train_step
 
-    def step_then_signal(trainer: train.Trainer) -> torch.Tensor:
+    def step_then_signal(trainer: Trainer) -> torch.Tensor:
         if trainer.step == 9:
             signal.raise_signal(signal.SIGTERM)
         return take_step(trainer)
 
-    monkeypatch.setattr(train.Trainer, "train_step", step_then_signal)
+    monkeypatch.setattr(Trainer, "train_step", step_then_signal)
     assert run(corpus, tmp_path) == 128 + signal.SIGTERM
     monkeypatch.undo()
     assert not (tmp_path / "checkpoint").exists()
     assert run(corpus, tmp_path, "--budget-minutes=1e-9") == 0
     assert run(corpus, tmp_path) == 0
     assert [line["tokens"] // TOKENS_PER_STEP for line in log_of(tmp_path)] == [10, 11, NUM_STEPS]
-    there, here = (load_file(place / "checkpoint/model.safetensors") for place in (finished, tmp_path))
-    assert there.keys() == here.keys()
-    assert all(torch.equal(there[name], here[name]) for name in there)
+    expected, actual = (load_file(run_dir / "checkpoint/model.safetensors") for run_dir in (finished, tmp_path))
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
     assert (finished / "report.json").read_bytes() == (tmp_path / "report.json").read_bytes()
 
 
-def test_a_run_is_not_gone_on_with_by_another_command(
+def test_a_run_is_not_resumed_with_other_settings(
     corpus: Path, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(corpus, finished, "--seed=1") == 1
@@ -129,7 +130,7 @@ def test_held_out_books_and_slurs_reach_neither_the_tokens_nor_the_tokenizer(cor
     assert all(f"<|endoftext|>{book.without_slurs().text}" in text for book in train_books)
 
 
-def test_what_counts_as_a_slur() -> None:
+def test_the_slur_filter_matches_words_and_not_their_lookalikes() -> None:
     for word in ("Niggers", "darkies", "half-breed", "Chinaman", "savages", "dagoes", "Injun Joe", "gypsy", "squaws"):
         assert SLUR.search(f"He saw {word}."), word
     for word in ("niggardly", "squawk", "injunction", "Japan", "spice", "savage dog", "cocoon", "dagonet", "swop"):
@@ -173,21 +174,23 @@ def test_the_learning_rate_follows_the_tokens() -> None:
     assert SETTINGS.learning_rate_at(400) == pytest.approx(FINAL)
 
 
-def test_the_checkpoint_is_laid_out_as_the_one_that_ships(finished: Path) -> None:
+def test_the_checkpoint_has_the_layout_of_the_embedded_checkpoint(finished: Path) -> None:
     ours, shipped = finished / "checkpoint", train.SHIPPED
     assert {path.name for path in ours.iterdir()} == {path.name for path in shipped.iterdir()} - {"README.md"}
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
         assert json.loads((ours / name).read_text()).keys() == json.loads((shipped / name).read_text()).keys(), name
-    here, there = (load_file(place / "model.safetensors") for place in (ours, shipped))
+    here, there = (load_file(directory / "model.safetensors") for directory in (ours, shipped))
     assert {name for name in there if ".h." not in name or ".h.0." in name or ".h.1." in name} == set(here)
     assert {weight.dtype for weight in here.values()} == {torch.bfloat16}
-    our_tokenizer, shipped_tokenizer = (json.loads((place / "tokenizer.json").read_text()) for place in (ours, shipped))
+    our_tokenizer, shipped_tokenizer = (
+        json.loads((directory / "tokenizer.json").read_text()) for directory in (ours, shipped)
+    )
     for values in (our_tokenizer, shipped_tokenizer):
         del values["model"]["vocab"], values["model"]["merges"]
     assert our_tokenizer == shipped_tokenizer
 
 
-def test_transformers_and_the_engine_read_the_checkpoint(finished: Path) -> None:
+def test_transformers_and_the_engine_load_the_checkpoint(finished: Path) -> None:
     directory = finished / "checkpoint"
     found = resolve("new", str(directory))
     assert (found.n_ctx, found.vocab_size) == (640, 300)
@@ -196,37 +199,38 @@ def test_transformers_and_the_engine_read_the_checkpoint(finished: Path) -> None
     assert load_model(directory, dtype="fp32").config.n_layer == model.config.n_layer == 2
 
 
-def test_the_same_report_twice_and_of_any_checkpoint(corpus: Path, finished: Path, tmp_path: Path) -> None:
+def test_report_is_deterministic_and_works_on_any_checkpoint(corpus: Path, finished: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
-        asked = [f"--corpus={corpus}", f"--report={finished / 'checkpoint'}", f"--out={tmp_path / name}"]
-        assert train.main([*asked, "--device=cpu"]) == 0
+        arguments = [f"--corpus={corpus}", f"--report={finished / 'checkpoint'}", f"--out={tmp_path / name}"]
+        assert train.main([*arguments, "--device=cpu"]) == 0
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     assert (tmp_path / "one").read_bytes() == (finished / "report.json").read_bytes()
 
 
-def test_weights_in_small_files(corpus: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a machine that hands out only small files; the engine reads them too. Exporting alone measures nothing."""
-    monkeypatch.setattr(train, "_report", lambda *_: pytest.fail("measured"))
+def test_weights_are_exported_in_shards(corpus: Path, finished: Path) -> None:
+    """The engine reads sharded weights too. `--export-only` does not evaluate."""
     model = GPT2LMHeadModel.from_pretrained(train.SHIPPED)
     export(model, train.SHIPPED, finished / "shards", shard_mb=5)
     files = list((finished / "shards").glob("*.safetensors"))
     assert len(files) == 3
     assert all(path.stat().st_size <= 5_000_000 + 20_000 for path in files)
     assert load_model(finished / "shards", dtype="fp32").config.n_layer == 6
+    report_time_ns = (finished / "report.json").stat().st_mtime_ns
     assert run(corpus, finished, "--export-only", "--shard-mb=5") == 0
+    assert (finished / "report.json").stat().st_mtime_ns == report_time_ns
 
 
 def test_continuing_keeps_tokenizer_shape_and_weights(corpus: Path, finished: Path, tmp_path: Path) -> None:
     source = finished / "checkpoint"
-    asked = ["--device=cpu", "--no-compile", f"--corpus={corpus}", f"--run={tmp_path}", f"--continue-from={source}"]
-    assert train.main([*asked, *PACE[:3], "--learning-rate=1e-9", f"--tokens={TOKENS_PER_STEP}"]) == 0
+    arguments = ["--device=cpu", "--no-compile", f"--corpus={corpus}", f"--run={tmp_path}", f"--continue-from={source}"]
+    assert train.main([*arguments, *PACE[:3], "--learning-rate=1e-9", f"--tokens={TOKENS_PER_STEP}"]) == 0
     assert (tmp_path / "checkpoint/tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
-    before, after = (load_file(place / "model.safetensors") for place in (source, tmp_path / "checkpoint"))
+    before, after = (load_file(directory / "model.safetensors") for directory in (source, tmp_path / "checkpoint"))
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert train.main([*asked, "--layers=3"]) == 1
+    assert train.main([*arguments, "--layers=3"]) == 1
 
 
-def test_what_is_too_large_to_ship_is_refused() -> None:
+def test_a_model_too_large_to_ship_is_refused() -> None:
     class TooLarge(torch.nn.Module):
         def parameters(self, recurse: bool = True) -> Any:
             return iter([torch.empty(20_000_000, device="meta")])
@@ -235,6 +239,6 @@ def test_what_is_too_large_to_ship_is_refused() -> None:
         check_size(TooLarge())
 
 
-def test_a_tokenizer_has_every_byte() -> None:
+def test_a_trained_tokenizer_encodes_every_byte() -> None:
     bpe = train_tokenizer(["the sea"], 300)
     assert bpe.decode(bpe.encode("é – ☃").ids) == "é – ☃"

@@ -1,0 +1,176 @@
+"""The child process in which `workers.checkpoints.hub` fetches a repository.
+
+A cached snapshot that is whole is used without asking the hub. `workers.checkpoints.files` knows which files make a
+checkpoint. The process ends when its parent does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workers.checkpoints.files import CheckpointError, Incomplete, check_files, inspect, needed_files, read_config
+from workers.checkpoints.hub import NotDelivered
+
+_has_lost_parent = threading.Event()
+
+
+def main() -> None:
+    """Fetch the repository named on the command line; the parent reads JSON lines `[kind, text, fraction]`."""
+    repository, deadline = sys.argv[2], float(sys.argv[3])
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.redirect_stdout(sys.stderr):  # libraries print too
+        try:
+            _report("directory", str(_find_cached(repository) or _fetch(repository, deadline)))
+        except NotDelivered as error:
+            _report("failed", error.reason)
+        except CheckpointError as error:
+            _report("refused", str(error))
+        except Exception as error:  # noqa: BLE001  this process's standard error is discarded
+            _report("failed", f"asking for {repository} failed ({type(error).__name__}: {error})")
+
+
+def _report(kind: str, text: str, fraction: float = 0.0) -> None:
+    print(json.dumps([kind, text, fraction]), file=sys.__stdout__, flush=True)
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)  # returns at end of file
+    _has_lost_parent.set()
+    time.sleep(2)  # a download that receives bytes stops meanwhile and removes its unfinished file
+    os._exit(1)
+
+
+def _find_cached(repository: str) -> Path | None:
+    """The newest snapshot of the repository in the hub's cache, if it is whole."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(repository, "config.json")
+    except HFValidationError as error:
+        raise CheckpointError(
+            f"{repository!r} is neither a directory on this machine nor the name of a repository "
+            "on a hub: give a path like /models/legal-gpt2 or a name like organisation/repository."
+        ) from error
+    if not isinstance(config, str):
+        return None
+    directory = Path(config).parent
+    try:
+        inspect(directory)
+    except Incomplete as error:
+        for file in error.damaged:
+            _remove(directory / file)
+        return None
+    return directory
+
+
+def _fetch(repository: str, deadline: float) -> Path:
+    """The snapshot of the repository's main branch, with every file that Tercet reads."""
+    _report("progress", "asking the model hub")
+    # At least a second, in case this process took most of the time to start.
+    timeout_s = max(deadline - time.monotonic(), 1.0)
+    timer = threading.Timer(timeout_s, _time_out)
+    timer.daemon = True  # must not delay the end where listing fails
+    timer.start()
+    sizes = _list_files(repository, timeout_s)
+    timer.cancel()
+    if "config.json" not in sizes:
+        check_files(repository, sizes)
+    # config.json first: it may be reason enough not to fetch the weights. It also fixes the commit.
+    directory = _download(repository, None, {"config.json": sizes["config.json"]})
+    read_config(directory)
+    check_files(repository, sizes)
+    _download(repository, directory.name, {file: sizes[file] for file in needed_files(sizes)})
+    inspect(directory)
+    return directory
+
+
+def _time_out() -> None:
+    """Ends the process: a read timeout does not bound a name server, nor an answer that comes byte by byte."""
+    _report("failed", "no model hub answered")
+    os._exit(1)
+
+
+def _list_files(repository: str, timeout_s: float) -> dict[str, int]:
+    """Names and sizes (bytes; 0 if not given) of the repository's files."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    try:
+        info = HfApi().model_info(repository, timeout=timeout_s, files_metadata=True)
+    except OfflineModeIsEnabled:
+        raise NotDelivered("the model hub is switched off (HF_HUB_OFFLINE)") from None
+    except HfHubHTTPError as error:
+        if (status := error.response.status_code) in (401, 403, 404):
+            raise NotDelivered(
+                f"the model hub has no {repository}, or shows it only with a token (HF_TOKEN)"
+            ) from error
+        raise NotDelivered(f"the model hub answered with status {status}") from error
+    except ValueError as error:
+        raise NotDelivered("what answered is not a model hub (see HF_ENDPOINT)") from error
+    except Exception as error:  # huggingface_hub does not wrap its transport's errors
+        raise NotDelivered("no model hub answered") from error
+    return {file.rfilename: file.size or 0 for file in info.siblings or ()}
+
+
+def _download(repository: str, commit: str | None, sizes: Mapping[str, int]) -> Path:
+    """The snapshot's directory with the files of `sizes` in it; `commit` None is the newest of the main branch."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import tqdm
+
+    *_, last = sizes
+    num_bytes = sum(sizes.values())
+
+    class ByteBar(tqdm):
+        """Draws nothing; reports each hundredth of the bytes. (snapshot_download makes a second bar, of files.)"""
+
+        shown = 0.0
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
+            self.counts_bytes = kwargs.get("unit") == "B"
+
+        def update(self, n: float | None = 1) -> None:
+            if _has_lost_parent.is_set():
+                raise InterruptedError("the parent process is gone")
+            self.n += n or 0
+            fraction = self.n / num_bytes if self.counts_bytes and num_bytes else 0.0
+            if fraction >= ByteBar.shown + 0.01:
+                ByteBar.shown = fraction
+                _report("progress", last, min(fraction, 1.0))
+
+    try:
+        path = snapshot_download(
+            repository, revision=commit, allow_patterns=[*sizes], max_workers=1, tqdm_class=ByteBar
+        )
+    except Exception as error:  # huggingface_hub does not wrap its transport's errors
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise NotDelivered(f"fetching {repository} failed ({reason})") from error
+    for file in sizes:
+        _check_digest(Path(path) / file)
+        _report("progress", file, 1.0)
+    return Path(path)
+
+
+def _check_digest(path: Path) -> None:
+    """Compare a fetched file with its SHA-256: in the cache, a large (LFS) file is a link to a file of that name."""
+    target = path.resolve()
+    with target.open("rb") as file:
+        if len(target.name) == 64 and hashlib.file_digest(file, "sha256").hexdigest() != target.name:
+            _remove(path)
+            raise NotDelivered(f"{path.name} arrived damaged from the model hub")
+
+
+def _remove(path: Path) -> None:
+    """Remove a file from the hub's cache, because huggingface_hub would keep it."""
+    path.resolve().unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
