@@ -97,16 +97,18 @@ def test_streamed_branches_deliver_their_text_before_their_result(make_pool: Mak
 
 
 def test_a_result_is_delivered_before_its_response_ends(make_pool: MakePool) -> None:
-    is_delivered = threading.Event()
+    is_delivered, has_ended = threading.Event(), threading.Event()
 
     def respond(request: GenerateRequest) -> Iterator[Step]:
         yield from completion(request, " the sea")
-        assert is_delivered.wait(5)
+        is_delivered.wait(5)
+        has_ended.set()
 
     pool = make_pool(respond)
     [result] = start(pool, RequestContext(make_spec(num_completions=1)))
-    is_delivered.set()
     assert isinstance(result, BranchResult)
+    assert not has_ended.is_set()
+    is_delivered.set()
 
 
 FAILURES: list[tuple[list[Step], str]] = [
@@ -307,7 +309,9 @@ def test_cancellation_ends_running_branches_and_frees_their_room(make_pool: Make
     context.cancel()
     pool.workers[0].wait(lambda worker: worker.num_hangups == 3)
     pool.wait_until_idle()
-    assert len(pool.workers[0].calls) == 3  # a cancelled branch is not retried
+    time.sleep(0.05)  # for a retry, if there were any
+    assert len(pool.workers[0].calls) == 3
+    assert pool.num_branches(0, "cancelled") == 3
 
 
 def test_cancellation_ends_waiting_branches_of_a_later_wave(make_pool: MakePool) -> None:
@@ -320,6 +324,20 @@ def test_cancellation_ends_waiting_branches_of_a_later_wave(make_pool: MakePool)
     pool.wait_until_idle()
     time.sleep(0.05)  # a branch that still waited would get the room now
     assert len(pool.workers[0].calls) == 1
+
+
+def test_cancellation_ends_a_top_up_that_waits_for_room(make_pool: MakePool) -> None:
+    pool = make_pool(lambda _: [Accepted(), Hang()], max_batch=1)
+    running, waiting = (RequestContext(make_spec(timeout_s=60, num_completions=1)) for _ in range(2))
+    pool.fanout.start(running)
+    pool.fanout.top_up(waiting, range(1, 2))
+    time.sleep(0.05)  # until it waits
+    waiting.cancel()
+    time.sleep(0.05)  # until it has given up
+    running.cancel()
+    pool.wait_until_idle()
+    time.sleep(0.05)  # if it still waited, it would get the room and count as a cancelled call
+    assert pool.num_branches(0, "cancelled") == 1
 
 
 def test_cancellation_ends_a_request_that_waits_for_room(make_pool: MakePool) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from gateway.generation.request import RequestContext, TextDelta
+from gateway.generation.request import BranchFailure, BranchResult, RequestContext, TextDelta
 from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
 from gateway.generation.suggestions import MAX_TOP_UPS, suggest
 from shared.errors import Superseded
@@ -137,12 +138,25 @@ def breaks_after(text: str, gates: Gates) -> Respond:
 
 
 def test_a_retry_does_not_repeat_streamed_text(make_pool: MakePool) -> None:
-    gates = Gates()
-    pool = make_pool(breaks_after(" the sea was", gates), texts_by_branch({}))
-    outputs = streamed_outputs(pool, gates, 1)
+    gates, is_past_first_attempt = Gates(), threading.Event()
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        *tokens, done = completion(request, " the sea was calm and blue")
+        yield from tokens
+        assert is_past_first_attempt.wait(5)
+        yield done
+
+    pool = make_pool(breaks_after(" the sea was", gates), respond)
+    context = RequestContext(make_spec(is_streamed=True, num_completions=1))
+    pool.fanout.start(context)
+    outputs: list[Output] = []
+    for output in gates.open_at(suggest(context, pool.fanout, policy_of(context))):
+        outputs.append(output)
+        if streamed_text(outputs, 0) == " the sea was calm and":
+            is_past_first_attempt.set()
     [suggestion] = final(outputs).suggestions
     assert suggestion.result.slot == 1
-    assert streamed_text(outputs, 0) == suggestion.text == " the sea was calm."
+    assert streamed_text(outputs, 0) == suggestion.text == " the sea was calm and blue"
 
 
 def test_a_retry_with_another_text_than_was_streamed_fails_its_branch(make_pool: MakePool) -> None:
@@ -197,8 +211,25 @@ def test_branches_unfinished_at_the_deadline_fail_and_their_calls_end(make_pool:
     assert sorted(suggestion.result.branch for suggestion in result.suggestions) == [0, 2]
     assert [(failure.branch, failure.code) for failure in result.failures] == [(1, "deadline_exceeded")]
     assert result.is_partial
-    pool.workers[0].wait(lambda worker: worker.num_hangups == 1)
+    pool.workers[0].wait(lambda worker: worker.num_hangups == 1, timeout_s=2)  # a call's own limit would be 3 s
     pool.wait_until_idle()
+
+
+def test_a_completion_rejected_after_the_deadline_is_not_replaced(make_pool: MakePool) -> None:
+    pool = make_pool(texts_by_branch({}))
+    context = RequestContext(make_spec(num_completions=1))
+    pool.fanout.start(context)
+    repetition = context.next_event()
+    assert isinstance(repetition, BranchResult)
+    late = RequestContext(make_spec(timeout_s=-0.001, num_completions=1))
+    late.deliver(BranchFailure(0, "broken", ""))
+    late.deliver(replace(repetition, branch=1))
+    policy = SelectionPolicy(prompt="The sea was calm.", num_suggestions=2, length=20, similarity=80)
+    [result] = suggest(late, pool.fanout, policy)
+    assert isinstance(result, SelectionResult)
+    assert [failure.code for failure in result.failures] == ["broken", "loop"]
+    assert late.num_top_ups == 0
+    assert len(pool.workers[0].calls) == 1
 
 
 def test_a_suggestion_of_a_later_branch_waits_for_the_earlier_until_the_deadline(make_pool: MakePool) -> None:
