@@ -54,11 +54,10 @@ class Server:
         self._log = self._base / "log"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.settings = {"models": models, **settings}
         own = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
         self._environ = {
             **own,
-            **{f"TERCET_{name.upper()}": value for name, value in self.settings.items()},
+            **{f"TERCET_{name.upper()}": value for name, value in {"models": models, **settings}.items()},
             "TERCET_BIND": f"127.0.0.1:{self.port}",
             "TERCET_RUN_DIR": str(self._base / "run"),
         }

@@ -1,12 +1,9 @@
-"""The rows of `tercet bench engine`: figures, verdicts, bounds."""
+"""The CPU rows of `tercet bench engine`: figures, verdicts, bounds."""
 
 from __future__ import annotations
 
-import pytest
-
 from deploy.bench.harness.rounds import Results
 from deploy.bench.harness.workload import W
-from deploy.bench.speed.gpu import bandwidth_bound_ms
 from deploy.bench.speed.rows import cpu_rows
 from deploy.bench.speed.targets import TARGETS, is_met
 
@@ -50,10 +47,3 @@ def test_a_result_equal_to_the_bound_meets_it() -> None:
 def test_there_are_nine_cpu_rows_and_five_gpu_rows() -> None:
     assert [target.device for target in TARGETS.values()].count("cpu") == 9
     assert [target.device for target in TARGETS.values()].count("gpu") == 5
-
-
-def test_the_bandwidth_bound_of_a_decode_step_is_weights_and_kv_cache_over_bandwidth() -> None:
-    """GPT-2 small in bf16 at 3.35 TB/s: 74 µs of weights, and 158 µs of KV cache for 96 sequences of 150 tokens."""
-    small = {"num_weights": 12 * 12 * 768**2 + 50257 * 768, "n_layer": 12, "n_embd": 768}
-    assert bandwidth_bound_ms(small, 3350) == pytest.approx(0.074, abs=0.0005)
-    assert bandwidth_bound_ms(small, 3350, 96) == pytest.approx(0.074 + 0.158, abs=0.001)
