@@ -6,54 +6,73 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from deploy.bench.harness import plot, report
-from deploy.bench.harness.machine import Clock, gpus
-from deploy.bench.harness.options import Options, begin, finish
-from deploy.bench.harness.rows import NUM_WORDS
+from deploy.bench.harness import plot, report, writer
+from deploy.bench.harness.machine import gpus
+from deploy.bench.harness.options import Options
+from deploy.bench.harness.report import Document
+from deploy.bench.harness.run import measured_run
 from deploy.bench.harness.server import ROOT
-from deploy.bench.harness.targets import TARGETS, not_measured
-from deploy.bench.quality.samples import SamplesBench
-from deploy.bench.quality.samples import table as samples_table
-from deploy.bench.quality.typist import TypistBench
-from deploy.bench.quality.typist import table as typist_table
+from deploy.bench.quality import distinct
+from deploy.bench.quality.samples import SamplesBench, samples_table
+from deploy.bench.quality.typist import TypistBench, plot_savings, savings_table
+from deploy.bench.speed import writer as latency
+from deploy.bench.speed.cpu import CpuSuite
 from deploy.bench.speed.gpu import GpuSuite
 from deploy.bench.speed.http import LEVELS, HttpBench
-from deploy.bench.speed.suite import CpuSuite
-from deploy.bench.speed.writer import PARTS, WriterBench, tables
+from deploy.bench.speed.plots import plot_levels, plot_rows
+from deploy.bench.speed.rows import NUM_WORDS
+from deploy.bench.speed.tables import levels_table, rows_table, series_table
+from deploy.bench.speed.targets import TARGETS, not_measured
 from gateway.api.schema import parse_autocomplete_request
 from shared.errors import InvalidRequest, StartError
 
-bench = typer.Typer(no_args_is_help=True, help="Measure: ceiling, baselines and ours, in one run, as ratios.")
-# A file has no width; the widest table has this one.
+bench = typer.Typer(no_args_is_help=True, help="Measure Tercet, its ceiling and its baselines in one run, as ratios.")
+# A file has no width; this is the width of the widest table.
 err = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
 
 QUICK_ROUNDS = 1
-# A writer who types 500 keys needs as much and something before it.
+QUICK_PASSAGES, QUICK_WORDS = 2, 5
+MAX_CLIENTS = 256
+# `bench writer` types 500 keys after up to 1,200 characters of context.
 MIN_TEXT_CHARS = 2000
-Models = Annotated[str, typer.Option(help="The model under test, as in TERCET_MODELS.")]
-Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: the first GPU if there is one.")]
-Rounds = Annotated[int, typer.Option(min=1, help="Turns of each contender; medians are taken over all.")]
-Quick = Annotated[bool, typer.Option("--quick", help="One short round: shows that it works, not to be quoted.")]
-Setting = Annotated[
-    list[str] | None, typer.Option("--set", help="A setting of the server under test, like dtype=fp32; repeatable.")
+# The parts of `bench writer`.
+PARTS = {
+    "stream": latency.measure_streams,
+    "typing": latency.measure_typing,
+    "deadlines": latency.measure_deadlines,
+    "distinct": distinct.measure_distinct,
+}
+
+Models = Annotated[str, typer.Option(help="Model under test, as in TERCET_MODELS.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: the first GPU, or the CPU without one.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are over the samples of all rounds.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="One short round, as a functional check; do not quote its figures.")
 ]
-Fields = Annotated[list[str] | None, typer.Option("--field", help="Of each request, like temperature=0.8; repeatable.")]
-Seed = Annotated[int, typer.Option(help="Of the prompts.")]
-PlotPath = Annotated[Path | None, typer.Option("--plot", help="Write a PNG there too.", dir_okay=False)]
+Setting = Annotated[
+    list[str] | None, typer.Option("--set", help="Setting of the server under test, like dtype=fp32; repeatable.")
+]
+Fields = Annotated[
+    list[str] | None, typer.Option("--field", help="Field of each request, like temperature=0.8; repeatable.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the prompts.")]
+PlotPath = Annotated[Path | None, typer.Option("--plot", help="Also write a plot to this PNG file.", dir_okay=False)]
 
 
 @bench.command("engine")
 def bench_engine(
     only: Annotated[
         list[str] | None,
-        typer.Option(help=f"Rows to measure, repeatable or with commas, of: {', '.join(TARGETS)}."),
+        typer.Option(help=f"Rows to measure, repeatable or separated by commas: {', '.join(TARGETS)}."),
     ] = None,
     rounds: Rounds = 7,
     quick: Quick = False,
@@ -62,109 +81,87 @@ def bench_engine(
     setting: Setting = None,
     document: Annotated[
         Path | None,
-        typer.Option(help="A text to be typed, all of it; else 2,000 words made up.", exists=True, dir_okay=False),
+        typer.Option(help="Text to type in the row `document`; default: generated words.", exists=True, dir_okay=False),
     ] = None,
-    num_words: Annotated[int, typer.Option("--words", min=1, help="Of the document, at most.")] = NUM_WORDS,
+    num_words: Annotated[
+        int, typer.Option("--words", min=1, help="Number of words of the document to type, at most.")
+    ] = NUM_WORDS,
     seed: Seed = 0,
     plot_path: PlotPath = None,
 ) -> None:
-    """Every row of the performance tables: what is asked of Tercet, beside what others and the machine can do."""
-    names = _names(only or [])
-    options = _options(models, device, rounds, quick, setting or [], seed)
-    if plot_path is not None:
-        plot.check(plot_path)
+    """Latency and throughput of the engine and the gateway, as ratios to baselines (transformers) and ceilings
+    (linear layers, memory bandwidth)."""
+    names = _choose("--only", "row", only, TARGETS)
+    options = _options(models, device, rounds, quick, setting, seed)
     words = document.read_text(encoding="utf-8").split() if document is not None else []
-    _stop_in_order()
-    clock = Clock()
-    result = begin("engine", options, clock, err)
-    here = [name for name in names if TARGETS[name].device == ("cpu" if options.device == "cpu" else "gpu")]
-    if here and options.device == "cpu":
-        CpuSuite(options, here, words, num_words, err).run(result)
-    elif here:
-        GpuSuite(options, here, err).run(result)
-    result.rows += [not_measured(name, _why_not(name)) for name in names if name not in here]
+    names_here = [name for name in names if TARGETS[name].device == ("cpu" if options.device == "cpu" else "gpu")]
+    with _run("engine", options, plot_path) as result:
+        if names_here and options.device == "cpu":
+            CpuSuite(options, names_here, words, num_words, err).run(result)
+        elif names_here:
+            GpuSuite(options, names_here, err).run(result)
+    result.rows += [not_measured(name, _why_not(name)) for name in names if name not in names_here]
     result.rows.sort(key=lambda row: list(TARGETS).index(row.target.name))
     result.not_measured |= {row.target.name: row.why_not for row in result.rows if row.why_not}
-    finish(result, clock)
-    if result.series:
-        err.print(report.series_table("Measured", list(result.series.values()), result.series.get("gateway")))
-    err.print(report.rows_table(result.rows))
-    report.print_reasons(err, result)
-    if plot_path is not None:
-        plot.plot_rows(result, result.rows, plot_path)
-    report.write(result)
+    tables = [series_table(list(result.series.values()), result.series.get("gateway"))] if result.series else []
+    _report(result, [*tables, rows_table(result.rows)], plot_rows, plot_path)
 
 
 @bench.command("http")
 def bench_http(
-    clients: Annotated[str, typer.Option(help="How many at once, level by level.")] = ",".join(map(str, LEVELS)),
+    clients: Annotated[
+        str, typer.Option(help="Numbers of concurrent closed-loop clients, separated by commas.")
+    ] = ",".join(map(str, LEVELS)),
     rounds: Rounds = 3,
     quick: Quick = False,
-    url: Annotated[str | None, typer.Option(help="Of a server that runs on this machine, instead of an own.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="A server that already runs on this machine; default: start one.")
+    ] = None,
     models: Models = "synthetic:small",
     device: Device = "auto",
     setting: Setting = None,
     seed: Seed = 0,
     plot_path: PlotPath = None,
 ) -> None:
-    """The real gateway under closed-loop clients: requests per second and latencies at each level."""
-    levels = _levels(clients)
-    options = _options(models, device, rounds, quick, setting or [], seed)
-    if plot_path is not None:
-        plot.check(plot_path)
-    runner = HttpBench(options, levels, url, err)
-    _stop_in_order()
-    clock = Clock()
-    result = begin("http", options, clock, err)
-    runner.run(result)
-    finish(result, clock)
-    err.print(report.levels_table(result.rows))
-    report.print_reasons(err, result)
-    if plot_path is not None:
-        plot.plot_levels(result, result.rows, plot_path)
-    report.write(result)
+    """Requests per second, latency percentiles and time to first token of the gateway under closed-loop clients."""
+    options = _options(models, device, rounds, quick, setting, seed)
+    runner = HttpBench(options, _levels(clients), url, err)
+    with _run("http", options, plot_path) as result:
+        runner.run(result)
+    _report(result, [levels_table(result.rows)], plot_levels, plot_path)
 
 
 @bench.command("writer")
 def bench_writer(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="Prose to write on; else the page that ships.", exists=True, dir_okay=False),
+        typer.Argument(help="Prose to write; default: the page that Tercet ships with.", exists=True, dir_okay=False),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help=f"Parts, repeatable or with commas, of: {', '.join(PARTS)}.")
+        list[str] | None,
+        typer.Option(help=f"Parts to measure, repeatable or separated by commas: {', '.join(PARTS)}."),
     ] = None,
     quick: Quick = False,
     models: Models = "embedded",
     device: Device = "auto",
     setting: Setting = None,
 ) -> None:
-    """What a writer gets: first text, eight keys a second, deadlines, three sentences that differ."""
-    asked = {name for entry in only or PARTS for name in entry.split(",") if name}
-    if unknown := asked - set(PARTS):
-        raise typer.BadParameter(f"{min(unknown)} is no part; the parts are {', '.join(PARTS)}", param_hint="--only")
-    options = _options(models, device, 1, quick, setting or [], 0)
-    texts = [path.read_text(encoding="utf-8") for path in files or [ROOT / "workers" / "checkpoints" / "page.txt"]]
-    if short := [path for path, text in zip(files or [], texts, strict=False) if len(text) < MIN_TEXT_CHARS]:
-        raise typer.BadParameter(f"{short[0]} has fewer than {MIN_TEXT_CHARS} characters", param_hint="FILES")
-    _stop_in_order()
-    clock = Clock()
-    result = begin("writer", options, clock, err)
-    WriterBench(options, texts, [name for name in PARTS if name in asked], err).run(result)
-    finish(result, clock)
-    for table in tables(result.rows):
-        err.print(table)
-    report.print_reasons(err, result)
-    report.write(result)
+    """Latency for a writer: time to first token, requests at typing speed, deadlines, three distinct sentences."""
+    names = _choose("--only", "part", only, PARTS)
+    options = _options(models, device, 1, quick, setting, 0)
+    texts = _read_texts(files or [ROOT / "workers" / "checkpoints" / "page.txt"])
+    with _run("writer", options) as result:
+        writer.run_parts([PARTS[name] for name in names], options, list(texts.values()), result, err)
+    _report(result, writer.part_tables(result.rows, latency.PERCENTAGES | distinct.PERCENTAGES))
 
 
 @bench.command("typist")
 def bench_typist(
-    files: Annotated[list[Path], typer.Argument(help="Prose that the model never saw.", exists=True, dir_okay=False)],
-    passages: Annotated[int, typer.Option(min=2, help="Of each file.")] = 12,
-    words: Annotated[int, typer.Option(min=1, help="Of each passage.")] = 100,
+    files: Annotated[list[Path], typer.Argument(help="Prose unknown to the model.", exists=True, dir_okay=False)],
+    passages: Annotated[int, typer.Option(min=2, help="Number of passages of each file.")] = 12,
+    words: Annotated[int, typer.Option(min=1, help="Number of words of each passage.")] = 100,
     engine: Annotated[
-        bool, typer.Option("--engine", help="Ask the engine in this process: faster, without latencies.")
+        bool, typer.Option("--engine", help="Use an engine in this process: faster, but without latencies.")
     ] = False,
     field: Fields = None,
     quick: Quick = False,
@@ -174,26 +171,14 @@ def bench_typist(
     seed: Seed = 0,
     plot_path: PlotPath = None,
 ) -> None:
-    """The share of keystrokes that suggestions save a writer."""
-    options = _options(models, device, 1, quick, setting or [], seed)
-    fields = _fields(field or [])
-    if plot_path is not None:
-        plot.check(plot_path)
-    texts = {path.name: path.read_text(encoding="utf-8") for path in files}
-    if short := [name for name, text in texts.items() if len(text) < MIN_TEXT_CHARS]:
-        raise typer.BadParameter(f"{short[0]} has fewer than {MIN_TEXT_CHARS} characters", param_hint="FILES")
+    """Keystroke savings: the share of keystrokes that a writer saves by accepting suggestions."""
+    options = _options(models, device, 1, quick, setting, seed)
+    fields, texts = _fields(field), _read_texts(files)
     if quick:
-        passages, words = 2, 5
-    _stop_in_order()
-    clock = Clock()
-    result = begin("typist", options, clock, err)
-    TypistBench(options, texts, passages, words, fields, err, is_engine=engine).run(result)
-    finish(result, clock)
-    err.print(typist_table(result.rows))
-    report.print_reasons(err, result)
-    if plot_path is not None:
-        plot.plot_saved(result, result.rows, plot_path)
-    report.write(result)
+        passages, words = QUICK_PASSAGES, QUICK_WORDS
+    with _run("typist", options, plot_path) as result:
+        TypistBench(options, texts, passages, words, fields, err, is_engine=engine).run(result)
+    _report(result, [savings_table(result.rows)], plot_savings, plot_path)
 
 
 @bench.command("samples")
@@ -204,22 +189,80 @@ def bench_samples(
     setting: Setting = None,
     seed: Seed = 0,
 ) -> None:
-    """Fifty suggestions for everyday openings, to be read."""
-    options = _options(models, device, 1, False, setting or [], seed)
-    fields = _fields(field or [])
-    _stop_in_order()
-    clock = Clock()
-    result = begin("samples", options, clock, err)
-    SamplesBench(options, fields, err).run(result)
-    finish(result, clock)
-    err.print(samples_table(result.rows))
-    report.write(result)
+    """Fifty suggestions for everyday openings, for a person to read."""
+    options = _options(models, device, 1, False, setting, seed)
+    fields = _fields(field)
+    with _run("samples", options) as result:
+        SamplesBench(options, fields, err).run(result)
+    _report(result, [samples_table(result.rows)])
 
 
-def _fields(entries: Sequence[str]) -> dict[str, object]:
-    """Fields of `POST /autocomplete` from name=value, checked as the gateway would."""
+@contextmanager
+def _run(name: str, options: Options, plot_path: Path | None = None) -> Iterator[Document]:
+    """A run, after the checks that need no measurement. SIGTERM ends it like Ctrl-C: what it started is stopped."""
+    if plot_path is not None:
+        plot.check(plot_path)
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    with measured_run(name, options, err) as document:
+        yield document
+
+
+def _report(
+    document: Document,
+    tables: Sequence[Table],
+    plot_result: Callable[[Document, list[Any], Path], None] | None = None,
+    plot_path: Path | None = None,
+) -> None:
+    for table in tables:
+        err.print(table)
+    report.print_reasons(err, document)
+    if plot_result is not None and plot_path is not None:
+        plot_result(document, document.rows, plot_path)
+    report.write(document)
+
+
+def _options(models: str, device: str, rounds: int, quick: bool, settings: Sequence[str] | None, seed: int) -> Options:
+    """
+    Raises:
+        StartError: a setting is invalid, or there is no GPU.
+    """
+    if device == "auto":
+        device = "cuda" if gpus() else "cpu"
+    elif device == "cuda" and not gpus():
+        raise StartError("--device cuda: this machine has no GPU (nvidia-smi lists none).")
+    pairs = dict(entry.partition("=")[::2] for entry in settings or [])
+    options = Options(
+        models=models, device=device, num_rounds=QUICK_ROUNDS if quick else rounds, is_quick=quick, seed=seed,
+        settings={name.lower().removeprefix("tercet_"): value for name, value in pairs.items()},
+    )  # fmt: skip
+    options.load_settings()
+    return options
+
+
+def _choose(option: str, noun: str, entries: Sequence[str] | None, names: Sequence[str] | dict[str, Any]) -> list[str]:
+    """The names that the entries list, in the order of `names`; all names if there are no entries."""
+    chosen = {name for entry in entries or [] for name in entry.split(",") if name}
+    if unknown := chosen.difference(names):
+        raise typer.BadParameter(f"{min(unknown)} is not a {noun}; use {', '.join(names)}", param_hint=option)
+    return [name for name in names if not chosen or name in chosen]
+
+
+def _levels(text: str) -> list[int]:
+    try:
+        levels = [int(part) for part in text.split(",")]
+    except ValueError:
+        levels = []
+    if not levels or min(levels) < 1 or max(levels) > MAX_CLIENTS:
+        raise typer.BadParameter(
+            f"must be numbers from 1 to {MAX_CLIENTS}, separated by commas, like 1,2,16", param_hint="--clients"
+        )
+    return levels
+
+
+def _fields(entries: Sequence[str] | None) -> dict[str, object]:
+    """Fields of `POST /autocomplete` from name=value, validated as the gateway does."""
     found: dict[str, object] = {}
-    for entry in entries:
+    for entry in entries or []:
         name, _, value = entry.partition("=")
         try:
             found[name] = json.loads(value)
@@ -232,44 +275,15 @@ def _fields(entries: Sequence[str]) -> dict[str, object]:
     return found
 
 
-def _stop_in_order() -> None:
-    """A TERM ends a bench as Ctrl-C does: what it started is stopped."""
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-
-
-def _options(models: str, device: str, rounds: int, quick: bool, settings: Sequence[str], seed: int) -> Options:
-    if device == "auto":
-        device = "cuda" if gpus() else "cpu"
-    elif device == "cuda" and not gpus():
-        raise StartError("--device cuda: this machine has no GPU (nvidia-smi lists none).")
-    pairs = dict(entry.partition("=")[::2] for entry in settings)
-    options = Options(
-        models=models, device=device, num_rounds=QUICK_ROUNDS if quick else rounds, is_quick=quick, seed=seed,
-        settings={name.lower().removeprefix("tercet_"): value for name, value in pairs.items()},
-    )  # fmt: skip
-    options.load_settings()
-    return options
-
-
-def _names(only: Sequence[str]) -> list[str]:
-    """The rows asked for, in the table's order; all if none is."""
-    asked = {name for entry in only for name in entry.split(",") if name}
-    if unknown := asked - TARGETS.keys():
-        raise typer.BadParameter(f"{min(unknown)} is not a row; the rows are {', '.join(TARGETS)}", param_hint="--only")
-    return [name for name in TARGETS if not asked or name in asked]
-
-
-def _levels(text: str) -> list[int]:
-    try:
-        levels = [int(part) for part in text.split(",")]
-    except ValueError:
-        levels = []
-    if not levels or min(levels) < 1 or max(levels) > 256:
-        raise typer.BadParameter("must be numbers from 1 to 256 with commas, like 1,2,16", param_hint="--clients")
-    return levels
+def _read_texts(files: Sequence[Path]) -> dict[str, str]:
+    """File name → text."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in files}
+    if short := [name for name, text in texts.items() if len(text) < MIN_TEXT_CHARS]:
+        raise typer.BadParameter(f"{short[0]} has fewer than {MIN_TEXT_CHARS} characters", param_hint="FILES")
+    return texts
 
 
 def _why_not(name: str) -> str:
     if TARGETS[name].device == "cpu":
-        return "a GPU is measured; --device cpu measures the CPU"
-    return "the CPU is measured; --device cuda measures the GPU" if gpus() else "no GPU on this machine"
+        return "this run measures a GPU; --device cpu measures the CPU"
+    return "this run measures the CPU; --device cuda measures the GPU" if gpus() else "this machine has no GPU"

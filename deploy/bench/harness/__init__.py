@@ -1,1 +1,1 @@
-"""What every benchmark shares: servers, clients, rounds, reports and plots."""
+"""What all benchmarks share: options, processes, the server under test, the clients, the result document."""

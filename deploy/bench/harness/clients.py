@@ -1,7 +1,7 @@
-"""Editors that ask and wait: closed-loop clients of a running gateway, one thread each, in a child process.
+"""Closed-loop HTTP clients of a running gateway, one thread each.
 
-Knows HTTP and the clock. Refuses to know tensors and who serves. A client is as thin as Python allows (`http.client`
-on a connection that is kept), and what all of them cost the machine is measured and reported.
+Knows HTTP and the clock. Does not know tensors or who serves. A client is as thin as Python allows (`http.client` on a
+persistent connection), and the CPU time of all clients is measured and reported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from deploy.bench.harness.workload import Subject, Workload, Writer
+from deploy.bench.harness.prompts import PromptGenerator
+from deploy.bench.harness.workload import Subject, Workload
 from shared.errors import StartError
 
 LOOPBACK = "127.0.0.1"
@@ -25,109 +26,109 @@ Body = dict[str, Any]
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """One request as its client saw it, milliseconds.
+    """One request as its client saw it.
 
-    `engine_ms` is queue + prefill + decode of the slowest sentence; the rest of `wall_ms` is the gateway's, the
-    socket's and the client's.
+    `engine_ms` is queue + prefill + decode of the slowest sentence, as the response reports it; the rest of `wall_ms`
+    is spent in the gateway, the sockets and the client.
     """
 
     status: int
     wall_ms: float
     engine_ms: float = 0.0
-    first_text_ms: float = 0.0  # of a streamed answer
-    num_tokens: int = 0  # computed; what is cut off to end at a word counts as well
-    cached_tokens: int = 0  # the least of any sentence
+    first_text_ms: float = 0.0  # time to the first text delta of a streamed response
+    num_tokens: int = 0  # generated, including those trimmed from the end
+    cached_tokens: int = 0  # prefix-cache hit; the smallest of any sentence
 
     @property
     def overhead_ms(self) -> float:
+        """Time outside the engine."""
         return self.wall_ms - self.engine_ms
 
 
-class Crowd(msgspec.Struct, frozen=True):
-    """What some clients did at the same time. `elapsed_s` is from their common start to the last answer."""
+class LoadResult(msgspec.Struct, frozen=True):
+    """What concurrent clients did. `elapsed_s` is from their common start to the last response."""
 
     replies: list[Reply]
     elapsed_s: float
-    client_cpu_s: float  # all clients together
+    client_cpu_s: float  # of all clients
 
 
-def check(replies: list[Reply]) -> list[Reply]:
-    """The replies, all of them answers.
+def raise_for_status(replies: list[Reply]) -> list[Reply]:
+    """The replies, if all have status 200.
 
     Raises:
-        StartError: one was not; its time means nothing.
+        StartError: a request failed, so its time means nothing.
     """
     for reply in replies:
         if reply.status != 200:
-            raise StartError(f"The server under test answered a request with status {reply.status} (0: broken off).")
+            raise StartError(f"The server under test answered with status {reply.status} (0: connection lost).")
     return replies
 
 
 class Clients:
-    """Made in a child process. Every context is new, unless the caller gives the body."""
+    """Clients of one gateway; created in a process of its own."""
 
     def __init__(self, host: str, port: int, subject: Subject, workload: Workload, seed: int, more: Body) -> None:
         """
         Args:
-            host, port: of the gateway, on the loopback.
-            subject: whose tokenizer counts the prompt's tokens.
-            more: fields for every request besides W's. With `max_tokens` the texts are twice as long as the prompt,
-                and the server cuts them: it may then have another tokenizer.
+            host, port: the gateway, on the loopback interface.
+            subject: the model whose tokenizer counts the prompts' tokens.
+            more: fields for every request besides the workload's. With `max_tokens` the prompts are twice as long and
+                the server truncates them, so that its tokenizer may be another.
         """
         self._address = host, port
         self._workload = workload
-        self._writer = Writer(subject.tokenizer(), seed)
+        self._prompts = PromptGenerator(subject.tokenizer(), seed)
         self._num_tokens = workload.num_prompt_tokens * (2 if "max_tokens" in more else 1)
         self._more = more
         self._lock = threading.Lock()
 
-    def ask(self, num_times: int) -> list[Reply]:
-        """One client, `num_times` new prompts."""
+    def send_new(self, num_requests: int) -> list[Reply]:
+        """One client: requests with new prompts, one after another."""
+        return self.send([self._new_body() for _ in range(num_requests)])
+
+    def send(self, bodies: list[Body]) -> list[Reply]:
+        """One client: these requests, one after another."""
         with Connection(*self._address) as connection:
-            return [connection.ask(self._new_body()) for _ in range(num_times)]
+            return [connection.request(body) for body in bodies]
 
-    def type(self, bodies: list[Body]) -> list[Reply]:
-        """One client, these requests one after another."""
-        with Connection(*self._address) as connection:
-            return [connection.ask(body) for body in bodies]
+    def send_concurrently(self, num_clients: int, num_requests: int) -> LoadResult:
+        """Clients that start together and send `num_requests` requests each."""
+        return self._run_clients(num_clients, lambda: (self._new_body() for _ in range(num_requests)))
 
-    def crowd(self, num_clients: int, num_requests: int) -> Crowd:
-        """Clients that start together and ask `num_requests` times each."""
-        return self._together(num_clients, lambda: (self._new_body() for _ in range(num_requests)))
-
-    def loop(self, num_clients: int, seconds: float, is_streamed: bool = False) -> Crowd:
-        """Clients that start together and go on asking for so long; what is under way then is waited for."""
+    def send_for(self, num_clients: int, seconds: float, is_streamed: bool = False) -> LoadResult:
+        """Clients that start together and send requests for `seconds`; requests in flight then are awaited."""
         more = {"stream": True} if is_streamed else {}
 
-        def until_time_is_up() -> Iterator[Body]:
-            until = time.perf_counter() + seconds
-            while time.perf_counter() < until:
+        def bodies_until_timeout() -> Iterator[Body]:
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end:
                 yield self._new_body() | more
 
-        return self._together(num_clients, until_time_is_up)
+        return self._run_clients(num_clients, bodies_until_timeout)
 
     def _new_body(self) -> Body:
-        with self._lock:  # one writer for all threads: no two clients draw alike
-            context, seed = self._writer.text(self._num_tokens), self._writer.seed()
+        with self._lock:  # one generator for all threads, so that no two clients draw the same prompt
+            context, seed = self._prompts.text(self._num_tokens), self._prompts.seed()
         return self._workload.body(context, seed, **self._more)
 
-    def _together(self, num_clients: int, make_bodies: Callable[[], Iterable[Body]]) -> Crowd:
+    def _run_clients(self, num_clients: int, make_bodies: Callable[[], Iterable[Body]]) -> LoadResult:
         replies: list[list[Reply]] = [[] for _ in range(num_clients)]
         barrier = threading.Barrier(num_clients + 1)
 
-        def client(own: list[Reply]) -> None:
+        def run_client(own: list[Reply]) -> None:
             with Connection(*self._address) as connection:
                 barrier.wait()
-                own.extend(connection.ask(body) for body in make_bodies())
+                own.extend(connection.request(body) for body in make_bodies())
 
-        threads = [threading.Thread(target=client, args=(own,)) for own in replies]
+        threads = [threading.Thread(target=run_client, args=(own,)) for own in replies]
         for thread in threads:
             thread.start()
         barrier.wait()
         start, cpu_start = time.perf_counter(), time.process_time()
         for thread in threads:
             thread.join()
-        return Crowd(
+        return LoadResult(
             [reply for own in replies for reply in own],
             time.perf_counter() - start,
             time.process_time() - cpu_start,
@@ -135,13 +136,12 @@ class Clients:
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """A request and its answer, the last event's data where it was streamed. Times of `time.time()`; status 0: it broke
-    off."""
+    """A request and its response, in times of `time.time()`. Status 0: the connection was lost."""
 
     status: int
-    answer: bytes
+    answer: bytes  # the body, or the last event's data if the response was streamed
     started_at: float
-    first_text_at: float  # 0 where it was not streamed
+    first_text_at: float  # 0 if the response was not streamed
     ended_at: float
 
     @property
@@ -150,7 +150,7 @@ class Exchange(msgspec.Struct, frozen=True):
 
 
 class Connection:
-    """A kept connection to the gateway. A request's time is from before its first byte to after the answer's last."""
+    """A persistent connection to the gateway. A request is timed from before its first byte to the response's last."""
 
     def __init__(self, host: str, port: int) -> None:
         self._http = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
@@ -162,14 +162,14 @@ class Connection:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def ask(self, body: Body) -> Reply:
-        """A request that breaks off counts as one of status 0; the next one has a new connection."""
+    def request(self, body: Body) -> Reply:
+        """Send a request and read its figures. After a lost connection the next request opens another."""
         done = self.exchange(body)
         first_text_ms = 1e3 * (done.first_text_at - done.started_at) if done.first_text_at else 0.0
         return read_reply(done.status, done.ms, done.answer, body.get("length", DEFAULT_LENGTH), first_text_ms)
 
     def exchange(self, body: Body, headers: Mapping[str, str] | None = None) -> Exchange:
-        """The same as it came."""
+        """Send a request; the response is not interpreted."""
         data = json.dumps(body).encode()
         first_text_at = 0.0
         started_at = time.time()
@@ -183,21 +183,21 @@ class Connection:
             self._http.close()
             return Exchange(0, b"", started_at, 0.0, time.time())
         ended_at = time.time()
-        if first_text_at:  # the last event is the answer
+        if first_text_at:  # the last event has the whole answer
             answer = answer.rpartition(b"data: ")[2]
         return Exchange(response.status, answer, started_at, first_text_at, ended_at)
 
 
 def read_reply(status: int, wall_ms: float, answer: bytes, length: int, first_text_ms: float = 0.0) -> Reply:
-    """The figures in an answer of `POST /autocomplete` to a request for so many tokens."""
+    """The figures in a response of `POST /autocomplete` to a request for `length` tokens."""
     if status != 200:
         return Reply(status, wall_ms)
     sentences = json.loads(answer)["sentences"]
     return Reply(
         status=status,
         wall_ms=wall_ms,
-        engine_ms=max(one["queue_ms"] + one["prefill_ms"] + one["decode_ms"] for one in sentences),
+        engine_ms=max(found["queue_ms"] + found["prefill_ms"] + found["decode_ms"] for found in sentences),
         first_text_ms=first_text_ms,
-        num_tokens=sum(length if one["finish_reason"] == "length" else one["tokens"] for one in sentences),
-        cached_tokens=min(one["cached_tokens"] for one in sentences),
+        num_tokens=sum(length if found["finish_reason"] == "length" else found["tokens"] for found in sentences),
+        cached_tokens=min(found["cached_tokens"] for found in sentences),
     )

@@ -51,7 +51,7 @@ class ContenderProcess:
         try:
             return pool.submit(_call, method, args).result()
         except BrokenProcessPool as error:
-            pool.shutdown()  # waits for the process: only then its exit code is known
+            pool.shutdown()  # waits for the process, which has no exit code before
             raise StartError(f"{self._factory} ended with exit code {self._process.exitcode}.") from error
         except StartError as error:
             raise StartError(f"{self._factory} failed with {error}") from error
@@ -72,17 +72,14 @@ class ContenderProcess:
         self.close()
 
     def _start(self) -> ProcessPoolExecutor:
-        pool = ProcessPoolExecutor(
+        self._pool = ProcessPoolExecutor(
             1, multiprocessing.get_context("spawn"), initializer=_initialize, initargs=(self._factory, self._args)
         )
-        try:
-            pid = pool.submit(os.getpid).result()
-        except BrokenProcessPool as error:
-            raise StartError(f"{self._factory}: its process did not start.") from error
-        # The pool does not say how its process ended; the process object does.
-        [self._process] = [child for child in multiprocessing.active_children() if child.pid == pid]
-        self._pool = pool
-        return pool
+        # A pool does not report its process's exit code; the process that the first submit starts does.
+        running = {*multiprocessing.active_children()}
+        self._pool.submit(os.getpid)
+        [self._process] = {*multiprocessing.active_children()} - running
+        return self._pool
 
 
 # The rest runs in the contender's process, which holds one contender.

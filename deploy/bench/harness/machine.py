@@ -1,4 +1,4 @@
-"""Where a figure comes from: the machine, the versions, the command line. Does not import torch."""
+"""The provenance of a figure: machine, other load, versions, command line. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-# What decides which matrix kernels a CPU can run, as /proc/cpuinfo names it.
+# The flags of /proc/cpuinfo that decide which matrix kernels a CPU can run.
 KERNEL_FLAGS = (
     "avx2", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16",
     "amx_tile", "amx_bf16", "amx_int8",
@@ -23,55 +23,58 @@ PACKAGES = ("tercet", "torch", "transformers", "tokenizers", "gunicorn", "falcon
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Where it was measured; see `Clock` for the last field."""
+    """The machine of a run."""
 
     cpu: str
-    cores: int  # that this process may use
+    cores: int  # available to this process
     flags: list[str]
     memory_bytes: int
     gpus: list[str]
     system: str
-    others_share_of_cores: float = 0.0
+    others_share_of_cores: float = 0.0  # see `Clock.others_share_of_cores`
 
 
 class Clock:
-    """Time that passes, and who has the cores meanwhile.
-
-    Others' is what all processes (and the hypervisor) took of the cores, minus what this process and its children
-    took that have ended and been waited for: read it at the end. A server that was already running counts as others.
-    """
+    """The time since a run began, and the CPU time that other processes used in it."""
 
     def __init__(self) -> None:
         self.started_at = datetime.now(UTC)
         self._start_s = time.monotonic()
-        self._busy_s = _busy_s(Path("/proc/stat").read_text())
+        self._busy_s = busy_s(Path("/proc/stat").read_text())
         self._own_s = _own_s()
 
     def elapsed_s(self) -> float:
         return time.monotonic() - self._start_s
 
     def others_share_of_cores(self) -> float:
-        """0 to 1; at least the resolution of the kernel's clock (10 ms)."""
-        others_s = _busy_s(Path("/proc/stat").read_text()) - self._busy_s - (_own_s() - self._own_s)
+        """The share (0 to 1) of all cores that other processes and the hypervisor used.
+
+        That is the machine's busy time minus the CPU time of this process and of its children that have ended: read it
+        at the end of a run. A server that was already running counts as other load. Resolution: one clock tick, 10 ms.
+        """
+        others_s = busy_s(Path("/proc/stat").read_text()) - self._busy_s - (_own_s() - self._own_s)
         return max(0.0, others_s / self.elapsed_s() / (os.cpu_count() or 1))
 
 
-def _busy_s(stat: str) -> float:
-    """Seconds that all cores were not idle: user, nice, system, irq, softirq and steal of `man 5 proc_stat`."""
+def busy_s(stat: str) -> float:
+    """Seconds for which the cores were busy, from the text of /proc/stat.
+
+    The sum of user, nice, system, irq, softirq and steal of the first line; see `man 5 proc_stat`.
+    """
     ticks = [int(field) for field in stat.splitlines()[0].split()[1:9]]
     idle, waiting = ticks[3:5]
     return (sum(ticks) - idle - waiting) / os.sysconf("SC_CLK_TCK")
 
 
 def _own_s() -> float:
-    """CPU seconds of this process and of its children that were waited for."""
+    """CPU seconds of this process and of its children that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 def describe() -> Machine:
     """This machine, as it is now."""
-    cpu, flags = _cpu(Path("/proc/cpuinfo").read_text())
+    cpu, flags = read_cpuinfo(Path("/proc/cpuinfo").read_text())
     return Machine(
         cpu=cpu,
         cores=len(os.sched_getaffinity(0)),
@@ -82,8 +85,8 @@ def describe() -> Machine:
     )
 
 
-def _cpu(cpuinfo: str) -> tuple[str, list[str]]:
-    """Model name and the flags of `KERNEL_FLAGS` that the first processor has."""
+def read_cpuinfo(cpuinfo: str) -> tuple[str, list[str]]:
+    """The first processor's model name and those of `KERNEL_FLAGS` that it has, from the text of /proc/cpuinfo."""
     lines = (line.partition(":") for line in cpuinfo.partition("\n\n")[0].splitlines())
     fields = {name.strip(): value.strip() for name, _, value in lines}
     has = set(fields.get("flags", "").split())
@@ -93,7 +96,7 @@ def _cpu(cpuinfo: str) -> tuple[str, list[str]]:
 
 
 def gpus() -> list[str]:
-    """Names of the GPUs that the driver lists; asked of `nvidia-smi`, so that CUDA is not touched."""
+    """The names of the GPUs that `nvidia-smi` lists; CUDA is not initialized."""
     try:
         listed = subprocess.run(
             ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
@@ -105,7 +108,7 @@ def gpus() -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """Python's and the packages' that a figure depends on."""
+    """The versions of Python and of the packages that a figure depends on."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -116,5 +119,5 @@ def versions() -> dict[str, str]:
 
 
 def command_line() -> str:
-    """As it was typed, with the program under its own name."""
+    """The command of this run, with the program's own name."""
     return shlex.join(["tercet", *sys.argv[1:]])

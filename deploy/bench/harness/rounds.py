@@ -1,4 +1,4 @@
-"""Turn-taking and what is made of the times: interleaved rounds, medians, percentiles. Pure but for the clock."""
+"""Interleaved rounds of contenders, and the statistics of their samples. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.errors import StartError
 
 
 class Series(msgspec.Struct, frozen=True):
-    """One contender's times over all rounds. Every number in `unit`."""
+    """One contender's samples over all rounds, in `unit`."""
 
     label: str
     unit: str
@@ -36,39 +36,36 @@ class Series(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Something that is timed. `measure` runs it and gives one round's samples, by the name of their series.
+    """Something that is measured. `measure` runs it once and returns one round's samples by series name."""
 
-    `name` is the name of the first of them.
-    """
-
-    name: str
+    name: str  # of its first series
     label: str
     measure: Callable[[], Mapping[str, Sequence[float]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Samples by series, and why contenders that failed have none, by their name."""
+    """Samples by series name, and by contender name the reasons why contenders failed."""
 
     samples: dict[str, list[float]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, measure: Callable[[], Mapping[str, Sequence[float]]]) -> None:
-        """Something that has no rounds; if it fails, its reason is kept and the rest goes on."""
+        """Add a measurement that is not interleaved. If it fails, its reason is recorded and the run continues."""
         try:
             self.samples.update((series, [*values]) for series, values in measure().items())
         except StartError as error:
-            self.failures[name] = str(error).partition("\n")[0]
+            self.failures[name] = _first_line(error)
 
 
 def interleave(
     contenders: Sequence[Contender], num_rounds: int, on_turn: Callable[[str], None] = lambda _label: None
 ) -> Results:
-    """All samples of `num_rounds` rounds, after one round that is not counted.
+    """All samples of `num_rounds` rounds, after one warm-up round whose samples are dropped.
 
-    In each round every contender has one turn, so that what else the machine does falls on all alike; each
-    round begins with another contender, so that none always follows the same one. A contender that fails once
-    is out, with what it had: half its times would be the better half.
+    Each contender has one turn per round, so that other load on the machine affects all contenders alike; each round
+    begins with another contender, so that none always follows the same one. A contender that fails once is left out
+    with all its samples: those before the failure would be biased.
     """
     found: dict[str, dict[str, list[float]]] = {contender.name: {} for contender in contenders}
     failures: dict[str, str] = {}
@@ -81,19 +78,23 @@ def interleave(
             try:
                 turn = contender.measure()
             except StartError as error:
-                failures[contender.name] = str(error).partition("\n")[0]
+                failures[contender.name] = _first_line(error)
                 continue
             for series, values in turn.items():
                 if number >= 0:
                     found[contender.name].setdefault(series, []).extend(values)
-    samples = [samples for name, samples in found.items() if name not in failures]
-    return Results({series: values for one in samples for series, values in one.items()}, failures)
+    kept = [samples for name, samples in found.items() if name not in failures]
+    return Results({series: values for samples in kept for series, values in samples.items()}, failures)
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of the samples lie, interpolated between neighbours (R's type 7)."""
+    """The value below which `share` (0 to 1) of the samples lie, linearly interpolated (type 7 of Hyndman and Fan)."""
     ordered = sorted(samples)
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
+    position = share * (len(ordered) - 1)
+    below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+def _first_line(error: StartError) -> str:
+    return str(error).partition("\n")[0]

@@ -1,6 +1,6 @@
-"""A Tercet to be measured: `tercet serve` as a person starts it, on a free port, in a run directory of its own.
+"""The server under test: `tercet serve` on a free port, in a temporary run directory.
 
-Knows processes and the readiness page. Refuses to know what is asked of the server.
+Knows processes, the readiness page and the log. Does not know which requests the server gets.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ ROOT = Path(__file__).parents[3]
 START_S = 600.0
 STOP_S = 40.0
 POLL_S = 0.01
-LOG_S = 0.1  # a branch's line is written after its answer
+LOG_S = 0.1  # a worker logs a branch after it has answered
 SHOWN_LOG_CHARS = 3000
-# Become `tercet serve`, and be told to stop if the bench dies, however it dies: prctl(PR_SET_PDEATHSIG, SIGTERM).
+# Becomes `tercet serve`, which gets SIGTERM when the benchmark dies for any reason: prctl(PR_SET_PDEATHSIG, SIGTERM).
 SERVE = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)
@@ -38,27 +38,26 @@ os.execv(sys.executable, [sys.executable, "-m", "deploy", "serve"])
 
 
 class Server:
-    """One running instance; a context manager that starts it and stops it.
+    """One running instance; a context manager that starts and stops it.
 
-    `first_start_s` is how old the first slot's worker was when it was seen to be warm, as `renew_worker` says.
+    `first_start_s` is the age of the first slot's worker when it was warm, measured as `renew_worker` does.
     """
 
     def __init__(self, models: str, settings: Mapping[str, str]) -> None:
         """
         Args:
             models: the value of `TERCET_MODELS`.
-            settings: further settings by their lower-case names, like {"dtype": "fp32"}. The caller's own TERCET_
-                variables are not used, so that what is written in the result is all there was.
+            settings: further settings by lower-case name, like {"dtype": "fp32"}. The caller's TERCET_ variables are
+                ignored, so that the result document lists all settings in effect.
         """
         self._base = Path(tempfile.mkdtemp(prefix="tercet-bench-"))
         self._log = self._base / "log"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.settings = {"models": models, **settings}
         own = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
         self._environ = {
             **own,
-            **{f"TERCET_{name.upper()}": value for name, value in self.settings.items()},
+            **{f"TERCET_{name.upper()}": value for name, value in {"models": models, **settings}.items()},
             "TERCET_BIND": f"127.0.0.1:{self.port}",
             "TERCET_RUN_DIR": str(self._base / "run"),
         }
@@ -69,7 +68,7 @@ class Server:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", SERVE],
                 cwd=ROOT, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                process_group=0,  # Ctrl-C is the bench's, which stops it in order
+                process_group=0,  # Ctrl-C is for the benchmark, which then stops the server
             )  # fmt: skip
         try:
             self.first_start_s = self._age_when_warm()
@@ -90,17 +89,17 @@ class Server:
         shutil.rmtree(self._base, ignore_errors=True)
 
     def slots(self) -> list[dict[str, Any]]:
-        """The slots of the readiness page; empty while nothing answers."""
+        """The slots of the readiness page; empty while the gateway does not answer."""
         slots: list[dict[str, Any]] = ready_page(self._client).get("slots", [])
         return slots
 
     def log_lines(self) -> list[dict[str, Any]]:
-        """What it has logged so far, the lines that are JSON."""
+        """The JSON lines that it has logged so far."""
         time.sleep(LOG_S)
         return [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
 
     def resources(self) -> dict[str, int]:
-        """Descriptors and threads of all its processes, and sequences in its engines."""
+        """File descriptors and threads of all its processes, and sequences in its engines."""
         pids = _descendants(self._process.pid)
         return {
             "descriptors": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids),
@@ -109,7 +108,7 @@ class Server:
         }
 
     def wait_until_idle(self) -> None:
-        """Until no sequence is in an engine, as far as the gateway knows; two seconds at most."""
+        """Wait until the gateway counts no branch in flight, for two seconds at most."""
         deadline = time.monotonic() + 2
         while self._num_in_flight() and time.monotonic() < deadline:
             time.sleep(POLL_S)
@@ -119,10 +118,10 @@ class Server:
         return sum(map(int, found))
 
     def renew_worker(self) -> float:
-        """End the first slot's worker and wait for the next; seconds from its fork to warm.
+        """Terminate the first slot's worker and wait for its successor. Seconds from the successor's fork to warm.
 
-        The fork is the process's start as the kernel has it (/proc/<pid>/stat, in clock ticks of 10 ms); warm is
-        when the gateway's readiness page says so, asked every 10 ms.
+        The time of the fork is the kernel's (/proc/<pid>/stat, in clock ticks of 10 ms); the state is read from the
+        gateway's readiness page every 10 ms.
         """
         old: int = self.slots()[0]["pid"]
         os.kill(old, signal.SIGTERM)
@@ -136,21 +135,21 @@ class Server:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise StartError(f"The server under test ended ({self._process.returncode}):\n{self._tail()}")
+                raise StartError(f"The server under test ended ({self._process.returncode}):\n{self._log_end()}")
             slots = self.slots()
             if slots and all(condition(slot) for slot in slots):
                 return slots
             if reason := next((slot["reason"] for slot in slots if slot["state"] == "failed"), None):
-                raise StartError(f"The server under test could not load its model: {reason}\n{self._tail()}")
+                raise StartError(f"The server under test could not load its model: {reason}\n{self._log_end()}")
             time.sleep(POLL_S)
-        raise StartError(f"The server under test was not warm within {START_S:g} s:\n{self._tail()}")
+        raise StartError(f"The server under test was not warm within {START_S:g} s:\n{self._log_end()}")
 
-    def _tail(self) -> str:
+    def _log_end(self) -> str:
         return self._log.read_text(errors="replace")[-SHOWN_LOG_CHARS:]
 
 
 def _descendants(pid: int) -> list[int]:
-    """A process and all that it has started."""
+    """A process and all its descendants."""
     children = [
         int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
     ]
@@ -158,7 +157,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def ready_page(client: httpx.Client) -> dict[str, Any]:
-    """What `/health/ready` says, whatever its status; empty where nothing answers."""
+    """The body of `/health/ready`, of any status; empty where the gateway does not answer."""
     try:
         page: dict[str, Any] = client.get("/health/ready").json()
     except (httpx.TransportError, ValueError):
@@ -173,7 +172,7 @@ def free_port() -> int:
 
 
 def process_age_s(pid: int) -> float:
-    """Seconds since a process was forked: field 22 of /proc/<pid>/stat, against the clock it is counted in."""
+    """Seconds since a process was forked: the boot-time clock minus field 22 (starttime) of /proc/<pid>/stat."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     started_at_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_at_s

@@ -1,1 +1,1 @@
-"""Benchmarks of what the suggestions are worth."""
+"""Benchmarks of what the suggestions are worth to a writer."""

@@ -1,7 +1,7 @@
-"""`tercet bench samples`: what an editor would show for everyday openings, to be read by a person.
+"""`tercet bench samples`: suggestions for everyday openings, for a person to read.
 
-No figure tells word salad from a sentence. Ten openings, five suggestions each, from the real gateway, always with the
-same seeds, so that two checkpoints or two settings are read side by side.
+No figure distinguishes word salad from a sentence. Ten openings, five suggestions each, through the real gateway and
+always with the same seeds, so that two checkpoints or two settings can be compared.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deploy.bench.harness.options import Options, progress
+from deploy.bench.harness.options import Options
 from deploy.bench.harness.report import Document
-from deploy.bench.harness.server import ROOT, Server
+from deploy.bench.harness.run import progress, start_server
+from deploy.bench.harness.server import ROOT
 from shared.errors import StartError
 
 OPENINGS = ROOT / "workers" / "training" / "openings.txt"
@@ -26,14 +27,14 @@ SEEDS_APART = 100  # further than a request's branches and those that replace th
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """An opening and what was suggested, best first."""
+    """An opening and its suggestions, best first."""
 
     opening: str
     suggestions: list[str]
 
 
 class SamplesBench:
-    """Asks for each opening once."""
+    """One run. `run` fills the document."""
 
     def __init__(self, options: Options, fields: Mapping[str, Any], console: Console) -> None:
         """
@@ -43,20 +44,17 @@ class SamplesBench:
         self._options, self._fields, self._console = options, fields, console
 
     def run(self, document: Document) -> None:
-        """Fills in the document's rows, `Sample` each.
-
+        """
         Raises:
-            StartError: the server gave no suggestions for an opening.
+            StartError: the server returned no suggestions for an opening.
         """
         openings = OPENINGS.read_text(encoding="utf-8").splitlines()
         fields = {"n_samples": NUM_SUGGESTIONS, **self._fields}
-        with self._console.status("Starting a server to read …"):
-            server = Server(self._options.models, self._options.server_settings)
         document.workload = {"fields": fields}
         with (
-            server,
+            start_server(self._console, self._options.models, self._options.server_settings) as server,
             httpx.Client(base_url=server.url, trust_env=False, timeout=60) as client,
-            progress(self._console, "Writing", len(openings)) as turn,
+            progress(self._console, "Openings", len(openings)) as turn,
         ):
             for number, opening in enumerate(openings):
                 turn(opening)
@@ -64,18 +62,19 @@ class SamplesBench:
                 response = client.post("/autocomplete", json={"context": opening, "seed": seed, **fields})
                 if response.status_code != httpx.codes.OK:
                     raise StartError(f"No suggestions for {opening!r}: {response.text}")
-                values = [one["value"] for one in response.json()["sentences"]]
-                document.rows.append(Sample(opening, values))
+                suggestions = [sentence["value"] for sentence in response.json()["sentences"]]
+                document.rows.append(Sample(opening, suggestions))
 
 
-def table(rows: Sequence[Sample]) -> Table:
-    found = Table("opening", "suggestions", title="What the editor would show", show_lines=True)
+def samples_table(rows: Sequence[Sample]) -> Table:
+    table = Table("opening", "suggestions", title="What the editor would show", show_lines=True)
     for row in rows:
-        # Not markup: a model may write square brackets.
-        found.add_row(Text(row.opening), Text("\n".join(f"…{_on_a_line(one)}" for one in row.suggestions)))
-    return found
+        # `Text`, because a model may write square brackets, which rich would read as markup.
+        suggestions = "\n".join(f"…{_on_one_line(suggestion)}" for suggestion in row.suggestions)
+        table.add_row(Text(row.opening), Text(suggestions))
+    return table
 
 
-def _on_a_line(text: str) -> str:
-    """A space at the beginning stays: a suggestion without one goes on inside the opening's last word."""
+def _on_one_line(text: str) -> str:
+    """Line breaks become " / ". A leading space is kept: without it, a suggestion completes the opening's last word."""
     return " / ".join(line for line in text.split("\n") if line)

@@ -1,6 +1,6 @@
-"""The others, as their users run them: transformers' `generate` in the ways they use it.
+"""The baselines: transformers' `generate`, used as its documentation shows. Runs in a process of its own.
 
-Runs in a child process. Tokenizing and decoding text, which a user of `generate` does besides, are not timed.
+Tokenization and detokenization, which a user of `generate` needs as well, are not timed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from transformers.utils import logging
 from deploy.bench.harness.workload import Subject, Workload
 from deploy.bench.speed.ceiling import config_of
 
-# A random model may draw the end of the text; such a run did less work and is drawn again.
+# A random model may sample the end-of-text token; such a run did less work and is repeated.
 MAX_TRIES = 8
 
 
 class Baselines:
-    """`run` times one whole request of W."""
+    """`run` times one whole request of the workload."""
 
     def __init__(self, subject: Subject, workload: Workload, device: str, num_threads: int) -> None:
         torch.set_num_threads(num_threads)
@@ -37,10 +37,13 @@ class Baselines:
     def run(self, name: str, prompt_ids: tuple[int, ...]) -> float:
         """Milliseconds for all samples of one prompt.
 
+        Args:
+            name: a key of `deploy.bench.speed.contenders.BASELINES`.
+
         Raises:
-            RuntimeError: the model kept ending its text early.
+            RuntimeError: a text ended before its last token in every try.
         """
-        ways: dict[str, Callable[[], int]] = {
+        baselines: dict[str, Callable[[], int]] = {
             "a": lambda: self._sequential(prompt_ids, torch.float32),
             "a-bf16": lambda: self._sequential(prompt_ids, torch.bfloat16),
             "b-fp32": lambda: self._batched(prompt_ids, torch.float32),
@@ -51,11 +54,11 @@ class Baselines:
         self._model(torch.float32 if name in {"a", "b-fp32"} else torch.bfloat16)
         for _ in range(MAX_TRIES):
             start = time.perf_counter()
-            num_tokens = ways[name]()
+            num_tokens = baselines[name]()
             elapsed_ms = 1e3 * (time.perf_counter() - start)
             if num_tokens == self._workload.num_samples * self._workload.num_new_tokens:
                 return elapsed_ms
-        raise RuntimeError(f"{name} ended its text early {MAX_TRIES} times")
+        raise RuntimeError(f"a text of {name} ended early in each of {MAX_TRIES} tries")
 
     def _sequential(self, prompt_ids: tuple[int, ...], dtype: torch.dtype) -> int:
         return sum(self._generate(prompt_ids, dtype, 1) for _ in range(self._workload.num_samples))
@@ -64,19 +67,19 @@ class Baselines:
         return self._generate(prompt_ids, dtype, self._workload.num_samples, **more)
 
     def _generate(self, prompt_ids: tuple[int, ...], dtype: torch.dtype, num_samples: int, **more: Any) -> int:
-        """Tokens generated: those up to the end of the longest text, times the number of texts."""
+        """The number of generated tokens, padding after shorter texts included."""
         ids = torch.tensor([prompt_ids], device=self._device)
         output = self._model(dtype).generate(
             ids, attention_mask=torch.ones_like(ids), num_return_sequences=num_samples, **self._sampling(), **more
         )
-        # `tolist` waits for the device.
+        # `tolist` synchronizes with the device.
         return sum(len(row) for row in output[:, len(prompt_ids) :].tolist())
 
     def _continuous(self, prompt_ids: tuple[int, ...]) -> int:
         from transformers import GenerationConfig
 
         model = self._model(torch.bfloat16)
-        # The manager, its cache and its graphs are kept from call to call, as in a server.
+        # The manager, its KV cache and its CUDA graphs persist between calls, as in a server.
         outputs = model.generate_batch(
             [list(prompt_ids)] * self._workload.num_samples,
             generation_config=GenerationConfig(eos_token_id=model.config.eos_token_id, **self._sampling()),

@@ -1,8 +1,7 @@
-"""What this machine could do at best: memory bandwidth, and a request's linear layers alone.
+"""The ceiling: achieved memory bandwidth, and a request's linear layers alone. Runs in a process of its own.
 
-Runs in a child process. Knows matrix kernels and GPT-2's shapes. Refuses to know attention, sampling, caches and
-whether a kernel is fit to serve with (row-exactness, quality): a ceiling is what nobody can be faster than with
-the kernels that torch brings.
+Knows torch's matrix kernels and GPT-2's shapes. Does not know attention, sampling and caches, nor whether a kernel is
+fit for serving (row-exactness, quality): no server that multiplies with torch's kernels can be faster.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deploy.bench.harness.workload import Pass, Subject
+from deploy.bench.harness.workload import LinearPass, Subject
 from workers.engine.model.gpt2 import SHAPES, GPT2Config
 from workers.engine.model.loader import read_config
 
 Kernel = Callable[[Tensor], Tensor]  # [rows, in] float32 → [rows, out]
-# Kernels this much slower than the fastest after one look are not looked at again.
-HOPELESS = 2.0
+# A kernel that is slower than the fastest by this factor in its first round is not timed again.
+MAX_SLOWDOWN = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
-    """One of the model's five kinds of linear layer."""
+class LayerKind:
+    """One of the model's five kinds of linear layer, [num_in] → [num_out]."""
 
     name: str
     num_in: int
@@ -38,24 +37,26 @@ class Role:
 
 
 def config_of(subject: Subject) -> GPT2Config:
+    """The shape of the model under test."""
     if subject.source == "synthetic":
         return SHAPES[subject.name.removeprefix("synthetic:")]
     return read_config(Path(subject.directory))
 
 
-def roles_of(config: GPT2Config) -> list[Role]:
+def layer_kinds(config: GPT2Config) -> list[LayerKind]:
+    """The linear layers of GPT-2: four in each block, and the language-model head."""
     width, inner, depth = config.n_embd, config.n_inner, config.n_layer
     return [
-        Role("qkv", width, 3 * width, depth),
-        Role("out", width, width, depth),
-        Role("up", width, inner, depth),
-        Role("down", inner, width, depth),
-        Role("head", width, config.vocab_size, 1),
+        LayerKind("qkv", width, 3 * width, depth),
+        LayerKind("out", width, width, depth),
+        LayerKind("up", width, inner, depth),
+        LayerKind("down", inner, width, depth),
+        LayerKind("head", width, config.vocab_size, 1),
     ]
 
 
 class Ceiling:
-    """Made in a child process; everything it returns is plain values."""
+    """Times kernels and layers; returns plain values only."""
 
     def __init__(self, subject: Subject, device: str, num_threads: int) -> None:
         torch.set_num_threads(num_threads)
@@ -63,21 +64,25 @@ class Ceiling:
         torch.manual_seed(0)
         self._device = device
         self._config = config_of(subject)
-        self._roles = {role.name: role for role in roles_of(self._config)}
-        self._chosen: dict[tuple[str, int], tuple[str, list[Kernel]]] = {}  # by role and rows
+        self._kinds = {kind.name: kind for kind in layer_kinds(self._config)}
+        self._chosen: dict[tuple[str, int], tuple[str, list[Kernel]]] = {}  # by kind of layer and number of rows
         self._inputs: dict[tuple[int, int], Tensor] = {}
 
     def shape(self) -> dict[str, int]:
-        """`is_small` is 1 for the shape that the targets are for; `num_weights` counts the linear layers'."""
+        """The model's shape. `is_small` is 1 for GPT-2 small's, which the targets are for; `num_weights` counts the
+        weights of the linear layers."""
         return {
             "is_small": int(self._config == SHAPES["small"]),
-            "num_weights": sum(role.num_in * role.num_out * role.num_layers for role in self._roles.values()),
+            "num_weights": sum(kind.num_in * kind.num_out * kind.num_layers for kind in self._kinds.values()),
             "n_layer": self._config.n_layer,
             "n_embd": self._config.n_embd,
         }
 
     def bandwidth(self, num_bytes: int) -> dict[str, float]:
-        """GB/s (10⁹) of memory: reading `num_bytes` (their sum), and copying half of them to the other half."""
+        """Achieved memory bandwidth, 10⁹ bytes per second.
+
+        Read: the sum of `num_bytes` of float32. Copy: one half to the other half, bytes read plus bytes written.
+        """
         data = torch.ones(num_bytes // 4, device=self._device)
         left, right = data.chunk(2)
         return {
@@ -85,89 +90,91 @@ class Ceiling:
             "copy_gb_s": round(num_bytes / 1e6 / self._median_ms(lambda: left.copy_(right)), 1),
         }
 
-    def choose(self, row_counts: list[int], num_looks: int) -> dict[str, dict[str, dict[str, float]]]:
-        """Try every kernel for every layer at these row counts; `run` then uses the fastest for each.
+    def choose(self, row_counts: list[int], num_rounds: int) -> dict[str, dict[str, dict[str, float]]]:
+        """Time every kernel for every kind of layer at these row counts; `run` then uses the fastest of each.
 
         Returns:
-            row count → layer → kernel → milliseconds of all the model's layers of that kind. A kernel that this
-            machine does not have is left out.
+            row count → kind of layer → kernel → milliseconds of all the model's layers of that kind. A kernel that does
+            not run on this machine is left out.
         """
         table: dict[str, dict[str, dict[str, float]]] = {str(rows): {} for rows in row_counts}
-        for role in self._roles.values():
-            kernels = self._kernels(role)
+        for kind in self._kinds.values():
+            kernels = self._kernels(kind)
             for rows in row_counts:
-                times = self._race(role, kernels, rows, num_looks)
+                times = self._time_kernels(kind, kernels, rows, num_rounds)
                 fastest = min(times, key=times.__getitem__)
-                self._chosen[role.name, rows] = fastest, kernels[fastest]
-                table[str(rows)][role.name] = {name: round(ms, 3) for name, ms in times.items()}
+                self._chosen[kind.name, rows] = fastest, kernels[fastest]
+                table[str(rows)][kind.name] = {name: round(ms, 3) for name, ms in times.items()}
         return table
 
     def chosen(self) -> dict[str, dict[str, str]]:
-        """Row count → layer → the kernel that won."""
+        """Row count → kind of layer → the fastest kernel."""
         found: dict[str, dict[str, str]] = {}
-        for (role, rows), (name, _) in self._chosen.items():
-            found.setdefault(str(rows), {})[role] = name
+        for (kind, rows), (name, _) in self._chosen.items():
+            found.setdefault(str(rows), {})[kind] = name
         return found
 
-    def run(self, passes: list[Pass], num_times: int) -> list[float]:
-        """Milliseconds of this sequence of layers, each layer with its fastest kernel, `num_times` times over."""
+    def run(self, passes: list[LinearPass], num_repeats: int) -> list[float]:
+        """Milliseconds of this sequence of passes, each layer with its fastest kernel; one value per repeat."""
         times = []
-        for _ in range(num_times):
+        for _ in range(num_repeats):
             start = time.perf_counter()
-            for one in passes:
-                for _ in range(one.times):
-                    self._pass(one)
+            for linear_pass in passes:
+                for _ in range(linear_pass.count):
+                    self._run_pass(linear_pass)
             times.append(1e3 * (time.perf_counter() - start))
         return times
 
-    def _pass(self, one: Pass) -> None:
-        blocks = [
-            (kernels, self._input(one.rows, role.num_in))
-            for name, role in self._roles.items()
+    def _run_pass(self, linear_pass: LinearPass) -> None:
+        num_rows, num_head_rows = linear_pass.num_rows, linear_pass.num_head_rows
+        block = [
+            (self._chosen[name, num_rows][1], self._input(num_rows, kind.num_in))
+            for name, kind in self._kinds.items()
             if name != "head"
-            for kernels in [self._chosen[name, one.rows][1]]
         ]
         for layer in range(self._config.n_layer):
-            for kernels, x in blocks:
+            for kernels, x in block:
                 kernels[layer](x)
-        self._chosen["head", one.head_rows][1][0](self._input(one.head_rows, self._config.n_embd))
+        self._chosen["head", num_head_rows][1][0](self._input(num_head_rows, self._config.n_embd))
 
     def _input(self, rows: int, num_in: int) -> Tensor:
         if (rows, num_in) not in self._inputs:
             self._inputs[rows, num_in] = torch.randn(rows, num_in)
         return self._inputs[rows, num_in]
 
-    def _kernels(self, role: Role) -> dict[str, list[Kernel]]:
-        """Each kernel that works here, for all layers of a role; every layer has weights of its own."""
-        weights = [torch.randn(role.num_out, role.num_in) * 0.02 for _ in range(role.num_layers)]
-        bias = torch.zeros(role.num_out)
+    def _kernels(self, kind: LayerKind) -> dict[str, list[Kernel]]:
+        """Each kernel that runs on this machine, for all layers of a kind; every layer has weights of its own."""
+        weights = [torch.randn(kind.num_out, kind.num_in) * 0.02 for _ in range(kind.num_layers)]
+        bias = torch.zeros(kind.num_out)
         found = {}
         for name, make in KERNELS.items():
             try:
                 kernels = [make(weight, bias) for weight in weights]
-                kernels[0](self._input(1, role.num_in))
+                kernels[0](self._input(1, kind.num_in))
             except (RuntimeError, NotImplementedError, AttributeError):  # not on this CPU, or not in this torch
                 continue
             found[name] = kernels
         return found
 
-    def _race(self, role: Role, kernels: dict[str, list[Kernel]], rows: int, num_looks: int) -> dict[str, float]:
-        """Kernel → median milliseconds of all the role's layers; the kernels take turns."""
-        x = self._input(rows, role.num_in)
+    def _time_kernels(
+        self, kind: LayerKind, kernels: dict[str, list[Kernel]], rows: int, num_rounds: int
+    ) -> dict[str, float]:
+        """Kernel → median milliseconds of all layers of a kind, over interleaved rounds after a first one."""
+        x = self._input(rows, kind.num_in)
         times: dict[str, list[float]] = {name: [] for name in kernels}
-        hopeful = list(kernels)
-        for look in range(num_looks + 1):
-            for name in hopeful:
+        names = list(kernels)
+        for number in range(num_rounds + 1):
+            for name in names:
                 layers = kernels[name]
                 layers[0](x)
                 start = time.perf_counter()
                 for kernel in layers:
                     kernel(x)
                 times[name].append(1e3 * (time.perf_counter() - start))
-            if look == 0:
+            if number == 0:
                 best = min(min(found) for found in times.values())
-                hopeful = [name for name in hopeful if times[name][0] < HOPELESS * best]
-        # The first look pays for what is done on first use, and is all that the hopeless get.
+                names = [name for name in names if times[name][0] < MAX_SLOWDOWN * best]
+        # The first round includes initialization, and is the only round of kernels that are too slow.
         return {name: statistics.median(found[1:] or found) for name, found in times.items()}
 
     def _median_ms(self, work: Callable[[], object]) -> float:
@@ -203,7 +210,7 @@ def _bf16_onednn(weight: Tensor, bias: Tensor) -> Kernel:
 
 
 def _int8_dynamic(engine: str) -> Callable[[Tensor, Tensor], Kernel]:
-    """fp32 in and out, the activation's scale taken from the whole tensor."""
+    """Dynamic quantization: one activation scale per tensor; fp32 in and out."""
 
     def make(weight: Tensor, bias: Tensor) -> Kernel:
         if engine not in torch.backends.quantized.supported_engines:
@@ -211,7 +218,7 @@ def _int8_dynamic(engine: str) -> Callable[[Tensor, Tensor], Kernel]:
         torch.backends.quantized.engine = engine
         scales, _ = _int8(weight)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # quantized tensors are deprecated; the packed weight is still made of one
+            warnings.simplefilter("ignore")  # quantized tensors are deprecated, but prepacking takes no other
             zeros = torch.zeros(len(weight), dtype=torch.long)
             packed = torch.ops.quantized.linear_prepack(
                 torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8), bias
@@ -222,18 +229,18 @@ def _int8_dynamic(engine: str) -> Callable[[Tensor, Tensor], Kernel]:
 
 
 def _int8_onednn_rows(weight: Tensor, bias: Tensor) -> Kernel:
-    """One activation scale a row: the rows are divided by their own greatest value first, and multiplied after."""
+    """One activation scale per row: rows are divided by their absolute maximum before, and multiplied after."""
     scales, integers = _int8(weight)
     zeros = torch.zeros(len(weight), dtype=torch.int32)
     packed = torch.ops.onednn.qlinear_prepack(integers, None)
 
     def kernel(x: Tensor) -> Tensor:
-        greatest = x.abs().amax(1, keepdim=True).clamp_(min=1e-8)
-        rounded = (x * (127 / greatest)).round_().to(torch.int8)
+        absmax = x.abs().amax(1, keepdim=True).clamp_(min=1e-8)
+        rounded = (x * (127 / absmax)).round_().to(torch.int8)
         y: Tensor = torch.ops.onednn.qlinear_pointwise(
             rounded, 1 / 127, 0, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
-        return y.mul_(greatest).add_(bias)
+        return y.mul_(absmax).add_(bias)
 
     return kernel
 
@@ -243,9 +250,9 @@ def _int8_int_mm(weight: Tensor, bias: Tensor) -> Kernel:
     transposed = integers.t().contiguous()
 
     def kernel(x: Tensor) -> Tensor:
-        greatest = x.abs().amax(1, keepdim=True).clamp_(min=1e-8)
-        rounded = (x * (127 / greatest)).round_().to(torch.int8)
-        return torch._int_mm(rounded, transposed).float().mul_(greatest / 127).mul_(scales).add_(bias)
+        absmax = x.abs().amax(1, keepdim=True).clamp_(min=1e-8)
+        rounded = (x * (127 / absmax)).round_().to(torch.int8)
+        return torch._int_mm(rounded, transposed).float().mul_(absmax / 127).mul_(scales).add_(bias)
 
     return kernel
 
@@ -257,12 +264,12 @@ def _int8_weight_only(weight: Tensor, bias: Tensor) -> Kernel:
 
 
 def _int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric, one scale per output: scales [out], integers [out, in]."""
+    """Symmetric quantization, one scale per output channel: scales [out], integers [out, in]."""
     scales = weight.abs().amax(1).clamp(min=1e-8) / 127
     return scales, (weight / scales[:, None]).round().to(torch.int8)
 
 
-# The kernels of DESIGN.md's table, and the other ways to the same product that torch has without a compiler.
+# The kernels for x · Wᵀ + b that torch offers without a compiler.
 KERNELS: dict[str, Callable[[Tensor, Tensor], Kernel]] = {
     "fp32 mkl": _fp32_mkl,
     "fp32 onednn": _fp32_onednn,

@@ -1,4 +1,4 @@
-"""Our engine by itself, in a child process: through `Engine.submit`, without a gateway, a socket or a text."""
+"""The engine alone, without gateway, sockets and tokenization. Runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from deploy.bench.harness.workload import Run, Subject, Workload
+from deploy.bench.harness.workload import EngineTiming, Subject, Workload
 from workers.engine.engine import Engine, EngineConfig
 from workers.engine.model.loader import load_model, random_model
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
@@ -20,12 +20,12 @@ MAX_TRIES = 8
 
 
 class EngineAlone:
-    """An engine set up as `workers.app` sets it up, minus the app."""
+    """An engine configured as a worker configures it, driven through `Engine.submit`."""
 
     def __init__(self, subject: Subject, device: str, dtype: str, max_batch: int, num_threads: int | None) -> None:
         """
         Raises:
-            RuntimeError: it does not get warm.
+            RuntimeError: the engine does not become warm.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         make = (
@@ -49,14 +49,14 @@ class EngineAlone:
             raise RuntimeError(f"the engine is {status.state}: {status.reason}")
 
     def dtype(self) -> str:
-        """The one in effect."""
+        """The dtype in effect."""
         return self._engine.status().dtype
 
-    def request(self, prompt_ids: tuple[int, ...], workload: Workload, seed: int) -> Run:
-        """Siblings of one prompt, submitted together.
+    def run(self, prompt_ids: tuple[int, ...], workload: Workload, seed: int) -> EngineTiming:
+        """Time one request: the workload's branches of one prompt, submitted as a prefill group.
 
         Raises:
-            RuntimeError: they kept ending early.
+            RuntimeError: a branch ended before its last token in every try.
         """
         sampling = SamplingParams(
             max_new_tokens=workload.num_new_tokens,
@@ -72,21 +72,23 @@ class EngineAlone:
                 for index in range(workload.num_samples)
             ]
             start = time.perf_counter()
-            results = [generation.result() for generation in [self._engine.submit(one) for one in requests]]
+            streams = [self._engine.submit(request) for request in requests]
+            outputs = [stream.result() for stream in streams]
             wall_ms = 1e3 * (time.perf_counter() - start)
-            if all(len(one.token_ids) == workload.num_new_tokens for one in results):
-                return Run(wall_ms, min(one.cached_tokens for one in results), _ms_per_step(results))
-            # One that drew the end of the text did less work: again, with other draws (and the prompt's first token
-            # changed, so that it is as new as it was).
+            if all(len(output.token_ids) == workload.num_new_tokens for output in outputs):
+                return EngineTiming(wall_ms, min(output.cached_tokens for output in outputs), _ms_per_step(outputs))
+            # A branch sampled the end-of-text token and did less work. Try again with other seeds, and with another
+            # first token, so that the prompt is not in the prefix cache.
             seed += workload.num_samples
             prompt_ids = ((prompt_ids[0] + 1) % 256, *prompt_ids[1:])
-        raise RuntimeError(f"the engine's texts ended early {MAX_TRIES} times")
+        raise RuntimeError(f"a branch ended early in each of {MAX_TRIES} tries")
 
     def _announce(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
 
-def _ms_per_step(results: list[SequenceOutput]) -> float:
-    times = sorted(one.decode_ms / (len(one.token_ids) - 1) for one in results)
+def _ms_per_step(outputs: list[SequenceOutput]) -> float:
+    """The mean decode step of the median branch."""
+    times = sorted(output.decode_ms / (len(output.token_ids) - 1) for output in outputs)
     return times[len(times) // 2]

@@ -25,6 +25,15 @@ time.sleep(60)
 """
 
 
+def fail_to_unpickle() -> None:
+    raise RuntimeError("cannot be unpickled")
+
+
+class Unpicklable:
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return fail_to_unpickle, ()
+
+
 def test_a_contender_is_created_once_and_keeps_its_state() -> None:
     with ContenderProcess("collections:Counter", "abca") as contender:
         assert contender.call("most_common", 1) == [("a", 2)]
@@ -80,3 +89,11 @@ def test_the_process_dies_with_a_benchmark_that_is_killed() -> None:
     while contender.is_running() and contender.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not contender.is_running() or contender.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_process_that_dies_while_it_starts_is_reported_with_its_exit_code(capfd: pytest.CaptureFixture[str]) -> None:
+    """The process cannot unpickle its arguments, as when an import fails there."""
+    contender = ContenderProcess("collections:Counter", Unpicklable())
+    with contender, pytest.raises(StartError, match="collections:Counter ended with exit code 1"):
+        contender.call("most_common", 1)
+    assert "cannot be unpickled" in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""From samples to the lines of `tercet bench http`'s table. Pure."""
+"""The rows of `tercet bench http`, computed from the samples. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from shared.errors import StartError
 
 
 class Level(msgspec.Struct, kw_only=True):
-    """So many clients at once. Latencies are of answered requests, in milliseconds, over all rounds."""
+    """A number of concurrent closed-loop clients. Latencies are of successful requests, over all rounds."""
 
     num_clients: int
-    num_requests: int  # answered
+    num_requests: int  # successful
     num_errors: int
     qps: float
     tokens_per_s: float
@@ -25,18 +25,18 @@ class Level(msgspec.Struct, kw_only=True):
     p50_ms: float
     p90_ms: float
     p99_ms: float
-    first_token_p50_ms: float  # of streamed answers; see `deploy.bench.speed.http.NOTES`
+    first_token_p50_ms: float  # time to the first text delta of streamed answers
     client_share_of_cores: float
     ceiling_qps: float | None = None
     share_of_ceiling: float | None = None
-    times_the_seed: float | None = None
+    speedup: float | None = None  # requests per second over baseline (a)'s
 
 
 def summarise(number: int, samples: Mapping[str, Sequence[float]], num_cores: int) -> Level:
-    """One line of the table.
+    """The row of the level with `number` clients.
 
     Raises:
-        StartError: not one request was answered.
+        StartError: no request was successful.
     """
     walls, elapsed_s = samples.get(f"{number}.wall", []), sum(samples[f"{number}.elapsed"])
     if not walls:
@@ -58,7 +58,7 @@ def summarise(number: int, samples: Mapping[str, Sequence[float]], num_cores: in
         figures["ceiling_qps"] = 1e3 * number / median(samples[ceiling_series(number)])
         figures["share_of_ceiling"] = qps / figures["ceiling_qps"]
     if "a" in samples:
-        figures["times_the_seed"] = qps * median(samples["a"]) / 1e3
+        figures["speedup"] = qps * median(samples["a"]) / 1e3
     return Level(
         num_clients=number,
         num_requests=len(walls),
@@ -68,5 +68,5 @@ def summarise(number: int, samples: Mapping[str, Sequence[float]], num_cores: in
 
 
 def ceiling_series(number: int) -> str:
-    """The name of the series of `number` requests' linear layers."""
+    """The name of the series that times the linear layers of `number` concurrent requests."""
     return f"linears-{number}"

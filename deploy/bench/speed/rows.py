@@ -1,4 +1,4 @@
-"""From samples to the rows of the CPU table. Pure."""
+"""The CPU rows of `tercet bench engine`, computed from the samples. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from deploy.bench.harness.rounds import Results, percentile
-from deploy.bench.harness.targets import Row, measured, not_measured
 from deploy.bench.harness.workload import Workload
+from deploy.bench.speed.targets import Row, measured, not_measured
 
 NUM_CLIENTS = 16
 NUM_WORDS = 2000
-# Row: (our series, the other's, is the figure the other's ÷ ours).
+# Row: (Tercet's series, the series it is compared with, whether the figure is a speedup, not a ratio of times).
 COMPARISONS = {
     "request": ("gateway", "a", True),
     "batched": ("gateway", "b-bf16", True),
@@ -19,7 +19,7 @@ COMPARISONS = {
     "keystroke": ("keystroke", "linears-steps", False),
     "document": ("document", "document-linears-steps", False),
 }
-# What a row is made of, where it is no such comparison.
+# The series that the other rows need.
 SERIES = {
     "clients": ("clients", "linears-crowd"),
     "overhead": ("gateway",),
@@ -29,30 +29,30 @@ SERIES = {
 
 
 def cpu_rows(wanted: Sequence[str], results: Results, workload: Workload, *, is_comparable: bool) -> list[Row]:
-    """One row for each wanted one; not measured, with the reason, where a contender failed.
+    """A row for each wanted name; where a contender failed, a row with the reason.
 
     Args:
-        is_comparable: the model has the shape that the targets are for.
+        is_comparable: whether the model has the shape that the targets are for.
     """
     rows = []
-    # What fails outside the rounds takes all of its series along.
-    why_all = "; ".join(results.failures.values()) or "it was not run"
+    # A measurement outside the rounds is named by its row, and all its series are missing if it fails.
+    why_any = "; ".join(results.failures.values()) or "it was not run"
     for name in wanted:
         needed = SERIES.get(name) or COMPARISONS[name][:2]
-        if missing := [one for one in needed if one not in results.samples]:
-            rows.append(not_measured(name, f"{missing[0]} failed: {results.failures.get(missing[0], why_all)}"))
+        if missing := [series for series in needed if series not in results.samples]:
+            rows.append(not_measured(name, f"{missing[0]} failed: {results.failures.get(missing[0], why_any)}"))
         else:
             rows.append(_row(name, results.samples, workload, is_comparable))
     return rows
 
 
 def _row(name: str, samples: Mapping[str, Sequence[float]], workload: Workload, is_comparable: bool) -> Row:
-    middle = {series: median(values) for series, values in samples.items()}
+    medians = {series: median(values) for series, values in samples.items()}
     if name in COMPARISONS:
-        ours_name, other_name, is_speed_up = COMPARISONS[name]
-        ours, other = middle[ours_name], middle[other_name]
-        figure = other / ours if is_speed_up else ours / other
-        # A shorter document is not the one that the target is for.
+        ours_name, other_name, is_speedup = COMPARISONS[name]
+        ours, other = medians[ours_name], medians[other_name]
+        figure = other / ours if is_speedup else ours / other
+        # The target is for a document of full length.
         is_comparable &= name != "document" or len(samples[name]) >= NUM_WORDS
         return measured(
             name, figure, ours=ours, unit="ms", against=other, is_comparable=is_comparable,
@@ -60,16 +60,16 @@ def _row(name: str, samples: Mapping[str, Sequence[float]], workload: Workload, 
         )  # fmt: skip
     if name == "clients":
         num_tokens = NUM_CLIENTS * workload.num_samples * workload.num_new_tokens
-        most = 1e3 * num_tokens / middle["linears-crowd"]
-        ours = middle["clients"]
+        ceiling = 1e3 * num_tokens / medians["linears-crowd"]
+        ours = medians["clients"]
         return measured(
-            name, ours / most, ours=ours, unit="tokens/s", against=most, is_comparable=is_comparable,
-            share_of_cores_spent_by_clients=round(middle["clients-cost"], 4),
+            name, ours / ceiling, ours=ours, unit="tokens/s", against=ceiling, is_comparable=is_comparable,
+            share_of_cores_spent_by_clients=round(medians["clients-cost"], 4),
         )  # fmt: skip
     if name == "overhead":
         overhead = percentile(samples["gateway-overhead"], 0.5)
         return measured(name, overhead, ours=overhead, unit="ms", is_comparable=is_comparable)
     if name == "start":
         first = round(samples["start"][0], 3)
-        return measured(name, middle["start"], ours=middle["start"], unit="s", first_start_s=first)
-    return measured(name, middle["embedded"], ours=middle["embedded"], unit="ms")
+        return measured(name, medians["start"], ours=medians["start"], unit="s", first_start_s=first)
+    return measured(name, medians["embedded"], ours=medians["embedded"], unit="ms")

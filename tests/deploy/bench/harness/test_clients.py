@@ -1,0 +1,94 @@
+"""The closed-loop clients, against a small HTTP server in this process."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import msgspec
+import pytest
+
+from deploy.bench.harness.clients import LOOPBACK, Clients, Connection, raise_for_status, read_reply
+from deploy.bench.harness.workload import Subject, W
+from gateway.api.schema import AutocompleteResponse, Sentence
+from shared.errors import StartError
+from workers.checkpoints.resolve import resolve
+
+
+def sentence(queue_ms: float, decode_ms: float) -> Sentence:
+    return Sentence(
+        value=" x", time=0.1, score=-1.0, finish_reason="length", seed=1, slot=0, model="m", tokens=20,
+        cached_tokens=5, queue_ms=queue_ms, prefill_ms=10.0, decode_ms=decode_ms,
+    )  # fmt: skip
+
+
+ANSWER = msgspec.json.encode(
+    AutocompleteResponse(
+        id="1", model="m", seed=1, sentences=[sentence(1.0, 50.0), sentence(2.0, 60.0)], time=0.1, partial=False,
+        errors=[],
+    )
+)  # fmt: skip
+
+
+@contextmanager
+def gateway(bodies: list[dict[str, Any]]) -> Iterator[int]:
+    """A port that answers every request with `ANSWER`, but breaks the connection for the context "break"."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            bodies.append(body)
+            if body["context"] == "break":
+                self.close_connection = True
+                return
+            data = b"event: done\ndata: " + ANSWER + b"\n\n" if body.get("stream") else ANSWER
+            self.send_response(503 if body["context"] == "busy" else 200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer((LOOPBACK, 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def test_a_reply_is_read_from_the_gateways_response() -> None:
+    reply = read_reply(200, 80.0, ANSWER, 21, 19.0)
+    assert (reply.engine_ms, reply.overhead_ms, reply.first_text_ms) == (72, 8, 19)
+    assert (reply.num_tokens, reply.cached_tokens) == (42, 5)
+    assert read_reply(503, 3.0, b"busy", 20).num_tokens == 0
+
+
+def test_concurrent_clients_send_new_prompts_and_count_every_reply() -> None:
+    bodies: list[dict[str, Any]] = []
+    with gateway(bodies) as port:
+        clients = Clients(LOOPBACK, port, Subject.of(resolve("embedded")), W, 1, {"session": "s"})
+        load = clients.send_concurrently(4, 3)
+        streamed = clients.send_for(2, 0.05, True)
+    assert len(load.replies) == 12
+    assert len({body["context"] for body in bodies}) == len(bodies) == 12 + len(streamed.replies)
+    assert {body["session"] for body in bodies} == {"s"}
+    assert load.elapsed_s > 0
+    assert all(reply.num_tokens == 40 and reply.wall_ms > 0 for reply in raise_for_status(load.replies))
+    assert len(streamed.replies) >= 2
+    assert all(0 < reply.first_text_ms <= reply.wall_ms for reply in raise_for_status(streamed.replies))
+
+
+def test_a_lost_connection_counts_as_status_0_and_the_next_request_reconnects() -> None:
+    with gateway([]) as port, Connection(LOOPBACK, port) as connection:
+        replies = [connection.request(W.body(context, 1)) for context in ("one", "break", "two", "busy")]
+    assert [reply.status for reply in replies] == [200, 0, 200, 503]
+    with pytest.raises(StartError, match="status 0"):
+        raise_for_status(replies)

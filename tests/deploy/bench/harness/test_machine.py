@@ -1,0 +1,22 @@
+"""The description of the machine."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from deploy.bench.harness.machine import busy_s, read_cpuinfo
+
+
+def test_the_cpu_is_read_from_the_first_processor_of_cpuinfo() -> None:
+    cpuinfo = (
+        "processor\t: 0\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: A CPU\nstepping\t: 8\n"
+        "flags\t\t: fpu avx2 avx512f amx_int8\n\nprocessor\t: 1\nmodel name\t: B\n"
+    )
+    assert read_cpuinfo(cpuinfo) == ("A CPU (family, model, stepping: 6 143 8)", ["avx2", "avx512f", "amx_int8"])
+
+
+def test_busy_time_leaves_out_idle_and_iowait() -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert busy_s("cpu  10 1 20 500 99 2 3 4 0 0\ncpu0 1 1\n") == pytest.approx(40 / ticks)

@@ -1,0 +1,73 @@
+"""`tercet bench engine`, `http` and `writer` end to end. No time is asserted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.bench.command import run_bench
+from tests.e2e.harness import ROOT, running
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("engine", "--only", "speed"), "speed is not a row"), (("writer", "--only", "speed"), "speed is not a part")],
+)
+def test_unknown_rows_and_parts_are_refused(arguments: tuple[str, ...], message: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy", "bench", *arguments],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert not done.stdout
+
+
+def test_bench_engine_reports_rows_ceiling_and_machine(tmp_path: Path) -> None:
+    png = tmp_path / "bench.png"
+    document, shown = run_bench(
+        "engine", "--models", "embedded", "--device", "cpu", "--plot", str(png),
+        "--only", "engine,overhead", "--only", "gpu-small",
+    )  # fmt: skip
+    rows = {row["target"]["name"]: row for row in document["rows"]}
+    assert list(rows) == ["engine", "overhead", "gpu-small"]
+    assert rows["engine"]["figure"] == pytest.approx(rows["engine"]["ours"] / rows["engine"]["against"], rel=1e-3)
+    assert rows["engine"]["is_met"] is None  # the targets are for GPT-2 small's shape
+    assert rows["gpu-small"]["figure"] is None
+    assert "not measured" in shown
+    assert rows["gpu-small"]["why_not"] in shown
+    assert document["is_quick"]
+    assert document["series"]["gateway-cached"]["max"] == 0
+    assert document["ceiling"]["read_gb_s"] > 0
+    assert set(document["ceiling"]["kernels_ms"]) == {"1", "3", "64"}
+    assert {"cpu", "cores", "flags", "gpus", "others_share_of_cores"} <= document["machine"].keys()
+    assert {"python", "torch", "transformers", "tercet"} <= document["versions"].keys()
+    assert "bench engine" in document["command"]
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_http_reports_each_level_of_a_running_server(tmp_path: Path) -> None:
+    with running(tmp_path) as tercet:
+        document, shown = run_bench(
+            "http", "--url", tercet.url, "--clients", "1,2", "--plot", str(tmp_path / "http.png")
+        )  # fmt: skip
+    assert document["model"] == "embedded"
+    assert [level["num_clients"] for level in document["rows"]] == [1, 2]
+    for level in document["rows"]:
+        assert level["num_requests"] >= level["num_clients"]
+        assert level["num_errors"] == 0
+        assert level["min_ms"] <= level["p50_ms"] <= level["p90_ms"] <= level["p99_ms"] <= level["max_ms"]
+        assert level["ceiling_qps"] > 0
+        assert level["speedup"] > 0
+    assert "TTFT: time to first token" in shown
+    assert (tmp_path / "http.png").stat().st_size > 0
+
+
+def test_bench_writer_runs_all_parts() -> None:
+    document, _ = run_bench("writer")
+    assert {row["part"] for row in document["rows"]} == {"stream", "typing", "deadlines", "distinct"}
+    [resources] = [row["figures"] for row in document["rows"] if "sequences" in row["figures"]]
+    assert resources["sequences"] == 0
