@@ -9,15 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
+from workers.engine.runner import Runner, RunnerOutput
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Sequence
-
-if TYPE_CHECKING:
-    from workers.engine.runner import Runner, RunnerOutput
 
 log = structlog.get_logger()
 

@@ -47,8 +47,8 @@ def chunks(plan: SchedulerOutput) -> list[tuple[int, int]]:
     return [(chunk.start, chunk.stop) for chunk in plan.chunks]
 
 
-def test_needs_no_torch() -> None:
-    script = "import sys, workers.engine.scheduler; sys.exit('torch' in sys.modules)"
+def test_scheduling_and_stepping_need_no_torch() -> None:
+    script = "import sys, workers.engine.core, workers.engine.scheduler; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[3], check=True)
 
 

@@ -39,6 +39,7 @@ from workers.engine.request import GeneratedToken
 from workers.engine.runner import RunnerOutput, draw_all, draw_of, num_left
 from workers.engine.sampling import (
     NUM_CANDIDATES,
+    is_plain,
     limits,
     num_needed,
     sample,
@@ -276,9 +277,8 @@ class CudaRunner:
 def _is_plain(sequence: Sequence) -> bool:
     """Whether a program draws its token; if not, it is drawn from its logits, on its own."""
     params = sequence.request.sampling
-    is_first_ranked = params.first_rank > 0 and sequence.num_new == 0
-    is_special = params.repetition_penalty != 1 or params.top_logprobs > 0 or is_first_ranked
-    if is_special or sequence.allowed_next() is not None:
+    is_ranked = params.first_rank > 0 and sequence.num_new == 0
+    if not is_plain(params) or is_ranked or sequence.allowed_next() is not None:
         return False
     return num_needed(draw_of(sequence)) <= NUM_CANDIDATES
 
