@@ -24,7 +24,7 @@ from workers.engine.memory import cache_budget_bytes
 from workers.engine.model.gpt2 import GPT2, MAX_HEAD_ROWS
 from workers.engine.model.loader import LoadedModel
 from workers.engine.request import GeneratedToken
-from workers.engine.result_stream import MAX_HELD_S, NUM_TOLD_AT_ONCE
+from workers.engine.result_stream import MAX_DELIVERY_DELAY_S, NUM_DELIVERED_SINGLY
 from workers.engine.runner import RunnerOutput, draw_all, draw_of, num_left
 from workers.engine.sampling import Draw, uniform
 from workers.engine.scheduler import MAX_CHUNK
@@ -450,10 +450,10 @@ def _time_left(sequence: Sequence, now: float) -> float:
     if request.deadline is not None:
         left_s = min(left_s, request.deadline - now)
     if request.sampling.stop or request.sampling.single_line:
-        left_s = min(left_s, MAX_HELD_S)  # it may end at any word
+        left_s = min(left_s, MAX_DELIVERY_DELAY_S)  # it may end at any word
     if request.stream:
         # The first tokens are told one by one: it takes some of them to say a word.
-        left_s = min(left_s, MAX_HELD_S if len(sequence.token_ids) >= NUM_TOLD_AT_ONCE else 0.0)
+        left_s = min(left_s, MAX_DELIVERY_DELAY_S if len(sequence.token_ids) >= NUM_DELIVERED_SINGLY else 0.0)
     return left_s
 
 
