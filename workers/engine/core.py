@@ -9,15 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
+from workers.engine.runner import Runner, RunnerOutput
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Sequence
-
-if TYPE_CHECKING:
-    from workers.engine.runner import Runner, RunnerOutput
 
 log = structlog.get_logger()
 
@@ -126,7 +123,7 @@ class EngineCore:
                 self._finish(sequence, "error", f"{type(error).__name__}: {error}")
                 continue
             if sequence.request.stream:
-                sequence.result_stream.put(token)
+                sequence.result_stream.deliver(token)
             if sequence.finish_reason is not None:
                 self._finish(sequence, sequence.finish_reason)
 
@@ -134,4 +131,4 @@ class EngineCore:
         sequence.finish_reason = reason
         self._scheduler.remove(sequence)
         self._on_finish()
-        sequence.result_stream.put(sequence.output(reason, time.monotonic(), error))
+        sequence.result_stream.deliver(sequence.output(reason, time.monotonic(), error))

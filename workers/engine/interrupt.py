@@ -1,4 +1,4 @@
-"""The flag that ends a multi-step call after its current step."""
+"""The interrupt flag, which ends a multi-step decode after its current step."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from array import array
 
 
 class Interrupt:
-    """Rung by whoever wants another plan: of steps in one call, the one under way is then the last.
+    """A flag in memory that compiled code can poll. Any thread may set it.
 
-    `address` is that of an int64, 0 while it is silent. Any thread may ring it.
+    Attributes:
+        address: of an int64, other than 0 while the flag is set.
     """
 
     def __init__(self) -> None:

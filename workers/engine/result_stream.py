@@ -1,4 +1,7 @@
-"""A sequence's output to its caller: tokens as they are generated, then the whole."""
+"""The result stream of a sequence: tokens as they are generated, then the whole result.
+
+Knows two threads: the engine's, which delivers, and a reader's. Does not know text and the wire.
+"""
 
 from __future__ import annotations
 
@@ -9,82 +12,98 @@ from collections.abc import Callable, Iterator
 
 from workers.engine.request import GeneratedToken, SequenceOutput
 
-# A step is not kept from its reader for longer, if another follows.
-MAX_HELD_S = 0.01
-NUM_TOLD_AT_ONCE = 4  # it takes two or three to say a word
+# A token is delivered after this time at the latest, if another token follows.
+MAX_DELIVERY_DELAY_S = 0.01
+# The first tokens are delivered one at a time: a word takes two or three of them.
+NUM_DELIVERED_SINGLY = 4
 
 
 class ResultStream:
-    """The caller's end of one sequence. Any thread may call it; one at a time should read it.
+    """The output of one sequence. Any thread may cancel it; one thread at a time should read it.
 
-    Each time that the reader is woken costs the engine something, so steps that follow each other quickly come
-    together: the first four one by one, then each time as many as have come before, or those of ten milliseconds.
+    Waking the reader costs the engine time, so tokens in quick succession are delivered in batches: the first
+    NUM_DELIVERED_SINGLY one at a time, after that as many as were delivered before, or those of MAX_DELIVERY_DELAY_S.
     """
 
-    __slots__ = ("_finished", "_held", "_num_told", "_on_cancel", "_queue", "_told", "_told_at", "is_cancelled")
+    __slots__ = (
+        "_delivered",
+        "_delivered_at",
+        "_finished",
+        "_num_delivered",
+        "_on_cancel",
+        "_pending",
+        "_queue",
+        "is_cancelled",
+    )
 
     def __init__(self, on_cancel: Callable[[], None] = lambda: None) -> None:
+        """
+        Args:
+            on_cancel: called once, in the thread that cancels.
+        """
         self._queue: queue.SimpleQueue[list[GeneratedToken | SequenceOutput]] = queue.SimpleQueue()
-        # The engine's.
-        self._held: list[GeneratedToken | SequenceOutput] = []
-        self._num_told = 0
-        self._told_at = 0.0
-        # The reader's.
-        self._told: deque[GeneratedToken | SequenceOutput] = deque()
+        # Of the engine's thread.
+        self._pending: list[GeneratedToken | SequenceOutput] = []
+        self._num_delivered = 0
+        self._delivered_at = 0.0
+        # Of the reader's thread.
+        self._delivered: deque[GeneratedToken | SequenceOutput] = deque()
         self._finished: SequenceOutput | None = None
         self._on_cancel = on_cancel
         self.is_cancelled = False
 
     def next(self, timeout_s: float | None = None) -> GeneratedToken | SequenceOutput | None:
-        """What comes next, or None if nothing does in time; `SequenceOutput` stays the answer."""
+        """Waits for the next output; None on timeout. After the `SequenceOutput`, returns it again."""
         if self._finished is not None:
             return self._finished
-        if not self._told:
+        if not self._delivered:
             try:
-                self._told.extend(self._queue.get(timeout=timeout_s))
+                self._delivered.extend(self._queue.get(timeout=timeout_s))
             except queue.Empty:
                 return None
-        item = self._told.popleft()
-        if isinstance(item, SequenceOutput):
-            self._finished = item
-        return item
+        output = self._delivered.popleft()
+        if isinstance(output, SequenceOutput):
+            self._finished = output
+        return output
 
     @property
     def has_more(self) -> bool:
-        """Whether something has come already with what `next` gave last."""
-        return bool(self._told)
+        """Whether further outputs were delivered together with the one that `next` returned last."""
+        return bool(self._delivered)
 
     def outputs(self) -> Iterator[GeneratedToken | SequenceOutput]:
-        """All steps (of a streamed sequence; others have none), then `SequenceOutput`."""
+        """All tokens (if the request is streamed), then the `SequenceOutput`."""
         while True:
-            item = self.next()
-            assert item is not None  # no timeout was given
-            yield item
-            if isinstance(item, SequenceOutput):
+            output = self.next()
+            assert output is not None  # without a timeout
+            yield output
+            if isinstance(output, SequenceOutput):
                 return
 
     def result(self) -> SequenceOutput:
-        """Waits for the end."""
-        for item in self.outputs():
-            if isinstance(item, SequenceOutput):
-                return item
-        raise AssertionError("steps() ends with SequenceOutput")
+        """Waits for the end of the sequence."""
+        for output in self.outputs():
+            if isinstance(output, SequenceOutput):
+                return output
+        raise AssertionError("outputs() ends with a SequenceOutput")
 
     def cancel(self) -> None:
-        """Ends the sequence after at most one more step, with `finish_reason` "cancelled"."""
+        """Ends the sequence after at most one more decode step, with `finish_reason` "cancelled"."""
         if self._finished is None and not self.is_cancelled:
             self.is_cancelled = True
             self._on_cancel()
 
-    def put(self, item: GeneratedToken | SequenceOutput) -> None:
-        """The engine's end."""
+    def deliver(self, output: GeneratedToken | SequenceOutput) -> None:
+        """Adds an output and wakes the reader, or keeps the output for the next batch. For the engine's thread."""
         now = time.monotonic()
-        self._held.append(item)
+        self._pending.append(output)
         is_due = (
-            self._num_told < NUM_TOLD_AT_ONCE or len(self._held) >= self._num_told or now - self._told_at >= MAX_HELD_S
+            self._num_delivered < NUM_DELIVERED_SINGLY
+            or len(self._pending) >= self._num_delivered
+            or now - self._delivered_at >= MAX_DELIVERY_DELAY_S
         )
-        if is_due or isinstance(item, SequenceOutput):
-            self._num_told += len(self._held)
-            self._told_at = now
-            self._queue.put(self._held)
-            self._held = []
+        if is_due or isinstance(output, SequenceOutput):
+            self._num_delivered += len(self._pending)
+            self._delivered_at = now
+            self._queue.put(self._pending)
+            self._pending = []

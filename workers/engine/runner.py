@@ -1,4 +1,7 @@
-"""What the backends have in common: the result of a step, and how drawn tokens become its parts."""
+"""What runners have in common: their interface, their result, and how drawn tokens become it.
+
+Plain Python: does not know tensors and devices.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,27 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Protocol
 
+from workers.engine.draw import Draw
 from workers.engine.request import GeneratedToken
-from workers.engine.sampling import Draw
 from workers.engine.scheduler_output import SUFFIX_TOKENS, BatchRow, SchedulerOutput
 from workers.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerOutput:
-    """What a plan gave."""
+    """The result of a step.
 
-    # In their order, of a sequence one or more: those after its end are to be dropped.
+    Attributes:
+        steps: generated tokens in their order, one or more for each sequence that draws. Those that follow the end of
+            their sequence are to be dropped.
+        echoes: for sequences that echo their prompt: log-probabilities of the prompt's tokens, each chunk's following
+            those of the chunk before.
+        num_steps: decode steps computed for the rows of the batch.
+    """
+
     steps: list[tuple[Sequence, GeneratedToken]]
-    # Where they are wanted: log-probabilities of the prompt's tokens that follow a chunk's.
     echoes: list[tuple[Sequence, list[float]]]
-    num_steps: int = 1  # of the plan's rows
+    num_steps: int = 1
 
 
 class Runner(Protocol):
@@ -39,16 +48,16 @@ class Runner(Protocol):
 
 
 def num_left(row: BatchRow) -> int:
-    """Steps until its text must end, or its suffix is full."""
+    """Decode steps until the row's sequence has `max_new_tokens`, or its KV suffix is full."""
     num_new = row.sequence.request.sampling.max_new_tokens - row.sequence.num_new
     return min(num_new, SUFFIX_TOKENS - row.suffix_length)
 
 
 def draw_of(sequence: Sequence, num_forced_ids: int = 0) -> Draw:
-    """How the next token of `sequence` is drawn, after so many of its draft."""
+    """The draw of the next token of `sequence`, or of the token after the first `num_forced_ids` forced ids."""
     params = sequence.request.sampling
-    drafted = sequence.forced_ids[:num_forced_ids]
-    seen = (*sequence.tokens(0, sequence.num_tokens), *drafted) if params.repetition_penalty != 1 else ()
+    ahead = sequence.forced_ids[:num_forced_ids]
+    seen = (*sequence.tokens(0, sequence.num_tokens), *ahead) if params.repetition_penalty != 1 else ()
     return Draw(
         params, sequence.request.seed, len(sequence.token_ids) + num_forced_ids, seen,
         sequence.allowed_next(num_forced_ids), is_first=sequence.num_new == 0,
@@ -58,21 +67,21 @@ def draw_of(sequence: Sequence, num_forced_ids: int = 0) -> Draw:
 def draw_all(
     sequences: Items[Sequence], sources: Items[int], sample: Callable[[list[int], list[Draw]], list[GeneratedToken]]
 ) -> list[tuple[Sequence, GeneratedToken]]:
-    """A token of each sequence; of one with a draft, also those that follow while they are the draft's.
+    """Draws a token for each sequence, and further tokens as long as they are the prefilled forced ids.
 
     Args:
-        sources: where the logits of each sequence's next token are; those of a draft follow.
-        sample: draws from the logits at the places it is given.
+        sources: row of the logits for each sequence's next token; the rows for the tokens after its forced ids follow.
+        sample: draws from the given rows of the logits.
     """
     drawn: list[tuple[Sequence, GeneratedToken]] = []
-    under_way = [(sequence, source, 0) for sequence, source in zip(sequences, sources, strict=True)]
-    while under_way:
-        draws = [draw_of(sequence, number) for sequence, _, number in under_way]
-        steps = sample([source + number for _, source, number in under_way], draws)
-        following = []
-        for (sequence, source, number), step in zip(under_way, steps, strict=True):
-            drawn.append((sequence, step))
-            if number < len(sequence.forced_ids) and step.token_id == sequence.forced_ids[number]:
-                following.append((sequence, source, number + 1))
-        under_way = following
+    pending = [(sequence, source, 0) for sequence, source in zip(sequences, sources, strict=True)]
+    while pending:
+        draws = [draw_of(sequence, number) for sequence, _, number in pending]
+        tokens = sample([source + number for _, source, number in pending], draws)
+        matching = []
+        for (sequence, source, number), token in zip(pending, tokens, strict=True):
+            drawn.append((sequence, token))
+            if number < len(sequence.forced_ids) and token.token_id == sequence.forced_ids[number]:
+                matching.append((sequence, source, number + 1))
+        pending = matching
     return drawn

@@ -1,94 +1,76 @@
-"""Which tokens are computed in the next step, and what of the past saves computing.
+"""What the next step computes: continuous batching, chunked prefill, and one prefill for siblings.
 
-Plain Python: knows sequences, entries, suffixes and counts. Refuses to know tensors and the device.
+- Each step decodes a token of every running sequence and prefills a chunk of waiting prompts: a long prompt is computed
+  between the decode steps of others.
+- Sequences with the same prompt share a `PrefillGroup`. If more siblings are announced, the group waits for them for
+  some milliseconds while its prompt is computed.
+- A prompt starts from its longest prefix in the `PrefixCache`; only the rest is computed.
 
-- A prompt is computed once for all who continue it: sequences with the same prompt are members of
-  one `PrefillGroup`. Siblings that announce themselves as a group are waited for, for some milliseconds;
-  their prompt is computed meanwhile.
-- A entry remembers its tokens after its sequences have ended, and so does a suffix. A new prompt goes
-  where the longest beginning of it is remembered, and only the rest is computed.
-- A long prompt is computed in chunks, between the steps of others.
+Plain Python. Does not know tensors, the device and text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
-from workers.engine.kv_suffixes import KVSuffixPool
+from workers.engine.kv_suffixes import CachedSuffix
+from workers.engine.prefix_cache import CachedPrefix, PrefixCache
 from workers.engine.scheduler_output import (
     SUFFIX_TOKENS,
     BatchRow,
-    CachedSuffix,
     Copy,
-    EntryCopy,
     PrefillChunk,
     PrefillGroup,
-    PrefixCacheEntry,
     SchedulerOutput,
-    SuffixCopy,
 )
 from workers.engine.sequence import Sequence
 
-MAX_CHUNK = 256  # prompt tokens computed in one step
-MAX_CHUNK_BESIDE_ROWS = 128  # the same, when others wait for their next token
-# Three requests of one gateway come within two or three milliseconds; one that comes later joins, a step behind.
+MAX_CHUNK = 256  # prompt tokens prefilled in one step
+MAX_CHUNK_WITH_ROWS = 128  # the same while running sequences wait for their next token
+# Three requests of one gateway arrive within two or three milliseconds. A later one joins the group a step behind.
 MAX_SIBLING_WAIT_S = 0.003
-# Fewer remembered tokens are not worth copying to another entry.
-MIN_COPY = 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Where the first `length` tokens of a prompt are: in a entry, or partly in a suffix of it."""
-
-    length: int
-    entry: PrefixCacheEntry | None = None
-    suffix: int | None = None
-    in_entry: int = 0  # of `length`, those in the entry
 
 
 class Scheduler:
-    """Plans steps, and keeps the books of the cache."""
+    """Plans steps. Sequences enter by `add`, and stay until `remove`."""
 
-    def __init__(self, num_entries: int, max_sequences: int) -> None:
+    def __init__(self, num_entries: int, max_sequences: int, *, max_chunk: int = MAX_CHUNK) -> None:
         """
         Args:
-            max_sequences: how many sequences can run at once; no more may be in here.
+            num_entries: prefix-cache entries of the device.
+            max_sequences: sequences that can run at once; the caller adds no more.
+            max_chunk: prompt tokens prefilled in one step.
         """
-        self._slots = [PrefixCacheEntry(index) for index in range(num_entries)]
-        self._suffixes = KVSuffixPool(max_sequences)
-        self._waiting: list[PrefillGroup] = []
-        self._computing: list[PrefillGroup] = []
-        self._held: list[PrefillGroup] = []  # computed
+        self._cache = PrefixCache(num_entries, max_sequences)
+        self._max_chunk = max_chunk
+        self._waiting: list[PrefillGroup] = []  # for an entry
+        self._prefilling: list[PrefillGroup] = []
+        self._prefilled: list[PrefillGroup] = []  # waiting for siblings
         self._rows: list[BatchRow] = []
-        self._num_started = 0
 
     @property
     def sequences(self) -> list[Sequence]:
         """All that have not ended."""
-        prompts = [*self._waiting, *self._computing, *self._held]
+        groups = [*self._waiting, *self._prefilling, *self._prefilled]
         running = [row.sequence for row in self._rows]
-        return running + [member for prompt in prompts for member in prompt.members]
+        return running + [member for group in groups for member in group.members]
 
     @property
     def num_running(self) -> int:
         """Sequences that have been scheduled."""
-        return len(self._rows) + sum(len(prompt.members) for prompt in (*self._computing, *self._held))
+        return len(self._rows) + sum(len(group.members) for group in (*self._prefilling, *self._prefilled))
 
     @property
     def wake_at(self) -> float:
-        """When an empty plan may be followed by another, time.monotonic() seconds."""
-        return min((prompt.waits_until for prompt in self._held), default=float("inf"))
+        """When an empty step may be followed by another that is not, in `time.monotonic()` seconds."""
+        return min((group.sibling_deadline for group in self._prefilled), default=float("inf"))
 
     def add(self, sequence: Sequence) -> None:
-        """Takes a sequence in, beside those with the same prompt."""
+        """Takes in a sequence; it joins the group that has the same prompt, if there is one."""
         request = sequence.request
         tokens, num_forced_ids = sequence.prompt + sequence.forced_ids, len(sequence.forced_ids)
         if not request.echo_logprobs:
-            for prompt in (*self._computing, *self._held, *self._waiting):
-                if (prompt.tokens, prompt.num_forced_ids, prompt.is_echoed) == (tokens, num_forced_ids, False):
-                    prompt.members.append(sequence)
+            for group in (*self._prefilling, *self._prefilled, *self._waiting):
+                if (group.tokens, group.num_forced_ids, group.is_echoed) == (tokens, num_forced_ids, False):
+                    group.members.append(sequence)
                     return
         self._waiting.append(
             PrefillGroup(
@@ -96,200 +78,124 @@ class Scheduler:
                 num_forced_ids=num_forced_ids,
                 members=[sequence],
                 group_size=request.group[1] if request.group else 1,
-                waits_until=sequence.submitted_at + MAX_SIBLING_WAIT_S,
+                sibling_deadline=sequence.submitted_at + MAX_SIBLING_WAIT_S,
                 is_echoed=request.echo_logprobs,
             )
         )
 
     def remove(self, sequence: Sequence) -> None:
-        """Forgets a sequence that has ended; what is computed of it stays remembered."""
-        for prompts in (self._waiting, self._computing, self._held):
-            for prompt in prompts:
-                if sequence in prompt.members:
-                    prompt.members.remove(sequence)
-                    if not prompt.members:
-                        prompts.remove(prompt)
-                        if prompt.entry is not None:
-                            prompt.entry.writers.remove(prompt)
+        """Removes a sequence that has ended; its keys and values stay cached."""
+        for groups in (self._waiting, self._prefilling, self._prefilled):
+            for group in groups:
+                if sequence in group.members:
+                    group.members.remove(sequence)
+                    if not group.members:
+                        groups.remove(group)
+                        if group.entry is not None:
+                            group.entry.writers.remove(group)
                     return
         row = next(row for row in self._rows if row.sequence is sequence)
         self._rows.remove(row)
         row.entry.readers.remove(row)
         if row.suffix >= 0:
             tokens = sequence.tokens(row.start, row.position)
-            self._suffixes.give_back(row, CachedSuffix(row.entry, row.start, tokens) if tokens else None)
+            self._cache.suffixes.release(row, CachedSuffix(row.entry, row.start, tokens) if tokens else None)
 
     def schedule(self, now: float) -> SchedulerOutput:
-        """The next step; `complete` is to follow once it has been carried out."""
+        """Plans the next step; once it is computed, `complete` must follow.
+
+        Args:
+            now: `time.monotonic()` seconds.
+        """
         copies: list[Copy] = []
-        for prompt in list(self._waiting):
-            self._start(prompt, copies)
-        for prompt in (*self._computing, *self._held):
-            prompt.is_held = len(prompt.members) < prompt.group_size and now < prompt.waits_until
-            for member in prompt.members:
-                member.start(now, prompt.num_cached)
-        rows = self._rows_to_step(copies)
+        for group in list(self._waiting):
+            self._start_prefill(group, copies)
+        for group in (*self._prefilling, *self._prefilled):
+            group.awaits_siblings = len(group.members) < group.group_size and now < group.sibling_deadline
+            for member in group.members:
+                member.start(now, group.num_cached)
+        rows = self._schedule_rows(copies)
         ready = []
-        for prompt in [prompt for prompt in self._held if not prompt.is_held]:
-            self._held.remove(prompt)
-            ready += self._run(prompt)
-        chunks = self._chunks(MAX_CHUNK_BESIDE_ROWS if rows else MAX_CHUNK)
-        return SchedulerOutput(copies, rows, chunks, ready, allows_multi_step=not self._held)
+        for group in [group for group in self._prefilled if not group.awaits_siblings]:
+            self._prefilled.remove(group)
+            ready += self._start_rows(group)
+        chunks = self._schedule_chunks(min(self._max_chunk, MAX_CHUNK_WITH_ROWS) if rows else self._max_chunk)
+        return SchedulerOutput(copies, rows, chunks, ready, allows_multi_step=not self._prefilled)
 
     def complete(self, plan: SchedulerOutput, num_steps: int = 1) -> None:
-        """Enters into the books what has been computed, so many steps of the rows; the tokens drawn are not in yet."""
+        """Records that a step has been computed; called before its tokens are appended to their sequences.
+
+        Args:
+            num_steps: decode steps computed for the rows.
+        """
         for row in plan.rows:
             row.suffix_length += num_steps
         for chunk in plan.chunks:
-            prompt, entry = chunk.prompt, chunk.entry
-            prompt.num_computed = chunk.stop
-            entry.tokens[chunk.start : chunk.stop] = prompt.tokens[chunk.start : chunk.stop]
+            group, entry = chunk.prompt, chunk.entry
+            group.num_computed = chunk.stop
+            entry.tokens[chunk.start : chunk.stop] = group.tokens[chunk.start : chunk.stop]
             if chunk.is_last:
-                entry.logits_at, entry.num_logits = chunk.stop, 1 + prompt.num_forced_ids
-                self._computing.remove(prompt)
-                if prompt.is_held:
-                    self._held.append(prompt)
+                entry.logits_at, entry.num_logits = chunk.stop, 1 + group.num_forced_ids
+                self._prefilling.remove(group)
+                if group.awaits_siblings:
+                    self._prefilled.append(group)
                 else:
-                    self._run(prompt)
+                    self._start_rows(group)
 
-    def _rows_to_step(self, copies: list[Copy]) -> list[BatchRow]:
+    def _start_prefill(self, group: PrefillGroup, copies: list[Copy]) -> None:
+        """Gives a waiting group an entry, if one is unused or has its prompt."""
+        tokens = group.tokens
+        found = CachedPrefix(0) if group.is_echoed else self._cache.find(tokens)
+        whole = found.entry if found.num_in_entry == len(tokens) else None
+        if whole is not None and whole.writers:
+            whole = None  # an entry keeps the logits of one position, which its writers draw from
+        has_logits = whole is not None and whole.has_logits(len(tokens), 1 + group.num_forced_ids)
+        entry = self._cache.place(found, tokens, copies) if whole is None else whole
+        if entry is None:
+            return
+        self._cache.mark_used(entry)
+        self._waiting.remove(group)
+        entry.writers.append(group)
+        group.entry = entry
+        if has_logits:
+            group.num_cached = len(tokens) - group.num_forced_ids
+            self._prefilled.append(group)
+            return
+        self._prefilling.append(group)
+        # If its logits are not kept, the last token is computed again, which stores the same keys and values.
+        num_cached = len(entry.tokens) if whole is None else len(tokens)
+        group.num_cached = group.num_computed = min(num_cached, group.first_logits_at)
+
+    def _schedule_rows(self, copies: list[Copy]) -> list[BatchRow]:
+        """The rows that can decode in this step, each with a KV suffix that has room."""
         rows = [row for row in self._rows if row.sequence.token_ids]
-        copies += self._suffixes.close_gaps()
+        copies += self._cache.suffixes.close_gaps()
         new = [row for row in rows if row.suffix < 0]
         for row in new:
-            row.start = row.sequence.num_tokens - 1  # all but the newest are in the entry, drafted ones among them
-        self._suffixes.take(new)
-        rows = [row for row in rows if row.suffix_length < SUFFIX_TOKENS or self._settle(row, copies)]
+            row.start = row.sequence.num_tokens - 1  # the entry has all but the newest, drawn forced ids included
+        self._cache.suffixes.assign(new)
+        rows = [row for row in rows if row.suffix_length < SUFFIX_TOKENS or self._cache.flush_suffix(row, copies)]
         return sorted(rows, key=lambda row: row.suffix)
 
-    def _chunks(self, left: int) -> list[PrefillChunk]:
-        """Up to `left` prompt tokens, oldest prompts first."""
+    def _schedule_chunks(self, max_tokens: int) -> list[PrefillChunk]:
+        """Up to `max_tokens` prompt tokens, oldest groups first."""
         chunks = []
-        for prompt in self._computing:
-            assert prompt.entry is not None
-            stop = min(len(prompt.tokens), prompt.num_computed + left)
-            if prompt.first_wanted < stop < len(prompt.tokens):  # a draft is computed in one piece
-                stop = prompt.first_wanted
-            if stop > prompt.num_computed:
-                chunks.append(PrefillChunk(prompt, prompt.entry, prompt.num_computed, stop))
-                left -= stop - prompt.num_computed
+        for group in self._prefilling:
+            assert group.entry is not None
+            stop = min(len(group.tokens), group.num_computed + max_tokens)
+            if group.first_logits_at < stop < len(group.tokens):  # positions with logits belong to one chunk
+                stop = group.first_logits_at
+            if stop > group.num_computed:
+                chunks.append(PrefillChunk(group, group.entry, group.num_computed, stop))
+                max_tokens -= stop - group.num_computed
         return chunks
 
-    def _run(self, prompt: PrefillGroup) -> list[BatchRow]:
-        """Makes rows of the members of a prompt that has been computed."""
-        entry = prompt.entry
+    def _start_rows(self, group: PrefillGroup) -> list[BatchRow]:
+        """Makes rows of the members of a group whose prompt is computed."""
+        entry = group.entry
         assert entry is not None
-        entry.writers.remove(prompt)
-        rows = [BatchRow(member, entry, len(prompt.tokens)) for member in prompt.members]
+        entry.writers.remove(group)
+        rows = [BatchRow(member, entry, len(group.tokens)) for member in group.members]
         entry.readers += rows
         self._rows += rows
         return rows
-
-    def _start(self, prompt: PrefillGroup, copies: list[Copy]) -> None:
-        """Finds a entry for `prompt`, if there is one."""
-        tokens = prompt.tokens
-        found = _Found(0) if prompt.is_echoed else self._find(tokens)
-        whole = found.entry if found.in_entry == len(tokens) else None
-        if whole is not None and whole.writers:
-            whole = None  # a entry keeps the logits of one place: those that its writers draw from
-        is_ready = whole is not None and whole.logits_at == len(tokens) and whole.num_logits > prompt.num_forced_ids
-        entry = self._place(found, tokens, copies) if whole is None else whole
-        if entry is None:
-            return
-        self._num_started += 1
-        entry.used_at = self._num_started
-        self._waiting.remove(prompt)
-        entry.writers.append(prompt)
-        prompt.entry = entry
-        if is_ready:
-            prompt.num_cached = len(tokens) - prompt.num_forced_ids
-            self._held.append(prompt)
-            return
-        self._computing.append(prompt)
-        # Without its logits the last token is computed again; that stores what is there already.
-        remembered = len(entry.tokens) if whole is None else len(tokens)
-        prompt.num_cached = prompt.num_computed = min(remembered, prompt.first_wanted)
-
-    def _find(self, tokens: tuple[int, ...]) -> _Found:
-        """The longest beginning of `tokens` that is remembered."""
-        best = _Found(0)
-        lengths = {}
-        for entry in self._slots:
-            length = lengths[entry.index] = _common_length(entry.tokens, tokens)
-            if length > best.length:
-                best = _Found(length, entry, None, length)
-        for suffix, memory in self._suffixes.memories():
-            start = memory.start
-            if lengths[memory.entry.index] >= start:
-                length = start + _common_length(memory.tokens, tokens[start:])
-                if length > best.length:
-                    best = _Found(length, memory.entry, suffix, start)
-        return best
-
-    def _place(self, found: _Found, tokens: tuple[int, ...], copies: list[Copy]) -> PrefixCacheEntry | None:
-        """A entry whose tokens are the beginning of `tokens`; None if all entries are in use."""
-        source = found.entry
-        free = self._free_entry(besides=source)
-        if source is not None and not source.writers and source.num_relied_on() <= found.in_entry:
-            is_small_loss = len(source.tokens) <= 2 * found.in_entry
-            if is_small_loss or free is None:
-                self._truncate(source, found.in_entry)
-                self._append_suffix(found, source, tokens, copies)
-                return source
-        if free is not None:
-            self._truncate(free, 0)
-            if source is not None and found.length >= MIN_COPY:
-                copies.append(EntryCopy(source.index, free.index, found.in_entry))
-                free.tokens = list(tokens[: found.in_entry])
-                self._append_suffix(found, free, tokens, copies)
-        return free
-
-    def _append_suffix(
-        self, found: _Found, entry: PrefixCacheEntry, tokens: tuple[int, ...], copies: list[Copy]
-    ) -> None:
-        if found.suffix is not None:
-            length = found.length - found.in_entry
-            copies.append(SuffixCopy(found.suffix, entry.index, found.in_entry, length))
-            entry.tokens = list(tokens[: found.length])
-
-    def _settle(self, row: BatchRow, copies: list[Copy]) -> bool:
-        """Empties a full suffix into a entry; False if that has to wait for one."""
-        source, start = row.entry, row.start
-        if source.num_relied_on(besides=row) <= start:
-            entry = source
-            self._truncate(entry, start)
-        else:
-            free = self._free_entry(besides=source)
-            if free is None:
-                return False
-            entry = free
-            self._truncate(entry, 0)
-            copies.append(EntryCopy(source.index, entry.index, start))
-            source.readers.remove(row)
-            entry.readers.append(row)
-        copies.append(SuffixCopy(row.suffix, entry.index, start, row.suffix_length))
-        entry.tokens = list(row.sequence.tokens(0, row.position))
-        row.entry, row.start, row.suffix_length = entry, row.position, 0
-        return True
-
-    def _free_entry(self, besides: PrefixCacheEntry | None) -> PrefixCacheEntry | None:
-        """The entry used longest ago that nobody needs."""
-        free = [entry for entry in self._slots if entry.is_free and entry is not besides]
-        return min(free, key=lambda entry: entry.used_at, default=None)
-
-    def _truncate(self, entry: PrefixCacheEntry, length: int) -> None:
-        """Forgets all but a entry's first `length` tokens."""
-        del entry.tokens[length:]
-        if entry.logits_at > length:
-            entry.logits_at = 0
-        self._suffixes.forget(entry, length)
-
-
-def _common_length(ours: Iterable[int], theirs: Iterable[int]) -> int:
-    """Tokens that two sequences have in common from their beginning."""
-    length = 0
-    for own, other in zip(ours, theirs, strict=False):
-        if own != other:
-            break
-        length += 1
-    return length

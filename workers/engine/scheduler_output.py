@@ -1,20 +1,25 @@
-"""What a step of the engine consists of, and the places that it speaks of.
+"""What the scheduler hands to a runner: one step, as plain values.
 
-Plain values: the scheduler makes them, the runner carries them out.
+The scheduler makes these, runners execute them. Does not know tensors and devices.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from workers.engine.sequence import Sequence
 
-SUFFIX_TOKENS = 255  # with the position where the prompt hands over, a whole block of the attention
+if TYPE_CHECKING:
+    from workers.engine.prefix_cache import PrefixCacheEntry
+
+# Positions of a KV suffix: with the last position of the prompt, a whole number of the attention kernel's blocks.
+SUFFIX_TOKENS = 255
 
 
 @dataclass(frozen=True, slots=True)
 class EntryCopy:
-    """The first `length` tokens of entry `source`, to entry `target`."""
+    """Copies the first `length` tokens of the prefix-cache entry `source` to the entry `target`."""
 
     source: int
     target: int
@@ -23,7 +28,7 @@ class EntryCopy:
 
 @dataclass(frozen=True, slots=True)
 class SuffixCopy:
-    """The first `length` tokens of a suffix, to a entry, from position `start` on."""
+    """Copies the first `length` tokens of the KV suffix `suffix` to `entry`, from position `start` on."""
 
     suffix: int
     entry: int
@@ -33,7 +38,7 @@ class SuffixCopy:
 
 @dataclass(frozen=True, slots=True)
 class SuffixMove:
-    """The first `length` tokens of suffix `source`, to suffix `target`."""
+    """Copies the first `length` tokens of the KV suffix `source` to the KV suffix `target`."""
 
     source: int
     target: int
@@ -44,58 +49,52 @@ Copy = EntryCopy | SuffixCopy | SuffixMove
 
 
 @dataclass(eq=False, slots=True)
-class PrefixCacheEntry:
-    """A prompt's place in the cache."""
-
-    index: int
-    tokens: list[int] = field(default_factory=list)  # computed, from position 0 on
-    logits_at: int = 0  # tokens after which logits are kept; 0 is nowhere
-    num_logits: int = 0  # how many, the last of them there
-    readers: list[BatchRow] = field(default_factory=list)
-    writers: list[PrefillGroup] = field(default_factory=list)
-    used_at: int = 0
-
-    @property
-    def is_free(self) -> bool:
-        """Whether nobody needs what is in it; it may be remembered all the same."""
-        return not self.readers and not self.writers
-
-    def num_relied_on(self, besides: BatchRow | None = None) -> int:
-        """How many of its first tokens somebody reads, or will."""
-        lengths = [reader.start for reader in self.readers if reader is not besides]
-        return max([*lengths, *(len(writer.tokens) for writer in self.writers)], default=0)
-
-
-@dataclass(eq=False, slots=True)
 class PrefillGroup:
-    """A prompt that waits, is being computed, or has been before all its siblings came; and whom it is for.
+    """A prompt that is prefilled once for all sequences that continue it.
 
-    Its last tokens may be a draft of what the sequences say first: their logits are wanted, and those before them.
+    It waits for an entry, then its prompt is computed in chunks, then it may wait for siblings; after that each member
+    becomes a row of the batch.
+
+    Attributes:
+        tokens: the prompt, followed by `num_forced_ids` forced ids of the sequences.
+        members: the sequences; siblings that arrive later are added.
+        group_size: sequences announced for this prompt.
+        sibling_deadline: when the group stops waiting for them, in `time.monotonic()` seconds.
+        is_echoed: logits of every position are needed, so nothing may come from the prefix cache.
+        entry: where the prompt is computed; None while the group waits for an entry.
+        num_computed: tokens whose keys and values are in the entry.
+        num_cached: prompt tokens that were in the cache at the start.
+        num_forced_ids: forced ids at the end of `tokens`: logits after each of them are needed.
+        awaits_siblings: at the current step, so its members do not draw a token yet.
     """
 
     tokens: tuple[int, ...]
     members: list[Sequence]
-    group_size: int  # siblings that are to come
-    waits_until: float  # for siblings; time.monotonic() seconds
-    is_echoed: bool  # all its logits are wanted: nothing of it may come from the cache
-    entry: PrefixCacheEntry | None = None  # None while it waits
+    group_size: int
+    sibling_deadline: float
+    is_echoed: bool
+    entry: PrefixCacheEntry | None = None
     num_computed: int = 0
     num_cached: int = 0
     num_forced_ids: int = 0
-    is_held: bool = False  # as of the newest plan: its members do not draw yet, for siblings may come
+    awaits_siblings: bool = False
 
     @property
-    def first_wanted(self) -> int:
-        """The first position whose logits somebody draws from."""
+    def first_logits_at(self) -> int:
+        """The first position whose logits are needed."""
         return len(self.tokens) - 1 - self.num_forced_ids
 
 
 @dataclass(eq=False, slots=True)
 class BatchRow:
-    """A sequence that runs: its first `start` tokens are in a entry, the others in a suffix.
+    """A running sequence: a row of the batch.
 
-    The newest token is in neither: it is what the next step computes. Until then `start` may count tokens of a draft
-    that were not drawn.
+    The newest token of the sequence is the input of the next decode step. Keys and values of its first `start` tokens
+    are in an entry, those of the next `suffix_length` in a KV suffix. Before its first decode step `start` also counts
+    forced ids that were prefilled but not drawn.
+
+    Attributes:
+        suffix: index of the KV suffix; -1 before the first decode step.
     """
 
     sequence: Sequence
@@ -106,22 +105,13 @@ class BatchRow:
 
     @property
     def position(self) -> int:
-        """Of the token that the next step computes."""
+        """Of the newest token, which the next decode step computes."""
         return self.start + self.suffix_length
 
 
 @dataclass(frozen=True, slots=True)
-class CachedSuffix:
-    """What a suffix holds whose sequence has ended, and the entry and position that it continues."""
-
-    entry: PrefixCacheEntry
-    start: int
-    tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Tokens `start` to `stop` of a prompt, to be computed into a entry."""
+    """Tokens `start` to `stop` of a prefill group, computed into `entry`. The tokens before are there already."""
 
     prompt: PrefillGroup
     entry: PrefixCacheEntry
@@ -134,26 +124,35 @@ class PrefillChunk:
 
     @property
     def drawing(self) -> list[Sequence]:
-        """Who draws a token from what comes after it."""
-        return self.prompt.members if self.is_last and not self.prompt.is_held else []
+        """The sequences that draw their first token from the logits of this chunk."""
+        return self.prompt.members if self.is_last and not self.prompt.awaits_siblings else []
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step: the copies first, in their order, then all else at once."""
+    """One step. The copies come first, in their order; everything else is computed together.
+
+    Attributes:
+        rows: sequences that decode their newest token, ordered by KV suffix.
+        chunks: pieces of prompts to prefill.
+        ready: sequences that draw their first token from logits that the runner keeps: their prompt is in the cache.
+        allows_multi_step: the rows may run several decode steps. False while a group waits for siblings, which may
+            arrive at any moment.
+    """
 
     copies: list[Copy]
-    rows: list[BatchRow]  # compute the newest token of each; in the order of their suffixes
+    rows: list[BatchRow]
     chunks: list[PrefillChunk]
-    ready: list[BatchRow]  # nothing to compute: the logits after their prompt are kept
-    allows_multi_step: bool = True  # to further steps of the rows; not where somebody's siblings may come at any moment
+    ready: list[BatchRow]
+    allows_multi_step: bool = True
 
     def __bool__(self) -> bool:
+        """Whether there is anything to compute or draw."""
         return bool(self.rows or self.chunks or self.ready)
 
     @property
     def draws(self) -> list[Sequence]:
-        """Who gets a token: first the rows, then those whose prompt is complete, then the ready."""
-        members = [one for chunk in self.chunks for one in chunk.drawing]
+        """The sequences that draw a token: those of `rows`, of finished prompts in `chunks`, and of `ready`."""
+        prefilled = [sequence for chunk in self.chunks for sequence in chunk.drawing]
         rows = [row.sequence for row in self.rows]
-        return [*rows, *members, *(row.sequence for row in self.ready)]
+        return [*rows, *prefilled, *(row.sequence for row in self.ready)]

@@ -1,4 +1,4 @@
-"""The engine's door and its life: ends of sequences, refusals, failures, draining, the watchdog."""
+"""The engine in its thread: ends of sequences, refusals, failures, draining, the watchdog."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from tests.workers.engine.helpers import TINY, generate, running_engine, wait_until
-from workers.engine import result_stream
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.engine import Engine, EngineConfig, EngineState
 from workers.engine.model.loader import LoadedModel, ProgressFn
@@ -27,7 +26,6 @@ from workers.engine.request import (
     SamplingParams,
     SequenceOutput,
 )
-from workers.engine.result_stream import ResultStream
 
 LONG = SamplingParams(max_new_tokens=100)
 
@@ -36,7 +34,7 @@ def request(params: SamplingParams = LONG, **more: object) -> EngineRequest:
     return EngineRequest((1, 2, 3), params, 0, **more)  # type: ignore[arg-type]
 
 
-def test_steps_are_the_result(tiny: LoadedModel) -> None:
+def test_streamed_tokens_are_the_result(tiny: LoadedModel) -> None:
     params = SamplingParams(max_new_tokens=9, top_logprobs=2)
     with running_engine(tiny) as engine:
         *steps, last = engine.submit(request(params, stream=True)).outputs()
@@ -56,12 +54,12 @@ def test_steps_are_the_result(tiny: LoadedModel) -> None:
     assert last.decode_ms > 0
 
 
-def test_the_end_can_be_read_again(tiny: LoadedModel) -> None:
+def test_a_result_can_be_read_again(tiny: LoadedModel) -> None:
     with running_engine(tiny) as engine:
-        generation = engine.submit(request(SamplingParams(2)))
-        assert generation.result() is generation.result()
-        assert generation.next(0) is generation.result()
-        assert list(generation.outputs()) == [generation.result()]
+        stream = engine.submit(request(SamplingParams(2)))
+        assert stream.result() is stream.result()
+        assert stream.next(0) is stream.result()
+        assert list(stream.outputs()) == [stream.result()]
         slow = engine.submit(request())
         assert slow.next(0) is None
         slow.cancel()
@@ -99,21 +97,21 @@ def test_stop_strings_end_a_sequence(embedded: LoadedModel) -> None:
         assert "\n" not in tokenizer.decode(line.token_ids[: line.num_kept])
 
 
-def test_cancel_ends_within_a_step(tiny: LoadedModel) -> None:
+def test_a_cancelled_sequence_ends_within_a_step(tiny: LoadedModel) -> None:
     with running_engine(tiny, step_delay_s=0.02) as engine:
-        generation = engine.submit(request(stream=True))
-        generation.next()
+        stream = engine.submit(request(stream=True))
+        stream.next()
         start = time.monotonic()
-        generation.cancel()
-        finished = generation.result()
+        stream.cancel()
+        finished = stream.result()
         assert time.monotonic() - start < 0.5
         assert finished.finish_reason == "cancelled"
         assert 1 <= len(finished.token_ids) < 100
-        generation.cancel()
+        stream.cancel()
         wait_until(lambda: engine.status().num_running == 0)
 
 
-def test_deadline_returns_what_there_is(tiny: LoadedModel) -> None:
+def test_a_deadline_ends_a_sequence_with_the_tokens_it_has(tiny: LoadedModel) -> None:
     with running_engine(tiny, step_delay_s=0.02) as engine:
         finished = engine.submit(request(deadline=time.monotonic() + 0.15)).result()
         assert finished.finish_reason == "deadline"
@@ -132,17 +130,17 @@ def test_a_step_that_would_end_past_the_deadline_is_not_begun(tiny: LoadedModel)
         assert finished.ended_at < deadline
 
 
-def test_full_and_free_again(tiny: LoadedModel) -> None:
+def test_a_full_engine_refuses_until_a_sequence_ends(tiny: LoadedModel) -> None:
     with running_engine(tiny, max_batch=3, step_delay_s=0.005) as engine:
-        generations = [engine.submit(request()) for _ in range(3)]
+        streams = [engine.submit(request()) for _ in range(3)]
         with pytest.raises(EngineFull, match="3"):
             engine.submit(request())
         assert engine.status().num_running + engine.status().num_waiting == 3
-        generations[0].cancel()
-        generations[0].result()
+        streams[0].cancel()
+        streams[0].result()
         engine.submit(request(SamplingParams(1))).result()
-        for generation in generations:
-            generation.cancel()
+        for stream in streams:
+            stream.cancel()
 
 
 @pytest.mark.parametrize(
@@ -162,7 +160,7 @@ def test_full_and_free_again(tiny: LoadedModel) -> None:
         ((1,), SamplingParams(stop=("x",)), "tokenizer"),
     ],
 )
-def test_what_cannot_be_served_is_refused(
+def test_requests_that_the_model_can_never_serve_are_refused(
     tiny: LoadedModel, prompt: tuple[int, ...], params: SamplingParams, problem: str
 ) -> None:
     with running_engine(tiny) as engine, pytest.raises(InvalidPrompt, match=problem):
@@ -191,9 +189,9 @@ def test_a_fatal_error_ends_every_sequence(tiny: LoadedModel, monkeypatch: pytes
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(CpuRunner, "run", broken)
-    generations = [engine.submit(request()) for _ in range(3)]
-    for generation in generations:
-        finished = generation.result()
+    streams = [engine.submit(request()) for _ in range(3)]
+    for stream in streams:
+        finished = stream.result()
         assert finished.finish_reason == "error"
         assert "illegal memory access" in (finished.error or "")
     wait_until(lambda: bool(fatal))
@@ -203,26 +201,7 @@ def test_a_fatal_error_ends_every_sequence(tiny: LoadedModel, monkeypatch: pytes
     engine.stop(0)
 
 
-def test_one_sequences_error_is_its_own(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    from workers.engine.sequence import Sequence
-
-    append = Sequence.append
-
-    def picky(self: Sequence, step: GeneratedToken, eos_id: int | None, now: float) -> None:
-        if self.request.seed == 13:
-            raise ValueError("unlucky")
-        append(self, step, eos_id, now)
-
-    with running_engine(tiny) as engine:
-        monkeypatch.setattr(Sequence, "append", picky)
-        generations = [engine.submit(EngineRequest((1, 2), SamplingParams(5), seed)) for seed in (12, 13)]
-        good, bad = (generation.result() for generation in generations)
-        assert good.finish_reason == "length"
-        assert (bad.finish_reason, bad.error) == ("error", "ValueError: unlucky")
-        assert generate(engine, [1], SamplingParams(3)).finish_reason == "length"
-
-
-def test_a_load_that_fails_is_tried_again(tiny: LoadedModel) -> None:
+def test_a_failed_load_is_repeated(tiny: LoadedModel) -> None:
     states: list[tuple[str, str | None]] = []
     attempts: list[float] = []
 
@@ -254,7 +233,7 @@ def test_a_load_that_fails_is_tried_again(tiny: LoadedModel) -> None:
     engine.stop(0)
 
 
-def test_stop_ends_an_engine_that_cannot_load() -> None:
+def test_stop_ends_an_engine_whose_model_never_loads() -> None:
     def load(_: ProgressFn) -> LoadedModel:
         raise OSError("never")
 
@@ -265,7 +244,7 @@ def test_stop_ends_an_engine_that_cannot_load() -> None:
     wait_until(lambda: not any(thread.name == "engine" for thread in threading.enumerate()))
 
 
-def test_draining_lets_the_running_finish_and_takes_nothing_new(tiny: LoadedModel) -> None:
+def test_a_draining_engine_finishes_its_sequences_and_refuses_new_ones(tiny: LoadedModel) -> None:
     with running_engine(tiny, step_delay_s=0.005) as engine:
         running = engine.submit(request(SamplingParams(20)))
         stopper = threading.Thread(target=engine.stop, args=(30,))
@@ -278,14 +257,14 @@ def test_draining_lets_the_running_finish_and_takes_nothing_new(tiny: LoadedMode
         assert not stopper.is_alive()
 
 
-def test_draining_cancels_after_its_grace(tiny: LoadedModel) -> None:
+def test_a_draining_engine_cancels_after_its_grace(tiny: LoadedModel) -> None:
     with running_engine(tiny, step_delay_s=0.05) as engine:
         running = engine.submit(request())
         engine.stop(grace_s=0.2)
         assert running.result().finish_reason == "cancelled"
 
 
-def test_idle_costs_nothing(tiny: LoadedModel) -> None:
+def test_an_idle_engine_uses_no_cpu_time(tiny: LoadedModel) -> None:
     with running_engine(tiny) as engine:
         generate(engine, [1], SamplingParams(1))
         time.sleep(0.05)
@@ -331,28 +310,7 @@ def test_a_hang_ends_the_process() -> None:
     assert time.monotonic() - start < 30
 
 
-def test_torch_is_not_told_to_use_other_threads(tiny: LoadedModel) -> None:
+def test_torch_keeps_its_number_of_threads_by_default(tiny: LoadedModel) -> None:
     before = torch.get_num_threads()
     with running_engine(tiny, num_threads=None):
         assert torch.get_num_threads() == before
-
-
-def test_steps_that_follow_quickly_come_together(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_stream, "MAX_HELD_S", 1e6)
-    generation = ResultStream()
-    for token in range(17):
-        generation.put(GeneratedToken(token, -1.0))
-    groups: list[list[int]] = [[]]
-    while (step := generation.next(0)) is not None:
-        assert isinstance(step, GeneratedToken)
-        groups[-1].append(step.token_id)
-        if not generation.has_more:
-            groups.append([])
-    assert groups == [[0], [1], [2], [3], [4, 5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15], []]
-    monkeypatch.setattr(result_stream, "MAX_HELD_S", 0.0)
-    generation.put(GeneratedToken(17, -1.0))
-    assert generation.next(0) == GeneratedToken(16, -1.0)
-    generation.put(GeneratedToken(18, -1.0))
-    with running_engine(tiny) as engine:
-        generation.put(engine.submit(request(SamplingParams(2))).result())
-    assert [step.token_id for step in generation.outputs() if isinstance(step, GeneratedToken)] == [17, 18]

@@ -1,33 +1,29 @@
-"""What is remembered saves work and changes nothing: every bit is an uncached engine's."""
+"""The prefix cache saves work and changes nothing: every bit is the same as without it."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from tests.workers.engine.helpers import generate, random_ids, running_engine
-from workers.engine import scheduler
 from workers.engine.cpu import runner as model_runner
 from workers.engine.cpu.kv_cache import CacheShape
 from workers.engine.engine import Engine
 from workers.engine.model.loader import LoadedModel
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.runner import RunnerOutput
-from workers.engine.scheduler import Scheduler
 from workers.engine.scheduler_output import SchedulerOutput
 
 
-@contextmanager
-def forgetful_engine(loaded: LoadedModel) -> Iterator[Engine]:
-    """An engine that finds nothing in its cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Scheduler, "_find", lambda *_: scheduler._Found(0))
-        with running_engine(loaded) as engine:
-            yield engine
+def uncached(engine: Engine, requests: list[EngineRequest]) -> list[SequenceOutput]:
+    """What the requests give without the cache: a prompt whose log-probabilities are echoed is prefilled whole."""
+    streams = [engine.submit(replace(request, echo_logprobs=True)) for request in requests]
+    results = [stream.result() for stream in streams]
+    assert all(result.cached_tokens == 0 for result in results)
+    return results
 
 
 @dataclass
@@ -99,7 +95,7 @@ def same(ours: SequenceOutput, theirs: SequenceOutput) -> bool:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
-def test_a_random_editor(tiny_of: dict[str, LoadedModel], dtype: str) -> None:
+def test_random_edits_give_the_text_of_uncached_prompts(tiny_of: dict[str, LoadedModel], dtype: str) -> None:
     """300 edits in fp32 and 100 in the others; insert, delete, replace, undo, accept, anywhere."""
     loaded = tiny_of[dtype]
     num_cached = num_prompt = 0
@@ -114,16 +110,15 @@ def test_a_random_editor(tiny_of: dict[str, LoadedModel], dtype: str) -> None:
             asked.append((requests, finished))
             num_cached += finished[0].cached_tokens
             num_prompt += len(editor.prompt)
-    with forgetful_engine(loaded) as engine:
         for requests, finished in asked:
-            expected = [g.result() for g in [engine.submit(one) for one in requests]]
-            assert all(map(same, finished, expected))
-            assert expected[0].cached_tokens == 0
+            assert all(map(same, finished, uncached(engine, requests)))
     assert num_cached > 0.4 * num_prompt  # most keystrokes are cheap
 
 
 @pytest.mark.parametrize("num_entries", [1, 2, 5])
-def test_editors_that_do_not_wait(tiny: LoadedModel, num_entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlapping_edits_give_the_text_of_uncached_prompts(
+    tiny: LoadedModel, num_entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requests overlap, are cancelled by newer ones, and there are fewer entries than prompts."""
     monkeypatch.setattr(CacheShape, "num_entries", lambda *_: num_entries)
     rng = random.Random(num_entries)
@@ -142,17 +137,15 @@ def test_editors_that_do_not_wait(tiny: LoadedModel, num_entries: int, monkeypat
             while len(open_) > rng.randint(0, 7):
                 requests, generations = open_.pop(rng.randrange(len(open_)))
                 asked.append((requests, [one.result() for one in generations]))
-    with forgetful_engine(tiny) as engine:
         for requests, finished in asked:
-            for request, ours in zip(requests, finished, strict=True):
-                theirs = engine.submit(request).result()
+            for ours, theirs in zip(finished, uncached(engine, requests), strict=True):
                 number = len(ours.token_ids)
                 assert ours.token_ids == theirs.token_ids[:number]
                 assert ours.logprobs == theirs.logprobs[:number]
 
 
-def test_long_texts_outgrow_their_suffixes(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past 255 tokens a sequence needs a entry of its own; with one entry, they take turns."""
+def test_texts_longer_than_a_kv_suffix_continue_in_an_entry(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After SUFFIX_TOKENS tokens a sequence needs an entry; if there is only one, the sequences take turns."""
     params = SamplingParams(400, top_k=20)
     prompt = random_ids(random.Random(3), 200, tiny.config.vocab_size)
     requests = [EngineRequest(tuple(prompt), params, seed) for seed in range(3)]
@@ -169,7 +162,7 @@ def test_long_texts_outgrow_their_suffixes(tiny: LoadedModel, monkeypatch: pytes
         assert all(map(same, crowded, alone))
 
 
-def test_cached_tokens_tell_the_truth(tiny: LoadedModel) -> None:
+def test_cached_tokens_are_those_not_computed(tiny: LoadedModel) -> None:
     rng = random.Random(5)
     prompt = random_ids(rng, 60, tiny.config.vocab_size)
     params = SamplingParams(12, temperature=0)
@@ -179,7 +172,7 @@ def test_cached_tokens_tell_the_truth(tiny: LoadedModel) -> None:
         assert generate(engine, prompt, params).cached_tokens == 60
         assert generate(engine, prompt[:40], params).cached_tokens == 39
         assert generate(engine, [*prompt[:50], *random_ids(rng, 9, 512)], params).cached_tokens == 50
-        # The suggestion's last token was drawn and never computed.
+        # The last token of a suggestion has no keys and values: no step had it as input.
         accepted = [*prompt, *first.token_ids, 7]
         again = generate(engine, prompt, params)
         assert again.token_ids == first.token_ids
@@ -189,7 +182,7 @@ def test_cached_tokens_tell_the_truth(tiny: LoadedModel) -> None:
         assert len(echoed.prompt_logprobs) == 60
 
 
-def test_siblings_are_computed_once(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prompt_of_siblings_is_prefilled_once(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Announced as a group or not, as long as they arrive together."""
     computed = []
     run = model_runner.CpuRunner.run

@@ -21,7 +21,7 @@ from workers.engine.cpu.sampler import can_draw
 from workers.engine.interrupt import Interrupt
 from workers.engine.memory import cache_budget_bytes
 from workers.engine.model.gpt2 import LoadedModel
-from workers.engine.result_stream import MAX_HELD_S, NUM_TOLD_AT_ONCE
+from workers.engine.result_stream import MAX_DELIVERY_DELAY_S, NUM_DELIVERED_SINGLY
 from workers.engine.runner import RunnerOutput, draw_all, draw_of, num_left
 from workers.engine.scheduler import MAX_CHUNK
 from workers.engine.scheduler_output import SchedulerOutput
@@ -165,8 +165,8 @@ def max_call_s(sequence: Sequence, now: float) -> float:
     if request.deadline is not None:
         left_s = min(left_s, request.deadline - now)
     if request.sampling.stop or request.sampling.single_line:
-        left_s = min(left_s, MAX_HELD_S)  # it may end at any word
+        left_s = min(left_s, MAX_DELIVERY_DELAY_S)  # it may end at any word
     if request.stream:
         # The first tokens are streamed one at a time: a caller waits for the first word.
-        left_s = min(left_s, MAX_HELD_S if len(sequence.token_ids) >= NUM_TOLD_AT_ONCE else 0.0)
+        left_s = min(left_s, MAX_DELIVERY_DELAY_S if len(sequence.token_ids) >= NUM_DELIVERED_SINGLY else 0.0)
     return left_s

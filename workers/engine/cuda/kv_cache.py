@@ -1,10 +1,8 @@
-"""Keys and values on a device: one row of cells, in which prompts and suffixes have their stretches.
+"""The KV cache on a GPU: an array of KV slots, in which prefix-cache entries and KV suffixes are ranges.
 
-Knows memory. Refuses to know which tokens are where: the scheduler does.
-
-A cell holds a token's key and value of all heads, side by side, so that a token is stored with one
-copy. A text is read through a list of its cells, so that one that begins in a entry and goes on in
-a suffix is read like any other, and as far as it goes.
+A KV slot holds the key and value of one token for all heads, so a token is stored with one copy. A sequence is read by
+the indices of its slots, so one that starts in an entry and continues in a suffix needs no special case. Knows memory.
+Does not know which tokens are where: the scheduler does.
 """
 
 from __future__ import annotations
@@ -18,81 +16,81 @@ from workers.engine.memory import cache_budget_bytes
 from workers.engine.model.gpt2 import GPT2Config
 from workers.engine.scheduler_output import SUFFIX_TOKENS, Copy, EntryCopy, SuffixCopy, SuffixMove
 
-# Of the free memory; other workers of the device want some too, and so do graphs.
+# Of the free memory: other workers of the device and CUDA graphs need some, too.
 MEMORY_SHARE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class CellPlan:
-    """Which stretch of the cells is whose: entries first, then suffixes, then one cell for scrap."""
+class SlotLayout:
+    """The ranges of the KV slots: `n_ctx` for each entry, SUFFIX_TOKENS for each suffix, then the dummy slot."""
 
     num_entries: int
     max_sequences: int
     n_ctx: int
 
     @property
-    def num_cells(self) -> int:
-        return self.scrap + 1
+    def num_slots(self) -> int:
+        return self.dummy_slot + 1
 
     @property
-    def scrap(self) -> int:
-        """A cell that may be written by whoever has nothing to say; it is never believed."""
-        return self.suffix(self.max_sequences)
+    def dummy_slot(self) -> int:
+        """KV slot written by padding rows; its contents are ignored."""
+        return self.first_of_suffix(self.max_sequences)
 
-    def entry(self, index: int) -> int:
-        """The first cell of a entry."""
+    def first_of_entry(self, index: int) -> int:
+        """The first slot of an entry."""
         return index * self.n_ctx
 
-    def suffix(self, index: int) -> int:
-        """The first cell of a suffix."""
+    def first_of_suffix(self, index: int) -> int:
+        """The first slot of a suffix."""
         return self.num_entries * self.n_ctx + index * SUFFIX_TOKENS
 
-    def stretches(self, copy: Copy) -> tuple[int, int, int]:
-        """A copy's first cell to read, its first cell to write, and its number of cells."""
+    def ranges(self, copy: Copy) -> tuple[int, int, int]:
+        """The first slot that a copy reads, the first that it writes, and the number of slots."""
         match copy:
             case EntryCopy(source, target, length):
-                return self.entry(source), self.entry(target), length
+                return self.first_of_entry(source), self.first_of_entry(target), length
             case SuffixCopy(suffix, entry, start, length):
-                return self.suffix(suffix), self.entry(entry) + start, length
+                return self.first_of_suffix(suffix), self.first_of_entry(entry) + start, length
             case SuffixMove(source, target, length):
-                return self.suffix(source), self.suffix(target), length
+                return self.first_of_suffix(source), self.first_of_suffix(target), length
 
 
-class CellCache:
-    """Static storage, `layers` [layers, cells, 2, heads, head_size], zeroed."""
+class KVCache:
+    """Memory that stays where it is: `layers` [layers, slots, 2, heads, head_size]."""
 
     def __init__(self, config: GPT2Config, max_sequences: int, dtype: torch.dtype, device: torch.device) -> None:
         """
         Raises:
-            MemoryError: if the suffixes and one prompt do not fit in a share of the free memory.
+            MemoryError: if the suffixes and one entry do not fit in MEMORY_SHARE of the free memory.
         """
-        cell = (2, config.n_head, config.head_size)
-        cell_bytes = config.n_layer * 2 * config.n_embd * dtype.itemsize
+        slot_shape = (2, config.n_head, config.head_size)
+        slot_bytes = config.n_layer * 2 * config.n_embd * dtype.itemsize
         memory_bytes = _budget_bytes(device)
-        left = memory_bytes - (max_sequences * SUFFIX_TOKENS + 1) * cell_bytes
-        num_entries = min(max_sequences, left // (config.n_positions * cell_bytes))
+        left = memory_bytes - (max_sequences * SUFFIX_TOKENS + 1) * slot_bytes
+        num_entries = min(max_sequences, left // (config.n_positions * slot_bytes))
         if num_entries < 1:
             raise MemoryError(
-                f"{memory_bytes >> 20} MiB are too few for {max_sequences} sequences of this model; set a smaller batch"
+                f"{memory_bytes >> 20} MiB do not hold {max_sequences} sequences of this model; set a smaller batch"
             )
-        self.plan = CellPlan(num_entries, max_sequences, config.n_positions)
-        self.num_bytes = self.plan.num_cells * cell_bytes
-        # What is masked is multiplied by 0, and must be a number.
-        self.layers = torch.zeros(config.n_layer, self.plan.num_cells, *cell, dtype=dtype, device=device)
+        self.layout = SlotLayout(num_entries, max_sequences, config.n_positions)
+        self.num_bytes = self.layout.num_slots * slot_bytes
+        # Zeroed, as masked values are multiplied by 0 and must not be NaN.
+        self.layers = torch.zeros(config.n_layer, self.layout.num_slots, *slot_shape, dtype=dtype, device=device)
 
-    def write(self, layer: int, cells: Tensor, keys_values: Tensor) -> None:
-        """Stores [rows, 2, heads, head_size] in the `cells` [rows]."""
-        self.layers[layer].index_copy_(0, cells, keys_values)
+    def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
+        """Stores [rows, 2, heads, head_size] in `slots` [rows]."""
+        self.layers[layer].index_copy_(0, slots, keys_values)
 
-    def read(self, layer: int, cells: Tensor) -> tuple[Tensor, Tensor]:
-        """`cells` [texts, length] → keys and values, each [texts, heads, length, head_size]."""
-        held = self.layers[layer].index_select(0, cells.flatten())
-        keys, values = held.view(*cells.shape, *held.shape[1:]).permute(2, 0, 3, 1, 4).unbind(0)
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """`slots` [sequences, length] → keys and values, each [sequences, heads, length, head_size]."""
+        gathered = self.layers[layer].index_select(0, slots.flatten())
+        keys, values = gathered.view(*slots.shape, *gathered.shape[1:]).permute(2, 0, 3, 1, 4).unbind(0)
         return keys, values
 
-    def copy(self, one: Copy) -> None:
-        """Copies tokens from place to place, in all layers."""
-        source, target, length = self.plan.stretches(one)
+    def copy(self, copy: Copy) -> None:
+        """Copies the keys and values of tokens in all layers."""
+        source, target, length = self.layout.ranges(copy)
         self.layers[:, target : target + length] = self.layers[:, source : source + length]
 
 

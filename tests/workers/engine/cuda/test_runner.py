@@ -1,12 +1,11 @@
-"""The GPU's path, computed on the CPU: the same text as the CPU's path, and harm to nobody.
+"""The GPU path, computed on the CPU: the same text as the CPU path.
 
-"cpu:0" is the CPU as a device like any other: plain kernels, and `CudaRunner`, which captures
-nothing there. What only a GPU can show is at the end.
+The device "cpu:0" selects plain torch kernels and `CudaRunner`, which captures no graphs there. Tests that need a GPU
+are at the end.
 """
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import chisquare
+from structlog.testing import capture_logs
 from transformers import GPT2LMHeadModel
 
 from tests.workers.engine.helpers import (
@@ -33,20 +33,22 @@ from workers.engine.cuda.graphs import (
     POSITION,
     START,
     Batch,
-    Drawn,
+    Program,
+    StepResult,
     batch_sizes,
+    bucket_for,
     draw,
-    fitting,
-    text_lengths,
+    length_buckets,
 )
-from workers.engine.cuda.kv_cache import CellCache, CellPlan
+from workers.engine.cuda.kv_cache import KVCache, SlotLayout
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.engine import Engine
 from workers.engine.model.loader import LoadedModel, build, load_model
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
+from workers.engine.runner import RunnerOutput
 from workers.engine.sampling import Draw, limits, sample, uniform
 from workers.engine.scheduler import MAX_CHUNK
-from workers.engine.scheduler_output import SUFFIX_TOKENS, EntryCopy, SuffixCopy, SuffixMove
+from workers.engine.scheduler_output import SUFFIX_TOKENS, EntryCopy, SchedulerOutput, SuffixCopy, SuffixMove
 
 DEVICE = "cpu:0"
 CPU = torch.device(DEVICE)
@@ -65,19 +67,19 @@ def make_batch(loaded: LoadedModel, size: int, seed: int = 0) -> Batch:
     """A batch over a cache of 3 entries and 8 suffixes, full of random numbers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_cache, "_budget_bytes", lambda _: budget_for(3, 8))
-        cache = CellCache(TINY, 8, torch.float32, CPU)
+        cache = KVCache(TINY, 8, torch.float32, CPU)
     cache.layers.normal_(generator=torch.Generator().manual_seed(seed))
     return Batch(loaded.model, cache, size)
 
 
 def budget_for(num_entries: int, max_sequences: int) -> int:
-    """Bytes that hold so many entries and suffixes of TINY, and not another entry."""
-    cell_bytes = TINY.n_layer * 2 * TINY.n_embd * 4
-    return CellPlan(num_entries, max_sequences, TINY.n_positions).num_cells * cell_bytes
+    """Bytes that hold `num_entries` entries and `max_sequences` suffixes of TINY, and no other entry."""
+    slot_bytes = TINY.n_layer * 2 * TINY.n_embd * 4
+    return SlotLayout(num_entries, max_sequences, TINY.n_positions).num_slots * slot_bytes
 
 
 def results(engine: Engine, requests: list[EngineRequest]) -> list[SequenceOutput]:
-    return [generation.result() for generation in [engine.submit(one) for one in requests]]
+    return [stream.result() for stream in [engine.submit(one) for one in requests]]
 
 
 def assert_same(ours: SequenceOutput, theirs: SequenceOutput) -> None:
@@ -89,14 +91,14 @@ def assert_same(ours: SequenceOutput, theirs: SequenceOutput) -> None:
         assert dict(our_top) == pytest.approx(dict(their_top), abs=1e-3)
 
 
-def test_sizes() -> None:
+def test_buckets() -> None:
     assert batch_sizes(48) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
     assert batch_sizes(5) == (1, 2, 3, 4, 5)
     assert batch_sizes(1) == (1,)
-    assert text_lengths(640) == (64, 128, 256, 512, 640)
-    assert text_lengths(64) == (64,)
+    assert length_buckets(640) == (64, 128, 256, 512, 640)
+    assert length_buckets(64) == (64,)
     assert CHUNK_SIZES[-1] >= MAX_CHUNK
-    assert [fitting((1, 2, 4), number) for number in (1, 2, 3, 4)] == [1, 2, 4, 4]
+    assert [bucket_for((1, 2, 4), number) for number in (1, 2, 3, 4)] == [1, 2, 4, 4]
 
 
 def test_greedy_text_is_transformers() -> None:
@@ -117,7 +119,7 @@ def test_greedy_text_is_transformers() -> None:
 
 
 def kinds_of_draws() -> Iterator[SamplingParams]:
-    """Those that a step draws, and those that it leaves to others."""
+    """Those that the graph of a step draws, and those that `sample` does."""
     for number in (3, 17, 30):
         yield SamplingParams(number)
         yield SamplingParams(number, temperature=0)
@@ -128,8 +130,8 @@ def kinds_of_draws() -> Iterator[SamplingParams]:
         yield SamplingParams(number, temperature=0, first_rank=70, top_logprobs=3)
 
 
-def test_every_kind_of_draw_is_the_cpus(tiny: LoadedModel, device_tiny: LoadedModel) -> None:
-    """Prompts that are shared, remembered whole or in part, ready, echoed; in a mixed crowd."""
+def test_every_kind_of_draw_gives_the_cpu_paths_tokens(tiny: LoadedModel, device_tiny: LoadedModel) -> None:
+    """Prompts that are shared, cached whole or in part, echoed; in mixed batches."""
     rng = random.Random(1)
     prompts = [random_ids(rng, length, TINY.vocab_size) for length in (5, 40, 300)]
     prompts.append([*prompts[1][:30], *random_ids(rng, 90, TINY.vocab_size)])
@@ -150,10 +152,10 @@ def test_every_kind_of_draw_is_the_cpus(tiny: LoadedModel, device_tiny: LoadedMo
 
 
 @pytest.mark.parametrize("num_entries", [1, 4])
-def test_editors_get_the_cpus_text(
+def test_overlapping_edits_give_the_cpu_paths_text(
     tiny: LoadedModel, device_tiny: LoadedModel, num_entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Edits anywhere, requests that overlap and are cancelled, hardly a entry for each."""
+    """Edits anywhere; requests overlap and are cancelled; there are fewer entries than prompts."""
     monkeypatch.setattr(cuda_cache, "_budget_bytes", lambda _: budget_for(num_entries, 24))
     rng = random.Random(num_entries)
     texts = [random_ids(rng, 200, TINY.vocab_size) for _ in range(2)]
@@ -174,8 +176,8 @@ def test_editors_get_the_cpus_text(
             if rng.random() < 0.3:
                 rng.choice(open_[-1][1]).cancel()
             while len(open_) > rng.randint(0, 6):
-                requests, generations = open_.pop(rng.randrange(len(open_)))
-                finished = [one.result() for one in generations]
+                requests, streams = open_.pop(rng.randrange(len(open_)))
+                finished = [one.result() for one in streams]
                 asked += zip(requests, finished, strict=True)
                 if rng.random() < 0.5:
                     text += finished[-1].token_ids
@@ -186,7 +188,7 @@ def test_editors_get_the_cpus_text(
             assert ours.token_ids == theirs.token_ids[: len(ours.token_ids)]
 
 
-def test_texts_that_outgrow_their_suffixes(tiny: LoadedModel, device_tiny: LoadedModel) -> None:
+def test_texts_longer_than_a_kv_suffix_continue_in_an_entry(tiny: LoadedModel, device_tiny: LoadedModel) -> None:
     prompt = tuple(random_ids(random.Random(3), 200, TINY.vocab_size))
     requests = [EngineRequest(prompt, SamplingParams(SUFFIX_TOKENS + 30 + seed, top_k=20), seed) for seed in range(3)]
     with running_engine(tiny) as engine:
@@ -196,70 +198,87 @@ def test_texts_that_outgrow_their_suffixes(tiny: LoadedModel, device_tiny: Loade
             assert_same(ours, expected)
 
 
-def test_steps_are_sent_off_in_groups(
+def test_predictable_steps_are_launched_together(
     tiny: LoadedModel, device_tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nobody comes or goes: ever more at once, none past the end, and the same text."""
-    groups: list[int] = []
-    send = CudaRunner._send
+    """Ever more while the sequences stay the same, none past the end, and the same text."""
+    num_steps: list[int] = []
+    call = Program.__call__
 
-    def counting(self: CudaRunner, *args: Any, **more: Any) -> None:
-        before = len(self._flights)
-        send(self, *args, **more)
-        groups.append(len(self._flights) - before)
+    def counting(self: Program[Any]) -> Any:
+        result = call(self)
+        if isinstance(result, StepResult):
+            num_steps[-1] += 1
+        return result
+
+    run = CudaRunner.run
+
+    def one_run(self: CudaRunner, plan: SchedulerOutput) -> RunnerOutput:
+        num_steps.append(0)
+        return run(self, plan)
 
     kinds = (SamplingParams(40), SamplingParams(40, top_logprobs=1))
     asked = [[EngineRequest((5,) * 9, params, seed, group=("g", 3)) for seed in range(3)] for params in kinds]
     with running_engine(tiny) as engine:
         theirs = [results(engine, requests) for requests in asked]
     with running_engine(device_tiny) as engine:
-        monkeypatch.setattr(CudaRunner, "_send", counting)
+        monkeypatch.setattr(Program, "__call__", counting)
+        monkeypatch.setattr(CudaRunner, "run", one_run)
         for params, requests, expected in zip(kinds, asked, theirs, strict=True):
-            groups.clear()
+            num_steps.clear()
             for ours, its in zip(results(engine, requests), expected, strict=True):
                 assert_same(ours, its)
-            assert sum(groups) == 39  # the first token comes with the prompt
-            assert max(groups) == (1 if params.top_logprobs else 5)
+            assert sum(num_steps) == 39  # the first token is drawn from the prompt's logits
+            assert max(num_steps) == (1 if params.top_logprobs else 5)
 
 
-def test_what_is_in_flight_when_others_leave(tiny: LoadedModel, device_tiny: LoadedModel) -> None:
-    """Those between are cancelled: the last one's suffix moves, with steps of it sent off."""
+def test_in_flight_steps_survive_the_end_of_other_sequences(tiny: LoadedModel, device_tiny: LoadedModel) -> None:
+    """The sequences between are cancelled: the suffix of the last moves while steps of it are in flight."""
     requests = [EngineRequest((7, 8, 9), SamplingParams(90), seed, stream=True) for seed in range(14)]
     with running_engine(tiny) as engine:
         theirs = [one.token_ids for one in results(engine, requests)]
     with running_engine(device_tiny) as engine:
         for num_tokens in (9, 10, 12, 15):
-            generations = [engine.submit(one) for one in requests]
+            streams = [engine.submit(one) for one in requests]
             for _ in range(num_tokens):
-                generations[-1].next()
-            for one in generations[1:-1]:
+                streams[-1].next()
+            for one in streams[1:-1]:
                 one.cancel()
-            for number, one in enumerate(generations):
+            for number, one in enumerate(streams):
                 token_ids = one.result().token_ids
                 assert token_ids == theirs[number][: len(token_ids)]
                 assert len(token_ids) == 90 or 0 < number < 13
 
 
-def test_company_and_padding_change_nothing(device_tiny: LoadedModel) -> None:
-    """Three texts in a batch of three and in one of eight; what is not theirs stays as it is."""
-    outs: list[Drawn] = []
+def test_other_rows_and_padding_change_nothing(device_tiny: LoadedModel) -> None:
+    """Three sequences in a batch of three and of eight; no KV slot changes but theirs and the dummy slot."""
+    outs: list[StepResult] = []
     tables = []
     for size in (3, 8):
         batch = make_batch(device_tiny, size)
-        plan = batch._cache.plan
-        before = batch._cache.layers.clone()
-        written = {plan.scrap}
+        layout = batch.cache.layout
+        before = batch.cache.layers.clone()
+        written = {layout.dummy_slot}
         for column, (entry, start, suffix, length) in enumerate([(0, 60, 4, 3), (2, 1, 0, 0), (0, 50, 7, 12)]):
-            whole = (column, start, plan.entry(entry), plan.suffix(suffix) - start, 1, start + length, 0)
+            integers = (
+                column,
+                start,
+                layout.first_of_entry(entry),
+                layout.first_of_suffix(suffix) - start,
+                1,
+                start + length,
+                0,
+            )
             uniforms = [uniform(column, step) for step in range(16)]
-            numbers = [*whole, column, 50, 0.9, *uniforms]
+            numbers = [*integers, column, 50, 0.9, *uniforms]
             batch.table[:, column] = torch.tensor(numbers, dtype=torch.float64)
-            written |= {plan.suffix(suffix) + length, plan.suffix(suffix) + length + 1}
+            first = layout.first_of_suffix(suffix)
+            written |= {first + length, first + length + 1}
         with torch.inference_mode():
             batch.programs[64]()
             outs.append(batch.programs[128]())
         tables.append(batch.table[:, :3])
-        changed = (batch._cache.layers != before).flatten(2).any(2).any(0).nonzero()
+        changed = (batch.cache.layers != before).flatten(2).any(2).any(0).nonzero()
         assert set(changed.flatten().tolist()) <= written
         assert (batch.table[POSITION : AT + 1, 3:] == 0).all()
     assert torch.allclose(outs[0].logits, outs[1].logits[:3], atol=1e-4)
@@ -268,18 +287,18 @@ def test_company_and_padding_change_nothing(device_tiny: LoadedModel) -> None:
     assert tables[0][POSITION].tolist() == [65, 3, 64]
 
 
-def test_a_kernel_of_its_own_takes_the_attentions_place(
+def test_another_attention_kernel_replaces_plain_torch(
     tiny: LoadedModel, device_tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one program for all lengths; the kernel is written as plainly as can be."""
+    """One program then serves all lengths. The kernel here is a reference in a few lines."""
 
-    def attend(qkv: torch.Tensor, cells: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def attend(qkv: torch.Tensor, slots: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         means = []
         for row, (_, start, entry, suffix, _, position, _) in zip(qkv, places.T, strict=True):
-            query, *new = row.view(3, *cells.shape[2:])
-            cells[suffix + position] = torch.stack(new)
+            query, *new = row.view(3, *slots.shape[2:])
+            slots[suffix + position] = torch.stack(new)
             read = [*range(entry, entry + start), *range(suffix + start, suffix + position + 1)]
-            keys, values = cells[read].permute(1, 2, 0, 3)
+            keys, values = slots[read].permute(1, 2, 0, 3)
             means.append(((query[:, None] @ keys.mT).softmax(-1) @ values).flatten())
         return torch.stack(means)
 
@@ -294,17 +313,17 @@ def test_a_kernel_of_its_own_takes_the_attentions_place(
 
 
 def test_copies() -> None:
-    plan = CellPlan(num_entries=2, max_sequences=3, n_ctx=1024)
-    assert plan.stretches(EntryCopy(0, 1, 7)) == (0, 1024, 7)
-    assert plan.stretches(SuffixCopy(2, 1, 100, 9)) == (2048 + 2 * SUFFIX_TOKENS, 1124, 9)
-    assert plan.stretches(SuffixMove(2, 0, 9)) == (2048 + 2 * SUFFIX_TOKENS, 2048, 9)
-    assert plan.scrap == 2048 + 3 * SUFFIX_TOKENS
+    layout = SlotLayout(num_entries=2, max_sequences=3, n_ctx=1024)
+    assert layout.ranges(EntryCopy(0, 1, 7)) == (0, 1024, 7)
+    assert layout.ranges(SuffixCopy(2, 1, 100, 9)) == (2048 + 2 * SUFFIX_TOKENS, 1124, 9)
+    assert layout.ranges(SuffixMove(2, 0, 9)) == (2048 + 2 * SUFFIX_TOKENS, 2048, 9)
+    assert layout.dummy_slot == 2048 + 3 * SUFFIX_TOKENS
 
 
-def test_too_little_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_cache, "_budget_bytes", lambda _: budget_for(1, 8) - 1)
     with pytest.raises(MemoryError, match="smaller batch"):
-        CellCache(TINY, 8, torch.float32, CPU)
+        KVCache(TINY, 8, torch.float32, CPU)
 
 
 def test_int8_is_not_for_a_gpu() -> None:
@@ -321,10 +340,10 @@ def draw_each(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
     return [int(number) for number in tokens[0]]
 
 
-def test_draws_are_the_samplers() -> None:
+def test_draws_are_those_of_sample() -> None:
     rng = random.Random(4)
     logits = 3 * torch.randn(400, 1000, generator=torch.Generator().manual_seed(4))
-    logits[::5] = logits[::5].round()  # equals among the likeliest
+    logits[::5] = logits[::5].round()  # ties among the likeliest
     draws = [
         Draw(
             SamplingParams(
@@ -357,7 +376,7 @@ def test_draws_follow_the_distribution() -> None:
 
 
 def gpu_texts(loaded: LoadedModel) -> list[SequenceOutput]:
-    """A crowd, then three siblings alone, whose steps are sent off in groups."""
+    """Requests one by one, then three siblings, whose steps are launched together."""
     rng = random.Random(6)
     vocab_size = loaded.config.vocab_size
     crowd = [
@@ -366,20 +385,21 @@ def gpu_texts(loaded: LoadedModel) -> list[SequenceOutput]:
     ]
     siblings = [EngineRequest(crowd[2].prompt_ids, SamplingParams(60), seed, group=("g", 3)) for seed in range(3)]
     with running_engine(loaded) as engine:
-        # Alone, so that batches are the same each time.
+        # One by one, so that batches are the same each time.
         alone = [results(engine, [one])[0] for one in crowd]
         return [*alone, *results(engine, siblings), *results(engine, siblings)]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_graphs_change_nothing(dtype: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_cuda_graphs_change_nothing(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load_model(CHECKPOINT, device="cuda", dtype=dtype)
-    with caplog.at_level(logging.INFO):
+    with capture_logs() as logs:
         captured = gpu_texts(loaded)
-    assert "captured in" in caplog.text
-    assert "not everything" not in caplog.text
-    monkeypatch.setattr(CudaRunner, "_capture", lambda _: None)
+    events = [entry["event"] for entry in logs]
+    assert "cuda_graphs_captured" in events
+    assert "cuda_graph_capture_failed" not in events
+    monkeypatch.setattr(Program, "capture", lambda *_: None)
     for ours, theirs in zip(captured, gpu_texts(loaded), strict=True):
         assert_same(ours, theirs)
 
@@ -387,13 +407,13 @@ def test_graphs_change_nothing(dtype: str, monkeypatch: pytest.MonkeyPatch, capl
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("heads", "head_size"), [(12, 64), (4, 24)])
-def test_the_kernel_is_its_twin(dtype: torch.dtype, heads: int, head_size: int) -> None:
-    cuda_kernels = pytest.importorskip("workers.engine.cuda_kernels")
-    assert cuda_kernels.is_right(heads, head_size, dtype, torch.device("cuda"))
+def test_the_triton_kernel_is_correct(dtype: torch.dtype, heads: int, head_size: int) -> None:
+    cuda_kernels = pytest.importorskip("workers.engine.cuda.kernels")
+    assert cuda_kernels.is_correct(heads, head_size, dtype, torch.device("cuda"))
 
 
 @pytest.mark.gpu
-def test_without_the_kernel_the_text_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_is_the_same_without_the_triton_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load_model(CHECKPOINT, device="cuda", dtype="fp32")
     ours = gpu_texts(loaded)
     monkeypatch.setattr(cuda_runner, "_kernel", lambda *_: None)
@@ -402,7 +422,7 @@ def test_without_the_kernel_the_text_is_the_same(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.gpu
-def test_gpu_greedy_text_is_the_cpus() -> None:
+def test_greedy_text_on_a_gpu_is_that_of_the_cpu() -> None:
     params = SamplingParams(40, temperature=0)
     texts = []
     for device in ("cpu", "cuda"):

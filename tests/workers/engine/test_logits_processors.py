@@ -1,0 +1,109 @@
+"""Each logits processor and warper does what transformers' class of that name does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from workers.engine.draw import Draw
+from workers.engine.logits_processors import all_limits, apply_constraint, limits, penalize_repetition, process, warp
+from workers.engine.request import SamplingParams
+from workers.text.token_healing import AllowedTokens
+
+VOCAB = 300
+OFF = SamplingParams(temperature=1, top_k=0, top_p=0)
+
+
+def logits_for(*seeds: int) -> torch.Tensor:
+    return torch.stack([3 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+
+
+def warped(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalised probabilities of the candidates of one row, and their ids."""
+    values, ids = logits.sort(descending=True)
+    probs = warp(values[None], [torch.tensor([[limit]], dtype=torch.float64) for limit in all_limits(params)])[0]
+    return probs / probs.sum(), ids
+
+
+@given(st.floats(0.5, 3), st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20), st.integers(0, 99))
+@settings(max_examples=50, deadline=None)
+def test_repetition_penalty_is_transformers_to_the_bit(penalty: float, seen: list[int], seed: int) -> None:
+    logits = logits_for(seed)
+    ours = penalize_repetition(logits, [Draw(SamplingParams(repetition_penalty=penalty), 0, 0, seen)])
+    assert torch.equal(ours, RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([seen]), logits.clone()))
+
+
+def test_a_row_without_a_penalty_is_not_changed() -> None:
+    logits = logits_for(1, 2)
+    before = logits.clone()
+    draws = [Draw(SamplingParams(repetition_penalty=2.0), 0, 0, [7]), Draw(SamplingParams(), 0, 0)]
+    ours = penalize_repetition(logits, draws)
+    assert torch.equal(ours[1], logits[1])
+    assert (ours[0] != logits[0]).nonzero().tolist() == [[7]]
+    assert torch.equal(logits, before)
+    assert process(logits, draws[1:] * 2) is logits
+
+
+def test_a_constraint_leaves_the_allowed_tokens_and_the_likeliest_exception() -> None:
+    allowed = AllowedTokens(allowed=(3, 5, 70), if_likeliest=(9, 10), longer=frozenset({70}))
+    logits = logits_for(3)
+    logits[0, 9] = logits.max() + 1
+    draws = [Draw(OFF, 0, 0, constraint=allowed)]
+    constrained = apply_constraint(logits, draws)
+    assert constrained.isfinite().nonzero()[:, 1].tolist() == [3, 5, 9, 70]
+    assert torch.equal(constrained[0, [3, 5, 9, 70]], logits[0, [3, 5, 9, 70]])
+    logits[0, 200] = logits.max() + 1
+    assert apply_constraint(logits, draws).isfinite().nonzero()[:, 1].tolist() == [3, 5, 70]
+
+
+def test_a_rank_applies_to_continuations_only() -> None:
+    allowed = AllowedTokens(allowed=(3, 5, 70), if_likeliest=(), longer=frozenset({5, 70}))
+    logits = torch.zeros(1, VOCAB)
+    logits[0, [3, 5, 70]] = torch.tensor([1.0, 3.0, 2.0])
+    draw = Draw(SamplingParams(temperature=0, first_rank=1), 0, 0, constraint=allowed, is_first=True)
+    assert apply_constraint(logits, [draw]).isfinite().nonzero()[:, 1].tolist() == [70]
+    logits[0, 3] = 4.0  # the likeliest carries no new text: every sibling begins with it
+    assert apply_constraint(logits, [draw]).isfinite().nonzero()[:, 1].tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        OFF,
+        SamplingParams(temperature=0.7, top_k=0, top_p=0),
+        SamplingParams(temperature=1, top_k=17, top_p=0),
+        SamplingParams(temperature=1, top_k=0, top_p=0.8),
+        SamplingParams(temperature=1.3, top_k=40, top_p=0.6),
+    ],
+    ids=str,
+)
+def test_warpers_are_transformers(params: SamplingParams) -> None:
+    logits = logits_for(4)
+    probs, ids = warped(logits[0], params)
+    scores = TemperatureLogitsWarper(float(params.temperature))(torch.empty(0), logits.double())
+    if params.top_k:
+        scores = TopKLogitsWarper(params.top_k)(torch.empty(0), scores)
+    if params.top_p:
+        scores = TopPLogitsWarper(params.top_p)(torch.empty(0), scores)
+    expected = scores.softmax(-1)[0, ids]
+    assert ((probs > 0) == (expected > 0)).all()
+    torch.testing.assert_close(probs, expected, rtol=1e-9, atol=0)
+
+
+def test_disabled_parameters_have_limits_that_change_nothing() -> None:
+    probs, ids = warped(logits_for(5)[0], SamplingParams(temperature=1, top_k=0, top_p=1))
+    torch.testing.assert_close(probs, logits_for(5)[0].double().softmax(-1)[ids])
+
+
+def test_limits_of_kernels_are_those_of_the_first_warpers() -> None:
+    params = SamplingParams(temperature=0, top_k=0, top_p=0.4)
+    assert limits(params) == (1.0, float("inf"), 0.4)
+    assert all_limits(params)[:3] == limits(params)

@@ -1,0 +1,71 @@
+"""A draw: all that the choice of one token depends on besides the logits. Plain values; no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workers.engine.request import SamplingParams
+from workers.text.token_healing import AllowedTokens
+
+# Draws that need no more of the likeliest tokens than this share one `topk`, and kernels can take them. The width is
+# fixed: if it were the batch's largest top_k, the order of equal logits could depend on the other rows of the batch.
+NUM_CANDIDATES = 64
+_MASK_64 = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How the next token of one row of logits is chosen.
+
+    Attributes:
+        position: of the token among the generated ones, from 0.
+        seen: token ids of the prompt and the generated text; empty unless repetition is penalised.
+        constraint: the tokens allowed next; None if any is.
+        is_first: no generated token carries new text yet.
+    """
+
+    params: SamplingParams
+    seed: int
+    position: int
+    seen: Sequence[int] = ()
+    constraint: AllowedTokens | None = None
+    is_first: bool = False
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in (0, 1) that depends on nothing but `seed` and `position`.
+
+    It is output `position` of SplitMix64 started from the mixed seed, reduced to 52 bits. Source: Steele, Lea, Flood,
+    "Fast splittable pseudorandom number generators", OOPSLA 2014.
+    """
+    bits = _mix(_mix(seed & _MASK_64) + (position + 1) * _GOLDEN & _MASK_64)
+    return ((bits >> 12) + 0.5) * 2.0**-52
+
+
+def _mix(z: int) -> int:
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK_64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK_64
+    return z ^ (z >> 31)
+
+
+def rank(draw: Draw) -> int:
+    """Which of the likeliest tokens a greedy draw takes, from 0."""
+    is_ranked = draw.params.temperature == 0 and draw.is_first
+    return draw.params.first_rank if is_ranked else 0
+
+
+def num_needed(draw: Draw) -> float:
+    """How many of the likeliest tokens the draw has to choose from; infinity if all."""
+    if draw.params.temperature == 0:
+        return rank(draw) + 1
+    return draw.params.top_k or float("inf")
+
+
+def is_plain(params: SamplingParams) -> bool:
+    """Whether a draw is shaped by temperature, top-k and top-p only, and reports one log-probability.
+
+    That is all that the kernels implement; `sampling.sample` implements every parameter.
+    """
+    return params.repetition_penalty == 1 and params.top_logprobs == 0

@@ -1,0 +1,151 @@
+"""Logits processors and warpers: what sampling parameters do to a distribution before a token is drawn from it.
+
+`PROCESSORS` change the logits of a whole vocabulary, one row for each draw. `SCORE_WARPERS` and `PROBABILITY_WARPERS`
+follow: they see only the candidates of a draw, likeliest first, before and after the softmax. The order is that of
+transformers' `generate`: repetition penalty, constraint, temperature, top-k, top-p. To add a sampling parameter, append
+a processor or a warper here, and exclude it from `draw.is_plain` unless the kernels implement it.
+
+Knows logits and draws. Does not know models, sequences, and how tokens are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workers.engine.draw import Draw, rank
+from workers.engine.request import SamplingParams
+
+# [rows, vocab] float32 and the draw of each row → logits of the same shape; the argument is never changed.
+LogitsProcessor = Callable[[Tensor, Sequence[Draw]], Tensor]
+
+
+def penalize_repetition(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Divides positive logits of the tokens seen so far by the penalty, and multiplies negative ones with it.
+
+    Source: CTRL (Keskar et al. 2019), as implemented by transformers' RepetitionPenaltyLogitsProcessor.
+
+    Returns:
+        `logits` itself if no row has a penalty.
+    """
+    if all(draw.params.repetition_penalty == 1 for draw in draws):
+        return logits
+    penalized = logits.clone()
+    for row, draw in zip(penalized, draws, strict=True):
+        penalty = draw.params.repetition_penalty
+        if penalty != 1:
+            seen = torch.tensor(sorted(set(draw.seen)), device=logits.device)
+            values = row[seen]
+            row[seen] = torch.where(values < 0, values * penalty, values / penalty)
+    return penalized
+
+
+def apply_constraint(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Sets the logits of tokens that a draw's constraint does not allow to minus infinity.
+
+    If the draw is a ranked greedy one, only the token of that rank keeps a finite logit. Ranks count different
+    continuations, so they apply only if the likeliest allowed token reaches past the forced prefix.
+
+    Returns:
+        `logits` itself if no draw has a constraint.
+    """
+    if all(draw.constraint is None for draw in draws):
+        return logits
+    constrained = torch.full_like(logits, float("-inf"))
+    for row, source, draw in zip(constrained, logits, draws, strict=True):
+        if draw.constraint is None:
+            row.copy_(source)
+            continue
+        likeliest = int(source.argmax())
+        ids = torch.tensor(draw.constraint.allowed, device=logits.device)
+        if likeliest in draw.constraint.if_likeliest:
+            ids = torch.cat([ids, ids.new_tensor([likeliest])])
+        row[ids] = source[ids]
+        if rank(draw) > 0:
+            best = int(row.argmax())
+            number = min(rank(draw), len(ids) - 1) if best in draw.constraint.longer else 0
+            chosen = int(row.topk(number + 1).indices[number])
+            row.fill_(float("-inf"))
+            row[chosen] = 0.0
+    return constrained
+
+
+PROCESSORS: tuple[LogitsProcessor, ...] = (penalize_repetition, apply_constraint)
+
+
+@dataclass(frozen=True, slots=True)
+class Warper:
+    """A sampling parameter that reshapes the distribution over the candidates of a draw.
+
+    Attributes:
+        limit: the parameter as a number; where it is disabled, one that changes nothing.
+        apply: ([rows, candidates] float64, [rows, 1] limits) → [rows, candidates].
+    """
+
+    limit: Callable[[SamplingParams], float]
+    apply: Callable[[Tensor, Tensor], Tensor]
+
+
+def scale_by_temperature(scores: Tensor, temperature: Tensor) -> Tensor:
+    """scores / temperature, as transformers' TemperatureLogitsWarper."""
+    return scores / temperature
+
+
+def keep_top_k(scores: Tensor, top_k: Tensor) -> Tensor:
+    """Minus infinity for all but the first `top_k` scores of a row, as transformers' TopKLogitsWarper."""
+    return scores.masked_fill(torch.arange(scores.shape[1], device=scores.device) >= top_k, float("-inf"))
+
+
+def keep_top_p(probs: Tensor, top_p: Tensor) -> Tensor:
+    """0 for a probability if those before it add up to `top_p` or more, as transformers' TopPLogitsWarper.
+
+    The first is always kept. Source: nucleus sampling (Holtzman et al. 2019).
+    """
+    return torch.where(probs.cumsum(-1) - probs < top_p, probs, 0.0)
+
+
+TEMPERATURE = Warper(lambda params: params.temperature or 1.0, scale_by_temperature)
+TOP_K = Warper(lambda params: params.top_k or float("inf"), keep_top_k)
+TOP_P = Warper(lambda params: params.top_p if 0 < params.top_p < 1 else 2.0, keep_top_p)
+
+SCORE_WARPERS = (TEMPERATURE, TOP_K)
+PROBABILITY_WARPERS = (TOP_P,)
+
+
+def process(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Logits [rows, vocab] after all processors."""
+    for processor in PROCESSORS:
+        logits = processor(logits, draws)
+    return logits
+
+
+def warp(logits: Tensor, limits: Sequence[Tensor]) -> Tensor:
+    """Probabilities of candidates after the warpers; not normalised.
+
+    Args:
+        logits: [rows, candidates] float32, likeliest first (any order if neither top-k nor top-p is enabled).
+        limits: [rows, 1] float64 for each of the first warpers, in their order; warpers without limits are skipped.
+
+    Returns:
+        [rows, candidates] float64.
+    """
+    scores = logits.double()
+    for warper, limit in zip(SCORE_WARPERS, limits, strict=False):
+        scores = warper.apply(scores, limit)
+    probs = torch.softmax(scores, -1)
+    for warper, limit in zip(PROBABILITY_WARPERS, limits[len(SCORE_WARPERS) :], strict=False):
+        probs = warper.apply(probs, limit)
+    return probs
+
+
+def limits(params: SamplingParams) -> tuple[float, float, float]:
+    """The limits of temperature, top-k and top-p: the warpers that kernels implement, too."""
+    return TEMPERATURE.limit(params), TOP_K.limit(params), TOP_P.limit(params)
+
+
+def all_limits(params: SamplingParams) -> tuple[float, ...]:
+    """The limit of each warper, in their order."""
+    return tuple(warper.limit(params) for warper in (*SCORE_WARPERS, *PROBABILITY_WARPERS))

@@ -1,0 +1,180 @@
+"""The prefix cache: which tokens' keys and values the device keeps, and where a prompt finds its longest prefix.
+
+Entries hold prompts, KV suffixes hold what sequences added to them; both stay after their sequences have ended, until
+the memory is needed. Plain Python: plans copies, never makes them. Does not know tensors, the device, and when a prompt
+is prefilled: the scheduler does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from workers.engine.kv_suffixes import KVSuffixPool
+from workers.engine.scheduler_output import Copy, EntryCopy, SuffixCopy
+
+if TYPE_CHECKING:
+    from workers.engine.scheduler_output import BatchRow, PrefillGroup
+
+# A shorter common prefix is computed again rather than copied to another entry.
+MIN_COPY_TOKENS = 16
+
+
+@dataclass(eq=False, slots=True)
+class PrefixCacheEntry:
+    """Memory for the keys and values of one prompt, from position 0.
+
+    Attributes:
+        tokens: whose keys and values are there.
+        logits_at: number of tokens after which the runner keeps logits; 0 if it keeps none.
+        num_logits: rows of logits kept, the last of them after `logits_at` tokens.
+        readers: rows of the batch that attend to the entry.
+        writers: prefill groups that compute into it, or wait for siblings with their prompt in it.
+        used_at: number of the placement that last used the entry; the smallest is evicted first.
+    """
+
+    index: int
+    tokens: list[int] = field(default_factory=list)
+    logits_at: int = 0
+    num_logits: int = 0
+    readers: list[BatchRow] = field(default_factory=list)
+    writers: list[PrefillGroup] = field(default_factory=list)
+    used_at: int = 0
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether the entry may be overwritten: it is cached at most."""
+        return not self.readers and not self.writers
+
+    def num_tokens_in_use(self, besides: BatchRow | None = None) -> int:
+        """How many of its first tokens readers (but `besides`) or writers need."""
+        lengths = [reader.start for reader in self.readers if reader is not besides]
+        return max([*lengths, *(len(writer.tokens) for writer in self.writers)], default=0)
+
+    def has_logits(self, num_tokens: int, num_rows: int) -> bool:
+        """Whether logits are kept after `num_tokens` tokens, and after each of the `num_rows - 1` before."""
+        return self.logits_at == num_tokens and self.num_logits >= num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """The longest cached prefix of a prompt: in an entry, or in an entry and a KV suffix that continues it.
+
+    Attributes:
+        length: tokens of the prefix; 0 if there is none.
+        num_in_entry: of these, the tokens in the entry.
+    """
+
+    length: int
+    entry: PrefixCacheEntry | None = None
+    suffix: int | None = None
+    num_in_entry: int = 0
+
+
+class PrefixCache:
+    """The entries and KV suffixes of a device."""
+
+    def __init__(self, num_entries: int, max_sequences: int) -> None:
+        """
+        Args:
+            max_sequences: KV suffixes; each running sequence needs one.
+        """
+        self._entries = [PrefixCacheEntry(index) for index in range(num_entries)]
+        self.suffixes = KVSuffixPool(max_sequences)
+        self._num_placements = 0
+
+    def find(self, tokens: tuple[int, ...]) -> CachedPrefix:
+        """The longest cached prefix of `tokens`."""
+        best = CachedPrefix(0)
+        lengths = {}
+        for entry in self._entries:
+            length = lengths[entry.index] = _common_length(entry.tokens, tokens)
+            if length > best.length:
+                best = CachedPrefix(length, entry, None, length)
+        for suffix, cached in self.suffixes.cached():
+            start = cached.start
+            if lengths[cached.entry.index] >= start:
+                length = start + _common_length(cached.tokens, tokens[start:])
+                if length > best.length:
+                    best = CachedPrefix(length, cached.entry, suffix, start)
+        return best
+
+    def place(self, found: CachedPrefix, tokens: tuple[int, ...], copies: list[Copy]) -> PrefixCacheEntry | None:
+        """An entry that holds a prefix of `tokens` and nothing else; None if all entries are in use.
+
+        Reuses the entry of `found` if no other sequence needs the tokens that would be overwritten, and if few are
+        lost or no other entry is unused. Otherwise overwrites the least recently used entry, with a copy of `found`.
+
+        Args:
+            copies: the copies to make before the entry is used are appended.
+        """
+        source = found.entry
+        unused = self._least_recently_used(besides=source)
+        if source is not None and not source.writers and source.num_tokens_in_use() <= found.num_in_entry:
+            is_small_loss = len(source.tokens) <= 2 * found.num_in_entry
+            if is_small_loss or unused is None:
+                self._truncate(source, found.num_in_entry)
+                self._append_suffix(found, source, tokens, copies)
+                return source
+        if unused is not None:
+            self._truncate(unused, 0)
+            if source is not None and found.length >= MIN_COPY_TOKENS:
+                copies.append(EntryCopy(source.index, unused.index, found.num_in_entry))
+                unused.tokens = list(tokens[: found.num_in_entry])
+                self._append_suffix(found, unused, tokens, copies)
+        return unused
+
+    def mark_used(self, entry: PrefixCacheEntry) -> None:
+        """Makes `entry` the most recently used."""
+        self._num_placements += 1
+        entry.used_at = self._num_placements
+
+    def flush_suffix(self, row: BatchRow, copies: list[Copy]) -> bool:
+        """Moves a full KV suffix into an entry, so that the row can continue; False if no entry is unused."""
+        source, start = row.entry, row.start
+        if source.num_tokens_in_use(besides=row) <= start:
+            entry = source
+            self._truncate(entry, start)
+        else:
+            unused = self._least_recently_used(besides=source)
+            if unused is None:
+                return False
+            entry = unused
+            self._truncate(entry, 0)
+            copies.append(EntryCopy(source.index, entry.index, start))
+            source.readers.remove(row)
+            entry.readers.append(row)
+        copies.append(SuffixCopy(row.suffix, entry.index, start, row.suffix_length))
+        entry.tokens = list(row.sequence.tokens(0, row.position))
+        row.entry, row.start, row.suffix_length = entry, row.position, 0
+        return True
+
+    def _append_suffix(
+        self, found: CachedPrefix, entry: PrefixCacheEntry, tokens: tuple[int, ...], copies: list[Copy]
+    ) -> None:
+        if found.suffix is not None:
+            length = found.length - found.num_in_entry
+            copies.append(SuffixCopy(found.suffix, entry.index, found.num_in_entry, length))
+            entry.tokens = list(tokens[: found.length])
+
+    def _least_recently_used(self, besides: PrefixCacheEntry | None) -> PrefixCacheEntry | None:
+        unused = [entry for entry in self._entries if entry.is_unused and entry is not besides]
+        return min(unused, key=lambda entry: entry.used_at, default=None)
+
+    def _truncate(self, entry: PrefixCacheEntry, length: int) -> None:
+        """Evicts all but the first `length` tokens of an entry, and the cached suffixes that continue more of it."""
+        del entry.tokens[length:]
+        if entry.logits_at > length:
+            entry.logits_at = 0
+        self.suffixes.evict(entry, length)
+
+
+def _common_length(first: Iterable[int], second: Iterable[int]) -> int:
+    """Length of the longest common prefix."""
+    length = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        length += 1
+    return length
