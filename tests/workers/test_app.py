@@ -288,10 +288,10 @@ def test_lines_come_while_the_sequence_runs(slow: SlotService, slow_client: test
 
 def test_a_deadline_ends_the_sequence_with_what_it_has(slow_client: testing.TestClient) -> None:
     start = time.monotonic()
-    _, done = generate(slow_client, prompt=PROMPT, sampling={"max_new_tokens": 500}, deadline_ms=300.0)
+    _, done = generate(slow_client, prompt=PROMPT, sampling={"max_new_tokens": 500}, deadline_ms=1000.0)
     assert time.monotonic() - start < 5
     assert done["finish_reason"] == "deadline"
-    assert 0 < len(done["token_ids"]) < 20
+    assert 0 < len(done["token_ids"]) <= 50  # 20 ms each
 
 
 def test_a_client_that_hangs_up_cancels_its_sequence(slow: SlotService, slow_client: testing.TestClient) -> None:
