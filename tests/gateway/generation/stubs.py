@@ -185,7 +185,7 @@ class StubPool:
         *responders: Respond,
         max_batch: int = 3,
         queue: int = 24,
-        ack_s: float = 1.0,
+        ack_s: float = 10.0,
         n_ctx: int = 1024,
     ) -> None:
         slots = make_slots(["cpu"], [("small", len(responders))], run_path, max_batch)

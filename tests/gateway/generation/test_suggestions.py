@@ -64,18 +64,27 @@ def test_the_result_is_last_and_has_every_suggestion_before_it(make_pool: MakePo
 
 
 class Gates:
-    """Lets stub workers wait until a branch's first text delta is received.
+    """Lets stub workers wait until a text of their branch was received.
 
-    Lines that arrive together make a single delta, and tokens that arrive with the result make none.
+    Lines that arrive together make a single delta, and tokens that arrive with the last line make none.
     """
 
-    def __init__(self) -> None:
-        self._gates = [threading.Event() for _ in range(3)]
+    def __init__(self, *texts: str) -> None:
+        """
+        Args:
+            texts: by branch: the streamed text that opens its gate.
+        """
+        self._texts = texts
+        self._received = [""] * len(texts)
+        self._gates = [threading.Event() for _ in texts]
 
     def open_at(self, outputs: Iterator[Output]) -> Iterator[Output]:
         for output in outputs:
             if isinstance(output, TextDelta):
-                self._gates[output.branch].set()
+                branch = output.branch
+                self._received[branch] += "".join(output.texts)
+                if self._received[branch].startswith(self._texts[branch]):
+                    self._gates[branch].set()
             yield output
 
     def wait(self, request: GenerateRequest) -> None:
@@ -89,7 +98,7 @@ def streamed_outputs(pool: StubPool, gates: Gates, num_completions: int) -> list
 
 
 def test_streamed_text_of_each_branch_is_its_suggestions(make_pool: MakePool) -> None:
-    gates = Gates()
+    gates = Gates(" the", " a", " nothing")
 
     def respond(request: GenerateRequest) -> Iterator[Step]:
         for number, line in enumerate(completion(request, THREE[request.seed - FIRST_SEED])):
@@ -138,7 +147,7 @@ def breaks_after(text: str, gates: Gates) -> Respond:
 
 
 def test_a_retry_does_not_repeat_streamed_text(make_pool: MakePool) -> None:
-    gates, is_past_first_attempt = Gates(), threading.Event()
+    gates, is_past_first_attempt = Gates(" the sea"), threading.Event()
 
     def respond(request: GenerateRequest) -> Iterator[Step]:
         *tokens, done = completion(request, " the sea was calm and blue")
@@ -160,7 +169,7 @@ def test_a_retry_does_not_repeat_streamed_text(make_pool: MakePool) -> None:
 
 
 def test_a_retry_with_another_text_than_was_streamed_fails_its_branch(make_pool: MakePool) -> None:
-    gates = Gates()
+    gates = Gates(" the sky")
     pool = make_pool(breaks_after(" the sky was", gates), texts_by_branch({}))
     outputs = streamed_outputs(pool, gates, 1)
     assert streamed_text(outputs, 0) == " the sky"
