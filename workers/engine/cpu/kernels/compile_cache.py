@@ -54,10 +54,10 @@ def use_content_keyed_cache() -> None:
     versions = numba.__version__, llvmlite.__version__, np.__version__, binding.get_host_cpu_name()
     key = content_key(sources(), *versions)
     chosen = numba.config.CACHE_DIR
-    defaults = Path(__file__).parent / "__pycache__", Path.home() / ".cache/tercet"
+    defaults = Path(__file__).parent / "__pycache__", Path("~/.cache/tercet")
     for base in (Path(chosen),) if chosen else defaults:
         try:
-            numba.config.CACHE_DIR = str(cache_directory(base, key))
-        except OSError:
+            numba.config.CACHE_DIR = str(cache_directory(base.expanduser(), key))
+        except (OSError, RuntimeError):  # read-only; no home directory
             continue
         return
