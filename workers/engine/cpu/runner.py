@@ -24,8 +24,7 @@ from workers.engine.memory import cache_budget_bytes
 from workers.engine.model.gpt2 import GPT2, MAX_HEAD_ROWS
 from workers.engine.model.loader import LoadedModel
 from workers.engine.request import GeneratedToken
-from workers.engine.result_stream import MAX_DELIVERY_DELAY_S, NUM_DELIVERED_SINGLY
-from workers.engine.runner import RunnerOutput, draw_all, draw_of, num_left
+from workers.engine.runner import MAX_MULTI_STEP_S, RunnerOutput, draw_all, draw_of, multi_step_budget_s, num_left
 from workers.engine.sampling import Draw, uniform
 from workers.engine.scheduler import MAX_CHUNK
 from workers.engine.scheduler_output import BatchRow, SchedulerOutput
@@ -40,7 +39,6 @@ LARGE_IN_PROGRAM = 1_000
 # While sequences go on, their next steps are computed in one call, until somebody rings: so many, or those of so long,
 # for the watchdog counts calls.
 MAX_AHEAD = 16
-MAX_AHEAD_S = 0.05
 # Whether a kernel of a program is shared among them: by the numbers that all rows have in the stream, inside a layer,
 # or to look back at.
 _NEVER, _ALWAYS, _BY_WIDTH, _BY_INNER, _BY_LENGTH = range(5)
@@ -90,9 +88,9 @@ class CpuRunner:
             draw.constraint is None and is_usual(draw) for draw in draws
         ):
             return None
-        step_s = self._step_s.get(len(rows), MAX_AHEAD_S)
+        step_s = self._step_s.get(len(rows), MAX_MULTI_STEP_S)
         start = time.monotonic()
-        left_s = min(_time_left(one, start) for one in sequences) if plan.allows_multi_step else 0.0
+        left_s = min(multi_step_budget_s(one, start) for one in sequences) if plan.allows_multi_step else 0.0
         number = max(1, min(*map(num_left, rows), MAX_AHEAD, int(left_s / step_s)))
         steps = self._pass.steps(rows, draws, number)
         self._step_s[len(rows)] = (time.monotonic() - start) / len(steps)
@@ -441,20 +439,6 @@ class _ForwardPass:
         if mode == self._k.UINT8:
             return self._prepared.view(torch.uint8)[: num_rows * width].view(num_rows, width)
         return self._prepared[: num_rows * width].view(num_rows, width)
-
-
-def _time_left(sequence: Sequence, now: float) -> float:
-    """Seconds until somebody may want to know what has become of it."""
-    request = sequence.request
-    left_s = MAX_AHEAD_S
-    if request.deadline is not None:
-        left_s = min(left_s, request.deadline - now)
-    if request.sampling.stop or request.sampling.single_line:
-        left_s = min(left_s, MAX_DELIVERY_DELAY_S)  # it may end at any word
-    if request.stream:
-        # The first tokens are told one by one: it takes some of them to say a word.
-        left_s = min(left_s, MAX_DELIVERY_DELAY_S if len(sequence.token_ids) >= NUM_DELIVERED_SINGLY else 0.0)
-    return left_s
 
 
 def _cpu(linear: Linear) -> CpuLinear:
