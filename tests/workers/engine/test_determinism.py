@@ -1,4 +1,4 @@
-"""Same seed, same text, same log-probabilities: alone or in a crowd, in one piece or in chunks."""
+"""Same seed, same text, same log-probabilities: alone or in a batch, prefilled in one chunk or in many."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import pytest
 import torch
 
 from tests.workers.engine.helpers import generate, random_ids, running_engine
-from workers.engine import scheduler
-from workers.engine.cpu import runner as model_runner
-from workers.engine.cpu.forward import ForwardPass
+from workers.engine.core import EngineCore
 from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS
 from workers.engine.cpu.linear import ROW_COUNTS, LinearMaker
+from workers.engine.cpu.runner import CpuRunner
+from workers.engine.interrupt import Interrupt
 from workers.engine.model.loader import LoadedModel
-from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput
-from workers.engine.sampling import Draw
-from workers.engine.scheduler_output import BatchRow
+from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
+from workers.engine.result_stream import ResultStream
+from workers.engine.runner import RunnerOutput
+from workers.engine.scheduler import Scheduler
+from workers.engine.scheduler_output import SchedulerOutput
+from workers.engine.sequence import Sequence
 
 Outcome = tuple[tuple[int, ...], tuple[float, ...]]
 
@@ -41,7 +44,7 @@ def random_request(rng: random.Random, vocab_size: int, n_ctx: int) -> EngineReq
 
 
 def in_a_crowd(model: LoadedModel, requests: list[EngineRequest], rng: random.Random) -> list[Outcome | None]:
-    """What requests give that eight clients make at random."""
+    """The outcomes of requests that eight clients make at random times."""
     with running_engine(model, max_batch=64) as engine:
         crowd: list[Outcome | None] = [None] * len(requests)
         pause = threading.Event()
@@ -65,8 +68,8 @@ def in_a_crowd(model: LoadedModel, requests: list[EngineRequest], rng: random.Ra
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_crowd_changes_nothing(tiny: LoadedModel, seed: int) -> None:
-    """Sequences that come and go at random beside it leave a sequence's every bit as it was."""
+def test_other_sequences_change_nothing(tiny: LoadedModel, seed: int) -> None:
+    """Not a bit of a sequence depends on the sequences that are computed at the same time."""
     rng = random.Random(seed)
     config = tiny.config
     requests = [random_request(rng, config.vocab_size, config.n_positions) for _ in range(24)]
@@ -75,9 +78,9 @@ def test_a_crowd_changes_nothing(tiny: LoadedModel, seed: int) -> None:
     assert in_a_crowd(tiny, requests, rng) == alone
 
 
-@pytest.mark.skipif(not HAS_DOT_PRODUCTS, reason="this CPU has no AVX-512 VNNI, so every step is computed by itself")
+@pytest.mark.skipif(not HAS_DOT_PRODUCTS, reason="this CPU has no AVX-512 VNNI, so each call computes one decode step")
 @pytest.mark.parametrize("seed", range(3))
-def test_steps_computed_ahead_change_nothing(
+def test_multi_step_decode_changes_nothing(
     embedded_int8: LoadedModel, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
@@ -86,39 +89,46 @@ def test_steps_computed_ahead_change_nothing(
     requests[2:] = [replace(request, sampling=one) for request, one in zip(requests, usual, strict=True)][2:]
     stops = [replace(request.sampling, stop=(" the", ".")) for request in requests]
     requests += [replace(request, sampling=stop) for request, stop in zip(requests[:8], stops, strict=False)]
-    monkeypatch.setattr(model_runner, "MAX_STEPS_PER_CALL", 1)
-    with running_engine(embedded_int8, max_batch=6) as engine:
+    with running_engine(embedded_int8, max_batch=6, step_delay_s=1e-9) as engine:  # single decode steps
         alone = [outcome(engine.submit(request).result()) for request in requests]
+    run = CpuRunner.run
     numbers = set()
 
-    def steps(self: ForwardPass, rows: list[BatchRow], draws: list[Draw], number: int) -> list[list[GeneratedToken]]:
-        numbers.add(number)
-        return one_after_another(self, rows, draws, number)
+    def counting(self: CpuRunner, plan: SchedulerOutput) -> RunnerOutput:
+        output = run(self, plan)
+        numbers.add(output.num_steps)
+        return output
 
-    one_after_another = ForwardPass.decode
-    monkeypatch.setattr(ForwardPass, "decode", steps)
-    monkeypatch.setattr(model_runner, "MAX_STEPS_PER_CALL", 8)
-    monkeypatch.setattr(model_runner, "MAX_CALL_S", 1.0)
+    monkeypatch.setattr(CpuRunner, "run", counting)
     with running_engine(embedded_int8, max_batch=6) as engine:
         assert [outcome(engine.submit(request).result()) for request in requests] == alone
-    assert 8 in numbers
+    assert max(numbers) > 1
     assert in_a_crowd(embedded_int8, requests, rng) == alone
 
 
+def in_chunks(runner: CpuRunner, request: EngineRequest, max_chunk: int) -> Outcome:
+    """What a request gives if its prompt is prefilled in chunks."""
+    core = EngineCore(Scheduler(runner.num_entries, 4, max_chunk=max_chunk), runner, eos_id=None)
+    stream = ResultStream()
+    core.add(Sequence(request, stream, start_id=0, tokenizer=None))
+    while core.sequences:
+        core.step()
+    return outcome(stream.result())
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 7, 64])
-def test_chunks_change_nothing(tiny: LoadedModel, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_prefill_changes_nothing(tiny: LoadedModel, chunk: int) -> None:
     rng = random.Random(chunk)
     prompts = [random_ids(rng, length, tiny.config.vocab_size) for length in (1, 8, 50, 100)]
     params = SamplingParams(max_new_tokens=12, top_k=20)
     with running_engine(tiny) as engine:
         whole = [outcome(generate(engine, prompt, params, 7)) for prompt in prompts]
-    monkeypatch.setattr(scheduler, "MAX_CHUNK", chunk)
-    with running_engine(tiny) as engine:
-        assert [outcome(generate(engine, prompt, params, 7)) for prompt in prompts] == whole
+    runner = CpuRunner(tiny, 4, Interrupt())
+    assert [in_chunks(runner, EngineRequest(tuple(prompt), params, 7), chunk) for prompt in prompts] == whole
 
 
-def test_prompt_and_text_are_computed_alike(embedded: LoadedModel) -> None:
-    """A token's bits do not tell whether it was typed or generated: the cache may hold either."""
+def test_prefill_and_decode_give_the_same_bits(embedded: LoadedModel) -> None:
+    """Keys and values of a token are the same whether it was prefilled or decoded: the cache holds both."""
     assert embedded.tokenizer is not None
     prompt = embedded.tokenizer.encode("I have often thought that the sea, in winter, is")
     params = SamplingParams(max_new_tokens=40)

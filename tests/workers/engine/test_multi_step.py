@@ -1,4 +1,4 @@
-"""Steps computed ahead, in one call: whoever comes, leaves or ends stops them after the one under way."""
+"""Multi-step decode: several decode steps per call, until a sequence arrives, ends or is cancelled."""
 
 from __future__ import annotations
 
@@ -9,44 +9,50 @@ from typing import Any
 import pytest
 
 from tests.workers.engine.helpers import generate, running_engine, wait_until
-from workers.engine.cpu import runner as model_runner
-from workers.engine.cpu.forward import ForwardPass
 from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS
+from workers.engine.cpu.runner import CpuRunner
 from workers.engine.engine import Engine
 from workers.engine.model.loader import LoadedModel
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams
-from workers.engine.result_stream import ResultStream
-from workers.engine.sampling import Draw
-from workers.engine.scheduler_output import BatchRow
+from workers.engine.result_stream import MAX_DELIVERY_DELAY_S, NUM_DELIVERED_SINGLY, ResultStream
+from workers.engine.runner import MAX_MULTI_STEP_S, RunnerOutput, multi_step_budget_s
+from workers.engine.scheduler_output import SchedulerOutput
 from workers.engine.sequence import Sequence
 
 pytestmark = pytest.mark.skipif(
-    not HAS_DOT_PRODUCTS, reason="this CPU has no AVX-512 VNNI, so every step is computed by itself"
+    not HAS_DOT_PRODUCTS, reason="this CPU has no AVX-512 VNNI, so each call computes one decode step"
 )
-USUAL = SamplingParams(max_new_tokens=100)
+PARAMS = SamplingParams(max_new_tokens=100)
 PROMPT = (40, 41, 42)
+MAX_STEPS = 16  # per call
 
 
 class Calls:
-    """Calls of several steps: how many were asked for, how many done. `meanwhile` is done at the next one's beginning,
-    in the engine's own thread."""
+    """The runner's calls: how many rows and decode steps each had.
+
+    `meanwhile`, if set, is called in the engine's thread just before a call that may compute more than one step.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.numbers: list[tuple[int, int]] = []
+        self.num_steps: list[tuple[int, int]] = []
         self.meanwhile: Callable[[], object] | None = None
-        original = ForwardPass.decode
+        run = CpuRunner.run
 
-        def steps(own: ForwardPass, rows: list[BatchRow], draws: list[Draw], number: int) -> list[list[GeneratedToken]]:
-            if self.meanwhile is not None and number > 1:
+        def observed(runner: CpuRunner, plan: SchedulerOutput) -> RunnerOutput:
+            is_decode = not plan.chunks and not plan.ready
+            # The duration of a step is known after the first decode call.
+            if self.meanwhile is not None and is_decode and self.num_steps and plan.allows_multi_step:
                 self.meanwhile()
                 self.meanwhile = None
-            done = original(own, rows, draws, number)
-            self.numbers.append((number, len(done)))
-            return done
+                output = run(runner, plan)
+                assert output.num_steps == 1  # interrupted after the current step
+            else:
+                output = run(runner, plan)
+            if is_decode:
+                self.num_steps.append((len(plan.rows), output.num_steps))
+            return output
 
-        monkeypatch.setattr(ForwardPass, "decode", steps)
-        monkeypatch.setattr(model_runner, "MAX_STEPS_PER_CALL", 1000)
-        monkeypatch.setattr(model_runner, "MAX_CALL_S", 1000.0)
+        monkeypatch.setattr(CpuRunner, "run", observed)
 
 
 @pytest.fixture
@@ -54,78 +60,85 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return Calls(monkeypatch)
 
 
-def know_a_step(engine: Engine, calls: Calls) -> None:
-    """How long one takes is known after the first."""
-    generate(engine, [60, 61], replace(USUAL, max_new_tokens=2))
-    calls.numbers.clear()
+def learn_step_duration(engine: Engine, calls: Calls) -> None:
+    """The runner decides on the number of steps by how long one took."""
+    generate(engine, [60, 61], replace(PARAMS, max_new_tokens=3))
+    calls.num_steps.clear()
+    calls.num_steps.append((1, 1))
 
 
-def test_where_nobody_comes_all_steps_are_one_call(embedded_int8: LoadedModel, calls: Calls) -> None:
+def test_undisturbed_steps_are_computed_in_few_calls(embedded_int8: LoadedModel, calls: Calls) -> None:
     with running_engine(embedded_int8) as engine:
-        know_a_step(engine, calls)
-        finished = generate(engine, list(PROMPT), USUAL)
+        learn_step_duration(engine, calls)
+        finished = generate(engine, list(PROMPT), PARAMS)
     assert len(finished.token_ids) == 100
-    assert calls.numbers == [(99, 99)]
+    numbers = [number for _, number in calls.num_steps[1:]]
+    assert sum(numbers) == 99  # the first token is drawn from the prompt's logits
+    assert max(numbers) > 1
+    assert max(numbers) <= MAX_STEPS
 
 
-def test_who_cancels_stops_them(embedded_int8: LoadedModel, calls: Calls) -> None:
+def test_cancelling_interrupts_a_multi_step_decode(embedded_int8: LoadedModel, calls: Calls) -> None:
     with running_engine(embedded_int8) as engine:
-        know_a_step(engine, calls)
-        generations: list[ResultStream] = []
+        learn_step_duration(engine, calls)
+        streams: list[ResultStream] = []
 
         def cancel() -> None:
-            wait_until(lambda: bool(generations))
-            generations[0].cancel()
+            wait_until(lambda: bool(streams))
+            streams[0].cancel()
 
         calls.meanwhile = cancel
-        generations.append(engine.submit(EngineRequest(PROMPT, USUAL, seed=0)))
-        finished = generations[0].result()
+        streams.append(engine.submit(EngineRequest(PROMPT, PARAMS, seed=0)))
+        finished = streams[0].result()
     assert (finished.finish_reason, len(finished.token_ids)) == ("cancelled", 2)
-    assert calls.numbers == [(99, 1)]
 
 
-def test_who_comes_stops_them(embedded_int8: LoadedModel, calls: Calls) -> None:
+def test_a_new_request_interrupts_a_multi_step_decode(embedded_int8: LoadedModel, calls: Calls) -> None:
     with running_engine(embedded_int8) as engine:
-        alone = generate(engine, list(PROMPT), USUAL)
-        know_a_step(engine, calls)
-        newcomers: list[ResultStream] = []
-        calls.meanwhile = lambda: newcomers.append(
-            engine.submit(EngineRequest((50, 51), replace(USUAL, max_new_tokens=5), seed=0))
+        alone = generate(engine, list(PROMPT), PARAMS)
+        learn_step_duration(engine, calls)
+        streams: list[ResultStream] = []
+        calls.meanwhile = lambda: streams.append(
+            engine.submit(EngineRequest((50, 51), replace(PARAMS, max_new_tokens=5), seed=0))
         )
-        assert generate(engine, list(PROMPT), USUAL).token_ids == alone.token_ids
-        assert len(newcomers[0].result().token_ids) == 5
-    # One step, and one beside the newcomer's prompt; two rows' first step is alone, to see how long it takes.
-    assert calls.numbers == [(99, 1), (1, 1), (3, 3), (93, 93)]
+        assert generate(engine, list(PROMPT), PARAMS).token_ids == alone.token_ids
+        assert len(streams[0].result().token_ids) == 5
+    assert calls.num_steps[1] == (1, 1)
+    assert calls.num_steps[2][0] == 2  # after the step with the new prompt, both are decoded together
+    assert sum(number for rows, number in calls.num_steps if rows == 2) == 4
 
 
-def test_a_text_that_ends_stops_them(embedded_int8: LoadedModel, calls: Calls) -> None:
+def test_the_end_of_a_sequence_interrupts_a_multi_step_decode(embedded_int8: LoadedModel, calls: Calls) -> None:
+    """No step is computed after the one that draws the end token."""
     with running_engine(embedded_int8) as engine:
-        text = generate(engine, list(PROMPT), USUAL).token_ids
+        text = generate(engine, list(PROMPT), PARAMS).token_ids
     number = next(at for at in range(10, 100) if text[at] not in text[:at])
     config = replace(embedded_int8.config, eos_token_id=text[number])
     loaded = replace(embedded_int8, model=replace(embedded_int8.model, config=config))
     with running_engine(loaded) as engine:
-        know_a_step(engine, calls)
-        finished = generate(engine, list(PROMPT), USUAL)
-    assert calls.numbers == [(99, number)]
+        learn_step_duration(engine, calls)
+        finished = generate(engine, list(PROMPT), PARAMS)
+    assert sum(number for _, number in calls.num_steps[1:]) == number
     assert (finished.finish_reason, finished.token_ids) == ("eos", text[: number + 1])
 
 
 @pytest.mark.parametrize(
-    ("more", "num_told", "seconds"),
+    ("more", "num_tokens", "budget_s"),
     [
-        ({}, 1, model_runner.MAX_CALL_S),
+        ({}, 1, MAX_MULTI_STEP_S),
         ({"deadline": 1000.02}, 1, 0.02),
-        ({"deadline": 1001.0}, 1, model_runner.MAX_CALL_S),
+        ({"deadline": 1001.0}, 1, MAX_MULTI_STEP_S),
         ({"stream": True}, 1, 0.0),
-        ({"stream": True}, 4, 0.01),
-        ({"sampling": replace(USUAL, single_line=True)}, 1, 0.01),
-        ({"sampling": replace(USUAL, stop=(".",))}, 1, 0.01),
+        ({"stream": True}, NUM_DELIVERED_SINGLY, MAX_DELIVERY_DELAY_S),
+        ({"sampling": replace(PARAMS, single_line=True)}, 1, MAX_DELIVERY_DELAY_S),
+        ({"sampling": replace(PARAMS, stop=(".",))}, 1, MAX_DELIVERY_DELAY_S),
     ],
 )
-def test_how_far_ahead_depends_on_who_waits(more: dict[str, Any], num_told: int, seconds: float) -> None:
-    request = replace(EngineRequest(PROMPT, USUAL, seed=0), **more)
-    sequence = Sequence(request, ResultStream(), start_id=0, tokenizer=None)
-    for _ in range(num_told):
-        sequence.token_ids.append(7)
-    assert model_runner.max_call_s(sequence, 1000.0) == pytest.approx(seconds)
+def test_the_budget_follows_what_the_caller_waits_for(
+    embedded_int8: LoadedModel, more: dict[str, Any], num_tokens: int, budget_s: float
+) -> None:
+    request = replace(EngineRequest(PROMPT, PARAMS, seed=0), **more)
+    sequence = Sequence(request, ResultStream(), start_id=0, tokenizer=embedded_int8.tokenizer)
+    for _ in range(num_tokens):
+        sequence.append(GeneratedToken(7, -1.0), None, 1000.0)
+    assert multi_step_budget_s(sequence, 1000.0) == pytest.approx(budget_s)

@@ -1,4 +1,4 @@
-"""Drawing tokens: the right distribution, and nothing but seed, position and the row's logits."""
+"""Sampling: the right distribution, which depends on seed, position and the row's logits only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def by_kernel(logits: torch.Tensor, draws: list[Draw]) -> list[GeneratedToken]:
 
 @pytest.fixture(params=[sampling.sample, by_kernel], ids=["torch", "kernel"], scope="module")
 def sample(request: pytest.FixtureRequest) -> SampleFn:
-    """Both ways that tokens are drawn: by torch, also on a GPU, and by the CPU's kernel."""
+    """Both implementations: torch, which also serves a GPU, and the CPU's kernel."""
     way: SampleFn = request.param
     return way
 
@@ -85,13 +85,13 @@ def test_draws_follow_transformers_distribution(sample: SampleFn, params: Sampli
         for step in sample(logits.expand(size, -1), draws):
             counts[step.token_id] += 1
     assert counts[expected == 0].sum() == 0
-    # Chi-square wants at least five expected in each cell: rarer tokens share one.
+    # The chi-square test needs at least five expected counts in each bin: rarer tokens share a bin.
     common = expected * NUM_DRAWS >= 5
     observed = [*counts[common].tolist(), int(counts[~common].sum())]
     wanted = [*(expected[common] * NUM_DRAWS).tolist(), float(expected[~common].sum() * NUM_DRAWS)]
-    cells = [(seen, want) for seen, want in zip(observed, wanted, strict=True) if want > 0]
-    if len(cells) > 1:
-        assert chisquare([c[0] for c in cells], [c[1] for c in cells]).pvalue > 1e-3
+    bins = [(seen, want) for seen, want in zip(observed, wanted, strict=True) if want > 0]
+    if len(bins) > 1:
+        assert chisquare([count for count, _ in bins], [want for _, want in bins]).pvalue > 1e-3
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2000))
@@ -120,17 +120,17 @@ params_strategy = st.builds(
 )
 
 
-CHOICES = AllowedTokens(allowed=(3, 5, 70, 200, 201), if_likeliest=(9,), longer=frozenset({70, 200, 201}))
+ALLOWED = AllowedTokens(allowed=(3, 5, 70, 200, 201), if_likeliest=(9,), longer=frozenset({70, 200, 201}))
 
 
 def some_draw(params: SamplingParams, seed: int) -> Draw:
-    choices = CHOICES if seed % 3 == 0 else None
-    return Draw(params, seed, seed % 2, [1, 2, 3], choices, is_first=seed % 2 == 0)
+    constraint = ALLOWED if seed % 3 == 0 else None
+    return Draw(params, seed, seed % 2, [1, 2, 3], constraint, is_first=seed % 2 == 0)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(params_strategy, st.integers(0, 99)), min_size=2, max_size=9))
-def test_company_changes_no_draw(sample: SampleFn, rows: list[tuple[SamplingParams, int]]) -> None:
+def test_other_rows_change_no_draw(sample: SampleFn, rows: list[tuple[SamplingParams, int]]) -> None:
     logits = torch.stack([logits_for(seed) for _, seed in rows])
     draws = [some_draw(params, seed) for params, seed in rows]
     together = sample(logits, draws)
@@ -157,13 +157,13 @@ def test_greedy_takes_the_first_of_equals(sample: SampleFn) -> None:
     assert [step.token_id for step in steps] == [17, 17]
 
 
-def test_a_draw_keeps_to_its_choices(sample: SampleFn) -> None:
+def test_a_constrained_draw_follows_the_distribution_of_allowed_tokens(sample: SampleFn) -> None:
     logits = logits_for(11)
     logits[[5, 70]] = logits.max() + torch.tensor([2.0, 1.0])
     params = SamplingParams(temperature=1, top_k=0, top_p=1)
-    draws = [Draw(params, seed, 1, constraint=CHOICES) for seed in range(3000)]
+    draws = [Draw(params, seed, 1, constraint=ALLOWED) for seed in range(3000)]
     counts = torch.tensor([step.token_id for step in sample(logits.expand(len(draws), -1), draws)]).bincount()
-    allowed = list(CHOICES.allowed)
+    allowed = list(ALLOWED.allowed)
     assert counts[allowed].sum() == len(draws)
     expected = logits[allowed].double().softmax(-1) * len(draws)
     kept = expected > 5
@@ -173,23 +173,23 @@ def test_a_draw_keeps_to_its_choices(sample: SampleFn) -> None:
     assert chisquare(observed, [*expected[kept].tolist(), *([rest[1]] if rest[1] else [])]).pvalue > 1e-3
 
 
-def test_a_usual_part_is_a_choice_only_where_nothing_is_likelier(sample: SampleFn) -> None:
+def test_a_conditional_token_is_drawn_only_if_it_is_the_likeliest(sample: SampleFn) -> None:
     greedy = SamplingParams(temperature=0)
     logits = logits_for(12)
     logits[9] = logits.max() + 1
-    assert sample(logits[None], [Draw(greedy, 0, 0, constraint=CHOICES)])[0].token_id == 9
+    assert sample(logits[None], [Draw(greedy, 0, 0, constraint=ALLOWED)])[0].token_id == 9
     logits[100] = logits.max() + 1
-    allowed = list(CHOICES.allowed)
+    allowed = list(ALLOWED.allowed)
     best = allowed[int(logits[allowed].argmax())]
-    assert sample(logits[None], [Draw(greedy, 0, 0, constraint=CHOICES)])[0].token_id == best
+    assert sample(logits[None], [Draw(greedy, 0, 0, constraint=ALLOWED)])[0].token_id == best
 
 
-def test_a_rank_is_one_of_ways_to_go_on(sample: SampleFn) -> None:
+def test_a_rank_counts_tokens_with_new_text(sample: SampleFn) -> None:
     logits = torch.zeros(VOCAB)
     logits[[5, 70, 200]] = torch.tensor([3.0, 2.0, 1.0])
     params = [SamplingParams(temperature=0, first_rank=rank) for rank in range(3)]
-    # The likeliest says nothing new: all begin with it, and their ways part after it.
-    draws = [Draw(one, 0, 0, constraint=CHOICES, is_first=True) for one in params]
+    # The likeliest carries no new text: all siblings begin with it, and differ after it.
+    draws = [Draw(one, 0, 0, constraint=ALLOWED, is_first=True) for one in params]
     assert [step.token_id for step in sample(logits.expand(3, -1), draws)] == [5, 5, 5]
     logits[5] = 0.5
     assert [step.token_id for step in sample(logits.expand(3, -1), draws)] == [70, 200, 5]
@@ -197,7 +197,7 @@ def test_a_rank_is_one_of_ways_to_go_on(sample: SampleFn) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(params_strategy, st.integers(0, 10**6)), min_size=1, max_size=9))
-def test_both_ways_draw_the_same(rows: list[tuple[SamplingParams, int]]) -> None:
+def test_kernel_and_torch_draw_the_same(rows: list[tuple[SamplingParams, int]]) -> None:
     logits = torch.stack([logits_for(seed) for _, seed in rows])
     draws = [some_draw(params, seed) for params, seed in rows]
     ours, theirs = by_kernel(logits, draws), sampling.sample(logits, draws)
@@ -206,7 +206,7 @@ def test_both_ways_draw_the_same(rows: list[tuple[SamplingParams, int]]) -> None
 
 
 @pytest.mark.parametrize("vocab", [3, 64, 1000, 1024, 1025, 50257])
-def test_equal_logits_are_drawn_alike_however_many_there_are(vocab: int) -> None:
+def test_equal_logits_are_drawn_alike_for_any_vocabulary_size(vocab: int) -> None:
     params = SamplingParams(temperature=1, top_k=2, top_p=1)
     drawn = by_kernel(torch.zeros(200, vocab), [Draw(params, seed, 1) for seed in range(200)])
     assert {step.token_id for step in drawn} == {0, 1}

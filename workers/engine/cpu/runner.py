@@ -21,17 +21,15 @@ from workers.engine.cpu.sampler import can_draw
 from workers.engine.interrupt import Interrupt
 from workers.engine.memory import cache_budget_bytes
 from workers.engine.model.gpt2 import LoadedModel
-from workers.engine.result_stream import MAX_DELIVERY_DELAY_S, NUM_DELIVERED_SINGLY
-from workers.engine.runner import RunnerOutput, draw_all, draw_of, num_left
+from workers.engine.runner import MAX_MULTI_STEP_S, RunnerOutput, draw_all, draw_of, multi_step_budget_s, num_left
 from workers.engine.scheduler import MAX_CHUNK
 from workers.engine.scheduler_output import SchedulerOutput
 from workers.engine.sequence import Sequence
 
 log = logging.getLogger(__name__)
 
-# A multi-step decode ends after this many steps, or this time: the watchdog counts calls.
+# Decode steps of one call: the watchdog sees calls, not steps.
 MAX_STEPS_PER_CALL = 16
-MAX_CALL_S = 0.05
 
 
 class CpuRunner:
@@ -81,10 +79,12 @@ class CpuRunner:
             draw.constraint is None and can_draw(draw) for draw in draws
         ):
             return None
-        step_s = self._step_s.get(len(rows), MAX_CALL_S)
+        step_s = self._step_s.get(len(rows), MAX_MULTI_STEP_S)
         start = time.monotonic()
-        left_s = min(max_call_s(sequence, start) for sequence in sequences) if scheduled.allows_multi_step else 0.0
-        num_steps = max(1, min(*map(num_left, rows), MAX_STEPS_PER_CALL, int(left_s / step_s)))
+        budget_s = 0.0
+        if scheduled.allows_multi_step:
+            budget_s = min(multi_step_budget_s(sequence, start) for sequence in sequences)
+        num_steps = max(1, min(*map(num_left, rows), MAX_STEPS_PER_CALL, int(budget_s / step_s)))
         steps = self._forward.decode(rows, draws, num_steps)
         self._step_s[len(rows)] = (time.monotonic() - start) / len(steps)
         return RunnerOutput([pair for step in steps for pair in zip(sequences, step, strict=True)], [], len(steps))
@@ -152,21 +152,3 @@ def logit_rows(scheduled: SchedulerOutput) -> LogitRows:
             sources += [len(wanted) - 1 - chunk.prompt.num_forced_ids] * len(chunk.drawing)
         first = last
     return LogitRows(wanted, sources, echoed)
-
-
-def max_call_s(sequence: Sequence, now: float) -> float:
-    """How long a multi-step decode of `sequence` may take, in seconds, until its caller needs the result.
-
-    Args:
-        now: time.monotonic() seconds.
-    """
-    request = sequence.request
-    left_s = MAX_CALL_S
-    if request.deadline is not None:
-        left_s = min(left_s, request.deadline - now)
-    if request.sampling.stop or request.sampling.single_line:
-        left_s = min(left_s, MAX_DELIVERY_DELAY_S)  # it may end at any word
-    if request.stream:
-        # The first tokens are streamed one at a time: a caller waits for the first word.
-        left_s = min(left_s, MAX_DELIVERY_DELAY_S if len(sequence.token_ids) >= NUM_DELIVERED_SINGLY else 0.0)
-    return left_s
