@@ -1,4 +1,4 @@
-"""The decode engine of one entry: token ids in, token ids out.
+"""The GPT-2 engine: token ids in, sampled tokens out.
 
-Knows a model and a device. Refuses to know HTTP, the environment, and any other entry.
+Knows a model and a device. Does not know HTTP, the environment, and other workers.
 """

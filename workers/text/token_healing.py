@@ -1,8 +1,8 @@
 """Token constraints, and token healing, which is built on them.
 
-A context that ends mid-word or in white space ends in tokens that the model hardly saw there in training, and continues
-badly. Token healing backs up to the last word boundary and constrains the output to begin with what was typed of that
-word. Knows a tokenizer's vocabulary. Does not know models, sampling and the wire.
+A context that ends mid-word or in white space ends in tokens that the model rarely saw there in training, so its
+continuation is poor. Token healing backs up to the last word boundary and constrains the output to begin with what was
+typed of that word. Knows a tokenizer's vocabulary. Does not know models, sampling and the wire.
 """
 
 from __future__ import annotations

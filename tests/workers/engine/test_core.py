@@ -194,16 +194,20 @@ def test_finish_all_ends_running_and_waiting_sequences() -> None:
     assert core.sequences == []
 
 
-def test_a_prefill_group_waits_for_its_siblings_and_then_stops_waiting() -> None:
-    core = make_core(FakeRunner())
-    stream = add(core, request(2, group=("g", 2)))
-    timing = core.step()  # the prompt is computed meanwhile
-    assert timing is not None
-    if core.wake_at < float("inf"):  # the machine was fast enough to see it wait
-        assert core.wake_at > time.monotonic() - 1
-        time.sleep(max(0.0, core.wake_at - time.monotonic()))
+def test_a_step_has_nothing_to_run_while_a_prefill_group_waits_for_siblings() -> None:
+    runner = FakeRunner()
+    core = make_core(runner)
+    streams = [ResultStream(), ResultStream()]
+    siblings = [Sequence(request(2, group=("g", 2)), stream, start_id=0, tokenizer=None) for stream in streams]
+    siblings[0].submitted_at += 1000  # so that its group waits long enough
+    core.add(siblings[0])
+    assert core.step() is not None  # the prompt is prefilled meanwhile
+    assert core.step() is None
+    assert core.wake_at > time.monotonic() + 900
+    core.add(siblings[1])
     run_to_end(core)
-    assert stream.result().finish_reason == "length"
+    assert [stream.result().finish_reason for stream in streams] == ["length", "length"]
+    assert sum(len(plan.chunks) for plan in runner.plans) == 1
 
 
 def test_prompt_logprobs_are_collected_over_all_chunks() -> None:

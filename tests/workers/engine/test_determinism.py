@@ -43,16 +43,16 @@ def random_request(rng: random.Random, vocab_size: int, n_ctx: int) -> EngineReq
     return EngineRequest(tuple(random_ids(rng, length, vocab_size)), params, rng.randrange(2**63))
 
 
-def in_a_crowd(model: LoadedModel, requests: list[EngineRequest], rng: random.Random) -> list[Outcome | None]:
+def concurrently(model: LoadedModel, requests: list[EngineRequest], rng: random.Random) -> list[Outcome | None]:
     """The outcomes of requests that eight clients make at random times."""
     with running_engine(model, max_batch=64) as engine:
-        crowd: list[Outcome | None] = [None] * len(requests)
+        outcomes: list[Outcome | None] = [None] * len(requests)
         pause = threading.Event()
 
         def client(numbers: list[int], pauses: list[float]) -> None:
             for number, pause_s in zip(numbers, pauses, strict=True):
                 pause.wait(pause_s)
-                crowd[number] = outcome(engine.submit(requests[number]).result())
+                outcomes[number] = outcome(engine.submit(requests[number]).result())
 
         numbers = rng.sample(range(len(requests)), len(requests))
         clients = []
@@ -64,7 +64,7 @@ def in_a_crowd(model: LoadedModel, requests: list[EngineRequest], rng: random.Ra
             thread.start()
         for thread in clients:
             thread.join()
-    return crowd
+    return outcomes
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -75,7 +75,7 @@ def test_other_sequences_change_nothing(tiny: LoadedModel, seed: int) -> None:
     requests = [random_request(rng, config.vocab_size, config.n_positions) for _ in range(24)]
     with running_engine(tiny, max_batch=6) as engine:
         alone = [outcome(engine.submit(request).result()) for request in requests]
-    assert in_a_crowd(tiny, requests, rng) == alone
+    assert concurrently(tiny, requests, rng) == alone
 
 
 @pytest.mark.skipif(not HAS_DOT_PRODUCTS, reason="this CPU has no AVX-512 VNNI, so each call computes one decode step")
@@ -103,7 +103,7 @@ def test_multi_step_decode_changes_nothing(
     with running_engine(embedded_int8, max_batch=6) as engine:
         assert [outcome(engine.submit(request).result()) for request in requests] == alone
     assert max(numbers) > 1
-    assert in_a_crowd(embedded_int8, requests, rng) == alone
+    assert concurrently(embedded_int8, requests, rng) == alone
 
 
 def in_chunks(runner: CpuRunner, request: EngineRequest, max_chunk: int) -> Outcome:

@@ -23,7 +23,7 @@ from workers.engine.sampling import NUM_CANDIDATES, first_of_equals, pick
 
 # Decode steps that can be launched together: a table has their uniform numbers.
 MAX_STEPS = 16
-# Without cuDNN, whose attention is compiled again for each shape, during a request.
+# Without cuDNN, whose attention is compiled for each new shape, while a request waits.
 BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 LENGTHS = (64, 128, 256, 512)  # buckets of tokens attended to; the context's length is added
 CHUNK_SIZES = (16, 32, 64, 128, 256)
@@ -72,7 +72,7 @@ class GraphRecorder:
         """The graph of `function`, and the tensors that hold its result after a replay.
 
         Raises:
-            RuntimeError: if the device refuses.
+            RuntimeError: if the function cannot be captured.
         """
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
