@@ -22,7 +22,7 @@ from shared.protocol import Accepted, GenerateLine, GenerateRequest, State
 from workers.checkpoints.int8_check import choose_cpu_dtype
 from workers.codec import Codec
 from workers.engine.engine import Engine, EngineConfig, EngineFull, EngineNotReady, InvalidPrompt
-from workers.engine.model.loader import LoadedModel, load_model, random_model
+from workers.engine.loader import LoadedModel, load_model, random_model
 from workers.engine.request import EngineRequest, SequenceOutput
 from workers.engine.result_stream import ResultStream
 from workers.text.tokenizer import Tokenizer

@@ -14,8 +14,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, LogitsPro
 
 from gateway.generation.trimming import trim
 from tests.e2e.harness import Tercet, running
+from workers.engine.loader import random_weights
 from workers.engine.model.gpt2 import SHAPES
-from workers.engine.model.loader import random_weights
 from workers.text.tokenizer import Tokenizer
 
 EMBEDDED = Path(__file__).parents[2] / "workers/checkpoints/embedded"

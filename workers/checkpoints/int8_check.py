@@ -18,7 +18,7 @@ import structlog
 from workers.engine.core import EngineCore
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.interrupt import Interrupt
-from workers.engine.model.loader import LoadedModel, load_model
+from workers.engine.loader import LoadedModel, load_model
 from workers.engine.request import EngineRequest, SamplingParams
 from workers.engine.result_stream import ResultStream
 from workers.engine.scheduler import Scheduler

@@ -22,7 +22,7 @@ from workers.engine.core import EngineCore
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.interrupt import Interrupt
-from workers.engine.model.loader import LoadedModel, ProgressFn
+from workers.engine.loader import LoadedModel, ProgressFn
 from workers.engine.request import (
     EngineError,
     EngineFull,

@@ -118,7 +118,7 @@ def gateway_source(options: Options, fields: Mapping[str, Any], console: Console
 def engine_source(options: Options, fields: Mapping[str, Any]) -> Iterator[SuggestionSource]:
     """An engine in this process."""
     from workers.engine.engine import Engine, EngineConfig  # imports torch, which the gateway's source does without
-    from workers.engine.model.loader import load_model
+    from workers.engine.loader import load_model
 
     [spec] = options.load_settings().models
     checkpoint = resolve(spec.name, spec.source)

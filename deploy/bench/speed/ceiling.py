@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from deploy.bench.harness.workload import LinearPass, Subject
+from workers.engine.loader import read_config
 from workers.engine.model.gpt2 import SHAPES, GPT2Config
-from workers.engine.model.loader import read_config
 
 Kernel = Callable[[Tensor], Tensor]  # [rows, in] float32 → [rows, out]
 # A kernel that is slower than the fastest by this factor in its first round is not timed again.

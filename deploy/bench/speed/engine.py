@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deploy.bench.harness.workload import EngineTiming, Subject, Workload
 from workers.engine.engine import Engine, EngineConfig
-from workers.engine.model.loader import load_model, random_model
+from workers.engine.loader import load_model, random_model
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.gunicorn_worker import SWITCH_INTERVAL_S
 

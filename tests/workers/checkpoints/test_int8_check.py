@@ -14,8 +14,8 @@ from transformers import GPT2LMHeadModel
 
 from workers.checkpoints.int8_check import PAGE, check_int8, choose_cpu_dtype, perplexity
 from workers.engine.cpu.linear import LinearMaker
+from workers.engine.loader import load_model, smooth_quant
 from workers.engine.model.gpt2 import Norm
-from workers.engine.model.loader import load_model, smooth_quant
 from workers.text.tokenizer import Tokenizer
 
 EMBEDDED = Path(__file__).parents[3] / "workers/checkpoints/embedded"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.workers.engine.helpers import CHECKPOINT, TINY, peaked_weights
-from workers.engine.model.loader import LoadedModel, build, load_model
+from workers.engine.loader import LoadedModel, build, load_model
 
 
 @pytest.fixture(scope="session")

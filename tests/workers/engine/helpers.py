@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from workers.engine.engine import Engine, EngineConfig
+from workers.engine.loader import LoadedModel, random_weights
 from workers.engine.model.gpt2 import GPT2Config
-from workers.engine.model.loader import LoadedModel, random_weights
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 
 CHECKPOINT = Path(__file__).parents[3] / "workers/checkpoints/embedded"

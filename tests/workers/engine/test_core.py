@@ -12,7 +12,7 @@ from tests.workers.engine.helpers import CHECKPOINT, generate, random_ids, runni
 from workers.engine.core import EngineCore
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.interrupt import Interrupt
-from workers.engine.model.loader import LoadedModel
+from workers.engine.loader import LoadedModel
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput
 from workers.engine.result_stream import ResultStream
 from workers.engine.runner import RunnerOutput

@@ -15,7 +15,7 @@ from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS
 from workers.engine.cpu.linear import ROW_COUNTS, LinearMaker
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.interrupt import Interrupt
-from workers.engine.model.loader import LoadedModel
+from workers.engine.loader import LoadedModel
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.result_stream import ResultStream
 from workers.engine.runner import RunnerOutput

@@ -16,7 +16,7 @@ import torch
 from tests.workers.engine.helpers import TINY, generate, running_engine, wait_until
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.engine import Engine, EngineConfig, EngineState
-from workers.engine.model.loader import LoadedModel, ProgressFn
+from workers.engine.loader import LoadedModel, ProgressFn
 from workers.engine.request import (
     EngineFull,
     EngineNotReady,
@@ -281,7 +281,7 @@ def test_a_hang_ends_the_process() -> None:
         import time
         from tests.workers.engine.helpers import TINY
         from workers.engine.engine import Engine, EngineConfig
-        from workers.engine.model.loader import random_model
+        from workers.engine.loader import random_model
         from workers.engine.cpu.runner import CpuRunner
         from workers.engine.request import EngineRequest, SamplingParams
 

@@ -10,8 +10,8 @@ from transformers import GPT2Config as HfConfig
 from transformers import GPT2LMHeadModel
 
 from tests.workers.engine.helpers import CHECKPOINT, generate, random_ids, running_engine
+from workers.engine.loader import LoadedModel, build, random_weights
 from workers.engine.model.gpt2 import SHAPES
-from workers.engine.model.loader import LoadedModel, build, random_weights
 from workers.engine.request import EngineRequest, SamplingParams
 
 TEXT = (

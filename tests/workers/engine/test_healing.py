@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.workers.engine.helpers import CHECKPOINT, running_engine
 from workers.engine.engine import Engine
-from workers.engine.model.loader import LoadedModel
+from workers.engine.loader import LoadedModel
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.text.detokenizer import Detokenizer
 from workers.text.token_healing import MAX_FORCED_BYTES, ForcedPrefix

@@ -12,7 +12,7 @@ from tests.workers.engine.helpers import generate, random_ids, running_engine
 from workers.engine.cpu import runner as model_runner
 from workers.engine.cpu.kv_cache import CacheShape
 from workers.engine.engine import Engine
-from workers.engine.model.loader import LoadedModel
+from workers.engine.loader import LoadedModel
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.runner import RunnerOutput
 from workers.engine.scheduler_output import SchedulerOutput

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, GPT2LMHeadModel
 
 from shared.errors import StartError
 from workers.checkpoints.resolve import resolve
-from workers.engine.model.loader import load_model
+from workers.engine.loader import load_model
 from workers.training import train
 from workers.training.corpus import HELD_OUT, SLUR, read_books, split_books, train_tokenizer
 from workers.training.export import check_size, export

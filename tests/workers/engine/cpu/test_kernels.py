@@ -17,8 +17,8 @@ from transformers import GPT2LMHeadModel
 from tests.workers.engine.helpers import TINY, generate, peaked_weights, running_engine
 from workers.engine.cpu import forward, kernels
 from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS, Program
+from workers.engine.loader import LoadedModel, build
 from workers.engine.model.gpt2 import GPT2Config
-from workers.engine.model.loader import LoadedModel, build
 from workers.engine.request import SamplingParams
 
 PROMPT = [*range(7, 300, 3)]

@@ -43,7 +43,7 @@ from workers.engine.cuda.graphs import (
 from workers.engine.cuda.kv_cache import KVCache, SlotLayout
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.engine import Engine
-from workers.engine.model.loader import LoadedModel, build, load_model
+from workers.engine.loader import LoadedModel, build, load_model
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.runner import RunnerOutput
 from workers.engine.sampling import Draw, limits, sample, uniform
