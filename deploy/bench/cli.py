@@ -1,5 +1,4 @@
-"""`tercet bench engine | http | writer | typist | samples`: tables on standard error, one JSON document on standard
-output."""
+"""`tercet bench`: tables on standard error, one JSON document on standard output."""
 
 from __future__ import annotations
 
@@ -7,7 +6,8 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,11 +19,12 @@ from deploy.bench.harness import plot, report, writer
 from deploy.bench.harness.machine import gpus
 from deploy.bench.harness.options import Options
 from deploy.bench.harness.report import Document
-from deploy.bench.harness.run import measured_run
+from deploy.bench.harness.run import measured_run, start_server
 from deploy.bench.harness.server import ROOT
-from deploy.bench.quality import distinct
+from deploy.bench.quality import distinct, replay
 from deploy.bench.quality.samples import SamplesBench, samples_table
 from deploy.bench.quality.typist import TypistBench, plot_savings, savings_table
+from deploy.bench.speed import compare
 from deploy.bench.speed import writer as latency
 from deploy.bench.speed.cpu import CpuSuite
 from deploy.bench.speed.gpu import GpuSuite
@@ -195,6 +196,48 @@ def bench_samples(
     with _run("samples", options) as result:
         SamplesBench(options, fields, err).run(result)
     _report(result, [samples_table(result.rows)])
+
+
+@bench.command("replay")
+def bench_replay(
+    record: Annotated[Path, typer.Argument(help="File of recorded answers; recorded now if it does not exist.")],
+    url: Annotated[
+        str | None, typer.Option(help="Base URL of a running server; default: start one for this run.")
+    ] = None,
+    models: Models = "embedded,synthetic:small",
+    setting: Setting = None,
+) -> None:
+    """Answer 200 seeded requests of every kind and compare the answers with a record, byte by byte, times aside."""
+    settings = dict(entry.partition("=")[::2] for entry in setting or [])
+    with ExitStack() as stack:
+        base_url = url or stack.enter_context(start_server(err, models, settings)).url
+        if not record.exists():
+            num_requests = replay.record(base_url, replay.PROSE.read_text(encoding="utf-8"), models.split(","), record)
+            err.print(f"Recorded {num_requests} answers in {record}; run the same command again to compare.")
+            return
+        num_requests, different = replay.differences(base_url, record)
+    for line in different:
+        err.print(line, highlight=False, soft_wrap=True, markup=False)
+    sys.stdout.write(json.dumps({"requests": num_requests, "different": len(different)}) + "\n")
+    if different:
+        raise typer.Exit(1)
+
+
+@bench.command("compare")
+def bench_compare(
+    other: Annotated[Path, typer.Argument(help="Root of another checkout of Tercet.", exists=True, file_okay=False)],
+    rounds: Rounds = 5,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Rows of `bench engine`, repeatable or separated by commas: {', '.join(compare.ROWS)}."),
+    ] = None,
+) -> None:
+    """Measure this checkout and another one in interleaved rounds and print the ratios of the medians."""
+    rows = _choose("--only", "row", only, compare.ROWS)
+    comparisons, per_round = compare.compare(other.resolve(), rounds, rows)
+    err.print(compare.comparison_table(comparisons, rounds))
+    result = [{**asdict(row), "ratio": round(row.ratio, 4)} for row in comparisons]
+    sys.stdout.write(json.dumps({"comparisons": result, "rounds": per_round}) + "\n")
 
 
 @contextmanager

@@ -16,8 +16,10 @@ from typing import Any
 import httpx
 from rich.progress import track
 
+from deploy.bench.harness.server import ROOT
 from shared.errors import StartError
 
+PROSE = ROOT / "workers" / "checkpoints" / "page.txt"
 NUM_REQUESTS = 200
 # What depends on when and where a branch ran.
 VARYING = frozenset(

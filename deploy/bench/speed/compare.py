@@ -90,7 +90,7 @@ def _run(root: Path, rows: Sequence[str], seed: int) -> Iterator[tuple[str, str,
             yield key, series["label"], series["unit"], series["samples"]
 
 
-def table(comparisons: Sequence[Comparison], rounds: int) -> Table:
+def comparison_table(comparisons: Sequence[Comparison], rounds: int) -> Table:
     """The comparison as a table."""
     result = Table("what", "other", "ours", "ours ÷ other", title=f"Medians of {rounds} interleaved rounds")
     for row in comparisons:
