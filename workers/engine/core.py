@@ -111,9 +111,9 @@ class EngineCore:
     def _postprocess(self, output: RunnerOutput) -> None:
         """Appends the new tokens to their sequences, streams them, and ends the sequences that are complete."""
         now = time.monotonic()
-        for sequence, logprobs in output.echoes:
+        for sequence, logprobs in output.prompt_logprobs:
             sequence.add_prompt_logprobs(logprobs)
-        for sequence, token in output.steps:
+        for sequence, token in output.tokens:
             if sequence.finish_reason is not None:  # tokens past the end, from a multi-step decode
                 continue
             try:

@@ -25,15 +25,15 @@ class RunnerOutput:
     """The result of a step.
 
     Attributes:
-        steps: generated tokens in their order, one or more for each sequence that draws. Those that follow the end of
+        tokens: generated tokens in their order, one or more for each sequence that draws. Those that follow the end of
             their sequence are to be dropped.
-        echoes: for sequences that echo their prompt: log-probabilities of the prompt's tokens, each chunk's following
-            those of the chunk before.
+        prompt_logprobs: for sequences that echo their prompt: log-probabilities of the prompt's tokens, chunk after
+            chunk.
         num_steps: decode steps computed for the rows of the batch.
     """
 
-    steps: list[tuple[Sequence, GeneratedToken]]
-    echoes: list[tuple[Sequence, list[float]]]
+    tokens: list[tuple[Sequence, GeneratedToken]]
+    prompt_logprobs: list[tuple[Sequence, list[float]]]
     num_steps: int = 1
 
 

@@ -51,12 +51,12 @@ class Scheduler:
         """All that have not ended."""
         groups = [*self._waiting, *self._prefilling, *self._prefilled]
         running = [row.sequence for row in self._rows]
-        return running + [member for group in groups for member in group.members]
+        return running + [member for group in groups for member in group.sequences]
 
     @property
     def num_running(self) -> int:
         """Sequences that have been scheduled."""
-        return len(self._rows) + sum(len(group.members) for group in (*self._prefilling, *self._prefilled))
+        return len(self._rows) + sum(len(group.sequences) for group in (*self._prefilling, *self._prefilled))
 
     @property
     def wake_at(self) -> float:
@@ -70,13 +70,13 @@ class Scheduler:
         if not request.echo_logprobs:
             for group in (*self._prefilling, *self._prefilled, *self._waiting):
                 if (group.tokens, group.num_forced_ids, group.is_echoed) == (tokens, num_forced_ids, False):
-                    group.members.append(sequence)
+                    group.sequences.append(sequence)
                     return
         self._waiting.append(
             PrefillGroup(
                 tokens=tokens,
                 num_forced_ids=num_forced_ids,
-                members=[sequence],
+                sequences=[sequence],
                 group_size=request.group[1] if request.group else 1,
                 sibling_deadline=sequence.submitted_at + MAX_SIBLING_WAIT_S,
                 is_echoed=request.echo_logprobs,
@@ -87,9 +87,9 @@ class Scheduler:
         """Removes a sequence that has ended; its keys and values stay cached."""
         for groups in (self._waiting, self._prefilling, self._prefilled):
             for group in groups:
-                if sequence in group.members:
-                    group.members.remove(sequence)
-                    if not group.members:
+                if sequence in group.sequences:
+                    group.sequences.remove(sequence)
+                    if not group.sequences:
                         groups.remove(group)
                         if group.entry is not None:
                             group.entry.writers.remove(group)
@@ -111,8 +111,8 @@ class Scheduler:
         for group in list(self._waiting):
             self._start_prefill(group, copies)
         for group in (*self._prefilling, *self._prefilled):
-            group.awaits_siblings = len(group.members) < group.group_size and now < group.sibling_deadline
-            for member in group.members:
+            group.awaits_siblings = len(group.sequences) < group.group_size and now < group.sibling_deadline
+            for member in group.sequences:
                 member.start(now, group.num_cached)
         rows = self._schedule_rows(copies)
         ready = []
@@ -131,7 +131,7 @@ class Scheduler:
         for row in plan.rows:
             row.suffix_length += num_steps
         for chunk in plan.chunks:
-            group, entry = chunk.prompt, chunk.entry
+            group, entry = chunk.group, chunk.entry
             group.num_computed = chunk.stop
             entry.tokens[chunk.start : chunk.stop] = group.tokens[chunk.start : chunk.stop]
             if chunk.is_last:
@@ -195,7 +195,7 @@ class Scheduler:
         entry = group.entry
         assert entry is not None
         entry.writers.remove(group)
-        rows = [BatchRow(member, entry, len(group.tokens)) for member in group.members]
+        rows = [BatchRow(member, entry, len(group.tokens)) for member in group.sequences]
         entry.readers += rows
         self._rows += rows
         return rows

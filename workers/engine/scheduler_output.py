@@ -57,7 +57,7 @@ class PrefillGroup:
 
     Attributes:
         tokens: the prompt, followed by `num_forced_ids` forced ids of the sequences.
-        members: the sequences; siblings that arrive later are added.
+        sequences: the sequences; siblings that arrive later are added.
         group_size: sequences announced for this prompt.
         sibling_deadline: when the group stops waiting for them, in `time.monotonic()` seconds.
         is_echoed: logits of every position are needed, so nothing may come from the prefix cache.
@@ -69,7 +69,7 @@ class PrefillGroup:
     """
 
     tokens: tuple[int, ...]
-    members: list[Sequence]
+    sequences: list[Sequence]
     group_size: int
     sibling_deadline: float
     is_echoed: bool
@@ -113,19 +113,19 @@ class BatchRow:
 class PrefillChunk:
     """Tokens `start` to `stop` of a prefill group, computed into `entry`. The tokens before are there already."""
 
-    prompt: PrefillGroup
+    group: PrefillGroup
     entry: PrefixCacheEntry
     start: int
     stop: int
 
     @property
     def is_last(self) -> bool:
-        return self.stop == len(self.prompt.tokens)
+        return self.stop == len(self.group.tokens)
 
     @property
-    def drawing(self) -> list[Sequence]:
+    def sampled_sequences(self) -> list[Sequence]:
         """The sequences that draw their first token from the logits of this chunk."""
-        return self.prompt.members if self.is_last and not self.prompt.awaits_siblings else []
+        return self.group.sequences if self.is_last and not self.group.awaits_siblings else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,8 @@ class SchedulerOutput:
     Attributes:
         rows: sequences that decode their newest token, ordered by KV suffix.
         chunks: pieces of prompts to prefill.
-        ready: sequences that draw their first token from logits that the runner keeps: their prompt is in the cache.
+        prefilled_rows: sequences whose prompt is in the cache: they draw their first token from logits that the runner
+            keeps.
         allows_multi_step: the rows may run several decode steps. False while a group waits for siblings, which may
             arrive at any moment.
     """
@@ -143,16 +144,16 @@ class SchedulerOutput:
     copies: list[Copy]
     rows: list[BatchRow]
     chunks: list[PrefillChunk]
-    ready: list[BatchRow]
+    prefilled_rows: list[BatchRow]
     allows_multi_step: bool = True
 
     def __bool__(self) -> bool:
         """Whether there is anything to compute or draw."""
-        return bool(self.rows or self.chunks or self.ready)
+        return bool(self.rows or self.chunks or self.prefilled_rows)
 
     @property
-    def draws(self) -> list[Sequence]:
-        """The sequences that draw a token: those of `rows`, of finished prompts in `chunks`, and of `ready`."""
-        prefilled = [sequence for chunk in self.chunks for sequence in chunk.drawing]
+    def sampled_sequences(self) -> list[Sequence]:
+        """The sequences that draw a token: of `rows`, of finished prompts in `chunks`, and of `prefilled_rows`."""
+        prefilled = [sequence for chunk in self.chunks for sequence in chunk.sampled_sequences]
         rows = [row.sequence for row in self.rows]
-        return [*rows, *prefilled, *(row.sequence for row in self.ready)]
+        return [*rows, *prefilled, *(row.sequence for row in self.prefilled_rows)]

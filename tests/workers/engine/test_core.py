@@ -41,17 +41,17 @@ class FakeRunner:
 
     def run(self, plan: SchedulerOutput) -> RunnerOutput:
         self.plans.append(plan)
-        num_steps = 1 if plan.chunks or plan.ready else self._num_steps
+        num_steps = 1 if plan.chunks or plan.prefilled_rows else self._num_steps
         steps = [
             (one, GeneratedToken(self._token(one, len(one.token_ids) + ahead), -1.0))
             for ahead in range(num_steps)
-            for one in plan.draws
+            for one in plan.sampled_sequences
         ]
         echoes: list[tuple[Sequence, list[float]]] = [
-            (member, [-2.0] * len(chunk.prompt.tokens[chunk.start + 1 : chunk.stop + 1]))
+            (member, [-2.0] * len(chunk.group.tokens[chunk.start + 1 : chunk.stop + 1]))
             for chunk in plan.chunks
-            if chunk.prompt.is_echoed
-            for member in chunk.prompt.members
+            if chunk.group.is_echoed
+            for member in chunk.group.sequences
         ]
         return RunnerOutput(steps, echoes, num_steps)
 

@@ -39,7 +39,7 @@ class Calls:
         run = CpuRunner.run
 
         def observed(runner: CpuRunner, plan: SchedulerOutput) -> RunnerOutput:
-            is_decode = not plan.chunks and not plan.ready
+            is_decode = not plan.chunks and not plan.prefilled_rows
             # The duration of a step is known after the first decode call.
             if self.meanwhile is not None and is_decode and self.num_steps and plan.allows_multi_step:
                 self.meanwhile()

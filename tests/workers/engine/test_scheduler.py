@@ -24,7 +24,7 @@ def step(scheduler: Scheduler, now: float = float("inf"), token: int = 7) -> Sch
     """One step in which every sequence draws the same token; removes the sequences that end."""
     plan = scheduler.schedule(now)
     scheduler.complete(plan)
-    for drawn in plan.draws:
+    for drawn in plan.sampled_sequences:
         drawn.append(GeneratedToken(token, 0.0), None, 0.0)
         if drawn.finish_reason is not None:
             scheduler.remove(drawn)
@@ -72,7 +72,7 @@ def test_siblings_share_one_prompt() -> None:
     siblings = [sequence((1, 2, 3), group=("g", 3)) for _ in range(3)]
     plans = run(Scheduler(2, 4), *siblings)
     assert [chunks(plan) for plan in plans] == [[(0, 3)], [], [], []]
-    assert [len(plan.draws) for plan in plans] == [3, 3, 3, 3]
+    assert [len(plan.sampled_sequences) for plan in plans] == [3, 3, 3, 3]
 
 
 def test_a_group_waits_for_its_siblings_while_its_prompt_is_computed() -> None:
@@ -80,14 +80,14 @@ def test_a_group_waits_for_its_siblings_while_its_prompt_is_computed() -> None:
     first, second = (sequence((1, 2, 3), group=("g", 2)) for _ in range(2))
     scheduler.add(first)
     plan = step(scheduler, first.submitted_at)
-    assert (chunks(plan), plan.draws) == ([(0, 3)], [])
+    assert (chunks(plan), plan.sampled_sequences) == ([(0, 3)], [])
     assert not step(scheduler, first.submitted_at)
     assert scheduler.wake_at == first.submitted_at + MAX_SIBLING_WAIT_S
     scheduler.add(second)
     plan = step(scheduler, first.submitted_at)
-    assert (chunks(plan), plan.draws) == ([], [first, second])
+    assert (chunks(plan), plan.sampled_sequences) == ([], [first, second])
     assert scheduler.wake_at == float("inf")
-    assert step(scheduler, first.submitted_at).draws == [first, second]
+    assert step(scheduler, first.submitted_at).sampled_sequences == [first, second]
 
 
 def test_a_group_stops_waiting_for_siblings_at_its_deadline() -> None:
@@ -95,7 +95,7 @@ def test_a_group_stops_waiting_for_siblings_at_its_deadline() -> None:
     alone = sequence((1, 2, 3), group=("g", 2))
     scheduler.add(alone)
     assert chunks(step(scheduler, alone.submitted_at)) == [(0, 3)]
-    assert step(scheduler, scheduler.wake_at).draws == [alone]
+    assert step(scheduler, scheduler.wake_at).sampled_sequences == [alone]
 
 
 def test_a_sequence_that_waits_for_siblings_can_be_removed() -> None:
@@ -116,7 +116,7 @@ def test_the_logits_that_siblings_will_draw_from_are_not_overwritten(other: tupl
     entry = step(scheduler, first.submitted_at).chunks[0].entry
     scheduler.add(sequence(other))
     assert step(scheduler, first.submitted_at).chunks[0].entry is not entry
-    assert [row.entry for row in step(scheduler).ready] == [entry]
+    assert [row.entry for row in step(scheduler).prefilled_rows] == [entry]
 
 
 def test_a_late_sibling_prefills_nothing() -> None:
@@ -127,7 +127,7 @@ def test_a_late_sibling_prefills_nothing() -> None:
     scheduler.add(second)
     plan = step(scheduler)
     assert not plan.chunks
-    assert plan.draws == [first, second]
+    assert plan.sampled_sequences == [first, second]
 
 
 def test_a_group_does_not_wait_in_an_entry_whose_logits_will_be_replaced() -> None:
@@ -137,7 +137,7 @@ def test_a_group_does_not_wait_in_an_entry_whose_logits_will_be_replaced() -> No
     scheduler.add(longer)
     scheduler.add(again)
     plan = step(scheduler, again.submitted_at)
-    assert [chunk.prompt.members for chunk in plan.chunks] == [[longer], [again]]
+    assert [chunk.group.sequences for chunk in plan.chunks] == [[longer], [again]]
     assert plan.chunks[0].entry is not plan.chunks[1].entry
 
 
@@ -147,7 +147,7 @@ def test_a_cached_prompt_needs_no_prefill() -> None:
     again = sequence((1, 2, 3))
     scheduler.add(again)
     plan = step(scheduler)
-    assert [row.sequence for row in plan.ready] == [again]
+    assert [row.sequence for row in plan.prefilled_rows] == [again]
     assert not plan.chunks
 
 
@@ -182,10 +182,10 @@ def test_a_prompt_waits_until_an_entry_is_unused() -> None:
     first, second = sequence((1, 2, 3)), sequence((4, 5, 6))
     scheduler.add(first)
     scheduler.add(second)
-    assert step(scheduler).draws == [first]
+    assert step(scheduler).sampled_sequences == [first]
     while first.finish_reason is None:
-        assert second not in step(scheduler).draws
-    assert step(scheduler).draws == [second]
+        assert second not in step(scheduler).sampled_sequences
+    assert step(scheduler).sampled_sequences == [second]
 
 
 def test_a_removed_sequence_leaves_nothing_to_schedule() -> None:

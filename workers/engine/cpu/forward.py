@@ -353,7 +353,7 @@ class ForwardPass:
         for chunk in scheduled.chunks:
             first, num_rows = num_rows, num_rows + chunk.stop - chunk.start
             rows, positions = self._rows[first:num_rows], np.arange(chunk.start, chunk.stop)
-            rows["token_id"], rows["position"] = chunk.prompt.tokens[chunk.start : chunk.stop], positions
+            rows["token_id"], rows["position"] = chunk.group.tokens[chunk.start : chunk.stop], positions
             rows["entry"], rows["num_in_entry"] = chunk.entry.index, positions + 1
             rows["suffix"], rows["num_in_suffix"] = -1, 0
             tiles += [list(range(at, min(at + TILE, num_rows))) for at in range(first, num_rows, TILE)]

@@ -67,7 +67,7 @@ class CpuRunner:
         """Carries out a step: copies within the KV cache, then rows, chunks and draws."""
         for copy in scheduled.copies:
             self._cache.copy(copy)
-        output = None if scheduled.chunks or scheduled.ready else self._decode(scheduled)
+        output = None if scheduled.chunks or scheduled.prefilled_rows else self._decode(scheduled)
         return output or self._forward_and_draw(scheduled)
 
     def _decode(self, scheduled: SchedulerOutput) -> RunnerOutput | None:
@@ -95,7 +95,7 @@ class CpuRunner:
         logits = self._forward.logits(scheduled, needed.wanted)
         sources, parts = needed.sources, [logits]
         num_rows = len(needed.wanted)
-        for row in scheduled.ready:
+        for row in scheduled.prefilled_rows:
             kept = self._kept_logits[row.entry.index]
             sources.append(num_rows + len(kept) - 1 - len(row.sequence.forced_ids))
             parts.append(kept)
@@ -106,24 +106,26 @@ class CpuRunner:
             first += chunk.stop - chunk.start
             if chunk.is_last:
                 last = needed.wanted.index(first - 1)
-                self._kept_logits[chunk.entry.index] = logits[last - chunk.prompt.num_forced_ids : last + 1].clone()
+                self._kept_logits[chunk.entry.index] = logits[last - chunk.group.num_forced_ids : last + 1].clone()
         if len(parts) > 1:
             logits = torch.cat(parts)
         sample = partial(self._forward.sampler.sample, logits)
-        return RunnerOutput(draw_all(scheduled.draws, sources, sample), self._echoes(scheduled, logits, needed.echoed))
+        return RunnerOutput(
+            draw_all(scheduled.sampled_sequences, sources, sample), self._echoes(scheduled, logits, needed.echoed)
+        )
 
     def _echoes(
         self, scheduled: SchedulerOutput, logits: Tensor, echoed: Items[int]
     ) -> list[tuple[Sequence, list[float]]]:
         """Log-probabilities of the prompt tokens that follow each token of an echoed chunk."""
         echoes: list[tuple[Sequence, list[float]]] = []
-        for first, chunk in zip(echoed, (chunk for chunk in scheduled.chunks if chunk.prompt.is_echoed), strict=True):
-            following = chunk.prompt.tokens[chunk.start + 1 : chunk.stop + 1]
+        for first, chunk in zip(echoed, (chunk for chunk in scheduled.chunks if chunk.group.is_echoed), strict=True):
+            following = chunk.group.tokens[chunk.start + 1 : chunk.stop + 1]
             rows = range(first, first + len(following))
             if not following:
                 continue
             logprobs = self._forward.sampler.score(logits, rows, following)
-            echoes += [(member, logprobs) for member in chunk.prompt.members]
+            echoes += [(member, logprobs) for member in chunk.group.sequences]
         return echoes
 
 
@@ -143,12 +145,12 @@ def logit_rows(scheduled: SchedulerOutput) -> LogitRows:
     first = len(scheduled.rows)
     for chunk in scheduled.chunks:
         last = first + chunk.stop - chunk.start
-        if chunk.prompt.is_echoed:
+        if chunk.group.is_echoed:
             echoed.append(len(wanted))
             wanted += range(first, last)
         elif chunk.is_last:
-            wanted += range(last - 1 - chunk.prompt.num_forced_ids, last)
+            wanted += range(last - 1 - chunk.group.num_forced_ids, last)
         if chunk.is_last:
-            sources += [len(wanted) - 1 - chunk.prompt.num_forced_ids] * len(chunk.drawing)
+            sources += [len(wanted) - 1 - chunk.group.num_forced_ids] * len(chunk.sampled_sequences)
         first = last
     return LogitRows(wanted, sources, echoed)

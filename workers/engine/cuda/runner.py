@@ -139,20 +139,20 @@ class CudaRunner:
             self._cache.copy(copy)
         step = self._step_of(plan) if plan.rows else None
         # Before the chunks, whose logits may replace those of the same entry.
-        ready = [self._kept_logits[row.entry.index][-1 - len(row.sequence.forced_ids) :] for row in plan.ready]
+        ready = [self._kept_logits[row.entry.index][-1 - len(row.sequence.forced_ids) :] for row in plan.prefilled_rows]
         logits: list[Tensor] = []
         echoes: list[_Echo] = []
         for chunk in plan.chunks:
             hidden, after = self._compute(chunk)
             if chunk.is_last:
-                if number := chunk.prompt.num_forced_ids:
+                if number := chunk.group.num_forced_ids:
                     last = chunk.stop - chunk.start
                     after = self._model.logits(hidden[last - 1 - number : last])
                 self._kept_logits[chunk.entry.index] = after = after.clone()
-                logits += [after] * len(chunk.drawing)
-            if chunk.prompt.is_echoed:
+                logits += [after] * len(chunk.sampled_sequences)
+            if chunk.group.is_echoed:
                 echoes += self._echo(chunk, hidden)
-        first = self._draw_first(logits + ready, plan.draws[len(plan.rows) :])
+        first = self._draw_first(logits + ready, plan.sampled_sequences[len(plan.rows) :])
         return RunnerOutput([*self._collect(plan.rows, step), *first()], echoes)
 
     def _step_of(self, plan: SchedulerOutput) -> _InFlightStep:
@@ -167,7 +167,7 @@ class CudaRunner:
         step = self._in_flight.popleft()
         # A sequence that arrives or ends makes the in-flight steps useless, so launch no more of them than there were
         # steps without such a change.
-        is_unchanged = not plan.chunks and not plan.ready and len(step.columns) == len(rows)
+        is_unchanged = not plan.chunks and not plan.prefilled_rows and len(step.columns) == len(rows)
         is_predictable = is_unchanged and plan.allows_multi_step and all(_is_plain(row.sequence) for row in rows)
         if not self._in_flight and is_predictable:
             num_steps = min(self._num_unchanged, min(map(num_left, rows)) - 1, MAX_STEPS)
@@ -250,7 +250,7 @@ class CudaRunner:
 
         Both are valid until the next chunk is computed.
         """
-        tokens = chunk.prompt.tokens[chunk.start : chunk.stop]
+        tokens = chunk.group.tokens[chunk.start : chunk.stop]
         padded = self._chunks[bucket_for(CHUNK_SIZES, len(tokens))]
         numbers = padded.numbers(tokens, chunk.start, chunk.entry.index)
         padded.table.copy_(self._upload(torch.tensor(numbers)), non_blocking=True)
@@ -258,11 +258,11 @@ class CudaRunner:
 
     def _echo(self, chunk: PrefillChunk, hidden: Tensor) -> list[_Echo]:
         """Log-probabilities of the prompt's tokens that follow each token of the chunk."""
-        following = chunk.prompt.tokens[chunk.start + 1 : chunk.stop + 1]
+        following = chunk.group.tokens[chunk.start + 1 : chunk.stop + 1]
         if not following:
             return []
         logprobs = token_logprobs(self._model.logits(hidden[: len(following)]), following)
-        return [(one, logprobs) for one in chunk.prompt.members]
+        return [(one, logprobs) for one in chunk.group.sequences]
 
     def _upload(self, table: Tensor) -> Tensor:
         """`table` in pinned memory, from which it is copied without waiting; freed once the copy is done."""
