@@ -9,6 +9,8 @@ import threading
 from itertools import accumulate
 from typing import TypeAlias
 
+from msgspec.structs import asdict
+
 from shared.errors import InvalidRequest
 from shared.protocol import Done, Failed, GenerateRequest, Token, Top
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput
@@ -45,20 +47,10 @@ class Codec:
         if (request.prompt is None) == (request.prompt_ids is None):
             raise InvalidRequest("Send one of prompt and prompt_ids.")
         prompt_ids, typed, forced_ids = self._encode_prompt(request)
-        sampling = request.sampling
         return EngineRequest(
             prompt_ids=prompt_ids,
-            sampling=SamplingParams(
-                max_new_tokens=sampling.max_new_tokens,
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                repetition_penalty=sampling.repetition_penalty,
-                stop=sampling.stop,
-                single_line=sampling.single_line,
-                first_rank=sampling.first_rank,
-                top_logprobs=request.logprobs or 0,
-            ),
+            # The protocol gives a parameter the name that it has in the engine.
+            sampling=SamplingParams(**asdict(request.sampling), top_logprobs=request.logprobs or 0),
             seed=request.seed,
             forced_prefix=typed,
             forced_ids=forced_ids,

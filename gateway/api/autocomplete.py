@@ -42,6 +42,7 @@ DEFAULT_MAX_TOKENS = 256
 DOCUMENT_CHARS = 200
 # JavaScript's numbers are exact up to 2⁵³: a client must be able to send back the seed that it reads.
 MAX_DRAWN_SEED = 2**53 - 100
+_SAMPLING_FIELDS = tuple(set(Sampling.__struct_fields__) & set(AutocompleteRequest.__struct_fields__))
 _encode = msgspec.json.Encoder().encode
 
 
@@ -207,15 +208,9 @@ class AutocompleteResource:
 
 def sampling_of(request: AutocompleteRequest) -> Sampling:
     """A request's sampling parameters, for every branch."""
-    return Sampling(
-        max_new_tokens=_num_new_tokens(request),
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        repetition_penalty=request.repetition_penalty,
-        stop=tuple(request.stop),
-        single_line=request.single_line,
-    )
+    # The public schema and the internal protocol give a parameter the same name.
+    shared = {name: getattr(request, name) for name in _SAMPLING_FIELDS}
+    return Sampling(**{**shared, "max_new_tokens": _num_new_tokens(request), "stop": tuple(request.stop)})
 
 
 def _num_new_tokens(request: AutocompleteRequest) -> int:

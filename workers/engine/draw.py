@@ -61,11 +61,3 @@ def num_needed(draw: Draw) -> float:
     if draw.params.temperature == 0:
         return rank(draw) + 1
     return draw.params.top_k or float("inf")
-
-
-def is_plain(params: SamplingParams) -> bool:
-    """Whether a draw is shaped by temperature, top-k and top-p only, and reports one log-probability.
-
-    That is all that the kernels implement; `sampling.sample` implements every parameter.
-    """
-    return params.repetition_penalty == 1 and params.top_logprobs == 0

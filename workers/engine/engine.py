@@ -369,27 +369,13 @@ def _problem(request: EngineRequest, loaded: LoadedModel) -> str | None:
     """Why this model can never serve `request`, or None if it can."""
     config, params = loaded.config, request.sampling
     num_tokens = max(1, len(request.prompt_ids)) + len(request.forced_prefix) + params.max_new_tokens
-    if params.max_new_tokens < 1:
-        return "max_new_tokens must be at least 1"
+    if (problem := params.problem(config.vocab_size)) is not None:
+        return problem
     if num_tokens > config.n_positions:
         return f"prompt and new tokens are {num_tokens} together, more than the context of {config.n_positions}"
     ids = request.prompt_ids + request.forced_ids
     if ids and (min(ids) < 0 or max(ids) >= config.vocab_size):
         return f"token ids must be between 0 and {config.vocab_size - 1}"
-    if not 0 <= params.temperature < float("inf"):
-        return "temperature must be finite and not negative"
-    if params.top_k < 0:
-        return "top_k must not be negative"
-    if not 0 <= params.top_p <= 1:
-        return "top_p must be between 0 and 1"
-    if not 0 < params.repetition_penalty < float("inf"):
-        return "repetition_penalty must be finite and positive"
-    if not 0 <= params.first_rank < config.vocab_size:
-        return f"first_rank must be between 0 and {config.vocab_size - 1}"
-    if not 0 <= params.top_logprobs <= config.vocab_size:
-        return f"top_logprobs must be between 0 and {config.vocab_size}"
-    if not all(params.stop):
-        return "a stop string must not be empty"
     if (params.stop or params.single_line or request.forced_prefix) and loaded.tokenizer is None:
         return "stop strings and forced prefixes need a tokenizer, and this model was loaded without one"
     return None

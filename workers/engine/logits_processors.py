@@ -3,7 +3,7 @@
 `PROCESSORS` change the logits of a whole vocabulary, one row for each draw. `SCORE_WARPERS` and `PROBABILITY_WARPERS`
 follow: they see only the candidates of a draw, likeliest first, before and after the softmax. The order is that of
 transformers' `generate`: repetition penalty, constraint, temperature, top-k, top-p. To add a sampling parameter, append
-a processor or a warper here, and exclude it from `draw.is_plain` unless the kernels implement it.
+a processor or a warper here, and exclude it from `SamplingParams.is_plain` unless the kernels implement it.
 
 Knows logits and draws. Does not know models, sequences, and how tokens are drawn.
 """

@@ -38,6 +38,28 @@ class SamplingParams:
     first_rank: int = 0  # greedy only: the first token with new text is the one with this rank among the likeliest
     top_logprobs: int = 0  # likeliest tokens to report for each generated token
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether draws are shaped by temperature, top-k and top-p only, and report one log-probability.
+
+        That is all that the kernels implement; `sampling.sample` implements every parameter.
+        """
+        return self.repetition_penalty == 1 and self.top_logprobs == 0
+
+    def problem(self, vocab_size: int) -> str | None:
+        """Which value is out of its range, for a model with this vocabulary; None if all are valid."""
+        limits = {
+            "max_new_tokens must be at least 1": self.max_new_tokens >= 1,
+            "temperature must be finite and not negative": 0 <= self.temperature < float("inf"),
+            "top_k must not be negative": self.top_k >= 0,
+            "top_p must be between 0 and 1": 0 <= self.top_p <= 1,
+            "repetition_penalty must be finite and positive": 0 < self.repetition_penalty < float("inf"),
+            f"first_rank must be between 0 and {vocab_size - 1}": 0 <= self.first_rank < vocab_size,
+            f"top_logprobs must be between 0 and {vocab_size}": 0 <= self.top_logprobs <= vocab_size,
+            "a stop string must not be empty": all(self.stop),
+        }
+        return next((text for text, is_met in limits.items() if not is_met), None)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:

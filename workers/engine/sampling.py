@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from workers.engine.draw import NUM_CANDIDATES, Draw, is_plain, num_needed, rank, uniform
+from workers.engine.draw import NUM_CANDIDATES, Draw, num_needed, rank, uniform
 from workers.engine.logits_processors import all_limits, limits, process, warp
 from workers.engine.request import GeneratedToken, TopLogprobs
 
@@ -22,7 +22,6 @@ __all__ = [
     "NUM_CANDIDATES",
     "Draw",
     "first_of_equals",
-    "is_plain",
     "limits",
     "num_needed",
     "pick",

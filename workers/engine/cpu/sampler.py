@@ -86,11 +86,8 @@ class CpuSampler:
 
 def can_draw(draw: Draw) -> bool:
     """Whether the kernel can draw it; if not, `sampling.sample` does."""
-    params = draw.params
-    is_plain = (
-        params.repetition_penalty == 1 and params.top_logprobs == 0 and (draw.constraint is None or rank(draw) == 0)
-    )
-    return is_plain and num_needed(draw) <= NUM_CANDIDATES
+    is_ranked = draw.constraint is not None and rank(draw) > 0
+    return draw.params.is_plain and not is_ranked and num_needed(draw) <= NUM_CANDIDATES
 
 
 def _allowed(draw: Draw) -> tuple[int, int, int]:

@@ -38,7 +38,6 @@ from workers.engine.request import GeneratedToken
 from workers.engine.runner import RunnerOutput, draw_all, draw_of, num_left
 from workers.engine.sampling import (
     NUM_CANDIDATES,
-    is_plain,
     limits,
     num_needed,
     sample,
@@ -283,7 +282,7 @@ def _is_plain(sequence: Sequence) -> bool:
     """Whether the graph of a step draws its token; if not, `sampling.sample` does."""
     params = sequence.request.sampling
     is_ranked = params.first_rank > 0 and sequence.num_new == 0
-    if not is_plain(params) or is_ranked or sequence.allowed_next() is not None:
+    if not params.is_plain or is_ranked or sequence.allowed_next() is not None:
         return False
     return num_needed(draw_of(sequence)) <= NUM_CANDIDATES
 
