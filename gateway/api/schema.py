@@ -24,6 +24,7 @@ class AutocompleteRequest(Struct, forbid_unknown_fields=True, kw_only=True, froz
     temperature: Annotated[float, Meta(ge=0, le=5, description="a number from 0 to 5")] = 1.0
     top_k: Annotated[int, Meta(ge=0, description="a whole number, 0 (off) or more")] = 50
     top_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1 (0 and 1: off)")] = 0.95
+    min_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 (off) to 1")] = 0.0
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="a whole number of tokens, from 1 to the model's context minus length"),

@@ -176,6 +176,13 @@ def test_at_temperature_zero_branches_start_with_the_most_likely_tokens(tercet: 
     assert tercet.ask(OPENING, temperature=0, n_samples=1)["sentences"][0]["value"] == by_branch[0]
 
 
+def test_min_p_of_one_leaves_only_the_most_likely_token(tercet: Tercet) -> None:
+    greedy = tercet.ask(n=1, length=8, temperature=0)["sentences"][0]["value"]
+    texts = {tercet.ask(n=1, length=8, min_p=1, seed=seed)["sentences"][0]["value"] for seed in range(5)}
+    assert texts == {greedy}
+    assert len({tercet.ask(n=1, length=8, min_p=0.01, seed=seed)["sentences"][0]["value"] for seed in range(5)}) > 1
+
+
 def test_an_empty_context_starts_a_text(tercet: Tercet) -> None:
     assert len(tercet.ask("", seed=3)["sentences"]) == 3
 

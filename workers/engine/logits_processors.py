@@ -2,8 +2,8 @@
 
 `PROCESSORS` change the logits of a whole vocabulary, one row for each draw. `SCORE_WARPERS` and `PROBABILITY_WARPERS`
 follow: they see only the candidates of a draw, likeliest first, before and after the softmax. The order is that of
-transformers' `generate`: repetition penalty, constraint, temperature, top-k, top-p. To add a sampling parameter, append
-a processor or a warper here, and exclude it from `SamplingParams.is_plain` unless the kernels implement it.
+transformers' `generate`: repetition penalty, constraint, temperature, top-k, top-p, min-p. To add a sampling parameter,
+append a processor or a warper here, and exclude it from `SamplingParams.is_plain` unless the kernels implement it.
 
 Knows logits and draws. Does not know models, sequences, and how tokens are drawn.
 """
@@ -107,12 +107,21 @@ def keep_top_p(probs: Tensor, top_p: Tensor) -> Tensor:
     return torch.where(probs.cumsum(-1) - probs < top_p, probs, 0.0)
 
 
+def keep_min_p(probs: Tensor, min_p: Tensor) -> Tensor:
+    """0 for a probability below `min_p` times the row's highest, as transformers' MinPLogitsWarper.
+
+    Source: Nguyen et al. 2024, "Turning up the heat: min-p sampling", arXiv:2407.01082.
+    """
+    return torch.where(probs >= min_p * probs.amax(-1, keepdim=True), probs, 0.0)
+
+
 TEMPERATURE = Warper(lambda params: params.temperature or 1.0, scale_by_temperature)
 TOP_K = Warper(lambda params: params.top_k or float("inf"), keep_top_k)
 TOP_P = Warper(lambda params: params.top_p if 0 < params.top_p < 1 else 2.0, keep_top_p)
+MIN_P = Warper(lambda params: params.min_p, keep_min_p)
 
 SCORE_WARPERS = (TEMPERATURE, TOP_K)
-PROBABILITY_WARPERS = (TOP_P,)
+PROBABILITY_WARPERS = (TOP_P, MIN_P)
 
 
 def process(logits: Tensor, draws: Sequence[Draw]) -> Tensor:

@@ -32,6 +32,7 @@ class SamplingParams:
     temperature: float = 1.0  # 0 is greedy
     top_k: int = 50  # 0 disables
     top_p: float = 0.95  # 0 and 1 disable
+    min_p: float = 0.0  # 0 disables
     repetition_penalty: float = 1.0  # 1 disables
     stop: tuple[str, ...] = ()
     single_line: bool = False  # a line break is a stop string
@@ -44,7 +45,7 @@ class SamplingParams:
 
         That is all that the kernels implement; `sampling.sample` implements every parameter.
         """
-        return self.repetition_penalty == 1 and self.top_logprobs == 0
+        return self.min_p == 0 and self.repetition_penalty == 1 and self.top_logprobs == 0
 
     def problem(self, vocab_size: int) -> str | None:
         """Which value is out of its range, for a model with this vocabulary; None if all are valid."""
@@ -53,6 +54,7 @@ class SamplingParams:
             "temperature must be finite and not negative": 0 <= self.temperature < float("inf"),
             "top_k must not be negative": self.top_k >= 0,
             "top_p must be between 0 and 1": 0 <= self.top_p <= 1,
+            "min_p must be between 0 and 1": 0 <= self.min_p <= 1,
             "repetition_penalty must be finite and positive": 0 < self.repetition_penalty < float("inf"),
             f"first_rank must be between 0 and {vocab_size - 1}": 0 <= self.first_rank < vocab_size,
             f"top_logprobs must be between 0 and {vocab_size}": 0 <= self.top_logprobs <= vocab_size,

@@ -70,13 +70,13 @@ def test_an_answer_has_the_sentences_best_first_and_says_how_they_were_made(make
 def test_workers_get_the_sampling_parameters_and_token_healing(make_api: MakeApi) -> None:
     api = make_api(respond)
     api.complete(
-        seed=0, length=30, temperature=0.7, top_k=7, top_p=0.8, repetition_penalty=1.2, stop=["x", "y"],
+        seed=0, length=30, temperature=0.7, top_k=7, top_p=0.8, min_p=0.1, repetition_penalty=1.2, stop=["x", "y"],
         single_line=True, max_tokens=64, session="s",
     )  # fmt: skip
     for call in api.pool.workers[0].calls:
         assert msgspec.to_builtins(call.sampling) == {
-            "max_new_tokens": 30, "temperature": 0.7, "top_k": 7, "top_p": 0.8, "repetition_penalty": 1.2,
-            "stop": ("x", "y"), "single_line": True,
+            "max_new_tokens": 30, "temperature": 0.7, "top_k": 7, "top_p": 0.8, "min_p": 0.1,
+            "repetition_penalty": 1.2, "stop": ("x", "y"), "single_line": True,
         }  # fmt: skip
         assert (call.prompt, call.max_prompt_tokens, call.heal, call.echo) == ("He saw", 64, True, False)
         assert (call.session, call.stream, call.logprobs) == ("s", False, None)

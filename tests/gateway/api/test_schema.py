@@ -35,6 +35,7 @@ def test_aliases_of_n_samples(name: str) -> None:
         (b'{"context": "a", "temperature": 5.1}', "temperature", "from 0 to 5"),
         (b'{"context": "a", "temperature": "hot"}', "temperature", "not a string"),
         (b'{"context": "a", "top_p": -0.1}', "top_p", "from 0 to 1"),
+        (b'{"context": "a", "min_p": 1.1}', "min_p", "from 0 (off) to 1, not 1.1"),
         (b'{"context": "a", "repetition_penalty": 0}', "repetition_penalty", "above 0"),
         (b'{"context": "a", "stop": "x"}', "stop", "list of up to 8 strings"),
         (b'{"context": "a", "stop": ["1","2","3","4","5","6","7","8","9"]}', "stop", "list of up to 8"),

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
+    MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -82,6 +83,8 @@ def test_a_rank_applies_to_continuations_only() -> None:
         SamplingParams(temperature=1, top_k=17, top_p=0),
         SamplingParams(temperature=1, top_k=0, top_p=0.8),
         SamplingParams(temperature=1.3, top_k=40, top_p=0.6),
+        SamplingParams(temperature=1, top_k=0, top_p=0, min_p=0.1),
+        SamplingParams(temperature=1.5, top_k=60, top_p=0.9, min_p=0.05),
     ],
     ids=str,
 )
@@ -93,6 +96,8 @@ def test_warpers_are_transformers(params: SamplingParams) -> None:
         scores = TopKLogitsWarper(params.top_k)(torch.empty(0), scores)
     if params.top_p:
         scores = TopPLogitsWarper(params.top_p)(torch.empty(0), scores)
+    if params.min_p:
+        scores = MinPLogitsWarper(params.min_p)(torch.empty(0), scores)
     expected = scores.softmax(-1)[0, ids]
     assert ((probs > 0) == (expected > 0)).all()
     torch.testing.assert_close(probs, expected, rtol=1e-9, atol=0)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
 from transformers import (
+    MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -56,6 +57,8 @@ def warped(logits: torch.Tensor, params: SamplingParams, seen: list[int]) -> tor
         scores = TopKLogitsWarper(params.top_k)(ids, scores)
     if 0 < params.top_p < 1:
         scores = TopPLogitsWarper(params.top_p)(ids, scores)
+    if params.min_p:
+        scores = MinPLogitsWarper(params.min_p)(ids, scores)
     probs: torch.Tensor = scores[0].double().softmax(-1)
     return probs
 
@@ -65,6 +68,8 @@ def warped(logits: torch.Tensor, params: SamplingParams, seen: list[int]) -> tor
     [
         SamplingParams(temperature=1.0, top_k=50, top_p=0.95),
         SamplingParams(temperature=0.6, top_k=20, top_p=0),
+        SamplingParams(temperature=1.2, top_k=0, top_p=0, min_p=0.08),
+        SamplingParams(temperature=1.0, top_k=50, top_p=0.95, min_p=0.1),
         SamplingParams(temperature=1.4, top_k=64, top_p=0.5),
         SamplingParams(temperature=1.0, top_k=1, top_p=0.9),
         SamplingParams(temperature=0.9, top_k=300, top_p=0.8),
