@@ -227,17 +227,11 @@ def bench_replay(
 def bench_compare(
     other: Annotated[Path, typer.Argument(help="Root of another checkout of Tercet.", exists=True, file_okay=False)],
     rounds: Rounds = 5,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Rows of `bench engine`, repeatable or separated by commas: {', '.join(compare.ROWS)}."),
-    ] = None,
 ) -> None:
-    """Measure this checkout and another one in interleaved rounds and print the ratios of the medians."""
-    rows = _choose("--only", "row", only, compare.ROWS)
-    comparisons, per_round = compare.compare(other.resolve(), rounds, rows)
+    """Measure this checkout and another one on the CPU in interleaved rounds and print the ratios of their medians."""
+    comparisons = compare.compare(other.resolve(), rounds)
     err.print(compare.comparison_table(comparisons, rounds))
-    result = [{**asdict(row), "ratio": round(row.ratio, 4)} for row in comparisons]
-    sys.stdout.write(json.dumps({"comparisons": result, "rounds": per_round}) + "\n")
+    sys.stdout.write(json.dumps([{**asdict(row), "ratio": round(row.ratio, 4)} for row in comparisons]) + "\n")
 
 
 @contextmanager

@@ -43,10 +43,11 @@ class Server:
     `first_start_s` is the age of the first slot's worker when it was warm, measured as `renew_worker` does.
     """
 
-    def __init__(self, models: str, settings: Mapping[str, str]) -> None:
+    def __init__(self, models: str, settings: Mapping[str, str], root: Path = ROOT) -> None:
         """
         Args:
             models: the value of `TERCET_MODELS`.
+            root: the checkout to serve, this one or another.
             settings: further settings by lower-case name, like {"dtype": "fp32"}. The caller's TERCET_ variables are
                 ignored, so that the result document lists all settings in effect.
         """
@@ -60,14 +61,16 @@ class Server:
             **{f"TERCET_{name.upper()}": value for name, value in {"models": models, **settings}.items()},
             "TERCET_BIND": f"127.0.0.1:{self.port}",
             "TERCET_RUN_DIR": str(self._base / "run"),
+            "PYTHONPATH": str(root),
         }
+        self._root = root
         self._client = httpx.Client(base_url=self.url, trust_env=False, timeout=10)
 
     def __enter__(self) -> Server:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", SERVE],
-                cwd=ROOT, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd=self._root, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 process_group=0,  # Ctrl-C is for the benchmark, which then stops the server
             )  # fmt: skip
         try:

@@ -1,102 +1,132 @@
-"""This checkout against another one: the same benchmark in both, in turns, on one machine.
+"""This checkout against another one: both serve at the same time on one machine and are measured in turns.
 
-Runs `tercet bench engine` of each checkout as a child process, so that each version is measured by its own code.
-Machines drift, so versions take turns round by round and medians are compared.
+Machines drift, so every figure is taken from both versions within seconds, in alternating order, and medians over all
+rounds are compared. The other checkout needs `tercet serve` and `POST /autocomplete`, no benchmark of its own.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from rich.progress import track
 from rich.table import Table
 
-from deploy.bench.harness.server import ROOT
-from shared.errors import StartError
+from deploy.bench.harness.clients import LOOPBACK, Clients, raise_for_status
+from deploy.bench.harness.server import ROOT, Server
+from deploy.bench.harness.workload import Subject, W
+from workers.checkpoints.resolve import resolve
 
-# Rows of `tercet bench engine` that need no baseline.
-ROWS = ("overhead", "clients", "embedded", "start")
-# Series of those rows that are compared: whether more is better.
-SERIES = {"gateway": False, "gateway-overhead": False, "clients": True, "embedded": False, "start": False}
-MAX_RUN_S = 900.0
+NUM_CLIENTS = 16
+# Per round and version.
+NUM_REQUESTS, NUM_EMBEDDED_REQUESTS, NUM_CLIENT_REQUESTS = 4, 20, 2
+# Series: label, unit, whether more is better.
+SERIES = {
+    "gateway": ("W through the gateway, cold", "ms", False),
+    "overhead": ("gateway and HTTP: request − engine time", "ms", False),
+    "clients": (f"{NUM_CLIENTS} closed-loop clients", "tokens/s", True),
+    "embedded": ("W through the gateway, cold, embedded checkpoint", "ms", False),
+    "embedded-overhead": ("gateway and HTTP, embedded checkpoint", "ms", False),
+    "start": ("worker from fork to warm, embedded checkpoint", "s", False),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Medians over the rounds. `ratio` is this checkout's figure divided by the other's."""
+    """Medians of a series over all rounds. `ratio` is this checkout's median divided by the other's."""
 
     label: str
     unit: str
     ours: float
     other: float
     more_is_better: bool
+    num_samples: int
 
     @property
     def ratio(self) -> float:
         return self.ours / self.other
 
 
-def compare(other: Path, rounds: int, rows: Sequence[str] = ROWS) -> tuple[list[Comparison], list[dict[str, Any]]]:
-    """Run both checkouts in turns; also the values of each round.
+class Version:
+    """A checkout with two servers: GPT-2 small's shape, and the embedded checkpoint. A context manager."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Version:
+        self._embedded = self._stack.enter_context(Server("embedded", {"devices": "cpu"}, self._root))
+        small = self._stack.enter_context(Server("synthetic:small", {"devices": "cpu"}, self._root))
+        self._small_clients = _clients(small, "synthetic:small")
+        self._embedded_clients = _clients(self._embedded, "embedded")
+        self.measure()  # warm-up
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def measure(self) -> Mapping[str, list[float]]:
+        """One round: samples by series.
+
+        Raises:
+            StartError: a request failed.
+        """
+        replies = raise_for_status(self._small_clients.send_new(NUM_REQUESTS))
+        load = self._small_clients.send_concurrently(NUM_CLIENTS, NUM_CLIENT_REQUESTS)
+        num_tokens = sum(reply.num_tokens for reply in raise_for_status(load.replies))
+        embedded = raise_for_status(self._embedded_clients.send_new(NUM_EMBEDDED_REQUESTS))
+        start_s = self._embedded.renew_worker()
+        raise_for_status(self._embedded_clients.send_new(1))  # the new worker's first request
+        return {
+            "gateway": [reply.wall_ms for reply in replies],
+            "overhead": [reply.overhead_ms for reply in replies],
+            "clients": [num_tokens / load.elapsed_s],
+            "embedded": [reply.wall_ms for reply in embedded],
+            "embedded-overhead": [reply.overhead_ms for reply in embedded],
+            "start": [start_s],
+        }
+
+
+def _clients(server: Server, model: str) -> Clients:
+    return Clients(LOOPBACK, server.port, Subject.of(resolve(model)), W, server.port, {})
+
+
+def compare(other: Path, num_rounds: int) -> list[Comparison]:
+    """Measure both checkouts in turns.
 
     Args:
-        other: the root of another checkout, at any commit that has these rows.
+        other: the root of the other checkout.
 
     Raises:
-        StartError: a run failed; its last lines are quoted.
+        StartError: a server does not get warm, or a request failed.
     """
-    values: dict[str, dict[str, list[float]]] = {"ours": {}, "other": {}}
-    labels: dict[str, tuple[str, str]] = {}
-    per_round = []
-    for number in track(range(rounds), description="Rounds"):
-        # The second run of a round finds warm file caches and a warm CPU: alternate which version that is.
-        order = [("ours", ROOT), ("other", other)]
-        found: dict[str, dict[str, float]] = {}
-        for name, root in order if number % 2 == 0 else reversed(order):
-            found[name] = {}
-            for key, label, unit, samples in _run(root, rows, seed=number):
-                values[name].setdefault(key, []).extend(samples)
-                found[name][key] = median(samples)
-                labels.setdefault(key, (label, unit))
-        per_round.append({"round": number, **found})
-    shared = [key for key in SERIES if key in values["ours"] and key in values["other"]]
+    samples: dict[str, dict[str, list[float]]] = {"ours": {}, "other": {}}
+    with Version(ROOT) as ours, Version(other) as theirs:
+        order = [("ours", ours), ("other", theirs)]
+        for _ in track(range(num_rounds), description="Rounds"):
+            order.reverse()  # the version that is measured second finds a CPU that has just been busy
+            for name, version in order:
+                for key, values in version.measure().items():
+                    samples[name].setdefault(key, []).extend(values)
     return [
-        Comparison(*labels[key], median(values["ours"][key]), median(values["other"][key]), SERIES[key])
-        for key in shared
-    ], per_round
+        Comparison(
+            label, unit, median(samples["ours"][key]), median(samples["other"][key]), more_is_better,
+            len(samples["ours"][key]),
+        )
+        for key, (label, unit, more_is_better) in SERIES.items()
+    ]  # fmt: skip
 
 
-def _run(root: Path, rows: Sequence[str], seed: int) -> Iterator[tuple[str, str, str, list[float]]]:
-    """Key, label, unit and samples of each series of one run."""
-    command = [sys.executable, "-m", "deploy", "bench", "engine", "--rounds", "1", "--seed", str(seed)]
-    command += ["--device", "cpu", "--only", ",".join(rows)]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
-    done = subprocess.run(
-        command, cwd=root, env={**environ, "PYTHONPATH": str(root)}, capture_output=True, text=True,
-        timeout=MAX_RUN_S, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise StartError(f"{' '.join(command)} in {root} failed: {done.stderr[-1000:]}")
-    for key, series in json.loads(done.stdout.splitlines()[-1])["series"].items():
-        if key in SERIES:
-            yield key, series["label"], series["unit"], series["samples"]
-
-
-def comparison_table(comparisons: Sequence[Comparison], rounds: int) -> Table:
-    """The comparison as a table."""
-    result = Table("what", "other", "ours", "ours ÷ other", title=f"Medians of {rounds} interleaved rounds")
+def comparison_table(comparisons: Sequence[Comparison], num_rounds: int) -> Table:
+    """One row per series."""
+    result = Table("series", "other", "this", "this ÷ other", "n", title=f"Medians of {num_rounds} interleaved rounds")
     for row in comparisons:
-        verdict = "better" if (row.ratio > 1) == row.more_is_better else "worse"
+        is_better = (row.ratio > 1) == row.more_is_better
         result.add_row(
-            row.label, f"{row.other:.3g} {row.unit}", f"{row.ours:.3g} {row.unit}",
-            f"{row.ratio:.3f} ({verdict})",
+            row.label, f"{row.other:.4g} {row.unit}", f"{row.ours:.4g} {row.unit}",
+            f"{row.ratio:.3f} ({'better' if is_better else 'worse'})", str(row.num_samples),
         )  # fmt: skip
     return result
