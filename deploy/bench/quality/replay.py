@@ -135,7 +135,7 @@ def differences(url: str, path: Path) -> tuple[int, list[str]]:
     try:
         recorded = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
-        raise StartError(f"The record {path} cannot be read ({error}): make one without --against.") from error
+        raise StartError(f"The record {path} cannot be read ({error}): remove it to record again.") from error
     wanted = [Request(entry["kind"], entry["body"]) for entry in recorded]
     found = []
     for number, (before, now) in enumerate(zip(recorded, answers(url, wanted), strict=True)):
