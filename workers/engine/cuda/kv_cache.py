@@ -66,7 +66,7 @@ class KVCache:
         """
         slot_shape = (2, config.n_head, config.head_size)
         slot_bytes = config.n_layer * 2 * config.n_embd * dtype.itemsize
-        memory_bytes = _budget_bytes(device)
+        memory_bytes = device_budget_bytes(device)
         left = memory_bytes - (max_sequences * SUFFIX_TOKENS + 1) * slot_bytes
         num_entries = min(max_sequences, left // (config.n_positions * slot_bytes))
         if num_entries < 1:
@@ -94,7 +94,7 @@ class KVCache:
         self.layers[:, target : target + length] = self.layers[:, source : source + length]
 
 
-def _budget_bytes(device: torch.device) -> int:
+def device_budget_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return cache_budget_bytes()
     free, _ = torch.cuda.mem_get_info(device)

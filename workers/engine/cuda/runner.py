@@ -98,7 +98,7 @@ class CudaRunner:
             "kv_cache_allocated", device=str(self._device), memory_mib=self._cache.num_bytes >> 20,
             num_entries=self.num_entries, n_ctx=loaded.config.n_positions, num_suffixes=max_sequences,
         )  # fmt: skip
-        attend = _kernel(loaded, dtype, self._device)
+        attend = attention_kernel(loaded, dtype, self._device)
         self._batches = {size: Batch(self._model, self._cache, size, attend) for size in batch_sizes(max_sequences)}
         self._chunks = {size: PrefillProgram(self._model, self._cache, size) for size in CHUNK_SIZES}
         vocab_size = loaded.config.vocab_size
@@ -329,7 +329,7 @@ def _with_sampled(sequences: list[Sequence], tokens: list[GeneratedToken], logit
     return list(zip(sequences, tokens, strict=True))
 
 
-def _kernel(loaded: LoadedModel, dtype: torch.dtype, device: torch.device) -> BatchAttendFn | None:
+def attention_kernel(loaded: LoadedModel, dtype: torch.dtype, device: torch.device) -> BatchAttendFn | None:
     """The Triton attention kernel; None for plain torch if there is no Triton, or the kernel is not correct here."""
     if device.type != "cuda":
         return None

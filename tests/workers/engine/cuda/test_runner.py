@@ -66,7 +66,7 @@ def device_tiny() -> LoadedModel:
 def make_batch(loaded: LoadedModel, size: int, seed: int = 0) -> Batch:
     """A batch over a cache of 3 entries and 8 suffixes, full of random numbers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_cache, "_budget_bytes", lambda _: budget_for(3, 8))
+        patch.setattr(cuda_cache, "device_budget_bytes", lambda _: budget_for(3, 8))
         cache = KVCache(TINY, 8, torch.float32, CPU)
     cache.layers.normal_(generator=torch.Generator().manual_seed(seed))
     return Batch(loaded.model, cache, size)
@@ -156,7 +156,7 @@ def test_overlapping_edits_give_the_cpu_paths_text(
     tiny: LoadedModel, device_tiny: LoadedModel, num_entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Edits anywhere; requests overlap and are cancelled; there are fewer entries than prompts."""
-    monkeypatch.setattr(cuda_cache, "_budget_bytes", lambda _: budget_for(num_entries, 24))
+    monkeypatch.setattr(cuda_cache, "device_budget_bytes", lambda _: budget_for(num_entries, 24))
     rng = random.Random(num_entries)
     texts = [random_ids(rng, 200, TINY.vocab_size) for _ in range(2)]
     open_: list[tuple[list[EngineRequest], list[Any]]] = []
@@ -302,7 +302,7 @@ def test_another_attention_kernel_replaces_plain_torch(
             means.append(((query[:, None] @ keys.mT).softmax(-1) @ values).flatten())
         return torch.stack(means)
 
-    monkeypatch.setattr(cuda_runner, "_kernel", lambda *_: attend)
+    monkeypatch.setattr(cuda_runner, "attention_kernel", lambda *_: attend)
     prompt = tuple(random_ids(random.Random(8), 70, TINY.vocab_size))
     requests = [EngineRequest(prompt, SamplingParams(25), seed) for seed in range(5)]
     texts = []
@@ -321,7 +321,7 @@ def test_copies() -> None:
 
 
 def test_too_little_memory_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_cache, "_budget_bytes", lambda _: budget_for(1, 8) - 1)
+    monkeypatch.setattr(cuda_cache, "device_budget_bytes", lambda _: budget_for(1, 8) - 1)
     with pytest.raises(MemoryError, match="smaller batch"):
         KVCache(TINY, 8, torch.float32, CPU)
 
@@ -416,7 +416,7 @@ def test_the_triton_kernel_is_correct(dtype: torch.dtype, heads: int, head_size:
 def test_the_text_is_the_same_without_the_triton_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load_model(CHECKPOINT, device="cuda", dtype="fp32")
     ours = gpu_texts(loaded)
-    monkeypatch.setattr(cuda_runner, "_kernel", lambda *_: None)
+    monkeypatch.setattr(cuda_runner, "attention_kernel", lambda *_: None)
     for mine, theirs in zip(ours, gpu_texts(loaded), strict=True):
         assert_same(mine, theirs)
 
