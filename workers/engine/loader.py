@@ -200,7 +200,7 @@ class LinearMaker(Protocol):
 
 def _linear_maker(dtype: str, device: str) -> LinearMaker:
     if device == "cpu":
-        # Here only: the CUDA backend imports this module and must not load the CPU backend.
+        # Imported only here: a worker on a GPU does not load the CPU backend.
         from workers.engine.cpu.linear import LinearMaker as CpuLinearMaker
 
         return CpuLinearMaker(dtype)
