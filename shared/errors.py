@@ -4,26 +4,37 @@ This module renders an error for a client (RFC 9457 problem details) and does no
 render the same error in its own shape.
 
     TercetError
+    ├── MalformedRequest 400        ├── HeadersTooLarge 431
     ├── InvalidJson 400             ├── Superseded 409
-    ├── ForbiddenOrigin 403         ├── ClientGone 499
-    ├── NotFound 404                ├── NotReady 503
-    ├── MethodNotAllowed 405        ├── SlotFull 503
-    ├── LengthRequired 411          ├── Overloaded 503
-    ├── BodyTooLarge 413            ├── NoCompletion 503
-    ├── UnknownHost 421             └── DeadlineExceeded 504
-    └── InvalidRequest 422
-        └── UnknownModel 422
+    ├── Unauthorized 401            ├── ClientGone 499
+    ├── ForbiddenOrigin 403         ├── NotReady 503
+    ├── NotFound 404                ├── SlotFull 503
+    ├── MethodNotAllowed 405        ├── Overloaded 503
+    ├── RequestTimeout 408          ├── NoCompletion 503
+    ├── LengthRequired 411          ├── ShuttingDown 503
+    ├── BodyTooLarge 413            └── DeadlineExceeded 504
+    ├── UrlTooLong 414
+    ├── UnknownHost 421
+    ├── InvalidRequest 422
+    │   └── UnknownModel 422
+    └── QuotaExceeded 429
     StartError                      (never sent to a client: stops the start)
 """
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
 
 PROBLEM_JSON = "application/problem+json"
+
+
+def retry_after_s(minimum: int = 1, spread: int = 3) -> int:
+    """Seconds for a `Retry-After` header: random, so that clients that were refused together do not return together."""
+    return minimum + secrets.randbelow(spread)
 
 
 class StartError(Exception):
@@ -82,8 +93,16 @@ class TercetError(Exception):
         return msgspec.json.encode(body) + b"\n"
 
 
+class MalformedRequest(TercetError):
+    status, code, title = 400, "malformed_request", "Not a valid HTTP request"
+
+
 class InvalidJson(TercetError):
     status, code, title = 400, "invalid_json", "The body is not a JSON object"
+
+
+class Unauthorized(TercetError):
+    status, code, title = 401, "unauthorized", "A valid API key is required"
 
 
 class ForbiddenOrigin(TercetError):
@@ -98,6 +117,10 @@ class MethodNotAllowed(TercetError):
     status, code, title = 405, "method_not_allowed", "Method not allowed at this path"
 
 
+class RequestTimeout(TercetError):
+    status, code, title = 408, "request_timeout", "The request did not arrive in time"
+
+
 class Superseded(TercetError):
     status, code, title = 409, "superseded", "Superseded by a newer request of the same session"
 
@@ -110,6 +133,10 @@ class BodyTooLarge(TercetError):
     status, code, title = 413, "body_too_large", "The body is too large"
 
 
+class UrlTooLong(TercetError):
+    status, code, title = 414, "url_too_long", "The URL is too long"
+
+
 class UnknownHost(TercetError):
     status, code, title = 421, "unknown_host", "Host not allowed"
 
@@ -120,6 +147,14 @@ class InvalidRequest(TercetError):
 
 class UnknownModel(InvalidRequest):
     code, title = "unknown_model", "Unknown model"
+
+
+class QuotaExceeded(TercetError):
+    status, code, title = 429, "quota_exceeded", "The limit of this API key is exceeded"
+
+
+class HeadersTooLarge(TercetError):
+    status, code, title = 431, "headers_too_large", "The request headers are too large"
 
 
 class ClientGone(TercetError):
@@ -142,6 +177,10 @@ class Overloaded(TercetError):
 
 class NoCompletion(TercetError):
     status, code, title = 503, "no_completion", "No branch returned a completion"
+
+
+class ShuttingDown(TercetError):
+    status, code, title = 503, "shutting_down", "The server is shutting down"
 
 
 class DeadlineExceeded(TercetError):

@@ -40,6 +40,9 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
 
     With `heal`, the worker backs up to the last word boundary of the prompt and constrains the output to match what was
     typed (token healing). The returned text still starts at the end of the prompt.
+
+    `owner` is the id of the API key of the request, "" without keys. The prefix cache is scoped by owner and session: a
+    request reads only what requests with the same pair have written.
     """
 
     prompt: str | None = None
@@ -50,6 +53,7 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] = 0
     deadline_ms: Annotated[float, Meta(gt=0)] = 30_000.0
     group: Group | None = None
+    owner: str = ""
     session: str | None = None
     stream: bool = False
     echo: bool = False
@@ -121,7 +125,8 @@ SlotState = Literal["starting", "loading", "warm", "draining", "failed", "down"]
 
 class State(Struct, kw_only=True, frozen=True):
     """One line of `GET /state`, sent at each change and at least once a second. A worker never sends `down`, which the
-    gateway sets for a slot whose stream has ended."""
+    gateway sets for a slot whose stream has ended. `revision` identifies the weights that the worker has loaded: slots
+    with equal model and revision compute the same."""
 
     state: SlotState
     reason: str | None = None
@@ -129,6 +134,7 @@ class State(Struct, kw_only=True, frozen=True):
     model: str = ""
     device: str = ""
     dtype: str = ""
+    revision: str = ""
     max_batch: int = 0
     n_ctx: int = 0
     in_flight: int = 0

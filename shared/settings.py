@@ -22,13 +22,17 @@ from msgspec import Meta
 from shared.errors import StartError
 
 PREFIX = "TERCET_"
-# Set by Tercet for its own processes, never by a user: which pool a gunicorn runs, which slot a worker has.
-INTERNAL = frozenset({"TERCET_ROLE", "TERCET_SLOT"})
+# Set by Tercet for its own processes, never by a user: which pool a gunicorn runs, which slot a worker has, and the
+# descriptors that the supervisor passes to its pools.
+INTERNAL = frozenset({"TERCET_ROLE", "TERCET_SLOT", "TERCET_LISTEN_FD", "TERCET_LIFELINE_FD"})
+# Read by the command line as a client of a running server.
+CLIENT = frozenset({"TERCET_API_KEY"})
 
 Dtype = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Placement = Literal["auto", "spread", "pack"]
 Compute = Literal["auto", "cpu"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+Fault = Literal["oom", "device", "hang"]
 
 _MODEL_NAME = re.compile(r"(synthetic:)?[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _DEVICE = re.compile(r"cpu|cuda:\d{1,2}")
@@ -121,6 +125,22 @@ def _delays(text: str) -> dict[int, float]:
         raise ValueError("must be slot=milliseconds, like 0=0,1=10") from None
 
 
+def _faults(text: str) -> dict[int, Fault]:
+    try:
+        pairs = dict(entry.split("=") for entry in text.split(",") if entry)
+        return msgspec.convert(pairs, dict[int, Fault], strict=False)
+    except (ValueError, msgspec.ValidationError):
+        raise ValueError(
+            f"must be seed=fault, like 901=device; a fault is one of {', '.join(get_args(Fault))}"
+        ) from None
+
+
+def _flag(text: str) -> bool:
+    if text not in {"0", "1"}:
+        raise ValueError("must be 0 or 1")
+    return text == "1"
+
+
 def _path(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
@@ -167,6 +187,29 @@ class Settings:
         Address("127.0.0.1", 8000), "host:port",
         "address of the gateway; loopback by default, because any client that can connect may use the server",
         parse=_address,
+    )  # fmt: skip
+    insecure: bool = _setting(
+        False, "0 or 1", "1 permits an address beyond loopback without API keys: any client that can connect may use "
+        "the server",
+        parse=_flag, shown="0",
+    )  # fmt: skip
+    keys: Path | None = _setting(
+        None, "file", "API keys, written by `tercet key new`; with this file, requests need a key",
+        parse=_path, shown="(none)",
+    )  # fmt: skip
+    key_rate: Annotated[int, Meta(ge=0, le=1_000_000)] = _setting(
+        1200, "requests/minute", "rate limit of an API key that has none of its own; 0 disables it",
+    )  # fmt: skip
+    key_concurrency: Annotated[int, Meta(ge=0, le=4096)] = _setting(
+        32, "requests", "requests of an API key that may run or wait at the same time; 0 disables this limit",
+    )  # fmt: skip
+    tls_cert: Path | None = _setting(
+        None, "file", "certificate chain (PEM); with TERCET_TLS_KEY, the gateway serves HTTPS; SIGHUP reads it again",
+        parse=_path, shown="(none)",
+    )  # fmt: skip
+    tls_key: Path | None = _setting(
+        None, "file", "private key (PEM) of TERCET_TLS_CERT",
+        parse=_path, shown="(none)",
     )  # fmt: skip
     run_dir: Path | None = _setting(
         None, "directory", "holds sockets, slot plan and locks; each running instance needs its own",
@@ -231,12 +274,27 @@ class Settings:
         1 << 20, "bytes", "largest request body; a chapter of a novel has 30,000, and only its last max_tokens tokens "
         "are used",
     )  # fmt: skip
+    max_connections: Annotated[int, Meta(ge=0, le=1_000_000)] = _setting(
+        0, "connections", "open connections of the gateway, idle ones included; 0 derives it from the limit of open "
+        "files (ulimit -n); beyond it the connection that has been idle for longest is closed",
+    )  # fmt: skip
+    client_timeout_s: Annotated[float, Meta(ge=0.1, le=600)] = _setting(
+        10.0, "seconds", "longest time that a client may take to send a request, or to accept more of its response",
+    )  # fmt: skip
+    cache_dir: Path | None = _setting(
+        None, "directory", "compiled kernels and results of the int8 check; must be writable at the first start",
+        parse=_path, shown="~/.cache/tercet",
+    )  # fmt: skip
     log: LogLevel = _setting(
         "info", "", "lowest level that is logged, as JSON lines on stderr; prompts are never logged",
     )  # fmt: skip
     test_step_delay_ms: dict[int, float] = _setting(
         {}, "slot=milliseconds", "for tests: a delay added to each decode step of a slot, like 1=10",
         parse=_delays, shown="(none)",
+    )  # fmt: skip
+    test_faults: dict[int, Fault] = _setting(
+        {}, "seed=fault", "for tests: a request with this seed raises oom or device in its first step, or hangs",
+        parse=_faults, shown="(none)",
     )  # fmt: skip
 
     @classmethod
@@ -251,7 +309,7 @@ class Settings:
         wrong: list[str] = []
         values: dict[str, Any] = {}
         for name in sorted(environ):
-            if not name.startswith(PREFIX) or name in INTERNAL:
+            if not name.startswith(PREFIX) or name in INTERNAL | CLIENT:
                 continue
             if name not in known:
                 wrong.append(f"{name} is not a setting; `tercet settings` lists them")

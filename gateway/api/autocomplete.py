@@ -82,7 +82,7 @@ class AutocompleteResource:
         started_at = time.monotonic()
         request = parse_autocomplete_request(req.bounded_stream.read())
         seed = secrets.randbelow(MAX_DRAWN_SEED) if request.seed is None else request.seed
-        context = RequestContext(self._spec(request, req.context.id, seed, started_at))
+        context = RequestContext(self._spec(request, req.context, seed, started_at))
         hang_up = partial(context.cancel, ClientGone("The client hung up before its answer was ready."))
         with ExitStack() as stack:
             stack.enter_context(self._sessions.superseding(context))
@@ -159,7 +159,9 @@ class AutocompleteResource:
             keeps_greedy_text=request.temperature == 0,
         )
 
-    def _spec(self, request: AutocompleteRequest, request_id: str, seed: int, started_at: float) -> GenerationSpec:
+    def _spec(
+        self, request: AutocompleteRequest, context: falcon.Context, seed: int, started_at: float
+    ) -> GenerationSpec:
         """
         Raises:
             UnknownModel, InvalidRequest: a field is out of the range that the plan or the model allows.
@@ -178,7 +180,7 @@ class AutocompleteResource:
         if request.top_k > model.vocab_size:
             raise _invalid("top_k", f"must be at most {model.vocab_size}, the vocabulary of {model.name}")
         return GenerationSpec(
-            request_id=request_id,
+            request_id=context.id,
             model=model.name,
             prompt=request.context,
             max_prompt_tokens=request.max_tokens or min(DEFAULT_MAX_TOKENS, max_prompt_tokens),
@@ -191,8 +193,9 @@ class AutocompleteResource:
             num_top_logprobs=request.explain,
             is_streamed=request.stream,
             deadline=started_at + (request.max_time or self._timeout_s),
+            owner=context.owner,
             session=request.session,
-            document=_document_key(request),
+            document=_document_key(request, context.owner),
         )
 
     def _model(self, name: str | None) -> Model:
@@ -217,15 +220,15 @@ def _num_new_tokens(request: AutocompleteRequest) -> int:
     return max(request.length, MIN_TOKENS)
 
 
-def _document_key(request: AutocompleteRequest) -> int | None:
+def _document_key(request: AutocompleteRequest, owner: str) -> int | None:
     """Equal for requests from the same document: by session, else by its beginning, which typing leaves as it is.
 
     None for a short document without a session: its prompt is not worth a place in the cache. Python salts `hash` per
     process, so the key says nothing outside this process.
     """
     if request.session is not None:
-        return hash(("session", request.session))
-    return hash(request.context[:DOCUMENT_CHARS]) if len(request.context) >= DOCUMENT_CHARS else None
+        return hash((owner, request.session))
+    return hash((owner, request.context[:DOCUMENT_CHARS])) if len(request.context) >= DOCUMENT_CHARS else None
 
 
 def _events(

@@ -149,6 +149,7 @@ class Fanout:
             seed=branch.seed,
             deadline_ms=left_s * 1e3,
             group=group,
+            owner=spec.owner,
             session=spec.session,
             stream=spec.is_streamed,
             echo=spec.echoes,

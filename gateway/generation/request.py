@@ -46,6 +46,8 @@ class GenerationSpec:
         echoes: report the prompt's tokens and their log-probabilities.
         num_top_logprobs: most likely tokens to report at each step; None: report no token texts either.
         deadline: of `time.monotonic()`.
+        owner: id of the request's API key, "" without keys. Quotas, fairness, sessions and the prefix cache are per
+            owner.
         session: a newer request of the same session supersedes this one.
         document: equal for requests that share a prompt's beginning, to place them where it is cached.
     """
@@ -63,6 +65,7 @@ class GenerationSpec:
     num_top_logprobs: int | None
     is_streamed: bool
     deadline: float
+    owner: str
     session: str | None
     document: int | None
 

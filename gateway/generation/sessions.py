@@ -11,11 +11,11 @@ from shared.errors import Superseded
 
 
 class Sessions:
-    """The newest request of each session. Thread-safe."""
+    """The newest request of each session. A session belongs to an owner (API key). Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._newest: dict[str, RequestContext] = {}
+        self._newest: dict[tuple[str, str], RequestContext] = {}
 
     @contextmanager
     def superseding(self, context: RequestContext) -> Iterator[None]:
@@ -23,10 +23,10 @@ class Sessions:
 
         A cancelled request ends with `Superseded`, whether it waits for room or is being decoded.
         """
-        session = context.spec.session
-        if session is None:
+        if context.spec.session is None:
             yield
             return
+        session = context.spec.owner, context.spec.session
         with self._lock:
             older = self._newest.get(session)
             self._newest[session] = context

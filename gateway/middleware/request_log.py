@@ -1,7 +1,8 @@
 """Middleware: request ids, the `Server-Timing` header, one log line per request, and the request metrics.
 
-It fills `req.context`: `id`, `timing` (phases of the request in milliseconds, by name) and `log` (further fields of
-the log line). A resource may add to the last two. It knows no resource, and no reason why a request is refused.
+It fills `req.context`: `id`, `owner` (the id of the API key; "" until it is known), `timing` (phases of the request in
+milliseconds, by name) and `log` (further fields of the log line). Others may set the last three. It knows no resource,
+and no reason why a request is refused.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class RequestLog:
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
         req.context.start = time.monotonic()
         req.context.id = request_id(req.get_header("X-Request-Id"))
+        req.context.owner = ""
         req.context.timing = {}
         req.context.log = {}
         resp.set_header("X-Request-Id", req.context.id)

@@ -239,6 +239,7 @@ def make_spec(timeout_s: float = 10.0, **fields: Any) -> GenerationSpec:
         "num_top_logprobs": None,
         "is_streamed": False,
         "deadline": time.monotonic() + timeout_s,
+        "owner": "",
         "session": None,
         "document": None,
     }
