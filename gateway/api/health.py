@@ -1,11 +1,11 @@
 """`/health/live`, `/health/ready` and `/metrics`: for load balancers, operators and Prometheus.
 
-Readiness is derived from the slots' last states and from one file in the run directory; nothing here calls a worker.
+Readiness is derived from the slots' last states and from whether this process drains; nothing here calls a worker.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import falcon
@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.metrics import Metrics
 from gateway.pool.admission import RETRY_AFTER_S, Admission
-from shared.plan import DRAINING_FILE, Plan
+from shared.plan import Plan
 
 
 class LiveResource:
@@ -29,11 +29,10 @@ class ReadyResource:
     Its body shows the models and each slot's state, also with a 503.
     """
 
-    def __init__(self, plan: Plan, admission: Admission, run_path: Path) -> None:
+    def __init__(self, plan: Plan, admission: Admission, is_draining: Callable[[], bool]) -> None:
         self._plan = plan
         self._admission = admission
-        # The supervisor, another process, creates it before it stops the gateway.
-        self._draining_file = run_path / DRAINING_FILE
+        self._is_draining = is_draining
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         states = self._admission.states()
@@ -52,7 +51,7 @@ class ReadyResource:
             for slot, state in zip(self._plan.slots, states, strict=True)
         ]
         warm_models = {slot["model"] for slot in slots if slot["state"] == "warm"}
-        if self._draining_file.exists():
+        if self._is_draining():
             status = "draining"
         elif all(model.name in warm_models for model in self._plan.models):
             status = "ready"

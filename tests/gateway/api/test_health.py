@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from gateway.app import READY_PATHS
-from shared.plan import DRAINING_FILE
 from shared.protocol import State
 from tests.gateway.conftest import Gateway
 
@@ -40,7 +39,7 @@ def test_starting_while_a_model_has_no_warm_slot(gateway: Gateway, slots: tuple[
 def test_draining_whatever_the_slots_do(gateway: Gateway) -> None:
     for slot in range(3):
         gateway.admission.update(slot, WARM)
-    (gateway.run_path / DRAINING_FILE).touch()
+    gateway.app.draining.set()
     response = gateway.client.simulate_get("/health/ready")
     assert (response.status_code, response.json["status"]) == (503, "draining")
     assert response.headers["Retry-After"] == "1"
