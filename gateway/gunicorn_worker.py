@@ -67,6 +67,8 @@ IDLE_LINGER_S = 1.0
 # Remaining requests are cancelled this long before the grace ends, so that their answers can still leave.
 CANCEL_MARGIN_S = 0.75
 EXIT_MARGIN_S = 0.1
+# A new worker reports itself as ready once it knows a warm slot, or after this time: the pool may be down.
+MAX_WARM_WAIT_S = 5.0
 # gunicorn replaces a process that exits, but halts the whole pool on exit codes 3 and 4.
 FATAL_EXIT_CODE = 70
 _ACCEPTS_AT_ONCE = 64
@@ -94,7 +96,7 @@ class _Answered:
 
 
 class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
-    """`gunicorn.conf.py` sets `leases`, `settings` and `max_running` before the fork."""
+    """`gunicorn.conf.py` sets `leases` and `settings` before the fork."""
 
     leases: Leases
     settings: Any
@@ -106,6 +108,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._num_answering = 0
         self._is_outgoing = False
         self._is_warm = False
+        self._started_at = time.monotonic()
         self._stop_began_at: float | None = None
         self._is_listening = True
         self._is_accepting = True
@@ -128,15 +131,20 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def load_wsgi(self) -> None:
         super().load_wsgi()
         self._derive_limits()
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.wsgi.metrics.watch_server(
-            num_connections=lambda: len(self._connections),
-            num_answering=lambda: self._num_answering,
-            num_evicted=lambda: self._num_evicted,
-            num_descriptors=lambda: len(os.listdir("/proc/self/fd")),
-            max_connections=self._max_connections,
-            max_answering=self._max_answering,
-            max_descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        )
+            {
+                "open_connections": ("Open client connections", lambda: len(self._connections)),
+                "max_connections": ("Bound of open client connections", lambda: self._max_connections),
+                "evicted_connections": (
+                    "Connections closed to make room for new ones, since the start", lambda: self._num_evicted
+                ),
+                "busy_threads": ("Threads that answer a request", lambda: self._num_answering),
+                "max_busy_threads": ("Bound of threads that answer", lambda: self._max_answering),
+                "open_descriptors": ("Open file descriptors", lambda: len(os.listdir("/proc/self/fd"))),
+                "max_descriptors": ("Limit of open file descriptors", lambda: soft),
+            }
+        )  # fmt: skip
 
     def _derive_limits(self) -> None:
         """How many connections may be open and how many requests may be answered, so that descriptors suffice."""
@@ -395,13 +403,16 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     def _observe_lease(self) -> None:
         """Report this worker as ready, and stop once its successor is; if the successor has died, serve on."""
-        if not self._is_warm and self.wsgi.is_ready():
+        if not self._is_warm and (self._has_warm_slot() or time.monotonic() - self._started_at > MAX_WARM_WAIT_S):
             self._is_warm = True
             self.leases.mark_warm(SLOT_INDEX, self.age)
         if self._is_outgoing and self.leases.successor_is_warm(SLOT_INDEX, self.age):
             self._begin_stop(time.monotonic() - self.settings.drain_s)
         elif self._is_outgoing and not self.leases.is_superseded(SLOT_INDEX, self.age):
             self._is_outgoing = False
+
+    def _has_warm_slot(self) -> bool:
+        return any(state.state == "warm" for state in self.wsgi.admission.states())
 
     def _close_listeners(self, now: float) -> None:
         """Take the connections that wait in the backlog, then close. The kernel resets what is left in a backlog."""
