@@ -55,7 +55,7 @@ if role == "workers":
 else:
     bind = [str(settings.bind)]
     workers = 1
-    worker_class = "gthread"
+    worker_class = "gateway.gunicorn_worker.GatewayWorker"
     wsgi_app = "gateway.app:build()"
     # A request that waits holds a thread, and so does a refusal.
     threads = plan.max_running + settings.queue + GATEWAY_RESERVE_THREADS
@@ -70,8 +70,7 @@ def on_starting(server: Any) -> None:
             check_address_free(settings.bind)
     except StartError as error:
         sys.exit(str(error))
-    if role == "workers":
-        server.leases = Leases(len(plan.slots))
+    server.leases = Leases(len(plan.slots) if role == "workers" else 1)
 
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
@@ -83,15 +82,17 @@ def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None
 
 def pre_fork(server: Any, worker: Any) -> None:
     """In the master: lease a slot. A worker's age only grows, so `age % n` is not a slot after a crash."""
+    worker.leases = server.leases
+    index = server.leases.lease(worker.age)
     if role == "workers":
-        worker.leases = server.leases
-        worker.slot = plan.slots[server.leases.lease(worker.age)]
+        worker.slot = plan.slots[index]
+    else:
+        worker.settings = settings
 
 
 def child_exit(server: Any, worker: Any) -> None:
     """In the master: free the slot."""
-    if role == "workers":
-        server.leases.free(worker.age)
+    server.leases.free(worker.age)
 
 
 def post_fork(server: Any, worker: Any) -> None:

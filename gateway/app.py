@@ -38,13 +38,15 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
     """The WSGI app, and what the process that serves it needs of its parts.
 
     Attributes:
+        admission: knows which slots are warm.
         fanout: runs the branches of every request.
         metrics: the registry behind `/metrics`.
         draining: set it to turn readiness off before the process stops.
     """
 
-    def __init__(self, fanout: Fanout, metrics: Metrics) -> None:
+    def __init__(self, admission: Admission, fanout: Fanout, metrics: Metrics) -> None:
         super().__init__(request_type=Request)
+        self.admission = admission
         self.fanout = fanout
         self.metrics = metrics
         self.draining = threading.Event()
@@ -60,7 +62,7 @@ def create_app(
     hangups: HangupWatcher,
 ) -> GatewayApp:
     """The app over its collaborators. Starts no thread and reads no environment."""
-    app = GatewayApp(fanout, metrics)
+    app = GatewayApp(admission, fanout, metrics)
     # The request log comes first: it sets the request id that error responses carry. Origins come before body limits:
     # a page of a listed origin can then read why its body was refused.
     app.add_middleware([RequestLog(metrics), Origins(settings), BodyLimits(settings.max_body_bytes)])

@@ -57,6 +57,8 @@ class Leases:
         self._failures[slot] = (self._num_failures(slot, warm_ages) + 1 if has_failed else 0, warm_ages)
         self._words[slot] = max(self.holders(slot), default=0)
 
+    is_stopping = False  # whether the master stops, rather than replacing workers
+
     def holders(self, slot: int) -> list[int]:
         """Ages that hold a slot, oldest first; in a worker, as of its fork."""
         return sorted(age for age, held in self._slot_of.items() if held == slot)
