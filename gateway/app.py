@@ -15,13 +15,13 @@ import falcon
 from gateway.api.autocomplete import AutocompleteResource
 from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
-from gateway.api.health import LiveResource, MetricsResource, ReadyResource
+from gateway.api.health import LiveResource, MetricsResource, ReadyResource, SlotsResource
 from gateway.api.page import PageResource, StaticResource, read_assets
 from gateway.generation.fanout import Fanout
 from gateway.metrics import Metrics
 from gateway.middleware.body_limits import BodyLimits
 from gateway.middleware.origins import Origins
-from gateway.middleware.request_log import RequestLog
+from gateway.middleware.request_log import Request, RequestLog
 from gateway.pool.admission import Admission
 from gateway.pool.watcher import PoolWatcher
 from shared.hangups import HangupWatcher
@@ -45,7 +45,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
     """
 
     def __init__(self, admission: Admission, fanout: Fanout, metrics: Metrics) -> None:
-        super().__init__()
+        super().__init__(request_type=Request)
         self.admission = admission
         self.fanout = fanout
         self.metrics = metrics
@@ -75,6 +75,7 @@ def create_app(
     for path in READY_PATHS:
         app.add_route(path, ready)
     app.add_route("/health/live", LiveResource())
+    app.add_route("/slots", SlotsResource(plan, admission))
     app.add_route("/metrics", MetricsResource(metrics))
     assets = read_assets()
     app.add_route("/", PageResource(assets))
