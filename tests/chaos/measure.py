@@ -70,7 +70,7 @@ class Findings:
 
 
 class Context:
-    """What a row may use: its seed and size, a directory, and an instance that rows share if they leave it as it was."""
+    """What a row may use: its seed and size, directories, and instances that rows share."""
 
     def __init__(self, base: Path, size: Size, seed: int, console: Console) -> None:
         """

@@ -27,6 +27,14 @@ def pids(tercet: Tercet) -> list[int]:
     return [int(slot["pid"]) for slot in tercet.wait_until_warm()]
 
 
+def wait_until_replaced(tercet: Tercet, old_pids: list[int]) -> None:
+    """Wait until none of these processes lives, and all slots are warm again."""
+    until(
+        lambda: not any(map(psutil.pid_exists, old_pids)) and not set(old_pids) & set(pids(tercet)),
+        REPLACED_S, f"workers {old_pids} are replaced",
+    )  # fmt: skip
+
+
 def kill_workers(context: Context, findings: Findings) -> None:
     """R1. One retry costs what an answer costs, and the pause before it."""
     num_kills = context.amount(2, 10)
@@ -42,7 +50,7 @@ def kill_workers(context: Context, findings: Findings) -> None:
                 load.wait_for(20)
                 victim = rng.randrange(len(before))
                 os.kill(before[victim], signal.SIGKILL)
-                until(lambda: pids(tercet)[victim] != before[victim], REPLACED_S, f"slot {victim} is replaced")
+                wait_until_replaced(tercet, [before[victim]])
             load.wait_for(20)
     calm_p99_ms = milliseconds(calm, 0.99)
     findings.figures |= {"kills": num_kills, "answers": len(load.answers), "calm p99 ms": calm_p99_ms}
@@ -70,18 +78,15 @@ def answer_despite_hanging_workers(context: Context, findings: Findings) -> None
             for turn in range(num_rounds):
                 before = pids(tercet)
                 os.kill(before[turn % num_slots], signal.SIGSTOP)
-                for _ in range(4):  # some are placed on the stopped slot, before its silence is noticed
-                    answers.append(connection.exchange(completion_request(max_time=max_time_s)))
+                # Some are placed on the stopped slot, before its silence is noticed.
+                answers += [connection.exchange(completion_request(max_time=max_time_s)) for _ in range(4)]
                 until(lambda: _num_warm(tercet) < num_slots, 10, "the stopped slot is noticed")
                 answers.append(connection.exchange(completion_request(max_time=max_time_s, seed=666, n_samples=1)))
                 findings.require(
                     answers[-1].status != 200, "the request whose seed hangs the engine was served: nothing hung"
                 )
                 started_at = time.monotonic()
-                until(
-                    lambda: not any(map(psutil.pid_exists, before)) and not set(before) & set(pids(tercet)),
-                    REPLACED_S, "both workers are replaced",
-                )  # fmt: skip
+                wait_until_replaced(tercet, before)
                 findings.figures["replaced within s"] = time.monotonic() - started_at
                 answers.append(connection.exchange(completion_request(max_time=max_time_s)))
                 findings.require(answers[-1].status == 200, "the replaced workers do not serve")
@@ -117,7 +122,7 @@ def serve_only_from_warm_slots(context: Context, findings: Findings) -> None:
         already_cold = num_cold()
         load = Load(endpoint, 3, seed=context.seed + turn)
         with load.running():
-            until(lambda: not set(before) & set(pids(tercet)), REPLACED_S, "both workers are replaced")
+            wait_until_replaced(tercet, before)
             load.wait_for(10)
         cold += num_cold() - already_cold
         num_answers += len(load.answers)
