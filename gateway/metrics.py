@@ -35,6 +35,15 @@ class Metrics:
             "tercet_branches", "Branch calls by outcome: ok, or the error code", ["slot", "outcome"],
             registry=self._registry,
         )  # fmt: skip
+        self.retries = Counter("tercet_branch_retries", "Branch calls that were repeated", registry=self._registry)
+        self.refused_retries = Counter(
+            "tercet_branch_retries_refused", "Branches that failed because the retry budget was exhausted",
+            registry=self._registry,
+        )  # fmt: skip
+        self.refused_requests = Counter(
+            "tercet_refused_requests", "Requests refused without being started, by error code", ["reason"],
+            registry=self._registry,
+        )  # fmt: skip
         self.suggestions = Counter(
             "tercet_suggestions", "Suggestions by action (shown, or the feedback), rank and time to answer",
             ["action", "rank", "within_s"], registry=self._registry,

@@ -12,7 +12,8 @@ import falcon
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.metrics import Metrics
-from gateway.pool.admission import RETRY_AFTER_S, Admission
+from gateway.pool.admission import Admission
+from shared.errors import retry_after_s
 from shared.plan import DRAINING_FILE, Plan
 
 
@@ -60,7 +61,7 @@ class ReadyResource:
             status = "starting"
         if status != "ready":
             resp.status = falcon.HTTP_503
-            resp.set_header("Retry-After", str(RETRY_AFTER_S))
+            resp.set_header("Retry-After", str(retry_after_s()))
         resp.media = {
             "status": status,
             "models": [

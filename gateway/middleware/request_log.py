@@ -1,8 +1,9 @@
 """Middleware: request ids, the `Server-Timing` header, one log line per request, and the request metrics.
 
-It fills `req.context`: `id`, `owner` (the id of the API key; "" until it is known), `timing` (phases of the request in
-milliseconds, by name) and `log` (further fields of the log line). Others may set the last three. It knows no resource,
-and no reason why a request is refused.
+It fills `req.context`: `id`, `owner` (the id of the API key; "" until it is known), `key` (the key's record; None until
+it is known), `timing` (phases of the request in milliseconds, by name), `log` (further fields of the log line) and
+`is_refused` (too busy to start it). Others may set all but the first. It knows no resource, and no reason why a request
+is refused.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class RequestLog:
         req.context.start = time.monotonic()
         req.context.id = request_id(req.get_header("X-Request-Id"))
         req.context.owner = ""
+        req.context.key = None
+        req.context.is_refused = False
         req.context.timing = {}
         req.context.log = {}
         resp.set_header("X-Request-Id", req.context.id)
@@ -51,8 +54,9 @@ class RequestLog:
         status = resp.status_code
         self._metrics.requests.labels(route=route, status=str(status)).inc()
         self._metrics.seconds.labels(route=route).observe(seconds)
-        # Probes, scrapes and page loads would hide the completions at level info.
-        write = log.debug if req.method == "GET" else log.info
+        # Probes, scrapes and page loads would hide the completions at level info. Under overload, most requests are
+        # refused, and writing a line for each would take time from those that are not; the metrics count them.
+        write = log.debug if req.method == "GET" or req.context.is_refused else log.info
         write(
             "request_finished", request_id=req.context.id, method=req.method, route=route, status=status,
             ms=round(seconds * 1e3, 2), **req.context.log,
