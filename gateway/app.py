@@ -18,11 +18,13 @@ from gateway.api.feedback import FeedbackResource, FeedbackStore
 from gateway.api.health import LiveResource, MetricsResource, ReadyResource, SlotsResource
 from gateway.api.page import PageResource, StaticResource, read_assets
 from gateway.generation.fanout import Fanout
+from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.middleware.body_limits import BodyLimits
 from gateway.middleware.origins import Origins
 from gateway.middleware.request_log import Request, RequestLog
 from gateway.pool.admission import Admission
+from gateway.pool.quota import OwnerQuota
 from gateway.pool.watcher import PoolWatcher
 from shared.hangups import HangupWatcher
 from shared.plan import Plan, read_plan
@@ -66,9 +68,12 @@ def create_app(
     # The request log comes first: it sets the request id that error responses carry. Origins come before body limits:
     # a page of a listed origin can then read why its body was refused.
     app.add_middleware([RequestLog(metrics), Origins(settings), BodyLimits(settings.max_body_bytes)])
-    add_error_handlers(app)
+    add_error_handlers(app, metrics)
     feedback_store = FeedbackStore(metrics)
-    autocomplete = AutocompleteResource(plan, fanout, hangups, feedback_store, settings.timeout_s, settings.similarity)
+    quota = OwnerQuota(settings.key_concurrency)
+    autocomplete = AutocompleteResource(
+        plan, fanout, quota, hangups, feedback_store, settings.timeout_s, settings.similarity
+    )
     app.add_route("/autocomplete", autocomplete)
     app.add_route("/feedback", FeedbackResource(feedback_store))
     ready = ReadyResource(plan, admission, app.draining.is_set)
@@ -93,7 +98,8 @@ def build() -> GatewayApp:
     metrics = Metrics(admission.states, lambda: admission.num_waiting)
     pool = PoolWatcher(plan, admission, settings.ack_ms / 1e3)
     num_threads = MAX_BRANCHES_PER_REQUEST * (plan.max_running + settings.queue)
-    fanout = Fanout(pool.clients, admission, metrics, num_threads)
+    retry_budget = RetryBudget(min_retries=max(slot.max_batch for slot in plan.slots))
+    fanout = Fanout(pool.clients, admission, metrics, num_threads, retry_budget)
     # What is loaded by now stays until exit. Frozen, it is not scanned by each full collection, which delays requests.
     gc.freeze()
     return create_app(

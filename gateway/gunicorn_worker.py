@@ -330,7 +330,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         connection.close()
 
     def _overloaded(self, reason: str) -> Overloaded:
-        self.wsgi.metrics.refused.labels(reason=Overloaded.code).inc()
+        self.wsgi.metrics.refused_requests.labels(reason=Overloaded.code).inc()
         return Overloaded(f"{reason} Try again shortly.", retry_after_s=retry_after_s())
 
     def _refuse(self, connection: Connection, error: TercetError, now: float) -> None:
