@@ -4,6 +4,7 @@ gunicorn runs this file in its master, and again on SIGHUP. It imports only `sha
 survive a fork, so a master must load neither. Hooks lease slots to workers; the gateway is a pool of one slot.
 """
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -13,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # the `gunicorn` script does not
 
 from shared.errors import StartError
 from shared.generations import RELOAD_FAILED_EXIT_CODE, Generations
-from shared.process import forbid_core_dumps
+from shared.process import forbid_core_dumps, raise_descriptor_limit
 from shared.run_directory import lock_run_directory
 from shared.settings import Settings
-from shared.startup import check_address_free, raise_file_limit, read_or_make_plan
+from shared.startup import check_address_free, read_or_make_plan
 from shared.telemetry import configure_structlog, logging_config
 from shared.worker_environment import worker_environment
 
@@ -35,7 +36,7 @@ try:
 except StartError as error:
     sys.exit(str(error))
 
-raise_file_limit()
+raise_descriptor_limit()
 configure_structlog(role, settings.log)
 proc_name = f"tercet {role}"
 logconfig_dict = logging_config(role, settings.log)
@@ -45,7 +46,7 @@ worker_tmp_dir = "/dev/shm" if os.path.isdir("/dev/shm") else None
 # Replaces only stopped processes: with threads, the main thread keeps the heartbeat while a request hangs. No slow work
 # runs before the main loop, so the timeout can be short.
 timeout = 10
-graceful_timeout = int(settings.grace_s)
+graceful_timeout = math.ceil(settings.grace_s)  # the supervisor keeps the exact time
 keepalive = 75  # above the keepalive_expiry of the gateway's client, so that the client closes first
 # A peer is never trusted as a proxy: a header could otherwise set the path (SCRIPT_NAME, PATH_INFO) or the scheme.
 forwarded_allow_ips = ""

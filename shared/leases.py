@@ -88,6 +88,7 @@ class Leases:
         """Report that all workers are about to get SIGTERM because the pool stops. To be called in the master."""
         self._words[-1] = 1
 
+    @property
     def is_stopping(self) -> bool:
         """Whether the pool stops, in contrast to a reload or the end of a single worker."""
         return bool(self._words[-1])

@@ -7,7 +7,6 @@ CUDA or a model library.
 from __future__ import annotations
 
 import fcntl
-import resource
 import socket
 import subprocess
 import sys
@@ -18,16 +17,6 @@ from shared.errors import StartError
 from shared.plan import PLAN_LOCK_FILE, Plan, read_current_plan, read_plan
 from shared.run_directory import prepare_run_directory
 from shared.settings import Address, Settings
-
-# Highest limit of open files that is set. Beyond it, memory bounds the connections of a process.
-MAX_OPEN_FILES = 1 << 20
-
-
-def raise_file_limit() -> None:
-    """Raise the soft limit of open files to the hard limit; a connection takes a descriptor."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def check_address_free(address: Address) -> None:

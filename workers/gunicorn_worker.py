@@ -22,6 +22,7 @@ import socket
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -115,6 +116,7 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             age=self.age,
             # A reload is a decision of the operator, so its successors load without a delay.
             num_failures=0 if self._has_predecessor else self.leases.num_failures(self.slot_index),
+            read_counts=partial(self.leases.counts, self.slot_index),
             on_change=self._wake,
         )
 

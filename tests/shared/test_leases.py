@@ -97,7 +97,7 @@ def test_leases_are_seen_across_fork() -> None:
         leases.mark_warm(0, 2)
         os.close(write_end)
         os.read(read_end, 1)
-        os._exit(10 * leases.is_stopping() + int(leases.counts(0)["restarts"]))
+        os._exit(10 * leases.is_stopping + int(leases.counts(0)["restarts"]))
     leases.mark_stopping()
     leases.count(0, "restarts")
     os.close(write_end)
