@@ -56,11 +56,11 @@ def test_a_wrong_field_is_named_with_its_range(raw: bytes, field: str, message: 
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"", "truncated"),
+        (b"", "it is empty"),
         (b'{"context": "a",\n "n":}', "line 2, column 6"),
         (b"[]", "not an array"),
         (b'"text"', "not a string"),
-        (b'{"context": "\xff"}', "utf-8"),
+        (b'{"context":\n"\xff"}', "context must be UTF-8, which byte 0xff is not, line 2, column 2."),
         (b'{"context": "a"} x', "trailing characters"),
     ],
 )
