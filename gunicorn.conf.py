@@ -15,7 +15,7 @@ from shared.errors import StartError
 from shared.leases import Leases
 from shared.run_directory import lock_run_directory
 from shared.settings import Settings
-from shared.startup import check_address_free, read_or_make_plan
+from shared.startup import check_access, check_address_free, read_or_make_plan
 from shared.telemetry import logging_config
 from shared.worker_environment import worker_environment
 
@@ -67,6 +67,7 @@ def on_starting(server: Any) -> None:
     try:
         server.run_directory_lock = lock_run_directory(settings, role)
         if role == "gateway":
+            check_access(settings)
             check_address_free(settings.bind)
     except StartError as error:
         sys.exit(str(error))

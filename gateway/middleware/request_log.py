@@ -51,11 +51,12 @@ class RequestLog:
         status = resp.status_code
         self._metrics.requests.labels(route=route, status=str(status)).inc()
         self._metrics.seconds.labels(route=route).observe(seconds)
+        key = {"key": req.context.owner} if req.context.owner else {}
         # Probes, scrapes and page loads would hide the completions at level info.
         write = log.debug if req.method == "GET" else log.info
         write(
             "request_finished", request_id=req.context.id, method=req.method, route=route, status=status,
-            ms=round(seconds * 1e3, 2), **req.context.log,
+            ms=round(seconds * 1e3, 2), **key, **req.context.log,
         )  # fmt: skip
 
 
