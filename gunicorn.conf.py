@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # the `gunicorn` script does not
 
 from shared.errors import StartError
 from shared.generations import RELOAD_FAILED_EXIT_CODE, Generations
-from shared.process import raise_descriptor_limit
+from shared.process import forbid_core_dumps, raise_descriptor_limit
 from shared.run_directory import lock_run_directory
 from shared.settings import Settings
-from shared.startup import BACKLOG, check_address_free, is_activated, read_or_make_plan, stop_with_holders
+from shared.startup import BACKLOG, check_access, check_address_free, is_activated, read_or_make_plan, stop_with_holders
 from shared.telemetry import configure_structlog, logging_config
 from shared.worker_environment import worker_environment
 
@@ -86,6 +86,8 @@ def on_starting(server: Any) -> None:
     """Refuse a start that gunicorn would retry, or that would take the sockets of another instance."""
     try:
         server.run_directory_lock = lock_run_directory(settings, role, is_supervised=bool(lifeline_fd))
+        if role == "gateway":
+            check_access(settings)
         if role == "gateway" and not listen_fd and not is_activated(os.environ):
             check_address_free(settings.bind)
     except StartError as error:
@@ -121,6 +123,7 @@ def post_fork(server: Any, worker: Any) -> None:
     """In the worker, before the app and torch are imported: set its environment and keep only its socket."""
     # The level CRITICAL only discards the access log's lines; this spares formatting them.
     worker.log.access = lambda *_: None
+    forbid_core_dumps()
     # Only the master holds the lock: an orphaned worker that still drains must not lock out a new master.
     server.run_directory_lock.close()
     if len(worker.leases.holders(worker.slot_index)) > 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import queue
+import shlex
 import signal
 import socket
 import subprocess
@@ -25,12 +26,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from deploy.local_client import local_client
 from deploy.planning import make_plan
 from shared.errors import StartError
 from shared.plan import PLAN_FILE, PLAN_LOCK_FILE, Plan, write_plan
 from shared.run_directory import lock_holder, lock_run_directory, remove_lock_file, remove_run_files
-from shared.settings import Settings
-from shared.startup import listen
+from shared.settings import CLIENT, Settings
+from shared.startup import check_access, listen
 
 ROOT = Path(__file__).parent.parent
 ROLES = ("workers", "gateway")
@@ -70,6 +72,7 @@ class Supervisor:
         Raises:
             StartError: the instance cannot start with these settings, or a master keeps dying. No process is left.
         """
+        check_access(self._settings)
         # Orphans become children of this process: it reaps them, and sees when a process group has ended.
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         was_killed = (self._run_path / "serve.lock").exists()  # an instance removes it at its end
@@ -157,7 +160,12 @@ class Supervisor:
             if os.getppid() != supervisor:  # it died before the call
                 os._exit(1)
 
-        environ = {name: value for name, value in self._environ.items() if not name.startswith("LISTEN_")}
+        # A client's key is not needed by servers; the listening socket is passed in another way.
+        environ = {
+            name: value
+            for name, value in self._environ.items()
+            if name not in CLIENT and not name.startswith("LISTEN_")
+        }
         if role == "gateway":
             listener = self._listener.fileno()
             environ |= {"TERCET_LISTEN_FD": str(listener), "TERCET_LIFELINE_FD": str(self._lifeline)}
@@ -183,9 +191,8 @@ class Supervisor:
         Raises:
             StartError: a master exited, or a slot's first load failed.
         """
-        url = f"{self._settings.bind.url}/health/ready"
         with (
-            httpx.Client(trust_env=False, timeout=1.0) as client,
+            local_client(self._settings, self._environ, timeout_s=1.0) as client,
             Live(console=self._console, refresh_per_second=8, transient=True) as live,
         ):
             while True:
@@ -197,7 +204,7 @@ class Supervisor:
                             f"The {role} master exited ({_exit_reason(master)}); the log above has the reason."
                         )
                 try:
-                    slots = client.get(url).json()["slots"]
+                    slots = client.get("/health/ready").json()["slots"]
                 except (httpx.TransportError, ValueError, KeyError):
                     continue
                 for slot in slots:
@@ -214,13 +221,15 @@ class Supervisor:
             return None
 
     def _announce(self, plan: Plan) -> None:
-        url = self._settings.bind.url
+        url = self._settings.url
+        cert = f"--cacert {shlex.quote(str(self._settings.tls_cert))} " if self._settings.uses_tls else ""
+        key = '-H "Authorization: Bearer $TERCET_API_KEY" ' if self._settings.keys else ""
         models = ", ".join(
             f"{model.name} × {sum(slot.model == model.name for slot in plan.slots)}" for model in plan.models
         )
         self._console.print(f"[green]Every slot is warm[/] ({models}). Serving at [bold]{url}[/]; Ctrl-C stops. Try:\n")
         self._console.print(
-            f"""  curl -d '{{"context": "The old man looked at the sea and"}}' {url}/autocomplete\n""",
+            f"""  curl {cert}{key}-d '{{"context": "The old man looked at the sea and"}}' {url}/autocomplete\n""",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What a pool has before it starts: a listening socket, a current slot plan, and an end with those that need it.
+"""What must hold before a pool starts: who may use it, a listening socket, a current slot plan, an end with its users.
 
 To be called in a gunicorn master or the supervisor. The plan is made in a process of its own, so that no master loads
 CUDA or a model library.
@@ -11,12 +11,14 @@ import os
 import select
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from shared.errors import StartError
+from shared.keys import read_keys
 from shared.plan import PLAN_LOCK_FILE, Plan, read_current_plan, read_plan
 from shared.run_directory import prepare_run_directory, refusing_os_errors
 from shared.settings import Address, Settings
@@ -47,9 +49,9 @@ def listen(address: Address, environ: Mapping[str, str]) -> socket.socket:
         raise StartError(f"Descriptor {FIRST_PASSED_FD} is no socket ({error.strerror}): check LISTEN_FDS.") from error
     if not is_listening or listener.family not in {socket.AF_INET, socket.AF_INET6}:
         raise StartError(f"Descriptor {FIRST_PASSED_FD} is not a listening TCP socket: configure a ListenStream.")
-    port = listener.getsockname()[1]
-    if port != address.port:
-        raise StartError(f"The socket that was passed has port {port}: set TERCET_BIND to its address.")
+    found = Address(*listener.getsockname()[:2])
+    if found.port != address.port or (address.is_loopback and not found.is_loopback):
+        raise StartError(f"The socket that was passed is bound to {found}, TERCET_BIND is {address}: make them equal.")
     return listener
 
 
@@ -92,6 +94,38 @@ def stop_with_holders(pipe: int) -> None:
     poll.register(pipe, select.POLLIN)
     if poll.poll(0):  # they were gone before
         signal.raise_signal(signal.SIGTERM)
+
+
+def check_access(settings: Settings) -> None:
+    """Who may use the gateway: its address needs API keys, and the key file and the TLS files must be usable.
+
+    Raises:
+        StartError: the gateway would serve without protection, or not at all.
+    """
+    if settings.keys is not None:
+        read_keys(settings.keys)
+    if settings.keys is None and not settings.insecure and not settings.bind.is_loopback:
+        raise StartError(
+            f"Other machines could use the gateway at {settings.bind} without an API key: set TERCET_KEYS to a file "
+            "that `tercet key new NAME` writes, or TERCET_INSECURE=1 (`tercet serve --insecure`) to permit it."
+        )
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise StartError("TERCET_TLS_CERT and TERCET_TLS_KEY belong together: set both, or neither.")
+    if settings.tls_cert is None or settings.tls_key is None:
+        return
+    for path in (settings.tls_cert, settings.tls_key):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise StartError(f"The TLS file {path} cannot be read ({error.strerror}).") from error
+    try:
+        # An encrypted key would prompt for its passphrase: an empty passphrase makes it an error.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+    except ssl.SSLError as error:
+        raise StartError(
+            f"The TLS files {settings.tls_cert} and {settings.tls_key} are not a certificate and its unencrypted "
+            f"private key, both in PEM ({error.reason or 'no PEM data'})."
+        ) from error
 
 
 def read_or_make_plan(settings: Settings, environ: Mapping[str, str]) -> Plan:

@@ -103,8 +103,8 @@ def serving_through_proxies(
     Yields:
         The gateway, and the proxies in slot order.
     """
-    pool = make_tercet(base / "pool", **settings)
-    gateway = make_tercet(base / "gateway", **settings)
+    pool = make_tercet(base / "pool", None, **settings)
+    gateway = make_tercet(base / "gateway", None, **settings)
     gunicorn = (sys.executable, "-m", "gunicorn")
     proxies: list[ChaosProxy] = []
     started: list[Tercet] = []

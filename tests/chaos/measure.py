@@ -108,7 +108,7 @@ class Context:
         certificate = self.certificate if is_tls else None
         tercet = self._instances.get(key)
         if tercet is None or tercet.process.poll() is not None:
-            tercet = self._stack.enter_context(serving(self.directory(), certificate, **settings))
+            tercet = self._stack.enter_context(serving(self.directory(), certificate, max_descriptors=None, **settings))
             self._instances[key] = tercet
         tercet.wait_until_warm()
         return tercet, endpoint_of(tercet, certificate)

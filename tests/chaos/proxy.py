@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +79,7 @@ class ChaosProxy:
         self._schedule = schedule
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._clients: set[socket.socket] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         if listen is None:
             self._listener = socket.socket()
@@ -109,12 +110,13 @@ class ChaosProxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        self._listener.close()
+        for connection in (self._listener, *self._clients):  # a task that was cancelled before it ran left its client
+            connection.close()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
-    def _spawn(self, coroutine: object) -> None:
-        task = self._loop.create_task(coroutine)  # type: ignore[arg-type]
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -130,6 +132,7 @@ class ChaosProxy:
         while True:
             client, _ = await self._loop.sock_accept(self._listener)
             client.setblocking(False)
+            self._clients.add(client)
             fault = self._schedule(number)
             self.counts[fault.kind] += 1
             self._spawn(self._serve(client, fault))
@@ -157,6 +160,7 @@ class ChaosProxy:
                 _make_closing_reset(client)
                 _make_closing_reset(server)
             client.close()
+            self._clients.discard(client)
             server.close()
 
     async def _forward_requests(
