@@ -120,7 +120,9 @@ class Tercet:
         serve = psutil.Process(self.process.pid)
         roles: dict[str, list[psutil.Process]] = {"serve": [serve]}
         for master in serve.children():
-            with suppress(psutil.NoSuchProcess):  # dead and not yet reaped
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):  # dead and not yet reaped
+                if os.getpgid(master.pid) != master.pid:
+                    continue  # a worker whose master is dead
                 if role := master.environ().get("TERCET_ROLE"):  # else forked and not yet a master
                     roles[role] = [master, *master.children()]
         return roles
