@@ -17,10 +17,9 @@ SECRET = "the old man looked at the sea"
 
 
 def traceback_of(error: Exception) -> str:
-    try:
+    with pytest.raises(type(error)) as caught:
         raise error
-    except Exception as raised:
-        return format_traceback((type(raised), raised, raised.__traceback__))
+    return format_traceback((caught.type, caught.value, caught.tb))
 
 
 @pytest.mark.parametrize("error", [KeyError(SECRET), ValueError(SECRET), TypeError(SECRET), AssertionError(SECRET)])
