@@ -35,16 +35,21 @@ class Metrics:
             "tercet_branches", "Branch calls by outcome: ok, or the error code", ["slot", "outcome"],
             registry=self._registry,
         )  # fmt: skip
+        self.retries = Counter("tercet_branch_retries", "Branch calls that were repeated", registry=self._registry)
+        self.refused_retries = Counter(
+            "tercet_branch_retries_refused", "Branches that failed because the retry budget was exhausted",
+            registry=self._registry,
+        )  # fmt: skip
+        self.refused_requests = Counter(
+            "tercet_refused_requests", "Requests refused without being started, by error code", ["reason"],
+            registry=self._registry,
+        )  # fmt: skip
         self.suggestions = Counter(
             "tercet_suggestions", "Suggestions by action (shown, or the feedback), rank and time to answer",
             ["action", "rank", "within_s"], registry=self._registry,
         )  # fmt: skip
         self.saved_characters = Counter(
             "tercet_saved_characters", "Characters of accepted suggestions", ["rank", "within_s"],
-            registry=self._registry,
-        )  # fmt: skip
-        self.refused = Counter(
-            "tercet_refused_requests", "Requests refused with 429 or 503, by error code", ["reason"],
             registry=self._registry,
         )  # fmt: skip
         waiting = Gauge("tercet_waiting_branches", "Branches that wait for room in a slot", registry=self._registry)

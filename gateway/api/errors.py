@@ -11,17 +11,39 @@ from typing import Any
 import falcon
 import structlog
 
-from shared.errors import PROBLEM_JSON, MalformedRequest, MethodNotAllowed, NotFound, TercetError, internal_error
+from gateway.metrics import Metrics
+from shared.errors import (
+    PROBLEM_JSON,
+    MalformedRequest,
+    MethodNotAllowed,
+    NotFound,
+    NotReady,
+    Overloaded,
+    QuotaExceeded,
+    ShuttingDown,
+    TercetError,
+    internal_error,
+)
 
 EXAMPLE = """curl -d '{{"context": "The old man looked at the sea and"}}' {url}/autocomplete"""
+# Requests that are refused without being started, because there are too many of them or too little to serve them.
+REFUSALS = (NotReady, Overloaded, QuotaExceeded, ShuttingDown)
 log = structlog.get_logger()
 
 
-def add_error_handlers(app: falcon.App[Any, Any]) -> None:
+def add_error_handlers(app: falcon.App[Any, Any], metrics: Metrics) -> None:
     """Render every exception of this app's routes and middleware here. Falcon picks the most specific handler."""
+
+    def render_refusal(req: falcon.Request, resp: falcon.Response, error: TercetError, params: object) -> None:
+        metrics.refused_requests.labels(reason=error.code).inc()
+        req.context.is_refused = True
+        _render(req, resp, error, params)
+
     app.add_error_handler(Exception, _render_unexpected)
     app.add_error_handler(falcon.HTTPError, _render_http_error)
     app.add_error_handler(TercetError, _render)
+    for refusal in REFUSALS:
+        app.add_error_handler(refusal, render_refusal)
 
 
 def _render(req: falcon.Request, resp: falcon.Response, error: TercetError, _params: object) -> None:

@@ -1,9 +1,10 @@
 """Middleware: request ids, the `Server-Timing` header, one log line per request, and the request metrics.
 
 `Request` fills `req.context`: `id`, `method` (as it is logged), `owner` (the id of the API key; "" until it is known),
-`timing` (phases of the request in milliseconds, by name) and `log` (further fields of the log line). Others may set the
-last three. Of what a client sends, only a request id of harmless characters is logged as it is. This module knows no
-resource, and no reason why a request is refused.
+`key` (the key's record; None until it is known), `timing` (phases of the request in milliseconds, by name), `log`
+(further fields of the log line) and `is_refused` (the server is too busy to start it). Others may set all but the first
+two. Of what a client sends, only a request id of harmless characters is logged as it is. This module knows no resource,
+and no reason why a request is refused.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Request(falcon.Request):
         # A client may send any word as its method, even a key.
         self.context.method = self.method if self.method in falcon.HTTP_METHODS else "(other)"
         self.context.owner = ""
+        self.context.key = None
+        self.context.is_refused = False
         self.context.timing = {}
         self.context.log = {}
 
@@ -59,11 +62,13 @@ class RequestLog:
         status = resp.status_code
         self._metrics.requests.labels(route=route, status=str(status)).inc()
         self._metrics.seconds.labels(route=route).observe(seconds)
-        # Probes, scrapes and page loads would hide the completions at level info.
-        write = log.debug if req.method in {"GET", "HEAD"} else log.info
+        key = {"key": req.context.owner} if req.context.owner else {}
+        # Probes, scrapes and page loads would hide the completions at level info. Under overload, most requests are
+        # refused, and writing a line for each would take time from those that are not; the metrics count them.
+        write = log.debug if req.method in {"GET", "HEAD"} or req.context.is_refused else log.info
         write(
             "request_finished", request_id=req.context.id, method=req.context.method, route=route, status=status,
-            ms=round(seconds * 1e3, 2), **req.context.log,
+            ms=round(seconds * 1e3, 2), **key, **req.context.log,
         )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def test_a_request_that_arrives_byte_by_byte_is_answered_when_it_is_complete(pee
     assert peers.send(request[-1:]) is Step.ANSWER
     assert peers.answer(b"HTTP/1.1 204 No Content\r\n\r\n") == (request, Step.WAIT_TO_READ)
     assert peers.client.recv(100) == b"HTTP/1.1 204 No Content\r\n\r\n"
-    assert peers.connection.phase is Phase.IDLE
+    assert peers.connection.phase.name == "IDLE"
 
 
 def test_pipelined_requests_are_answered_one_after_another(peers: Peers) -> None:
@@ -129,11 +129,14 @@ def test_little_of_a_refused_upload_is_read(peers: Peers) -> None:
     peers.client.sendall(post(b"", length=b"1000000000"))
     assert peers.settle() is Step.ANSWER
     peers.answer(b"no")
-    num_sent = 0
-    with pytest.raises((TimeoutError, BrokenPipeError)):  # the client is stopped by flow control
-        while True:
-            num_sent += peers.client.send(b"x" * 4096)
+
+    def upload() -> None:
+        for _ in range(100_000):
+            peers.client.send(b"x" * 4096)
             peers.connection.advance(0.0)
+
+    with pytest.raises((TimeoutError, BrokenPipeError)):  # the client is stopped by flow control
+        upload()
     assert peers.client.recv(10) == b"no"
 
 
@@ -183,9 +186,10 @@ def test_time_counts_from_the_last_byte_that_a_slow_reader_takes(peers: Peers) -
 def test_a_response_that_nothing_reads_is_bounded_in_memory(peers: Peers) -> None:
     assert peers.send(GET) is Step.ANSWER
     peers.connection.take_request(0.0)
+    for _ in range(MAX_UNSENT_BYTES // (1 << 16)):
+        peers.connection.response.sendall(b"x" * (1 << 16))
     with pytest.raises(BrokenPipeError):
-        for _ in range(2 * MAX_UNSENT_BYTES // (1 << 16)):
-            peers.connection.response.sendall(b"x" * (1 << 16))
+        peers.connection.response.sendall(b"x" * (1 << 20))
 
 
 def test_the_head_leaves_with_the_first_bytes_of_the_body_or_alone_at_the_end(peers: Peers) -> None:

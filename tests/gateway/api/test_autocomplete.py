@@ -183,14 +183,14 @@ def test_a_completion_cut_by_the_workers_deadline_makes_the_answer_partial(make_
 def test_without_a_completion_in_time_the_answer_is_504(make_api: MakeApi) -> None:
     response = make_api(hang).complete(max_time=0.2)
     assert (response.status_code, response.json["code"]) == (504, "deadline_exceeded")
-    assert response.headers["retry-after"] == "1"
+    assert 1 <= int(response.headers["retry-after"]) <= 3
 
 
 def test_if_every_branch_fails_the_answer_is_503_with_the_reasons(make_api: MakeApi) -> None:
     response = make_api(lambda _: [Accepted(), Failed(code="engine_error", detail="Out of memory.")]).complete()
     assert (response.status_code, response.json["code"]) == (503, "no_completion")
     assert response.json["detail"] == "Every branch failed. engine_error: Out of memory. Try again."
-    assert response.headers["retry-after"] == "1"
+    assert 1 <= int(response.headers["retry-after"]) <= 3
 
 
 def test_if_every_completion_is_rejected_the_answer_is_503_with_advice(make_api: MakeApi) -> None:
@@ -219,7 +219,7 @@ def test_a_full_queue_is_answered_503(make_api: MakeApi) -> None:
     with HeldRequest(api):
         response = api.complete()
     assert (response.status_code, response.json["code"]) == (503, "overloaded")
-    assert response.headers["retry-after"] == "1"
+    assert 1 <= int(response.headers["retry-after"]) <= 3
 
 
 def test_a_model_that_failed_to_load_is_answered_503(make_api: MakeApi) -> None:

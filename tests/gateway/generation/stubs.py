@@ -21,6 +21,7 @@ import msgspec
 
 from gateway.generation.fanout import Fanout
 from gateway.generation.request import GenerationSpec
+from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from gateway.pool.client import SlotClient
@@ -187,6 +188,8 @@ class StubPool:
         queue: int = 24,
         ack_s: float = 10.0,
         n_ctx: int = 1024,
+        num_threads: int = 16,
+        num_retries: int = 1000,
     ) -> None:
         slots = make_slots(["cpu"], [("small", len(responders))], run_path, max_batch)
         self.plan = Plan({}, [Model("small", "", "", n_ctx, 500)], slots)
@@ -196,7 +199,9 @@ class StubPool:
             self.admission.update(slot.index, State(state="warm", ms_per_token=1.0))
         self.metrics = Metrics(self.admission.states, lambda: self.admission.num_waiting)
         self._clients = [SlotClient(slot, ack_s) for slot in slots]
-        self.fanout = Fanout(self._clients, self.admission, self.metrics, num_threads=16)
+        self.fanout = Fanout(
+            self._clients, self.admission, self.metrics, num_threads, RetryBudget(min_retries=num_retries)
+        )
 
     def close(self) -> None:
         for client in self._clients:

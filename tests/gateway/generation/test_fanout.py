@@ -12,6 +12,7 @@ import structlog
 
 from gateway.generation.fanout import MAX_ATTEMPTS, RETRY_PAUSE_S, Fanout
 from gateway.generation.request import BranchEvent, BranchFailure, BranchResult, RequestContext, TextDelta
+from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from shared.errors import ClientGone, DeadlineExceeded, Superseded
@@ -357,7 +358,7 @@ def test_an_unexpected_exception_is_logged_in_full_and_fails_its_branch() -> Non
     """A bug in the gateway itself, which no worker can provoke: a fake admission raises."""
     admission = Mock(spec=Admission)
     admission.reserve.side_effect = [[], ZeroDivisionError("a bug")]
-    fanout = Fanout([], admission, Mock(spec=Metrics), num_threads=1)
+    fanout = Fanout([], admission, Mock(spec=Metrics), num_threads=1, retry_budget=RetryBudget(3))
     context = RequestContext(make_spec(prompt="a secret prompt", num_completions=1))
     with structlog.testing.capture_logs() as logged:
         fanout.start(context)
