@@ -1,8 +1,8 @@
 """Looks up the known vulnerabilities of every version that lock files pin: `python requirements/audit.py FILE…`.
 
 It runs pip-audit, which exits 0 with "No known vulnerabilities found" also where the advisory service knows none of the
-packages, as behind a mirror that serves files only. Such a package counts as not audited here. Exit status: 0 if nothing
-is open, 1 if a vulnerability is open, 3 if a package could not be audited. It needs only what tools.txt pins.
+packages, as behind a mirror that serves files only. Such a package counts as not audited here. Exit status: 0 if
+nothing is open, 1 if a vulnerability is open, 3 if a package could not be audited. It needs only what tools.txt pins.
 """
 
 from __future__ import annotations
