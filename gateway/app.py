@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import gc
 import os
-from pathlib import Path
-from typing import TypeAlias
+import threading
 
 import falcon
 
 from gateway.api.autocomplete import AutocompleteResource
 from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
-from gateway.api.health import LiveResource, MetricsResource, ReadyResource
+from gateway.api.health import LiveResource, MetricsResource, ReadyResource, SlotsResource
 from gateway.api.page import PageResource, StaticResource, read_assets
 from gateway.generation.fanout import Fanout
 from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.middleware.body_limits import BodyLimits
 from gateway.middleware.origins import Origins
-from gateway.middleware.request_log import RequestLog
+from gateway.middleware.request_log import Request, RequestLog
 from gateway.pool.admission import Admission
 from gateway.pool.quota import OwnerQuota
 from gateway.pool.watcher import PoolWatcher
@@ -32,10 +31,27 @@ from shared.plan import Plan, read_plan
 from shared.settings import Settings
 from shared.telemetry import configure_structlog
 
-App: TypeAlias = falcon.App[falcon.Request, falcon.Response]
 READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
 # The largest `n_samples`. Branches of later waves hold a fan-out thread while they wait.
 MAX_BRANCHES_PER_REQUEST = 8
+
+
+class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
+    """The WSGI app, and what the process that serves it needs of its parts.
+
+    Attributes:
+        admission: knows which slots are warm.
+        fanout: runs the branches of every request.
+        metrics: the registry behind `/metrics`.
+        draining: set it to turn readiness off before the process stops.
+    """
+
+    def __init__(self, admission: Admission, fanout: Fanout, metrics: Metrics) -> None:
+        super().__init__(request_type=Request)
+        self.admission = admission
+        self.fanout = fanout
+        self.metrics = metrics
+        self.draining = threading.Event()
 
 
 def create_app(
@@ -46,16 +62,12 @@ def create_app(
     fanout: Fanout,
     metrics: Metrics,
     hangups: HangupWatcher,
-    run_path: Path,
-) -> App:
-    """The app over its collaborators. Starts no thread and reads no environment.
-
-    Args:
-        run_path: the run directory, whose draining file turns readiness off.
-    """
+) -> GatewayApp:
+    """The app over its collaborators. Starts no thread and reads no environment."""
+    app = GatewayApp(admission, fanout, metrics)
     # The request log comes first: it sets the request id that error responses carry. Origins come before body limits:
     # a page of a listed origin can then read why its body was refused.
-    app: App = falcon.App(middleware=[RequestLog(metrics), Origins(settings), BodyLimits(settings.max_body_bytes)])
+    app.add_middleware([RequestLog(metrics), Origins(settings), BodyLimits(settings.max_body_bytes)])
     add_error_handlers(app, metrics)
     feedback_store = FeedbackStore(metrics)
     quota = OwnerQuota(settings.key_concurrency)
@@ -64,10 +76,11 @@ def create_app(
     )
     app.add_route("/autocomplete", autocomplete)
     app.add_route("/feedback", FeedbackResource(feedback_store))
-    ready = ReadyResource(plan, admission, run_path)
+    ready = ReadyResource(plan, admission, app.draining.is_set)
     for path in READY_PATHS:
         app.add_route(path, ready)
     app.add_route("/health/live", LiveResource())
+    app.add_route("/slots", SlotsResource(plan, admission))
     app.add_route("/metrics", MetricsResource(metrics))
     assets = read_assets()
     app.add_route("/", PageResource(assets))
@@ -75,7 +88,7 @@ def create_app(
     return app
 
 
-def build() -> App:
+def build() -> GatewayApp:
     """The app of this process: settings from the environment, the plan from the run directory, one thread per slot
     that follows its state."""
     settings = Settings.load(os.environ)
@@ -96,5 +109,4 @@ def build() -> App:
         fanout=fanout,
         metrics=metrics,
         hangups=HangupWatcher(),
-        run_path=settings.run_path,
     )

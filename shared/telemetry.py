@@ -65,8 +65,13 @@ def logging_config(role: str, level: str) -> dict[str, Any]:
         "root": {"level": level.upper(), "handlers": ["stderr"]},
         "loggers": {
             # Unless these two are configured here, gunicorn adds handlers of its own. Its access log is off because
-            # Tercet logs an event of its own per request, which holds more.
-            "gunicorn.error": {"level": level.upper(), "handlers": ["stderr"], "propagate": False},
+            # Tercet logs an event of its own per request, which holds more. Below info, gunicorn logs the bytes of
+            # requests that it could not parse, and they may hold a prompt.
+            "gunicorn.error": {
+                "level": "INFO" if level == "debug" else level.upper(),
+                "handlers": ["stderr"],
+                "propagate": False,
+            },
             "gunicorn.access": {"level": "CRITICAL", "handlers": ["stderr"], "propagate": False},
             "httpx": {"level": "WARNING"},
             "httpcore": {"level": "WARNING"},

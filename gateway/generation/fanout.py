@@ -28,7 +28,7 @@ from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
-from shared.errors import TercetError
+from shared.errors import TercetError, internal_error
 from shared.protocol import Done, GenerateRequest, Group, Token
 
 MAX_ATTEMPTS = 3
@@ -134,8 +134,8 @@ class Fanout:
         except Exception as error:  # the executor's future, which would hold it, is not read
             request_id = context.spec.request_id
             log.error("unhandled_exception", request_id=request_id, exc_info=error)
-            detail = f"The server's log has the reason, under request {request_id}."
-            return BranchFailure(branch.index, "internal_error", detail)
+            generic = internal_error(request_id)
+            return BranchFailure(branch.index, generic.code, generic.detail)
 
     def _attempt(
         self, context: RequestContext, branch: BranchSpec, group: Group, slot: int | None, after_delivery: ExitStack

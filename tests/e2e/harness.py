@@ -74,15 +74,22 @@ class Tercet:
             return None
         return page
 
+    def slots(self) -> list[dict[str, Any]]:
+        """The rows of `/slots`; empty if no server answers."""
+        try:
+            rows: list[dict[str, Any]] = self.client.get("/slots").json()["slots"]
+        except httpx.TransportError:
+            return []
+        return rows
+
     def wait_until_warm(self, timeout_s: float = START_S) -> list[dict[str, Any]]:
         """Wait until all slots are warm; returns their states."""
 
         def all_warm() -> list[dict[str, Any]] | None:
             if self.process.poll() is not None:
                 raise AssertionError(f"Tercet exited: {self.log()}")
-            page = self.ready()
-            warm = page is not None and all(slot["state"] == "warm" for slot in page["slots"])
-            return page["slots"] if page is not None and warm else None
+            slots = self.slots()
+            return slots if all(slot["state"] == "warm" for slot in slots) else None
 
         slots: list[dict[str, Any]] = until(all_warm, timeout_s, f"every slot warm; {self.log()[-3000:]}")
         return slots

@@ -28,7 +28,6 @@ class Api:
             fanout=pool.fanout,
             metrics=pool.metrics,
             hangups=hangups,
-            run_path=pool.run_path,
         )
         self._client = testing.TestClient(self.app, headers={"Host": "localhost"})
 

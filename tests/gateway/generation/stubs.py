@@ -212,7 +212,6 @@ class StubPool:
     ) -> None:
         slots = make_slots(["cpu"], [("small", len(responders))], run_path, max_batch)
         self.plan = Plan({}, [Model("small", "", "", n_ctx, 500)], slots)
-        self.run_path = run_path
         self.workers = [StubWorker(slot.socket, respond) for slot, respond in zip(slots, responders, strict=True)]
         self.admission = Admission(self.plan, "auto", queue)
         for slot in slots:
