@@ -17,7 +17,7 @@ from shared.generations import RELOAD_FAILED_EXIT_CODE, Generations
 from shared.process import forbid_core_dumps, raise_descriptor_limit
 from shared.run_directory import lock_run_directory
 from shared.settings import Settings
-from shared.startup import check_address_free, read_or_make_plan
+from shared.startup import check_access, check_address_free, read_or_make_plan
 from shared.telemetry import configure_structlog, logging_config
 from shared.worker_environment import worker_environment
 
@@ -82,6 +82,7 @@ def on_starting(server: Any) -> None:
     try:
         server.run_directory_lock = lock_run_directory(settings, role)
         if role == "gateway":
+            check_access(settings)
             check_address_free(settings.bind)
     except StartError as error:
         sys.exit(str(error))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import queue
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,12 +24,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from deploy.local_client import local_client
 from deploy.planning import make_plan
 from shared.errors import StartError
 from shared.plan import DRAINING_FILE, PLAN_FILE, PLAN_LOCK_FILE, Plan, write_plan
 from shared.run_directory import lock_run_directory, remove_lock_file, remove_run_files
-from shared.settings import Settings
-from shared.startup import check_address_free
+from shared.settings import CLIENT, Settings
+from shared.startup import check_access, check_address_free
 
 ROOT = Path(__file__).parent.parent
 ROLES = ("workers", "gateway")
@@ -88,6 +90,7 @@ class Supervisor:
             self._stop()
 
     def _prepare(self) -> Plan:
+        check_access(self._settings)
         check_address_free(self._settings.bind)
         with self._console.status("Looking for models …") as status:
 
@@ -110,7 +113,8 @@ class Supervisor:
         self._masters[role] = subprocess.Popen(
             [sys.executable, "-m", "gunicorn", "--config", str(ROOT / "gunicorn.conf.py")],
             cwd=ROOT,
-            env={**self._environ, "TERCET_ROLE": role},
+            # The key of a client is not the servers' business.
+            env={name: value for name, value in self._environ.items() if name not in CLIENT} | {"TERCET_ROLE": role},
             stdin=subprocess.DEVNULL,
             # A process group of its own: Ctrl-C reaches only the supervisor, which stops the pools in order.
             process_group=0,
@@ -123,9 +127,8 @@ class Supervisor:
         Raises:
             StartError: a master exited, or a slot's first load failed.
         """
-        url = f"{self._settings.bind.url}/health/ready"
         with (
-            httpx.Client(trust_env=False, timeout=1.0) as client,
+            local_client(self._settings, self._environ, timeout_s=1.0) as client,
             Live(console=self._console, refresh_per_second=8, transient=True) as live,
         ):
             while True:
@@ -137,7 +140,7 @@ class Supervisor:
                             f"The {role} master exited ({_exit_reason(master)}); the log above has the reason."
                         )
                 try:
-                    slots = client.get(url).json()["slots"]
+                    slots = client.get("/health/ready").json()["slots"]
                 except (httpx.TransportError, ValueError, KeyError):
                     continue
                 for slot in slots:
@@ -154,13 +157,15 @@ class Supervisor:
             return None
 
     def _announce(self, plan: Plan) -> None:
-        url = self._settings.bind.url
+        url = self._settings.url
+        cert = f"--cacert {shlex.quote(str(self._settings.tls_cert))} " if self._settings.uses_tls else ""
+        key = '-H "Authorization: Bearer $TERCET_API_KEY" ' if self._settings.keys else ""
         models = ", ".join(
             f"{model.name} × {sum(slot.model == model.name for slot in plan.slots)}" for model in plan.models
         )
         self._console.print(f"[green]Every slot is warm[/] ({models}). Serving at [bold]{url}[/]; Ctrl-C stops. Try:\n")
         self._console.print(
-            f"""  curl -d '{{"context": "The old man looked at the sea and"}}' {url}/autocomplete\n""",
+            f"""  curl {cert}{key}-d '{{"context": "The old man looked at the sea and"}}' {url}/autocomplete\n""",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 

@@ -11,6 +11,8 @@ import os
 import threading
 
 import falcon
+import structlog
+from falcon.routing import CompiledRouter
 
 from gateway.api.autocomplete import AutocompleteResource
 from gateway.api.errors import add_error_handlers
@@ -21,25 +23,33 @@ from gateway.generation.fanout import Fanout
 from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.middleware.body_limits import BodyLimits
+from gateway.middleware.keys import Keys
 from gateway.middleware.origins import Origins
+from gateway.middleware.rate_limits import RateLimits
 from gateway.middleware.request_log import Request, RequestLog
 from gateway.pool.admission import Admission
 from gateway.pool.quota import OwnerQuota
 from gateway.pool.watcher import PoolWatcher
 from shared.hangups import HangupWatcher
+from shared.keys import KeyFile
 from shared.plan import Plan, read_plan
 from shared.settings import Settings
 from shared.telemetry import configure_structlog
 
 READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
+# What may be read without an API key where the server requires one: probes, and the page with its field for the key.
+# Every route that is not listed needs a key.
+OPEN_ROUTES = frozenset({"/", "/static/{name}", "/health/live", *READY_PATHS})
 # The largest `n_samples`. Branches of later waves hold a fan-out thread while they wait.
 MAX_BRANCHES_PER_REQUEST = 8
+log = structlog.get_logger()
 
 
 class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
     """The WSGI app, and what the process that serves it needs of its parts.
 
     Attributes:
+        router: finds a path's resource.
         admission: knows which slots are warm.
         fanout: runs the branches of every request.
         metrics: the registry behind `/metrics`.
@@ -47,7 +57,8 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
     """
 
     def __init__(self, admission: Admission, fanout: Fanout, metrics: Metrics) -> None:
-        super().__init__(request_type=Request)
+        self.router = CompiledRouter()
+        super().__init__(router=self.router, request_type=Request)
         self.admission = admission
         self.fanout = fanout
         self.metrics = metrics
@@ -65,9 +76,16 @@ def create_app(
 ) -> GatewayApp:
     """The app over its collaborators. Starts no thread and reads no environment."""
     app = GatewayApp(admission, fanout, metrics)
-    # The request log comes first: it sets the request id that error responses carry. Origins come before body limits:
-    # a page of a listed origin can then read why its body was refused.
-    app.add_middleware([RequestLog(metrics), Origins(settings), BodyLimits(settings.max_body_bytes)])
+    keys = Keys(
+        KeyFile(settings.keys) if settings.keys else None,
+        OPEN_ROUTES,
+        app.router.find,
+        RateLimits(),
+        settings.key_rate,
+    )
+    # The request log comes first: it sets the request id that error responses carry. Origins come before keys and body
+    # limits: a page of a listed origin can then read why its request was refused.
+    app.add_middleware([RequestLog(metrics), Origins(settings), keys, BodyLimits(settings.max_body_bytes)])
     add_error_handlers(app, metrics)
     feedback_store = FeedbackStore(metrics)
     quota = OwnerQuota(settings.key_concurrency)
@@ -93,6 +111,9 @@ def build() -> GatewayApp:
     that follows its state."""
     settings = Settings.load(os.environ)
     configure_structlog("gateway", settings.log)
+    if not settings.bind.is_loopback and not (settings.keys and settings.uses_tls):
+        # Other machines may use the server without a key, or read texts and keys on their way.
+        log.warning("address_exposed", address=str(settings.bind), keys=bool(settings.keys), tls=settings.uses_tls)
     plan = read_plan(settings.run_path)
     admission = Admission(plan, settings.placement, settings.queue)
     metrics = Metrics(admission.states, lambda: admission.num_waiting)

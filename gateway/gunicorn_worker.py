@@ -386,7 +386,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """TERM. After a reload, the successor already accepts: there is nothing to drain."""
-        is_replaced = self.leases.successor_is_warm(self.slot_index, self.age) and not self.leases.is_stopping()
+        is_replaced = self.leases.successor_is_warm(self.slot_index, self.age) and not self.leases.is_stopping
         self.method_queue.defer(self._begin_stop, time.monotonic() - (self.settings.drain_s if is_replaced else 0.0))
 
     def _begin_stop(self, began_at: float) -> None:

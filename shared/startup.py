@@ -1,4 +1,4 @@
-"""What must hold before a pool starts: its address is free, and the run directory has a current slot plan.
+"""What must hold before a pool starts: its address is free and not open to all, and the slot plan is current.
 
 To be called in a gunicorn master or the supervisor. The plan is made in a process of its own, so that no master loads
 CUDA or a model library.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from shared.errors import StartError
+from shared.keys import read_keys
 from shared.plan import PLAN_LOCK_FILE, Plan, read_current_plan, read_plan
 from shared.run_directory import prepare_run_directory
 from shared.settings import Address, Settings
@@ -33,6 +35,38 @@ def check_address_free(address: Address) -> None:
             raise StartError(
                 f"The gateway cannot listen on {address} ({error.strerror}): set TERCET_BIND to another host:port."
             ) from error
+
+
+def check_access(settings: Settings) -> None:
+    """Who may use the gateway: its address needs API keys, and the key file and the TLS files must be usable.
+
+    Raises:
+        StartError: the gateway would serve without protection, or not at all.
+    """
+    if settings.keys is not None:
+        read_keys(settings.keys)
+    if settings.keys is None and not settings.insecure and not settings.bind.is_loopback:
+        raise StartError(
+            f"Other machines could use the gateway at {settings.bind} without an API key: set TERCET_KEYS to a file "
+            "that `tercet key new NAME` writes, or TERCET_INSECURE=1 (`tercet serve --insecure`) to permit it."
+        )
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise StartError("TERCET_TLS_CERT and TERCET_TLS_KEY belong together: set both, or neither.")
+    if settings.tls_cert is None or settings.tls_key is None:
+        return
+    for path in (settings.tls_cert, settings.tls_key):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise StartError(f"The TLS file {path} cannot be read ({error.strerror}).") from error
+    try:
+        # An encrypted key would prompt for its passphrase: an empty passphrase makes it an error.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+    except ssl.SSLError as error:
+        raise StartError(
+            f"The TLS files {settings.tls_cert} and {settings.tls_key} are not a certificate and its unencrypted "
+            f"private key, both in PEM ({error.reason or 'no PEM data'})."
+        ) from error
 
 
 def read_or_make_plan(settings: Settings, environ: Mapping[str, str]) -> Plan:

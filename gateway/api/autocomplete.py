@@ -151,7 +151,7 @@ class AutocompleteResource:
             # Time for trimming, selection and replacements, after the first branches had finished.
             "added_ms": round(1e3 * (now - (context.first_outcomes_at or now)), 2),
         }
-        self._feedback_store.add_answer(spec.request_id, len(sentences), seconds)
+        self._feedback_store.add_answer(spec.owner, spec.request_id, len(sentences), seconds)
         return AutocompleteResponse(
             id=spec.request_id,
             model=spec.model,

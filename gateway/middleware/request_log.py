@@ -62,12 +62,13 @@ class RequestLog:
         status = resp.status_code
         self._metrics.requests.labels(route=route, status=str(status)).inc()
         self._metrics.seconds.labels(route=route).observe(seconds)
+        key = {"key": req.context.owner} if req.context.owner else {}
         # Probes, scrapes and page loads would hide the completions at level info. Under overload, most requests are
         # refused, and writing a line for each would take time from those that are not; the metrics count them.
         write = log.debug if req.method in {"GET", "HEAD"} or req.context.is_refused else log.info
         write(
             "request_finished", request_id=req.context.id, method=req.context.method, route=route, status=status,
-            ms=round(seconds * 1e3, 2), **req.context.log,
+            ms=round(seconds * 1e3, 2), **key, **req.context.log,
         )  # fmt: skip
 
 
