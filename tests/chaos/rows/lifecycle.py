@@ -41,7 +41,7 @@ def reload_and_restart_without_loss(context: Context, findings: Findings) -> Non
                     load.wait_for(10)
                     master, *old = tercet.processes()[role]
                     master.send_signal(signal.SIGHUP)
-                    until(lambda old=old: not any(process.is_running() for process in old), 40, f"{role} are replaced")
+                    wait_until_ended(old)
             load.wait_for(10)
     findings.figures |= {"HUPs of each pool": num_rounds, "answers across HUPs": len(load.answers)}
     findings.none_of("failed across HUPs", dict(count_failures(load.answers)))
@@ -61,6 +61,10 @@ def reload_and_restart_without_loss(context: Context, findings: Findings) -> Non
             end(tercet)
     findings.figures |= {"restarts behind a kept socket": num_rounds, "answers across restarts": len(load.answers)}
     findings.none_of("failed across restarts", dict(count_failures(load.answers)))
+
+
+def wait_until_ended(processes: list[psutil.Process]) -> None:
+    until(lambda: not any(process.is_running() for process in processes), 40, f"{processes} are replaced")
 
 
 def start_behind(tercet: Tercet, listener: socket.socket) -> None:
