@@ -172,7 +172,7 @@ def reload() -> None:
 def _slots(settings: Settings, client: httpx.Client) -> list[dict[str, Any]]:
     """The slots' states, from the running gateway."""
     try:
-        slots: list[dict[str, Any]] = client.get("/health/ready").json()["slots"]
+        slots: list[dict[str, Any]] = client.get("/slots").json()["slots"]
     except httpx.TransportError as error:
         raise _no_server(settings, error) from error
     return slots

@@ -17,16 +17,18 @@ from falcon.routing import CompiledRouter
 from gateway.api.autocomplete import AutocompleteResource
 from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
-from gateway.api.health import LiveResource, MetricsResource, ReadyResource
+from gateway.api.health import LiveResource, MetricsResource, ReadyResource, SlotsResource
 from gateway.api.page import PageResource, StaticResource, read_assets
 from gateway.generation.fanout import Fanout
+from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.middleware.body_limits import BodyLimits
 from gateway.middleware.keys import Keys
 from gateway.middleware.origins import Origins
 from gateway.middleware.rate_limits import RateLimits
-from gateway.middleware.request_log import RequestLog
+from gateway.middleware.request_log import Request, RequestLog
 from gateway.pool.admission import Admission
+from gateway.pool.quota import OwnerQuota
 from gateway.pool.watcher import PoolWatcher
 from shared.hangups import HangupWatcher
 from shared.keys import KeyFile
@@ -48,14 +50,16 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
 
     Attributes:
         router: finds a path's resource.
+        admission: knows which slots are warm.
         fanout: runs the branches of every request.
         metrics: the registry behind `/metrics`.
         draining: set it to turn readiness off before the process stops.
     """
 
-    def __init__(self, fanout: Fanout, metrics: Metrics) -> None:
+    def __init__(self, admission: Admission, fanout: Fanout, metrics: Metrics) -> None:
         self.router = CompiledRouter()
-        super().__init__(router=self.router)
+        super().__init__(router=self.router, request_type=Request)
+        self.admission = admission
         self.fanout = fanout
         self.metrics = metrics
         self.draining = threading.Event()
@@ -71,7 +75,7 @@ def create_app(
     hangups: HangupWatcher,
 ) -> GatewayApp:
     """The app over its collaborators. Starts no thread and reads no environment."""
-    app = GatewayApp(fanout, metrics)
+    app = GatewayApp(admission, fanout, metrics)
     keys = Keys(
         KeyFile(settings.keys) if settings.keys else None,
         OPEN_ROUTES,
@@ -82,15 +86,19 @@ def create_app(
     # The request log comes first: it sets the request id that error responses carry. Origins come before keys and body
     # limits: a page of a listed origin can then read why its request was refused.
     app.add_middleware([RequestLog(metrics), Origins(settings), keys, BodyLimits(settings.max_body_bytes)])
-    add_error_handlers(app)
+    add_error_handlers(app, metrics)
     feedback_store = FeedbackStore(metrics)
-    autocomplete = AutocompleteResource(plan, fanout, hangups, feedback_store, settings.timeout_s, settings.similarity)
+    quota = OwnerQuota(settings.key_concurrency)
+    autocomplete = AutocompleteResource(
+        plan, fanout, quota, hangups, feedback_store, settings.timeout_s, settings.similarity
+    )
     app.add_route("/autocomplete", autocomplete)
     app.add_route("/feedback", FeedbackResource(feedback_store))
     ready = ReadyResource(plan, admission, app.draining.is_set)
     for path in READY_PATHS:
         app.add_route(path, ready)
     app.add_route("/health/live", LiveResource())
+    app.add_route("/slots", SlotsResource(plan, admission))
     app.add_route("/metrics", MetricsResource(metrics))
     assets = read_assets()
     app.add_route("/", PageResource(assets))
@@ -111,7 +119,8 @@ def build() -> GatewayApp:
     metrics = Metrics(admission.states, lambda: admission.num_waiting)
     pool = PoolWatcher(plan, admission, settings.ack_ms / 1e3)
     num_threads = MAX_BRANCHES_PER_REQUEST * (plan.max_running + settings.queue)
-    fanout = Fanout(pool.clients, admission, metrics, num_threads)
+    retry_budget = RetryBudget(min_retries=max(slot.max_batch for slot in plan.slots))
+    fanout = Fanout(pool.clients, admission, metrics, num_threads, retry_budget)
     # What is loaded by now stays until exit. Frozen, it is not scanned by each full collection, which delays requests.
     gc.freeze()
     return create_app(

@@ -6,8 +6,8 @@ hold is bounded: in time by `TERCET_CLIENT_TIMEOUT_S`, in number by the limit of
 `MAX_BUFFERED_BYTES`.
 
 Stopping has three forms. TERM alone: readiness turns 503 for `TERCET_DRAIN_S`, the listener closes, accepted requests
-finish, and shortly before the grace ends the remaining ones are cancelled, so that every client has an answer. A
-reload: the worker serves until its successor is ready. A dead master: as TERM, but the listener closes at once.
+finish, and shortly before the grace ends the remaining ones are cancelled, so that every client has an answer. After a
+reload, or if the master is dead: as TERM, but the listener closes at once.
 
 It knows neither routes nor dialects. It calls methods of gunicorn's `ThreadWorker` that gunicorn does not promise to
 keep: `tests/gateway/test_gunicorn_worker.py` checks the pinned version.
@@ -50,10 +50,10 @@ from shared.telemetry import request_id
 if TYPE_CHECKING:
     from gateway.app import GatewayApp
     from shared.leases import Leases
+    from shared.settings import Settings
 
 log = structlog.get_logger()
 
-SLOT_INDEX = 0  # the gateway's place in its leases: it has one worker
 POLL_S = 0.25  # the longest time between two looks at deadlines
 # Requests that are not complete yet, of all connections together.
 MAX_BUFFERED_BYTES = 256 << 20
@@ -67,6 +67,8 @@ IDLE_LINGER_S = 1.0
 # Remaining requests are cancelled this long before the grace ends, so that their answers can still leave.
 CANCEL_MARGIN_S = 0.75
 EXIT_MARGIN_S = 0.1
+# A new worker reports itself as ready once it knows a warm slot, or after this time: the pool may be down.
+MAX_WARM_WAIT_S = 5.0
 # gunicorn replaces a process that exits, but halts the whole pool on exit codes 3 and 4.
 FATAL_EXIT_CODE = 70
 _ACCEPTS_AT_ONCE = 64
@@ -94,18 +96,19 @@ class _Answered:
 
 
 class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
-    """`gunicorn.conf.py` sets `leases`, `settings` and `max_running` before the fork."""
+    """`gunicorn.conf.py` sets `leases`, `slot_index` and `settings` before the fork."""
 
     leases: Leases
-    settings: Any
+    slot_index: int  # its place in the leases
+    settings: Settings
     wsgi: GatewayApp
     alive: bool
 
     def init_process(self) -> None:
         self._connections: dict[int, Connection] = {}
         self._num_answering = 0
-        self._is_outgoing = False
         self._is_warm = False
+        self._started_at = time.monotonic()
         self._stop_began_at: float | None = None
         self._is_listening = True
         self._is_accepting = True
@@ -128,15 +131,20 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def load_wsgi(self) -> None:
         super().load_wsgi()
         self._derive_limits()
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.wsgi.metrics.watch_server(
-            num_connections=lambda: len(self._connections),
-            num_answering=lambda: self._num_answering,
-            num_evicted=lambda: self._num_evicted,
-            num_descriptors=lambda: len(os.listdir("/proc/self/fd")),
-            max_connections=self._max_connections,
-            max_answering=self._max_answering,
-            max_descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        )
+            {
+                "open_connections": ("Open client connections", lambda: len(self._connections)),
+                "max_connections": ("Bound of open client connections", lambda: self._max_connections),
+                "evicted_connections": (
+                    "Connections closed to make room for new ones, since the start", lambda: self._num_evicted
+                ),
+                "busy_threads": ("Threads that answer a request", lambda: self._num_answering),
+                "max_busy_threads": ("Bound of threads that answer", lambda: self._max_answering),
+                "open_descriptors": ("Open file descriptors", lambda: len(os.listdir("/proc/self/fd"))),
+                "max_descriptors": ("Limit of open file descriptors", lambda: soft),
+            }
+        )  # fmt: skip
 
     def _derive_limits(self) -> None:
         """How many connections may be open and how many requests may be answered, so that descriptors suffice."""
@@ -169,7 +177,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 sweep_at = now + POLL_S
                 self.notify()
                 self._sweep(now)
-                self._observe_lease()
+                self._report_warm()
                 if not self.is_parent_alive() and self._stop_began_at is None:
                     self._begin_stop(now - self.settings.drain_s)
         for connection in list(self._connections.values()):
@@ -322,7 +330,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         connection.close()
 
     def _overloaded(self, reason: str) -> Overloaded:
-        self.wsgi.metrics.refused.labels(reason=Overloaded.code).inc()
+        self.wsgi.metrics.refused_requests.labels(reason=Overloaded.code).inc()
         return Overloaded(f"{reason} Try again shortly.", retry_after_s=retry_after_s())
 
     def _refuse(self, connection: Connection, error: TercetError, now: float) -> None:
@@ -377,11 +385,9 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     # Starting and stopping.
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """TERM. During a reload, the successor takes over first."""
-        if self.leases.is_superseded(SLOT_INDEX, self.age) and not self.leases.is_stopping:
-            self._is_outgoing = True
-        elif self._stop_began_at is None:
-            self.method_queue.defer(self._begin_stop, time.monotonic())
+        """TERM. After a reload, the successor already accepts: there is nothing to drain."""
+        is_replaced = self.leases.successor_is_warm(self.slot_index, self.age) and not self.leases.is_stopping
+        self.method_queue.defer(self._begin_stop, time.monotonic() - (self.settings.drain_s if is_replaced else 0.0))
 
     def _begin_stop(self, began_at: float) -> None:
         """
@@ -393,15 +399,14 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             self.wsgi.draining.set()
             self.alive = False  # responses now close their connections
 
-    def _observe_lease(self) -> None:
-        """Report this worker as ready, and stop once its successor is; if the successor has died, serve on."""
-        if not self._is_warm and self.wsgi.is_ready():
+    def _report_warm(self) -> None:
+        """Report this worker as ready, which stops its predecessor."""
+        if not self._is_warm and (self._has_warm_slot() or time.monotonic() - self._started_at > MAX_WARM_WAIT_S):
             self._is_warm = True
-            self.leases.mark_warm(SLOT_INDEX, self.age)
-        if self._is_outgoing and self.leases.successor_is_warm(SLOT_INDEX, self.age):
-            self._begin_stop(time.monotonic() - self.settings.drain_s)
-        elif self._is_outgoing and not self.leases.is_superseded(SLOT_INDEX, self.age):
-            self._is_outgoing = False
+            self.leases.mark_warm(self.slot_index, self.age)
+
+    def _has_warm_slot(self) -> bool:
+        return any(state.state == "warm" for state in self.wsgi.admission.states())
 
     def _close_listeners(self, now: float) -> None:
         """Take the connections that wait in the backlog, then close. The kernel resets what is left in a backlog."""

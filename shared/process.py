@@ -1,4 +1,4 @@
-"""What every process of a pool asks of the kernel for itself. Knows no role and no setting."""
+"""What a process of either pool asks of the kernel for itself. Knows no role and no setting."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ def forbid_core_dumps() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def raise_descriptor_limit() -> int:
-    """Raise the soft limit of open files to the hard limit. Returns the limit."""
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of open files to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard

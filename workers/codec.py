@@ -55,7 +55,8 @@ class Codec:
             forced_prefix=typed,
             forced_ids=forced_ids,
             deadline=now + request.deadline_ms / 1e3,
-            group=(request.group.id, request.group.size) if request.group else None,
+            group_size=request.group.size if request.group else 1,
+            cache_scope=(request.owner, request.session),
             stream=request.stream,
             echo_logprobs=request.echo and request.logprobs is not None,
         )
@@ -111,10 +112,12 @@ class Codec:
         if request.prompt_ids is not None:
             limit = request.max_prompt_tokens
             return tuple(request.prompt_ids[-limit:] if limit else request.prompt_ids), b"", ()
-        key = (request.prompt or "", request.max_prompt_tokens, request.sampling.max_new_tokens, request.heal)
+        args = request.prompt or "", request.max_prompt_tokens, request.sampling.max_new_tokens, request.heal
+        # Scoped like the prefix cache: whether a prompt was encoded before shows in the time that it takes.
+        key = args, request.owner, request.session
         with self._lock:  # the branches of a request arrive together: the first encodes for all
             if self._last_encoded[0] != key:
-                self._last_encoded = (key, self._encode(*key))
+                self._last_encoded = (key, self._encode(*args))
             return self._last_encoded[1]
 
     def _encode(self, text: str, max_tokens: int | None, num_new: int, is_healed: bool) -> _EncodedPrompt:

@@ -1,4 +1,4 @@
-"""`/health/live`, `/health/ready` and `/metrics`: for load balancers, operators and Prometheus.
+"""`/health/live`, `/health/ready`, `/slots` and `/metrics`: for load balancers, operators and Prometheus.
 
 Readiness is derived from the slots' last states and from whether this process drains; nothing here calls a worker.
 """
@@ -9,10 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import falcon
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.metrics import Metrics
-from gateway.pool.admission import RETRY_AFTER_S, Admission
+from gateway.pool.admission import Admission
+from shared.errors import retry_after_s
 from shared.plan import Plan
 
 
@@ -22,11 +24,13 @@ class LiveResource:
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         resp.media = {"status": "live"}
 
+    on_head = on_get
+
 
 class ReadyResource:
     """`GET /health/ready`: 200 while every model has a warm slot and the server does not drain, else 503.
 
-    Its body shows the models and each slot's state, also with a 503.
+    Its body shows the models and each slot's state, also with a 503. The route is open, so it names no process.
     """
 
     def __init__(self, plan: Plan, admission: Admission, is_draining: Callable[[], bool]) -> None:
@@ -46,7 +50,6 @@ class ReadyResource:
                 "progress": round(state.progress, 3),
                 "dtype": state.dtype,
                 "ms_per_token": round(state.ms_per_token, 3),
-                "pid": state.pid,
             }
             for slot, state in zip(self._plan.slots, states, strict=True)
         ]
@@ -59,7 +62,7 @@ class ReadyResource:
             status = "starting"
         if status != "ready":
             resp.status = falcon.HTTP_503
-            resp.set_header("Retry-After", str(RETRY_AFTER_S))
+            resp.set_header("Retry-After", str(retry_after_s()))
         resp.media = {
             "status": status,
             "models": [
@@ -67,6 +70,26 @@ class ReadyResource:
             ],
             "slots": slots,
         }
+
+    on_head = on_get
+
+
+class SlotsResource:
+    """`GET /slots`: all that is known of each slot, with process ids, revisions and counters."""
+
+    def __init__(self, plan: Plan, admission: Admission) -> None:
+        self._plan = plan
+        self._admission = admission
+
+    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
+        resp.media = {
+            "slots": [
+                {"slot": slot.index, **msgspec.to_builtins(state), "model": slot.model, "device": slot.device}
+                for slot, state in zip(self._plan.slots, self._admission.states(), strict=True)
+            ]
+        }
+
+    on_head = on_get
 
 
 class MetricsResource:
@@ -78,3 +101,5 @@ class MetricsResource:
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         resp.content_type = CONTENT_TYPE_LATEST
         resp.data = self._metrics.exposition()
+
+    on_head = on_get

@@ -11,6 +11,7 @@ from falcon import testing
 
 from gateway.app import GatewayApp, create_app
 from gateway.generation.fanout import Fanout
+from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from shared.hangups import HangupWatcher
@@ -57,7 +58,7 @@ def make_gateway(tmp_path: Path, hangups: HangupWatcher) -> MakeGateway:
             settings=loaded,
             plan=plan,
             admission=admission,
-            fanout=Fanout([], admission, metrics, num_threads=1),
+            fanout=Fanout([], admission, metrics, num_threads=1, retry_budget=RetryBudget(3)),
             metrics=metrics,
             hangups=hangups,
         )

@@ -1,7 +1,9 @@
 """The prefix cache: which tokens' keys and values the device keeps, and where a prompt finds its longest prefix.
 
 Entries hold prompts, KV suffixes hold what sequences added to them; both stay after their sequences have ended, until
-the memory is needed. Plain Python: plans copies, never makes them. Does not know tensors, the device, and when a prompt
+the memory is needed. Each belongs to the scope of the request that wrote it: a prompt finds prefixes of its own scope
+only, so that the number of cached tokens, and the time that they save, reveal nothing about another scope. Eviction is
+global. Plain Python: plans copies, never makes them. Does not know tensors, the device, and when a prompt
 is prefilled: the scheduler does.
 """
 
@@ -12,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from workers.engine.kv_suffixes import KVSuffixPool
+from workers.engine.request import CacheScope
 from workers.engine.scheduler_output import Copy, EntryCopy, SuffixCopy
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ class PrefixCacheEntry:
     """Memory for the keys and values of one prompt, from position 0.
 
     Attributes:
+        scope: of the requests that wrote the tokens; without meaning while there are none.
         tokens: whose keys and values are there.
         logits_at: number of tokens after which the runner keeps logits; 0 if it keeps none.
         num_logits: rows of logits kept, the last of them after `logits_at` tokens.
@@ -35,6 +39,7 @@ class PrefixCacheEntry:
     """
 
     index: int
+    scope: CacheScope = None
     tokens: list[int] = field(default_factory=list)
     logits_at: int = 0
     num_logits: int = 0
@@ -84,29 +89,35 @@ class PrefixCache:
         self.suffixes = KVSuffixPool(max_sequences)
         self._num_placements = 0
 
-    def find(self, tokens: tuple[int, ...]) -> CachedPrefix:
-        """The longest cached prefix of `tokens`."""
+    def find(self, tokens: tuple[int, ...], scope: CacheScope) -> CachedPrefix:
+        """The longest prefix of `tokens` that requests of this scope have written."""
         best = CachedPrefix(0)
         lengths = {}
         for entry in self._entries:
+            if entry.scope != scope:
+                continue
             length = lengths[entry.index] = _common_length(entry.tokens, tokens)
             if length > best.length:
                 best = CachedPrefix(length, entry, None, length)
         for suffix, cached in self.suffixes.cached():
             start = cached.start
-            if lengths[cached.entry.index] >= start:
+            # A suffix has the scope of its entry: it is evicted before the entry gets another.
+            if lengths.get(cached.entry.index, -1) >= start:
                 length = start + _common_length(cached.tokens, tokens[start:])
                 if length > best.length:
                     best = CachedPrefix(length, cached.entry, suffix, start)
         return best
 
-    def place(self, found: CachedPrefix, tokens: tuple[int, ...], copies: list[Copy]) -> PrefixCacheEntry | None:
+    def place(
+        self, found: CachedPrefix, tokens: tuple[int, ...], scope: CacheScope, copies: list[Copy]
+    ) -> PrefixCacheEntry | None:
         """An entry that holds a prefix of `tokens` and nothing else; None if all entries are in use.
 
         Reuses the entry of `found` if no other sequence needs the tokens that would be overwritten, and if few are
         lost or no other entry is unused. Otherwise overwrites the least recently used entry, with a copy of `found`.
 
         Args:
+            found: what `find` has found for these tokens in this scope.
             copies: the copies to make before the entry is used are appended.
         """
         source = found.entry
@@ -119,6 +130,7 @@ class PrefixCache:
                 return source
         if unused is not None:
             self._truncate(unused, 0)
+            unused.scope = scope
             if source is not None and found.length >= MIN_COPY_TOKENS:
                 copies.append(EntryCopy(source.index, unused.index, found.num_in_entry))
                 unused.tokens = list(tokens[: found.num_in_entry])
@@ -142,6 +154,7 @@ class PrefixCache:
                 return False
             entry = unused
             self._truncate(entry, 0)
+            entry.scope = source.scope
             copies.append(EntryCopy(source.index, entry.index, start))
             source.readers.remove(row)
             entry.readers.append(row)

@@ -5,6 +5,7 @@ Token ids, seconds and counts. Does not know tensors, the device and the wire.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 
@@ -63,6 +64,10 @@ class SamplingParams:
         return next((text for text, is_met in limits.items() if not is_met), None)
 
 
+# Compared for equality only; the engine does not know what it stands for.
+CacheScope = Hashable
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One sequence to generate.
@@ -75,7 +80,9 @@ class EngineRequest:
         forced_ids: `forced_prefix` as the tokenizer would encode it. They are prefilled with the prompt: as far as the
             sampled tokens are these, they need no decode steps.
         deadline: in `time.monotonic()` seconds; the sequence ends then with the tokens it has.
-        group: (id, size) of the siblings: requests with this prompt that arrive at about the same time.
+        group_size: requests with this prompt and scope that arrive at about the same time, this one included.
+        cache_scope: whose cached keys and values the request may use: those of requests with an equal scope. It changes
+            what is computed and never the text.
         stream: the tokens are delivered as they are generated.
         echo_logprobs: the log-probabilities of the prompt's tokens are part of the result. Prefills the whole prompt.
     """
@@ -86,7 +93,8 @@ class EngineRequest:
     forced_prefix: bytes = b""
     forced_ids: tuple[int, ...] = ()
     deadline: float | None = None
-    group: tuple[str, int] | None = None
+    group_size: int = 1
+    cache_scope: CacheScope = None
     stream: bool = False
     echo_logprobs: bool = False
 

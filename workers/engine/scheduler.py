@@ -2,8 +2,8 @@
 
 - Each step decodes a token of every running sequence and prefills a chunk of waiting prompts: a long prompt is computed
   between the decode steps of others.
-- Sequences with the same prompt share a `PrefillGroup`. If more siblings are announced, the group waits for them for
-  some milliseconds while its prompt is computed.
+- Sequences with the same prompt and cache scope share a `PrefillGroup`. If more siblings are announced, the group waits
+  for them for some milliseconds while its prompt is computed.
 - A prompt starts from its longest prefix in the `PrefixCache`; only the rest is computed.
 
 Plain Python. Does not know tensors, the device and text.
@@ -64,12 +64,13 @@ class Scheduler:
         return min((group.sibling_deadline for group in self._prefilled), default=float("inf"))
 
     def add(self, sequence: Sequence) -> None:
-        """Takes in a sequence; it joins the group that has the same prompt, if there is one."""
+        """Takes in a sequence; it joins the group that has the same prompt and scope, if there is one."""
         request = sequence.request
         tokens, num_forced_ids = sequence.prompt + sequence.forced_ids, len(sequence.forced_ids)
         if not request.echo_logprobs:
+            key = tokens, num_forced_ids, request.cache_scope, False
             for group in (*self._prefilling, *self._prefilled, *self._waiting):
-                if (group.tokens, group.num_forced_ids, group.is_echoed) == (tokens, num_forced_ids, False):
+                if (group.tokens, group.num_forced_ids, group.scope, group.is_echoed) == key:
                     group.sequences.append(sequence)
                     return
         self._waiting.append(
@@ -77,7 +78,8 @@ class Scheduler:
                 tokens=tokens,
                 num_forced_ids=num_forced_ids,
                 sequences=[sequence],
-                group_size=request.group[1] if request.group else 1,
+                scope=request.cache_scope,
+                group_size=request.group_size,
                 sibling_deadline=sequence.submitted_at + MAX_SIBLING_WAIT_S,
                 is_echoed=request.echo_logprobs,
             )
@@ -145,12 +147,12 @@ class Scheduler:
     def _start_prefill(self, group: PrefillGroup, copies: list[Copy]) -> None:
         """Gives a waiting group an entry, if one is unused or has its prompt."""
         tokens = group.tokens
-        found = CachedPrefix(0) if group.is_echoed else self._cache.find(tokens)
+        found = CachedPrefix(0) if group.is_echoed else self._cache.find(tokens, group.scope)
         whole = found.entry if found.num_in_entry == len(tokens) else None
         if whole is not None and whole.writers:
             whole = None  # an entry keeps the logits of one position, which its writers draw from
         has_logits = whole is not None and whole.has_logits(len(tokens), 1 + group.num_forced_ids)
-        entry = self._cache.place(found, tokens, copies) if whole is None else whole
+        entry = self._cache.place(found, tokens, group.scope, copies) if whole is None else whole
         if entry is None:
             return
         self._cache.mark_used(entry)

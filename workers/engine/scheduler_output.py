@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from workers.engine.request import CacheScope
 from workers.engine.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class PrefillGroup:
     Attributes:
         tokens: the prompt, followed by `num_forced_ids` forced ids of the sequences.
         sequences: the sequences; siblings that arrive later are added.
+        scope: of the sequences' requests, and of what is cached.
         group_size: sequences announced for this prompt.
         sibling_deadline: when the group stops waiting for them, in `time.monotonic()` seconds.
         is_echoed: logits of every position are needed, so nothing may come from the prefix cache.
@@ -70,6 +72,7 @@ class PrefillGroup:
 
     tokens: tuple[int, ...]
     sequences: list[Sequence]
+    scope: CacheScope
     group_size: int
     sibling_deadline: float
     is_echoed: bool

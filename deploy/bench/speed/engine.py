@@ -34,7 +34,6 @@ class EngineAlone:
             else partial(load_model, Path(subject.directory))
         )
         self._changed = threading.Condition()
-        self._num_requests = 0
         self._engine = Engine(
             EngineConfig(device=device, dtype=dtype, max_batch=max_batch, num_threads=num_threads),
             lambda progress: make(device=device, dtype=dtype, progress=progress),
@@ -65,10 +64,8 @@ class EngineAlone:
             top_p=workload.top_p,
         )
         for _ in range(MAX_TRIES):
-            self._num_requests += 1
-            group = (f"bench-{self._num_requests}", workload.num_samples)
             requests = [
-                EngineRequest(prompt_ids, sampling, seed=seed + index, group=group)
+                EngineRequest(prompt_ids, sampling, seed=seed + index, group_size=workload.num_samples)
                 for index in range(workload.num_samples)
             ]
             start = time.perf_counter()

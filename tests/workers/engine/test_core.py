@@ -198,7 +198,7 @@ def test_a_step_has_nothing_to_run_while_a_prefill_group_waits_for_siblings() ->
     runner = FakeRunner()
     core = make_core(runner)
     streams = [ResultStream(), ResultStream()]
-    siblings = [Sequence(request(2, group=("g", 2)), stream, start_id=0, tokenizer=None) for stream in streams]
+    siblings = [Sequence(request(2, group_size=2), stream, start_id=0, tokenizer=None) for stream in streams]
     siblings[0].submitted_at += 1000  # so that its group waits long enough
     core.add(siblings[0])
     assert core.step() is not None  # the prompt is prefilled meanwhile

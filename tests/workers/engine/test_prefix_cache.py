@@ -75,7 +75,7 @@ def edits(seed: int, loaded: LoadedModel, number: int) -> Iterator[tuple[Editor,
         yield editor, rng
 
 
-def requests_of(editor: Editor, rng: random.Random, group: str) -> list[EngineRequest]:
+def requests_of(editor: Editor, rng: random.Random) -> list[EngineRequest]:
     """Three siblings, one of them greedy."""
     number = rng.choice([1, 4, 9, 20])
     seed = rng.randrange(2**60)
@@ -84,7 +84,7 @@ def requests_of(editor: Editor, rng: random.Random, group: str) -> list[EngineRe
             editor.prompt,
             SamplingParams(number, temperature=temperature, top_k=20),
             seed + index,
-            group=(group, 3),
+            group_size=3,
         )
         for index, temperature in enumerate((0, 1.0, 1.0))
     ]
@@ -104,7 +104,7 @@ def test_random_edits_give_the_text_of_uncached_prompts(tiny_of: dict[str, Loade
         suggestions: list[tuple[int, ...]] = []
         for editor, rng in edits(1, loaded, 300 if dtype == "fp32" else 100):
             editor.edit(suggestions)
-            requests = requests_of(editor, rng, str(len(asked)))
+            requests = requests_of(editor, rng)
             finished = [g.result() for g in [engine.submit(one) for one in requests]]
             suggestions = [one.token_ids for one in finished]
             asked.append((requests, finished))
@@ -127,10 +127,10 @@ def test_overlapping_edits_give_the_text_of_uncached_prompts(
     asked = []
     with running_engine(tiny, max_batch=30) as engine:
         open_ = []
-        for turn in range(120):
+        for _ in range(120):
             editor = rng.choice(editors)
             editor.edit([(1, 2, 3, 4)])
-            requests = requests_of(editor, rng, str(turn))
+            requests = requests_of(editor, rng)
             open_.append((requests, [engine.submit(one) for one in requests]))
             if rng.random() < 0.3:
                 rng.choice(open_[-1][1]).cancel()
@@ -192,13 +192,13 @@ def test_the_prompt_of_siblings_is_prefilled_once(tiny: LoadedModel, monkeypatch
         return run(self, plan)
 
     monkeypatch.setattr(model_runner.CpuRunner, "run", counting)
-    for group in (("a", 3), None):
+    for group_size in (3, 1):
         with running_engine(tiny, step_delay_s=0.02) as engine:
             busy = engine.submit(EngineRequest((9,), SamplingParams(30), 0))
             assert busy.next(0.05) is None
             computed.clear()
             prompt = (1, 2, 3, 4, 5, 6)
-            requests = [EngineRequest(prompt, SamplingParams(5), seed, group=group) for seed in range(3)]
+            requests = [EngineRequest(prompt, SamplingParams(5), seed, group_size=group_size) for seed in range(3)]
             for generation in [engine.submit(one) for one in requests]:
                 generation.result()
             assert sum(computed) == len(prompt)

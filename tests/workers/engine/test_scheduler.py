@@ -15,8 +15,8 @@ from workers.engine.scheduler_output import EntryCopy, SchedulerOutput, SuffixCo
 from workers.engine.sequence import Sequence
 
 
-def sequence(prompt: tuple[int, ...], number: int = 4, group: tuple[str, int] | None = None) -> Sequence:
-    request = EngineRequest(prompt, SamplingParams(number), 0, group=group)
+def sequence(prompt: tuple[int, ...], number: int = 4, group_size: int = 1) -> Sequence:
+    request = EngineRequest(prompt, SamplingParams(number), 0, group_size=group_size)
     return Sequence(request, ResultStream(), start_id=0, tokenizer=None)
 
 
@@ -69,7 +69,7 @@ def test_a_long_prompt_is_prefilled_in_smaller_chunks_between_decode_steps() -> 
 
 
 def test_siblings_share_one_prompt() -> None:
-    siblings = [sequence((1, 2, 3), group=("g", 3)) for _ in range(3)]
+    siblings = [sequence((1, 2, 3), group_size=3) for _ in range(3)]
     plans = run(Scheduler(2, 4), *siblings)
     assert [chunks(plan) for plan in plans] == [[(0, 3)], [], [], []]
     assert [len(plan.sampled_sequences) for plan in plans] == [3, 3, 3, 3]
@@ -77,7 +77,7 @@ def test_siblings_share_one_prompt() -> None:
 
 def test_a_group_waits_for_its_siblings_while_its_prompt_is_computed() -> None:
     scheduler = Scheduler(2, 4)
-    first, second = (sequence((1, 2, 3), group=("g", 2)) for _ in range(2))
+    first, second = (sequence((1, 2, 3), group_size=2) for _ in range(2))
     scheduler.add(first)
     plan = step(scheduler, first.submitted_at)
     assert (chunks(plan), plan.sampled_sequences) == ([(0, 3)], [])
@@ -92,7 +92,7 @@ def test_a_group_waits_for_its_siblings_while_its_prompt_is_computed() -> None:
 
 def test_a_group_stops_waiting_for_siblings_at_its_deadline() -> None:
     scheduler = Scheduler(2, 4)
-    alone = sequence((1, 2, 3), group=("g", 2))
+    alone = sequence((1, 2, 3), group_size=2)
     scheduler.add(alone)
     assert chunks(step(scheduler, alone.submitted_at)) == [(0, 3)]
     assert step(scheduler, scheduler.wake_at).sampled_sequences == [alone]
@@ -100,7 +100,7 @@ def test_a_group_stops_waiting_for_siblings_at_its_deadline() -> None:
 
 def test_a_sequence_that_waits_for_siblings_can_be_removed() -> None:
     scheduler = Scheduler(1, 4)
-    alone = sequence((1, 2, 3), group=("g", 2))
+    alone = sequence((1, 2, 3), group_size=2)
     scheduler.add(alone)
     step(scheduler, alone.submitted_at)
     scheduler.remove(alone)
@@ -111,7 +111,7 @@ def test_a_sequence_that_waits_for_siblings_can_be_removed() -> None:
 @pytest.mark.parametrize("other", [(1, 2, 3, 4), (1, 2), (1, 2, 5)])
 def test_the_logits_that_siblings_will_draw_from_are_not_overwritten(other: tuple[int, ...]) -> None:
     scheduler = Scheduler(2, 4)
-    first = sequence((1, 2, 3), group=("g", 2))
+    first = sequence((1, 2, 3), group_size=2)
     scheduler.add(first)
     entry = step(scheduler, first.submitted_at).chunks[0].entry
     scheduler.add(sequence(other))
@@ -121,7 +121,7 @@ def test_the_logits_that_siblings_will_draw_from_are_not_overwritten(other: tupl
 
 def test_a_late_sibling_prefills_nothing() -> None:
     scheduler = Scheduler(2, 4)
-    first, second = (sequence((1, 2, 3), group=("g", 2)) for _ in range(2))
+    first, second = (sequence((1, 2, 3), group_size=2) for _ in range(2))
     scheduler.add(first)
     assert chunks(step(scheduler)) == [(0, 3)]
     scheduler.add(second)
@@ -133,7 +133,7 @@ def test_a_late_sibling_prefills_nothing() -> None:
 def test_a_group_does_not_wait_in_an_entry_whose_logits_will_be_replaced() -> None:
     scheduler = Scheduler(2, 4)
     run(scheduler, sequence((1, 2, 3)))
-    longer, again = sequence((1, 2, 3) + (4,) * 100), sequence((1, 2, 3), group=("g", 2))
+    longer, again = sequence((1, 2, 3) + (4,) * 100), sequence((1, 2, 3), group_size=2)
     scheduler.add(longer)
     scheduler.add(again)
     plan = step(scheduler, again.submitted_at)

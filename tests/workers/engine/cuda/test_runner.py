@@ -168,7 +168,7 @@ def test_overlapping_edits_give_the_cpu_paths_text(
             text[place:] = random_ids(rng, rng.choice([1, 2, 60]), TINY.vocab_size)
             number = rng.choice([1, 6, 20])
             requests = [
-                EngineRequest(tuple(text[-400:]), params, turn, group=(str(turn), 3))
+                EngineRequest(tuple(text[-400:]), params, turn, group_size=3)
                 for params in (SamplingParams(number), SamplingParams(number, temperature=0))
                 for _ in range(1 + (params.temperature == 0))
             ]
@@ -218,7 +218,7 @@ def test_predictable_steps_are_launched_together(
         return run(self, plan)
 
     kinds = (SamplingParams(40), SamplingParams(40, top_logprobs=1))
-    asked = [[EngineRequest((5,) * 9, params, seed, group=("g", 3)) for seed in range(3)] for params in kinds]
+    asked = [[EngineRequest((5,) * 9, params, seed, group_size=3) for seed in range(3)] for params in kinds]
     with running_engine(tiny) as engine:
         theirs = [results(engine, requests) for requests in asked]
     with running_engine(device_tiny) as engine:
@@ -383,7 +383,7 @@ def gpu_texts(loaded: LoadedModel) -> list[SequenceOutput]:
         EngineRequest(tuple(random_ids(rng, rng.randint(1, 300), vocab_size)), params, seed)
         for seed, params in enumerate(kinds_of_draws())
     ]
-    siblings = [EngineRequest(crowd[2].prompt_ids, SamplingParams(60), seed, group=("g", 3)) for seed in range(3)]
+    siblings = [EngineRequest(crowd[2].prompt_ids, SamplingParams(60), seed, group_size=3) for seed in range(3)]
     with running_engine(loaded) as engine:
         # One by one, so that batches are the same each time.
         alone = [results(engine, [one])[0] for one in crowd]
