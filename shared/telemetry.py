@@ -37,7 +37,8 @@ def _base_processors(role: str) -> list[Processor]:
 def _renderers() -> list[Processor]:
     """Render an event as a line: aligned and coloured where standard error is a terminal, JSON elsewhere."""
     if sys.stderr.isatty():
-        return [structlog.dev.ConsoleRenderer()]
+        # By default it prints the local variables of each frame, and with them prompts.
+        return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_to_json)]
 
 
