@@ -9,27 +9,34 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SERVE := $(VENV)/serve.stamp
 DEV := $(VENV)/dev.stamp
+# pip-audit, cyclonedx-py and uv, apart from what Tercet imports.
+TOOLS := build/tools/tools.stamp
 # A virtual environment holds absolute paths: after a move or a copy it would run the code of its old directory. The
 # stamp holds the directory it was made in; an environment from another directory is recreated.
-MADE_IN := $(file <$(SERVE))
-ifneq ($(MADE_IN),$(CURDIR))
+ifneq ($(file <$(SERVE)),$(CURDIR))
 .PHONY: $(SERVE)
 endif
 
-PIP_INSTALL = $(VENV)/bin/python -m pip install $$(test -t 1 || echo --quiet) -c $(CUDA_PINS)
+PIP = $(VENV)/bin/python -m pip
+# No source archives: building one would install and run build tools that are not pinned.
+INSTALL = install $$(test -t 1 || echo --quiet) --only-binary :all:
 
-.PHONY: help serve test bench embedded lint format setup lock clean
+.PHONY: help serve test chaos soak bench embedded lint format setup lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make serve    set up what is missing, then serve (Ctrl-C stops)'
 	@echo 'make test     set up what is missing, then run the tests (ARGS="-k name" selects)'
+	@echo 'make chaos    measure the promises of docs/RELIABILITY.md under faults; minutes (ARGS="--help" lists options)'
+	@echo 'make soak     the same, ten times as long'
 	@echo 'make bench    measure (BENCH=http: the gateway under load; ARGS="--only engine" selects)'
 	@echo 'make embedded train the embedded checkpoint (CORPUS=train.txt.xz; ARGS="--tokens 1_000_000" sets its length)'
 	@echo 'make lint     ruff, mypy and import-linter, as CI runs them'
 	@echo 'make format   apply ruff fixes and formatting'
 	@echo 'make setup    set up for serving and developing, run nothing'
-	@echo 'make lock     update the pinned versions in requirements/'
+	@echo 'make lock     write requirements/ anew, with the versions they pin (ARGS=--upgrade: the newest allowed)'
+	@echo 'make audit    look up known vulnerabilities of every pinned version'
+	@echo 'make sbom     write build/sbom.json (CycloneDX) and compare it with requirements/'
 	@echo 'make clean    remove the set-up and all caches'
 	@echo 'make … PYTHON=/path/to/python3 selects the Python of the set-up'
 
@@ -40,6 +47,12 @@ serve: $(SERVE)
 # GOMP_SPINCOUNT as in the workers (shared/worker_environment.py), because tests run more processes than cores.
 test: $(DEV)
 	@GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest $(ARGS)
+
+chaos: $(DEV)
+	@exec $(VENV)/bin/python -m tests.chaos $(ARGS)
+
+soak: $(DEV)
+	@exec $(VENV)/bin/python -m tests.chaos --soak $(ARGS)
 
 bench: $(DEV)
 	@exec $(VENV)/bin/tercet bench $(or $(BENCH),engine) $(ARGS)
@@ -61,50 +74,86 @@ format: $(DEV)
 
 setup: $(DEV)
 
-# A stamp is removed first and written last, so an interrupted set-up is never mistaken for a finished one: the next
-# starts with a new environment, and pip's cache keeps the downloads.
-$(SERVE): requirements/serve.txt requirements/cuda.txt pyproject.toml
+# A stamp is removed first and written last, so an interrupted set-up is never mistaken for a finished one. The next
+# resumes it, unless the environment was made in another directory or with another Python. pip writes a package's RECORD
+# last: a package without one was interrupted, and pip must not mistake it for an installed one.
+$(SERVE): requirements/pip.txt requirements/serve.txt requirements/torch.txt requirements/cuda.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo 'Tercet needs Python 3.11 or newer, which $(PYTHON) is not: install it, or name one with PYTHON=/path/to/python3.' >&2; \
 		exit 1; }
 	@rm -f $(SERVE) $(DEV)
-	@if [ '$(MADE_IN)' != '$(CURDIR)' ]; then \
+	@if [ "$$($(ORIGIN))" != "$$(cat $(VENV)/made.stamp 2>/dev/null)" ]; then \
 		echo 'Setting up $(VENV): about a minute, or several where CUDA libraries are downloaded.' && \
 		rm -rf $(VENV) && \
 		{ $(HAS_VENV) || $(GET_VENV) || { \
 			echo 'This Python cannot make virtual environments: run "apt-get install python3-venv" as root, then the same command again.' >&2; \
 			exit 1; }; } && \
-		$(PYTHON) -m venv $(VENV); \
+		$(PYTHON) -m venv $(VENV) && \
+		$(ORIGIN) >$(VENV)/made.stamp; \
 	fi
-	@$(PIP_INSTALL) -r requirements/serve.txt
-	@$(VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation --no-index -e .
+	@for info in $(VENV)/lib/python*/site-packages/*.dist-info; do [ -e "$$info/RECORD" ] || rm -rf "$$info"; done
+	@$(PIP) $(INSTALL) --require-hashes -r requirements/pip.txt
+	@$(PIP) $(INSTALL) --require-hashes -r requirements/serve.txt
+	@$(PIP) $(INSTALL) -r requirements/torch.txt -c $(CUDA_PINS)
+	@$(PIP) install -qq --no-deps --no-build-isolation --no-index -e .  # -q would show warnings about data directories
 	@$(VENV)/bin/python -c 'import workers.engine.cpu.kernels'  # compiles them once, for all workers
 	@printf '%s\n' '$(CURDIR)' >$(SERVE)
 
 $(DEV): $(SERVE) requirements/dev.txt
 	@rm -f $(DEV)
-	@$(PIP_INSTALL) -r requirements/serve.txt -r requirements/dev.txt
+	@$(PIP) $(INSTALL) --require-hashes -r requirements/serve.txt -r requirements/dev.txt
 	@touch $(DEV)
+
+# Where and with which Python a virtual environment is made.
+ORIGIN = $(PYTHON) -c 'import sys; print("$(CURDIR)", sys.base_prefix, *sys.version_info[:2])'
 
 # Debian splits ensurepip, which venv needs, off its python3.
 HAS_VENV = $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null
 GET_VENV = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv >/dev/null && $(HAS_VENV); }
 
-# The newest versions that the ranges in pyproject.toml allow, from a temporary environment. The CUDA pins change only
-# where torch's build requires CUDA libraries.
-lock:
-	@rm -rf build/lock && $(PYTHON) -m venv build/lock
-	@build/lock/bin/pip install --quiet .
-	@$(PINS) >build/lock/all.txt
-	@grep -Ev '$(CUDA)' build/lock/all.txt >requirements/serve.txt
-	@! grep -E '$(CUDA)' build/lock/all.txt >build/lock/cuda.txt || cp build/lock/cuda.txt requirements/cuda.txt
-	@build/lock/bin/pip install --quiet '.[dev]'
-	@$(PINS) | grep -vxFf build/lock/all.txt >requirements/dev.txt
-	@rm -rf build
+$(TOOLS): requirements/pip.txt requirements/tools.txt
+	@rm -rf build/tools && $(PYTHON) -m venv build/tools
+	@build/tools/bin/python -m pip $(INSTALL) --require-hashes -r requirements/pip.txt
+	@build/tools/bin/python -m pip $(INSTALL) --require-hashes -r requirements/tools.txt
+	@touch $(TOOLS)
 
-PINS = build/lock/bin/pip list --format=freeze --exclude pip --exclude tercet | sed 's/+.*//'
+# The same pins serve every supported platform: resolved for the oldest and the newest Python that torch has wheels for,
+# on both architectures, they must be equal. `--no-emit-package` splits them into files, each listed with its purpose.
+lock: $(TOOLS)
+	@rm -rf build/lock && mkdir -p build/lock
+	@cat requirements/serve.txt requirements/torch.txt requirements/cuda.txt requirements/dev.txt >build/lock/all.txt
+	@$(COMPILE) $(OLDEST) pyproject.toml --extra dev $(ARGS) --no-annotate --no-header -o build/lock/all.txt
+	@cp build/lock/all.txt build/lock/newest.txt
+	@$(COMPILE) $(NEWEST) pyproject.toml --extra dev --no-annotate --no-header -o build/lock/newest.txt
+	@diff build/lock/all.txt build/lock/newest.txt
+	@{ sed -n '/^#/p' requirements/torch.txt; grep -E '^torch==' build/lock/all.txt; } >build/lock/torch.txt
+	@{ sed -n '/^#/p' requirements/cuda.txt; grep -E '$(CUDA)' build/lock/all.txt; } >build/lock/cuda.txt
+	@cp build/lock/all.txt build/lock/serve.txt
+	@$(COMPILE) $(OLDEST) pyproject.toml --generate-hashes $(call NOT,torch cuda) -o build/lock/serve.txt
+	@cp build/lock/all.txt build/lock/dev.txt
+	@$(COMPILE) $(OLDEST) pyproject.toml --extra dev --generate-hashes $(call NOT,torch cuda serve) -o build/lock/dev.txt
+	@cp requirements/pip.txt requirements/tools.txt build/lock
+	@$(COMPILE) $(OLDEST) --group pip --generate-hashes $(ARGS) -o build/lock/pip.txt
+	@$(COMPILE) $(OLDEST) --group tools --generate-hashes $(ARGS) -o build/lock/tools.txt
+	@for name in pip serve torch cuda dev tools; do cp build/lock/$$name.txt requirements; done
+
+COMPILE = build/tools/bin/uv pip compile --quiet --python build/tools/bin/python --only-binary :all: --custom-compile-command 'make lock'
+OLDEST = --python-version 3.11 --python-platform x86_64-manylinux_2_28
+NEWEST = --python-version 3.14 --python-platform aarch64-manylinux_2_28
 CUDA = ^(cuda|nvidia|triton)
+# Options that keep the packages of these files out of the output.
+NOT = $$(sed -nE 's/^([a-z0-9.-]+)==.*/--no-emit-package \1/p' $(1:%=build/lock/%.txt))
+
+audit: $(TOOLS)
+	@build/tools/bin/python requirements/audit.py requirements/*.txt
+
+# What `make serve` installs, CUDA libraries included.
+sbom: $(TOOLS) $(DEV)
+	@cat requirements/pip.txt requirements/serve.txt requirements/torch.txt requirements/cuda.txt | \
+		build/tools/bin/python -W ignore -m cyclonedx_py requirements --pyproject pyproject.toml --output-reproducible \
+		-o build/sbom.json -
+	@SBOM=build/sbom.json $(VENV)/bin/python -m pytest -q tests/deploy/test_requirements.py -k sbom
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,9 +1,10 @@
 """The gunicorn configuration of both pools: `TERCET_ROLE=gateway` or `TERCET_ROLE=workers` selects the pool.
 
 gunicorn runs this file in its master, and again on SIGHUP. It imports only `shared`: neither CUDA nor torch's threads
-survive a fork, so a master must load neither. Hooks lease slots to workers.
+survive a fork, so a master must load neither. Hooks lease slots to workers; the gateway is a pool of one slot.
 """
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))  # the `gunicorn` script does not add it
 
 from shared.errors import StartError
-from shared.leases import Leases
+from shared.generations import RELOAD_FAILED_EXIT_CODE, Generations
+from shared.process import forbid_core_dumps, raise_descriptor_limit
 from shared.run_directory import lock_run_directory
 from shared.settings import Settings
-from shared.startup import check_address_free, read_or_make_plan
-from shared.telemetry import logging_config
+from shared.startup import BACKLOG, check_access, check_address_free, is_activated, read_or_make_plan, stop_with_holders
+from shared.telemetry import configure_structlog, logging_config
 from shared.worker_environment import worker_environment
 
 # Threads for connections other than branches: the state streams of two gateways (during a reload there are two),
@@ -34,6 +36,11 @@ try:
 except StartError as error:
     sys.exit(str(error))
 
+listen_fd = os.environ.get("TERCET_LISTEN_FD", "")
+# The read end of a pipe for the workers; the supervisor, the gateway's master and its workers hold the write end.
+lifeline_fd = os.environ.get("TERCET_LIFELINE_FD", "")
+raise_descriptor_limit()
+configure_structlog(role, settings.log)
 proc_name = f"tercet {role}"
 logconfig_dict = logging_config(role, settings.log)
 loglevel = settings.log
@@ -42,8 +49,16 @@ worker_tmp_dir = "/dev/shm" if os.path.isdir("/dev/shm") else None
 # Replaces only stopped processes: with threads, the main thread keeps the heartbeat while a request hangs. No slow work
 # runs before the main loop, so the timeout can be short.
 timeout = 10
-graceful_timeout = int(settings.grace_s)
+graceful_timeout = math.ceil(settings.grace_s)  # the supervisor keeps the exact time
 keepalive = 75  # above the keepalive_expiry of the gateway's client, so that the client closes first
+# A peer is never trusted as a proxy: a header could otherwise set the path (SCRIPT_NAME, PATH_INFO) or the scheme.
+forwarded_allow_ips = ""
+forwarder_headers = ""
+secure_scheme_headers: dict[str, str] = {}
+# Limits of a request's head; gunicorn's defaults, which could change.
+limit_request_line = 4094  # bytes
+limit_request_fields = 100
+limit_request_field_size = 8190  # bytes
 
 if role == "workers":
     bind = [f"unix:{slot.socket}" for slot in plan.slots]
@@ -53,25 +68,33 @@ if role == "workers":
     wsgi_app = "workers.app:build()"
     threads = settings.max_batch + WORKER_RESERVE_THREADS
 else:
-    bind = [str(settings.bind)]
+    # The supervisor passes its listening socket, so that connections wait in it while a master is replaced.
+    bind = [f"fd://{listen_fd}" if listen_fd else str(settings.bind)]
+    backlog = BACKLOG
     workers = 1
-    worker_class = "gthread"
+    worker_class = "gateway.gunicorn_worker.GatewayWorker"
     wsgi_app = "gateway.app:build()"
     # A request that waits holds a thread, and so does a refusal.
     threads = plan.max_running + settings.queue + GATEWAY_RESERVE_THREADS
+    if settings.tls_cert is not None:
+        certfile = str(settings.tls_cert)
+        keyfile = str(settings.tls_key)
 worker_connections = 2 * threads + 1000
 
 
 def on_starting(server: Any) -> None:
     """Refuse a start that gunicorn would retry, or that would take the sockets of another instance."""
     try:
-        server.run_directory_lock = lock_run_directory(settings, role)
+        server.run_directory_lock = lock_run_directory(settings, role, is_supervised=bool(lifeline_fd))
         if role == "gateway":
+            check_access(settings)
+        if role == "gateway" and not listen_fd and not is_activated(os.environ):
             check_address_free(settings.bind)
     except StartError as error:
         sys.exit(str(error))
-    if role == "workers":
-        server.leases = Leases(len(plan.slots))
+    server.generations = Generations(server, workers)
+    if role == "workers" and lifeline_fd:
+        stop_with_holders(int(lifeline_fd))
 
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
@@ -83,23 +106,30 @@ def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None
 
 def pre_fork(server: Any, worker: Any) -> None:
     """In the master: lease a slot. A worker's age only grows, so `age % n` is not a slot after a crash."""
+    worker.leases = server.generations.leases
+    worker.slot_index = server.generations.lease(worker.age)
     if role == "workers":
-        worker.leases = server.leases
-        worker.slot = plan.slots[server.leases.lease(worker.age)]
+        worker.slot = plan.slots[worker.slot_index]
+    else:
+        worker.settings = settings
 
 
 def child_exit(server: Any, worker: Any) -> None:
     """In the master: free the slot."""
-    if role == "workers":
-        server.leases.free(worker.age)
+    server.generations.free(worker.slot_index, worker.age)
 
 
 def post_fork(server: Any, worker: Any) -> None:
     """In the worker, before the app and torch are imported: set its environment and keep only its socket."""
     # The level CRITICAL only discards the access log's lines; this spares formatting them.
     worker.log.access = lambda *_: None
+    forbid_core_dumps()
     # Only the master holds the lock: an orphaned worker that still drains must not lock out a new master.
     server.run_directory_lock.close()
+    if len(worker.leases.holders(worker.slot_index)) > 1:
+        # The codes with which gunicorn ends a worker that cannot start halt the pool. A successor that cannot start
+        # leaves its predecessor in place.
+        server.WORKER_BOOT_ERROR = server.APP_LOAD_ERROR = RELOAD_FAILED_EXIT_CODE
     if role == "workers":
         os.environ.update(worker_environment(worker.slot, plan, settings, os.environ))
         # Another slot's listener, kept open here, would accept connections after its master is gone, and no worker

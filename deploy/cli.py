@@ -1,4 +1,4 @@
-"""The command line: `tercet serve | plan | settings | reload | complete | bench`."""
+"""The command line: `tercet serve | plan | settings | key | reload | complete | bench`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.bench.cli import bench
+from deploy.local_client import local_client
 from deploy.planning import make_plan
 from deploy.supervisor import Supervisor
 from shared.errors import StartError
+from shared.keys import new_key, read_keys, revoke_key
 from shared.plan import read_current_plan, write_plan
 from shared.settings import Settings
 from shared.telemetry import configure_logging
@@ -32,6 +34,8 @@ cli = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Self-hosted autocompletion: three completions for every pause."
 )
 cli.add_typer(bench, name="bench")
+key_commands = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys (the file TERCET_KEYS).")
+cli.add_typer(key_commands, name="key")
 RELOAD_POLL_S = 0.05
 NUM_LIKELIEST = 5
 # A web font would make each viewer's browser contact the host of the font.
@@ -50,8 +54,14 @@ def main() -> None:
 
 
 @cli.command()
-def serve() -> None:
+def serve(
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Permit an address beyond loopback without API keys.")
+    ] = False,
+) -> None:
     """Start both pools, report when every slot is warm, and serve until Ctrl-C."""
+    if insecure:
+        os.environ["TERCET_INSECURE"] = "1"  # the pools inherit it
     settings = Settings.load(os.environ)
     configure_logging("serve", settings.log)
     sys.exit(Supervisor(settings, os.environ, out).run())
@@ -100,6 +110,47 @@ def show_settings(
     Settings.load(os.environ)
 
 
+@key_commands.command("new")
+def make_key(
+    name: Annotated[str, typer.Argument(help="Says who or what uses the key.")],
+    rate: Annotated[int | None, typer.Option(help="Requests per minute; 0: no limit.", min=0, max=1_000_000)] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="Requests at the same time; 0: no limit.", min=0, max=4096)
+    ] = None,
+) -> None:
+    """Make a key and print it. It is shown only now: the file keeps a digest."""
+    key, record = new_key(_key_path(), name, rate, concurrency)
+    sys.stdout.write(f"{key}\n")
+    err.print(
+        f"Key {record.id} ({name}) is valid from now on. This is the only time that it is shown.", highlight=False
+    )
+
+
+@key_commands.command("list")
+def list_keys() -> None:
+    """List the keys: ids, names and limits."""
+    table = Table("id", "name", "created", "requests/minute", "at the same time", "revoked")
+    for key in read_keys(_key_path()):
+        limits = ("default" if limit is None else str(limit or "no limit") for limit in (key.rate, key.concurrency))
+        revoked = f"{key.revoked:%Y-%m-%d %H:%M}" if key.revoked else ""
+        table.add_row(key.id, Text(key.name), f"{key.created:%Y-%m-%d %H:%M}", *limits, revoked)
+    out.print(table)
+
+
+@key_commands.command("revoke")
+def refuse_key(key_id: Annotated[str, typer.Argument(metavar="ID", help="As `tercet key list` shows it.")]) -> None:
+    """Revoke a key. A running server refuses it within a second."""
+    key = revoke_key(_key_path(), key_id)
+    err.print(f"Key {key.id} is revoked.", highlight=False)
+
+
+def _key_path() -> Path:
+    path = Settings.load(os.environ).keys
+    if path is None:
+        raise StartError("Set TERCET_KEYS to the path of the key file, for example ~/.config/tercet/keys.")
+    return path
+
+
 @cli.command()
 def reload() -> None:
     """Replace the workers slot by slot, where memory does not hold two generations of a model.
@@ -107,7 +158,7 @@ def reload() -> None:
     SIGHUP to `tercet serve` replaces all workers at once; each old worker serves until its successor is warm.
     """
     settings = Settings.load(os.environ)
-    with httpx.Client(base_url=settings.bind.url, trust_env=False, timeout=5) as client:
+    with local_client(settings, os.environ) as client:
         for slot in _slots(settings, client):
             os.kill(slot["pid"], signal.SIGTERM)
             with err.status(f"Reloading slot {slot['slot']} ({slot['model']} on {slot['device']}) …"):
@@ -121,14 +172,14 @@ def reload() -> None:
 def _slots(settings: Settings, client: httpx.Client) -> list[dict[str, Any]]:
     """The slots' states, from the running gateway."""
     try:
-        slots: list[dict[str, Any]] = client.get("/health/ready").json()["slots"]
+        slots: list[dict[str, Any]] = client.get("/slots").json()["slots"]
     except httpx.TransportError as error:
         raise _no_server(settings, error) from error
     return slots
 
 
 def _no_server(settings: Settings, error: httpx.TransportError) -> StartError:
-    return StartError(f"No server answers at {settings.bind.url} ({error}): start it with `tercet serve`.")
+    return StartError(f"No server answers at {settings.url} ({error}): start it with `tercet serve`.")
 
 
 @cli.command()
@@ -150,14 +201,13 @@ def complete(
         body["explain"] = NUM_LIKELIEST
     body |= {name: value for name, value in (("seed", seed), ("model_size", model)) if value is not None}
     try:
-        response = httpx.post(
-            f"{settings.bind.url}/autocomplete", json=body, timeout=settings.timeout_s + 5, trust_env=False
-        )
+        with local_client(settings, os.environ, timeout_s=settings.timeout_s + 5) as client:
+            response = client.post("/autocomplete", json=body)
     except httpx.TransportError as error:
-        raise StartError(
-            f"No server answers at {settings.bind.url} ({error}): start it with `tercet serve`."
-        ) from error
+        raise _no_server(settings, error) from error
     answer = response.json()
+    if response.status_code == 401:
+        raise StartError(f"{answer['detail']} Here, set TERCET_API_KEY.")
     if response.is_error:
         raise StartError(answer.get("detail", response.text))
     if as_json:

@@ -8,32 +8,61 @@ from __future__ import annotations
 
 import gc
 import os
-from pathlib import Path
-from typing import TypeAlias
+import threading
 
 import falcon
+import structlog
+from falcon.routing import CompiledRouter
 
 from gateway.api.autocomplete import AutocompleteResource
 from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
-from gateway.api.health import LiveResource, MetricsResource, ReadyResource
+from gateway.api.health import LiveResource, MetricsResource, ReadyResource, SlotsResource
 from gateway.api.page import PageResource, StaticResource, read_assets
 from gateway.generation.fanout import Fanout
+from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.middleware.body_limits import BodyLimits
+from gateway.middleware.keys import Keys
 from gateway.middleware.origins import Origins
-from gateway.middleware.request_log import RequestLog
+from gateway.middleware.rate_limits import RateLimits
+from gateway.middleware.request_log import Request, RequestLog
 from gateway.pool.admission import Admission
+from gateway.pool.quota import OwnerQuota
 from gateway.pool.watcher import PoolWatcher
 from shared.hangups import HangupWatcher
+from shared.keys import KeyFile
 from shared.plan import Plan, read_plan
 from shared.settings import Settings
 from shared.telemetry import configure_structlog
 
-App: TypeAlias = falcon.App[falcon.Request, falcon.Response]
 READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
+# What may be read without an API key where the server requires one: probes, and the page with its field for the key.
+# Every route that is not listed needs a key.
+OPEN_ROUTES = frozenset({"/", "/static/{name}", "/health/live", *READY_PATHS})
 # The largest `n_samples`. Branches of later waves hold a fan-out thread while they wait.
 MAX_BRANCHES_PER_REQUEST = 8
+log = structlog.get_logger()
+
+
+class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
+    """The WSGI app, and what the process that serves it needs of its parts.
+
+    Attributes:
+        router: finds a path's resource.
+        admission: knows which slots are warm.
+        fanout: runs the branches of every request.
+        metrics: the registry behind `/metrics`.
+        draining: set it to turn readiness off before the process stops.
+    """
+
+    def __init__(self, admission: Admission, fanout: Fanout, metrics: Metrics) -> None:
+        self.router = CompiledRouter()
+        super().__init__(router=self.router, request_type=Request)
+        self.admission = admission
+        self.fanout = fanout
+        self.metrics = metrics
+        self.draining = threading.Event()
 
 
 def create_app(
@@ -44,25 +73,32 @@ def create_app(
     fanout: Fanout,
     metrics: Metrics,
     hangups: HangupWatcher,
-    run_path: Path,
-) -> App:
-    """The app over its collaborators. Starts no thread and reads no environment.
-
-    Args:
-        run_path: the run directory, whose draining file turns readiness off.
-    """
-    # The request log comes first: it sets the request id that error responses carry. Origins come before body limits:
-    # a page of a listed origin can then read why its body was refused.
-    app: App = falcon.App(middleware=[RequestLog(metrics), Origins(settings), BodyLimits(settings.max_body_bytes)])
-    add_error_handlers(app)
+) -> GatewayApp:
+    """The app over its collaborators. Starts no thread and reads no environment."""
+    app = GatewayApp(admission, fanout, metrics)
+    keys = Keys(
+        KeyFile(settings.keys) if settings.keys else None,
+        OPEN_ROUTES,
+        app.router.find,
+        RateLimits(),
+        settings.key_rate,
+    )
+    # The request log comes first: it sets the request id that error responses carry. Origins come before keys and body
+    # limits: a page of a listed origin can then read why its request was refused.
+    app.add_middleware([RequestLog(metrics), Origins(settings), keys, BodyLimits(settings.max_body_bytes)])
+    add_error_handlers(app, metrics)
     feedback_store = FeedbackStore(metrics)
-    autocomplete = AutocompleteResource(plan, fanout, hangups, feedback_store, settings.timeout_s, settings.similarity)
+    quota = OwnerQuota(settings.key_concurrency)
+    autocomplete = AutocompleteResource(
+        plan, fanout, quota, hangups, feedback_store, settings.timeout_s, settings.similarity
+    )
     app.add_route("/autocomplete", autocomplete)
     app.add_route("/feedback", FeedbackResource(feedback_store))
-    ready = ReadyResource(plan, admission, run_path)
+    ready = ReadyResource(plan, admission, app.draining.is_set)
     for path in READY_PATHS:
         app.add_route(path, ready)
     app.add_route("/health/live", LiveResource())
+    app.add_route("/slots", SlotsResource(plan, admission))
     app.add_route("/metrics", MetricsResource(metrics))
     assets = read_assets()
     app.add_route("/", PageResource(assets))
@@ -70,17 +106,21 @@ def create_app(
     return app
 
 
-def build() -> App:
+def build() -> GatewayApp:
     """The app of this process: settings from the environment, the plan from the run directory, one thread per slot
     that follows its state."""
     settings = Settings.load(os.environ)
     configure_structlog("gateway", settings.log)
+    if not settings.bind.is_loopback and not (settings.keys and settings.uses_tls):
+        # Other machines may use the server without a key, or read texts and keys on their way.
+        log.warning("address_exposed", address=str(settings.bind), keys=bool(settings.keys), tls=settings.uses_tls)
     plan = read_plan(settings.run_path)
     admission = Admission(plan, settings.placement, settings.queue)
     metrics = Metrics(admission.states, lambda: admission.num_waiting)
     pool = PoolWatcher(plan, admission, settings.ack_ms / 1e3)
     num_threads = MAX_BRANCHES_PER_REQUEST * (plan.max_running + settings.queue)
-    fanout = Fanout(pool.clients, admission, metrics, num_threads)
+    retry_budget = RetryBudget(min_retries=max(slot.max_batch for slot in plan.slots))
+    fanout = Fanout(pool.clients, admission, metrics, num_threads, retry_budget)
     # What is loaded by now stays until exit. Frozen, it is not scanned by each full collection, which delays requests.
     gc.freeze()
     return create_app(
@@ -90,5 +130,4 @@ def build() -> App:
         fanout=fanout,
         metrics=metrics,
         hangups=HangupWatcher(),
-        run_path=settings.run_path,
     )

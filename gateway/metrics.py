@@ -5,7 +5,7 @@ Slots' own metrics are derived from their last states, which the pool supplies t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -35,6 +35,15 @@ class Metrics:
             "tercet_branches", "Branch calls by outcome: ok, or the error code", ["slot", "outcome"],
             registry=self._registry,
         )  # fmt: skip
+        self.retries = Counter("tercet_branch_retries", "Branch calls that were repeated", registry=self._registry)
+        self.refused_retries = Counter(
+            "tercet_branch_retries_refused", "Branches that failed because the retry budget was exhausted",
+            registry=self._registry,
+        )  # fmt: skip
+        self.refused_requests = Counter(
+            "tercet_refused_requests", "Requests refused without being started, by error code", ["reason"],
+            registry=self._registry,
+        )  # fmt: skip
         self.suggestions = Counter(
             "tercet_suggestions", "Suggestions by action (shown, or the feedback), rank and time to answer",
             ["action", "rank", "within_s"], registry=self._registry,
@@ -45,6 +54,11 @@ class Metrics:
         )  # fmt: skip
         waiting = Gauge("tercet_waiting_branches", "Branches that wait for room in a slot", registry=self._registry)
         waiting.set_function(num_waiting)
+
+    def watch_server(self, gauges: Mapping[str, tuple[str, Callable[[], float]]]) -> None:
+        """Export gauges of the server process: text and function by name, without the prefix `tercet_gateway_`."""
+        for name, (text, value) in gauges.items():
+            Gauge(f"tercet_gateway_{name}", text, registry=self._registry).set_function(value)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

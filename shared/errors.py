@@ -93,6 +93,11 @@ class TercetError(Exception):
         return msgspec.json.encode(body) + b"\n"
 
 
+def internal_error(request_id: str) -> TercetError:
+    """The answer where an unexpected exception was logged. It says nothing about the exception."""
+    return TercetError(f"The server's log has the reason, under request {request_id}.")
+
+
 class MalformedRequest(TercetError):
     status, code, title = 400, "malformed_request", "Not a valid HTTP request"
 

@@ -1,14 +1,18 @@
 """Which worker holds which slot, as the master and its workers see it through memory shared across fork.
 
-Every shared word has one writer, so no update can be lost: the master writes a slot's newest age, and each worker
-writes the word that reports it as warm. State that only the master changes is not shared; a worker has a copy of it as
-of its fork. This module knows ages and slots, nothing of models, sockets or gunicorn.
+Every shared word has one writer, so no update can be lost: the master writes a slot's newest age, its counts and
+whether the pool stops; each worker writes the word that reports it as warm. State that only the master changes and no
+worker reads is not shared; a worker has a copy of it as of its fork. This module knows ages and slots, nothing of
+models, sockets or gunicorn.
 """
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import MutableSequence
+
+# Events of a slot that are counted over all its workers. They are keys of `State.counters`.
+COUNTS = ("restarts", "reloads.succeeded", "reloads.failed")
 
 
 class Leases:
@@ -19,10 +23,11 @@ class Leases:
         Args:
             max_generations: living workers of a slot that can report as warm. A worker beyond that (as many reloads
                 while none of the old workers has stopped) serves, but older generations do not see that it is warm.
-            words: `num_slots * (1 + max_generations)` words, each loaded and stored atomically. By default memory that
-                is shared across fork, whose aligned 8-byte accesses are atomic.
+            words: `num_words` words, each loaded and stored atomically. By default memory that is shared across fork,
+                whose aligned 8-byte accesses are atomic.
         """
-        size = num_slots * (1 + max_generations)
+        size = self.num_words(num_slots, max_generations)
+        # Each slot's newest age, each slot's warm words, each slot's counts, and whether the pool stops.
         self._words = memoryview(mmap.mmap(-1, 8 * size)).cast("q") if words is None else words
         self._num_slots = num_slots
         self._max_generations = max_generations
@@ -31,20 +36,21 @@ class Leases:
         # By slot: deaths before warm in a row, and the slot's warm ages when the last of them was counted.
         self._failures: dict[int, tuple[int, list[int]]] = {}
 
-    def lease(self, age: int) -> int:
-        """Give the worker `age` the slot with the fewest holders, the lowest such. To be called in the master.
+    @staticmethod
+    def num_words(num_slots: int, max_generations: int) -> int:
+        return num_slots * (1 + max_generations + len(COUNTS)) + 1
 
-        A free slot has no holder. During a reload every slot has a holder, and the new worker is the next generation.
+    def lease(self, age: int, slot: int) -> None:
+        """Give a slot to the worker `age`: the first holder of a free slot, else the successor of those that hold it.
+
+        To be called in the master, before the worker is forked.
         """
-        held = list(self._slot_of.values())
-        slot = min(range(self._num_slots), key=lambda index: (held.count(index), index))
         taken = {self._row_of.get(holder) for holder in self.holders(slot)}
         free_row = next((row for row in range(self._max_generations) if row not in taken), None)
         self._slot_of[age] = slot
         if free_row is not None:
             self._row_of[age] = free_row
         self._words[slot] = age
-        return slot
 
     def free(self, age: int) -> None:
         """Take back the slot of a worker whose process has ended. To be called in the master."""
@@ -65,6 +71,10 @@ class Leases:
         """Whether a newer generation holds the slot too."""
         return self._words[slot] > age
 
+    def is_warm(self, slot: int, age: int) -> bool:
+        """Whether the worker has reported that its model is warm."""
+        return age in self._warm_ages(slot)
+
     def successor_is_warm(self, slot: int, age: int) -> bool:
         """Whether a newer generation of the slot has become warm."""
         return max(self._warm_ages(slot)) > age
@@ -73,6 +83,23 @@ class Leases:
         """Report that the model is warm. To be called in the worker `age`, which was forked after its lease."""
         if age in self._row_of:
             self._words[self._warm_words(slot)[self._row_of[age]]] = age
+
+    def mark_stopping(self) -> None:
+        """Report that all workers are about to get SIGTERM because the pool stops. To be called in the master."""
+        self._words[-1] = 1
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the pool stops, in contrast to a reload or the end of a single worker."""
+        return bool(self._words[-1])
+
+    def count(self, slot: int, name: str) -> None:
+        """Count an event of `COUNTS`. To be called in the master."""
+        self._words[self._count_words(slot)[COUNTS.index(name)]] += 1
+
+    def counts(self, slot: int) -> dict[str, float]:
+        """The slot's events since its master has started."""
+        return {name: float(self._words[word]) for name, word in zip(COUNTS, self._count_words(slot), strict=True)}
 
     def num_failures(self, slot: int) -> int:
         """Workers of this slot that died before they were warm, in a row; in a worker, as of its fork."""
@@ -85,6 +112,10 @@ class Leases:
     def _warm_words(self, slot: int) -> range:
         start = self._num_slots + slot * self._max_generations
         return range(start, start + self._max_generations)
+
+    def _count_words(self, slot: int) -> range:
+        start = self._num_slots * (1 + self._max_generations) + slot * len(COUNTS)
+        return range(start, start + len(COUNTS))
 
     def _warm_ages(self, slot: int) -> list[int]:
         """The slot's warm words: in each, the age of the last worker that reported through it, or 0.

@@ -22,7 +22,7 @@ class Sampling(Struct, kw_only=True, frozen=True, omit_defaults=True):
     top_k: Annotated[int, Meta(ge=0)] = 50
     top_p: Annotated[float, Meta(ge=0, le=1)] = 0.95
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01)] = 1.0
     stop: tuple[str, ...] = ()
     single_line: bool = False
     first_rank: Annotated[int, Meta(ge=0)] = 0

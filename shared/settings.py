@@ -35,6 +35,9 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 Fault = Literal["oom", "device", "hang"]
 
 _MODEL_NAME = re.compile(r"(synthetic:)?[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+# host:port, with IPv6 in brackets. `\d` would match the digits of every script.
+_HOST_PORT = re.compile(r"(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,254}|\[[0-9A-Fa-f:.]{2,45}\])(:(?P<port>[0-9]{1,5}))?")
+_HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _DEVICE = re.compile(r"cpu|cuda:\d{1,2}")
 
 
@@ -49,10 +52,9 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
-    def url(self) -> str:
-        """URL at which a client on this machine reaches the address; a wildcard host becomes loopback."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"http://{Address(host, self.port)}"
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect. A host name counts as beyond loopback, except `localhost`."""
+        return self.host.lower() == "localhost" or (_is_ip(self.host) and ipaddress.ip_address(self.host).is_loopback)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +70,31 @@ class ModelSpec:
         return f"{self.name}{source}" + (f"*{self.count}" if self.count != 1 else "")
 
 
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _split_host_port(text: str) -> tuple[str, str] | None:
+    """Host, in lower case and without brackets, and port ("" if absent); None if the text is nothing of the kind."""
+    match = _HOST_PORT.fullmatch(text)
+    if match is None:
+        return None
+    host = match["host"].lower()
+    if host.startswith("["):
+        host = host[1:-1]
+        if not _is_ip(host) or ":" not in host:
+            return None
+    return host, match["port"] or ""
+
+
 def _address(text: str) -> Address:
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError("must be host:port with a port from 1 to 65535, like 127.0.0.1:8000")
+    host, port = _split_host_port(text) or ("", "")
+    if not port or not 0 < int(port) < 65536:
+        raise ValueError("must be host:port with a port from 1 to 65535, like 127.0.0.1:8000 or [::1]:8000")
     return Address(host, int(port))
 
 
@@ -106,15 +128,21 @@ def _devices(text: str) -> tuple[str, ...]:
 
 
 def _origins(text: str) -> tuple[str, ...]:
-    origins = tuple(filter(None, (part.strip().rstrip("/") for part in text.split(","))))
+    origins = tuple(filter(None, (part.strip().lower().rstrip("/") for part in text.split(","))))
     for origin in origins:
-        if not re.fullmatch(r"https?://[^/\s*]+", origin):
+        scheme, _, host_port = origin.partition("://")
+        if scheme not in {"http", "https"} or _split_host_port(host_port) is None:
             raise ValueError(f"has {origin!r}; an origin is http(s)://host[:port], without a path or a *")
-    return origins
+    # Browsers leave out the scheme's own port.
+    return tuple(re.sub(r"^(http://.*):80$|^(https://.*):443$", r"\1\2", origin) for origin in origins)
 
 
 def _hosts(text: str) -> tuple[str, ...]:
-    return tuple(part.strip().lower() for part in text.split(",") if part.strip())
+    hosts = tuple(part.strip().lower() for part in text.split(",") if part.strip())
+    for host in hosts:
+        if not _HOST_PATTERN.fullmatch(host):
+            raise ValueError(f"has {host!r}; a host is a name without a port, *.name for its subdomains, or * for any")
+    return hosts
 
 
 def _delays(text: str) -> dict[int, float]:
@@ -267,7 +295,8 @@ class Settings:
         parse=_origins, shown="(none)",
     )  # fmt: skip
     hosts: tuple[str, ...] = _setting(
-        (), "list", "names accepted in the Host header besides localhost and IP addresses; * accepts any",
+        (), "list", "names accepted in the Host header besides localhost and IP addresses; *.notes.example "
+        "accepts its subdomains, * any name",
         parse=_hosts, shown="(none)",
     )  # fmt: skip
     max_body_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = _setting(
@@ -333,21 +362,38 @@ class Settings:
             return self.run_dir
         return Path(tempfile.gettempdir()) / f"tercet-{os.getuid()}-{self.bind.port}"
 
-    def allows_host(self, host: str) -> bool:
+    @property
+    def url(self) -> str:
+        """URL at which a client on this machine reaches the gateway; a wildcard host becomes loopback."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.bind.host, self.bind.host)
+        return f"{'https' if self.uses_tls else 'http'}://{Address(host, self.bind.port)}"
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether the gateway serves HTTPS."""
+        return self.tls_cert is not None
+
+    def allows_host(self, header: str) -> bool:
         """Whether a `Host` header names this server.
 
         Guards against DNS rebinding: a page whose name was rebound to this address still sends its own name, so names
-        must be listed. An IP address cannot be rebound.
+        must be listed. An IP address cannot be rebound. `*` in the list allows any host, also none, but nothing that
+        is not `host[:port]`.
         """
-        name = host.lower()
-        name = name.partition("]")[0].removeprefix("[") if name.startswith("[") else name.partition(":")[0]
-        if name == "localhost" or "*" in self.hosts or name in self.hosts or name == self.bind.host.lower():
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
+        if not header:
+            return "*" in self.hosts
+        parts = _split_host_port(header)
+        if parts is None:
             return False
-        return True
+        host, _port = parts
+        return (
+            host in {"localhost", self.bind.host}
+            or _is_ip(host)
+            or any(
+                pattern in {"*", host} or (pattern.startswith("*.") and host.endswith(pattern[1:]))
+                for pattern in self.hosts
+            )
+        )
 
     @classmethod
     def table(cls) -> list[tuple[str, str, str, str]]:

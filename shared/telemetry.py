@@ -10,13 +10,18 @@ import logging.config
 import re
 import secrets
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
+from shared.errors import StartError
+
+# torch raises RuntimeError.
+ENVIRONMENT_ERRORS = (OSError, RuntimeError, ImportError, StartError)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -36,10 +41,27 @@ def _base_processors(role: str) -> list[Processor]:
 
 def _renderers() -> list[Processor]:
     """Render an event as a line: aligned and coloured where standard error is a terminal, JSON elsewhere."""
+    add_traceback = structlog.processors.ExceptionRenderer(format_traceback)
     if sys.stderr.isatty():
-        # By default it prints the local variables of each frame, and with them prompts.
-        return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
-    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_to_json)]
+        # By default it would print tracebacks itself, with local variables.
+        return [add_traceback, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+    return [add_traceback, structlog.processors.JSONRenderer(_to_json)]
+
+
+def format_traceback(exc_info: ExcInfo) -> str:
+    """An exception and its causes, the first cause last: types and lines of code, without values.
+
+    The text of an exception may repeat what a client sent: a `KeyError` its key, a `UnicodeError` a prompt. So only
+    those of `ENVIRONMENT_ERRORS` are logged, which say what the machine or the installation lacks.
+    """
+    parts = []
+    error: BaseException | None = exc_info[1]
+    while error is not None:
+        text = f": {error}" if isinstance(error, ENVIRONMENT_ERRORS) else ""
+        parts.append(f"{type(error).__module__}.{type(error).__qualname__}{text}\n")
+        parts += traceback.format_tb(error.__traceback__)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "".join(parts)
 
 
 def _to_json(event: EventDict, default: Callable[[Any], Any]) -> str:
@@ -66,8 +88,13 @@ def logging_config(role: str, level: str) -> dict[str, Any]:
         "root": {"level": level.upper(), "handlers": ["stderr"]},
         "loggers": {
             # Unless these two are configured here, gunicorn adds handlers of its own. Its access log is off because
-            # Tercet logs an event of its own per request, which holds more.
-            "gunicorn.error": {"level": level.upper(), "handlers": ["stderr"], "propagate": False},
+            # Tercet logs an event of its own per request, which holds more. Below info, gunicorn logs the bytes of
+            # requests that it could not parse, and they may hold a prompt.
+            "gunicorn.error": {
+                "level": "INFO" if level == "debug" else level.upper(),
+                "handlers": ["stderr"],
+                "propagate": False,
+            },
             "gunicorn.access": {"level": "CRITICAL", "handlers": ["stderr"], "propagate": False},
             "httpx": {"level": "WARNING"},
             "httpcore": {"level": "WARNING"},

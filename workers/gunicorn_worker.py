@@ -2,8 +2,9 @@
 
 Decides when the process accepts connections and when it stops. Of the model it knows only whether it is warm.
 
-A HUP makes gunicorn fork the new generation and stop the old generation at once. So that no request is refused in
-between, an incoming worker accepts only when it is warm, and an outgoing worker defers its stop until then.
+On SIGHUP the master forks a successor of each worker and stops a worker once its successor is warm
+(`shared.generations`). Both share the listening socket, so that no request is refused in between; a successor accepts
+only when it is warm, and ends if it cannot load its model.
 
 The class overrides methods of gunicorn's `ThreadWorker` and reads its connection objects, which gunicorn does not
 promise to keep: `tests/workers/test_gunicorn_worker.py` checks the pinned version. What the overrides save was
@@ -21,16 +22,21 @@ import socket
 import sys
 import threading
 from contextlib import suppress
-from types import FrameType
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from gunicorn.workers.gthread import ThreadWorker
+
+from shared.generations import RELOAD_FAILED_EXIT_CODE
 
 if TYPE_CHECKING:
     from shared.leases import Leases
     from shared.plan import Slot
     from workers.app import SlotApp
     from workers.service import SlotService
+
+log = structlog.get_logger()
 
 # How long an HTTP thread may hold the interpreter while the engine thread waits for it. Python's default, 5 ms, is as
 # long as a decode step.
@@ -76,9 +82,10 @@ class HoldingSocket:
 
 
 class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
-    """A `gthread` worker that serves one slot. `gunicorn.conf.py` sets `slot` and `leases` before the fork."""
+    """A `gthread` worker that serves one slot. `gunicorn.conf.py` sets the first three attributes before the fork."""
 
     slot: Slot
+    slot_index: int
     leases: Leases
     wsgi: SlotApp
     alive: bool
@@ -89,14 +96,13 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
     def init_process(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        self._is_outgoing = False
         self._is_drained = False
         self._is_warm = False
         self._num_busy = 0  # threads that answer a request or wait for their connection's next
         self._count_lock = threading.Lock()
         self._release_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # ends a wait for the next request
-        # Both generations share the listening socket: while the older serves, this one must not take its requests.
-        self._has_predecessor = len(self.leases.holders(self.slot.index)) > 1
+        # While a predecessor serves, this worker must not take its requests.
+        self._has_predecessor = len(self.leases.holders(self.slot_index)) > 1
         try:
             super().init_process()  # returns when the worker stops
         finally:
@@ -108,7 +114,9 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         super().load_wsgi()
         self.service.start(
             age=self.age,
-            num_failures=self.leases.num_failures(self.slot.index),
+            # A reload is a decision of the operator, so its successors load without a delay.
+            num_failures=0 if self._has_predecessor else self.leases.num_failures(self.slot_index),
+            read_counts=partial(self.leases.counts, self.slot_index),
             on_change=self._wake,
         )
 
@@ -122,10 +130,10 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         if not self._is_warm and self.service.is_warm:
             self._is_warm = True
             gc.freeze()  # else a full collection walks all that was loaded: 60 ms during which every thread waits
-            self.leases.mark_warm(self.slot.index, self.age)
+            self.leases.mark_warm(self.slot_index, self.age)
             self.set_accept_enabled(self.alive)
-        if self._is_outgoing and self.leases.successor_is_warm(self.slot.index, self.age):
-            self.alive = False
+        if self._has_predecessor and not self._is_warm and self.service.state().state == "failed":
+            self._end_reload()
         if not self.alive and not self._is_drained:
             self._is_drained = True
             os.eventfd_write(self._release_event, 1)
@@ -178,10 +186,8 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         """An incoming generation does not accept before it is warm."""
         super().set_accept_enabled(enabled and (self._is_warm or not self._has_predecessor))
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """TERM. An outgoing generation serves until its successor is warm; a second TERM stops it at once."""
-        if not self._is_outgoing and self.leases.is_superseded(self.slot.index, self.age):
-            self._is_outgoing = True
-            self._wake()
-        else:
-            super().handle_exit(sig, frame)
+    def _end_reload(self) -> None:
+        """End a successor that cannot load. Its predecessor serves on, so a retry can wait for the next reload."""
+        log.error("reload_failed", slot=self.slot_index, reason=self.service.state().reason)
+        logging.shutdown()
+        os._exit(RELOAD_FAILED_EXIT_CODE)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import structlog
 
-from shared.errors import InvalidRequest, NotReady, SlotFull, StartError, retry_after_s
+from shared.errors import InvalidRequest, NotReady, SlotFull, retry_after_s
 from shared.plan import Model, Slot
 from shared.protocol import Accepted, GenerateLine, GenerateRequest, State
 from workers.checkpoints.int8_check import choose_cpu_dtype
@@ -57,6 +57,7 @@ class SlotService:
         self._int8_results = int8_results
         self._age = 0
         self._num_failures = 0
+        self._read_counts: Callable[[], dict[str, float]] = dict
         self._on_change: Callable[[], None] = lambda: None
         self._is_draining = threading.Event()
         self._has_started = False
@@ -68,15 +69,24 @@ class SlotService:
         self._counters: Counter[str] = Counter()
         self._engine = Engine(config, self._load, on_change=self._announce, on_fatal=on_fatal)
 
-    def start(self, *, age: int = 0, num_failures: int = 0, on_change: Callable[[], None] = lambda: None) -> None:
+    def start(
+        self,
+        *,
+        age: int = 0,
+        num_failures: int = 0,
+        read_counts: Callable[[], dict[str, float]] = dict,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
         """Start loading, in the engine's thread.
 
         Args:
             age: the worker's gunicorn age; reported in `State`.
             num_failures: workers of this slot that died before they were warm, in a row; loading backs off accordingly.
+            read_counts: what the host counts of this slot over all its processes; reported in `State.counters`.
             on_change: called, from any thread, when the state has changed.
         """
-        self._age, self._num_failures, self._on_change = age, num_failures, on_change
+        self._age, self._num_failures = age, num_failures
+        self._read_counts, self._on_change = read_counts, on_change
         self._has_started = True
         self._engine.start()
 
@@ -124,7 +134,11 @@ class SlotService:
             ms_per_token=status.ms_per_token,
             pid=os.getpid(),
             age=self._age,
-            counters={**self._counters, **{f"failures.{kind}": n for kind, n in status.failures.items()}},
+            counters={
+                **self._counters,
+                **{f"failures.{kind}": number for kind, number in status.failures.items()},
+                **self._read_counts(),
+            },
         )
 
     def states(self) -> Iterator[State]:

@@ -30,8 +30,16 @@ from gateway.generation.selection import REJECTION_DETAILS, SelectionPolicy, Sel
 from gateway.generation.sessions import Sessions
 from gateway.generation.suggestions import suggest
 from gateway.generation.trimming import MIN_TOKENS
-from gateway.pool.admission import RETRY_AFTER_S
-from shared.errors import ClientGone, DeadlineExceeded, FieldError, InvalidRequest, NoCompletion, UnknownModel
+from gateway.pool.quota import OwnerQuota
+from shared.errors import (
+    ClientGone,
+    DeadlineExceeded,
+    FieldError,
+    InvalidRequest,
+    NoCompletion,
+    UnknownModel,
+    retry_after_s,
+)
 from shared.hangups import HangupWatcher
 from shared.plan import Model, Plan
 from shared.protocol import Done, Sampling
@@ -53,6 +61,7 @@ class AutocompleteResource:
         self,
         plan: Plan,
         fanout: Fanout,
+        quota: OwnerQuota,
         hangups: HangupWatcher,
         feedback_store: FeedbackStore,
         timeout_s: float,
@@ -66,6 +75,7 @@ class AutocompleteResource:
         self._models = {model.name: model for model in plan.models}
         self._default_model = plan.slots[0].model
         self._fanout = fanout
+        self._quota = quota
         self._sessions = Sessions()
         self._hangups = hangups
         self._feedback_store = feedback_store
@@ -76,15 +86,20 @@ class AutocompleteResource:
         """
         Raises:
             InvalidJson, InvalidRequest, UnknownModel: the request is wrong.
-            Overloaded, NotReady, Superseded, ClientGone: it was not started, or cancelled.
-            NoCompletion, DeadlineExceeded: it has no suggestion. A stream has begun then: the error is its last event.
+            QuotaExceeded, Overloaded, NotReady, Superseded, ClientGone: it was not started, or cancelled.
+            NoCompletion, DeadlineExceeded, InvalidRequest: it has no suggestion. A stream has begun then: the error is
+                its last event.
         """
         started_at = time.monotonic()
-        request = parse_autocomplete_request(req.bounded_stream.read())
-        seed = secrets.randbelow(MAX_DRAWN_SEED) if request.seed is None else request.seed
-        context = RequestContext(self._spec(request, req.context, seed, started_at))
-        hang_up = partial(context.cancel, ClientGone("The client hung up before its answer was ready."))
         with ExitStack() as stack:
+            self._fanout.check(req.context.owner)
+            stack.enter_context(
+                self._quota.entering(req.context.owner, req.context.key and req.context.key.concurrency)
+            )
+            request = parse_autocomplete_request(req.bounded_stream.read())
+            seed = secrets.randbelow(MAX_DRAWN_SEED) if request.seed is None else request.seed
+            context = RequestContext(self._spec(request, req.context, seed, started_at))
+            hang_up = partial(context.cancel, ClientGone("The client hung up before its answer was ready."))
             stack.enter_context(self._sessions.superseding(context))
             stack.enter_context(self._hangups.watching(req.env.get("gunicorn.socket"), hang_up))
             stack.callback(context.cancel)
@@ -136,7 +151,7 @@ class AutocompleteResource:
             # Time for trimming, selection and replacements, after the first branches had finished.
             "added_ms": round(1e3 * (now - (context.first_outcomes_at or now)), 2),
         }
-        self._feedback_store.add_answer(spec.request_id, len(sentences), seconds)
+        self._feedback_store.add_answer(spec.owner, spec.request_id, len(sentences), seconds)
         return AutocompleteResponse(
             id=spec.request_id,
             model=spec.model,
@@ -280,16 +295,18 @@ def _invalid(field: str, message: str) -> InvalidRequest:
     return InvalidRequest(f"{field} {message}.", fields=(FieldError(field, message),))
 
 
-def _no_suggestion_error(failures: list[BranchFailure]) -> DeadlineExceeded | NoCompletion:
+def _no_suggestion_error(failures: list[BranchFailure]) -> DeadlineExceeded | InvalidRequest | NoCompletion:
+    if all(failure.code == InvalidRequest.code for failure in failures):
+        return InvalidRequest(failures[0].detail)  # the same for all: the worker refuses what its model cannot compute
     if all(failure.code == "deadline_exceeded" for failure in failures):
         return DeadlineExceeded(
             "No completion was ready in time; allow a longer max_time or a shorter length.",
-            retry_after_s=RETRY_AFTER_S,
+            retry_after_s=retry_after_s(),
         )
     reasons = " ".join(sorted({f"{failure.code}: {failure.detail}" for failure in failures}))
     if all(failure.code in REJECTION_DETAILS for failure in failures):
         return NoCompletion(
             f"No completion was worth showing. {reasons} Try another seed, a higher temperature, or more context.",
-            retry_after_s=RETRY_AFTER_S,
+            retry_after_s=retry_after_s(),
         )
-    return NoCompletion(f"Every branch failed. {reasons} Try again.", retry_after_s=RETRY_AFTER_S)
+    return NoCompletion(f"Every branch failed. {reasons} Try again.", retry_after_s=retry_after_s())

@@ -11,17 +11,39 @@ from typing import Any
 import falcon
 import structlog
 
-from shared.errors import PROBLEM_JSON, MethodNotAllowed, NotFound, TercetError
+from gateway.metrics import Metrics
+from shared.errors import (
+    PROBLEM_JSON,
+    MalformedRequest,
+    MethodNotAllowed,
+    NotFound,
+    NotReady,
+    Overloaded,
+    QuotaExceeded,
+    ShuttingDown,
+    TercetError,
+    internal_error,
+)
 
 EXAMPLE = """curl -d '{{"context": "The old man looked at the sea and"}}' {url}/autocomplete"""
+# Requests that are refused without being started, because there are too many of them or too little to serve them.
+REFUSALS = (NotReady, Overloaded, QuotaExceeded, ShuttingDown)
 log = structlog.get_logger()
 
 
-def add_error_handlers(app: falcon.App[Any, Any]) -> None:
+def add_error_handlers(app: falcon.App[Any, Any], metrics: Metrics) -> None:
     """Render every exception of this app's routes and middleware here. Falcon picks the most specific handler."""
+
+    def render_refusal(req: falcon.Request, resp: falcon.Response, error: TercetError, params: object) -> None:
+        metrics.refused_requests.labels(reason=error.code).inc()
+        req.context.is_refused = True
+        _render(req, resp, error, params)
+
     app.add_error_handler(Exception, _render_unexpected)
     app.add_error_handler(falcon.HTTPError, _render_http_error)
     app.add_error_handler(TercetError, _render)
+    for refusal in REFUSALS:
+        app.add_error_handler(refusal, render_refusal)
 
 
 def _render(req: falcon.Request, resp: falcon.Response, error: TercetError, _params: object) -> None:
@@ -32,32 +54,29 @@ def _render(req: falcon.Request, resp: falcon.Response, error: TercetError, _par
 
 
 def _render_http_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError, params: object) -> None:
-    _render(req, resp, _translate(req, error), params)
+    if error.status_code >= 500:
+        _render_unexpected(req, resp, error, params)
+    else:
+        _render(req, resp, _translate(req, error), params)
 
 
 def _render_unexpected(req: falcon.Request, resp: falcon.Response, error: Exception, params: object) -> None:
-    log.error("unhandled_exception", request_id=req.context.id, method=req.method, path=req.path, exc_info=error)
-    generic = TercetError(f"The server's log has the reason, under request {req.context.id}.")
-    _render(req, resp, generic, params)
+    log.error(
+        "unhandled_exception", request_id=req.context.id, method=req.context.method,
+        route=req.uri_template or "(none)", exc_info=error,
+    )  # fmt: skip
+    _render(req, resp, internal_error(req.context.id), params)
 
 
 def _translate(req: falcon.Request, error: falcon.HTTPError) -> TercetError:
+    """Our error for Falcon's. Falcon's descriptions are fixed texts that name a header."""
     if isinstance(error, falcon.HTTPMethodNotAllowed):
         allowed = (error.headers or {}).get("Allow", "") if isinstance(error.headers, dict) else ""
-        url = f"http://{req.get_header('Host')}"
+        url = f"{req.scheme}://{req.get_header('Host')}"
         hint = f" Try: {EXAMPLE.format(url=url)}" if "POST" in allowed else ""
         return MethodNotAllowed(f"{req.path} takes {allowed}, not {req.method}.{hint}", headers={"Allow": allowed})
     if isinstance(error, falcon.HTTPNotFound):
         return NotFound(f"{req.path} is not served here; try POST /autocomplete, GET /health/ready or GET /metrics.")
-    return _FalconError(error)
-
-
-class _FalconError(TercetError):
-    """An HTTP error of Falcon's without a class of ours, such as a malformed header."""
-
-    def __init__(self, error: falcon.HTTPError) -> None:
-        super().__init__(error.description or error.title or "The request was not understood.")
-        # Class variables in every other error; here they come from the wrapped instance.
-        self.status = error.status_code  # type: ignore[misc]
-        self.code = "bad_request"  # type: ignore[misc]
-        self.title = error.title or "Bad request"  # type: ignore[misc]
+    if req.method not in falcon.HTTP_METHODS:
+        return MalformedRequest(f"The method must be one of {', '.join(falcon.HTTP_METHODS)}, in capital letters.")
+    return MalformedRequest(error.description or "The request was not understood.")

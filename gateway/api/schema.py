@@ -12,15 +12,28 @@ from msgspec import Meta, Struct
 from shared.parsing import BodyParser
 from shared.protocol import MAX_SEED
 
+# No model reads more, and TERCET_MAX_BODY_BYTES is this by default.
+MAX_CONTEXT_CHARS = 1 << 20
+
 
 class AutocompleteRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """`POST /autocomplete`. The resource checks the ranges that depend on a model (length, max_tokens, top_k)."""
+    """`POST /autocomplete`. The resource checks the bounds that depend on a model or a setting: the upper bounds of
+    `max_time`, `max_tokens` and `top_k`."""
 
-    context: Annotated[str, Meta(description="a string: the document before the cursor")]
+    context: Annotated[
+        str,
+        Meta(
+            max_length=MAX_CONTEXT_CHARS,
+            description=f"a string of up to {MAX_CONTEXT_CHARS} characters: the document before the cursor",
+        ),
+    ]
     n_samples: Annotated[int, Meta(ge=1, le=8, description="a whole number from 1 to 8")] = 3
     length: Annotated[int, Meta(ge=1, le=256, description="a whole number of tokens from 1 to 256")] = 20
     max_time: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="a number of seconds above 0")] = None
-    model_size: Annotated[str | None, Meta(description="the name of a model being served")] = None
+    model_size: Annotated[
+        Annotated[str, Meta(max_length=128)] | None,
+        Meta(description="the name of a model being served, of up to 128 characters"),
+    ] = None
     temperature: Annotated[float, Meta(ge=0, le=5, description="a number from 0 to 5")] = 1.0
     top_k: Annotated[int, Meta(ge=0, description="a whole number, 0 (off) or more")] = 50
     top_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1 (0 and 1: off)")] = 0.95
@@ -29,7 +42,8 @@ class AutocompleteRequest(Struct, forbid_unknown_fields=True, kw_only=True, froz
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="a whole number of tokens, from 1 to the model's context minus length"),
     ] = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100, description="a number above 0, at most 100")] = 1.0
+    # Close to 0, it would make the logits of tokens infinite.
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100, description="a number from 0.01 to 100")] = 1.0
     stop: Annotated[
         list[Annotated[str, Meta(min_length=1, max_length=256)]],
         Meta(max_length=8, description="a list of up to 8 strings of 1 to 256 characters"),
@@ -109,8 +123,8 @@ class AutocompleteResponse(Struct, kw_only=True):
 class FeedbackRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     """`POST /feedback`: what a writer did with a sentence. `index` is its rank in the answer."""
 
-    id: Annotated[str, Meta(max_length=128, description="the id of an answer")]
-    index: Annotated[int, Meta(ge=0, le=7, description="a whole number: the sentence's place in the answer, from 0")]
+    id: Annotated[str, Meta(max_length=128, description="the id of an answer, of up to 128 characters")]
+    index: Annotated[int, Meta(ge=0, le=7, description="a whole number from 0 to 7: the sentence's place")]
     action: Annotated[
         Literal["accepted", "rejected", "ignored"], Meta(description="one of accepted, rejected, ignored")
     ]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import structlog
 
-from shared.errors import TercetError
+from shared.errors import TercetError, internal_error
 
 CONTENT_TYPE = "text/event-stream"
 # The first turns off nginx's buffering for this response, the second every cache.
@@ -46,8 +46,7 @@ class EventStream:
             yield event("error", error.problem(self._request_id))
         except Exception as error:  # the response has begun, so the error handlers cannot answer
             log.error("unhandled_exception", request_id=self._request_id, exc_info=error)
-            unknown = TercetError(f"The server's log has the reason, under request {self._request_id}.")
-            yield event("error", unknown.problem(self._request_id))
+            yield event("error", internal_error(self._request_id).problem(self._request_id))
 
     def close(self) -> None:
         """End the request. The WSGI server calls this in every case, even if it sent no event."""

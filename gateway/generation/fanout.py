@@ -1,15 +1,18 @@
 """The fan-out: one HTTP call to a worker per branch, each on a thread of its own.
 
 The request's thread waits on a condition with the deadline, never on a socket. A branch that fails is retried on
-another slot while time remains. Knows no dialect, and not what a completion is good for.
+another slot while time and the retry budget remain. Knows no dialect, and not what a completion is good for.
 """
 
 from __future__ import annotations
 
+import copy
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from weakref import WeakSet
 
 import structlog
 
@@ -21,11 +24,12 @@ from gateway.generation.request import (
     RequestContext,
     TextDelta,
 )
+from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
-from shared.errors import TercetError
-from shared.protocol import Done, GenerateRequest, Group
+from shared.errors import TercetError, internal_error
+from shared.protocol import Done, GenerateRequest, Group, Token
 
 MAX_ATTEMPTS = 3
 # Refusals that pass within a few steps: the gateway frees a cancelled sequence's room before the worker does.
@@ -41,7 +45,14 @@ log = structlog.get_logger()
 class Fanout:
     """Runs the branches of all requests on one thread pool."""
 
-    def __init__(self, clients: Sequence[SlotClient], admission: Admission, metrics: Metrics, num_threads: int) -> None:
+    def __init__(
+        self,
+        clients: Sequence[SlotClient],
+        admission: Admission,
+        metrics: Metrics,
+        num_threads: int,
+        retry_budget: RetryBudget,
+    ) -> None:
         """
         Args:
             clients: by slot index.
@@ -50,7 +61,21 @@ class Fanout:
         self._clients = clients
         self._admission = admission
         self._metrics = metrics
+        self._retry_budget = retry_budget
         self._executor = ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix="branch")
+        self._lock = threading.Lock()
+        self._contexts: WeakSet[RequestContext] = WeakSet()
+        self._stop_reason: TercetError | None = None
+
+    def check(self, owner: str) -> None:
+        """Refuse early, before the request of an owner is read, what `start` would refuse now.
+
+        Raises:
+            Overloaded, NotReady: as `Admission.check`.
+            TercetError: the reason given to `cancel_all`.
+        """
+        self._raise_if_stopped()
+        self._admission.check(owner)
 
     def start(self, context: RequestContext) -> None:
         """Reserve room for the request's branches together, then start them. They deliver their events to `context`.
@@ -59,11 +84,17 @@ class Fanout:
 
         Raises:
             Overloaded, NotReady, DeadlineExceeded, ClientGone: from the reservation; no branch was started.
+            TercetError: the reason given to `cancel_all`.
         """
+        with self._lock:
+            self._raise_if_stopped()
+            self._contexts.add(context)
         spec = context.spec
         slots = self._admission.reserve(
-            spec.model, spec.num_completions, spec.deadline, document=spec.document, cancelling=context.on_cancel
-        )
+            spec.model, spec.num_completions, spec.deadline,
+            owner=spec.owner, document=spec.document, pin=context.pin, cancelling=context.on_cancel,
+        )  # fmt: skip
+        self._retry_budget.add_branches(spec.num_completions)
         group = Group(id=spec.request_id, size=spec.num_completions)
         for index in range(spec.num_completions):
             slot = slots[index] if index < len(slots) else None
@@ -71,9 +102,22 @@ class Fanout:
 
     def top_up(self, context: RequestContext, indices: range) -> None:
         """Start more branches of an admitted request. They reserve room one at a time, before requests that wait."""
+        self._retry_budget.add_branches(len(indices))
         group = Group(id=f"{context.spec.request_id}+{indices.start}", size=len(indices))
         for index in indices:
             self._executor.submit(self._run_branch, context, context.spec.branch(index), group, None)
+
+    def cancel_all(self, reason: TercetError) -> None:
+        """Cancel every request, running or waiting, with `reason`; from now on `start` and `check` raise it."""
+        with self._lock:
+            self._stop_reason = reason
+            contexts = list(self._contexts)
+        for context in contexts:
+            context.cancel(copy.copy(reason))
+
+    def _raise_if_stopped(self) -> None:
+        if self._stop_reason is not None:
+            raise copy.copy(self._stop_reason)  # an exception collects the traceback of each thread that raises it
 
     def _run_branch(self, context: RequestContext, branch: BranchSpec, group: Group, slot: int | None) -> None:
         # The outcome is delivered before the rest of the response, its last chunk, is read.
@@ -90,8 +134,8 @@ class Fanout:
         except Exception as error:  # the executor's future, which would hold it, is not read
             request_id = context.spec.request_id
             log.error("unhandled_exception", request_id=request_id, exc_info=error)
-            detail = f"The server's log has the reason, under request {request_id}."
-            return BranchFailure(branch.index, "internal_error", detail)
+            generic = internal_error(request_id)
+            return BranchFailure(branch.index, generic.code, generic.detail)
 
     def _attempt(
         self, context: RequestContext, branch: BranchSpec, group: Group, slot: int | None, after_delivery: ExitStack
@@ -111,8 +155,8 @@ class Fanout:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if slot is None:
                 [slot] = self._admission.reserve(
-                    spec.model, 1, spec.deadline, avoid=failed_slots, is_retry=True, document=spec.document,
-                    cancelling=context.on_cancel,
+                    spec.model, 1, spec.deadline, owner=spec.owner, avoid=failed_slots, is_retry=True,
+                    document=spec.document, pin=context.pin, cancelling=context.on_cancel,
                 )  # fmt: skip
             outcome = "ok"
             try:
@@ -121,16 +165,21 @@ class Fanout:
             except BranchError as error:
                 outcome = error.code
                 is_last = attempt == MAX_ATTEMPTS or not error.is_retryable or context.is_over
-                if is_last:
+                if is_last or not self._take_retry():
                     return BranchFailure(branch.index, error.code, error.detail)
                 if error.code in TRANSIENT_REFUSALS:
                     context.pause(RETRY_PAUSE_S * 4 ** (attempt - 1))
             finally:
-                self._admission.release(slot)
+                self._admission.release(slot, context.pin)
                 self._metrics.branches.labels(slot=str(slot), outcome=outcome).inc()
             failed_slots.add(slot)
             slot = None
         raise AssertionError("the last attempt returns")
+
+    def _take_retry(self) -> bool:
+        is_granted = self._retry_budget.take_retry()
+        (self._metrics.retries if is_granted else self._metrics.refused_retries).inc()
+        return is_granted
 
     def _call(
         self, context: RequestContext, branch: BranchSpec, group: Group, slot: int, attempt: int,
@@ -160,11 +209,12 @@ class Fanout:
         batches = call.lines()
         with context.on_cancel(call.cancel):
             for lines in batches:
-                last = lines[-1]
-                if isinstance(last, Done):  # its text includes that of the lines before it
+                context.pin.has_output = True
+                if texts := tuple(line.text for line in lines if isinstance(line, Token)):
+                    context.deliver(TextDelta(branch.index, texts, attempt))
+                if isinstance(last := lines[-1], Done):
                     after_delivery.callback(_read_to_end, batches)
                     return last
-                context.deliver(TextDelta(branch.index, tuple(line.text for line in lines), attempt))
         raise BranchError("broken", "The worker ended the response before its last line.")
 
 

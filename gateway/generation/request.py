@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from gateway.pool.revision_pin import RevisionPin
 from shared.errors import TercetError
 from shared.protocol import MAX_SEED, Done, Sampling
 
@@ -118,6 +119,7 @@ class RequestContext:
     """A request being processed: a queue of its branches' events, and cancellation. Thread-safe.
 
     Attributes:
+        pin: the weights that its branches share.
         cancel_reason: the error to answer with, if cancellation gave a reason.
         num_top_ups: branches started to replace rejected completions.
         first_outcomes_at: when all of the first branches had an outcome, of `time.monotonic()`.
@@ -125,6 +127,7 @@ class RequestContext:
 
     def __init__(self, spec: GenerationSpec) -> None:
         self.spec = spec
+        self.pin = RevisionPin()
         self.cancel_reason: TercetError | None = None
         self.num_top_ups = 0
         self.first_outcomes_at: float | None = None

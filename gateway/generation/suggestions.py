@@ -49,8 +49,8 @@ def suggest(
         unfinished.remove(event.branch)
         if not unfinished and context.first_outcomes_at is None:
             context.first_outcomes_at = time.monotonic()
-        if isinstance(event, BranchResult) and event.branch in streams:
-            event, text = streams[event.branch].finish(event)
+        if isinstance(event, BranchResult) and context.spec.is_streamed:
+            event, text = streams.setdefault(event.branch, _BranchStream(policy)).finish(event)
             if text:
                 yield TextDelta(event.branch, (text,))
         yield from selection.add(event)

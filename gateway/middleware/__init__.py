@@ -1,1 +1,1 @@
-"""Falcon middleware for all routes: request log, origins, body limits. Their order is set in `gateway.app`."""
+"""Falcon middleware for all routes: request log, origins, keys, body limits. Their order is set in `gateway.app`."""

@@ -12,6 +12,8 @@ import falcon
 from shared.errors import ForbiddenOrigin, UnknownHost
 from shared.settings import Settings
 
+ALLOWED_HEADERS = "Content-Type, Authorization, api-key, x-api-key, X-Request-Id"
+
 
 class Origins:
     """Falcon middleware. CORS headers are set before any later check fails, so that pages can read that error."""
@@ -25,23 +27,22 @@ class Origins:
             UnknownHost: the `Host` header does not name this server.
             ForbiddenOrigin: the request comes from a page of an origin that is not listed.
         """
-        host = req.get_header("Host")
-        if not self._settings.allows_host(host or ""):
-            raise UnknownHost(f"Host {host or ''!r} is not served here; add its name to TERCET_HOSTS.")
+        host = req.get_header("Host") or ""
+        if not self._settings.allows_host(host):
+            raise UnknownHost(f"Host {host!r} is not served here; add its name to TERCET_HOSTS.")
         origin = req.get_header("Origin")
-        if origin is None:
-            return
         # The scheme is not compared: TLS may end at a proxy, and then only the proxy knows it.
-        is_own = origin.partition("://")[2] == host
-        if not is_own and origin not in self._settings.origins:
+        if origin is None or (host and origin in {f"http://{host}", f"https://{host}"}):
+            return
+        if origin not in self._settings.origins:
             raise ForbiddenOrigin(f"Pages of {origin!r} may not use this server; add it to TERCET_ORIGINS.")
-        if not is_own:
-            resp.set_header("Access-Control-Allow-Origin", origin)
-            resp.set_header("Access-Control-Expose-Headers", "X-Request-Id, Server-Timing, Retry-After")
-            resp.append_header("Vary", "Origin")
+        resp.set_header("Access-Control-Allow-Origin", origin)
+        resp.set_header("Access-Control-Expose-Headers", "X-Request-Id, Server-Timing, Retry-After")
+        resp.append_header("Vary", "Origin")
         if req.method == "OPTIONS" and req.get_header("Access-Control-Request-Method"):
-            resp.set_header("Access-Control-Allow-Methods", "GET, POST, DELETE")
-            resp.set_header("Access-Control-Allow-Headers", "Content-Type, Authorization, X-Request-Id")
+            # A browser sends no key with a preflight.
+            resp.set_header("Access-Control-Allow-Methods", "GET, POST")
+            resp.set_header("Access-Control-Allow-Headers", ALLOWED_HEADERS)
             resp.set_header("Access-Control-Max-Age", "600")
             resp.status = falcon.HTTP_204
             resp.complete = True

@@ -1,7 +1,9 @@
 """Middleware: request ids, the `Server-Timing` header, one log line per request, and the request metrics.
 
-It fills `req.context`: `id`, `owner` (the id of the API key; "" until it is known), `timing` (phases of the request in
-milliseconds, by name) and `log` (further fields of the log line). Others may set the last three. It knows no resource,
+`Request` fills `req.context`: `id`, `method` (as it is logged), `owner` (the id of the API key; "" until it is known),
+`key` (the key's record; None until it is known), `timing` (phases of the request in milliseconds, by name), `log`
+(further fields of the log line) and `is_refused` (the server is too busy to start it). Others may set all but the first
+two. Of what a client sends, only a request id of harmless characters is logged as it is. This module knows no resource,
 and no reason why a request is refused.
 """
 
@@ -21,21 +23,30 @@ from shared.telemetry import request_id
 log = structlog.get_logger()
 
 
+class Request(falcon.Request):
+    """A request with its context filled in: Falcon refuses some methods before any middleware runs."""
+
+    def __init__(self, env: dict[str, Any], options: falcon.RequestOptions | None = None) -> None:
+        super().__init__(env, options)
+        self.context.start = time.monotonic()
+        self.context.id = request_id(self.get_header("X-Request-Id"))
+        # A client may send any word as its method, even a key.
+        self.context.method = self.method if self.method in falcon.HTTP_METHODS else "(other)"
+        self.context.owner = ""
+        self.context.key = None
+        self.context.is_refused = False
+        self.context.timing = {}
+        self.context.log = {}
+
+
 class RequestLog:
     """Falcon middleware; the first of the list, so that refusals of the others are logged and counted too."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
-    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
-        req.context.start = time.monotonic()
-        req.context.id = request_id(req.get_header("X-Request-Id"))
-        req.context.owner = ""
-        req.context.timing = {}
-        req.context.log = {}
-        resp.set_header("X-Request-Id", req.context.id)
-
     def process_response(self, req: falcon.Request, resp: falcon.Response, _resource: object, _ok: bool) -> None:
+        resp.set_header("X-Request-Id", req.context.id)
         if resp.stream is not None:
             # The headers leave before the body is complete, so the total would be wrong in `Server-Timing`.
             resp.stream = _ObservedStream(resp.stream, partial(self._record, req, resp))
@@ -51,11 +62,13 @@ class RequestLog:
         status = resp.status_code
         self._metrics.requests.labels(route=route, status=str(status)).inc()
         self._metrics.seconds.labels(route=route).observe(seconds)
-        # Probes, scrapes and page loads would hide the completions at level info.
-        write = log.debug if req.method == "GET" else log.info
+        key = {"key": req.context.owner} if req.context.owner else {}
+        # Probes, scrapes and page loads would hide the completions at level info. Under overload, most requests are
+        # refused, and writing a line for each would take time from those that are not; the metrics count them.
+        write = log.debug if req.method in {"GET", "HEAD"} or req.context.is_refused else log.info
         write(
-            "request_finished", request_id=req.context.id, method=req.method, route=route, status=status,
-            ms=round(seconds * 1e3, 2), **req.context.log,
+            "request_finished", request_id=req.context.id, method=req.context.method, route=route, status=status,
+            ms=round(seconds * 1e3, 2), **key, **req.context.log,
         )  # fmt: skip
 
 

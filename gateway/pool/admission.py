@@ -4,65 +4,81 @@ A worker's server would accept more requests than its engine can run and let the
 more branches in flight to a slot than the slot's batch holds; further requests wait here, where they are ordered,
 bounded, cancellable and can still go to whichever slot becomes free first.
 
-The queue is first come, first served within a model; a request never waits for another model's slots. This module
-knows no HTTP and no text.
+Each model has a queue of its own, fair between owners (API keys): a request never waits for another model's slots, and
+an owner that floods does not delay the others. Retries of admitted requests come before all queues. This module knows
+no HTTP and no text.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
 from gateway.pool.affinity import DocumentAffinity
-from gateway.pool.placement import largest_wave, place
-from gateway.pool.slot_table import SlotTable
-from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, TercetError
+from gateway.pool.fair_queue import FairQueue
+from gateway.pool.placement import place_on_one_revision
+from gateway.pool.revision_pin import RevisionPin
+from gateway.pool.slot_table import MAX_DOWN_S, SlotTable
+from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, TercetError, retry_after_s
 from shared.plan import Plan
 from shared.protocol import State
 from shared.settings import Placement
 
 Cancelling = Callable[[Callable[[], None]], AbstractContextManager[None]]
-RETRY_AFTER_S = 1
 
 
 @dataclass(slots=True, eq=False)
 class _Reservation:
-    """A request in the queue. It leaves the queue with either `slots` or `error` set, and then sets `settled`."""
+    """A request that waits. It is settled, once, with either `slots` or `error`; both None: its deadline passed."""
 
     model: str
+    owner: str
     num_branches: int
     avoid: Collection[int]
     is_retry: bool
     document: int | None
+    pin: RevisionPin
+    number: int = 0
     slots: list[int] | None = None
     error: TercetError | None = None
+    is_waiting: bool = True
     settled: threading.Event = field(default_factory=threading.Event)
 
 
 class Admission:
     """Reserves room in slots. Thread-safe."""
 
-    def __init__(self, plan: Plan, policy: Placement, queue_bound: int) -> None:
+    def __init__(self, plan: Plan, policy: Placement, queue_bound: int, max_down_s: float = MAX_DOWN_S) -> None:
         """
         Args:
             queue_bound: branches that may wait; retries are not counted.
+            max_down_s: how long requests wait for a slot that is down.
         """
         self._policy: Placement = policy
         self._queue_bound = queue_bound
         self._lock = threading.Lock()
-        self._table = SlotTable(plan.slots)
+        self._table = SlotTable(plan.slots, max_down_s)
         self._affinity = DocumentAffinity()
-        self._queue: list[_Reservation] = []
+        self._retries: dict[_Reservation, None] = {}  # in the order of arrival
+        self._queues = {model: FairQueue[_Reservation]() for model in self._table.models}
+        self._num_waiting: Counter[str] = Counter()  # branches in all queues, by owner
+        self._num_arrived = 0
 
     def update(self, index: int, state: State) -> None:
         """Set a slot's state, and place the waiting branches that it now has room for."""
         with self._lock:
-            self._table.states[index] = state
-            self._settle_queue()
+            self._table.update(index, state)
+            self._settle_all()
+
+    def reexamine(self) -> None:
+        """Refuse the waiting requests whose model is no longer expected to become ready, which only time can show."""
+        with self._lock:
+            self._settle_all()
 
     def states(self) -> list[State]:
         """The last state of each slot, in slot order."""
@@ -71,14 +87,32 @@ class Admission:
 
     @property
     def num_waiting(self) -> int:
-        """Branches in the queue, without retries."""
+        """Branches in the queues, without retries."""
         with self._lock:
-            return self._num_waiting()
+            return self._num_waiting.total()
 
     def in_flight(self) -> list[int]:
         """Reserved branches of each slot, in slot order."""
         with self._lock:
             return list(self._table.in_flight)
+
+    def check(self, owner: str) -> None:
+        """Refuse early, before the request is read, what `reserve` would refuse now for every model.
+
+        Raises:
+            Overloaded: the queue is full.
+            NotReady: no model has a slot that serves it or is expected to.
+        """
+        with self._lock:
+            refusals = {model: self._unavailability(model) for model in self._queues}
+            if all(refusals.values()):
+                raise next(error for error in refusals.values() if error)
+            num_waiting = self._num_waiting
+            is_full = num_waiting.total() + 1 > self._queue_bound and (
+                num_waiting[owner] + 1 >= max(num_waiting.values(), default=0)
+            )
+            if is_full and not any(self._has_room(model) for model, refusal in refusals.items() if not refusal):
+                raise self._overloaded()
 
     def reserve(
         self,
@@ -86,9 +120,11 @@ class Admission:
         num_branches: int,
         deadline: float,
         *,
+        owner: str = "",
         avoid: Collection[int] = (),
         is_retry: bool = False,
         document: int | None = None,
+        pin: RevisionPin | None = None,
         cancelling: Cancelling = lambda _cancel: nullcontext(),
     ) -> list[int]:
         """Wait until all branches have room at once, and reserve it.
@@ -98,11 +134,13 @@ class Admission:
 
         Args:
             deadline: on the clock of `time.monotonic()`.
+            owner: id of the request's API key; the queue is fair between owners.
             avoid: slots to use only if there is no other, because they have just failed this request.
-            is_retry: placed before all waiting requests and not counted in the queue bound, since its request has
-                been admitted already.
+            is_retry: one branch of a request that has been admitted already: placed before all waiting requests and
+                not counted in the queue bound.
             document: a number that requests for the same document share (document affinity): they go to the slot
                 that has the prompt in its prefix cache.
+            pin: of the request, whose branches all get slots with the same weights.
             cancelling: makes a context manager from a function that cancels the waiting; it is entered while the
                 request waits.
 
@@ -111,88 +149,152 @@ class Admission:
 
         Raises:
             ClientGone: cancelled while waiting.
-            Overloaded: the queue is full.
-            NotReady: the model failed to load in all its slots.
+            Overloaded: the queue is full, and the owner has its share of it.
+            NotReady: the model failed to load in all its slots, or none of them is expected to become ready.
             DeadlineExceeded: no room before the deadline.
         """
-        reservation = _Reservation(model, num_branches, avoid, is_retry, document)
+        reservation = _Reservation(model, owner, num_branches, avoid, is_retry, document, pin or RevisionPin())
         with self._lock:
-            if is_retry:
-                self._queue.insert(0, reservation)
-            else:
-                self._queue.append(reservation)
-            self._settle_queue()
-            if not reservation.settled.is_set() and not is_retry and self._num_waiting() > self._queue_bound:
-                self._queue.remove(reservation)
-                raise Overloaded(
-                    f"{self._num_waiting()} branches are waiting; the limit is {self._queue_bound} (TERCET_QUEUE). "
-                    "Try again shortly.",
-                    retry_after_s=RETRY_AFTER_S,
-                )
+            self._enqueue(reservation)
+            self._settle_all()
+            self._refuse_beyond_the_bound()
         with cancelling(partial(self._cancel, reservation)):
             reservation.settled.wait(max(0.0, deadline - time.monotonic()))
-        with self._lock:
-            if reservation in self._queue:
-                self._queue.remove(reservation)
-                # It may have been the first of its model and too large for the room that the next fits into.
-                self._settle_queue()
+        self._end(reservation, None)
         if reservation.error is not None:
             raise reservation.error
         if reservation.slots is None:
             raise DeadlineExceeded(
                 f"No slot of {model} had room before the deadline; allow a longer max_time, or run more workers.",
-                retry_after_s=RETRY_AFTER_S,
+                retry_after_s=retry_after_s(),
             )
         return reservation.slots
 
-    def release(self, index: int) -> None:
-        """Give back the room of one branch in a slot."""
+    def release(self, index: int, pin: RevisionPin | None = None) -> None:
+        """Give back the room of one branch in a slot.
+
+        Args:
+            pin: as for `reserve`.
+        """
         with self._lock:
             self._table.release(index)
-            self._settle_queue()
+            if pin is not None:
+                pin.num_running -= 1
+                if not pin.num_running and not pin.has_output:
+                    pin.revision = None
+            self._settle_all()
 
     def _cancel(self, reservation: _Reservation) -> None:
+        self._end(reservation, ClientGone("Cancelled while waiting for a slot."))
+
+    def _end(self, reservation: _Reservation, error: TercetError | None) -> None:
+        """Remove a request that still waits, and place those that it held back."""
         with self._lock:
-            if reservation in self._queue:
-                self._queue.remove(reservation)
-                reservation.error = ClientGone("Cancelled while waiting for a slot.")
-                self._settle_queue()
+            if reservation.is_waiting:
+                self._settle(reservation, error=error)
+                self._settle_all()
+
+    def _enqueue(self, reservation: _Reservation) -> None:
+        self._num_arrived += 1
+        reservation.number = self._num_arrived
+        if reservation.is_retry:
+            self._retries[reservation] = None
+        else:
+            self._queues[reservation.model].append(reservation)
+            self._num_waiting[reservation.owner] += reservation.num_branches
+
+    def _settle(
+        self, reservation: _Reservation, *, slots: list[int] | None = None, error: TercetError | None = None
+    ) -> None:
+        """End the waiting of a request, and wake its thread."""
+        if reservation.is_retry:
+            del self._retries[reservation]
+        else:
+            queue = self._queues[reservation.model]
+            (queue.remove if slots is None else queue.serve)(reservation)
+            self._num_waiting[reservation.owner] -= reservation.num_branches
+            if not self._num_waiting[reservation.owner]:
+                del self._num_waiting[reservation.owner]
+        reservation.slots, reservation.error, reservation.is_waiting = slots, error, False
         reservation.settled.set()
 
-    def _num_waiting(self) -> int:
-        return sum(reservation.num_branches for reservation in self._queue if not reservation.is_retry)
+    def _settle_all(self) -> None:
+        """Place what fits and refuse what cannot be served.
 
-    def _settle_queue(self) -> None:
-        """Place what fits and refuse what cannot be served, in queue order.
-
-        The first reservation of a model that does not fit blocks those of the same model behind it: otherwise small
-        requests could overtake a large one without end.
+        Retries first: each is a single branch, so one that does not fit need not hold back the others. In a queue the
+        head holds back the others of its model until it fits; small requests could overtake it without end otherwise.
         """
-        blocked_models: set[str] = set()
-        for reservation in list(self._queue):
-            if reservation.model in blocked_models:
-                continue
-            failure = self._table.load_failure(reservation.model)
-            slots = None if failure is not None else self._place(reservation)
-            if failure is not None:
-                reservation.error = NotReady(
-                    f"{reservation.model} could not be loaded: {failure}", retry_after_s=RETRY_AFTER_S
-                )
-            elif slots is not None:
-                reservation.slots = slots
-                self._table.reserve(slots)
-                self._affinity.remember(reservation.document, slots[0])
-            else:
-                blocked_models.add(reservation.model)
-                continue
-            self._queue.remove(reservation)
-            reservation.settled.set()
+        for retry in list(self._retries):
+            self._try_to_settle(retry)
+        for queue in self._queues.values():
+            while (head := queue.head()) is not None and self._try_to_settle(head):
+                pass
 
-    def _place(self, reservation: _Reservation) -> list[int] | None:
-        """Slots for the reservation's next wave, or None while there is no room for it."""
-        views = self._table.views(reservation.model)
-        if not views:
+    def _try_to_settle(self, reservation: _Reservation) -> bool:
+        pin = reservation.pin
+        slots = place_on_one_revision(
+            self._table.groups(reservation.model, pin.revision),
+            reservation.num_branches,
+            self._policy,
+            reservation.avoid,
+            self._affinity.slot_of(reservation.document),
+        )
+        if slots is not None:
+            pin.revision = self._table.states[slots[0]].revision
+            pin.num_running += len(slots)
+            self._table.reserve(slots)
+            self._affinity.remember(reservation.document, slots[0])
+            self._settle(reservation, slots=slots)
+        elif (refusal := self._unavailability(reservation.model, pin)) is not None:
+            self._settle(reservation, error=refusal)
+        return not reservation.is_waiting
+
+    def _unavailability(self, model: str, pin: RevisionPin | None = None) -> NotReady | None:
+        """Why waiting for this model, or for the weights that the request began with, is pointless, else None."""
+        revision = None if pin is None else pin.revision
+        if self._table.is_expected(model, revision):
             return None
-        wave = min(reservation.num_branches, largest_wave(views, self._policy))
-        cached_on = self._affinity.slot_of(reservation.document)
-        return place(views, wave, self._policy, reservation.avoid, cached_on)
+        if (failure := self._table.load_failure(model)) is not None:
+            return NotReady(f"{model} could not be loaded: {failure}", retry_after_s=retry_after_s())
+        if pin is not None and revision is not None and self._table.is_expected(model):
+            if not pin.has_output and pin.num_running:
+                return None  # if these branches fail too, the request may start again with other weights
+            return NotReady(
+                f"No slot has the version of {model} any more that this answer began with; repeat the request.",
+                retry_after_s=retry_after_s(),
+            )
+        return NotReady(
+            f"No slot of {model} is ready, and none is starting: its workers have ended and were not replaced. "
+            "GET /health/ready shows each slot's state.",
+            retry_after_s=retry_after_s(),
+        )
+
+    def _has_room(self, model: str) -> bool:
+        """Whether a request of the fewest branches would be placed at once."""
+        views = (view for group in self._table.groups(model) for view in group)
+        return not self._queues[model] and any(view.room() > 0 for view in views)
+
+    def _refuse_beyond_the_bound(self) -> None:
+        """Longest queue drop: refuse the newest request of the owner that has the most branches waiting.
+
+        B. Suter et al., "Design considerations for supporting TCP with per-flow queueing", INFOCOM 1998. So an owner
+        that waits for less than its share of the queue is not refused because others have filled it. The owner of the
+        newest request is refused among equals.
+        """
+        while self._num_waiting.total() > self._queue_bound:
+            newest = [self._newest(owner) for owner in self._num_waiting]
+            self._settle(
+                max(newest, key=lambda request: (self._num_waiting[request.owner], request.number)),
+                error=self._overloaded(),
+            )
+            self._settle_all()
+
+    def _newest(self, owner: str) -> _Reservation:
+        requests = (queue.newest(owner) for queue in self._queues.values())
+        return max((request for request in requests if request is not None), key=lambda request: request.number)
+
+    def _overloaded(self) -> Overloaded:
+        return Overloaded(
+            f"The queue is full: at most {self._queue_bound} branches may wait (TERCET_QUEUE). Try again shortly.",
+            retry_after_s=retry_after_s(),
+        )

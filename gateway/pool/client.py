@@ -43,21 +43,30 @@ class BranchError(Exception):
 
 
 class Call:
-    """One `POST /generate`. One thread iterates `lines`; any thread may call `cancel`."""
+    """One `POST /generate`. One thread iterates `lines`; any thread may call `cancel` or `abort`."""
 
-    def __init__(self, transport: httpx.BaseTransport, request: GenerateRequest, ack_s: float, deadline: float) -> None:
+    def __init__(
+        self,
+        transport: httpx.BaseTransport,
+        running: _RunningCalls,
+        request: GenerateRequest,
+        ack_s: float,
+        deadline: float,
+    ) -> None:
         """
         Args:
+            running: holds this call while its lines are read.
             ack_s: how long the worker may take to accept the request.
             deadline: on the clock of `time.monotonic()`.
         """
         self._transport = transport
+        self._running = running
         self._request = request
         self._ack_s = ack_s
         self._deadline = deadline
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
-        self._is_cancelled = False
+        self._abort_reason: BranchError | None = None
 
     def lines(self) -> Iterator[list[Token | Done]]:
         """The lines of the response after `accepted`, as they arrive; lines that arrive together are in one list.
@@ -65,10 +74,16 @@ class Call:
         `Done` is the last. Iterate past it, to the end of the response, and the connection is reused by a later call.
 
         Raises:
-            BranchError: unreachable, not acknowledged in time, refused, broken off, invalid, or cancelled.
+            BranchError: unreachable, not acknowledged in time, refused, broken off, invalid, cancelled or aborted.
         """
-        if self._is_cancelled:
-            raise BranchError("cancelled", "Cancelled.", is_retryable=False)
+        self._running.add(self)
+        try:
+            self._raise_if_aborted()
+            yield from self._read()
+        finally:
+            self._running.discard(self)
+
+    def _read(self) -> Iterator[list[Token | Done]]:
         is_acknowledged = False
         content = _encode(self._request)
         # Calls the transport without an httpx.Client: redirects, cookies and default headers are of no use here, and
@@ -107,23 +122,27 @@ class Call:
                 "not_acknowledged", f"The worker did not accept the branch within {self._ack_s:g} s."
             ) from error
         except httpx.TransportError as error:
-            if self._is_cancelled:
-                raise BranchError("cancelled", "Cancelled.") from error
-            raise BranchError("broken", f"The connection to the worker failed: {error}") from error
+            self._raise_if_aborted()
+            raise BranchError("broken", "The connection to the worker failed.") from error
         except msgspec.MsgspecError as error:
-            raise BranchError("garbage", f"The worker sent an invalid line: {error}") from error
+            raise BranchError("garbage", "The worker sent an invalid line.") from error
         finally:
             with self._lock:
                 self._socket = None
 
     def cancel(self) -> None:
-        """End the call now: the thread that reads gets a `BranchError`, and the worker sees the connection close.
+        """End the call now, because its result is not wanted any more."""
+        self.abort(BranchError("cancelled", "Cancelled.", is_retryable=False))
+
+    def abort(self, reason: BranchError) -> None:
+        """End the call now: the thread that reads gets `reason`, and the worker sees the connection close.
 
         It shuts the socket down, because closing an httpx client or response does not wake a read that blocks in
-        another thread.
+        another thread. Before the worker's acknowledgement there is no socket yet; the call then ends with it, or when
+        the time to acknowledge has passed. Of several reasons the first is kept.
         """
         with self._lock:
-            self._is_cancelled = True
+            self._abort_reason = self._abort_reason or reason
             if self._socket is not None:
                 with suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
@@ -131,9 +150,32 @@ class Call:
     def _hold_socket(self, response: httpx.Response) -> None:
         with self._lock:
             self._socket = response.extensions["network_stream"].get_extra_info("socket")
-            is_cancelled = self._is_cancelled
-        if is_cancelled:
-            raise BranchError("cancelled", "Cancelled.", is_retryable=False)
+        self._raise_if_aborted()
+
+    def _raise_if_aborted(self) -> None:
+        reason = self._abort_reason
+        if reason is not None:
+            raise BranchError(reason.code, reason.detail, is_retryable=reason.is_retryable)
+
+
+class _RunningCalls:
+    """The calls whose lines are being read. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: set[Call] = set()
+
+    def add(self, call: Call) -> None:
+        with self._lock:
+            self._calls.add(call)
+
+    def discard(self, call: Call) -> None:
+        with self._lock:
+            self._calls.discard(call)
+
+    def copy(self) -> set[Call]:
+        with self._lock:
+            return set(self._calls)
 
 
 class SlotClient:
@@ -146,6 +188,7 @@ class SlotClient:
         """
         self._ack_s = ack_s
         self._transport = UnixTransport(slot.socket, KEEPALIVE_EXPIRY_S)
+        self._running = _RunningCalls()
         self._client = httpx.Client(transport=self._transport, base_url="http://slot", trust_env=False)
 
     def close(self) -> None:
@@ -160,7 +203,12 @@ class SlotClient:
             attempt: from 1; each one doubles the time to acknowledge. If several slots are late, the machine is busy,
                 and a short limit would only discard work that has begun.
         """
-        return Call(self._transport, request, self._ack_s * 2 ** (attempt - 1), deadline)
+        return Call(self._transport, self._running, request, self._ack_s * 2 ** (attempt - 1), deadline)
+
+    def abort_calls(self, reason: BranchError) -> None:
+        """End every call in progress with `reason`."""
+        for call in self._running.copy():
+            call.abort(reason)
 
     def states(self) -> Iterator[State]:
         """The worker's states as they arrive. Ends when the worker ends the stream.

@@ -68,6 +68,34 @@ def place(
     return _spread(slots, num_branches)
 
 
+def place_on_one_revision(
+    groups: Sequence[Sequence[SlotView]],
+    num_branches: int,
+    policy: Placement,
+    avoid: Collection[int] = (),
+    cached_on: int | None = None,
+) -> list[int] | None:
+    """Slots for as many branches as fit together, all from one group; None while there is no room for them.
+
+    Of several groups it takes the one that holds more branches together, then the one with the lowest load.
+
+    Args:
+        groups: the warm slots of the requested model, those with the same weights in one group.
+        avoid, cached_on: as in `place`.
+
+    Returns:
+        Slot indices, fewer than `num_branches` if even the idle slots of the group hold fewer.
+    """
+    placed: list[tuple[int, float, list[int]]] = []
+    for slots in groups:
+        wave = min(num_branches, largest_wave(slots, policy))
+        chosen = place(slots, wave, policy, avoid, cached_on)
+        if chosen is not None:
+            load = max((slot.load(chosen.count(slot.index)) for slot in slots if slot.index in chosen), default=0.0)
+            placed.append((-len(chosen), load, chosen))
+    return min(placed)[2] if placed else None
+
+
 def _shared_slot(slots: Sequence[SlotView], num_branches: int, cached_on: int | None) -> int | None:
     """The slot for all branches: the one with the cached prompt unless it is busy, else the least loaded."""
     candidates = [slot for slot in slots if slot.room() >= num_branches]

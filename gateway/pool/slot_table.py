@@ -5,34 +5,73 @@ Plain data without a lock; `Admission` holds its own lock around every call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 
 from gateway.pool.placement import SlotView
 from shared.plan import Slot
 from shared.protocol import State
 
 UNKNOWN = State(state="down", reason="its worker has not reported a state yet")
+# A worker that has died is replaced and starts again within about 2 s. A slot that is down for longer than this is not
+# expected to come back.
+MAX_DOWN_S = 10.0
 
 
 class SlotTable:
     """`states` and `in_flight` (reserved branches) are in slot order."""
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
+    def __init__(self, slots: Sequence[Slot], max_down_s: float = MAX_DOWN_S) -> None:
+        """
+        Args:
+            max_down_s: how long a slot that is down is expected to come back.
+        """
         self._slots = slots
+        self._max_down_s = max_down_s
+        self._down_since = [time.monotonic()] * len(slots)
+        self.models = list(dict.fromkeys(slot.model for slot in slots))
         self.states: list[State] = [UNKNOWN] * len(slots)
         self.in_flight: list[int] = [0] * len(slots)
 
-    def views(self, model: str) -> list[SlotView]:
-        """The warm slots of a model, as placement needs them."""
-        return [
-            SlotView(slot.index, self.in_flight[slot.index], slot.max_batch, state.ms_per_token)
-            for slot, state in zip(self._slots, self.states, strict=True)
-            if slot.model == model and state.state == "warm"
-        ]
+    def update(self, index: int, state: State) -> None:
+        """Set a slot's state."""
+        if not _is_gone(self.states[index]):
+            self._down_since[index] = time.monotonic()
+        self.states[index] = state
+
+    def groups(self, model: str, revision: str | None = None) -> list[list[SlotView]]:
+        """The warm slots of a model as placement needs them, those with the same weights in one list.
+
+        Args:
+            revision: only slots with these weights; None: all.
+        """
+        groups: dict[str, list[SlotView]] = {}
+        for slot, state in self._of(model):
+            if state.state == "warm" and revision in {None, state.revision}:
+                view = SlotView(slot.index, self.in_flight[slot.index], slot.max_batch, state.ms_per_token)
+                groups.setdefault(state.revision, []).append(view)
+        return list(groups.values())
+
+    def is_expected(self, model: str, revision: str | None = None) -> bool:
+        """Whether a slot of the model is warm, or will probably be soon: it starts, loads, or has just gone down.
+
+        Args:
+            revision: a warm slot counts only if it has these weights; None: all count.
+        """
+        earliest = time.monotonic() - self._max_down_s
+        for slot, state in self._of(model):
+            if state.state == "warm":
+                if revision in {None, state.revision}:
+                    return True
+            elif state.state in {"starting", "loading"} or (
+                _is_gone(state) and self._down_since[slot.index] > earliest
+            ):
+                return True
+        return False
 
     def load_failure(self, model: str) -> str | None:
         """Why the model cannot be served, if loading failed in every slot that holds it, else None."""
-        states = [state for slot, state in zip(self._slots, self.states, strict=True) if slot.model == model]
+        states = [state for _, state in self._of(model)]
         if all(state.state == "failed" for state in states):
             return states[0].reason or "the workers' log has the reason"
         return None
@@ -44,3 +83,11 @@ class SlotTable:
 
     def release(self, index: int) -> None:
         self.in_flight[index] -= 1
+
+    def _of(self, model: str) -> Iterator[tuple[Slot, State]]:
+        pairs = zip(self._slots, self.states, strict=True)
+        return ((slot, state) for slot, state in pairs if slot.model == model)
+
+
+def _is_gone(state: State) -> bool:
+    return state.state in {"down", "draining"}

@@ -2,6 +2,10 @@
 
 The end of the stream means that the worker is down. Nothing else shows it as early: the pool's master keeps the
 listening socket of a dead worker, so a connect would succeed and then wait.
+
+A worker that drains says so before it ends its stream, and finishes its branches. If the stream ends in any other way,
+or is silent, the branches in progress are ended too, so that they are retried elsewhere and do not wait for a stopped
+process until their deadline.
 """
 
 from __future__ import annotations
@@ -51,4 +55,8 @@ class PoolWatcher:
             if last is not None:
                 log.warning("slot_lost", slot=index, reason=reason)
                 self._admission.update(index, State(state="down", reason=reason))
+                if last.state != "draining":
+                    self.clients[index].abort_calls(BranchError("slot_lost", f"Its worker was lost: {reason}"))
+            else:
+                self._admission.reexamine()
             time.sleep(RECONNECT_S)

@@ -66,11 +66,8 @@ def slots_by_index(tercet: Tercet) -> dict[int, dict[str, object]]:
 
 
 def is_replaced(tercet: Tercet, index: int, old_pid: object) -> bool:
-    page = tercet.ready()
-    if page is None:
-        return False
-    slot = page["slots"][index]
-    return bool(slot["state"] == "warm" and slot["pid"] != old_pid)
+    slots = tercet.slots()
+    return bool(slots and slots[index]["state"] == "warm" and slots[index]["pid"] != old_pid)
 
 
 def has_new_master(tercet: Tercet, role: str, old: psutil.Process) -> bool:

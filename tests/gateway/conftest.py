@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from falcon import testing
 
-from gateway.app import App, create_app
+from gateway.app import GatewayApp, create_app
 from gateway.generation.fanout import Fanout
+from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from shared.hangups import HangupWatcher
@@ -22,11 +23,10 @@ from shared.settings import Settings
 class Gateway:
     """An app and what its tests act upon. Two slots of `small`, one of `medium`; no client calls them."""
 
-    app: App
+    app: GatewayApp
     client: testing.TestClient
     admission: Admission
     metrics: Metrics
-    run_path: Path
 
 
 MakeGateway = Callable[..., Gateway]
@@ -58,13 +58,12 @@ def make_gateway(tmp_path: Path, hangups: HangupWatcher) -> MakeGateway:
             settings=loaded,
             plan=plan,
             admission=admission,
-            fanout=Fanout([], admission, metrics, num_threads=1),
+            fanout=Fanout([], admission, metrics, num_threads=1, retry_budget=RetryBudget(3)),
             metrics=metrics,
             hangups=hangups,
-            run_path=tmp_path,
         )
         client = testing.TestClient(app, headers={"Host": "localhost:8000"})
-        return Gateway(app, client, admission, metrics, tmp_path)
+        return Gateway(app, client, admission, metrics)
 
     return make
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import falcon.inspect
 import msgspec
 import pytest
 
@@ -24,12 +25,29 @@ ROOT = Path(__file__).parents[2]
     ("path", "method"),
     [
         ("/autocomplete", "POST"), ("/feedback", "POST"), ("/health/live", "GET"), ("/metrics", "GET"), ("/", "GET"),
+        ("/slots", "GET"),
         ("/static/tercet.js", "GET"), *((path, "GET") for path in READY_PATHS),
     ],
 )  # fmt: skip
 def test_every_route_says_what_it_takes(gateway: Gateway, path: str, method: str) -> None:
     allowed = gateway.client.simulate_options(path).headers["Allow"]
     assert method in allowed.split(", ")
+
+
+def test_every_route_that_takes_get_takes_head(gateway: Gateway) -> None:
+    paths = [
+        route.path
+        for route in falcon.inspect.inspect_routes(gateway.app)
+        if any(method.method == "GET" and not method.internal for method in route.methods)
+    ]
+    assert {"/", "/health/live", "/health/ready", "/metrics", "/slots", "/static/{name}"} <= set(paths)
+    for path in paths:
+        url = path.replace("{name}", "tercet.js")
+        get, head = gateway.client.simulate_get(url), gateway.client.simulate_head(url)
+        assert (head.status_code, head.content) == (get.status_code, b""), path
+        assert head.headers["content-type"] == get.headers["content-type"]
+        if path != "/metrics":  # it has counted the first request
+            assert head.headers["content-length"] == get.headers["content-length"]
 
 
 def test_create_app_reads_no_environment_and_starts_no_thread(
@@ -57,7 +75,10 @@ def test_a_thread_is_planned_for_each_branch_that_a_request_may_have() -> None:
 def test_metric_names_do_not_change(gateway: Gateway) -> None:
     types = [line.split()[2] for line in gateway.metrics.exposition().decode().splitlines() if line[:6] == "# TYPE"]
     assert sorted(name for name in types if not name.endswith("_created")) == [
+        "tercet_branch_retries_refused_total",
+        "tercet_branch_retries_total",
         "tercet_branches_total",
+        "tercet_refused_requests_total",
         "tercet_request_seconds",
         "tercet_requests_total",
         "tercet_saved_characters_total",
@@ -68,6 +89,8 @@ def test_metric_names_do_not_change(gateway: Gateway) -> None:
         "tercet_slot_load_progress_ratio",
         "tercet_slot_max_batch_branches",
         "tercet_slot_prompt_tokens_total",
+        "tercet_slot_reloads_total",
+        "tercet_slot_restarts_total",
         "tercet_slot_sequences_total",
         "tercet_slot_state",
         "tercet_slot_token_seconds",
@@ -107,3 +130,26 @@ def test_build_without_a_plan_or_with_a_wrong_setting_fails(short_path: Path, se
     result = run_build(short_path, "", **settings)
     assert result.returncode != 0
     assert "StartError" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "exposure"),
+    [
+        ({"TERCET_BIND": "0.0.0.0:8000", "TERCET_INSECURE": "1"}, {"keys": False, "tls": False}),
+        ({"TERCET_BIND": "0.0.0.0:8000", "TERCET_KEYS": "/nonexistent"}, {"keys": True, "tls": False}),
+        ({"TERCET_BIND": "0.0.0.0:8000", "TERCET_KEYS": "/nonexistent", "TERCET_TLS_CERT": "c"}, None),
+        ({"TERCET_BIND": "127.0.0.1:8000"}, None),
+    ],
+)
+def test_an_exposed_address_is_logged(
+    short_path: Path, settings: dict[str, str], exposure: dict[str, bool] | None
+) -> None:
+    models = [Model("small", "/models/small", "hub:small", n_ctx=1024, vocab_size=50257)]
+    write_plan(Plan({}, models, make_slots(["cpu"], [("small", 1)], short_path, 3)), short_path)
+    result = run_build(short_path, "", **settings)
+    assert result.returncode == 0, result.stderr
+    events = [msgspec.json.decode(line) for line in result.stderr.splitlines()]
+    found = [event for event in events if event["event"] == "address_exposed"]
+    assert len(found) == (exposure is not None)
+    if exposure is not None:
+        assert found[0] | exposure | {"address": "0.0.0.0:8000", "level": "warning"} == found[0]

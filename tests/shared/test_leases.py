@@ -14,44 +14,40 @@ import pytest
 from shared.leases import Leases
 
 
-def test_a_crashed_workers_slot_is_leased_again_whatever_the_age() -> None:
-    leases = Leases(3)
-    assert [leases.lease(age) for age in (1, 2, 3)] == [0, 1, 2]
-    for dead, replacement in ((2, 4), (4, 5), (1, 6), (5, 7)):
-        slot = next(slot for slot in range(3) if dead in leases.holders(slot))
-        leases.free(dead)
-        assert leases.lease(replacement) == slot
-
-
 def test_a_reload_gives_each_slot_a_second_generation() -> None:
     leases = Leases(2)
-    for age in (1, 2):
-        leases.mark_warm(leases.lease(age), age)
+    for slot in (0, 1):
+        leases.lease(1 + slot, slot)
+        leases.mark_warm(slot, 1 + slot)
     assert not leases.is_superseded(0, 1)
-    assert [leases.lease(age) for age in (3, 4)] == [0, 1]
+    for slot in (0, 1):
+        leases.lease(3 + slot, slot)
+    assert [leases.holders(slot) for slot in (0, 1)] == [[1, 3], [2, 4]]
     assert leases.is_superseded(0, 1)
-    assert not leases.successor_is_warm(0, 1)
+    assert (leases.is_warm(0, 3), leases.successor_is_warm(0, 1)) == (False, False)
     leases.mark_warm(0, 3)
-    assert leases.successor_is_warm(0, 1)
+    assert (leases.is_warm(0, 3), leases.successor_is_warm(0, 1)) == (True, True)
+    assert not leases.successor_is_warm(1, 2)
     assert not leases.is_superseded(0, 3)
 
 
-def test_an_incoming_generation_that_dies_is_leased_its_slot_again() -> None:
-    leases = Leases(2)
-    for age in (1, 2, 3, 4):
-        leases.lease(age)
-    leases.free(3)
+def test_the_predecessor_of_a_successor_that_died_is_superseded_no_longer() -> None:
+    leases = Leases(1)
+    leases.lease(1, 0)
+    leases.lease(2, 0)
+    leases.free(2)
     assert not leases.is_superseded(0, 1)
-    assert leases.lease(5) == 0
+    leases.lease(3, 0)
+    assert leases.is_superseded(0, 1)
 
 
 def test_deaths_before_warm_are_counted_until_a_worker_becomes_warm() -> None:
     leases = Leases(1)
     for age in (1, 2):
-        leases.lease(age)
+        leases.lease(age, 0)
         leases.free(age)
     assert leases.num_failures(0) == 2
-    leases.lease(3)
+    leases.lease(3, 0)
     leases.mark_warm(0, 3)
     assert leases.num_failures(0) == 0
     leases.free(3)
@@ -60,10 +56,10 @@ def test_deaths_before_warm_are_counted_until_a_worker_becomes_warm() -> None:
 
 def test_an_incoming_generation_that_keeps_dying_is_counted_while_the_old_serves() -> None:
     leases = Leases(1)
-    leases.lease(1)
+    leases.lease(1, 0)
     leases.mark_warm(0, 1)
     for age in (2, 3, 4):
-        leases.lease(age)
+        leases.lease(age, 0)
         leases.free(age)
         assert not leases.is_superseded(0, 1)
         assert not leases.successor_is_warm(0, 1)
@@ -73,24 +69,40 @@ def test_an_incoming_generation_that_keeps_dying_is_counted_while_the_old_serves
 def test_a_generation_beyond_the_limit_is_leased_but_never_seen_warm() -> None:
     leases = Leases(1, max_generations=2)
     for age in (1, 2, 3):
-        assert leases.lease(age) == 0
+        leases.lease(age, 0)
     leases.mark_warm(0, 3)
     assert leases.is_superseded(0, 2)
     assert not leases.successor_is_warm(0, 2)
     leases.free(1)
-    leases.mark_warm(leases.lease(4), 4)
+    leases.lease(4, 0)
+    leases.mark_warm(0, 4)
     assert leases.successor_is_warm(0, 2)
+
+
+def test_events_are_counted_by_slot() -> None:
+    leases = Leases(2)
+    for name in ("restarts", "reloads.failed", "restarts"):
+        leases.count(1, name)
+    assert leases.counts(0) == {"restarts": 0, "reloads.succeeded": 0, "reloads.failed": 0}
+    assert leases.counts(1) == {"restarts": 2, "reloads.succeeded": 0, "reloads.failed": 1}
 
 
 def test_leases_are_seen_across_fork() -> None:
     leases = Leases(1)
-    leases.lease(1)
-    leases.lease(2)
+    leases.lease(1, 0)
+    leases.lease(2, 0)
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         leases.mark_warm(0, 2)
-        os._exit(0)
-    os.waitpid(child, 0)
+        os.close(write_end)
+        os.read(read_end, 1)
+        os._exit(10 * leases.is_stopping + int(leases.counts(0)["restarts"]))
+    leases.mark_stopping()
+    leases.count(0, "restarts")
+    os.close(write_end)
+    os.close(read_end)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 11
     assert leases.successor_is_warm(0, 1)
 
 
@@ -110,9 +122,8 @@ class Sequential:
         self.warm: set[int] = set()
         self.failures = 0
 
-    def lease(self, age: int) -> int:
+    def lease(self, age: int, _slot: int) -> None:
         self.ages.append(age)
-        return 0
 
     def free(self, age: int) -> None:
         self.ages.remove(age)
@@ -205,7 +216,7 @@ class Scenario:
 
     def start(self) -> tuple[list[Process], Callable[[], Outcome]]:
         """The processes before their first step, and a function that returns the outcome after their last."""
-        master = Leases(1, max_generations=3, words=Words([0] * 4))
+        master = Leases(1, max_generations=3, words=Words([0] * Leases.num_words(1, 3)))
         forked = {0: master}
         for name, *args in self.before:
             actor = forked[args[1]] if name == "mark_warm" else master
@@ -258,44 +269,46 @@ def interleavings(scenario: Scenario) -> Iterator[Outcome]:
         yield outcome()
 
 
-SERVING: list[Operation] = [("lease", 1), ("mark_warm", 0, 1)]
-RELOADING: list[Operation] = [*SERVING, ("lease", 2)]
+SERVING: list[Operation] = [("lease", 1, 0), ("mark_warm", 0, 1)]
+RELOADING: list[Operation] = [*SERVING, ("lease", 2, 0)]
 
 
 @pytest.mark.parametrize(
     "scenario",
     [
         pytest.param(
-            Scenario(RELOADING, [("lease", 3)], {2: [("mark_warm", 0, 2)]}),
+            Scenario(RELOADING, [("lease", 3, 0)], {2: [("mark_warm", 0, 2)]}),
             id="warm while the next generation is leased",
         ),
         pytest.param(
             Scenario(RELOADING, [("free", 1)], {2: [("mark_warm", 0, 2)]}), id="warm while the old generation ends"
         ),
         pytest.param(
-            Scenario(RELOADING, [("free", 1), ("lease", 3)], {2: [("mark_warm", 0, 2)]}),
+            Scenario(RELOADING, [("free", 1), ("lease", 3, 0)], {2: [("mark_warm", 0, 2)]}),
             id="warm while the old generation is replaced",
         ),
         pytest.param(
-            Scenario([("lease", 1), ("lease", 2)], [("free", 2), ("lease", 3)], {1: [("mark_warm", 0, 1)]}),
+            Scenario([("lease", 1, 0), ("lease", 2, 0)], [("free", 2), ("lease", 3, 0)], {1: [("mark_warm", 0, 1)]}),
             id="old generation warm while the new one crashes",
         ),
         pytest.param(
             Scenario(
-                [("lease", 1), ("lease", 2), ("free", 2), ("lease", 3), ("free", 3), ("lease", 4)],
-                [("free", 4), ("lease", 5)],
+                [("lease", 1, 0), ("lease", 2, 0), ("free", 2), ("lease", 3, 0), ("free", 3), ("lease", 4, 0)],
+                [("free", 4), ("lease", 5, 0)],
                 {1: [("mark_warm", 0, 1)]},
             ),
             id="warm while a third failure is counted",
         ),
         pytest.param(
-            Scenario([*RELOADING, ("lease", 3)], [("free", 1)], {2: [("mark_warm", 0, 2)], 3: [("mark_warm", 0, 3)]}),
+            Scenario(
+                [*RELOADING, ("lease", 3, 0)], [("free", 1)], {2: [("mark_warm", 0, 2)], 3: [("mark_warm", 0, 3)]}
+            ),
             id="two generations warm at once",
         ),
         pytest.param(
             Scenario(
-                [*SERVING, ("lease", 2), ("mark_warm", 0, 2), ("free", 1)],
-                [("lease", 3)],
+                [*SERVING, ("lease", 2, 0), ("mark_warm", 0, 2), ("free", 1)],
+                [("lease", 3, 0)],
                 {2: [("is_superseded", 0, 2), ("successor_is_warm", 0, 2)]},
             ),
             id="a warm word is reused",
@@ -305,7 +318,7 @@ RELOADING: list[Operation] = [*SERVING, ("lease", 2)]
             id="reads while the new generation crashes",
         ),
         pytest.param(
-            Scenario(RELOADING, [("lease", 3)], {1: [("successor_is_warm", 0, 1)], 2: [("mark_warm", 0, 2)]}),
+            Scenario(RELOADING, [("lease", 3, 0)], {1: [("successor_is_warm", 0, 1)], 2: [("mark_warm", 0, 2)]}),
             id="reads while the new generation becomes warm",
         ),
     ],

@@ -46,8 +46,6 @@ def test_all_wrong_variables_are_named_at_once() -> None:
         ("TIMEOUT_S", "nan"),
         ("TIMEOUT_S", "-1"),
         ("DTYPE", "int4"),
-        ("ORIGINS", "*"),
-        ("ORIGINS", "https://a.example/path"),
         ("BIND", "127.0.0.1:99999"),
         ("TEST_STEP_DELAY_MS", "fast"),
         ("TEST_STEP_DELAY_MS", "0=fast"),
@@ -101,23 +99,118 @@ def test_instances_on_different_ports_have_different_run_directories() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "is_allowed"),
+    ("text", "address"),
     [
-        ("localhost:8000", True),
-        ("127.0.0.1:8000", True),
-        ("[::1]:8000", True),
-        ("192.0.2.7", True),
-        ("write.example", True),
-        ("WRITE.example:80", True),
-        ("evil.example:8000", False),
-        ("localhost.evil.example", False),
-        ("", False),
-        ("[::1", True),
+        ("127.0.0.1:8000", Address("127.0.0.1", 8000)),
+        ("[::1]:8000", Address("::1", 8000)),
+        ("[::]:1", Address("::", 1)),
+        ("localhost:65535", Address("localhost", 65535)),
     ],
 )
-def test_host_header(host: str, is_allowed: bool) -> None:
-    assert Settings.load({"TERCET_HOSTS": "write.example"}).allows_host(host) is is_allowed
-    assert Settings.load({"TERCET_HOSTS": "*"}).allows_host("evil.example")
+def test_an_address(text: str, address: Address) -> None:
+    assert Settings.load({"TERCET_BIND": text}).bind == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "127.0.0.1:٨٠٠٠", "127.0.0.1:８０００", "127.0.0.1:8000²", "127.0.0.1:", "127.0.0.1", ":8000", "127.0.0.1:0",
+        "127.0.0.1:65536", "127.0.0.1:+80", "127.0.0.1: 80", "::1:8000", "[::1:8000", "::1]:8000", "[127.0.0.1]:80",
+        "[localhost]:80", "[::1]x:80", "a b:80", "http://127.0.0.1:80", "127.0.0.1:80:90",
+    ],
+)  # fmt: skip
+def test_other_addresses_are_refused(text: str) -> None:
+    with pytest.raises(StartError, match="must be host:port with a port from 1 to 65535"):
+        Settings.load({"TERCET_BIND": text})
+
+
+@pytest.mark.parametrize(
+    ("bind", "is_loopback", "url"),
+    [
+        ("127.0.0.1:1", True, "http://127.0.0.1:1"),
+        ("127.1.2.3:1", True, "http://127.1.2.3:1"),
+        ("[::1]:1", True, "http://[::1]:1"),
+        ("localhost:1", True, "http://localhost:1"),
+        ("0.0.0.0:1", False, "http://127.0.0.1:1"),
+        ("[::]:1", False, "http://[::1]:1"),
+        ("192.0.2.7:1", False, "http://192.0.2.7:1"),
+        ("write.example:1", False, "http://write.example:1"),
+        ("localhost.example:1", False, "http://localhost.example:1"),
+    ],
+)
+def test_which_addresses_only_this_machine_reaches(bind: str, is_loopback: bool, url: str) -> None:
+    settings = Settings.load({"TERCET_BIND": bind})
+    assert (settings.bind.is_loopback, settings.url) == (is_loopback, url)
+    assert Settings.load({"TERCET_BIND": bind, "TERCET_TLS_CERT": "c"}).url == url.replace("http", "https")
+
+
+HOSTS = "write.example,*.notes.example,my_service"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost", "localhost:8000", "LOCALHOST", "127.0.0.1:8000", "[::1]:8000", "[::1]", "192.0.2.7",
+        "write.example", "WRITE.example:80", "a.notes.example", "A.b.Notes.example:1", "my_service", "bound.example",
+    ],
+)  # fmt: skip
+def test_hosts_that_name_this_server(host: str) -> None:
+    assert Settings.load({"TERCET_HOSTS": HOSTS, "TERCET_BIND": "Bound.example:80"}).allows_host(host)
+
+
+MALFORMED_HOSTS = (
+    "[localhost]evil.com", "[localhost]", "localhost:evil.com", "localhost:80evil", "localhost:80:90", "localhost:",
+    "localhost:٨٠", "localhost:-1", "localhost:123456", "[::1", "::1", "[::1]evil.com", "[::1]:evil", "[127.0.0.1]",
+    "localhost evil.com", "localhost,evil.com", "localhost/", "user@localhost", "localhost\tevil", "http://localhost",
+    "localhost#", "localhost?", "*", ".", "loc\u0430lhost", "[::1%25eth0]",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example:8000", "localhost.evil.example", "evil.write.example", "write.example.evil", "notes.example",
+        "evilnotes.example", ".notes.example", "a.notes.example.evil", "localhost.", "2130706433", "127.1", "",
+        *MALFORMED_HOSTS,
+    ],
+)  # fmt: skip
+def test_other_hosts_are_refused(host: str) -> None:
+    assert not Settings.load({"TERCET_HOSTS": HOSTS}).allows_host(host)
+
+
+def test_a_star_allows_every_host_but_nothing_malformed() -> None:
+    settings = Settings.load({"TERCET_HOSTS": "*"})
+    assert settings.allows_host("evil.example:80")
+    assert settings.allows_host("")  # HTTP/1.0 without a Host header
+    assert not [host for host in MALFORMED_HOSTS if settings.allows_host(host)]
+
+
+@pytest.mark.parametrize(
+    "hosts", ["*.", "**", "a.*", "*a.example", "*.*.example", "write.example:80", "http://write.example", "a b", "a..b",
+              "писать.example", ".example", "[::1]"],
+)  # fmt: skip
+def test_a_host_pattern_that_could_match_nothing_is_refused(hosts: str) -> None:
+    with pytest.raises(
+        StartError, match=r"a host is a name without a port, \*\.name for its subdomains, or \* for any"
+    ):
+        Settings.load({"TERCET_HOSTS": f"write.example,{hosts}"})
+
+
+def test_origins_are_normalised_as_browsers_send_them() -> None:
+    listed = " https://Notes.example/ ,http://a.example:80,https://b.example:443,http://c.example:443,http://[::1]:9"
+    assert Settings.load({"TERCET_ORIGINS": listed}).origins == (
+        "https://notes.example", "http://a.example", "https://b.example", "http://c.example:443", "http://[::1]:9",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "null", "https://*.example", "https://a.example/path", "ftp://a.example", "a.example", "https://",
+               "https://a.example:port", "https://u@a.example"],
+)  # fmt: skip
+def test_other_origins_are_refused(origin: str) -> None:
+    with pytest.raises(StartError, match=r"an origin is http\(s\)://host"):
+        Settings.load({"TERCET_ORIGINS": origin})
 
 
 def test_every_setting_is_listed_with_its_default_unit_and_reason() -> None:

@@ -74,7 +74,6 @@ OVERRIDDEN = {
     "handle": ("conn",),
     "handle_request": ("req", "conn"),
     "set_accept_enabled": ("enabled",),
-    "handle_exit": ("sig", "frame"),
 }
 
 

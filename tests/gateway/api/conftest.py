@@ -28,7 +28,6 @@ class Api:
             fanout=pool.fanout,
             metrics=pool.metrics,
             hangups=hangups,
-            run_path=pool.run_path,
         )
         self._client = testing.TestClient(self.app, headers={"Host": "localhost"})
 
@@ -39,6 +38,10 @@ class Api:
     def complete(self, **fields: Any) -> testing.Result:
         """POST to `/autocomplete`; a context is filled in."""
         return self.post("/autocomplete", {"context": "He saw", **fields})
+
+    def complete_as(self, key: str, **fields: Any) -> testing.Result:
+        """As `complete`, with the name of an API key in a header that `test_refusals.Keys` reads."""
+        return self.post("/autocomplete", {"context": "He saw", **fields}, headers={"X-Key": key})
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import falcon
@@ -29,6 +30,14 @@ class Failing:
 def get(gateway: Gateway, error: Exception) -> testing.Result:
     gateway.app.add_route("/failing", Failing(error))
     return gateway.client.simulate_get("/failing", headers={"X-Request-Id": "r-1"})
+
+
+def request(gateway: Gateway, method: str, path: str) -> tuple[Any, testing.StartResponseMock]:
+    """The body and the head of an error response; Falcon's client refuses to send such methods."""
+    environ = testing.create_environ(path, headers={"Host": "localhost", "X-Request-Id": "r-1"})
+    environ["REQUEST_METHOD"] = method
+    start = testing.StartResponseMock()
+    return json.loads(b"".join(gateway.app(environ, start))), start
 
 
 def test_our_errors_carry_their_status_code_fields_and_headers(gateway: Gateway) -> None:
@@ -63,7 +72,7 @@ def test_an_unexpected_exception_is_logged_and_answered_generically(gateway: Gat
     assert SECRET not in response.text
     [event] = [event for event in events if event["event"] == "unhandled_exception"]
     assert event["exc_info"] is error
-    assert (event["log_level"], event["request_id"], event["path"]) == ("error", "r-1", "/failing")
+    assert (event["log_level"], event["request_id"], event["route"]) == ("error", "r-1", "/failing")
 
 
 def test_expected_errors_are_not_logged_as_exceptions(gateway: Gateway) -> None:
@@ -95,7 +104,7 @@ def test_a_method_that_needs_post_shows_a_curl_line(
 def test_a_method_that_needs_get_shows_no_curl_line(gateway: Gateway) -> None:
     response = gateway.client.simulate_post("/metrics", body=b"{}")
     assert response.status_code == 405
-    assert response.json["detail"] == "/metrics takes GET, OPTIONS, not POST."
+    assert response.json["detail"] == "/metrics takes GET, HEAD, OPTIONS, not POST."
 
 
 def test_an_unknown_path_lists_what_is_served(gateway: Gateway) -> None:
@@ -109,19 +118,48 @@ def test_an_unknown_path_lists_what_is_served(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "detail"),
+    ("error", "detail"),
     [
-        (falcon.HTTPUnsupportedMediaType(description="Send JSON."), 415, "Send JSON."),
-        (falcon.HTTPBadRequest(title="Bad header"), 400, "Bad header"),
-        (falcon.HTTPInvalidHeader("It is not a number.", "Range"), 400, 'The value provided for the "Range"'),
+        (falcon.HTTPBadRequest(title="Bad header"), "The request was not understood."),
+        (falcon.HTTPInvalidHeader("It is not a number.", "Range"), 'The value provided for the "Range"'),
     ],
 )
-def test_falcons_other_errors_are_problem_json_too(
-    gateway: Gateway, error: Exception, status: int, detail: str
-) -> None:
+def test_falcons_other_errors_are_problem_json_too(gateway: Gateway, error: Exception, detail: str) -> None:
     response = get(gateway, error)
-    assert response.status_code == status
+    assert response.status_code == 400
     assert response.headers["Content-Type"] == "application/problem+json"
     problem: dict[str, Any] = response.json
-    assert (problem["status"], problem["code"], problem["request_id"]) == (status, "bad_request", "r-1")
+    assert (problem["status"], problem["code"], problem["request_id"]) == (400, "malformed_request", "r-1")
     assert problem["detail"].startswith(detail)
+
+
+def test_an_http_error_of_falcons_that_is_the_servers_fault_is_unexpected(gateway: Gateway) -> None:
+    with structlog.testing.capture_logs() as events:
+        response = get(gateway, falcon.HTTPInternalServerError(title=SECRET))
+    assert (response.status_code, response.json["code"]) == (500, "internal_error")
+    assert SECRET not in response.text
+    assert "unhandled_exception" in [event["event"] for event in events]
+
+
+@pytest.mark.parametrize("method", ["WEBSOCKET", "PRI", "get", "x" * 65_536, "tct-key", "G\u00cbT"])
+@pytest.mark.parametrize("path", ["/autocomplete", "/health/live", "/nothing"])
+def test_a_method_that_is_not_https_is_refused_and_not_logged(gateway: Gateway, method: str, path: str) -> None:
+    """Falcon refuses WEBSOCKET before any middleware has run."""
+    with structlog.testing.capture_logs() as events:
+        problem, start = request(gateway, method, path)
+    assert start.headers_dict["content-type"] == "application/problem+json"
+    assert start.headers_dict["x-request-id"] == problem["request_id"] == "r-1"
+    if path == "/nothing" and method != "WEBSOCKET":
+        assert (problem["status"], problem["code"]) == (404, "not_found")
+    else:
+        assert (problem["status"], problem["code"]) == (400, "malformed_request")
+        assert problem["detail"].startswith("The method must be one of CONNECT, DELETE, GET")
+    [event] = events
+    assert (event["event"], event["method"]) == ("request_finished", "(other)")
+    assert method not in str(event)
+
+
+def test_a_method_of_webdav_is_not_allowed(gateway: Gateway) -> None:
+    problem, start = request(gateway, "PROPFIND", "/metrics")
+    assert (problem["status"], problem["code"]) == (405, "method_not_allowed")
+    assert start.headers_dict["allow"] == "GET, HEAD, OPTIONS"

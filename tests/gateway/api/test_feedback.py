@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterator
+from typing import get_args, get_type_hints
 
+import pytest
+
+from gateway.api.feedback import MAX_ANSWERS, FeedbackStore
+from gateway.api.schema import FeedbackRequest
+from gateway.metrics import Metrics
+from shared.errors import NotFound
 from shared.protocol import GenerateRequest
 from tests.gateway.api.conftest import Api
 from tests.gateway.generation.stubs import Step, completion
@@ -54,3 +62,57 @@ def test_a_refused_request_shows_no_suggestion(make_api: Callable[..., Api]) -> 
     api = make_api(respond)
     api.complete(length=0)
     assert counts(api, "tercet_suggestions_total") == {}
+
+
+def feedback(answer_id: str, index: int = 0, action: str = "accepted") -> FeedbackRequest:
+    return FeedbackRequest(id=answer_id, index=index, action=action)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics(list, lambda: 0)
+
+
+def test_every_sentence_and_action_is_reported_for_itself(metrics: Metrics) -> None:
+    store = FeedbackStore(metrics)
+    for seconds in (0.01, 0.7, 60):
+        store.add_answer("owner", f"answer-{seconds}", 8, seconds)
+        for _ in range(2):
+            for index in range(8):
+                for action in get_args(get_type_hints(FeedbackRequest)["action"]):
+                    store.record("owner", feedback(f"answer-{seconds}", index, action))
+    lines = [line for line in metrics.exposition().decode().splitlines() if line.startswith("tercet_suggestions_total")]
+    assert len(lines) == 3 * 8 * 4  # with `shown`
+    assert {line.split()[-1] for line in lines} == {"1.0"}
+    for bound in ("0.05", "1", "+Inf"):
+        assert sum(f'within_s="{bound}"' in line for line in lines) == 8 * 4
+
+
+def test_an_answer_of_another_owner_is_unknown(metrics: Metrics) -> None:
+    store = FeedbackStore(metrics)
+    store.add_answer("first", "a", 1, 0.1)
+    details = []
+    for owner, answer_id in (("second", "a"), ("", "a"), ("first", "b")):
+        with pytest.raises(NotFound) as caught:
+            store.record(owner, feedback(answer_id))
+        details.append(caught.value.detail.replace(repr(answer_id), "ID"))
+    assert len(set(details)) == 1
+    store.record("first", feedback("a"))
+
+
+def test_the_oldest_answers_are_forgotten_and_memory_is_bounded(metrics: Metrics) -> None:
+    """Also with long ids that clients chose."""
+    store = FeedbackStore(metrics)
+    tracemalloc.start()
+    try:
+        for number in range(MAX_ANSWERS + 100):
+            store.add_answer("owner", f"{number:064}", 1, 0.3)
+            if number % 8 == 0:
+                store.record("owner", feedback(f"{number:064}"))
+        used_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used_bytes < 5_000_000, used_bytes
+    store.record("owner", feedback(f"{100:064}"))
+    with pytest.raises(NotFound):
+        store.record("owner", feedback(f"{99:064}"))

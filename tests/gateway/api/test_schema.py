@@ -26,7 +26,11 @@ def test_aliases_of_n_samples(name: str) -> None:
     ("raw", "field", "message"),
     [
         (b"{}", "context", "context is required"),
-        (b'{"context": 3}', "context", "context must be a string: the document before the cursor, not 3."),
+        (
+            b'{"context": 3}',
+            "context",
+            "characters: the document before the cursor, not 3.",
+        ),
         (b'{"context": "a", "n": 9}', "n_samples", "n_samples must be a whole number from 1 to 8, not 9."),
         (b'{"context": "a", "n": 0}', "n_samples", "from 1 to 8, not 0"),
         (b'{"context": "a", "length": 257}', "length", "from 1 to 256, not 257"),
@@ -36,7 +40,7 @@ def test_aliases_of_n_samples(name: str) -> None:
         (b'{"context": "a", "temperature": "hot"}', "temperature", "not a string"),
         (b'{"context": "a", "top_p": -0.1}', "top_p", "from 0 to 1"),
         (b'{"context": "a", "min_p": 1.1}', "min_p", "from 0 (off) to 1, not 1.1"),
-        (b'{"context": "a", "repetition_penalty": 0}', "repetition_penalty", "above 0"),
+        (b'{"context": "a", "repetition_penalty": 0}', "repetition_penalty", "from 0.01 to 100"),
         (b'{"context": "a", "stop": "x"}', "stop", "list of up to 8 strings"),
         (b'{"context": "a", "stop": ["1","2","3","4","5","6","7","8","9"]}', "stop", "list of up to 8"),
         (b'{"context": "a", "stop": [""]}', "stop", "1 to 256 characters"),
@@ -56,11 +60,11 @@ def test_a_wrong_field_is_named_with_its_range(raw: bytes, field: str, message: 
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"", "truncated"),
+        (b"", "it is empty"),
         (b'{"context": "a",\n "n":}', "line 2, column 6"),
         (b"[]", "not an array"),
         (b'"text"', "not a string"),
-        (b'{"context": "\xff"}', "utf-8"),
+        (b'{"context":\n"\xff"}', "context must be UTF-8, which byte 0xff is not, line 2, column 2."),
         (b'{"context": "a"} x', "trailing characters"),
     ],
 )
@@ -72,7 +76,7 @@ def test_a_body_that_is_not_a_json_object_is_refused_with_the_position(raw: byte
 @pytest.mark.parametrize(
     ("raw", "field", "message"),
     [
-        (b'{"id": "a", "index": 8, "action": "accepted"}', "index", "from 0, not 8"),
+        (b'{"id": "a", "index": 8, "action": "accepted"}', "index", "from 0 to 7: the sentence's place, not 8"),
         (b'{"id": "a", "index": 0, "action": "liked"}', "action", "accepted, rejected, ignored"),
         (b'{"id": "a", "index": 0, "action": "accepted", "characters": -1}', "characters", "from 0 to 10000"),
         (b'{"index": 0, "action": "accepted"}', "id", "id is required"),

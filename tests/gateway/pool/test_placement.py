@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.pool.placement import SlotView, largest_wave, place
+from gateway.pool.placement import SlotView, largest_wave, place, place_on_one_revision
 
 
 def view(index: int, in_flight: int = 0, max_batch: int = 6, ms: float = 1.0) -> SlotView:
@@ -62,3 +62,19 @@ def test_the_largest_wave_is_one_batch_with_pack_and_all_batches_otherwise() -> 
 
 def test_a_slot_not_measured_yet_counts_as_one_millisecond_per_token() -> None:
     assert place([view(0, 2, ms=0.0), view(1, 1, ms=2.0)], 1, "auto") == [0]
+
+
+def test_branches_never_mix_revisions() -> None:
+    assert place_on_one_revision([[view(0, 5)], [view(1, 4)]], 2, "auto") == [1, 1]
+    assert place_on_one_revision([[view(0, 5)], [view(1, 5)]], 2, "auto") is None
+    assert place_on_one_revision([], 1, "auto") is None
+
+
+def test_of_several_revisions_the_one_with_the_lower_load_is_taken() -> None:
+    assert place_on_one_revision([[view(0, 2)], [view(1, 1)]], 1, "auto") == [1]
+    assert place_on_one_revision([[view(0, 2, ms=1)], [view(1, 1, ms=4)]], 1, "auto") == [0]
+
+
+def test_of_several_revisions_the_one_with_the_larger_wave_is_taken() -> None:
+    groups = [[view(0, max_batch=2)], [view(1, 2), view(2)]]
+    assert sorted(place_on_one_revision(groups, 8, "auto") or []) == [1, 1, 1, 1, 2, 2, 2, 2]

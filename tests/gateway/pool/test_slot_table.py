@@ -1,42 +1,93 @@
-"""The slot table: which slots placement sees, and when a model counts as failed."""
+"""The slot table: which slots placement sees, when a model counts as failed, and when as expected."""
 
+import time
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from gateway.pool.placement import SlotView
-from gateway.pool.slot_table import SlotTable
+from gateway.pool.slot_table import MAX_DOWN_S, SlotTable
 from shared.plan import make_slots
 from shared.protocol import State
 
 
-def make() -> SlotTable:
-    return SlotTable(make_slots(["cpu"], [("small", 2), ("medium", 1)], Path("/run"), 3))
+def make(max_down_s: float = MAX_DOWN_S) -> SlotTable:
+    return SlotTable(make_slots(["cpu"], [("small", 2), ("medium", 1)], Path("/run"), 3), max_down_s)
 
 
 def test_slots_are_down_until_they_report() -> None:
     table = make()
     assert [state.state for state in table.states] == ["down"] * 3
-    assert table.views("small") == []
+    assert table.groups("small") == []
+    assert table.models == ["small", "medium"]
 
 
 def test_placement_sees_the_warm_slots_of_the_model() -> None:
     table = make()
-    table.states[1] = State(state="warm", ms_per_token=2.5)
-    table.states[2] = State(state="warm", ms_per_token=9.0)
+    table.update(1, State(state="warm", ms_per_token=2.5))
+    table.update(2, State(state="warm", ms_per_token=9.0))
     table.reserve([1, 1])
     table.release(1)
-    assert table.views("small") == [SlotView(1, in_flight=1, max_batch=3, ms_per_token=2.5)]
+    assert table.groups("small") == [[SlotView(1, in_flight=1, max_batch=3, ms_per_token=2.5)]]
+
+
+def test_slots_with_different_weights_are_in_different_groups() -> None:
+    table = make()
+    table.update(0, State(state="warm", revision="a"))
+    table.update(1, State(state="warm", revision="a"))
+    assert [[view.index for view in views] for views in table.groups("small")] == [[0, 1]]
+    table.update(1, State(state="warm", revision="b"))
+    assert [[view.index for view in views] for views in table.groups("small")] == [[0], [1]]
+    assert [[view.index for view in views] for views in table.groups("small", "b")] == [[1]]
+    assert table.groups("small", "c") == []
 
 
 def test_a_model_has_failed_when_all_its_slots_have() -> None:
     table = make()
-    table.states[0] = State(state="failed", reason="no such file")
+    table.update(0, State(state="failed", reason="no such file"))
     assert table.load_failure("small") is None
-    table.states[1] = State(state="failed")
+    table.update(1, State(state="failed"))
     assert table.load_failure("small") == "no such file"
     assert table.load_failure("medium") is None
 
 
 def test_a_failure_without_a_reason_refers_to_the_log() -> None:
     table = make()
-    table.states[2] = State(state="failed")
+    table.update(2, State(state="failed"))
     assert "log" in (table.load_failure("medium") or "")
+
+
+@pytest.mark.parametrize(
+    ("state", "is_expected"),
+    [("starting", True), ("loading", True), ("warm", True), ("failed", False), ("draining", False), ("down", False)],
+)
+def test_a_model_is_expected_while_a_slot_is_warm_or_on_its_way(state: Any, is_expected: bool) -> None:
+    table = make(max_down_s=0.0)
+    assert not table.is_expected("small")
+    table.update(0, State(state=state))
+    assert table.is_expected("small") == is_expected
+    assert not table.is_expected("medium")
+
+
+def test_a_slot_that_went_down_is_expected_back_for_a_while() -> None:
+    table = make(max_down_s=0.05)
+    time.sleep(0.06)
+    assert not table.is_expected("small")
+    table.update(0, State(state="warm"))
+    table.update(0, State(state="draining"))
+    assert table.is_expected("small")
+    time.sleep(0.06)
+    table.update(0, State(state="down"))  # not counted from here: it has been draining all the time
+    assert not table.is_expected("small")
+
+
+def test_weights_are_expected_from_slots_that_have_them_or_will_start() -> None:
+    table = make(max_down_s=0.0)
+    table.update(0, State(state="warm", revision="a"))
+    table.update(1, State(state="warm", revision="b"))
+    assert table.is_expected("small", "a")
+    table.update(0, State(state="loading"))
+    assert table.is_expected("small", "a")
+    table.update(0, State(state="warm", revision="b"))
+    assert not table.is_expected("small", "a")

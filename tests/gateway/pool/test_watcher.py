@@ -1,20 +1,24 @@
-"""The watcher against real state streams: a worker starts, ends, and is replaced."""
+"""The watcher against real state streams: a worker starts, ends, is silent, and is replaced or is not."""
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import structlog
 
 from gateway.pool.admission import Admission
+from gateway.pool.client import STATE_SILENCE_S, BranchError
 from gateway.pool.watcher import PoolWatcher
+from shared.errors import NotReady
 from shared.plan import Plan, Slot
-from shared.protocol import State
-from tests.gateway.pool.helpers import END, HEAD, Answer, line, serving, until
+from shared.protocol import Accepted, GenerateRequest, State
+from tests.gateway.pool.helpers import END, HEAD, Answer, chunk, line, serving, until
 
 
 def worker(pid: int, farewell: bytes) -> tuple[Answer, threading.Event]:
@@ -58,3 +62,72 @@ def test_admission_follows_the_worker_to_its_end_and_its_successor(
     changes = [event["state"] for event in events if event["event"] == "slot_state_changed"]
     assert changes[:2] == ["loading", "warm"]
     assert next(event["reason"] for event in events if event["event"] == "slot_lost") == reason
+
+
+def slot_worker(farewell: bytes, lose: threading.Event, release: threading.Event) -> Answer:
+    """A worker with one branch that never ends. On `lose` it sends its farewell on the state stream."""
+
+    def answer(connection: socket.socket) -> None:
+        # The server has read the request; only the state stream's connection is the first.
+        if next(connections) == 0:
+            connection.sendall(HEAD + line(State(state="warm", ms_per_token=2.0)))
+            lose.wait(10)
+            connection.sendall(farewell)
+            if not farewell:
+                release.wait(10)  # silent, like a stopped process
+        else:
+            connection.sendall(HEAD + line(Accepted()))
+            release.wait(10)
+
+    connections = itertools.count()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("farewell", "is_ended"),
+    [
+        (b"", True),
+        (chunk(b"<html>\n"), True),
+        (END, True),
+        (line(State(state="draining")) + END, False),
+        (line(State(state="draining")), False),
+    ],
+    ids=["is silent", "sends garbage", "ends without draining", "drains", "drains and breaks off"],
+)
+def test_branches_in_progress_end_with_their_worker_unless_it_drains(
+    short_path: Path, farewell: bytes, is_ended: bool
+) -> None:
+    plan = Plan({}, [], [Slot(0, "cpu", "small", str(short_path / "slot.sock"), 3)])
+    admission = Admission(plan, "auto", 6)
+    lose, release = threading.Event(), threading.Event()
+    with serving(short_path, slot_worker(farewell, lose, release)), ThreadPoolExecutor() as pool:
+        watcher = PoolWatcher(plan, admission, ack_s=0.2)
+        assert until(lambda: admission.states()[0].state == "warm")
+        call = watcher.clients[0].call(GenerateRequest(prompt="a"), time.monotonic() + 30, attempt=5)
+        branch = pool.submit(list, call.lines())
+        time.sleep(0.05)  # until it is accepted
+        lost_at = time.monotonic()
+        lose.set()
+        if is_ended:
+            with pytest.raises(BranchError) as caught:
+                branch.result(STATE_SILENCE_S + 2)
+            assert (caught.value.code, caught.value.is_retryable) == ("slot_lost", True)
+            assert time.monotonic() - lost_at < STATE_SILENCE_S + 1
+        else:
+            assert until(lambda: admission.states()[0].state != "warm")
+            time.sleep(0.2)
+            assert not branch.done()
+            call.cancel()
+            with pytest.raises(BranchError):
+                branch.result(5)
+        release.set()
+
+
+def test_requests_that_wait_are_refused_when_no_worker_comes(short_path: Path) -> None:
+    plan = Plan({}, [], [Slot(0, "cpu", "small", str(short_path / "slot.sock"), 3)])
+    admission = Admission(plan, "auto", 6, max_down_s=0.3)
+    PoolWatcher(plan, admission, ack_s=0.2)
+    begin = time.monotonic()
+    with pytest.raises(NotReady, match="none is starting"):
+        admission.reserve("small", 3, begin + 30)
+    assert 0.2 < time.monotonic() - begin < 5

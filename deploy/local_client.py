@@ -1,0 +1,48 @@
+"""An HTTP client for this instance's own gateway, for the command line and the supervisor.
+
+It trusts the instance's certificate and no other, and sends the key of `TERCET_API_KEY`. It does not know what is
+requested.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+
+import httpx
+
+from shared.errors import StartError
+from shared.settings import Settings
+
+
+def local_client(settings: Settings, environ: Mapping[str, str], timeout_s: float = 5.0) -> httpx.Client:
+    """A client whose base URL is the gateway's.
+
+    Raises:
+        StartError: the certificate cannot be read, or the key has characters that no key has.
+    """
+    key = environ.get("TERCET_API_KEY", "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise StartError("TERCET_API_KEY is not an API key: it has characters other than letters, digits, - and _.")
+    return httpx.Client(
+        base_url=settings.url,
+        headers={"Authorization": f"Bearer {key}"} if key else None,
+        verify=_trust(settings),
+        timeout=timeout_s,
+        trust_env=False,
+    )
+
+
+def _trust(settings: Settings) -> ssl.SSLContext | bool:
+    """Trusts exactly the instance's certificate, which need not name this address: the client chose the address."""
+    if settings.tls_cert is None:
+        return True
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    # The file may end with an intermediate certificate; its root is not required.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        context.load_verify_locations(settings.tls_cert)
+    except (OSError, ssl.SSLError) as error:
+        raise StartError(f"The certificate {settings.tls_cert} (TERCET_TLS_CERT) cannot be read ({error}).") from error
+    return context

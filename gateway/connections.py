@@ -1,0 +1,365 @@
+"""Client connections of the gateway: reads requests and writes responses without blocking.
+
+A thread is needed only while a request is being answered. Until a request is complete, and while its response waits for
+a slow client, the connection belongs to the main thread, which polls all of them. So a client that sends a header byte
+by byte, or never reads, costs a descriptor and a bounded buffer, and no thread.
+
+This module finds where a request ends and nothing else of HTTP: `gateway.gunicorn_worker` hands the complete request to
+gunicorn's parser, which judges it. Where the length of a body is in doubt, only the head is handed over, and the
+connection closes after the response, so the two can never disagree about where the next request begins.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+# A refused upload costs one read and what lingering discards: 64 KiB at most.
+READ_BYTES = 32 << 10
+# gunicorn's limits are smaller (its setting limit_request_line; 100 fields of 8,190 bytes); this one bounds the buffer.
+MAX_HEAD_BYTES = 64 << 10
+# A response that a client does not read waits in memory up to this size: eight streams of 256 tokens take 300 kB.
+MAX_UNSENT_BYTES = 4 << 20
+# After the last response, so that it is not lost in a reset: how much more of the request is read and discarded, and
+# for how long.
+LINGER_BYTES = 28 << 10
+LINGER_S = 2.0
+
+_HEAD_END = b"\r\n\r\n"
+_CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,15})[ \t]*(?=\r\n)", re.IGNORECASE)
+_FRAMING_FIELD = re.compile(rb"\n[ \t]*(?:content-length|transfer-encoding)", re.IGNORECASE)
+_EXPECT_CONTINUE = re.compile(rb"\r\nexpect:[ \t]*100-continue[ \t]*(?=\r\n)", re.IGNORECASE)
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Phase(enum.Enum):
+    """What a connection does. `IDLE`: no byte of the next request has arrived."""
+
+    HANDSHAKE = enum.auto()
+    IDLE = enum.auto()
+    READING = enum.auto()
+    ANSWERING = enum.auto()
+    FLUSHING = enum.auto()
+    LINGERING = enum.auto()
+    CLOSED = enum.auto()
+
+
+class Step(enum.Enum):
+    """What the main thread does next with a connection."""
+
+    WAIT_TO_READ = enum.auto()
+    WAIT_TO_WRITE = enum.auto()
+    ANSWER = enum.auto()  # a request is complete
+    REFUSE_HEAD = enum.auto()  # the head is too long
+    NOTHING = enum.auto()  # a thread answers, and nothing waits to be sent
+    CLOSE = enum.auto()
+
+
+class Connection:
+    """One client. The main thread calls everything but `ResponseSocket`'s methods."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        client: Any,
+        server: Any,
+        *,
+        now: float,
+        max_body_bytes: int,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """
+        Args:
+            client, server: the addresses, as gunicorn takes them.
+            now: of `time.monotonic()`, as in all methods.
+            max_body_bytes: a longer body is not read; its head is answered.
+        """
+        sock.setblocking(False)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.client = client
+        self.server = server
+        self.phase = Phase.IDLE
+        self.since = now  # when the phase began, or when the client last accepted data
+        self._max_body_bytes = max_body_bytes
+        self._buffer = bytearray()
+        self._searched = 0  # bytes of the buffer in which no head ends
+        self._request_bytes = 0  # length of the complete request at the start of the buffer
+        self._is_length_known = True
+        self._num_discarded = 0
+        self._sock = sock
+        if tls is not None:
+            self._sock = tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            self.phase = Phase.HANDSHAKE
+        self.response = ResponseSocket(self._sock)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def num_buffered_bytes(self) -> int:
+        return len(self._buffer)
+
+    @property
+    def has_unsent(self) -> bool:
+        return self.response.has_unsent
+
+    def advance(self, now: float) -> Step:
+        """Do what the socket is ready for.
+
+        Raises:
+            OSError: the connection failed; it is to be closed. `ssl.SSLError` is one.
+        """
+        match self.phase:
+            case Phase.HANDSHAKE:
+                return self._advance_handshake(now)
+            case Phase.IDLE | Phase.READING:
+                return self._advance_reading(now)
+            case Phase.ANSWERING:
+                return self._flush(now, Step.NOTHING)
+            case Phase.FLUSHING:
+                return self._flush(now, Step.CLOSE)
+            case Phase.LINGERING:
+                return self._advance_lingering()
+            case _:
+                return Step.CLOSE
+
+    def take_request(self, now: float) -> bytes:
+        """The complete request; a thread answers it from now on."""
+        request = bytes(self._buffer[: self._request_bytes])
+        del self._buffer[: self._request_bytes]
+        self._searched = 0
+        self._set_phase(Phase.ANSWERING, now)
+        return request
+
+    @property
+    def is_last_request(self) -> bool:
+        """Whether the connection must close after this response, because the end of its request is unknown."""
+        return not self._is_length_known
+
+    def finish_response(self, now: float, *, keeps_connection: bool) -> Step:
+        """The thread has handed over the whole response.
+
+        Raises:
+            OSError: as `advance`.
+        """
+        self.response.release()
+        if not keeps_connection or self.is_last_request:
+            self._set_phase(Phase.FLUSHING, now)
+            return self._flush(now, Step.CLOSE)
+        self._set_phase(Phase.READING if self._buffer else Phase.IDLE, now)
+        if self.has_unsent:
+            # The next request waits until the client has taken this response: a client that only sends is not served.
+            step = self._flush(now, Step.WAIT_TO_READ)
+            if step is not Step.WAIT_TO_READ:
+                return step
+        return self._next_request(now)
+
+    def begin_linger(self, now: float) -> Step:
+        """End the sending side after the last response, and keep reading for a moment.
+
+        A socket that is closed with unread data sends a reset, which may overtake the response.
+        """
+        self._set_phase(Phase.LINGERING, now)
+        with suppress(OSError, ValueError):
+            if isinstance(self._sock, ssl.SSLSocket):
+                self._sock.unwrap()  # sends close_notify; does not wait for the client's
+        try:
+            # Not SSLSocket's own method, which would make later sends plain text.
+            socket.socket.shutdown(self._sock, socket.SHUT_WR)
+        except OSError:
+            return Step.CLOSE
+        return Step.WAIT_TO_READ
+
+    def abort(self) -> None:
+        """End both directions now. A thread that still answers gets an error at its next send."""
+        with suppress(OSError):
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.phase = Phase.CLOSED
+        with suppress(OSError):
+            self._sock.close()
+
+    def _set_phase(self, phase: Phase, now: float) -> None:
+        self.phase = phase
+        self.since = now
+
+    def _advance_handshake(self, now: float) -> Step:
+        assert isinstance(self._sock, ssl.SSLSocket)
+        try:
+            self._sock.do_handshake()
+        except ssl.SSLWantReadError:
+            return Step.WAIT_TO_READ
+        except ssl.SSLWantWriteError:
+            return Step.WAIT_TO_WRITE
+        self._set_phase(Phase.IDLE, now)
+        return self._advance_reading(now)
+
+    def _advance_reading(self, now: float) -> Step:
+        if self.has_unsent:
+            step = self._flush(now, Step.WAIT_TO_READ)
+            if step is not Step.WAIT_TO_READ:
+                return step
+            if self._buffer:
+                return self._next_request(now)
+        while True:
+            try:
+                data = self._sock.recv(READ_BYTES)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                return Step.WAIT_TO_READ
+            except ssl.SSLWantWriteError:
+                return Step.WAIT_TO_WRITE
+            if not data:
+                return Step.CLOSE
+            if self.phase is Phase.IDLE:
+                self._set_phase(Phase.READING, now)
+            self._buffer += data
+            step = self._find_request()
+            # TLS may hold decrypted data that poll cannot see.
+            if step is not Step.WAIT_TO_READ or not isinstance(self._sock, ssl.SSLSocket):
+                return step
+
+    def _next_request(self, now: float) -> Step:
+        """After a response: the next request may have arrived with the last, or wait inside TLS."""
+        step = self._find_request() if self._buffer else Step.WAIT_TO_READ
+        if step is Step.WAIT_TO_READ and isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
+            return self._advance_reading(now)
+        return step
+
+    def _find_request(self) -> Step:
+        """Whether the buffer starts with a complete request."""
+        end = self._buffer.find(_HEAD_END, max(0, self._searched - len(_HEAD_END)))
+        if end < 0:
+            self._searched = len(self._buffer)
+            return Step.REFUSE_HEAD if self._searched > MAX_HEAD_BYTES else Step.WAIT_TO_READ
+        self._searched = end
+        num_head_bytes = end + len(_HEAD_END)
+        if num_head_bytes > MAX_HEAD_BYTES:
+            return Step.REFUSE_HEAD
+        head = bytes(self._buffer[:num_head_bytes])
+        body_bytes = _body_bytes(head)
+        self._is_length_known = body_bytes is not None and body_bytes <= self._max_body_bytes
+        self._request_bytes = num_head_bytes + (body_bytes or 0) * self._is_length_known
+        if len(self._buffer) >= self._request_bytes:
+            return Step.ANSWER
+        if _EXPECT_CONTINUE.search(head) and len(self._buffer) == num_head_bytes:
+            self.response.send_interim(_CONTINUE)
+        return Step.WAIT_TO_READ
+
+    def _flush(self, now: float, then: Step) -> Step:
+        has_progress, is_done = self.response.flush()
+        if has_progress:
+            self.since = now
+        if not is_done:
+            return Step.WAIT_TO_WRITE
+        return self.begin_linger(now) if then is Step.CLOSE else then
+
+    def _advance_lingering(self) -> Step:
+        try:
+            while self._num_discarded < LINGER_BYTES:
+                # Not SSLSocket's own method: what the client sends after the end is only discarded.
+                data = socket.socket.recv(self._sock, 4096)
+                if not data:
+                    return Step.CLOSE
+                self._num_discarded += len(data)
+        except BlockingIOError:
+            return Step.WAIT_TO_READ
+        return Step.NOTHING  # more is not read; the deadline closes the connection
+
+
+class ResponseSocket:
+    """What gunicorn writes a response to. Never blocks: what the client does not take at once waits in memory.
+
+    A thread calls `sendall` while it answers; the main thread calls `flush` when the socket is writable again.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._unsent = bytearray()
+        self._is_holding = False
+        self.on_unsent: Callable[[], None] = lambda: None  # called in the thread that sends, when data begins to wait
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._unsent)
+
+    def sendall(self, data: bytes) -> None:
+        """Send, or keep for later.
+
+        Raises:
+            BrokenPipeError: the connection is gone, or the client reads so slowly that too much waits.
+        """
+        with self._lock:
+            was_waiting = bool(self._unsent) and not self._is_holding
+            self._unsent += data
+            # The head leaves together with the first bytes of the body.
+            self._is_holding = data.startswith(b"HTTP/1.") and not was_waiting
+            if self._is_holding:
+                return
+            if not was_waiting:
+                self._send()
+            if len(self._unsent) > MAX_UNSENT_BYTES:
+                raise BrokenPipeError("The client does not read its response.")
+            starts_waiting = bool(self._unsent) and not was_waiting
+        if starts_waiting:
+            self.on_unsent()
+
+    def send(self, data: bytes) -> int:
+        """Interim responses of gunicorn; `Connection` has sent its own."""
+        return len(data)
+
+    def send_interim(self, data: bytes) -> None:
+        with self._lock:
+            self._unsent += data
+            self._send()
+
+    def release(self) -> None:
+        """The response is complete: a head without a body leaves too."""
+        with self._lock:
+            self._is_holding = False
+            self._send()
+
+    def flush(self) -> tuple[bool, bool]:
+        """Send what waits. Returns whether some was sent, and whether all was.
+
+        Raises:
+            OSError: the connection is gone.
+        """
+        with self._lock:
+            if self._is_holding:
+                return False, True
+            before = len(self._unsent)
+            self._send()
+            return len(self._unsent) < before, not self._unsent
+
+    def setblocking(self, _flag: bool) -> None:
+        """gunicorn's; this socket never blocks."""
+
+    def _send(self) -> None:
+        while self._unsent:
+            try:
+                # TLS wants the same bytes again after an incomplete write, so no copy is sliced here.
+                num_sent = self._sock.send(self._unsent)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            del self._unsent[:num_sent]
+
+
+def _body_bytes(head: bytes) -> int | None:
+    """Length of the body after this head; None if it is in doubt: chunks, several lengths, or not a plain number."""
+    num_fields = len(_FRAMING_FIELD.findall(head))
+    if num_fields == 0:
+        return 0
+    match = _CONTENT_LENGTH.search(head)
+    return int(match[1]) if match is not None and num_fields == 1 else None

@@ -1,0 +1,449 @@
+"""The gunicorn worker class of the gateway: which connections are open, what a thread answers, when the process stops.
+
+The main thread accepts connections, reads requests and flushes responses without blocking (`gateway.connections`). A
+complete request is answered by a thread of gunicorn's pool, with gunicorn's own parser and WSGI code. What a client may
+hold is bounded: in time by `TERCET_CLIENT_TIMEOUT_S`, in number by the limit of open files, in memory by
+`MAX_BUFFERED_BYTES`.
+
+Stopping has three forms. TERM alone: readiness turns 503 for `TERCET_DRAIN_S`, the listener closes, accepted requests
+finish, and shortly before the grace ends the remaining ones are cancelled, so that every client has an answer. After a
+reload, or if the master is dead: as TERM, but the listener closes at once.
+
+It knows neither routes nor dialects. It calls methods of gunicorn's `ThreadWorker` that gunicorn does not promise to
+keep: `tests/gateway/test_gunicorn_worker.py` checks the pinned version.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import select
+import socket
+import ssl
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from gunicorn.http import get_parser
+from gunicorn.http.errors import LimitRequestHeaders, LimitRequestLine, NoMoreData, ParseException
+from gunicorn.workers.gthread import ThreadWorker
+
+from gateway.connections import LINGER_S, MAX_HEAD_BYTES, Connection, Phase, Step
+from shared.errors import (
+    PROBLEM_JSON,
+    HeadersTooLarge,
+    MalformedRequest,
+    Overloaded,
+    RequestTimeout,
+    ShuttingDown,
+    TercetError,
+    UrlTooLong,
+    retry_after_s,
+)
+from shared.telemetry import request_id
+
+if TYPE_CHECKING:
+    from gateway.app import GatewayApp
+    from shared.leases import Leases
+    from shared.settings import Settings
+
+log = structlog.get_logger()
+
+POLL_S = 0.25  # the longest time between two looks at deadlines
+# Requests that are not complete yet, of all connections together.
+MAX_BUFFERED_BYTES = 256 << 20
+# Descriptors kept free for log, metrics, state streams, and files that libraries open.
+SPARE_DESCRIPTORS = 32
+MAX_DERIVED_CONNECTIONS = 10_000
+# Of the descriptors that remain, the share of client connections; the others are for branches, three to a request.
+CLIENT_SHARE = 0.6
+# How long a stopping worker keeps idle connections: a client may be sending a request on one.
+IDLE_LINGER_S = 1.0
+# Remaining requests are cancelled this long before the grace ends, so that their answers can still leave.
+CANCEL_MARGIN_S = 0.75
+EXIT_MARGIN_S = 0.1
+# A new worker reports itself as ready once it knows a warm slot, or after this time: the pool may be down.
+MAX_WARM_WAIT_S = 5.0
+# gunicorn replaces a process that exits, but halts the whole pool on exit codes 3 and 4.
+FATAL_EXIT_CODE = 70
+_ACCEPTS_AT_ONCE = 64
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+
+
+class RequestSource:
+    """A complete request, as gunicorn's parser reads it: never blocks, and ends where the request ends."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+
+    def recv(self, size: int) -> bytes:
+        data, self._data = self._data[:size], self._data[size:]
+        return bytes(data)
+
+
+class _Answered:
+    """What gunicorn's `handle_request` needs of a connection: its response socket and the addresses."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.sock = connection.response
+        self.client = connection.client
+        self.server = connection.server
+
+
+class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
+    """`gunicorn.conf.py` sets `leases`, `slot_index` and `settings` before the fork."""
+
+    leases: Leases
+    slot_index: int  # its place in the leases
+    settings: Settings
+    wsgi: GatewayApp
+    alive: bool
+
+    def init_process(self) -> None:
+        self._connections: dict[int, Connection] = {}
+        self._num_answering = 0
+        self._is_warm = False
+        self._started_at = time.monotonic()
+        self._stop_began_at: float | None = None
+        self._is_listening = True
+        self._is_accepting = True
+        self._is_cancelled = False
+        self._num_evicted = 0
+        self._spare_descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._tls: ssl.SSLContext | None = None
+        if self.cfg.certfile:
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
+            self._tls.load_cert_chain(self.cfg.certfile, self.cfg.keyfile)
+        self._epoll = select.epoll()
+        try:
+            super().init_process()  # returns when the worker stops
+        finally:
+            # A thread may still wait for a branch, and the interpreter would join it.
+            if self._num_answering:
+                os._exit(0)
+
+    def load_wsgi(self) -> None:
+        super().load_wsgi()
+        self._derive_limits()
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.wsgi.metrics.watch_server(
+            {
+                "open_connections": ("Open client connections", lambda: len(self._connections)),
+                "max_connections": ("Bound of open client connections", lambda: self._max_connections),
+                "evicted_connections": (
+                    "Connections closed to make room for new ones, since the start", lambda: self._num_evicted
+                ),
+                "busy_threads": ("Threads that answer a request", lambda: self._num_answering),
+                "max_busy_threads": ("Bound of threads that answer", lambda: self._max_answering),
+                "open_descriptors": ("Open file descriptors", lambda: len(os.listdir("/proc/self/fd"))),
+                "max_descriptors": ("Limit of open file descriptors", lambda: soft),
+            }
+        )  # fmt: skip
+
+    def _derive_limits(self) -> None:
+        """How many connections may be open and how many requests may be answered, so that descriptors suffice."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = max(16, soft - len(os.listdir("/proc/self/fd")) - SPARE_DESCRIPTORS)
+        derived = min(MAX_DERIVED_CONNECTIONS, int(CLIENT_SHARE * free))
+        self._max_connections = min(self.settings.max_connections or derived, derived)
+        self._max_answering = max(2, min(self.cfg.threads, self._max_connections, (free - derived) // 3))
+
+    # The main loop.
+
+    def run(self) -> None:
+        self._epoll.register(self.method_queue.fileno(), select.EPOLLIN)
+        for listener in self.sockets:
+            listener.setblocking(False)
+            self._epoll.register(listener.fileno(), select.EPOLLIN)
+        listeners = {listener.fileno(): listener for listener in self.sockets}
+        sweep_at = 0.0
+        while not self._is_finished(time.monotonic()):
+            events = self._epoll.poll(POLL_S)
+            now = time.monotonic()
+            for descriptor, _ in events:
+                if descriptor == self.method_queue.fileno():
+                    self.method_queue.run_callbacks(None)
+                elif descriptor in listeners:
+                    self._accept(listeners[descriptor], now)
+                elif (connection := self._connections.get(descriptor)) is not None:
+                    self._advance(connection, now)
+            if now >= sweep_at:
+                sweep_at = now + POLL_S
+                self.notify()
+                self._sweep(now)
+                self._report_warm()
+                if not self.is_parent_alive() and self._stop_began_at is None:
+                    self._begin_stop(now - self.settings.drain_s)
+        for connection in list(self._connections.values()):
+            connection.abort()
+        self.tpool.shutdown(wait=False, cancel_futures=True)
+
+    def _is_finished(self, now: float) -> bool:
+        """Advance a stop that has begun; whether the process may exit."""
+        if self._stop_began_at is None:
+            return False
+        elapsed = now - self._stop_began_at
+        drain_s = min(self.settings.drain_s, self.settings.grace_s / 2)
+        if self._is_listening and elapsed >= drain_s:
+            self._close_listeners(now)
+        if not self._is_listening and elapsed >= drain_s + IDLE_LINGER_S:
+            for connection in [c for c in self._connections.values() if c.phase is Phase.IDLE and not c.has_unsent]:
+                self._close(connection)
+        if elapsed >= self.settings.grace_s - CANCEL_MARGIN_S and not self._is_cancelled:
+            self._is_cancelled = True
+            self.wsgi.fanout.cancel_all(
+                ShuttingDown("The server is shutting down; send the request again.", retry_after_s=retry_after_s())
+            )
+        is_done = not self._is_listening and not self._connections
+        return is_done or elapsed >= self.settings.grace_s - EXIT_MARGIN_S
+
+    def _sweep(self, now: float) -> None:
+        """Act on deadlines."""
+        timeout_s = self.settings.client_timeout_s
+        for connection in list(self._connections.values()):
+            age_s = now - connection.since
+            phase = connection.phase
+            if connection.has_unsent:
+                if age_s > timeout_s and phase is Phase.ANSWERING:
+                    connection.abort()  # its thread fails at the next send
+                elif age_s > timeout_s:
+                    self._close(connection)
+            elif phase is Phase.READING and age_s > timeout_s:
+                self._refuse(connection, RequestTimeout(f"The request was not complete after {timeout_s:g} s."), now)
+            elif (
+                (phase is Phase.HANDSHAKE and age_s > timeout_s)
+                or (phase is Phase.IDLE and age_s > self.cfg.keepalive)
+                or (phase is Phase.LINGERING and age_s > LINGER_S)
+            ):
+                self._close(connection)
+
+    # Connections.
+
+    def _accept(self, listener: Any, now: float) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                sock, client = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _OUT_OF_DESCRIPTORS:
+                    raise
+                self._refuse_with_spare_descriptor(listener)
+                return
+            if len(self._connections) >= self._max_connections and not self._evict():
+                _send_once(sock, _response(self._overloaded("All connections of this server are in use.")))
+                sock.close()
+                continue
+            try:
+                connection = Connection(
+                    sock, client, listener.getsockname(), now=now, max_body_bytes=self.settings.max_body_bytes,
+                    tls=self._tls,
+                )  # fmt: skip
+            except OSError:  # reset before it was accepted
+                sock.close()
+                continue
+            self._connections[connection.fileno()] = connection
+            connection.response.on_unsent = partial(self.method_queue.defer, self._watch_unsent, connection)
+            self._epoll.register(connection.fileno(), 0)
+            self._advance(connection, now)
+
+    def _evict(self) -> bool:
+        """Close the connection that has been idle for longest, or else the one that is slowest to send a request."""
+        for phases in ((Phase.LINGERING,), (Phase.IDLE,), (Phase.HANDSHAKE, Phase.READING)):
+            idle = [c for c in self._connections.values() if c.phase in phases]
+            if idle:
+                self._num_evicted += 1
+                self._close(min(idle, key=lambda connection: connection.since))
+                return True
+        return False
+
+    def _refuse_with_spare_descriptor(self, listener: Any) -> None:
+        """Out of descriptors: take the connection with the one kept for this, refuse it, and make room."""
+        os.close(self._spare_descriptor)
+        with suppress(OSError):
+            sock, _ = listener.accept()
+            _send_once(sock, _response(self._overloaded("This server has no descriptor left.")))
+            sock.close()
+        self._evict()
+        with suppress(OSError):
+            self._spare_descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _advance(self, connection: Connection, now: float) -> None:
+        try:
+            step = connection.advance(now)
+        except OSError:
+            self._drop(connection)
+            return
+        self._act(connection, step, now)
+
+    def _act(self, connection: Connection, step: Step, now: float) -> None:
+        match step:
+            case Step.WAIT_TO_READ:
+                self._arm(connection, select.EPOLLIN)
+                if connection.num_buffered_bytes > MAX_HEAD_BYTES and self._num_buffered_bytes() > MAX_BUFFERED_BYTES:
+                    self._refuse(connection, self._overloaded("Too many incomplete requests."), now)
+            case Step.WAIT_TO_WRITE:
+                self._arm(connection, select.EPOLLOUT)
+            case Step.ANSWER if self._num_answering < self._max_answering:
+                self._num_answering += 1
+                data = connection.take_request(now)
+                future = self.tpool.submit(self._answer, connection, data)
+                future.add_done_callback(lambda done: self.method_queue.defer(self._finish, connection, done))
+            case Step.ANSWER:
+                connection.take_request(now)
+                self._refuse(connection, self._overloaded("All threads of this server are in use."), now)
+            case Step.REFUSE_HEAD:
+                self._refuse(connection, HeadersTooLarge("The request's headers are longer than 64 KiB."), now)
+            case Step.CLOSE:
+                self._drop(connection)
+            case Step.NOTHING:
+                pass
+
+    def _num_buffered_bytes(self) -> int:
+        return sum(connection.num_buffered_bytes for connection in self._connections.values())
+
+    def _arm(self, connection: Connection, events: int) -> None:
+        self._epoll.modify(connection.fileno(), events | select.EPOLLONESHOT)
+
+    def _watch_unsent(self, connection: Connection) -> None:
+        if connection.phase is Phase.ANSWERING:
+            connection.since = time.monotonic()
+            self._arm(connection, select.EPOLLOUT)
+
+    def _drop(self, connection: Connection) -> None:
+        """The client is gone. A thread that still answers notices by itself and then `_finish` closes."""
+        if connection.phase is Phase.ANSWERING:
+            connection.abort()
+        else:
+            self._close(connection)
+
+    def _close(self, connection: Connection) -> None:
+        with suppress(OSError, ValueError):
+            self._epoll.unregister(connection.fileno())
+        self._connections.pop(connection.fileno(), None)
+        connection.close()
+
+    def _overloaded(self, reason: str) -> Overloaded:
+        self.wsgi.metrics.refused_requests.labels(reason=Overloaded.code).inc()
+        return Overloaded(f"{reason} Try again shortly.", retry_after_s=retry_after_s())
+
+    def _refuse(self, connection: Connection, error: TercetError, now: float) -> None:
+        """Answer with an error, without a thread, and close."""
+        try:
+            connection.response.sendall(_response(error))
+            step = connection.finish_response(now, keeps_connection=False)
+        except OSError:
+            self._close(connection)
+            return
+        self._act(connection, step, now)
+
+    def _finish(self, connection: Connection, future: Future[bool]) -> None:
+        """A thread has answered."""
+        self._num_answering -= 1
+        now = time.monotonic()
+        try:
+            keeps = not future.cancelled() and future.exception() is None and future.result()
+            step = connection.finish_response(now, keeps_connection=keeps)
+        except OSError:
+            self._close(connection)
+            return
+        self._act(connection, step, now)
+
+    # In a thread.
+
+    def _answer(self, connection: Connection, data: bytes) -> bool:
+        """Answer one request. Returns whether the connection may carry another."""
+        answered = _Answered(connection)
+        try:
+            request = next(get_parser(self.cfg, RequestSource(data), connection.client))
+            if connection.is_last_request:
+                request.force_close()
+            return bool(self.handle_request(request, answered))
+        except (NoMoreData, StopIteration):
+            return False
+        except ParseException as error:
+            self._send_error(connection, _malformed(error))
+        except OSError:  # the client is gone
+            return False
+        except Exception as error:  # noqa: BLE001 - a bug; the app itself answers every exception of its routes
+            log.error("unhandled_exception", kind=type(error).__name__)
+            self._send_error(connection, TercetError("The server failed."))
+        return False
+
+    def _send_error(self, connection: Connection, error: TercetError) -> None:
+        log.info("request_refused", code=error.code)
+        self.wsgi.metrics.requests.labels(route="(none)", status=str(error.status)).inc()
+        with suppress(OSError):
+            connection.response.sendall(_response(error))
+
+    # Starting and stopping.
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """TERM. After a reload, the successor already accepts: there is nothing to drain."""
+        is_replaced = self.leases.successor_is_warm(self.slot_index, self.age) and not self.leases.is_stopping
+        self.method_queue.defer(self._begin_stop, time.monotonic() - (self.settings.drain_s if is_replaced else 0.0))
+
+    def _begin_stop(self, began_at: float) -> None:
+        """
+        Args:
+            began_at: when the grace began; earlier than now by the drain time, the listener closes at once.
+        """
+        if self._stop_began_at is None:
+            self._stop_began_at = began_at
+            self.wsgi.draining.set()
+            self.alive = False  # responses now close their connections
+
+    def _report_warm(self) -> None:
+        """Report this worker as ready, which stops its predecessor."""
+        if not self._is_warm and (self._has_warm_slot() or time.monotonic() - self._started_at > MAX_WARM_WAIT_S):
+            self._is_warm = True
+            self.leases.mark_warm(self.slot_index, self.age)
+
+    def _has_warm_slot(self) -> bool:
+        return any(state.state == "warm" for state in self.wsgi.admission.states())
+
+    def _close_listeners(self, now: float) -> None:
+        """Take the connections that wait in the backlog, then close. The kernel resets what is left in a backlog."""
+        self._is_listening = False
+        for listener in self.sockets:
+            self._accept(listener, now)
+            with suppress(OSError):
+                self._epoll.unregister(listener.fileno())
+            listener.close()
+
+
+def _malformed(error: ParseException) -> TercetError:
+    """gunicorn's parse error as ours. Its text is dropped: it repeats what the client sent."""
+    if isinstance(error, LimitRequestLine):
+        return UrlTooLong("The request line is longer than 4,094 bytes; send the text in the body of a POST.")
+    if isinstance(error, LimitRequestHeaders):
+        return HeadersTooLarge("At most 100 header fields of 8,190 bytes each are accepted.")
+    return MalformedRequest("The request line or a header field is not valid HTTP/1.1.")
+
+
+def _response(error: TercetError) -> bytes:
+    """An error response that closes the connection."""
+    identifier = request_id(None)
+    body = error.problem(identifier)
+    head = [
+        f"HTTP/1.1 {error.status} {error.title}",
+        f"Content-Type: {PROBLEM_JSON}",
+        f"Content-Length: {len(body)}",
+        f"X-Request-Id: {identifier}",
+        "Connection: close",
+        *(f"{name}: {value}" for name, value in error.headers.items()),
+    ]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+def _send_once(sock: socket.socket, data: bytes) -> None:
+    """Send what the socket takes at once. Over TLS the client sees a failed handshake."""
+    with suppress(OSError):
+        sock.setblocking(False)
+        sock.send(data)

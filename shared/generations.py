@@ -1,0 +1,109 @@
+"""Which workers a pool has: one per slot, and a successor of each during a reload.
+
+Takes the place of three methods of gunicorn's arbiter, which counts workers and knows no slots: on SIGHUP it asks the
+oldest workers to stop, whether or not theirs is the slot that has a successor, asks again at each turn of its loop, and
+blocks until they have stopped. Here a worker is stopped only when its successor is warm. A successor that ends before
+that changes nothing for its predecessor. This module takes the arbiter as an object and does not import gunicorn.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import structlog
+
+from shared.leases import Leases
+
+# Exit code of a successor that cannot serve. gunicorn halts the whole pool on 3 and 4, its own codes of a worker that
+# cannot start.
+RELOAD_FAILED_EXIT_CODE = 75
+log = structlog.get_logger()
+
+
+class Generations:
+    """The workers of one pool, in its master. `gunicorn.conf.py` calls `lease` before and `free` after each of them."""
+
+    def __init__(self, server: Any, num_slots: int) -> None:
+        """
+        Args:
+            server: gunicorn's arbiter, whose `reload`, `manage_workers` and `stop` are replaced.
+        """
+        self.leases = Leases(num_slots)
+        self._server = server
+        self._num_slots = num_slots
+        self._slot = 0  # of the worker that is about to be forked
+        self._leased_slots: set[int] = set()
+        self._incoming: dict[int, int] = {}  # by slot: age of the successor that is not yet warm
+        self._stopped_ages: set[int] = set()  # workers that got SIGTERM because they are replaced
+        self._stop = server.stop
+        server.manage_workers = self.manage
+        server.reload = self.reload
+        server.stop = self.stop
+
+    def lease(self, age: int) -> int:
+        """Lease a slot to the worker `age`, and return it. To be called in the master, before the fork."""
+        self.leases.lease(age, self._slot)
+        return self._slot
+
+    def free(self, slot: int, age: int) -> None:
+        """Take a slot back from the worker `age`, whose process has ended."""
+        is_warm = self.leases.is_warm(slot, age)
+        self.leases.free(age)
+        self._stopped_ages.discard(age)
+        if self._incoming.get(slot) == age:
+            del self._incoming[slot]
+            self._report(slot, "succeeded" if is_warm else "failed")
+
+    def manage(self) -> None:
+        """Fork a worker for each slot without one, and stop the workers that are replaced."""
+        for slot, age in list(self._incoming.items()):
+            if self.leases.is_warm(slot, age):
+                del self._incoming[slot]
+                self._report(slot, "succeeded")
+        for slot in range(self._num_slots):
+            if not self.leases.holders(slot):
+                if slot in self._leased_slots:
+                    self.leases.count(slot, "restarts")
+                self._leased_slots.add(slot)
+                self._fork(slot)
+        for pid, worker in list(self._server.WORKERS.items()):
+            if worker.age not in self._stopped_ages and self._is_replaced(worker.slot_index, worker.age):
+                self._stopped_ages.add(worker.age)
+                self._server.kill_worker(pid, signal.SIGTERM)
+
+    def reload(self) -> None:
+        """Read the configuration again and fork a successor for each slot. A wrong configuration changes nothing."""
+        config = self._server.app.cfg
+        try:
+            self._server.app.reload()
+        except SystemExit as error:  # how gunicorn and `gunicorn.conf.py` refuse a configuration
+            self._server.app.cfg = config
+            for slot in range(self._num_slots):
+                self._report(slot, "failed", reason=f"the configuration was refused: {error.code}")
+            return
+        self._server.setup(self._server.app)
+        for slot in range(self._num_slots):
+            self._fork(slot)
+            self._incoming[slot] = self._server.worker_age
+
+    def stop(self, graceful: bool = True) -> None:
+        """Stop all workers, whatever their generation."""
+        self.leases.mark_stopping()
+        self._stop(graceful)
+
+    def _fork(self, slot: int) -> None:
+        self._slot = slot
+        self._server.spawn_worker()
+
+    def _is_replaced(self, slot: int, age: int) -> bool:
+        """Whether another worker takes the worker's place: a warm successor, or the successor of a later reload."""
+        if self.leases.successor_is_warm(slot, age):
+            return True
+        holders = self.leases.holders(slot)
+        return holders[0] < age < holders[-1] and not self.leases.is_warm(slot, age)
+
+    def _report(self, slot: int, outcome: str, **details: str) -> None:
+        self.leases.count(slot, f"reloads.{outcome}")
+        report = log.info if outcome == "succeeded" else log.error
+        report("reload_finished", slot=slot, outcome=outcome, **details)

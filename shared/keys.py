@@ -1,0 +1,248 @@
+"""API keys: a file of their SHA-256 digests, one JSON object per line.
+
+A key is 256 random bits, so a plain digest cannot be reversed by guessing, and no salt or slow hash is needed. This
+module knows the file and compares keys; it does not know HTTP, nor what a key may do.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import structlog
+from msgspec import Meta
+
+from shared.errors import StartError
+
+KEY_PREFIX = "tct_"
+NUM_KEY_BYTES = 32
+# The file is looked at this often at most, so a revoked key is refused after this time at the latest.
+POLL_S = 1.0
+_NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,100}")
+log = structlog.get_logger()
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One line of the key file; the key itself is not in it.
+
+    Attributes:
+        rate: requests per minute, 0 for no limit; None: `TERCET_KEY_RATE`.
+        concurrency: requests that may run or wait at the same time, 0 for no limit; None: `TERCET_KEY_CONCURRENCY`.
+    """
+
+    id: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
+    name: Annotated[str, Meta(min_length=1, max_length=100)]
+    sha256: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    created: datetime
+    rate: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    concurrency: Annotated[int, Meta(ge=0, le=4096)] | None = None
+    revoked: datetime | None = None
+
+
+_decode = msgspec.json.Decoder(ApiKey).decode
+_Signature = tuple[int, int, int, int]
+
+
+class KeyFile:
+    """The valid keys of a file, read again when the file changes. Thread-safe."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """A file that cannot be read leaves no key valid until it can; `read_keys` at start reports that earlier.
+
+        Args:
+            clock: monotonic seconds.
+        """
+        self._path = path
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._keys: tuple[ApiKey, ...] = ()
+        self._signature: _Signature | None = None
+        self._next_look_at = 0.0
+        self._read()
+
+    def find(self, candidates: Sequence[str]) -> ApiKey | None:
+        """The record of the first candidate that is a valid key.
+
+        Every candidate is compared with every key, in constant time, so the time does not depend on which key matches.
+        """
+        self._read_if_changed()
+        keys = self._keys
+        found: ApiKey | None = None
+        for candidate in reversed(candidates):
+            digest = _digest(candidate)
+            for key in keys:
+                if hmac.compare_digest(key.sha256, digest):
+                    found = key
+        return found
+
+    def _read_if_changed(self) -> None:
+        # Another thread is already looking: this one uses the keys that are known.
+        if self._clock() < self._next_look_at or not self._lock.acquire(blocking=False):
+            return
+        try:
+            if _signature(self._path) != self._signature:
+                self._read()
+            else:
+                self._next_look_at = self._clock() + POLL_S
+        finally:
+            self._lock.release()
+
+    def _read(self) -> None:
+        self._next_look_at = self._clock() + POLL_S
+        # Taken before the file is read: a change in between is seen at the next look.
+        self._signature = _signature(self._path)
+        try:
+            keys = read_keys(self._path)
+        except StartError as error:
+            log.error("keys_not_read", reason=str(error), keys_kept=len(self._keys))  # no contents
+            return
+        self._keys = tuple(key for key in keys if key.revoked is None)
+        log.info("keys_read", keys=len(self._keys))
+
+
+def read_keys(path: Path) -> list[ApiKey]:
+    """All keys of a file, revoked ones included.
+
+    Raises:
+        StartError: the file cannot be read, other users may read or write it, or a line is wrong. The message holds
+            no contents of the file.
+    """
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            lines = file.read().splitlines()
+    except OSError as error:
+        raise StartError(
+            f"The key file {path} (TERCET_KEYS) cannot be read ({error.strerror}): "
+            "`tercet key new NAME` creates it, or correct the path."
+        ) from error
+    if status.st_mode & 0o077:
+        raise StartError(
+            f"The key file {path} (TERCET_KEYS) may be read or written by other users: run `chmod 600 {path}`."
+        )
+    keys: list[ApiKey] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            keys.append(_decode(line))
+        except (msgspec.DecodeError, UnicodeDecodeError):  # its message may quote the line
+            raise StartError(
+                f"Line {number} of the key file {path} (TERCET_KEYS) is not a key that `tercet key new` wrote: "
+                "correct or remove it."
+            ) from None
+        if any(key.id == keys[-1].id for key in keys[:-1]):
+            raise StartError(f"Line {number} of the key file {path} (TERCET_KEYS) repeats an id: remove one of both.")
+    return keys
+
+
+def new_key(path: Path, name: str, rate: int | None = None, concurrency: int | None = None) -> tuple[str, ApiKey]:
+    """Append a new key to the file, which is created if it is missing. Returns the key, which is kept nowhere.
+
+    Raises:
+        StartError: the name is wrong, or the file cannot be read or written.
+    """
+    if not _NAME.fullmatch(name):
+        raise StartError("The name of a key has 1 to 100 characters and no control characters.")
+    key = KEY_PREFIX + secrets.token_urlsafe(NUM_KEY_BYTES)
+    with _changing(path) as keys:
+        keys.append(
+            ApiKey(
+                id=secrets.token_hex(6),
+                name=name,
+                sha256=_digest(key),
+                created=_now(),
+                rate=rate,
+                concurrency=concurrency,
+            )
+        )
+        record = keys[-1]
+    return key, record
+
+
+def revoke_key(path: Path, key_id: str) -> ApiKey:
+    """Mark a key as revoked. Its line stays, so that its id is not given to another key.
+
+    Raises:
+        StartError: the file has no such key, or cannot be read or written.
+    """
+    with _changing(path) as keys:
+        for index, key in enumerate(keys):
+            if key.id == key_id:
+                keys[index] = msgspec.structs.replace(key, revoked=key.revoked or _now())
+                return keys[index]
+    raise StartError(f"The key file {path} has no key with the id {key_id!r}; `tercet key list` shows the ids.")
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[list[ApiKey]]:
+    """The keys of a file, to be changed in place and then written. Writers wait for each other.
+
+    The file is replaced at once, so a reader sees either all of the old or all of the new. It keeps its owner, so that
+    a service can still read it after root has changed it.
+
+    Raises:
+        StartError: the file cannot be read or written.
+    """
+    path = path.resolve()  # a symbolic link stays: its target is replaced
+    try:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise StartError(f"The directory {path.parent} cannot be opened ({error.strerror}): create it.") from error
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        exists = path.exists()
+        keys = read_keys(path) if exists else []
+        yield keys
+        try:
+            _replace(path, b"".join(msgspec.json.encode(key) + b"\n" for key in keys), path.stat() if exists else None)
+            os.fsync(directory)
+        except OSError as error:
+            raise StartError(f"The key file {path} cannot be written ({error.strerror}).") from error
+    finally:
+        os.close(directory)
+
+
+def _replace(path: Path, content: bytes, old: os.stat_result | None) -> None:
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            if old is not None and (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
+                os.fchown(file.fileno(), old.st_uid, old.st_gid)
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _signature(path: Path) -> _Signature | None:
+    """Changes with the file; None while it cannot be looked at."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)

@@ -1,0 +1,189 @@
+"""A small blocking HTTP/1.1 client over raw sockets, and the judgement of its answers.
+
+A client library costs more CPU time per request than the server under test, which shares the machine. It knows bytes,
+sockets and the shape of Tercet's answers; it does not know who sends requests when.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import ssl
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httptools
+
+LOOPBACK = "127.0.0.1"
+PROBLEM_JSON = "application/problem+json"
+# Statuses that promise the client another try, so that `Retry-After` must say when.
+RETRYABLE = frozenset({429, 503})
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to connect: TCP on the loopback interface, with TLS if `tls` is given, or a Unix socket."""
+
+    port: int = 0
+    tls: ssl.SSLContext | None = None
+    path: Path | None = None
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        if self.path is not None:
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(timeout_s)
+            connection.connect(str(self.path))
+            return connection
+        connection = socket.create_connection((LOOPBACK, self.port), timeout_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self.tls is not None:
+            return self.tls.wrap_socket(connection, server_hostname=LOOPBACK)
+        return connection
+
+
+class Answer(NamedTuple):
+    """One request as its client saw it, in times of `time.monotonic()`. Status 0: the connection was lost; `body` then
+    says how."""
+
+    status: int
+    headers: dict[str, str]  # names in lower case
+    body: bytes
+    started_at: float
+    ended_at: float
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_at - self.started_at
+
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.body)
+        return found
+
+
+class ResponseReader:
+    """Parses one response, incrementally. `is_complete` is true after its last byte."""
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+        self.is_complete = False
+        self._body: list[bytes] = []
+        self._parser = httptools.HttpResponseParser(self)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_body(self, data: bytes) -> None:
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+
+    def feed(self, data: bytes) -> None:
+        """
+        Raises:
+            httptools.HttpParserError: not HTTP.
+        """
+        self._parser.feed_data(data)
+
+    @property
+    def status(self) -> int:
+        return int(self._parser.get_status_code())
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self._body)
+
+
+def request_bytes(
+    method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None, *, host: str = "localhost"
+) -> bytes:
+    """A request with a `Host`, and a `Content-Length` where it has a body."""
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}"]
+    if body or method == "POST":
+        lines += [f"Content-Length: {len(body)}", "Content-Type: application/json"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+def completion_request(context: str = "She opened the door, and", *, key: str = "", **fields: Any) -> bytes:
+    """`POST /autocomplete`; `key` is an API key."""
+    headers = {"Authorization": f"Bearer {key}"} if key else None
+    return request_bytes("POST", "/autocomplete", json.dumps({"context": context, **fields}).encode(), headers)
+
+
+class Connection:
+    """A persistent connection, used by one thread. It is opened again after it was lost, or closed by the server."""
+
+    def __init__(self, endpoint: Endpoint, timeout_s: float = 60.0) -> None:
+        self._endpoint = endpoint
+        self._timeout_s = timeout_s
+        self._socket: socket.socket | None = None
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def exchange(self, request: bytes) -> Answer:
+        """Send a request and read its response; never raises for what the server does."""
+        started_at = time.monotonic()
+        reader = ResponseReader()
+        try:
+            connection = self._open()
+            connection.sendall(request)
+            while not reader.is_complete:
+                data = connection.recv(65536)
+                if not data:
+                    raise ConnectionResetError("closed before the end of the response")
+                reader.feed(data)
+        except (OSError, httptools.HttpParserError) as error:
+            self.close()
+            return Answer(0, {}, f"{type(error).__name__}: {error}".encode(), started_at, time.monotonic())
+        if reader.headers.get("connection", "").lower() == "close":
+            self.close()
+        return Answer(reader.status, reader.headers, reader.body, started_at, time.monotonic())
+
+    def _open(self) -> socket.socket:
+        """As a client library does: a connection that the server has closed while it was idle is not used again."""
+        if self._socket is not None and select.select([self._socket], [], [], 0)[0]:
+            self.close()
+        if self._socket is None:
+            self._socket = self._endpoint.connect(self._timeout_s)
+        return self._socket
+
+
+def exchange(endpoint: Endpoint, request: bytes, timeout_s: float = 60.0) -> Answer:
+    """One request on a connection of its own."""
+    with Connection(endpoint, timeout_s) as connection:
+        return connection.exchange(request)
+
+
+def find_fault(answer: Answer) -> str:
+    """Why an answer of `POST /autocomplete` is not well-formed; "" if it is.
+
+    Well-formed are: a 200 with sentences, and an error as problem+json of the same status, with `Retry-After` where
+    the status asks the client to try again.
+    """
+    if answer.status == 0:
+        return f"no answer ({answer.body.decode()})"
+    try:
+        document = answer.document()
+    except ValueError:
+        return f"{answer.status} whose body is not JSON"
+    if answer.status == 200:
+        return "" if document.get("sentences") else "200 without sentences"
+    kind = answer.headers.get("content-type", "").partition(";")[0]
+    if kind != PROBLEM_JSON or document.get("status") != answer.status:
+        return f"{answer.status} that is not problem+json"
+    if answer.status in RETRYABLE and not answer.headers.get("retry-after", "").isdigit():
+        return f"{answer.status} without Retry-After"
+    return ""

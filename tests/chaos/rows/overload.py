@@ -1,0 +1,53 @@
+"""R7: many times more requests than the pools can serve."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.chaos.http_client import find_fault
+from tests.chaos.load import Load, milliseconds, offer
+from tests.chaos.measure import Context, Findings
+
+OVERLOAD = 10
+REFUSAL_P99_MS, REFUSAL_MAX_MS = 50.0, 250.0
+# Closed-loop clients that keep every slot busy, without a queue that grows.
+PEAK_CLIENTS = 24
+
+
+def refuse_overload(context: Context, findings: Findings) -> None:
+    """Peak and overload in turns on one instance, so that a slow minute of the machine touches both."""
+    _, endpoint = context.shared()
+    seconds = context.amount(5, 15) / 3
+    served_per_s: dict[str, list[float]] = {"peak": [], "overload": []}
+    refusals, faults, num_sent, lag_ms = [], Counter[str](), 0, 0.0
+    Load(endpoint, PEAK_CLIENTS, seed=context.seed).run_for(1.0)  # warms caches and threads
+    for turn in range(3):
+        calm = Load(endpoint, PEAK_CLIENTS, seed=context.seed + turn).run_for(seconds)
+        served_per_s["peak"].append(sum(answer.status == 200 for answer in calm) / seconds)
+        rate = OVERLOAD * served_per_s["peak"][-1]
+        offered = offer(endpoint, rate, seconds, seed=context.seed + turn)
+        start = min(answer.started_at for answer in offered.answers)
+        # Only what was answered while the overload lasted: afterwards the queue is served without it.
+        inside = [answer for answer in offered.answers if answer.ended_at <= start + seconds]
+        served_per_s["overload"].append(sum(answer.status == 200 for answer in inside) / seconds)
+        refusals += [answer for answer in offered.answers if answer.status != 200]
+        faults.update(fault for answer in offered.answers if (fault := find_fault(answer)))
+        faults.update(
+            f"refused with {answer.status}" for answer in offered.answers if answer.status not in {200, 429, 503}
+        )
+        num_sent += len(offered.answers)
+        lag_ms = max(lag_ms, 1e3 * sorted(offered.lag_s)[int(0.99 * len(offered.lag_s))])
+        findings.require(offered.num_unsent == 0, f"{offered.num_unsent} requests found no free connection")
+    goodput = sum(served_per_s["overload"]) / sum(served_per_s["peak"])
+    findings.figures |= {
+        "peak answers/s": round(sum(served_per_s["peak"]) / 3, 1),
+        "requests": num_sent,
+        "offered requests/s": round(num_sent / 3 / seconds, 1),
+        "refused": len(refusals),
+        "generator's lag p99 ms": lag_ms,
+    }
+    findings.at_least("goodput / peak", goodput, 0.9)
+    findings.at_most("refusals p99 ms", milliseconds(refusals, 0.99), REFUSAL_P99_MS)
+    findings.at_most("refusals max ms", milliseconds(refusals, 1.0), REFUSAL_MAX_MS)
+    findings.none_of("faulty answers", faults)
+    findings.require(bool(refusals), "nothing was refused: the load was no overload")

@@ -1,0 +1,137 @@
+"""R1, R4, R15: workers that are killed, stopped, hang or start."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+
+import psutil
+
+from tests.chaos.http_client import Answer, Connection, completion_request, find_fault
+from tests.chaos.instance import endpoint_of, serving
+from tests.chaos.load import Load, count_failures, milliseconds
+from tests.chaos.measure import Context, Findings, Jitter, metric
+from tests.e2e.harness import Tercet, until
+
+# Of `gateway.generation.fanout`: the pause before a second attempt.
+RETRY_PAUSE_MS = 25.0
+# `timeout` in gunicorn.conf.py is 10 s; gunicorn checks once a second, and the replacement has to load.
+REPLACED_S = 30.0
+
+
+def pids(tercet: Tercet) -> list[int]:
+    """The workers' processes by slot, once all slots are warm."""
+    return [int(slot["pid"]) for slot in tercet.wait_until_warm()]
+
+
+def wait_until_replaced(tercet: Tercet, old_pids: list[int]) -> None:
+    """Wait until none of these processes lives, and all slots are warm again."""
+    until(
+        lambda: not any(map(psutil.pid_exists, old_pids)) and not set(old_pids) & set(pids(tercet)),
+        REPLACED_S, f"workers {old_pids} are replaced",
+    )  # fmt: skip
+
+
+def kill_workers(context: Context, findings: Findings) -> None:
+    """R1. One retry costs what an answer costs, and the pause before it."""
+    num_kills = context.amount(2, 10)
+    rng = random.Random(context.seed)
+    with serving(context.directory(), models="embedded*3") as tercet:
+        endpoint = endpoint_of(tercet)
+        Load(endpoint, 4, seed=context.seed).run_for(1.0)
+        calm = Load(endpoint, 4, seed=context.seed).run_for(3.0)
+        load = Load(endpoint, 4, seed=context.seed + 1)
+        with load.running():
+            for _ in range(num_kills):
+                before = pids(tercet)
+                load.wait_for(20)
+                victim = rng.randrange(len(before))
+                os.kill(before[victim], signal.SIGKILL)
+                wait_until_replaced(tercet, [before[victim]])
+            load.wait_for(20)
+    calm_p99_ms = milliseconds(calm, 0.99)
+    findings.figures |= {"kills": num_kills, "answers": len(load.answers), "calm p99 ms": calm_p99_ms}
+    findings.none_of("failed requests", count_failures(load.answers))
+    findings.at_most("p99 ms", milliseconds(load.answers, 0.99), 2 * calm_p99_ms + RETRY_PAUSE_MS)
+
+
+def answer_despite_hanging_workers(context: Context, findings: Findings) -> None:
+    """R4. In each round one slot is stopped (SIGSTOP), and the engine of the other runs into an endless loop.
+
+    The requests' time limits end before either is replaced, so that only their deadline can answer them.
+    """
+    num_slots = 2
+    num_rounds = context.amount(1, num_slots)
+    max_time_s, hang_s = 1.0, 3.0
+    answers: list[Answer] = []
+    with (
+        serving(
+            context.directory(), models="embedded*2", hang_s=f"{hang_s:g}", test_faults="666=hang", placement="pack"
+        ) as tercet,
+        Jitter().running() as jitter,
+    ):
+        endpoint = endpoint_of(tercet)
+        with Connection(endpoint) as connection:
+            for turn in range(num_rounds):
+                before = pids(tercet)
+                os.kill(before[turn % num_slots], signal.SIGSTOP)
+                # Some are placed on the stopped slot, before its silence is noticed.
+                answers += [connection.exchange(completion_request(max_time=max_time_s)) for _ in range(4)]
+                until(lambda: _num_warm(tercet) < num_slots, 10, "the stopped slot is noticed")
+                answers.append(connection.exchange(completion_request(max_time=max_time_s, seed=666, n_samples=1)))
+                findings.require(
+                    answers[-1].status != 200, "the request whose seed hangs the engine was served: nothing hung"
+                )
+                started_at = time.monotonic()
+                wait_until_replaced(tercet, before)
+                findings.figures["replaced within s"] = time.monotonic() - started_at
+                answers.append(connection.exchange(completion_request(max_time=max_time_s)))
+                findings.require(answers[-1].status == 200, "the replaced workers do not serve")
+    late_ms = 1e3 * (max(answer.seconds for answer in answers) - max_time_s)
+    findings.figures |= {"answers": len(answers), "machine's jitter p99 ms": jitter.ms(0.99)}
+    findings.none_of("faulty answers", Counter(fault for answer in answers if (fault := find_fault(answer))))
+    findings.at_most("past the deadline, max ms", late_ms, 100.0 + jitter.ms(0.99))
+
+
+def serve_only_from_warm_slots(context: Context, findings: Findings) -> None:
+    """R15. All workers are killed while nothing is in flight; clients ask while the replacements start.
+
+    A request that reached a slot before it was warm would be refused by it, wait for its acknowledgement, or break off:
+    each is an outcome that the gateway counts.
+    """
+    num_rounds = context.amount(1, 10)  # of two cold starts each
+    tercet, endpoint = context.shared()
+    cold_outcomes = ("not_ready", "not_acknowledged", "broken", "slot_full")
+
+    def num_cold() -> float:
+        return sum(
+            metric(tercet, f'tercet_branches_total{{outcome="{outcome}",slot="{slot}"')
+            for outcome in cold_outcomes
+            for slot in range(2)
+        )
+
+    refused, cold, num_answers = Counter[str](), 0.0, 0
+    for turn in range(num_rounds):
+        before = pids(tercet)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: _num_warm(tercet) == 0, 5, "the gateway notices the dead workers")
+        already_cold = num_cold()
+        load = Load(endpoint, 3, seed=context.seed + turn)
+        with load.running():
+            wait_until_replaced(tercet, before)
+            load.wait_for(10)
+        cold += num_cold() - already_cold
+        num_answers += len(load.answers)
+        refused += count_failures(load.answers)
+    findings.figures |= {"cold starts": 2 * num_rounds, "answers": num_answers}
+    findings.at_most("requests that reached a slot before it was warm", cold, 0)
+    findings.none_of("failed requests", refused)
+
+
+def _num_warm(tercet: Tercet) -> int:
+    page = tercet.ready()
+    return -1 if page is None else sum(slot["state"] == "warm" for slot in page["slots"])

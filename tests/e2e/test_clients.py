@@ -1,0 +1,174 @@
+"""Clients that are slow, wrong or many, on sockets of their own, against a real gateway without nginx."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Tercet, running, until
+
+CLIENT_TIMEOUT_S = 1.5
+MAX_CONNECTIONS = 120
+CANARY = b"xyzzy-canary"
+LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n"
+POST = b"POST /autocomplete HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.fixture(scope="module")
+def tercet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
+    """A gateway with small limits, logging at debug."""
+    with running(
+        tmp_path_factory.mktemp("t"),
+        client_timeout_s=str(CLIENT_TIMEOUT_S), max_connections=str(MAX_CONNECTIONS), log="debug",
+    ) as instance:  # fmt: skip
+        yield instance
+
+
+def connect(tercet: Tercet, stack: ExitStack) -> socket.socket:
+    sock = stack.enter_context(socket.create_connection(("127.0.0.1", tercet.port)))
+    sock.settimeout(10)
+    return sock
+
+
+def read_to_end(sock: socket.socket) -> bytes:
+    """Everything until the server closes; a reset counts as the end."""
+    data = b""
+    try:
+        while chunk := sock.recv(1 << 16):
+            data += chunk
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def exchange(tercet: Tercet, request: bytes) -> bytes:
+    with ExitStack() as stack:
+        sock = connect(tercet, stack)
+        sock.sendall(request)
+        return read_to_end(sock)
+
+
+def gauge(tercet: Tercet, name: str) -> float:
+    lines = tercet.client.get("/metrics").text.splitlines()
+    return float(next(line for line in lines if line.startswith(f"tercet_gateway_{name} ")).split()[1])
+
+
+@pytest.mark.parametrize("start", [LIVE, POST + b"Content-Length: 100\r\n\r\n"], ids=["head", "body"])
+def test_clients_that_drip_a_request_hold_no_thread_and_get_a_408(tercet: Tercet, start: bytes) -> None:
+    with ExitStack() as stack:
+        socks = [connect(tercet, stack) for _ in range(60)]
+        for sock in socks:
+            sock.sendall(start)
+        began = time.monotonic()
+        num_answers = 0
+        while time.monotonic() - began < CLIENT_TIMEOUT_S / 2:
+            for sock in socks:
+                sock.sendall(b"x")
+            assert len(tercet.ask(length=1)["sentences"]) == 3
+            num_answers += 1
+        assert num_answers >= 3
+        assert gauge(tercet, "busy_threads") == 1  # the scrape itself
+        answers = [read_to_end(sock) for sock in socks]
+        assert all(answer.startswith(b"HTTP/1.1 408 ") for answer in answers)
+        assert all(json.loads(answer.partition(b"\r\n\r\n")[2])["code"] == "request_timeout" for answer in answers)
+
+
+def test_clients_that_pipeline_and_never_read_hold_no_thread_and_are_closed(tercet: Tercet) -> None:
+    with ExitStack() as stack:
+        socks = [connect(tercet, stack) for _ in range(30)]
+        requests = b"GET /static/page.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000
+        for sock in socks:
+            sock.setblocking(False)
+            sock.send(requests)
+        until(lambda: gauge(tercet, "busy_threads") == 1, 10, "no thread left with them")
+        assert len(tercet.ask(length=1)["sentences"]) == 3
+        until(lambda: gauge(tercet, "open_connections") < 10, 10, "they are closed")
+
+
+def test_idle_connections_beyond_the_bound_make_room_for_new_ones(tercet: Tercet) -> None:
+    evicted = gauge(tercet, "evicted_connections")
+    with ExitStack() as stack:
+        idle = [connect(tercet, stack) for _ in range(MAX_CONNECTIONS + 50)]
+        assert read_to_end(idle[0]) == b""
+        assert b'{"status": "live"}' in exchange(tercet, LIVE + b"Connection: close\r\n\r\n")
+        assert gauge(tercet, "open_connections") <= MAX_CONNECTIONS
+        assert gauge(tercet, "evicted_connections") >= evicted + 50
+    assert gauge(tercet, "max_connections") == MAX_CONNECTIONS
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "code"),
+    [
+        (CANARY + b" / HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "malformed_request"),
+        (b"GET /" + CANARY + b" HTTP/9\r\nHost: localhost\r\n\r\n", 400, "malformed_request"),
+        (LIVE + CANARY + b"\r\n\r\n", 400, "malformed_request"),
+        (POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n" + CANARY, 400, "malformed_request"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\n" + CANARY, 411, "length_required"),
+        (POST + b"Content-Length: 99999999\r\n\r\n" + CANARY, 413, "body_too_large"),
+        (b"GET /" + b"x" * 4100 + CANARY + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 414, "url_too_long"),
+        (LIVE + b"X: " + b"x" * 8200 + CANARY + b"\r\n\r\n", 431, "headers_too_large"),
+        (LIVE + b"X: y\r\n" * 101 + b"\r\n", 431, "headers_too_large"),
+        (LIVE + (b"X: " + b"x" * 1000 + b"\r\n") * 70 + CANARY, 431, "headers_too_large"),
+        (b"POST /autocomplete HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 0\r\n\r\n", 421, "unknown_host"),
+    ],
+)  # fmt: skip
+def test_what_is_no_valid_request_gets_a_problem_and_reaches_no_log(
+    tercet: Tercet, request_bytes: bytes, status: int, code: str
+) -> None:
+    with ExitStack() as stack:
+        sock = connect(tercet, stack)
+        sock.sendall(request_bytes)
+        if status == 421:  # a valid request of HTTP, whose connection stays open
+            sock.shutdown(socket.SHUT_WR)
+        head, _, body = read_to_end(sock).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"application/problem+json" in head
+    assert json.loads(body)["code"] == code
+    assert CANARY.decode() not in tercet.log()
+
+
+def test_the_rest_of_a_body_that_is_longer_than_declared_is_not_a_request_and_reaches_no_log(tercet: Tercet) -> None:
+    body = b'{"context": "a", "length": 1}'
+    answer = exchange(tercet, POST + b"Content-Length: %d\r\n\r\n" % len(body) + body + CANARY + b" / x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nHTTP/1.1 400 " in answer or b"\nHTTP/1.1 400 " in answer
+    assert CANARY.decode() not in tercet.log()
+
+
+def test_a_draining_gateway_refuses_connections_and_ends_streams_with_an_error(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    base = Path(tmp_path_factory.mktemp("t"))
+    with ThreadPoolExecutor() as pool:
+        with running(base, grace_s="3", drain_s="1", test_step_delay_ms="0=100") as tercet:
+            body = json.dumps({"context": "She", "length": 200, "stream": True}).encode()
+            request = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
+            stream = pool.submit(exchange, tercet, request)
+            until(lambda: 'in_flight_branches{slot="0"} 3.0' in tercet.client.get("/metrics").text, 10, "in flight")
+            began = time.monotonic()
+            tercet.process.terminate()
+            until(lambda: tercet.client.get("/health/ready").status_code == 503, 1, "readiness off")
+            tercet.client.close()
+
+            def is_refused() -> bool:
+                try:
+                    return not exchange(tercet, LIVE + b"Connection: close\r\n\r\n")
+                except ConnectionRefusedError:
+                    return True
+
+            until(is_refused, 2.5, "connections refused")
+            with pytest.raises(ConnectionRefusedError):
+                exchange(tercet, LIVE + b"\r\n")
+            assert tercet.process.wait(timeout=10) == 0
+            assert time.monotonic() - began < 4
+        events = stream.result().decode()
+    assert "event: token" in events
+    assert "event: error" in events
+    assert "shutting_down" in events

@@ -1,0 +1,107 @@
+"""The gateway over TLS, without a proxy."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.e2e.harness import ROOT, Tercet, running, until
+from tests.tls import Certificate
+
+CONTEXT = {"context": "The old man looked at the sea and"}
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate(tmp_path_factory.mktemp("c"))
+
+
+@pytest.fixture(scope="module")
+def tercet(certificate: Certificate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
+    with running(tmp_path_factory.mktemp("t"), certificate, client_timeout_s="1") as instance:
+        yield instance
+
+
+def test_a_client_that_trusts_the_authority_gets_answers_and_streams(tercet: Tercet, certificate: Certificate) -> None:
+    with httpx.Client(base_url=tercet.url, verify=certificate.client(), trust_env=False) as client:
+        for _ in range(3):
+            assert len(client.post("/autocomplete", json=CONTEXT).json()["sentences"]) == 3
+        streamed = client.post("/autocomplete", json={**CONTEXT, "stream": True}).text
+        assert "event: token" in streamed
+        assert "event: done" in streamed
+        large = {"context": "word " * 100_000}  # more than a TLS record and a read of the server
+        assert client.post("/autocomplete", json=large).status_code == 200
+    with pytest.raises(httpx.ConnectError, match="certificate"):
+        httpx.get(f"{tercet.url}/health/live", trust_env=False)
+
+
+def test_the_command_line_trusts_the_configured_certificate_alone(tercet: Tercet) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy", "complete", "Once", "--seed", "1"],
+        cwd=ROOT, env=tercet.environ, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.count("Once") == 3
+
+
+def test_unfinished_handshakes_and_plain_text_are_closed_and_hold_nobody_up(
+    tercet: Tercet, certificate: Certificate
+) -> None:
+    address = ("127.0.0.1", tercet.port)
+    silent = [socket.create_connection(address) for _ in range(50)]
+    plain = socket.create_connection(address)
+    plain.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    with httpx.Client(base_url=tercet.url, verify=certificate.client(), trust_env=False) as client:
+        assert client.post("/autocomplete", json=CONTEXT).status_code == 200
+    plain.settimeout(5)
+    assert b"200" not in plain.recv(1000)
+    for sock in silent:
+        sock.settimeout(5)
+        assert sock.recv(1) == b""
+        sock.close()
+    plain.close()
+
+
+def test_old_versions_of_tls_are_refused(tercet: Tercet, certificate: Certificate) -> None:
+    context = certificate.client()
+    context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with (
+        socket.create_connection(("127.0.0.1", tercet.port)) as sock,
+        pytest.raises((ssl.SSLError, OSError)),
+    ):
+        context.wrap_socket(sock, server_hostname="localhost")
+
+
+def test_a_reload_serves_the_renewed_certificate(tercet: Tercet, certificate: Certificate) -> None:
+    old = certificate.client()
+    certificate.renew()
+    with pytest.raises(ssl.SSLError):
+        _handshake(tercet, certificate.client())
+    tercet.processes()["gateway"][0].send_signal(signal.SIGHUP)
+
+    def is_renewed() -> bool:
+        try:
+            _handshake(tercet, certificate.client())
+        except (ssl.SSLError, OSError):
+            return False
+        return True
+
+    until(is_renewed, 20, "the renewed certificate")
+    with pytest.raises(ssl.SSLError):
+        _handshake(tercet, old)
+
+
+def _handshake(tercet: Tercet, context: ssl.SSLContext) -> None:
+    with (
+        socket.create_connection(("127.0.0.1", tercet.port), timeout=5) as sock,
+        context.wrap_socket(sock, server_hostname="localhost"),
+    ):
+        pass

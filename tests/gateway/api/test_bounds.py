@@ -1,0 +1,167 @@
+"""Every field of the public schema has bounds, and accepts exactly what is within them.
+
+The cases are generated from the schema: a field without bounds, or of a kind that is not known here, fails.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+from gateway.api.schema import (
+    AutocompleteRequest,
+    FeedbackRequest,
+    parse_autocomplete_request,
+    parse_feedback_request,
+)
+from shared.errors import InvalidRequest
+from shared.parsing import BodyParser
+from shared.protocol import GenerateRequest
+from tests.gateway.api.conftest import Api
+from tests.gateway.generation.stubs import completion
+
+# Upper bounds that depend on a model or a setting, as the stub pool and the default settings have them. The resource
+# checks them.
+RESOURCE_BOUNDS = {"max_time": 30, "max_tokens": 1004, "top_k": 500}
+REQUESTS: dict[type[msgspec.Struct], tuple[BodyParser[Any], dict[str, Any]]] = {
+    AutocompleteRequest: (parse_autocomplete_request, {"context": "a"}),
+    FeedbackRequest: (parse_feedback_request, {"id": "a", "index": 0, "action": "accepted"}),
+}
+# One JSON value of each kind, and the kinds of the schema that accept it.
+KINDS: list[tuple[Any, tuple[type[inspect.Type], ...]]] = [
+    ("text", (inspect.StrType,)),
+    (0.5, (inspect.FloatType,)),
+    (1, (inspect.IntType, inspect.FloatType)),
+    (True, (inspect.BoolType,)),
+    (None, (inspect.NoneType,)),
+    ([], (inspect.ListType,)),
+    ([["text"]], ()),
+    ({}, ()),
+    ({"text": "text"}, ()),
+]
+
+
+def kinds_of(annotation: inspect.Type) -> tuple[inspect.Type, ...]:
+    return annotation.types if isinstance(annotation, inspect.UnionType) else (annotation,)
+
+
+def unwrap(annotation: inspect.Type) -> inspect.Type:
+    return annotation.type if isinstance(annotation, inspect.Metadata) else annotation
+
+
+def cases(name: str, annotation: inspect.Type) -> Iterator[tuple[Any, bool]]:
+    """Values at, below and above each bound, and whether they are within it."""
+    kinds = tuple(map(unwrap, kinds_of(unwrap(annotation))))
+    for kind in kinds:
+        if isinstance(kind, inspect.IntType | inspect.FloatType):
+            yield from number_cases(name, kind)
+        elif isinstance(kind, inspect.StrType):
+            assert kind.max_length is not None, f"{name} has no max_length"
+            for length in {kind.max_length - 1, kind.max_length, kind.max_length + 1}:
+                yield "x" * length, length <= kind.max_length
+            if kind.min_length:
+                yield "x" * (kind.min_length - 1), False
+                yield "x" * kind.min_length, True
+        elif isinstance(kind, inspect.ListType):
+            assert kind.max_length is not None, f"{name} has no max_length"
+            [good, *_] = [value for value, is_good in cases(name, kind.item_type) if is_good]
+            for length in (kind.max_length - 1, kind.max_length, kind.max_length + 1):
+                yield [good] * length, length <= kind.max_length
+            for value, is_good in cases(name, kind.item_type):
+                yield [value], is_good
+        elif isinstance(kind, inspect.LiteralType):
+            for value in kind.values:
+                yield value, True
+            yield "x", False
+        elif isinstance(kind, inspect.BoolType):
+            yield True, True
+            yield False, True
+        else:
+            assert isinstance(kind, inspect.NoneType), f"{name}: {kind} is not known here"
+            yield None, True
+    for value, accepting in KINDS:
+        if not any(isinstance(kind, (*accepting, inspect.LiteralType)) for kind in kinds):
+            yield value, False
+
+
+def number_cases(name: str, kind: inspect.IntType | inspect.FloatType) -> Iterator[tuple[Any, bool]]:
+    def below(bound: float) -> float:
+        return bound - 1 if isinstance(kind, inspect.IntType) else math.nextafter(bound, -math.inf)
+
+    def above(bound: float) -> float:
+        return bound + 1 if isinstance(kind, inspect.IntType) else math.nextafter(bound, math.inf)
+
+    if kind.gt is not None:
+        yield from ((below(kind.gt), False), (kind.gt, False), (above(kind.gt), True))
+    else:
+        assert kind.ge is not None, f"{name} has no lower bound"
+        yield from ((below(kind.ge), False), (kind.ge, True), (above(kind.ge), True))
+    if name not in RESOURCE_BOUNDS:
+        assert kind.le is not None, f"{name} has no upper bound"
+        yield from ((below(kind.le), True), (kind.le, True), (above(kind.le), False))
+    yield from ((-(10**300), False), (-1, False))
+
+
+@pytest.mark.parametrize(
+    ("request_type", "field"),
+    [(kind, field) for kind in REQUESTS for field in msgspec.structs.fields(kind)],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_field_accepts_exactly_what_is_within_its_bounds(
+    request_type: type[msgspec.Struct], field: msgspec.structs.FieldInfo
+) -> None:
+    parse, required = REQUESTS[request_type]
+    for value, is_good in cases(field.name, inspect.type_info(field.type)):
+        body = msgspec.json.encode({**required, field.name: value})
+        if is_good:
+            assert getattr(parse(body), field.name) == value
+            continue
+        with pytest.raises(InvalidRequest) as caught:
+            parse(body)
+        assert [error.field for error in caught.value.fields] == [field.name], value
+        assert len(caught.value.detail) < 250
+
+
+@pytest.mark.parametrize("request_type", REQUESTS)
+def test_the_description_of_a_field_names_its_bounds(request_type: type[msgspec.Struct]) -> None:
+    for field in msgspec.structs.fields(request_type):
+        annotation = inspect.type_info(field.type)
+        assert isinstance(annotation, inspect.Metadata), f"{field.name} has no description"
+        description = (annotation.extra_json_schema or {})["description"]
+        for kind in map(unwrap, kinds_of(unwrap(annotation))):
+            for bound in ("ge", "gt", "le", "max_length"):
+                limit = getattr(kind, bound, None)
+                if limit is not None:
+                    assert f"{limit}" in description or f"{limit:g}" in description, (field.name, bound)
+
+
+@pytest.mark.parametrize("name", RESOURCE_BOUNDS)
+def test_a_bound_that_depends_on_the_server_is_checked_too(make_api: Callable[..., Api], name: str) -> None:
+    api = make_api(lambda request: completion(request, " the sea was calm."))
+    limit = RESOURCE_BOUNDS[name]
+    for value in (limit - 1, limit):
+        assert api.complete(**{name: value}).status_code == 200
+    for value in (limit + 1, 10**300):
+        response = api.complete(**{name: value})
+        assert response.status_code == 422
+        assert [error["field"] for error in response.json["errors"]] == [name]
+
+
+def test_the_internal_wire_bounds_what_the_public_schema_bounds() -> None:
+    """A worker accepts every value that the gateway lets through."""
+    public = {field.name: field for field in msgspec.structs.fields(AutocompleteRequest)}
+    sampling = inspect.type_info(GenerateRequest)
+    assert isinstance(sampling, inspect.StructType)
+    [nested] = [field.type for field in sampling.fields if field.name == "sampling"]
+    assert isinstance(nested, inspect.StructType)
+    for field in nested.fields:
+        if field.name in public:
+            [inner] = [unwrap(inspect.type_info(public[field.name].type))]
+            kind = unwrap(field.type)
+            for bound in ("ge", "gt"):
+                assert getattr(kind, bound, None) == getattr(inner, bound, None), field.name

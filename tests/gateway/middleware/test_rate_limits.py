@@ -1,0 +1,103 @@
+"""A key's rate is a token bucket: exact in the long run, from any number of threads."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.middleware.rate_limits import RateLimits
+from shared.errors import QuotaExceeded
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def is_taken(limits: RateLimits, per_minute: int, key_id: str = "a") -> bool:
+    try:
+        limits.take(key_id, per_minute)
+    except QuotaExceeded:
+        return False
+    return True
+
+
+@pytest.fixture
+def restless_threads() -> Iterator[None]:
+    """Threads are switched as often as possible, so that a race shows."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("per_minute", [7, 60, 1200])
+def test_eight_threads_get_the_rate_to_within_one_request(per_minute: int, restless_threads: None) -> None:
+    clock = Clock()
+    limits = RateLimits(clock)
+    num_steps, step_s = 80, 0.5
+    num_taken = 0
+    with ThreadPoolExecutor(8) as threads:
+        for step in range(num_steps + 1):
+            clock.now_s = 1000.0 + step * step_s
+            num_attempts = per_minute + 20 if step == 0 else per_minute // 60 + 20
+            num_taken += sum(threads.map(lambda _: is_taken(limits, per_minute), range(num_attempts)))
+    theory = per_minute + num_steps * step_s * per_minute / 60  # a full bucket, then the rate
+    assert abs(num_taken - theory) <= 1
+
+
+@given(
+    st.integers(1, 3000),
+    st.lists(st.tuples(st.floats(0, 90, allow_nan=False), st.integers(1, 40)), max_size=30),
+)
+def test_bursts_and_pauses_agree_with_a_bucket_of_tokens(per_minute: int, arrivals: list[tuple[float, int]]) -> None:
+    clock = Clock()
+    limits = RateLimits(clock)
+    tokens = float(per_minute)
+    for pause_s, num_requests in arrivals:
+        clock.now_s += pause_s
+        tokens = min(per_minute, tokens + pause_s * per_minute / 60)
+        num_taken = sum(is_taken(limits, per_minute) for _ in range(num_requests))
+        # The library counts in whole milliseconds and rounds the time between two requests up to a microsecond.
+        assert abs(num_taken - min(num_requests, int(tokens))) <= 1
+        tokens -= num_taken
+
+
+def test_retry_after_says_when_the_next_request_fits() -> None:
+    clock = Clock()
+    limits = RateLimits(clock)
+    for _ in range(4):
+        limits.take("a", 4)
+    with pytest.raises(QuotaExceeded) as caught:
+        limits.take("a", 4)
+    assert caught.value.retry_after_s in {15, 16, 17}  # jitter on top of the exact time
+    assert "4 requests a minute" in caught.value.detail
+    assert "in 15 s" in caught.value.detail
+    clock.now_s += 14.9
+    assert not is_taken(limits, 4)
+    clock.now_s += 0.2
+    assert is_taken(limits, 4)
+
+
+def test_keys_do_not_share_a_bucket_and_zero_is_no_limit() -> None:
+    limits = RateLimits(Clock())
+    assert is_taken(limits, 1, "a")
+    assert not is_taken(limits, 1, "a")
+    assert is_taken(limits, 1, "b")
+    assert all(is_taken(limits, 0, "a") for _ in range(5000))
+
+
+def test_a_changed_rate_counts_from_then_on() -> None:
+    clock = Clock()
+    limits = RateLimits(clock)
+    assert is_taken(limits, 1)
+    assert not is_taken(limits, 1)
+    clock.now_s += 60
+    assert sum(is_taken(limits, 600) for _ in range(700)) == 600

@@ -1,0 +1,125 @@
+"""Deficit round robin: order within an owner, equal shares between owners, no owner ever starves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gateway.pool.fair_queue import FairQueue
+
+MAX_BRANCHES = 8
+
+
+@dataclass(eq=False)
+class Request:
+    owner: str
+    num_branches: int
+
+
+def serve_all(queue: FairQueue[Request]) -> list[Request]:
+    served = []
+    while (head := queue.head()) is not None:
+        queue.serve(head)
+        served.append(head)
+    return served
+
+
+def test_one_owners_requests_are_served_in_the_order_of_arrival() -> None:
+    queue = FairQueue[Request]()
+    requests = [Request("a", num_branches) for num_branches in (3, 1, 8, 2)]
+    for request in requests:
+        queue.append(request)
+    assert serve_all(queue) == requests
+    assert not queue
+
+
+def test_a_newcomer_is_served_after_one_request_of_the_owner_that_floods() -> None:
+    queue = FairQueue[Request]()
+    for _ in range(30):
+        queue.append(Request("flood", 3))
+    head = queue.head()
+    queue.append(Request("other", 3))
+    assert queue.head() is head
+    assert [request.owner for request in serve_all(queue)][:3] == ["flood", "other", "flood"]
+
+
+def test_shares_are_equal_in_branches_whatever_the_size_of_requests() -> None:
+    queue = FairQueue[Request]()
+    for _ in range(80):
+        queue.append(Request("small", 1))
+    for _ in range(10):
+        queue.append(Request("large", 8))
+    served: Counter[str] = Counter()
+    for request in serve_all(queue):
+        served[request.owner] += request.num_branches
+        if served["small"] < 80 and served["large"] < 80:
+            assert abs(served["small"] - served["large"]) <= 8
+
+
+class Fairness(RuleBasedStateMachine):
+    """While two owners both wait, neither gets more than two of the largest requests more than the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = FairQueue[Request]()
+        self.waiting: dict[str, list[Request]] = {}
+        # Branches served to the first owner of each pair less those to the second, since both wait: the highest and
+        # lowest values of it, and the last.
+        self.leads: dict[tuple[str, str], list[int]] = {}
+
+    @rule(owner=st.sampled_from("abc"), num_branches=st.integers(1, MAX_BRANCHES))
+    def append(self, owner: str, num_branches: int) -> None:
+        request = Request(owner, num_branches)
+        self.queue.append(request)
+        self.waiting.setdefault(owner, []).append(request)
+        for other in self.waiting:
+            if other != owner:
+                self.leads.setdefault((min(owner, other), max(owner, other)), [0, 0, 0])
+
+    @precondition(lambda self: self.waiting)
+    @rule()
+    def serve(self) -> None:
+        head = self.queue.head()
+        assert head is not None
+        self.queue.serve(head)
+        for pair, lead in self.leads.items():
+            if head.owner in pair:
+                lead[2] += head.num_branches * (1 if head.owner == pair[0] else -1)
+                lead[:2] = [max(lead[0], lead[2]), min(lead[1], lead[2])]
+        self._leave(head)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        owner = data.draw(st.sampled_from(sorted(self.waiting)))
+        request = data.draw(st.sampled_from(self.waiting[owner]))
+        self.queue.remove(request)
+        self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        requests = self.waiting[request.owner]
+        requests.remove(request)
+        if not requests:
+            del self.waiting[request.owner]
+            self.leads = {pair: lead for pair, lead in self.leads.items() if request.owner not in pair}
+
+    @invariant()
+    def the_head_is_its_owners_first(self) -> None:
+        head = self.queue.head()
+        assert (head is None) == (not self.waiting)
+        assert head is None or self.waiting[head.owner][0] is head
+        for owner in "abc":
+            newest = self.queue.newest(owner)
+            assert newest is (self.waiting[owner][-1] if owner in self.waiting else None)
+
+    @invariant()
+    def no_pair_drifts_apart(self) -> None:
+        assert all(highest - lowest <= 2 * MAX_BRANCHES for highest, lowest, _ in self.leads.values())
+
+
+TestFairness = Fairness.TestCase
+TestFairness.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

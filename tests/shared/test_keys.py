@@ -1,0 +1,246 @@
+"""The key file: writing, revoking, reading again, and comparing in constant time."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from shared.errors import StartError
+from shared.keys import POLL_S, KeyFile, new_key, read_keys, revoke_key
+
+LINE = {"id": "a", "name": "n", "sha256": "0" * 64, "created": "2026-01-01T00:00:00Z"}
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def pass_poll(self) -> None:
+        self.now_s += POLL_S
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys"
+
+
+def write(path: Path, *lines: object) -> None:
+    text = "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
+    path.unlink(missing_ok=True)
+    path.touch(0o600)
+    path.write_text(text)
+
+
+def test_a_new_key_has_256_random_bits_and_only_its_digest_is_kept(path: Path) -> None:
+    key, record = new_key(path, "editor", rate=60, concurrency=2)
+    assert re.fullmatch(r"tct_[A-Za-z0-9_-]{43}", key)
+    assert key not in path.read_text()
+    assert read_keys(path) == [record]
+    assert record.sha256 == hashlib.sha256(key.encode()).hexdigest()
+    assert (record.name, record.rate, record.concurrency, record.revoked) == ("editor", 60, 2, None)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert new_key(path, "editor")[0] != key
+    assert [path] == list(path.parent.iterdir())
+
+
+def test_keys_written_at_the_same_time_are_all_kept(path: Path) -> None:
+    keys: list[str] = []
+    threads = [threading.Thread(target=lambda: keys.extend(new_key(path, "n")[0] for _ in range(5))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    key_file = KeyFile(path)
+    assert len({key_file.find([key]) for key in keys} - {None}) == 20
+
+
+def test_a_symbolic_link_to_the_file_stays(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    new_key(link, "n")
+    assert link.is_symlink()
+    assert len(read_keys(path)) == 1
+
+
+@pytest.mark.parametrize("name", ["", "x" * 101, "a\nb", "a\x00"])
+def test_a_wrong_name_is_refused(path: Path, name: str) -> None:
+    with pytest.raises(StartError, match="1 to 100 characters"):
+        new_key(path, name)
+    assert not path.exists()
+
+
+def test_a_revoked_key_stays_in_the_file_and_is_not_found(path: Path) -> None:
+    key, record = new_key(path, "old")
+    other, _ = new_key(path, "new")
+    revoked = revoke_key(path, record.id)
+    assert revoked.revoked is not None
+    assert revoke_key(path, record.id) == revoked
+    key_file = KeyFile(path)
+    assert key_file.find([key]) is None
+    found = key_file.find([other])
+    assert found is not None
+    assert found.name == "new"
+    with pytest.raises(StartError, match="no key with the id 'nothing'"):
+        revoke_key(path, "nothing")
+
+
+@pytest.mark.parametrize("index", [0, 1, 2, None])
+def test_every_key_is_compared_in_constant_time_whichever_matches(
+    path: Path, monkeypatch: pytest.MonkeyPatch, index: int | None
+) -> None:
+    keys = [new_key(path, f"n{number}")[0] for number in range(3)]
+    compared: list[tuple[str, str]] = []
+    compare = hmac.compare_digest
+
+    def record(first: str, second: str) -> bool:
+        compared.append((first, second))
+        return compare(first, second)
+
+    key_file = KeyFile(path)
+    monkeypatch.setattr("hmac.compare_digest", record)
+    sent = "tct_wrong" if index is None else keys[index]
+    found = key_file.find([sent])
+    assert (found.name if found else None) == (None if index is None else f"n{index}")
+    digest = hashlib.sha256(sent.encode()).hexdigest()
+    assert compared == [(key.sha256, digest) for key in read_keys(path)]
+
+
+def test_the_first_valid_candidate_counts(path: Path) -> None:
+    first, second = new_key(path, "first")[0], new_key(path, "second")[0]
+    key_file = KeyFile(path)
+    for candidates, name in (([first, second], "first"), (["x", second, first], "second"), (["x", first], "first")):
+        found = key_file.find(candidates)
+        assert found is not None
+        assert found.name == name
+    assert key_file.find([]) is None
+    assert key_file.find(["\udcff", "é", ""]) is None
+
+
+def test_a_changed_file_is_read_again_within_a_second(path: Path) -> None:
+    clock = Clock()
+    key, record = new_key(path, "n")
+    key_file = KeyFile(path, clock)
+    revoke_key(path, record.id)
+    added = new_key(path, "added")[0]
+    assert key_file.find([key]) is not None  # the file is looked at once a second
+    clock.pass_poll()
+    assert key_file.find([key]) is None
+    assert key_file.find([added]) is not None
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def break_line(path: Path) -> None:
+    with path.open("a") as file:
+        file.write('{"id": "canary-contents", "rate": "many"}\n')
+
+
+def open_to_others(path: Path) -> None:
+    path.chmod(0o640)
+
+
+@pytest.mark.parametrize("damage", [remove, break_line, open_to_others])
+def test_a_file_that_breaks_later_keeps_its_keys_and_is_logged_once(path: Path, damage: Callable[[Path], None]) -> None:
+    clock = Clock()
+    key, _ = new_key(path, "n")
+    key_file = KeyFile(path, clock)
+    damage(path)
+    with capture_logs() as logs:
+        for _ in range(3):
+            clock.pass_poll()
+            assert key_file.find([key]) is not None
+    [event] = logs
+    assert (event["event"], event["log_level"], event["keys_kept"]) == ("keys_not_read", "error", 1)
+    assert "canary" not in str(event)
+    path.unlink(missing_ok=True)
+    mended, _ = new_key(path, "mended")
+    clock.pass_poll()
+    assert key_file.find([mended]) is not None
+    assert key_file.find([key]) is None
+
+
+def test_a_file_that_is_broken_from_the_beginning_makes_no_key_valid(path: Path) -> None:
+    with capture_logs():
+        key_file = KeyFile(path, clock := Clock())
+        assert key_file.find(["", "tct_"]) is None
+    key, _ = new_key(path, "n")
+    clock.pass_poll()
+    assert key_file.find([key]) is not None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "not JSON\n",
+        "[]\n",
+        b"\xff\xfe\n".decode("latin-1"),
+        {**LINE, "sha256": "0" * 63},
+        {**LINE, "sha256": "0" * 63 + "G"},
+        {**LINE, "sha256": "0" * 64 + "\n"},
+        {**LINE, "id": ""},
+        {**LINE, "id": "a b"},
+        {**LINE, "rate": -1},
+        {**LINE, "rate": "60"},
+        {**LINE, "rtae": 60},
+        {**LINE, "concurrency": 4097},
+        {name: value for name, value in LINE.items() if name != "created"},
+    ],
+)  # fmt: skip
+def test_a_wrong_line_is_named_by_its_number_and_not_quoted(path: Path, line: object) -> None:
+    write(path, LINE, "\n", line)
+    with pytest.raises(StartError) as caught:
+        read_keys(path)
+    assert str(caught.value).startswith(f"Line 3 of the key file {path} (TERCET_KEYS) is not a key")
+    assert caught.value.__cause__ is None
+    write(path, LINE, "\n", {**LINE, "id": "b", "rate": None})
+    assert [key.id for key in read_keys(path)] == ["a", "b"]
+
+
+def test_an_id_may_occur_once(path: Path) -> None:
+    write(path, LINE, LINE)
+    with pytest.raises(StartError, match=r"Line 2 .* repeats an id"):
+        read_keys(path)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602, 0o666])
+def test_a_file_that_others_may_read_or_write_is_refused(path: Path, mode: int) -> None:
+    new_key(path, "n")
+    path.chmod(mode)
+    for use in (lambda: read_keys(path), lambda: new_key(path, "n"), lambda: revoke_key(path, "a")):
+        with pytest.raises(StartError, match="chmod 600"):
+            use()
+
+
+def test_a_missing_file_or_directory_is_named(path: Path) -> None:
+    with pytest.raises(StartError, match=r"cannot be read .* `tercet key new NAME` creates it"):
+        read_keys(path)
+    with pytest.raises(StartError, match=r"directory .* cannot be opened"):
+        new_key(path / "nowhere" / "keys", "n")
+
+
+def test_a_failed_write_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, record = new_key(path, "n")
+
+    def fail(*_args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(StartError, match=r"cannot be written .No space left"):
+        new_key(path, "second")
+    assert read_keys(path) == [record]
+    assert list(path.parent.iterdir()) == [path]

@@ -1,0 +1,189 @@
+"""The parser of JSON bodies: every malformed body is refused with its position, every repeated field with its name."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Meta, Struct
+
+from shared.errors import InvalidJson, InvalidRequest, TercetError
+from shared.parsing import BodyParser
+from shared.protocol import parse_generate_request
+
+# Of a body with 30 kB of text, a chapter of a novel.
+MAX_PARSE_S = 100e-6
+
+
+class Body(Struct, kw_only=True):
+    text: Annotated[str, Meta(description="a string")]
+    number: Annotated[float, Meta(ge=0, le=5, description="a number from 0 to 5")] = 0
+    count: Annotated[int, Meta(ge=0, le=2**63 - 1, description="a whole number")] = 0
+    words: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(description="a list of words")] = []
+
+
+parse = BodyParser(Body, {"amount": "count"})
+
+
+@pytest.mark.parametrize(
+    ("raw", "detail"),
+    [
+        (b"", "it is empty."),
+        (b" \n", "it is empty."),
+        (b'\xef\xbb\xbf{"text": "a"}', "it begins with a byte order mark."),
+        ('{"text": "a"}'.encode("utf-16"), "invalid character, line 1, column 1."),
+        (b"\x00", "invalid character, line 1, column 1."),
+        (b'{"text": "\x00"}', "invalid character, line 1, column 11."),
+        (b'{"text": "a"} x', "trailing characters, line 1, column"),
+        (b'{"text": "a"}{}', "trailing characters, line 1, column"),
+        (b'{"text": "a"', "it ends too early, line 1, column 13."),
+        (b'{"text": "a', "it ends too early, line 1, column 12."),
+        (b'{"text":\n "a",}', "line 2, column 6."),
+        (b'{"number":\nNaN}', "invalid character, line 2, column 1."),
+        (b'{"number": -Infinity}', "line 1, column 13."),
+        (b'{"text": "\\ud800"}', "unpaired surrogate, line 1, column 19."),
+        (b'{"text": "\\ud800 and more"}', "line 1, column"),
+        (b'{"text": "\\udc00\\ud800"}', "invalid utf-16 surrogate pair, line 1, column"),
+        (b'{"\\ud800": 1}', "unpaired surrogate, line 1, column"),
+        (b'{"text":' + b"[" * 100_000, "its arrays and objects are nested too deeply."),
+        (b'{"text":' + b"[" * 1_000 + b"]" * 1_000 + b"}", "its arrays and objects are nested too deeply."),
+        (b'{"other":' + b'{"a":' * 1_000 + b"1" + b"}" * 1_001, "its arrays and objects are nested too deeply."),
+    ],
+)
+def test_malformed_json_is_refused_with_its_position(raw: bytes, detail: str) -> None:
+    with pytest.raises(InvalidJson) as caught:
+        parse(raw)
+    assert caught.value.detail.startswith("The body must be a JSON object: ")
+    assert detail in caught.value.detail
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind"),
+    [
+        (b"[" * 100_000, "an array"), (b"[" * 1_000 + b"]" * 1_000, "an array"), (b"[{}]", "an array"),
+        (b'"text"', "a string"), (b"null", "null"), (b"3", "a number"), (b"3.5", "a number"), (b"true", "a boolean"),
+    ],
+)  # fmt: skip
+def test_json_without_an_object_is_refused(raw: bytes, kind: str) -> None:
+    with pytest.raises(InvalidJson, match=f"like {{...}}, not {kind}"):
+        parse(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "detail"),
+    [
+        (b'{"text":\n"\xff"}', "text must be UTF-8, which byte 0xff is not, line 2, column 2."),
+        (b'{"text": "\xed\xa0\x80"}', "text must be UTF-8, which byte 0xed is not, line 1, column 11."),
+        (b'{"words": ["ok", "\xc3"]}', "words must be UTF-8, which byte 0xc3 is not, line 1, column 19."),
+        (b'{"\xff": 1}', "The body must be UTF-8, which byte 0xff is not, line 1, column 3."),
+    ],
+)
+def test_text_that_is_not_utf8_is_refused_with_field_and_position(raw: bytes, detail: str) -> None:
+    with pytest.raises(InvalidJson) as caught:
+        parse(raw)
+    assert caught.value.detail == detail
+
+
+@pytest.mark.parametrize(
+    ("raw", "field"),
+    [
+        (b'{"text": "a", "number": 1e999}', "number"),
+        (b'{"text": "a", "number": -1e999}', "number"),
+        (b'{"text": "a", "number": 1' + b"0" * 400 + b"}", "number"),
+        (b'{"text": "a", "count": 1' + b"0" * 400 + b"}", "count"),
+        (b'{"text": "a", "amount": 1' + b"0" * 5_000 + b"}", "count"),
+        (b'{"text": "a", "count": 9223372036854775808}', "count"),
+        (b'{"text": "a", "count": 1.0}', "count"),
+        (b'{"text": "a", "count": true}', "count"),
+        (b'{"text": "a", "number": "1"}', "number"),
+        (b'{"text": "a", "words": {}}', "words"),
+        (b'{"text": "a", "words": ["b", null]}', "words"),
+        (b'{"text": "a", "words": ' + b"[" * 500 + b"]" * 500 + b"}", "words"),
+        (b'{"text": null}', "text"),
+        (b"{}", "text"),
+        (b'{"text": "a", "txt": "b"}', "txt"),
+        (b'{"text": "a", "text": "a"}', "text"),
+        (b'{"text": "a", "count": 1, "t\\u0065xt": "b"}', "text"),
+        (b'{"text": "a", "count": 1, "count": 12}', "count"),
+        (b'{"text": "a", "count": 12, "count": 1}', "count"),
+        (b'{"text": "a", "count": 1, "amount": 1}', "amount"),
+        (b'{"text": "a", "amount": 1, "amount": 1}', "amount"),
+    ],
+)
+def test_a_wrong_or_repeated_field_is_named(raw: bytes, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(raw)
+    assert [error.field for error in caught.value.fields] == [field]
+    assert caught.value.detail.startswith((f"{field} ", f"Unknown field {field};"))
+
+
+def test_errors_do_not_grow_with_the_body() -> None:
+    names = b",".join(b'"field %d": 0' % number for number in range(10_000))
+    for raw in (b"{%s}" % names, b'{"%s": 1}' % (b"x" * 1_000_000), b'{"text": "a", "count": -%s}' % (b"9" * 4_000)):
+        with pytest.raises(InvalidRequest) as caught:
+            parse(raw)
+        assert len(caught.value.detail) < 500
+        assert len(caught.value.fields) <= 5
+
+
+def test_texts_that_were_sent_are_not_repeated() -> None:
+    for raw in (b'{"text": ["secret"]}', b'{"number": "secret"}', b'{"text": "secret', b'{"words": {"secret": 1}}'):
+        with pytest.raises(TercetError) as caught:
+            parse(raw)
+        assert "secret" not in caught.value.detail
+
+
+WHITESPACE = st.text(alphabet=" \t\r\n", max_size=2)
+NAMES = st.sampled_from(["text", "number", "count", "words"])
+VALUES = {
+    "text": st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
+    "number": st.floats(0, 5),
+    "count": st.integers(0, 9),
+    "words": st.lists(st.sampled_from(["text", '"', ",", "}", "\\"]), max_size=2),
+}
+
+
+@given(st.data())
+def test_exactly_the_bodies_with_a_repeated_name_are_refused(data: st.DataObject) -> None:
+    """Whatever their white space, their escapes and the punctuation within their values."""
+    names = ["text", *data.draw(st.lists(NAMES, max_size=4))]
+    members = []
+    for name in names:
+        value = data.draw(VALUES[name])
+        written = json.dumps(value, ensure_ascii=data.draw(st.booleans()))
+        key = data.draw(st.sampled_from([name, f"\\u{ord(name[0]):04x}{name[1:]}"]))
+        space = [data.draw(WHITESPACE) for _ in range(4)]
+        members.append((f'{space[0]}"{key}"{space[1]}:{space[2]}{written}{space[3]}', name, value))
+    raw = ("{" + ",".join(text for text, *_ in members) + "}").encode()
+    if len(set(names)) == len(names):
+        expected: dict[str, Any] = {name: value for _, name, value in members}
+        body = parse(raw)
+        assert {name: getattr(body, name) for name in expected} == expected
+    else:
+        with pytest.raises(InvalidRequest, match="is sent twice"):
+            parse(raw)
+
+
+def test_a_chapter_is_parsed_fast() -> None:
+    """Best of many; text with a quote or a line's end every 15 characters."""
+    chapter = ('The old man said "no".\nThen he ' * 1_000)[:30_000]
+    body = json.dumps({"text": chapter, "number": 0.8, "count": 5}).encode()
+    best_s = min(_parse_s(body) for _ in range(300))
+    assert best_s < MAX_PARSE_S
+
+
+def _parse_s(body: bytes) -> float:
+    started = time.perf_counter()
+    parse(body)
+    return time.perf_counter() - started
+
+
+def test_the_internal_wire_has_the_same_parser() -> None:
+    with pytest.raises(InvalidJson, match="nested too deeply"):
+        parse_generate_request(b'{"prompt":' + b"[" * 1_000 + b"]" * 1_000 + b"}")
+    with pytest.raises(InvalidRequest, match="seed is sent twice"):
+        parse_generate_request(b'{"prompt": "a", "seed": 1, "seed": 2}')
