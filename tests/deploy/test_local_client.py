@@ -14,7 +14,7 @@ import pytest
 from deploy.local_client import local_client
 from shared.errors import StartError
 from shared.settings import Address, Settings
-from tests.tls import make_certificate
+from tests.tls import Certificate
 
 
 class EchoKey(BaseHTTPRequestHandler):
@@ -34,7 +34,8 @@ class EchoKey(BaseHTTPRequestHandler):
 @pytest.fixture
 def settings(tmp_path: Path) -> Iterator[Settings]:
     """Settings of a server that speaks HTTPS with a self-signed certificate."""
-    cert, key = make_certificate(tmp_path)
+    certificate = Certificate(tmp_path)
+    cert, key = certificate.cert, certificate.key
     server = ThreadingHTTPServer(("127.0.0.1", 0), EchoKey)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
@@ -56,7 +57,7 @@ def test_it_trusts_the_certificate_of_the_settings_and_sends_the_key(settings: S
 
 
 def test_it_trusts_no_other_certificate(settings: Settings, tmp_path: Path) -> None:
-    other, _ = make_certificate(tmp_path, "other")
+    other = Certificate(tmp_path, "other").cert
     with (
         local_client(Settings(bind=settings.bind, tls_cert=other), {}) as client,
         pytest.raises(httpx.ConnectError, match="certificate verify failed"),
