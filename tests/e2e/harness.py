@@ -81,8 +81,9 @@ class Tercet:
 
     def slots(self) -> list[dict[str, Any]]:
         """The rows of `/slots`; empty if no server answers."""
+        headers = {"x-api-key": self.environ.get("TERCET_API_KEY", "")}
         try:
-            rows: list[dict[str, Any]] = self.client.get("/slots").json()["slots"]
+            rows: list[dict[str, Any]] = self.client.get("/slots", headers=headers).json()["slots"]
         except httpx.TransportError:
             return []
         return rows
