@@ -10,13 +10,19 @@ import logging.config
 import re
 import secrets
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
+from shared.errors import StartError
+from shared.keys import KEY_PREFIX
+
+# torch raises RuntimeError.
+ENVIRONMENT_ERRORS = (OSError, RuntimeError, ImportError, StartError)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -36,9 +42,27 @@ def _base_processors(role: str) -> list[Processor]:
 
 def _renderers() -> list[Processor]:
     """Render an event as a line: aligned and coloured where standard error is a terminal, JSON elsewhere."""
+    add_traceback = structlog.processors.ExceptionRenderer(format_traceback)
     if sys.stderr.isatty():
-        return [structlog.dev.ConsoleRenderer()]
-    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_to_json)]
+        # By default it would print tracebacks itself, with local variables.
+        return [add_traceback, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+    return [add_traceback, structlog.processors.JSONRenderer(_to_json)]
+
+
+def format_traceback(exc_info: ExcInfo) -> str:
+    """An exception and its causes, the first cause last: types and lines of code, without values.
+
+    The text of an exception may repeat what a client sent: a `KeyError` its key, a `UnicodeError` a prompt. So only
+    those of `ENVIRONMENT_ERRORS` are logged, which say what the machine or the installation lacks.
+    """
+    parts = []
+    error: BaseException | None = exc_info[1]
+    while error is not None:
+        text = f": {error}" if isinstance(error, ENVIRONMENT_ERRORS) else ""
+        parts.append(f"{type(error).__module__}.{type(error).__qualname__}{text}\n")
+        parts += traceback.format_tb(error.__traceback__)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "".join(parts)
 
 
 def _to_json(event: EventDict, default: Callable[[Any], Any]) -> str:
@@ -97,6 +121,6 @@ def configure_logging(role: str, level: str) -> None:
 
 def request_id(given: str | None) -> str:
     """The client's `X-Request-Id` if it is safe to log and to forward, else a new id of 64 random bits."""
-    if given and _REQUEST_ID.fullmatch(given):
+    if given and _REQUEST_ID.fullmatch(given) and KEY_PREFIX not in given:
         return given
     return secrets.token_hex(8)
