@@ -95,7 +95,7 @@ $(SERVE): requirements/pip.txt requirements/serve.txt requirements/torch.txt req
 	@$(PIP) $(INSTALL) --require-hashes -r requirements/pip.txt
 	@$(PIP) $(INSTALL) --require-hashes -r requirements/serve.txt
 	@$(PIP) $(INSTALL) -r requirements/torch.txt -c $(CUDA_PINS)
-	@$(PIP) install --quiet --no-deps --no-build-isolation --no-index -e .
+	@$(PIP) install -qq --no-deps --no-build-isolation --no-index -e .  # -q would show warnings about data directories
 	@$(VENV)/bin/python -c 'import workers.engine.cpu.kernels'  # compiles them once, for all workers
 	@printf '%s\n' '$(CURDIR)' >$(SERVE)
 

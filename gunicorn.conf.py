@@ -17,7 +17,7 @@ from shared.generations import RELOAD_FAILED_EXIT_CODE, Generations
 from shared.process import forbid_core_dumps, raise_descriptor_limit
 from shared.run_directory import lock_run_directory
 from shared.settings import Settings
-from shared.startup import check_access, check_address_free, read_or_make_plan
+from shared.startup import BACKLOG, check_access, check_address_free, is_activated, read_or_make_plan, stop_with_holders
 from shared.telemetry import configure_structlog, logging_config
 from shared.worker_environment import worker_environment
 
@@ -36,6 +36,9 @@ try:
 except StartError as error:
     sys.exit(str(error))
 
+listen_fd = os.environ.get("TERCET_LISTEN_FD", "")
+# The read end of a pipe for the workers; the supervisor, the gateway's master and its workers hold the write end.
+lifeline_fd = os.environ.get("TERCET_LIFELINE_FD", "")
 raise_descriptor_limit()
 configure_structlog(role, settings.log)
 proc_name = f"tercet {role}"
@@ -65,7 +68,9 @@ if role == "workers":
     wsgi_app = "workers.app:build()"
     threads = settings.max_batch + WORKER_RESERVE_THREADS
 else:
-    bind = [str(settings.bind)]
+    # The supervisor passes its listening socket, so that connections wait in it while a master is replaced.
+    bind = [f"fd://{listen_fd}" if listen_fd else str(settings.bind)]
+    backlog = BACKLOG
     workers = 1
     worker_class = "gateway.gunicorn_worker.GatewayWorker"
     wsgi_app = "gateway.app:build()"
@@ -80,13 +85,16 @@ worker_connections = 2 * threads + 1000
 def on_starting(server: Any) -> None:
     """Refuse a start that gunicorn would retry, or that would take the sockets of another instance."""
     try:
-        server.run_directory_lock = lock_run_directory(settings, role)
+        server.run_directory_lock = lock_run_directory(settings, role, is_supervised=bool(lifeline_fd))
         if role == "gateway":
             check_access(settings)
+        if role == "gateway" and not listen_fd and not is_activated(os.environ):
             check_address_free(settings.bind)
     except StartError as error:
         sys.exit(str(error))
     server.generations = Generations(server, workers)
+    if role == "workers" and lifeline_fd:
+        stop_with_holders(int(lifeline_fd))
 
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:

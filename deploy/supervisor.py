@@ -1,7 +1,8 @@
 """`tercet serve`: starts both gunicorn masters, reports when all slots are warm, restarts dead masters, drains on stop.
 
-The supervisor answers no request and holds no model. If it dies, the kernel signals its masters (PR_SET_PDEATHSIG), and
-workers whose master is gone stop by themselves.
+The supervisor answers no request and holds no model. It holds the listening socket, so that connections wait while a
+dead gateway is replaced. If the supervisor dies, the kernel signals the gateway's master (PR_SET_PDEATHSIG), and the
+workers' master once the gateway has ended too: both pools of an instance end in order, however they end.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import queue
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,19 +29,24 @@ from rich.table import Table
 from deploy.local_client import local_client
 from deploy.planning import make_plan
 from shared.errors import StartError
-from shared.plan import DRAINING_FILE, PLAN_FILE, PLAN_LOCK_FILE, Plan, write_plan
-from shared.run_directory import lock_run_directory, remove_lock_file, remove_run_files
+from shared.plan import PLAN_FILE, PLAN_LOCK_FILE, Plan, write_plan
+from shared.run_directory import lock_holder, lock_run_directory, remove_lock_file, remove_run_files
 from shared.settings import CLIENT, Settings
-from shared.startup import check_access, check_address_free
+from shared.startup import check_access, listen
 
 ROOT = Path(__file__).parent.parent
 ROLES = ("workers", "gateway")
 POLL_S = 0.1
+REAP_S = 0.02
+KILL_S = 0.5  # after SIGKILL, until a process group is gone
 # Restart budget: when more masters than this die within a minute, the instance ends.
 MAX_RESTARTS_PER_MINUTE = 3
-# Time that the workers of a dead master have to stop by themselves. They hold its sockets, so they are killed then.
+# Time that the workers of a dead workers' master have to stop: two generations of models may not fit into memory.
 ORPHAN_GRACE_S = 3.0
+# Time in which an orphaned gateway closes its listening socket.
+ORPHAN_LISTENER_S = 3.0
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 log = structlog.get_logger()
 
@@ -54,6 +61,8 @@ class Supervisor:
         self._run_path = settings.run_path
         self._own_files: list[str] = []  # names in the run directory that this instance removes at its end
         self._masters: dict[str, subprocess.Popen[bytes]] = {}
+        # Process groups of dead masters whose workers finish requests, with the time at which they are killed.
+        self._orphans: list[tuple[subprocess.Popen[bytes], float]] = []
         self._restart_times_s: list[float] = []  # monotonic, of the last minute
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -63,11 +72,17 @@ class Supervisor:
         Raises:
             StartError: the instance cannot start with these settings, or a master keeps dying. No process is left.
         """
+        check_access(self._settings)
+        # Orphans become children of this process: it reaps them, and sees when a process group has ended.
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        was_killed = (self._run_path / "serve.lock").exists()  # an instance removes it at its end
         with lock_run_directory(self._settings, "serve"):
+            self._wait_for_orphans()
             # A pool may run here without a supervisor: refuse before overwriting or removing its files.
             for role in ROLES:
                 remove_lock_file(self._settings, role)
             try:
+                self._listener = self._listen(ORPHAN_LISTENER_S if was_killed else 0.0)
                 self._serve()
             finally:
                 for role in ROLES:
@@ -76,7 +91,41 @@ class Supervisor:
                 remove_run_files(self._run_path, [*self._own_files, "serve.lock"])
         return 0
 
+    def _wait_for_orphans(self) -> None:
+        """Wait until the pools of an instance whose supervisor was killed have ended.
+
+        Raises:
+            StartError: they have not ended within the grace period.
+        """
+        deadline = time.monotonic() + self._settings.grace_s + 1.0
+        for role in ROLES:
+            if (holder := lock_holder(self._settings, role)) is None or not holder.is_supervised:
+                continue
+            self._console.print(
+                f"Waiting for process {holder.pid} ({role}) of an instance that was killed: it may take "
+                f"{self._settings.grace_s:g} s to finish its requests.", highlight=False, soft_wrap=True,
+            )  # fmt: skip
+            while lock_holder(self._settings, role) is not None and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+
+    def _listen(self, patience_s: float) -> socket.socket:
+        """The listening socket.
+
+        Args:
+            patience_s: how long an orphan may still hold the address.
+        """
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                return listen(self._settings.bind, self._environ)
+            except StartError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(POLL_S)
+
     def _serve(self) -> None:
+        # The workers' master gets the read end. The other end is held here and, by inheritance, in the gateway's pool.
+        self._lifeline_end, self._lifeline = os.pipe()
         plan = self._prepare()
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(name, lambda number, _frame: self._signals.put(number))
@@ -90,8 +139,6 @@ class Supervisor:
             self._stop()
 
     def _prepare(self) -> Plan:
-        check_access(self._settings)
-        check_address_free(self._settings.bind)
         with self._console.status("Looking for models …") as status:
 
             def show(name: str, share: float) -> None:
@@ -101,24 +148,41 @@ class Supervisor:
         for model in plan.models:
             if model.warning:
                 self._console.print(f"[yellow]Note:[/] {model.warning}")
-        (self._run_path / DRAINING_FILE).unlink(missing_ok=True)  # left by an instance that was killed
         write_plan(plan, self._run_path)
         self._own_files += [PLAN_FILE, PLAN_LOCK_FILE, *(Path(slot.socket).name for slot in plan.slots)]
         return plan
 
     def _start(self, role: str) -> None:
+        supervisor = os.getpid()
+
         def die_with_parent() -> None:
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != supervisor:  # it died before the call
+                os._exit(1)
 
+        # A client's key is not needed by servers; the listening socket is passed in another way.
+        environ = {
+            name: value
+            for name, value in self._environ.items()
+            if name not in CLIENT and not name.startswith("LISTEN_")
+        }
+        if role == "gateway":
+            listener = self._listener.fileno()
+            environ |= {"TERCET_LISTEN_FD": str(listener), "TERCET_LIFELINE_FD": str(self._lifeline)}
+            descriptors = [listener, self._lifeline]
+        else:
+            environ |= {"TERCET_LIFELINE_FD": str(self._lifeline_end)}
+            descriptors = [self._lifeline_end]
         self._masters[role] = subprocess.Popen(
             [sys.executable, "-m", "gunicorn", "--config", str(ROOT / "gunicorn.conf.py")],
             cwd=ROOT,
-            # The key of a client is not the servers' business.
-            env={name: value for name, value in self._environ.items() if name not in CLIENT} | {"TERCET_ROLE": role},
+            env={**environ, "TERCET_ROLE": role},
+            pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
             # A process group of its own: Ctrl-C reaches only the supervisor, which stops the pools in order.
             process_group=0,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread is running that could hold a lock
+            # The workers end after the gateway, by the pipe.
+            preexec_fn=die_with_parent if role == "gateway" else None,  # noqa: PLW1509 - no thread runs that could hold a lock
         )
 
     def _wait_until_warm(self, plan: Plan) -> bool:
@@ -182,9 +246,11 @@ class Supervisor:
             if number == signal.SIGHUP:
                 for master in self._masters.values():
                     master.send_signal(signal.SIGHUP)
+            self._reap()
             for role, master in self._masters.items():
                 if master.poll() is not None:
                     self._restart(role, master)
+            self._end_orphans(time.monotonic())
 
     def _restart(self, role: str, master: subprocess.Popen[bytes]) -> None:
         log.error("master_died", master=role, why=_exit_reason(master))
@@ -192,16 +258,18 @@ class Supervisor:
         self._restart_times_s = [then for then in self._restart_times_s if now - then < 60] + [now]
         if len(self._restart_times_s) > MAX_RESTARTS_PER_MINUTE:
             raise StartError(f"The {role} master keeps dying ({_exit_reason(master)}); the log above has the reason.")
-        _end_group(master, signal.SIGTERM, time.monotonic() + ORPHAN_GRACE_S)
+        if role == "gateway":
+            # Its worker finishes what it has accepted; what it has not accepted waits for the new master's.
+            _signal_group(master, signal.SIGTERM)
+            self._orphans.append((master, now + self._settings.grace_s))
+        else:
+            self._end_group(master, signal.SIGTERM, now + ORPHAN_GRACE_S)
         self._start(role)
 
     def _stop(self) -> None:
-        """Drain: turn readiness off, stop the gateway, then the workers; kill what is left after the grace period."""
+        """Stop the gateway, which first turns readiness off, then the workers; kill what is left after the grace."""
         deadline = time.monotonic() + self._settings.grace_s
-        if all(master.poll() is None for master in self._masters.values()):
-            self._own_files.append(DRAINING_FILE)
-            (self._run_path / DRAINING_FILE).touch()
-            self._sleep_unless_signalled(self._settings.drain_s)
+        self._listener.close()  # else connections would wait in it after the gateway has closed its copy
         for role in reversed(ROLES):
             master = self._masters.get(role)
             if master is None:
@@ -211,27 +279,50 @@ class Supervisor:
             while master.poll() is None and time.monotonic() < deadline:
                 if self._next_signal() in {signal.SIGTERM, signal.SIGINT}:
                     deadline = 0.0  # a second signal ends the grace period
-            _end_group(master, signal.SIGKILL, time.monotonic() + 1.0)
+            self._end_group(master, signal.SIGKILL, time.monotonic() + KILL_S)
             master.wait()
+            if role == "gateway":
+                while self._orphans and time.monotonic() < deadline and self._next_signal() is None:
+                    self._reap()
+                    self._end_orphans(time.monotonic())
+                self._end_orphans(float("inf"))
 
-    def _sleep_unless_signalled(self, duration_s: float) -> None:
-        end = time.monotonic() + duration_s
-        while time.monotonic() < end:
-            if self._next_signal() is not None:
-                return
+    def _end_orphans(self, now: float) -> None:
+        """Forget the groups of dead masters that have ended, and kill those whose time is over."""
+        for orphan, deadline in list(self._orphans):
+            if now >= deadline:
+                self._end_group(orphan, signal.SIGKILL, time.monotonic() + KILL_S)
+            if now >= deadline or not _signal_group(orphan, 0):
+                self._orphans.remove((orphan, deadline))
+
+    def _end_group(self, master: subprocess.Popen[bytes], number: signal.Signals, deadline: float) -> None:
+        """Signal a master's process group, wait until it is gone, and kill what is left at the deadline."""
+        is_alive = _signal_group(master, number)
+        while is_alive and time.monotonic() < deadline:
+            time.sleep(REAP_S)
+            self._reap()
+            is_alive = _signal_group(master, 0)
+        if is_alive:
+            _signal_group(master, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        """Take the exit status of each child that has ended: masters, and workers whose master is dead."""
+        masters = {master.pid: master for master in self._masters.values()}
+        with suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if (master := masters.get(ended.si_pid)) is not None:
+                    master.poll()
+                else:
+                    os.waitpid(ended.si_pid, 0)
 
 
-def _end_group(master: subprocess.Popen[bytes], number: signal.Signals, deadline: float) -> None:
-    """Signal a master's process group, wait until it is gone, and kill what is left at the deadline."""
+def _signal_group(master: subprocess.Popen[bytes], number: int) -> bool:
+    """Signal a master's process group; 0 signals nothing. Returns whether it has processes."""
     try:
         os.killpg(master.pid, number)
-        while time.monotonic() < deadline:
-            master.poll()
-            os.killpg(master.pid, 0)
-            time.sleep(0.02)
-        os.killpg(master.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        return
+        return False
+    return True
 
 
 def _exit_reason(master: subprocess.Popen[bytes]) -> str:

@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import StartError
+from shared.run_directory import refusing_os_errors
 from shared.settings import Settings
 
 PLAN_FILE = "plan.json"
 PLAN_LOCK_FILE = "plan.lock"
-DRAINING_FILE = "draining"  # while this file exists, the gateway's readiness is 503
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -106,7 +106,15 @@ def read_current_plan(settings: Settings, environ: Mapping[str, str]) -> Plan | 
 
 
 def write_plan(plan: Plan, run_path: Path) -> None:
-    """Replace the plan's file atomically, so that no reader sees half of it."""
+    """Replace the plan's file atomically, so that no reader sees half of it.
+
+    Raises:
+        StartError: the file cannot be written.
+    """
     temporary = run_path / f"{PLAN_FILE}.{os.getpid()}"
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n")
-    temporary.replace(run_path / PLAN_FILE)
+    with refusing_os_errors("The slot plan cannot be written to", run_path):
+        try:
+            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n")
+            temporary.replace(run_path / PLAN_FILE)
+        finally:
+            temporary.unlink(missing_ok=True)

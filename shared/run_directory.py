@@ -9,8 +9,9 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -21,6 +22,31 @@ from shared.settings import Settings
 MAX_SOCKET_PATH_BYTES = 100
 MARKER_FILE = "tercet-run-directory"
 _MARKER_TEXT = "Made by Tercet for the sockets, locks and slot plan of one running instance.\n"
+_SUPERVISED = "supervised"  # second line of a lock file whose holder has a supervisor
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds a lock. `is_supervised`: `tercet serve` has started it."""
+
+    pid: int
+    is_supervised: bool
+
+
+@contextmanager
+def refusing_os_errors(action: str, path: Path) -> Iterator[None]:
+    """Raise an `OSError` (a full disk, a read-only file system) as a `StartError`.
+
+    Args:
+        action: what cannot be done, as in "The slot plan cannot be written to".
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StartError(
+            f"{action} {path} ({error.strerror or error}): set TERCET_RUN_DIR to a directory with free space that this "
+            "user can write."
+        ) from error
 
 
 def prepare_run_directory(settings: Settings) -> Path:
@@ -37,14 +63,8 @@ def prepare_run_directory(settings: Settings) -> Path:
             f"The run directory {path} is too long for a Unix socket ({longest} bytes with a socket's name, "
             f"at most {MAX_SOCKET_PATH_BYTES}): set TERCET_RUN_DIR to a shorter path."
         )
-    try:
+    with refusing_os_errors("The run directory cannot be created:", path), suppress(FileExistsError):
         path.mkdir(mode=0o700, parents=True)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise StartError(
-            f"The run directory {path} cannot be created ({error.strerror}): set TERCET_RUN_DIR."
-        ) from error
     _check_directory(path)
     marker = path / MARKER_FILE
     if not _is_regular_file(marker):
@@ -54,12 +74,16 @@ def prepare_run_directory(settings: Settings) -> Path:
                 f"The run directory {path} is not empty and was not created by Tercet (it has no file {MARKER_FILE}): "
                 "set TERCET_RUN_DIR to a new or an empty directory."
             )
-        _write_marker(marker)
+        with refusing_os_errors("The run directory cannot be marked:", marker):
+            _write_marker(marker)
     return path
 
 
-def lock_run_directory(settings: Settings, name: str) -> IO[str]:
+def lock_run_directory(settings: Settings, name: str, *, is_supervised: bool = False) -> IO[str]:
     """Hold `<run directory>/<name>.lock` for as long as the returned file is open.
+
+    Args:
+        is_supervised: written to the file, for `lock_holder`.
 
     Raises:
         StartError: another process holds it, or the run directory is refused.
@@ -70,11 +94,11 @@ def lock_run_directory(settings: Settings, name: str) -> IO[str]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            lock.seek(0)
-            holder = lock.read().strip() or "unknown"
+            holder = _read_holder(lock)
             lock.close()
             raise StartError(
-                f"The run directory {settings.run_path} is in use by process {holder} ({name}): "
+                f"The run directory {settings.run_path} is in use by process "
+                f"{'(unknown)' if holder is None else holder.pid} ({name}): "
                 "stop it, or set TERCET_BIND (and TERCET_RUN_DIR, if you set it) to run a second instance."
             ) from None
         with suppress(FileNotFoundError):
@@ -83,10 +107,24 @@ def lock_run_directory(settings: Settings, name: str) -> IO[str]:
         # A stopping instance removed the file between open and flock: a lock on it would exclude no other process.
         lock.close()
         prepare_run_directory(settings)
-    lock.truncate(0)
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
+    with refusing_os_errors("The lock cannot be written:", path):
+        os.ftruncate(lock.fileno(), 0)
+        os.pwrite(lock.fileno(), f"{os.getpid()}\n{_SUPERVISED if is_supervised else ''}\n".encode(), 0)
     return lock
+
+
+def lock_holder(settings: Settings, name: str) -> Holder | None:
+    """The process that holds `<run directory>/<name>.lock`, or None."""
+    try:
+        lock = os.fdopen(os.open(settings.run_path / f"{name}.lock", os.O_RDONLY | os.O_NOFOLLOW))
+    except OSError:
+        return None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return _read_holder(lock)
+    return None
 
 
 def remove_lock_file(settings: Settings, name: str) -> None:
@@ -95,7 +133,10 @@ def remove_lock_file(settings: Settings, name: str) -> None:
     Raises:
         StartError: as `lock_run_directory`.
     """
-    with lock_run_directory(settings, name):
+    with (
+        lock_run_directory(settings, name),
+        refusing_os_errors("The lock cannot be removed:", settings.run_path / f"{name}.lock"),
+    ):
         (settings.run_path / f"{name}.lock").unlink()
 
 
@@ -106,7 +147,7 @@ def remove_run_files(path: Path, names: Iterable[str]) -> None:
     """
     for name in names:
         file = path / name
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # absent, or the file system has become read-only
             if not stat.S_ISDIR(file.lstat().st_mode):
                 file.unlink()
     with suppress(OSError):
@@ -149,3 +190,10 @@ def _open_lock(path: Path) -> IO[str]:
             f"The lock {path} cannot be opened ({error.strerror}): remove it, or set TERCET_RUN_DIR."
         ) from error
     return os.fdopen(file, "r+")
+
+
+def _read_holder(lock: IO[str]) -> Holder | None:
+    """What the holder has written, or None if it has not written yet."""
+    lock.seek(0)
+    pid, _, note = lock.read().partition("\n")
+    return Holder(int(pid), note.strip() == _SUPERVISED) if pid.isdecimal() else None

@@ -1,4 +1,4 @@
-"""What must hold before a pool starts: its address is free and not open to all, and the slot plan is current.
+"""What must hold before a pool starts: who may use it, a listening socket, a current slot plan, an end with its users.
 
 To be called in a gunicorn master or the supervisor. The plan is made in a process of its own, so that no master loads
 CUDA or a model library.
@@ -7,6 +7,9 @@ CUDA or a model library.
 from __future__ import annotations
 
 import fcntl
+import os
+import select
+import signal
 import socket
 import ssl
 import subprocess
@@ -17,8 +20,44 @@ from pathlib import Path
 from shared.errors import StartError
 from shared.keys import read_keys
 from shared.plan import PLAN_LOCK_FILE, Plan, read_current_plan, read_plan
-from shared.run_directory import prepare_run_directory
+from shared.run_directory import prepare_run_directory, refusing_os_errors
 from shared.settings import Address, Settings
+
+BACKLOG = 2048  # connections that wait to be accepted; gunicorn's default
+FIRST_PASSED_FD = 3  # SD_LISTEN_FDS_START in <systemd/sd-daemon.h>
+_F_SETSIG = 10  # <asm-generic/fcntl.h>; Python's `fcntl` does not have it
+
+
+def listen(address: Address, environ: Mapping[str, str]) -> socket.socket:
+    """The gateway's listening socket: bound here, or passed by a service manager that keeps it across restarts.
+
+    A socket is passed as systemd passes it (`sd_listen_fds(3)`): `LISTEN_PID` is this process and `LISTEN_FDS` is 1.
+
+    Raises:
+        StartError: the address cannot be bound, or the socket passed is not a listening TCP socket of this port.
+    """
+    if not is_activated(environ):
+        listener = _bind(address)
+        listener.listen(BACKLOG)
+        return listener
+    if environ.get("LISTEN_FDS") != "1":
+        raise StartError("Tercet takes exactly one socket (LISTEN_FDS=1): configure one ListenStream.")
+    try:
+        listener = socket.socket(fileno=FIRST_PASSED_FD)
+        is_listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+    except OSError as error:
+        raise StartError(f"Descriptor {FIRST_PASSED_FD} is no socket ({error.strerror}): check LISTEN_FDS.") from error
+    if not is_listening or listener.family not in {socket.AF_INET, socket.AF_INET6}:
+        raise StartError(f"Descriptor {FIRST_PASSED_FD} is not a listening TCP socket: configure a ListenStream.")
+    found = Address(*listener.getsockname()[:2])
+    if found.port != address.port or (address.is_loopback and not found.is_loopback):
+        raise StartError(f"The socket that was passed is bound to {found}, TERCET_BIND is {address}: make them equal.")
+    return listener
+
+
+def is_activated(environ: Mapping[str, str]) -> bool:
+    """Whether a service manager has passed sockets to this process."""
+    return environ.get("LISTEN_PID") == str(os.getpid())
 
 
 def check_address_free(address: Address) -> None:
@@ -27,14 +66,34 @@ def check_address_free(address: Address) -> None:
     Raises:
         StartError: the address cannot be bound.
     """
-    with socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address.host, address.port))
-        except OSError as error:
-            raise StartError(
-                f"The gateway cannot listen on {address} ({error.strerror}): set TERCET_BIND to another host:port."
-            ) from error
+    _bind(address).close()
+
+
+def _bind(address: Address) -> socket.socket:
+    bound = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((address.host, address.port))
+    except OSError as error:
+        bound.close()
+        raise StartError(
+            f"The gateway cannot listen on {address} ({error.strerror}): set TERCET_BIND to another host:port."
+        ) from error
+    return bound
+
+
+def stop_with_holders(pipe: int) -> None:
+    """Send SIGTERM to this process when no process holds the write end of `pipe` any more.
+
+    The kernel sends it, so that it needs no thread and comes however the holders end.
+    """
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, _F_SETSIG, signal.SIGTERM)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    if poll.poll(0):  # they were gone before
+        signal.raise_signal(signal.SIGTERM)
 
 
 def check_access(settings: Settings) -> None:
@@ -78,7 +137,9 @@ def read_or_make_plan(settings: Settings, environ: Mapping[str, str]) -> Plan:
         StartError: the plan cannot be made; `tercet plan` has printed the reason on stderr.
     """
     run_path = prepare_run_directory(settings)
-    with (run_path / PLAN_LOCK_FILE).open("w") as lock:
+    with refusing_os_errors("The lock of the slot plan cannot be opened in", run_path):
+        lock = (run_path / PLAN_LOCK_FILE).open("w")
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (plan := read_current_plan(settings, environ)) is not None:
             return plan

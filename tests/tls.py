@@ -1,19 +1,41 @@
-"""Makes self-signed certificates for tests."""
+"""Certificates for tests, and clients that trust only them."""
 
 from __future__ import annotations
 
-import subprocess
+import ssl
 from pathlib import Path
 
+import trustme
+from cryptography.hazmat.primitives import serialization
 
-def make_certificate(folder: Path, name: str = "tls", *, passphrase: str | None = None) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 and its private key, both in PEM. With a passphrase the key is encrypted."""
-    cert, key = folder / f"{name}.crt", folder / f"{name}.key"
-    encryption = ["-nodes"] if passphrase is None else ["-passout", f"pass:{passphrase}"]
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(
-        [*command, *encryption, *subject, "-days", "2", "-keyout", str(key), "-out", str(cert)],
-        capture_output=True, check=True, timeout=30,
-    )  # fmt: skip
-    return cert, key
+
+class Certificate:
+    """The files of a certificate for the loopback interface, issued by an authority of its own."""
+
+    def __init__(self, folder: Path, name: str = "tls") -> None:
+        self.cert, self.key = folder / f"{name}.crt", folder / f"{name}.key"
+        self.renew()
+
+    def renew(self) -> None:
+        """Replace the files: a new key, a new certificate, a new authority."""
+        self._authority = trustme.CA()
+        issued = self._authority.issue_cert("localhost", "127.0.0.1")
+        issued.private_key_pem.write_to_path(self.key)
+        self.cert.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
+
+    def encrypt_key(self, passphrase: str) -> None:
+        key = serialization.load_pem_private_key(self.key.read_bytes(), None)
+        encryption = serialization.BestAvailableEncryption(passphrase.encode())
+        pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+        self.key.write_bytes(pem)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Settings of a gateway that serves with these files."""
+        return {"tls_cert": str(self.cert), "tls_key": str(self.key)}
+
+    def client(self) -> ssl.SSLContext:
+        """The TLS settings of a client that trusts the current authority alone."""
+        context = ssl.create_default_context()
+        self._authority.configure_trust(context)
+        return context

@@ -13,9 +13,9 @@ from shared.plan import Slot
 from shared.protocol import State
 
 UNKNOWN = State(state="down", reason="its worker has not reported a state yet")
-# A worker that has died is replaced and starts again within about 2 s. A slot that is down for longer than this is not
-# expected to come back.
-MAX_DOWN_S = 10.0
+# A worker that has died is replaced and reports again within about 2 s; a stopped worker, about 10 s after its silence
+# was noticed, because gunicorn's timeout ends it. A slot that is down for longer is not expected to come back.
+MAX_DOWN_S = 15.0
 
 
 class SlotTable:

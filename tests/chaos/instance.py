@@ -4,57 +4,31 @@ the gateway and its workers."""
 from __future__ import annotations
 
 import resource
-import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import httpx
 import msgspec
 
 from shared.plan import Plan, plan_inputs, read_plan, write_plan
 from shared.run_directory import prepare_run_directory
 from shared.settings import Settings
-from tests.chaos.http_client import LOOPBACK, Endpoint
+from tests.chaos.http_client import Endpoint
 from tests.chaos.proxy import ChaosProxy, Schedule
 from tests.e2e.harness import Tercet, until
-
-
-class Certificate:
-    """A self-signed certificate for the loopback interface, and a client's TLS settings that trust it alone."""
-
-    def __init__(self, base: Path) -> None:
-        self.certificate, self.key = base / "certificate.pem", base / "key.pem"
-        subprocess.run(
-            [
-                "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-                "-days", "2", "-subj", "/CN=localhost", "-addext", f"subjectAltName=IP:{LOOPBACK},DNS:localhost",
-                "-keyout", str(self.key), "-out", str(self.certificate),
-            ],
-            check=True, capture_output=True,
-        )  # fmt: skip
-        self.client = ssl.create_default_context(cafile=str(self.certificate))
-
-    @property
-    def settings(self) -> dict[str, str]:
-        return {"tls_cert": str(self.certificate), "tls_key": str(self.key)}
+from tests.tls import Certificate
 
 
 def make_tercet(base: Path, certificate: Certificate | None = None, **settings: str) -> Tercet:
     """An instance that is not started; with a certificate it serves HTTPS, and its client trusts it."""
     base.mkdir(parents=True, exist_ok=True)
-    tercet = Tercet(base, **settings, **(certificate.settings if certificate else {}))
-    if certificate is not None:
-        tercet.client.close()
-        tercet.url = f"https://{LOOPBACK}:{tercet.port}"
-        tercet.client = httpx.Client(base_url=tercet.url, trust_env=False, timeout=60, verify=certificate.client)
-    return tercet
+    return Tercet(base, certificate, **settings)
 
 
 def endpoint_of(tercet: Tercet, certificate: Certificate | None = None) -> Endpoint:
-    return Endpoint(tercet.port, certificate.client if certificate else None)
+    return Endpoint(tercet.port, certificate.client() if certificate else None)
 
 
 def start(tercet: Tercet, *, max_descriptors: int | None = None) -> None:

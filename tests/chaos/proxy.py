@@ -80,6 +80,7 @@ class ChaosProxy:
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._clients: set[socket.socket] = set()
+        self._num_accepted = 0
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         if listen is None:
             self._listener = socket.socket()
@@ -98,9 +99,19 @@ class ChaosProxy:
         """For connections from now on; those that are open keep their fault."""
         self._schedule = schedule
 
+    def drop_connections(self) -> None:
+        """Close all open connections; those that follow get faults by the present schedule."""
+
+        def shut_down() -> None:
+            for client in self._clients:
+                with suppress(OSError):
+                    client.shutdown(socket.SHUT_RDWR)
+
+        self._loop.call_soon_threadsafe(shut_down)
+
     def start(self) -> None:
         self._thread.start()
-        self._loop.call_soon_threadsafe(self._spawn, self._accept())
+        self._loop.call_soon_threadsafe(self._loop.add_reader, self._listener, self._accept)
 
     def stop(self) -> None:
         """Close the listener and all connections, and end the thread. The socket's file is removed. May be repeated."""
@@ -121,22 +132,23 @@ class ChaosProxy:
         task.add_done_callback(self._tasks.discard)
 
     async def _cancel_all(self) -> None:
+        self._loop.remove_reader(self._listener)
         own = asyncio.current_task()
         tasks = [task for task in self._tasks if task is not own]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _accept(self) -> None:
-        number = 0
-        while True:
-            client, _ = await self._loop.sock_accept(self._listener)
+    def _accept(self) -> None:
+        # Not `sock_accept`: cancelled at the wrong moment, it loses the connection that it has accepted.
+        with suppress(BlockingIOError):
+            client, _ = self._listener.accept()
             client.setblocking(False)
-            self._clients.add(client)
-            fault = self._schedule(number)
+            fault = self._schedule(self._num_accepted)
+            self._num_accepted += 1
             self.counts[fault.kind] += 1
+            self._clients.add(client)
             self._spawn(self._serve(client, fault))
-            number += 1
 
     async def _serve(self, client: socket.socket, fault: Fault) -> None:
         server = socket.socket(socket.AF_UNIX if self._server.path else socket.AF_INET)

@@ -129,6 +129,13 @@ def test_stopping_closes_connections_and_ends_the_thread(base: Path) -> None:
         assert not (base / "proxy").exists()
 
 
+def test_dropped_connections_end(base: Path, is_unix: bool) -> None:
+    with proxied(base, Fault(), is_unix=is_unix) as (client, proxy):
+        assert read(client, len(ANSWER)) == ANSWER
+        proxy.drop_connections()
+        assert client.recv(1) == b""
+
+
 def test_a_schedule_repeats_with_its_seed_and_has_every_fault() -> None:
     first, again, other = (random_schedule(seed, 0.5) for seed in (1, 1, 2))
     faults = [first(number) for number in range(400)]

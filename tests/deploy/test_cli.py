@@ -1,4 +1,4 @@
-"""The command line: settings, plan, and what `tercet plan` refuses."""
+"""The command line: settings, plan, keys, and what `tercet plan` and `tercet serve` refuse."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from deploy.planning import count_gpus, make_plan
 from shared.errors import StartError
+from shared.keys import read_keys
 from shared.plan import Plan
 from shared.settings import ModelSpec, Settings
 
@@ -72,3 +73,59 @@ def test_too_many_workers_are_refused(tmp_path: Path) -> None:
     settings = Settings(run_dir=tmp_path, devices=("cpu",), models=(ModelSpec("embedded", None, 65),))
     with pytest.raises(StartError, match="65 workers"):
         make_plan(settings, {})
+
+
+def test_a_key_is_made_listed_and_revoked(tmp_path: Path) -> None:
+    environ = {"TERCET_KEYS": str(tmp_path / "keys"), "COLUMNS": "200"}
+    made = tercet("key", "new", "my editor", "--rate", "60", "--concurrency", "0", **environ)
+    key = made.stdout.strip()
+    [record] = read_keys(tmp_path / "keys")
+    assert made.returncode == 0
+    assert key.startswith("tct_")
+    assert key not in made.stderr
+    listed = tercet("key", "list", **environ).stdout
+    for text in (record.id, "my editor", "60", "no limit"):
+        assert text in listed
+    assert record.sha256 not in listed
+    assert tercet("key", "revoke", record.id, **environ).returncode == 0
+    assert read_keys(tmp_path / "keys")[0].revoked is not None
+
+
+@pytest.mark.parametrize(
+    ("args", "keys", "message"),
+    [
+        (("new", "n"), None, "Set TERCET_KEYS"),
+        (("list",), "missing", "cannot be read"),
+        (("revoke", "nothing"), "keys", "no key with the id 'nothing'"),
+        (("new", "n", "--rate", "-1"), "keys", "--rate"),
+    ],
+)
+def test_key_commands_say_what_is_wrong(tmp_path: Path, args: tuple[str, ...], keys: str | None, message: str) -> None:
+    (tmp_path / "keys").touch(0o600)
+    done = tercet("key", *args, **({"TERCET_KEYS": str(tmp_path / keys)} if keys else {}))
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_address_beyond_loopback_is_refused_by_both_ways_to_start(tmp_path: Path) -> None:
+    environ = {
+        "TERCET_BIND": "0.0.0.0:18734",
+        "TERCET_RUN_DIR": str(tmp_path / "r"),
+        "TERCET_DEVICES": "cpu",
+        "TERCET_MODELS": "embedded",
+    }
+    refusal = "Other machines could use the gateway at 0.0.0.0:18734 without an API key"
+    served = tercet("serve", **environ)
+    assert (served.returncode, served.stderr.count("\n")) == (1, 1)
+    assert refusal in served.stderr
+    gunicorn = subprocess.run(
+        [sys.executable, "-m", "gunicorn"],
+        cwd=ROOT, env={"PATH": "/usr/bin:/bin", "TERCET_ROLE": "gateway", **environ},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert gunicorn.returncode != 0
+    assert refusal in gunicorn.stderr
+    # The next check fails: this one has passed.
+    permitted = tercet("serve", "--insecure", **environ | {"TERCET_DEVICES": "cuda:7", "CUDA_VISIBLE_DEVICES": ""})
+    assert "cuda:7" in permitted.stderr

@@ -17,6 +17,8 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.tls import Certificate
+
 ROOT = Path(__file__).parents[2]
 START_S = 60.0
 
@@ -40,11 +42,13 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
 class Tercet:
     """One instance under test; by default it serves the embedded checkpoint in fp32."""
 
-    def __init__(self, base: Path, **settings: str) -> None:
+    def __init__(self, base: Path, certificate: Certificate | None = None, **settings: str) -> None:
+        """With a certificate, the instance serves HTTPS, and its client trusts it."""
         self.run_dir = base / "run"
         self.log_path = base / "log"
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'https' if certificate else 'http'}://127.0.0.1:{self.port}"
+        settings |= certificate.settings if certificate else {}
         self.environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith("TERCET_")},
             "TERCET_BIND": f"127.0.0.1:{self.port}",
@@ -55,7 +59,8 @@ class Tercet:
             "TERCET_DRAIN_S": "0.1",
             **{f"TERCET_{name.upper()}": value for name, value in settings.items()},
         }
-        self.client = httpx.Client(base_url=self.url, trust_env=False, timeout=60)
+        verify = certificate.client() if certificate else True
+        self.client = httpx.Client(base_url=self.url, trust_env=False, timeout=60, verify=verify)
 
     def start(self, *command: str) -> None:
         """Start `command` (default: `tercet serve`) and do not wait for it."""
@@ -120,16 +125,18 @@ class Tercet:
         serve = psutil.Process(self.process.pid)
         roles: dict[str, list[psutil.Process]] = {"serve": [serve]}
         for master in serve.children():
-            with suppress(psutil.NoSuchProcess):  # dead and not yet reaped
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):  # dead and not yet reaped
+                if os.getpgid(master.pid) != master.pid:
+                    continue  # a worker whose master is dead
                 if role := master.environ().get("TERCET_ROLE"):  # else forked and not yet a master
                     roles[role] = [master, *master.children()]
         return roles
 
 
 @contextmanager
-def running(base: Path, **settings: str) -> Iterator[Tercet]:
+def running(base: Path, certificate: Certificate | None = None, **settings: str) -> Iterator[Tercet]:
     """A warm instance, stopped at the end; a failure prints its log."""
-    tercet = Tercet(base, **settings)
+    tercet = Tercet(base, certificate, **settings)
     tercet.start()
     try:
         tercet.wait_until_warm()

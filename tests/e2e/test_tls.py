@@ -8,53 +8,29 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
-import trustme
 
 from tests.e2e.harness import ROOT, Tercet, running, until
+from tests.tls import Certificate
 
 CONTEXT = {"context": "The old man looked at the sea and"}
 
 
-class Files:
-    """A certificate's files, and contexts of clients that trust only its authority."""
-
-    def __init__(self, base: Path) -> None:
-        self.cert, self.key = base / "cert.pem", base / "key.pem"
-        self.renew()
-
-    def renew(self) -> None:
-        self._authority = trustme.CA()
-        issued = self._authority.issue_cert("localhost", "127.0.0.1")
-        issued.private_key_pem.write_to_path(self.key)
-        self.cert.unlink(missing_ok=True)
-        for part in issued.cert_chain_pems:
-            part.write_to_path(self.cert, append=True)
-
-    def client(self) -> ssl.SSLContext:
-        context = ssl.create_default_context()
-        self._authority.configure_trust(context)
-        return context
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate(tmp_path_factory.mktemp("c"))
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return Files(tmp_path_factory.mktemp("c"))
-
-
-@pytest.fixture(scope="module")
-def tercet(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
-    with running(
-        tmp_path_factory.mktemp("t"), tls_cert=str(files.cert), tls_key=str(files.key), client_timeout_s="1"
-    ) as instance:
+def tercet(certificate: Certificate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
+    with running(tmp_path_factory.mktemp("t"), certificate, client_timeout_s="1") as instance:
         yield instance
 
 
-def test_a_client_that_trusts_the_authority_gets_answers_and_streams(tercet: Tercet, files: Files) -> None:
-    with httpx.Client(base_url=tercet.url, verify=files.client(), trust_env=False) as client:
+def test_a_client_that_trusts_the_authority_gets_answers_and_streams(tercet: Tercet, certificate: Certificate) -> None:
+    with httpx.Client(base_url=tercet.url, verify=certificate.client(), trust_env=False) as client:
         for _ in range(3):
             assert len(client.post("/autocomplete", json=CONTEXT).json()["sentences"]) == 3
         streamed = client.post("/autocomplete", json={**CONTEXT, "stream": True}).text
@@ -74,15 +50,17 @@ def test_the_command_line_trusts_the_configured_certificate_alone(tercet: Tercet
     assert done.stdout.count("Once") == 3
 
 
-def test_unfinished_handshakes_and_plain_text_are_closed_and_hold_nobody_up(tercet: Tercet, files: Files) -> None:
+def test_unfinished_handshakes_and_plain_text_are_closed(
+    tercet: Tercet, certificate: Certificate
+) -> None:
     address = ("127.0.0.1", tercet.port)
     silent = [socket.create_connection(address) for _ in range(50)]
     plain = socket.create_connection(address)
     plain.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    with httpx.Client(base_url=tercet.url, verify=files.client(), trust_env=False) as client:
+    with httpx.Client(base_url=tercet.url, verify=certificate.client(), trust_env=False) as client:
         assert client.post("/autocomplete", json=CONTEXT).status_code == 200
     plain.settimeout(5)
-    assert b"200" not in plain.recv(1000)
+    assert plain.recv(1000).startswith(b"HTTP/1.1 400 ")
     for sock in silent:
         sock.settimeout(5)
         assert sock.recv(1) == b""
@@ -90,8 +68,8 @@ def test_unfinished_handshakes_and_plain_text_are_closed_and_hold_nobody_up(terc
     plain.close()
 
 
-def test_old_versions_of_tls_are_refused(tercet: Tercet, files: Files) -> None:
-    context = files.client()
+def test_old_versions_of_tls_are_refused(tercet: Tercet, certificate: Certificate) -> None:
+    context = certificate.client()
     context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
     with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         context.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -102,16 +80,16 @@ def test_old_versions_of_tls_are_refused(tercet: Tercet, files: Files) -> None:
         context.wrap_socket(sock, server_hostname="localhost")
 
 
-def test_a_reload_serves_the_renewed_certificate(tercet: Tercet, files: Files) -> None:
-    old = files.client()
-    files.renew()
+def test_a_reload_serves_the_renewed_certificate(tercet: Tercet, certificate: Certificate) -> None:
+    old = certificate.client()
+    certificate.renew()
     with pytest.raises(ssl.SSLError):
-        _handshake(tercet, files.client())
+        _handshake(tercet, certificate.client())
     tercet.processes()["gateway"][0].send_signal(signal.SIGHUP)
 
     def is_renewed() -> bool:
         try:
-            _handshake(tercet, files.client())
+            _handshake(tercet, certificate.client())
         except (ssl.SSLError, OSError):
             return False
         return True

@@ -130,3 +130,26 @@ def test_build_without_a_plan_or_with_a_wrong_setting_fails(short_path: Path, se
     result = run_build(short_path, "", **settings)
     assert result.returncode != 0
     assert "StartError" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "exposure"),
+    [
+        ({"TERCET_BIND": "0.0.0.0:8000", "TERCET_INSECURE": "1"}, {"keys": False, "tls": False}),
+        ({"TERCET_BIND": "0.0.0.0:8000", "TERCET_KEYS": "/nonexistent"}, {"keys": True, "tls": False}),
+        ({"TERCET_BIND": "0.0.0.0:8000", "TERCET_KEYS": "/nonexistent", "TERCET_TLS_CERT": "c"}, None),
+        ({"TERCET_BIND": "127.0.0.1:8000"}, None),
+    ],
+)
+def test_an_exposed_address_is_logged(
+    short_path: Path, settings: dict[str, str], exposure: dict[str, bool] | None
+) -> None:
+    models = [Model("small", "/models/small", "hub:small", n_ctx=1024, vocab_size=50257)]
+    write_plan(Plan({}, models, make_slots(["cpu"], [("small", 1)], short_path, 3)), short_path)
+    result = run_build(short_path, "", **settings)
+    assert result.returncode == 0, result.stderr
+    events = [msgspec.json.decode(line) for line in result.stderr.splitlines()]
+    found = [event for event in events if event["event"] == "address_exposed"]
+    assert len(found) == (exposure is not None)
+    if exposure is not None:
+        assert found[0] | exposure | {"address": "0.0.0.0:8000", "level": "warning"} == found[0]

@@ -14,7 +14,7 @@ from shared.plan import Plan, make_slots, plan_inputs, write_plan
 from shared.run_directory import prepare_run_directory
 from shared.settings import Address, ModelSpec, Settings
 from shared.startup import check_access, check_address_free, read_or_make_plan
-from tests.tls import make_certificate
+from tests.tls import Certificate
 
 
 def test_an_address_in_use_is_refused() -> None:
@@ -82,10 +82,10 @@ def test_a_key_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
 
 
 def test_tls_files_must_be_a_readable_pair(tmp_path: Path) -> None:
-    cert, key = make_certificate(tmp_path)
+    pair, other, encrypted = (Certificate(tmp_path, name) for name in ("tls", "other", "encrypted"))
+    cert, key, other_key, encrypted_key = pair.cert, pair.key, other.key, encrypted.key
+    encrypted.encrypt_key("sesame")
     check_access(Settings(tls_cert=cert, tls_key=key))
-    _, other_key = make_certificate(tmp_path, "other")
-    _, encrypted_key = make_certificate(tmp_path, "encrypted", passphrase="sesame")
     (tmp_path / "empty").touch()
     for wrong_cert, wrong_key, message in (
         (cert, None, "belong together"),

@@ -39,6 +39,10 @@ class Api:
         """POST to `/autocomplete`; a context is filled in."""
         return self.post("/autocomplete", {"context": "He saw", **fields})
 
+    def complete_as(self, key: str, **fields: Any) -> testing.Result:
+        """As `complete`, with the name of an API key in a header that `test_refusals.Keys` reads."""
+        return self.post("/autocomplete", {"context": "He saw", **fields}, headers={"X-Key": key})
+
 
 @pytest.fixture
 def make_api(short_path: Path, hangups: HangupWatcher) -> Iterator[Callable[..., Api]]:

@@ -19,7 +19,7 @@ from gateway.api.autocomplete import MAX_DRAWN_SEED
 from gateway.generation.trimming import MIN_TOKENS
 from shared.protocol import MAX_SEED, Accepted, Failed, GenerateRequest, State
 from tests.gateway.api.conftest import Api
-from tests.gateway.generation.stubs import Hang, Refusal, Respond, Step, completion
+from tests.gateway.generation.stubs import Hang, Refusal, Respond, Step, Together, completion
 
 MakeApi = Callable[..., Api]
 TEXTS = [" the sea was calm.", " a gull flying over", " nothing but sand"]
@@ -322,7 +322,7 @@ def test_a_stream_has_text_deltas_then_sentences_then_the_whole_answer(make_api:
     def waits(request: GenerateRequest) -> Iterator[Step]:
         *tokens, done = respond(request)
         yield from tokens
-        assert is_received[request.seed].wait(5)  # lines that arrive with the result would be no deltas
+        assert is_received[request.seed].wait(5)  # so that text comes before its branch has ended
         yield done
 
     events = []
@@ -349,6 +349,21 @@ def test_a_stream_has_text_deltas_then_sentences_then_the_whole_answer(make_api:
 
 def text_of(events: list[tuple[str, Any]], branch: int) -> str:
     return "".join(data["text"] for name, data in events if name == "token" and data["branch"] == branch)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 2, 4], ids=["no tokens", "some tokens", "all tokens"])
+def test_a_stream_has_all_text_that_arrives_together_with_its_result(make_api: MakeApi, num_tokens: int) -> None:
+    """The worker may send the last tokens, or only the rest of the text, in one piece with its last line."""
+
+    def all_at_once(request: GenerateRequest) -> Iterator[Step]:
+        accepted, *tokens, done = completion(request, TEXTS[request.seed])
+        yield accepted
+        yield Together([*tokens[:num_tokens], done])
+
+    events = events_of(make_api(all_at_once).complete(stream=True, seed=0).text)
+    sentences = {data["branch"]: data["value"] for name, data in events if name == "sentence"}
+    assert sentences == dict(enumerate(TEXTS))
+    assert {branch: text_of(events, branch) for branch in range(3)} == sentences
 
 
 def test_a_stream_without_a_suggestion_ends_with_an_error(make_api: MakeApi) -> None:

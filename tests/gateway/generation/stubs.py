@@ -48,6 +48,20 @@ class Refusal:
     code: str
 
 
+@dataclass(frozen=True)
+class Together:
+    """The last lines of a response, in one chunk."""
+
+    lines: Sequence[GenerateLine]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A chunk that is not a line of the protocol; the last of a response."""
+
+    data: bytes
+
+
 class Break:
     """Close the connection."""
 
@@ -56,7 +70,7 @@ class Hang:
     """Send nothing more until the gateway hangs up."""
 
 
-Step: TypeAlias = GenerateLine | Refusal | Break | Hang
+Step: TypeAlias = GenerateLine | Together | Raw | Refusal | Break | Hang
 Respond: TypeAlias = Callable[[GenerateRequest], Iterable[Step]]
 
 
@@ -155,7 +169,7 @@ class StubWorker:
         head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
         for step in steps:
             # Before its last bytes: the gateway may send the next call as soon as it has them.
-            if isinstance(step, Done | Failed | Refusal | Break):
+            if isinstance(step, Done | Failed | Together | Raw | Refusal | Break):
                 self._end()
             if isinstance(step, Refusal):
                 body = msgspec.json.encode({"code": step.code, "detail": f"Refused: {step.code}."})
@@ -171,10 +185,15 @@ class StubWorker:
                     http.connection.recv(1)
                 self._end(is_hangup=True)
                 return
-            line = msgspec.json.encode(step) + b"\n"
-            http.wfile.write(head + b"%x\r\n%s\r\n" % (len(line), line))
+            data = step.data if isinstance(step, Raw) else _encode_lines(step)
+            http.wfile.write(head + b"%x\r\n%s\r\n" % (len(data), data))
             head = b""
         http.wfile.write(b"0\r\n\r\n")
+
+
+def _encode_lines(step: GenerateLine | Together) -> bytes:
+    lines = step.lines if isinstance(step, Together) else [step]
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
 class StubPool:
@@ -198,13 +217,13 @@ class StubPool:
         for slot in slots:
             self.admission.update(slot.index, State(state="warm", ms_per_token=1.0))
         self.metrics = Metrics(self.admission.states, lambda: self.admission.num_waiting)
-        self._clients = [SlotClient(slot, ack_s) for slot in slots]
+        self.clients = [SlotClient(slot, ack_s) for slot in slots]
         self.fanout = Fanout(
-            self._clients, self.admission, self.metrics, num_threads, RetryBudget(min_retries=num_retries)
+            self.clients, self.admission, self.metrics, num_threads, RetryBudget(min_retries=num_retries)
         )
 
     def close(self) -> None:
-        for client in self._clients:
+        for client in self.clients:
             client.close()
         for worker in self.workers:
             worker.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import pytest
@@ -15,9 +16,10 @@ from gateway.generation.request import BranchEvent, BranchFailure, BranchResult,
 from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
-from shared.errors import ClientGone, DeadlineExceeded, Superseded
-from shared.protocol import Accepted, Failed, GenerateRequest, Group, Sampling, Token
-from tests.gateway.generation.stubs import Break, Hang, Refusal, Step, StubPool, completion, make_spec
+from gateway.pool.client import BranchError
+from shared.errors import ClientGone, DeadlineExceeded, ShuttingDown, Superseded
+from shared.protocol import Accepted, Failed, GenerateRequest, Group, Sampling, State, Token
+from tests.gateway.generation.stubs import Break, Hang, Refusal, Step, StubPool, Together, completion, make_spec
 
 MakePool = Callable[..., StubPool]
 
@@ -95,6 +97,13 @@ def test_streamed_branches_deliver_their_text_before_their_result(make_pool: Mak
     is_received.set()
     assert received == (" the", " sea", ",", " the", " sky", ".")
     assert isinstance(context.next_event(), BranchResult)
+
+
+def test_tokens_that_arrive_together_with_the_result_are_delivered_before_it(make_pool: MakePool) -> None:
+    pool = make_pool(lambda request: [Together(list(completion(request, " the sea.")))])
+    events = start(pool, RequestContext(make_spec(is_streamed=True, num_completions=1)))
+    assert events[0] == TextDelta(0, (" the", " sea", "."), 1)
+    assert isinstance(events[1], BranchResult)
 
 
 def test_a_result_is_delivered_before_its_response_ends(make_pool: MakePool) -> None:
@@ -369,3 +378,171 @@ def test_an_unexpected_exception_is_logged_in_full_and_fails_its_branch() -> Non
     [line] = logged
     assert isinstance(line["exc_info"], ZeroDivisionError)
     assert "secret" not in str(line)
+
+
+def test_without_a_retry_budget_a_branch_fails_with_its_last_error(make_pool: MakePool) -> None:
+    pool = make_pool(lambda _: [Break()], num_retries=1)
+    failures = start(pool, RequestContext(make_spec(num_completions=3)))
+    assert {failure.code for failure in failures if isinstance(failure, BranchFailure)} == {"broken"}
+    assert len(pool.workers[0].calls) == 3 + 1
+    assert "tercet_branch_retries_total 1.0" in pool.exposition()
+    assert "tercet_branch_retries_refused_total 3.0" in pool.exposition()
+
+
+def test_a_branch_whose_worker_is_lost_is_retried_elsewhere(make_pool: MakePool) -> None:
+    pool = make_pool(lambda _: [Accepted(), Hang()], by_seed)
+    context = RequestContext(make_spec(num_completions=1, timeout_s=30))
+    pool.fanout.start(context)
+    pool.workers[0].wait(lambda worker: worker.num_running == 1)
+    time.sleep(0.05)  # until it is acknowledged
+    pool.clients[0].abort_calls(BranchError("slot_lost", "Its worker was lost."))
+    [result] = collect(context, 1)
+    assert isinstance(result, BranchResult)
+    assert result.slot == 1
+    assert pool.num_branches(0, "slot_lost") == 1
+
+
+def warm(pool: StubPool, *revisions: str) -> None:
+    """Set the revision of the slots' weights, in slot order."""
+    for index, revision in enumerate(revisions):
+        pool.admission.update(index, State(state="warm", ms_per_token=1.0, revision=revision))
+
+
+def test_a_retry_uses_the_weights_of_the_other_branches(make_pool: MakePool) -> None:
+    def one_breaks(request: GenerateRequest) -> Iterator[Step]:
+        if request.seed != 8:
+            yield from by_seed(request)
+        else:
+            yield Accepted()
+            yield Break()
+
+    pool = make_pool(one_breaks, by_seed, by_seed)
+    warm(pool, "a", "b", "a")
+    outcomes = start(pool, RequestContext(make_spec()))
+    slots = {outcome.branch: outcome.slot for outcome in outcomes if isinstance(outcome, BranchResult)}
+    assert slots == {0: 0, 1: 2, 2: 0}
+
+
+def test_a_branch_fails_rather_than_mix_weights(make_pool: MakePool) -> None:
+    is_changed = threading.Event()
+
+    def one_breaks(request: GenerateRequest) -> Iterator[Step]:
+        if request.seed != 8:
+            yield from by_seed(request)
+        else:
+            yield Accepted()
+            assert is_changed.wait(5)
+            yield Break()
+
+    pool = make_pool(one_breaks, by_seed)
+    warm(pool, "a", "b")
+    context = RequestContext(make_spec())
+    pool.fanout.start(context)
+    collect(context, 2)
+    warm(pool, "b", "b")
+    is_changed.set()
+    [failure] = collect(context, 1)
+    assert isinstance(failure, BranchFailure)
+    assert (failure.branch, failure.code) == (1, "not_ready")
+    assert pool.workers[1].calls == []
+
+
+def test_a_request_whose_worker_drains_at_once_starts_again_with_the_new_weights(make_pool: MakePool) -> None:
+    def drains(request: GenerateRequest) -> Iterator[Step]:
+        warm(pool, "b", "b")
+        yield Refusal(503, "not_ready")
+
+    pool = make_pool(drains, by_seed)
+    warm(pool, "a", "b")
+    outcomes = start(pool, RequestContext(make_spec()))
+    assert {outcome.slot for outcome in outcomes if isinstance(outcome, BranchResult)} == {1}
+    assert len(outcomes) == 3
+
+
+def test_cancel_all_ends_running_and_waiting_requests_and_refuses_later_requests(make_pool: MakePool) -> None:
+    pool = make_pool(lambda _: [Accepted(), Hang()])
+    running, waiting, later = (RequestContext(make_spec(timeout_s=60)) for _ in range(3))
+    pool.fanout.start(running)
+    with ThreadPoolExecutor() as threads:
+        blocked = threads.submit(pool.fanout.start, waiting)
+        while not pool.admission.num_waiting:
+            time.sleep(0.001)
+        pool.fanout.cancel_all(ShuttingDown("The server is being stopped.", retry_after_s=2))
+        with pytest.raises(ClientGone):
+            blocked.result(5)
+    assert running.next_event() is None
+    for context in (running, waiting):
+        assert isinstance(context.cancel_reason, ShuttingDown)
+        assert context.cancel_reason.headers == {"Retry-After": "2"}
+    pool.workers[0].wait(lambda worker: worker.num_hangups == 3)
+    with pytest.raises(ShuttingDown):
+        pool.fanout.start(later)
+    with pytest.raises(ShuttingDown):
+        pool.fanout.check("")
+    pool.wait_until_idle()
+
+
+def test_requests_are_not_held_behind_a_busy_slot(make_pool: MakePool) -> None:
+    pool = make_pool(lambda _: [Accepted(), Hang()], by_seed)
+    pool.admission.update(1, State(state="loading"))
+    stuck = RequestContext(make_spec(timeout_s=60))
+    pool.fanout.start(stuck)
+    pool.admission.update(1, State(state="warm", ms_per_token=1.0))
+    for _ in range(12):
+        outcomes = start(pool, RequestContext(make_spec()))
+        assert {outcome.slot for outcome in outcomes if isinstance(outcome, BranchResult)} == {1}
+    stuck.cancel()
+    pool.wait_until_idle()
+
+
+def test_a_slot_that_is_five_times_slower_does_not_hold_up_requests(make_pool: MakePool) -> None:
+    """Requests wait for the first room, not for a slot: the fast slot is never idle while one waits."""
+
+    def after(seconds: float) -> Callable[[GenerateRequest], Iterator[Step]]:
+        def respond(request: GenerateRequest) -> Iterator[Step]:
+            time.sleep(seconds)
+            yield from by_seed(request)
+
+        return respond
+
+    pool = make_pool(after(0.5), after(0.1))
+    for index, ms_per_token in enumerate((5.0, 1.0)):
+        pool.admission.update(index, State(state="warm", ms_per_token=ms_per_token))
+
+    def request(_: int) -> int:
+        outcomes = start(pool, RequestContext(make_spec(timeout_s=30)))
+        [slot] = {outcome.slot for outcome in outcomes if isinstance(outcome, BranchResult)}
+        return slot
+
+    with ThreadPoolExecutor(6) as threads:
+        slots = list(threads.map(request, range(12)))
+    assert 8 <= slots.count(1) < 12
+
+
+def test_a_flood_of_one_owner_delays_another_by_one_batch_that_runs_and_one_that_waits(make_pool: MakePool) -> None:
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        time.sleep(0.01)
+        yield from by_seed(request)
+
+    pool = make_pool(respond, num_threads=64, queue=60)
+    is_over = threading.Event()
+
+    def flood() -> None:
+        while not is_over.is_set():
+            start(pool, RequestContext(make_spec(owner="flood", timeout_s=30)))
+
+    with ThreadPoolExecutor(15) as threads:
+        floods = [threads.submit(flood) for _ in range(15)]
+        try:
+            for _ in range(10):
+                while pool.admission.num_waiting < 30:
+                    time.sleep(0.001)
+                num_calls = len(pool.workers[0].calls)
+                start(pool, RequestContext(make_spec(owner="other", timeout_s=30)))
+                owners = [call.owner for call in pool.workers[0].calls[num_calls:]]
+                # The last batch admitted may be on its way, and one may have been the head of the queue.
+                assert owners.index("other") <= 6
+        finally:
+            is_over.set()
+    for ended in floods:
+        ended.result()

@@ -1,0 +1,206 @@
+"""R6, R12, R16: deadlines, clients that leave, and faults on the way between the gateway and its workers."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+from deploy.bench.harness.rounds import percentile
+from tests.chaos.http_client import Answer, Connection, Endpoint, client_hello, exchange, find_fault, request_bytes
+from tests.chaos.instance import serving_through_proxies
+from tests.chaos.load import Load, milliseconds
+from tests.chaos.measure import Context, Findings, Jitter, Usage, usages
+from tests.chaos.proxy import Fault, always, random_schedule
+from tests.e2e.harness import Tercet, until
+
+# Each step takes at least this long, so that 256 tokens take longer than the time limits of the requests.
+STEP_S = 0.005
+SLOW = {"test_step_delay_ms": f"0={1e3 * STEP_S:g},1={1e3 * STEP_S:g}"}
+LONG = {"context": "The old man looked at the sea and", "length": 256}
+NUM_CLIENTS = 6  # moderate load: two slots have room for 32 requests
+
+
+def long_request(request_id: str = "", **fields: object) -> bytes:
+    headers = {"X-Request-Id": request_id} if request_id else None
+    return request_bytes("POST", "/autocomplete", json.dumps({**LONG, **fields}).encode(), headers)
+
+
+def keep_deadlines(context: Context, findings: Findings) -> None:
+    """R6. Random time limits, first against slow engines, then against workers whose responses drip.
+
+    The request id carries the time limit, so that the workers' log shows how long after it a sequence was generated.
+    """
+    num_requests = context.amount(100, 2000)
+    tercet, endpoint = context.shared(is_tls=False, **SLOW)
+    with Jitter().running() as jitter:
+        late_ms = _overshoots_ms(endpoint, num_requests, context.seed, findings)
+    findings.figures |= {"requests": num_requests, "machine's jitter p99 ms": jitter.ms(0.99)}
+    findings.at_most("past the deadline, p99 ms", percentile(late_ms, 0.99), 50.0 + jitter.ms(0.99))
+    findings.at_most("past the deadline, max ms", max(late_ms), 250.0 + jitter.ms(0.99))
+    lines = [line for line in tercet.events("branch_finished") if str(line["request_id"]).startswith("limit-")]
+    findings.require(bool(lines), "no sequence was generated")
+    # Until the end of the step that runs at the deadline; a batch's step takes somewhat longer than its delay.
+    over_ms = [1e3 * (line["ended_at"] - line["started_at"]) - _limit_ms(line["request_id"]) for line in lines]
+    findings.at_most("generated after the deadline, p99 ms", percentile(over_ms, 0.99), 2e3 * STEP_S + jitter.ms(0.99))
+    base = context.directory()
+    with (
+        serving_through_proxies(base, always(Fault()), models="embedded*2", **SLOW) as (gateway, proxies),
+        Jitter().running() as jitter,
+    ):
+        for proxy in proxies:
+            # The state streams are open and stay as they are; responses drip after head and acknowledgement.
+            proxy.set_schedule(always(Fault("drip", after_bytes=200, pause_s=1.0)))
+        dripped_ms = _overshoots_ms(Endpoint(gateway.port), num_requests // 4, context.seed, findings)
+    findings.require(sum(proxy.counts["drip"] for proxy in proxies) > 0, "no connection dripped")
+    findings.figures |= {"requests against dripping workers": num_requests // 4}
+    findings.at_most("dripping worker: past the deadline, p99 ms", percentile(dripped_ms, 0.99), 50.0 + jitter.ms(0.99))
+    findings.at_most("dripping worker: past the deadline, max ms", max(dripped_ms), 250.0 + jitter.ms(0.99))
+
+
+def _overshoots_ms(endpoint: Endpoint, num_requests: int, seed: int, findings: Findings) -> list[float]:
+    """How long after its time limit each request was answered; negative where it was answered before."""
+
+    def run_client(index: int) -> list[tuple[int, Answer]]:
+        rng = random.Random(f"{seed}/{index}")
+        found: list[tuple[int, Answer]] = []
+        with Connection(endpoint) as connection:
+            for number in range(num_requests // NUM_CLIENTS + 1):
+                limit_ms = rng.randrange(100, 400)
+                request_id = f"limit-{limit_ms}-{index}-{number}"
+                found.append((limit_ms, connection.exchange(long_request(request_id, max_time=limit_ms / 1e3))))
+        return found
+
+    with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+        found = [pair for pairs in pool.map(run_client, range(NUM_CLIENTS)) for pair in pairs]
+    faults = Counter(fault for _, answer in found if (fault := find_fault(answer)))
+    findings.none_of("faulty answers", dict(faults))
+    return [1e3 * answer.seconds - limit_ms for limit_ms, answer in found]
+
+
+def _limit_ms(request_id: str) -> float:
+    return float(request_id.split("-")[1])
+
+
+def stop_for_clients_that_left(context: Context, findings: Findings) -> None:
+    """R12, over HTTP and over TLS. Some hang-ups are timed; all together show what leaks."""
+    num_disconnects = context.amount(50, 1000)
+    for name, is_tls in (("HTTP", False), ("TLS", True)):
+        tercet, endpoint = context.shared(is_tls=is_tls, **SLOW)
+        _hang_up(endpoint, 20, context.seed)  # warm up: threads are made on demand
+        exchange(endpoint, long_request(length=5))
+        _wait_until_idle(tercet, 5)
+        before = usages(tercet)
+        with Jitter().running() as jitter:
+            freed_ms = [_time_to_free_ms(tercet, endpoint) for _ in range(max(5, num_disconnects // 20))]
+        _hang_up(endpoint, num_disconnects // 2, context.seed + 1)
+        findings.figures[f"{name}: disconnects"] = len(freed_ms) + num_disconnects // 2
+        findings.at_most(f"{name}: sequences free, max ms", max(freed_ms), 200.0 + jitter.ms(0.99))
+        _wait_until_idle(tercet, 5)
+        leaked = _leaked_after(tercet, before, 15)
+        findings.at_most(f"{name}: descriptors and threads leaked", leaked, 0)
+        answer = exchange(endpoint, long_request(length=5))
+        findings.require(answer.status == 200, f"{name}: after the disconnects the server answers {answer.status}")
+
+
+def _leaked_after(tercet: Tercet, before: dict[str, Usage], timeout_s: float) -> float:
+    """Descriptors and threads above `before`, once no more of them go: unfinished handshakes have their own limit."""
+    deadline = time.monotonic() + timeout_s
+    while (leaked := _num_leaked(before, usages(tercet))) > 0 and time.monotonic() < deadline:
+        time.sleep(0.25)
+    return leaked
+
+
+def _num_leaked(before: dict[str, Usage], after: dict[str, Usage]) -> int:
+    return sum(
+        max(0, after[name].num_descriptors - was.num_descriptors) + max(0, after[name].num_threads - was.num_threads)
+        for name, was in before.items()
+    )
+
+
+def num_in_flight(tercet: Tercet) -> int:
+    """Sequences in the engines of all slots, as the workers report them."""
+    page = tercet.client.get("/metrics").text
+    lines = [line for line in page.splitlines() if line.startswith("tercet_slot_in_flight_branches{")]
+    return int(sum(float(line.rpartition(" ")[2]) for line in lines))
+
+
+def _wait_until_idle(tercet: Tercet, timeout_s: float) -> None:
+    until(lambda: num_in_flight(tercet) == 0, timeout_s, "every sequence free")
+
+
+def _time_to_free_ms(tercet: Tercet, endpoint: Endpoint) -> float:
+    """From a hang-up in mid-generation until no slot holds a sequence."""
+    with endpoint.connect(10.0) as client:
+        client.sendall(long_request())
+        until(lambda: num_in_flight(tercet) == 3, 10, "three sequences in flight")
+    left_at = time.monotonic()
+    _wait_until_idle(tercet, 10)
+    return 1e3 * (time.monotonic() - left_at)
+
+
+def _hang_up(endpoint: Endpoint, number: int, seed: int) -> None:
+    """Clients that leave at a random point: in the handshake, in the head, in the body, or while they wait."""
+
+    def leave(index: int) -> None:
+        rng = random.Random(f"{seed}/{index}")
+        request = long_request(stream=rng.random() < 0.5)
+        num_sent = rng.choice((0, rng.randrange(len(request)), len(request), len(request)))
+        try:
+            if endpoint.tls is not None and rng.random() < 0.25:
+                with endpoint.connect_tcp(10.0) as client:
+                    client.sendall(client_hello()[: rng.randrange(1, 100)])
+                return
+            with endpoint.connect(10.0) as client:
+                client.sendall(request[:num_sent])
+                time.sleep(rng.uniform(0, 0.1))
+        except OSError:
+            pass  # the server may close first
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(leave, range(number)))
+
+
+def answer_through_faults(context: Context, findings: Findings) -> None:
+    """R16. Half of the connections between the gateway and its workers have a fault, state streams included."""
+    seconds, max_time_s = context.amount(10, 60), 2.0
+    with (
+        serving_through_proxies(context.directory(), always(Fault()), models="embedded*2") as (gateway, proxies),
+        Jitter().running() as jitter,
+    ):
+        endpoint = Endpoint(gateway.port)
+        for index, proxy in enumerate(proxies):
+            proxy.set_schedule(random_schedule(context.seed + index, 0.5))
+        load = Load(
+            endpoint, 8, seed=context.seed,
+            make_request=lambda rng: long_request(length=rng.randrange(1, 20), max_time=max_time_s),
+        )  # fmt: skip
+        with load.running():
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                time.sleep(2.0)
+                for proxy in proxies:
+                    proxy.drop_connections()  # state streams are long-lived: they get their faults now and then
+        for proxy in proxies:
+            proxy.set_schedule(always(Fault()))
+        until(lambda: _serves(endpoint), 15, "a whole answer, once the faults are over")
+    counts = sum((proxy.counts for proxy in proxies), Counter[str]())
+    for kind in ("delay", "drip", "reset", "truncate", "blackhole"):
+        findings.require(counts[kind] > 0, f"no connection had the fault {kind}")
+    answers = load.answers
+    findings.figures |= {
+        "answers": len(answers),
+        "whole answers": sum(answer.status == 200 for answer in answers),
+        "faulty connections": sum(counts.values()) - counts["none"],
+        "machine's jitter p99 ms": jitter.ms(0.99),
+    }
+    findings.none_of("faulty answers", dict(Counter(fault for a in answers if (fault := find_fault(a)))))
+    late_ms = milliseconds(answers, 1.0) - 1e3 * max_time_s
+    findings.at_most("past the deadline, max ms", late_ms, 100.0 + jitter.ms(0.99))
+
+
+def _serves(endpoint: Endpoint) -> bool:
+    answer = exchange(endpoint, long_request(length=5))
+    return answer.status == 200 and not answer.document()["partial"]

@@ -1,0 +1,73 @@
+"""The client of this instance trusts its certificate only, and sends its key."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deploy.local_client import local_client
+from shared.errors import StartError
+from shared.settings import Address, Settings
+from tests.tls import Certificate
+
+
+class EchoKey(BaseHTTPRequestHandler):
+    """Answers with the request's Authorization header."""
+
+    def do_GET(self) -> None:
+        body = (self.headers["Authorization"] or "none").encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[Settings]:
+    """Settings of a server that speaks HTTPS with a self-signed certificate."""
+    certificate = Certificate(tmp_path)
+    cert, key = certificate.cert, certificate.key
+    server = ThreadingHTTPServer(("127.0.0.1", 0), EchoKey)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield Settings(bind=Address("0.0.0.0", server.server_port), tls_cert=cert, tls_key=key)
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_it_trusts_the_certificate_of_the_settings_and_sends_the_key(settings: Settings) -> None:
+    environ = {"TERCET_API_KEY": " tct_key\n", "SSL_CERT_FILE": "/nonexistent"}
+    with local_client(settings, environ) as client:
+        assert client.get("/").text == "Bearer tct_key"
+    with local_client(settings, {}) as client:
+        assert client.get("/").text == "none"
+
+
+def test_it_trusts_no_other_certificate(settings: Settings, tmp_path: Path) -> None:
+    other = Certificate(tmp_path, "other").cert
+    with (
+        local_client(Settings(bind=settings.bind, tls_cert=other), {}) as client,
+        pytest.raises(httpx.ConnectError, match="certificate verify failed"),
+    ):
+        client.get("/")
+
+
+def test_a_certificate_or_key_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"TERCET_TLS_CERT. cannot be read"):
+        local_client(Settings(tls_cert=tmp_path / "missing"), {})
+    with pytest.raises(StartError, match="TERCET_API_KEY") as caught:
+        local_client(Settings(), {"TERCET_API_KEY": "tct_é"})
+    assert "é" not in str(caught.value)

@@ -1,0 +1,81 @@
+"""Every combination of the outcomes of three branches gives one well-formed answer, over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+
+from falcon import testing
+
+from gateway.pool.client import MAX_LINE_BYTES
+from shared.protocol import Accepted, GenerateRequest
+from tests.gateway.api.conftest import Api
+from tests.gateway.generation.stubs import Break, Hang, Raw, Refusal, Step, completion
+
+TEXTS = [" the sea was calm.", " a gull flying over", " nothing but sand"]
+LOGPROBS = [-3.0, -1.0, -2.0]
+# The error code of a branch that ends so on every slot.
+CODES = {
+    "crash": "broken",
+    "timeout": "deadline_exceeded",
+    "5xx": "internal_error",
+    "garbage": "garbage",
+    "oversize": "oversize",
+}
+ENDS: dict[str, Step] = {
+    "crash": Break(),
+    "timeout": Hang(),
+    "garbage": Raw(b"<html>\n"),
+    "oversize": Raw(b"x" * (MAX_LINE_BYTES + 1)),
+}
+COMBINATIONS = list(product(["ok", *CODES], repeat=3))
+MAX_TIME_S = 2.0
+
+
+def respond(request: GenerateRequest) -> Iterator[Step]:
+    """The request's id says how each branch ends; the seed is the branch's number."""
+    outcome = request.request_id.split("-")[request.seed]
+    if outcome == "5xx":
+        yield Refusal(500, "internal_error")
+    elif outcome == "ok":
+        yield from completion(request, TEXTS[request.seed], logprob=LOGPROBS[request.seed])
+    else:
+        yield Accepted()
+        yield ENDS[outcome]
+
+
+def test_all_combinations_of_outcomes_are_merged(make_api: Callable[..., Api]) -> None:
+    api = make_api(respond, respond, max_batch=len(COMBINATIONS) * 3, num_threads=250, num_retries=10_000)
+
+    def request(outcomes: tuple[str, ...]) -> testing.Result:
+        headers = {"X-Request-Id": "-".join(outcomes)}
+        return api.post("/autocomplete", {"context": "He saw", "seed": 0, "max_time": MAX_TIME_S}, headers=headers)
+
+    with ThreadPoolExecutor(80) as threads:
+        responses = list(threads.map(request, COMBINATIONS))
+    assert len(responses) == 216
+    for outcomes, response in zip(COMBINATIONS, responses, strict=True):
+        check(outcomes, response)
+    api.pool.wait_until_idle()
+
+
+def check(outcomes: tuple[str, ...], response: testing.Result) -> None:
+    body = response.json
+    succeeded = [branch for branch, outcome in enumerate(outcomes) if outcome == "ok"]
+    failed = [(branch, CODES[outcome]) for branch, outcome in enumerate(outcomes) if outcome != "ok"]
+    if succeeded:
+        assert response.status_code == 200, outcomes
+        best_first = sorted(succeeded, key=lambda branch: -LOGPROBS[branch])
+        assert [sentence["value"] for sentence in body["sentences"]] == [TEXTS[branch] for branch in best_first]
+        assert [sentence["seed"] for sentence in body["sentences"]] == best_first
+        assert body["partial"] == bool(failed)
+        assert [(error["branch"], error["code"]) for error in body["errors"]] == failed
+        return
+    is_late = set(outcomes) == {"timeout"}
+    assert response.status_code == (504 if is_late else 503), outcomes
+    assert response.headers["content-type"] == "application/problem+json"
+    assert 1 <= int(response.headers["retry-after"]) <= 3
+    assert body["code"] == ("deadline_exceeded" if is_late else "no_completion")
+    if not is_late:
+        assert all(code in body["detail"] for _, code in failed)

@@ -1,0 +1,150 @@
+"""Requests that are refused without being started: early, counted by reason, logged at debug, per owner."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import falcon
+import pytest
+import structlog
+from falcon import testing
+
+from shared.errors import ShuttingDown
+from shared.protocol import Accepted, GenerateRequest, State
+from tests.gateway.api.conftest import Api
+from tests.gateway.generation.stubs import Hang, Refusal, Step, completion
+
+MakeApi = Callable[..., Api]
+
+
+@dataclass(frozen=True)
+class Key:
+    rate: int | None = None
+    concurrency: int | None = None
+
+
+class Keys:
+    """Stands for the middleware that finds a request's API key."""
+
+    def __init__(self, **keys: Key) -> None:
+        self._keys = keys
+
+    def process_request(self, req: falcon.Request, _resp: falcon.Response) -> None:
+        name = req.get_header("X-Key") or ""
+        req.context.owner, req.context.key = name, self._keys.get(name)
+
+
+def hang(request: GenerateRequest) -> Iterator[Step]:
+    yield Accepted()
+    yield Hang()
+
+
+def quick(request: GenerateRequest) -> Iterator[Step]:
+    yield from completion(request, f" the sea {request.seed}")
+
+
+@contextmanager
+def held(api: Api, number: int, **options: Any) -> Iterator[list[Future[testing.Result]]]:
+    """Requests whose branches run, or wait, until the block ends."""
+    with ThreadPoolExecutor(number) as pool:
+        requests = [pool.submit(api.post, "/autocomplete", {"context": "a"}, **options) for _ in range(number)]
+        deadline = time.monotonic() + 5
+        while sum(api.pool.admission.in_flight()) + api.pool.admission.num_waiting < 3 * number:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        yield requests
+        api.pool.fanout.cancel_all(ShuttingDown("The server is being stopped.", retry_after_s=1))
+
+
+def num_refused(api: Api, reason: str) -> float:
+    name = f'tercet_refused_requests_total{{reason="{reason}"}} '
+    return sum(float(line.removeprefix(name)) for line in api.pool.exposition() if line.startswith(name))
+
+
+def test_a_full_queue_refuses_before_the_body_is_read(make_api: MakeApi) -> None:
+    api = make_api(hang, queue=3)
+    with held(api, 2), structlog.testing.capture_logs() as logged:
+        response = api.post("/autocomplete", "not an object: 422 if it were parsed")
+    assert (response.status_code, response.json["code"]) == (503, "overloaded")
+    assert 1 <= int(response.headers["Retry-After"]) <= 3
+    assert num_refused(api, "overloaded") == 1
+    [line] = [line for line in logged if line.get("status") == 503 and line["log_level"] == "debug"]
+    assert line["event"] == "request_finished"
+
+
+def test_refusals_spread_the_clients_return(make_api: MakeApi) -> None:
+    api = make_api(hang, queue=0)
+    with held(api, 1):
+        assert {api.complete().headers["Retry-After"] for _ in range(60)} == {"1", "2", "3"}
+
+
+def test_a_model_without_workers_refuses_before_the_body_is_read(make_api: MakeApi) -> None:
+    api = make_api(quick)
+    api.pool.admission.update(0, State(state="failed", reason="it has no weights"))
+    assert api.post("/autocomplete", "not an object").json["code"] == "not_ready"
+    assert num_refused(api, "not_ready") == 1
+
+
+def test_a_request_that_failed_is_no_refusal(make_api: MakeApi) -> None:
+    api = make_api(lambda _: [Refusal(500, "internal_error")])
+    with structlog.testing.capture_logs() as logged:
+        assert api.complete().status_code == 503
+    assert not any("tercet_refused_requests_total{" in line for line in api.pool.exposition())
+    assert [line["log_level"] for line in logged if line["event"] == "request_finished"] == ["info"]
+
+
+def test_a_key_has_its_number_of_requests_at_a_time(make_api: MakeApi) -> None:
+    api = make_api(hang, settings={"key_concurrency": "2"}, max_batch=30)
+    api.app.add_middleware(Keys(a=Key(), b=Key(concurrency=1), c=Key()))
+    with held(api, 2, headers={"X-Key": "a"}):
+        response = api.complete_as("a")
+        assert (response.status_code, response.json["code"]) == (429, "quota_exceeded")
+        assert 1 <= int(response.headers["Retry-After"]) <= 3
+        assert num_refused(api, "quota_exceeded") == 1
+        assert api.complete_as("c", max_time=0.1).status_code == 504
+        assert api.complete_as("", max_time=0.1).status_code == 504
+
+
+def test_a_keys_own_limit_replaces_the_default(make_api: MakeApi) -> None:
+    api = make_api(hang, settings={"key_concurrency": "2"})
+    api.app.add_middleware(Keys(b=Key(concurrency=1)))
+    with held(api, 1, headers={"X-Key": "b"}):
+        assert api.complete_as("b").status_code == 429
+
+
+@pytest.mark.parametrize("body", [{"context": "a"}, {"context": "a", "stream": True}, {"context": 1}])
+def test_the_number_falls_when_a_request_ends_in_whatever_way(make_api: MakeApi, body: dict[str, Any]) -> None:
+    api = make_api(quick, settings={"key_concurrency": "1"})
+    api.app.add_middleware(Keys(a=Key()))
+    for _ in range(3):
+        assert api.post("/autocomplete", body, headers={"X-Key": "a"}).status_code in {200, 422}
+
+
+def test_what_every_worker_refuses_as_invalid_is_answered_422(make_api: MakeApi) -> None:
+    response = make_api(lambda _: [Refusal(422, "invalid_request")]).complete()
+    assert (response.status_code, response.json["code"]) == (422, "invalid_request")
+    assert response.json["detail"] == "Refused: invalid_request."
+    assert "Retry-After" not in response.headers
+
+
+def test_a_server_that_stops_ends_answers_with_503_and_streams_with_an_error_event(make_api: MakeApi) -> None:
+    api = make_api(hang, max_batch=6)
+    streams: list[testing.Result] = []
+    reader = threading.Thread(target=lambda: streams.append(api.complete(stream=True)))
+    reader.start()
+    api.pool.workers[0].wait(lambda worker: worker.num_running == 3)
+    with held(api, 2) as requests:
+        pass
+    reader.join(5)
+    for response in [request.result() for request in requests]:
+        assert (response.status_code, response.json["code"]) == (503, "shutting_down")
+        assert response.headers["Retry-After"] == "1"
+    assert streams[0].text.startswith("event: error")
+    assert "shutting_down" in streams[0].text
+    assert api.complete().json["code"] == "shutting_down"
