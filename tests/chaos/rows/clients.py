@@ -12,7 +12,7 @@ from tests.chaos.load import Load, count_failures, milliseconds
 from tests.chaos.measure import Context, Findings
 from tests.chaos.slow_clients import Kind, SlowClients
 from tests.e2e.harness import Tercet
-from tests.e2e.test_streaming import nginx
+from tests.nginx import nginx
 
 NUM_OTHERS = 4
 NUM_DRIPPING, NUM_UNREAD = 300, 230
