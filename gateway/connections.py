@@ -183,6 +183,11 @@ class Connection:
             return Step.CLOSE
         return Step.WAIT_TO_READ
 
+    def send_plain(self, data: bytes) -> None:
+        """Send without TLS, to a client that began without it."""
+        with suppress(OSError):
+            socket.socket.send(self._sock, data)
+
     def abort(self) -> None:
         """End both directions now. A thread that still answers gets an error at its next send."""
         with suppress(OSError):

@@ -277,7 +277,9 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def _advance(self, connection: Connection, now: float) -> None:
         try:
             step = connection.advance(now)
-        except OSError:
+        except OSError as error:
+            if isinstance(error, ssl.SSLError) and error.reason == "HTTP_REQUEST":
+                connection.send_plain(_response(MalformedRequest("This port speaks HTTPS: use https:// in the URL.")))
             self._drop(connection)
             return
         self._act(connection, step, now)

@@ -19,6 +19,7 @@ import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
 from shared.errors import StartError
+from shared.keys import KEY_PREFIX
 
 # torch raises RuntimeError.
 ENVIRONMENT_ERRORS = (OSError, RuntimeError, ImportError, StartError)
@@ -120,6 +121,6 @@ def configure_logging(role: str, level: str) -> None:
 
 def request_id(given: str | None) -> str:
     """The client's `X-Request-Id` if it is safe to log and to forward, else a new id of 64 random bits."""
-    if given and _REQUEST_ID.fullmatch(given):
+    if given and _REQUEST_ID.fullmatch(given) and KEY_PREFIX not in given:
         return given
     return secrets.token_hex(8)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,11 +25,13 @@ from shared.plan import read_plan
 from shared.protocol import Done, Failed, parse_generate_request
 from shared.settings import Settings
 from shared.telemetry import configure_structlog
-from workers.engine.engine import EngineConfig
+from workers.engine.engine import EngineConfig, EngineFailure
 from workers.service import Branch, SlotService
 
 # gunicorn replaces a process that exits, but halts the whole pool on exit codes 3 and 4.
 FATAL_EXIT_CODE = 70
+# From a fatal failure to the process's end: in this time threads send the failed state and the sequences' last lines.
+LAST_WORDS_S = 0.1
 NDJSON = "application/x-ndjson"
 log = structlog.get_logger()
 _encoder = msgspec.json.Encoder()
@@ -130,6 +133,7 @@ def build() -> SlotApp:
         hang_s=settings.hang_s,
         num_threads=int(os.environ["OMP_NUM_THREADS"]) if is_on_cpu else None,
         step_delay_s=settings.test_step_delay_ms.get(slot.index, 0.0) / 1e3,
+        faults=settings.test_faults,
     )
     log.info(
         "worker_started",
@@ -145,6 +149,7 @@ def build() -> SlotApp:
     return create_app(service, HangupWatcher())
 
 
-def _exit_process(error: BaseException) -> None:
-    log.error("engine_failed", exc_info=error)
+def _exit_process(failure: EngineFailure) -> None:
+    time.sleep(LAST_WORDS_S)
+    log.error("worker_ended", reason=failure.detail, exit_code=FATAL_EXIT_CODE)
     os._exit(FATAL_EXIT_CODE)

@@ -69,8 +69,8 @@ class Codec:
         self, request: GenerateRequest, engine_request: EngineRequest, output: SequenceOutput
     ) -> Done | Failed:
         """The protocol's last line for a finished sequence. It repeats the whole text, also of a streamed sequence."""
-        if output.finish_reason == "error":
-            return Failed(code="engine_error", detail=output.error or "The engine failed.")
+        if output.failure is not None:
+            return Failed(code=output.failure.kind, detail=output.failure.detail)
         detokenizer = self._detokenizer(engine_request)
         deltas = [detokenizer.feed(token) for token in output.token_ids]
         ends = list(accumulate(map(len, deltas)))

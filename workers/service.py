@@ -16,12 +16,12 @@ from pathlib import Path
 
 import structlog
 
-from shared.errors import InvalidRequest, NotReady, SlotFull
+from shared.errors import InvalidRequest, NotReady, SlotFull, retry_after_s
 from shared.plan import Model, Slot
 from shared.protocol import Accepted, GenerateLine, GenerateRequest, State
 from workers.checkpoints.int8_check import choose_cpu_dtype
 from workers.codec import Codec
-from workers.engine.engine import Engine, EngineConfig, EngineFull, EngineNotReady, InvalidPrompt
+from workers.engine.engine import Engine, EngineConfig, EngineFailure, EngineFull, EngineNotReady, InvalidPrompt
 from workers.engine.loader import LoadedModel, load_model, random_model
 from workers.engine.request import EngineRequest, SequenceOutput
 from workers.engine.result_stream import ResultStream
@@ -42,14 +42,14 @@ class SlotService:
         config: EngineConfig,
         int8_results: Path,
         *,
-        on_fatal: Callable[[BaseException], None],
+        on_fatal: Callable[[EngineFailure], None],
     ) -> None:
         """Loads nothing and starts no thread.
 
         Args:
             int8_results: the directory in which `workers.checkpoints.int8_check` caches its results.
-            on_fatal: called from the engine's thread when the device has failed. The service cannot recover: a device
-                that returned an error may compute the next request wrongly, so the host ends the process.
+            on_fatal: called once, from any thread, with a failure from which the service cannot recover: a device that
+                returned an error may compute the next request wrongly, so the host ends the process.
         """
         self.slot = slot
         self._model = model
@@ -101,14 +101,14 @@ class SlotService:
         started_at, now = time.time(), time.monotonic()
         codec = self._codec
         if codec is None:
-            raise NotReady("The slot's model is not loaded yet.", retry_after_s=1)
+            raise NotReady("The slot's model is not loaded yet.", retry_after_s=retry_after_s())
         engine_request = codec.request(request, now)
         try:
             results = self._engine.submit(engine_request)
         except EngineFull as error:
-            raise SlotFull(str(error), retry_after_s=1) from error
+            raise SlotFull(str(error), retry_after_s=retry_after_s()) from error
         except EngineNotReady as error:
-            raise NotReady(str(error), retry_after_s=1) from error
+            raise NotReady(str(error), retry_after_s=retry_after_s()) from error
         except InvalidPrompt as error:
             raise InvalidRequest(str(error)) from error
         return Branch(
@@ -134,7 +134,11 @@ class SlotService:
             ms_per_token=status.ms_per_token,
             pid=os.getpid(),
             age=self._age,
-            counters={**self._counters, **self._read_counts()},
+            counters={
+                **self._counters,
+                **{f"failures.{kind}": number for kind, number in status.failures.items()},
+                **self._read_counts(),
+            },
         )
 
     def states(self) -> Iterator[State]:

@@ -2,6 +2,7 @@
 // The other modules do not know each other; everything that involves two of them is here.
 
 import { createElement, setText } from "./dom.js";
+import { KeyField } from "./key_field.js";
 import { MirroredTextarea } from "./mirrored_textarea.js";
 import { Settings } from "./settings.js";
 import { load, remove, save, watch } from "./store.js";
@@ -20,8 +21,6 @@ const MARGIN_ABOVE_PX = 120;
 const MARGIN_BELOW_PX = 80;
 /** Space between the panel and the status line. */
 const MARGIN_STATUS_PX = 16;
-/** The API key is kept in sessionStorage, so that the browser forgets it when the tab is closed. */
-const API_KEY_ITEM = "tercet.key";
 
 /**
  * @template {HTMLElement} T
@@ -42,7 +41,8 @@ const panelElement = find("panel", HTMLDivElement);
 const editor = new MirroredTextarea(container, textarea, find("mirror", HTMLDivElement));
 const panel = new SuggestionPanel(panelElement);
 const settings = new Settings(find("settings", HTMLFormElement), applySettings);
-const client = new Client({ key: sessionStorage.getItem(API_KEY_ITEM) ?? "" });
+const keyField = new KeyField(find("key-form", HTMLFormElement), find("key-note", HTMLElement), applyKey, useKey);
+const client = new Client({ key: keyField.key });
 const completer = new Completer({
   client,
   context: () => editor.context,
@@ -79,7 +79,10 @@ function showView(view) {
   else textarea.removeAttribute("aria-activedescendant");
   if (view.chosen?.sentence !== previous.chosen?.sentence || !panel.isOpen) void showDetails();
   showLatency();
-  if (becameReady) announceSuggestions();
+  if (becameReady) {
+    showKeyProblem("");
+    announceSuggestions();
+  }
   if (view.status === "empty" && previous.status !== "empty") {
     announce("No suggestions: the model predicts the end of the text.");
   }
@@ -115,7 +118,7 @@ function showLatency() {
   const { status, problem, totalMs } = currentView;
   const output = find("latency", HTMLSpanElement);
   output.classList.toggle("is-problem", Boolean(problem));
-  if (problem) setText(output, problem.message);
+  if (problem) setText(output, describe(problem));
   else if (status === "waiting" || status === "streaming") setText(output, "…");
   else if (status === "empty") setText(output, "the model predicts the end of the text");
   else setText(output, totalMs === null ? "" : `${Math.round(totalMs).toLocaleString()} ms`);
@@ -123,8 +126,20 @@ function showLatency() {
 
 /** @param {import("./tercet.js").Problem} problem */
 function showProblem(problem) {
-  announce(problem.message);
-  if (problem.status === 401) showKeyForm();
+  announce(describe(problem));
+  if (problem.status === 401) showKeyProblem(describe(problem));
+}
+
+/** @param {import("./tercet.js").Problem} problem  @returns {string} */
+function describe(problem) {
+  if (problem.status !== 401) return problem.message;
+  return client.key ? "The server rejected this API key." : "This server requires an API key.";
+}
+
+/** Show a message at the field for the key and offer to go there. The focus stays in the text. @param {string} message */
+function showKeyProblem(message) {
+  keyField.showProblem(message);
+  find("enter-key", HTMLButtonElement).hidden = !message;
 }
 
 function showSavedKeys() {
@@ -244,21 +259,20 @@ async function checkHealth() {
   }
 }
 
-function showKeyForm() {
-  const wasKeyRejected = Boolean(client.key);
-  const form = find("key-form", HTMLFormElement);
-  const label = /** @type {HTMLElement} */ (form.querySelector("label"));
-  setText(label, wasKeyRejected ? "The server rejected this API key" : "This server requires an API key");
-  form.hidden = false;
-  find("key", HTMLInputElement).select();
+function enterKey() {
+  find("settings", HTMLFormElement).showPopover();
+  keyField.focus();
 }
 
-/** @param {SubmitEvent} event */
-function applyKey(event) {
-  event.preventDefault();
-  client.key = find("key", HTMLInputElement).value;
-  sessionStorage.setItem(API_KEY_ITEM, client.key);
-  find("key-form", HTMLFormElement).hidden = true;
+/** @param {string} key */
+function applyKey(key) {
+  client.key = key;
+  showKeyProblem("");
+}
+
+/** Try a new key at once, with the writer back in the text. */
+function useKey() {
+  find("settings", HTMLFormElement).hidePopover();
   textarea.focus();
   completer.request();
 }
@@ -302,7 +316,7 @@ function addListeners() {
   onClick("show-details", toggleDetails);
   onClick("dismiss", dismiss);
   onClick("clear", clearText);
-  find("key-form", HTMLFormElement).addEventListener("submit", applyKey);
+  find("enter-key", HTMLButtonElement).addEventListener("click", enterKey);
   addEventListener("resize", renderAtCaret);
   addEventListener("pagehide", () => (saveText(), completer.close()));
   document.addEventListener("visibilitychange", () => (document.hidden ? saveText() : void checkHealth()));

@@ -1,16 +1,19 @@
-// Values kept in the browser's localStorage: the text, the settings and the number of saved keystrokes. None of them is
+// Values kept in the browser: the text, the settings, the number of saved keystrokes and the API key. None of them is
 // sent to the server from here. The page works without storage, since private windows and full disks refuse it.
+
+/** @typedef {"localStorage"|"sessionStorage"} Place  Until it is removed, or until the tab is closed. */
 
 const PREFIX = "tercet.";
 
 /**
  * Read a stored value.
  * @param {string} name
+ * @param {Place} [place]
  * @returns {any}  Null if nothing is stored, or it cannot be read.
  */
-export function load(name) {
+export function load(name, place = "localStorage") {
   try {
-    return JSON.parse(localStorage.getItem(PREFIX + name) ?? "null");
+    return JSON.parse(globalThis[place].getItem(PREFIX + name) ?? "null");
   } catch {
     return null;
   }
@@ -20,11 +23,12 @@ export function load(name) {
  * Store a value as JSON.
  * @param {string} name
  * @param {unknown} value
+ * @param {Place} [place]
  * @returns {boolean}  Whether the value was stored.
  */
-export function save(name, value) {
+export function save(name, value, place = "localStorage") {
   try {
-    localStorage.setItem(PREFIX + name, JSON.stringify(value));
+    globalThis[place].setItem(PREFIX + name, JSON.stringify(value));
     return true;
   } catch {
     return false;
@@ -34,10 +38,11 @@ export function save(name, value) {
 /**
  * Remove a stored value.
  * @param {string} name
+ * @param {Place} [place]
  */
-export function remove(name) {
+export function remove(name, place = "localStorage") {
   try {
-    localStorage.removeItem(PREFIX + name);
+    globalThis[place].removeItem(PREFIX + name);
   } catch {
     // Without storage there is nothing to remove.
   }

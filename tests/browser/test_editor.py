@@ -441,37 +441,6 @@ def test_feedback_reports_a_suggestion_accepted_while_it_was_streaming(slow_edit
     until(lambda: saved_characters(slow_editor.tercet) == characters + length, 5, "the accepted characters")
 
 
-def test_the_page_requires_an_api_key_after_a_401(editor: Editor) -> None:
-    """The server does not check API keys, so the test's route handler answers 401."""
-    sent: list[str | None] = []
-
-    def require_key(route: Route) -> None:
-        sent.append(route.request.headers.get("authorization"))
-        if sent[-1] == "Bearer sesame":
-            route.continue_()
-        else:
-            problem = {"status": 401, "code": "unauthorized", "detail": "Send a key."}
-            route.fulfill(status=401, json=problem, content_type="application/problem+json")
-
-    editor.page.route("**/autocomplete", require_key)
-    field = editor.page.get_by_label(re.compile("API key"))
-    expect(field).to_be_hidden()
-    editor.type(OPENING)
-    editor.press("Tab")
-    expect(field).to_be_focused()
-    expect(editor.status).to_contain_text("Send a key.")
-    editor.page.keyboard.type("guess")
-    editor.press("Enter")
-    expect(editor.page.get_by_text("The server rejected this API key")).to_be_visible()
-    expect(field).to_be_focused()
-    editor.page.keyboard.type("sesame")
-    editor.press("Enter")
-    editor.wait_for_response()
-    expect(field).to_be_hidden()
-    expect(editor.text).to_be_focused()
-    assert sent == [None, "Bearer guess", "Bearer sesame"]
-
-
 def test_errors_are_shown_and_the_editor_recovers(editor: Editor) -> None:
     """A problem response and then a failed connection, both from the test's route handlers."""
     problem = {"status": 503, "code": "overloaded", "detail": "Every slot is busy; try again in a second."}

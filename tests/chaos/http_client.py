@@ -25,22 +25,45 @@ RETRYABLE = frozenset({429, 503})
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to connect: TCP on the loopback interface, with TLS if `tls` is given, or a Unix socket."""
+    """Where to connect: TCP on the loopback interface, with TLS if `tls` is given, or a Unix socket.
+
+    `source` is the client's own address; all of 127.0.0.0/8 is this machine.
+    """
 
     port: int = 0
     tls: ssl.SSLContext | None = None
     path: Path | None = None
+    source: str = LOOPBACK
 
     def connect(self, timeout_s: float) -> socket.socket:
+        """A connection that is ready for a request."""
         if self.path is not None:
             connection = socket.socket(socket.AF_UNIX)
             connection.settimeout(timeout_s)
             connection.connect(str(self.path))
             return connection
-        connection = socket.create_connection((LOOPBACK, self.port), timeout_s)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self.tls is not None:
+        connection = self.connect_tcp(timeout_s)
+        if self.tls is None:
+            return connection
+        try:
             return self.tls.wrap_socket(connection, server_hostname=LOOPBACK)
+        except OSError:
+            connection.close()
+            raise
+
+    def connect_tcp(self, timeout_s: float, receive_buffer_bytes: int = 0) -> socket.socket:
+        """A TCP connection, without TLS. The kernel doubles and bounds the size of the buffer (`man 7 socket`)."""
+        connection = socket.socket()
+        try:
+            if receive_buffer_bytes:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+            connection.settimeout(timeout_s)
+            connection.bind((self.source, 0))
+            connection.connect((LOOPBACK, self.port))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:
+            connection.close()
+            raise
         return connection
 
 
@@ -159,6 +182,17 @@ class Connection:
         if self._socket is None:
             self._socket = self._endpoint.connect(self._timeout_s)
         return self._socket
+
+
+def client_hello() -> bytes:
+    """The first message of a TLS handshake."""
+    outgoing = ssl.MemoryBIO()
+    handshake = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
+    try:
+        handshake.do_handshake()
+    except ssl.SSLWantReadError:
+        return outgoing.read()
+    raise AssertionError("a handshake needs the server's answer")
 
 
 def exchange(endpoint: Endpoint, request: bytes, timeout_s: float = 60.0) -> Answer:

@@ -93,7 +93,10 @@ def test_the_sbom_lists_the_versions_and_hashes_of_the_lock() -> None:
     assert {part["name"]: Version(part["version"]) for part in components} == pins(*files)
     assert len(components) == len(pins(*files))
     listed = {
-        found["content"] for part in components for where in part["externalReferences"] for found in where["hashes"]
+        found["content"]
+        for part in components
+        for where in part["externalReferences"]
+        for found in where.get("hashes", [])
     }
     assert listed == {found for name in files for line in lines(name) for found in re.findall(r"sha256:(\w+)", line)}
 

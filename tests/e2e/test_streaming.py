@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,9 @@ import httpx
 import httpx_sse
 import pytest
 
-from tests.e2e.harness import ROOT, Tercet, free_port, running, until
+from tests.e2e.harness import Tercet, running, until
 from tests.e2e.test_cancelling import in_flight
+from tests.nginx import nginx
 
 OPENING = "The old man looked at the sea and"
 Event = tuple[str, dict[str, Any]]
@@ -133,31 +131,6 @@ def test_the_time_limit_ends_the_stream_with_what_is_ready(slow: Tercet) -> None
     sent = texts(events)
     assert sorted(sent.values()) == sorted(sentence["value"] for sentence in done["sentences"])
     assert all(re.search(r"\w[^\w\s]*$", sentence["value"]) for sentence in done["sentences"])
-
-
-@contextmanager
-def nginx(base: Path, upstream_port: int) -> Iterator[int]:
-    """Runs nginx with `deploy/nginx.conf` and other ports; yields its port."""
-    port = free_port()
-    text = (ROOT / "deploy" / "nginx.conf").read_text()
-    text = text.replace("127.0.0.1:8000", f"127.0.0.1:{upstream_port}").replace(
-        "listen 8080", f"listen 127.0.0.1:{port}"
-    )
-    config = base / "nginx.conf"
-    config.write_text(text)
-    command = ["nginx", "-c", str(config), "-p", str(base), "-e", str(base / "error.log"), "-g"]
-    options = f"daemon off; pid {base}/nginx.pid;"
-    with subprocess.Popen([*command, options]) as process:
-        try:
-            until(lambda: _answers(port), 10, "nginx")
-            yield port
-        finally:
-            process.terminate()
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed (apt-get install nginx-light)")

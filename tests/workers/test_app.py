@@ -243,7 +243,7 @@ def test_a_full_slot_refuses_until_a_branch_has_ended() -> None:
         with open_stream(client, "/generate", prompt=PROMPT, sampling={"max_new_tokens": 200}) as lines:
             assert next(lines) == {"event": "accepted"}
             result = client.simulate_post("/generate", json={"prompt": PROMPT})
-            assert (problem(result)["code"], result.headers["retry-after"]) == ("slot_full", "1")
+            assert (problem(result)["code"], int(result.headers["retry-after"]) > 0) == ("slot_full", True)
             assert service.state().in_flight == 1
         assert generate(client, prompt=PROMPT, sampling=GREEDY)[-1]["finish_reason"] == "length"
         assert metric(client, "tercet_slot_sequences_total", finish_reason="cancelled") == 1

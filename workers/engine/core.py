@@ -6,17 +6,15 @@ scheduler and a runner. Does not know threads, queues, loading, text or HTTP, an
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
+from workers.engine.errors import EngineFailure, InvalidOutput, SequenceFailure
 from workers.engine.runner import Runner, RunnerOutput
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Sequence
-
-log = structlog.get_logger()
 
 # A decode step may end this long after a sequence's deadline: callers set the deadline earlier than their own.
 DEADLINE_TOLERANCE_S = 0.01
@@ -28,6 +26,7 @@ class StepTiming:
 
     duration_s: float
     num_steps: int  # decode steps computed for each sequence of the batch; more than 1 after a multi-step decode
+    num_tokens: int  # drawn, of all sequences
 
     @property
     def s_per_step(self) -> float:
@@ -44,16 +43,19 @@ class EngineCore:
         *,
         eos_id: int | None,
         on_finish: Callable[[], None] = lambda: None,
+        on_failure: Callable[[EngineFailure], None] = lambda _: None,
     ) -> None:
         """
         Args:
             eos_id: the token that ends a sequence; None if no token does.
             on_finish: called after a sequence has left the scheduler, before its result is delivered.
+            on_failure: called for a failure that ends a single sequence.
         """
         self._scheduler = scheduler
         self._runner = runner
         self._eos_id = eos_id
         self._on_finish = on_finish
+        self._on_failure = on_failure
         self._decode_step_s = 0.0  # duration of the latest step without prefill
 
     @property
@@ -79,7 +81,10 @@ class EngineCore:
         """Runs one step and delivers its tokens. None if there was nothing to run.
 
         Raises:
+            InvalidOutput: a log-probability is not a finite number. No token of the step is delivered.
             Exception: whatever the runner raises. A failure of a single sequence ends that sequence only.
+
+        After an exception only `recover` and `finish_all` may be called.
         """
         start = time.monotonic()
         self._finish_interrupted(start)
@@ -89,15 +94,25 @@ class EngineCore:
         output = self._runner.run(plan)
         self._scheduler.complete(plan, output.num_steps)
         self._postprocess(output)
-        timing = StepTiming(time.monotonic() - start, output.num_steps)
+        timing = StepTiming(time.monotonic() - start, output.num_steps, len(output.tokens))
         if not plan.chunks:
             self._decode_step_s = timing.s_per_step
         return timing
 
-    def finish_all(self, reason: str, error: str | None = None) -> None:
+    def recover(self, failure: EngineFailure) -> None:
+        """After a step that failed: ends the sequences that it could have computed, and drops everything cached.
+
+        Sequences that have not been scheduled stay.
+        """
+        for sequence in self._scheduler.scheduled:
+            self._finish(sequence, "error", failure)
+        self._scheduler.clear_cache()
+        self._runner.drop_caches()
+
+    def finish_all(self, reason: str, failure: EngineFailure | None = None) -> None:
         """Ends every sequence with `reason`."""
         for sequence in self.sequences:
-            self._finish(sequence, reason, error)
+            self._finish(sequence, reason, failure)
 
     def _finish_interrupted(self, now: float) -> None:
         """Ends sequences that are cancelled, past their deadline, or would be before the next step ends."""
@@ -111,6 +126,8 @@ class EngineCore:
     def _postprocess(self, output: RunnerOutput) -> None:
         """Appends the new tokens to their sequences, streams them, and ends the sequences that are complete."""
         now = time.monotonic()
+        if not all(math.isfinite(token.logprob) for _, token in output.tokens):
+            raise InvalidOutput
         for sequence, logprobs in output.prompt_logprobs:
             sequence.add_prompt_logprobs(logprobs)
         for sequence, token in output.tokens:
@@ -118,17 +135,19 @@ class EngineCore:
                 continue
             try:
                 sequence.append(token, self._eos_id, now)
-            except Exception as error:  # a fault of this sequence alone
-                log.exception("sequence_failed")
-                self._finish(sequence, "error", f"{type(error).__name__}: {error}")
+            except Exception as error:  # noqa: BLE001 - of the tokenizer; a fault of this sequence alone
+                failure = SequenceFailure()
+                failure.__cause__ = error
+                self._on_failure(failure)
+                self._finish(sequence, "error", failure)
                 continue
             if sequence.request.stream:
                 sequence.result_stream.deliver(token)
             if sequence.finish_reason is not None:
                 self._finish(sequence, sequence.finish_reason)
 
-    def _finish(self, sequence: Sequence, reason: str, error: str | None = None) -> None:
+    def _finish(self, sequence: Sequence, reason: str, failure: EngineFailure | None = None) -> None:
         sequence.finish_reason = reason
         self._scheduler.remove(sequence)
         self._on_finish()
-        sequence.result_stream.deliver(sequence.output(reason, time.monotonic(), error))
+        sequence.result_stream.deliver(sequence.output(reason, time.monotonic(), failure))

@@ -8,12 +8,11 @@ forced prefixes are the sequences' business), HTTP, or what a request is for.
 from __future__ import annotations
 
 import enum
-import faulthandler
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import structlog
 import torch
@@ -21,26 +20,31 @@ import torch
 from workers.engine.core import EngineCore
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.cuda.runner import CudaRunner
-from workers.engine.interrupt import Interrupt
-from workers.engine.loader import LoadedModel, ProgressFn
-from workers.engine.request import (
+from workers.engine.errors import (
     EngineError,
+    EngineFailure,
     EngineFull,
     EngineNotReady,
-    EngineRequest,
+    EngineStopped,
+    Hang,
     InvalidPrompt,
-    SamplingParams,
 )
+from workers.engine.failures import load_failure, step_failure
+from workers.engine.fault_injection import DelayedRunner, Fault, FaultyRunner
+from workers.engine.interrupt import Interrupt
+from workers.engine.loader import LoadedModel, ProgressFn
+from workers.engine.request import EngineRequest, SamplingParams
 from workers.engine.result_stream import ResultStream
-from workers.engine.runner import Runner, RunnerOutput
+from workers.engine.runner import Runner
 from workers.engine.scheduler import Scheduler
-from workers.engine.scheduler_output import SchedulerOutput
 from workers.engine.sequence import Sequence
+from workers.engine.watchdog import Watchdog
 
 __all__ = [
     "Engine",
     "EngineConfig",
     "EngineError",
+    "EngineFailure",
     "EngineFull",
     "EngineNotReady",
     "EngineState",
@@ -57,8 +61,6 @@ WARM_UP_PROMPT_TOKENS = 16
 WARM_UP_TOKENS = 4
 # Weight of the latest step in the moving average of the time per step: about 20 steps contribute.
 SMOOTHING = 0.1
-# Arming the watchdog starts a thread, so it is armed again only after this fraction of its time has passed.
-REARM_FRACTION = 1 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class EngineConfig:
     hang_s: float = 10.0  # a step that takes longer ends the process; 0 disables the watchdog
     num_threads: int | None = None  # of torch; None leaves torch's setting unchanged
     step_delay_s: float = 0.0  # for tests: pause before each step, which then is a single decode step
+    faults: Mapping[int, Fault] = field(default_factory=dict)  # for tests: by seed, how a step with it fails
 
 
 class EngineState(enum.StrEnum):
@@ -86,7 +89,7 @@ class EngineStatus:
     """A snapshot of the engine."""
 
     state: EngineState
-    reason: str | None  # of a failure
+    reason: str | None  # of a failure: one sentence
     progress: float  # of loading, 0 to 1
     num_running: int
     num_waiting: int
@@ -94,6 +97,7 @@ class EngineStatus:
     max_batch: int
     n_ctx: int
     dtype: str  # of the loaded model; the configured one until then
+    failures: dict[str, int]  # since the start, by `EngineFailure.kind`
 
 
 class Engine:
@@ -105,13 +109,13 @@ class Engine:
         load: Callable[[ProgressFn], LoadedModel],
         *,
         on_change: Callable[[], None] = lambda: None,
-        on_fatal: Callable[[BaseException], None],
+        on_fatal: Callable[[EngineFailure], None],
     ) -> None:
         """
         Args:
             load: makes the model; called in the engine's thread, and again after a pause if it raises.
             on_change: called in the engine's thread when the state or the progress changes.
-            on_fatal: called once if the device fails; the engine then serves no more requests.
+            on_fatal: called once, from any thread, with a failure after which the engine serves no more requests.
         """
         self._config = config
         self._load = load
@@ -126,11 +130,13 @@ class Engine:
         self._reason: str | None = None
         self._progress = 0.0
         self._drain_until: float | None = None
+        self._failures: Counter[str] = Counter()
         # Written by the engine's thread only.
         self._loaded: LoadedModel | None = None
         self._core: EngineCore | None = None
         self._ms_per_token = 0.0
-        self._armed_at = float("-inf")
+        self._has_just_failed = False  # no token was drawn since the last recovery
+        self._watchdog = Watchdog(config.hang_s, self._end_hang)
         self._interrupt = Interrupt()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
@@ -177,6 +183,7 @@ class Engine:
                 max_batch=self._config.max_batch,
                 n_ctx=loaded.config.n_positions if loaded else 0,
                 dtype=loaded.dtype if loaded else self._config.dtype,
+                failures=dict(self._failures),
             )
 
     def stop(self, grace_s: float) -> None:
@@ -209,11 +216,11 @@ class Engine:
             core = self._load_with_backoff()
             if core is not None:
                 self._serve(core)
-        except BaseException as error:  # noqa: BLE001 - callers must learn of any failure
-            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - callers must learn of any failure
+            self._fail(step_failure(error))
         finally:
-            faulthandler.cancel_dump_traceback_later()
-            self._finish_all("the engine has stopped")
+            self._watchdog.disarm()
+            self._finish_all(EngineStopped())
 
     def _load_with_backoff(self) -> EngineCore | None:
         """A core whose runner is warm, or None if the engine is stopped before that."""
@@ -227,17 +234,21 @@ class Engine:
                 runner = make_runner(loaded, self._config.max_batch, self._interrupt)
                 self._warm_up(runner)
             except Exception as error:  # noqa: BLE001 - the caller's code, and any kind of broken file
-                reason = f"{type(error).__name__}: {error}"
-                log.warning("model_load_failed", reason=reason, retry_s=pause_s)
-                self._set_state(EngineState.FAILED, reason)
+                failure = load_failure(error, self._config.device)
+                self._record(failure, retry_s=pause_s)
+                self._set_state(EngineState.FAILED, failure.detail)
                 with self._lock:
                     self._lock.wait_for(lambda: self._is_stopping, pause_s)
                 pause_s = min(2 * pause_s, MAX_BACKOFF_S)
                 continue
             if self._config.step_delay_s:
-                runner = _DelayedRunner(runner, self._config.step_delay_s)
+                runner = DelayedRunner(runner, self._config.step_delay_s)
+            if self._config.faults:
+                runner = FaultyRunner(runner, self._config.faults)
             scheduler = Scheduler(runner.num_entries, self._config.max_batch)
-            self._core = EngineCore(scheduler, runner, eos_id=loaded.eos_id, on_finish=self._count_finished)
+            self._core = EngineCore(
+                scheduler, runner, eos_id=loaded.eos_id, on_finish=self._count_finished, on_failure=self._record
+            )
             self._loaded = loaded
             self._report_progress(1.0)
             self._set_state(EngineState.WARM)
@@ -261,13 +272,31 @@ class Engine:
             now = time.monotonic()
             if self._drain_until is not None and now >= self._drain_until:
                 core.finish_all("cancelled")
-            self._arm_watchdog(now)
-            timing = core.step()
+            self._watchdog.arm(now)
+            try:
+                timing = core.step()
+            except Exception as error:  # noqa: BLE001 - of the device, or of the engine's own code
+                self._recover(core, step_failure(error))
+                continue
             if timing is None:
                 self._wait_for_siblings(core)
                 continue
+            if timing.num_tokens:
+                self._has_just_failed = False
             weight = 1 - (1 - SMOOTHING) ** timing.num_steps
             self._ms_per_token += weight * (1e3 * timing.s_per_step - self._ms_per_token)
+
+    def _recover(self, core: EngineCore, failure: EngineFailure) -> None:
+        """Continues after a step that failed, without the sequences of its batch and without caches.
+
+        Raises:
+            EngineFailure: it is fatal, or the second in a row.
+        """
+        if self._has_just_failed or not failure.is_recoverable:
+            raise failure
+        self._has_just_failed = True
+        self._record(failure)
+        core.recover(failure)
 
     def _wait_for_sequences(self, core: EngineCore) -> bool:
         """Moves submitted sequences into `core`; waits while it has none. False once the engine has drained."""
@@ -275,7 +304,7 @@ class Engine:
             while not self._incoming and not core.sequences:
                 if self._is_stopping:
                     return False
-                self._disarm_watchdog()
+                self._watchdog.disarm()
                 self._num_running = 0
                 self._lock.wait()
             self._admit(core)
@@ -299,21 +328,33 @@ class Engine:
         with self._lock:
             self._num_in_flight -= 1
 
-    def _finish_all(self, error: str) -> None:
+    def _finish_all(self, failure: EngineFailure) -> None:
         core = self._core
         if core is None:  # nothing is admitted before the model is loaded
             return
         with self._lock:
             self._admit(core)
-        core.finish_all("error", error)
+        core.finish_all("error", failure)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, failure: EngineFailure) -> None:
         """Ends all sequences and reports that the device, or the engine itself, can no longer be used."""
-        log.critical("engine_failed", exc_info=error)
-        text = f"{type(error).__name__}: {error}"
-        self._set_state(EngineState.FAILED, text)
-        self._finish_all(text)
-        self._on_fatal(error)
+        self._record(failure)
+        self._set_state(EngineState.FAILED, failure.detail)
+        self._finish_all(failure)
+        self._on_fatal(failure)
+
+    def _end_hang(self) -> None:
+        """In the watchdog's thread. The sequences stay as they are: they are the engine's thread's."""
+        failure = Hang()
+        self._record(failure)
+        self._set_state(EngineState.FAILED, failure.detail)
+        self._on_fatal(failure)
+
+    def _record(self, failure: EngineFailure, **fields: object) -> None:
+        """Counts and logs a failure, of any kind."""
+        with self._lock:
+            self._failures[failure.kind] += 1
+        log.error("engine_failed", kind=failure.kind, reason=failure.detail, **fields, exc_info=failure)
 
     @property
     def _is_stopping(self) -> bool:
@@ -332,30 +373,6 @@ class Engine:
         if progress >= 1 or progress >= self._progress + 0.01 or progress < self._progress:
             self._progress = progress
             self._on_change()
-
-    def _arm_watchdog(self, now: float) -> None:
-        hang_s = self._config.hang_s
-        if hang_s > 0 and now - self._armed_at > REARM_FRACTION * hang_s:
-            faulthandler.dump_traceback_later(hang_s, exit=True)
-            self._armed_at = now
-
-    def _disarm_watchdog(self) -> None:
-        if self._armed_at > float("-inf"):
-            faulthandler.cancel_dump_traceback_later()
-            self._armed_at = float("-inf")
-
-
-class _DelayedRunner:
-    """A runner that pauses before each step and computes one decode step per call."""
-
-    def __init__(self, runner: Runner, delay_s: float) -> None:
-        self._runner = runner
-        self._delay_s = delay_s
-        self.num_entries = runner.num_entries
-
-    def run(self, plan: SchedulerOutput) -> RunnerOutput:
-        time.sleep(self._delay_s)
-        return self._runner.run(replace(plan, allows_multi_step=False))
 
 
 def make_runner(loaded: LoadedModel, max_sequences: int, interrupt: Interrupt) -> Runner:

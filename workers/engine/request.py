@@ -1,4 +1,4 @@
-"""The engine's input and output as plain values, and the errors that it raises.
+"""The engine's input and output as plain values.
 
 Token ids, seconds and counts. Does not know tensors, the device and the wire.
 """
@@ -8,21 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-
-class EngineError(Exception):
-    """Base of all errors that the engine raises for a request."""
-
-
-class EngineFull(EngineError):
-    """The engine has as many sequences, running and waiting, as it may have."""
-
-
-class EngineNotReady(EngineError):
-    """The engine has no model yet, or accepts no more requests."""
-
-
-class InvalidPrompt(EngineError, ValueError):
-    """This model can never serve the request; the text names the part that is at fault."""
+from workers.engine.errors import EngineFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +111,7 @@ class SequenceOutput:
         prefill_ms: from the first step to the first token.
         decode_ms: from the first token to the last.
         prompt_logprobs: of the prompt's tokens, if requested; None for the first, which nothing precedes.
+        failure: why the sequence ended, if `finish_reason` is error.
         first_token_at: in `time.monotonic()` seconds; None if there was no token.
         ended_at: in `time.monotonic()` seconds.
     """
@@ -138,7 +125,7 @@ class SequenceOutput:
     decode_ms: float
     tops: tuple[TopLogprobs, ...] = ()
     prompt_logprobs: tuple[float | None, ...] = ()
-    error: str | None = None
+    failure: EngineFailure | None = None
     num_kept: int = 0
     num_forced: int = 0
     first_token_at: float | None = None

@@ -47,7 +47,11 @@ class Runner(Protocol):
     num_entries: int
 
     def run(self, plan: SchedulerOutput, /) -> RunnerOutput:
-        """Executes one step. Any exception means that the device, or the runner, can no longer be used."""
+        """Executes one step. After an exception, `drop_caches` must precede the next step."""
+        ...
+
+    def drop_caches(self) -> None:
+        """Drops what it keeps from step to step. The caller uses no prefix-cache entry and no KV suffix any longer."""
         ...
 
 

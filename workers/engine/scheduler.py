@@ -39,6 +39,7 @@ class Scheduler:
             max_sequences: sequences that can run at once; the caller adds no more.
             max_chunk: prompt tokens prefilled in one step.
         """
+        self._num_entries, self._max_sequences = num_entries, max_sequences
         self._cache = PrefixCache(num_entries, max_sequences)
         self._max_chunk = max_chunk
         self._waiting: list[PrefillGroup] = []  # for an entry
@@ -52,6 +53,12 @@ class Scheduler:
         groups = [*self._waiting, *self._prefilling, *self._prefilled]
         running = [row.sequence for row in self._rows]
         return running + [member for group in groups for member in group.sequences]
+
+    @property
+    def scheduled(self) -> list[Sequence]:
+        """Those that a step may have computed: all but the ones that wait for an entry."""
+        prompts = [member for group in (*self._prefilling, *self._prefilled) for member in group.sequences]
+        return [row.sequence for row in self._rows] + prompts
 
     @property
     def num_running(self) -> int:
@@ -102,6 +109,11 @@ class Scheduler:
         if row.suffix >= 0:
             tokens = sequence.tokens(row.start, row.position)
             self._cache.suffixes.release(row, CachedSuffix(row.entry, row.start, tokens) if tokens else None)
+
+    def clear_cache(self) -> None:
+        """Forgets everything cached. To be called while no sequence is scheduled."""
+        assert not self.scheduled
+        self._cache = PrefixCache(self._num_entries, self._max_sequences)
 
     def schedule(self, now: float) -> SchedulerOutput:
         """Plans the next step; once it is computed, `complete` must follow.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from workers.engine.errors import EngineFailure
 from workers.engine.request import EngineRequest, GeneratedToken, SequenceOutput, TopLogprobs
 from workers.engine.result_stream import ResultStream
 from workers.text.stop_strings import StopMatcher
@@ -164,7 +165,7 @@ class Sequence:
             return "deadline"
         return None
 
-    def output(self, reason: str, now: float, error: str | None = None) -> SequenceOutput:
+    def output(self, reason: str, now: float, failure: EngineFailure | None = None) -> SequenceOutput:
         """The result of a sequence that ends `now`. Phases that did not begin take 0 ms."""
         scheduled_at = now if self._scheduled_at is None else self._scheduled_at
         first_token_at = now if self._first_token_at is None else self._first_token_at
@@ -178,7 +179,7 @@ class Sequence:
             decode_ms=1e3 * (now - first_token_at),
             tops=tuple(self._tops),
             prompt_logprobs=tuple(self._prompt_logprobs),
-            error=error,
+            failure=failure,
             num_kept=self.num_kept,
             num_forced=self.num_forced,
             first_token_at=self._first_token_at,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import socket
-import ssl
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from deploy.bench.harness.rounds import percentile
-from tests.chaos.http_client import LOOPBACK, Answer, Connection, Endpoint, exchange, find_fault, request_bytes
+from tests.chaos.http_client import Answer, Connection, Endpoint, client_hello, exchange, find_fault, request_bytes
 from tests.chaos.instance import serving_through_proxies
 from tests.chaos.load import Load, milliseconds
 from tests.chaos.measure import Context, Findings, Jitter, Usage, usages
@@ -36,17 +34,17 @@ def keep_deadlines(context: Context, findings: Findings) -> None:
     The request id carries the time limit, so that the workers' log shows how long after it a sequence was generated.
     """
     num_requests = context.amount(100, 2000)
-    tercet, endpoint = context.shared(**SLOW)
+    tercet, endpoint = context.shared(is_tls=False, **SLOW)
     with Jitter().running() as jitter:
         late_ms = _overshoots_ms(endpoint, num_requests, context.seed, findings)
     findings.figures |= {"requests": num_requests, "machine's jitter p99 ms": jitter.ms(0.99)}
-    findings.at_most("past the deadline, p99 ms", percentile(late_ms, 0.99), 50.0)
-    findings.at_most("past the deadline, max ms", max(late_ms), 250.0)
+    findings.at_most("past the deadline, p99 ms", percentile(late_ms, 0.99), 50.0 + jitter.ms(0.99))
+    findings.at_most("past the deadline, max ms", max(late_ms), 250.0 + jitter.ms(0.99))
     lines = [line for line in tercet.events("branch_finished") if str(line["request_id"]).startswith("limit-")]
     findings.require(bool(lines), "no sequence was generated")
     # Until the end of the step that runs at the deadline; a batch's step takes somewhat longer than its delay.
     over_ms = [1e3 * (line["ended_at"] - line["started_at"]) - _limit_ms(line["request_id"]) for line in lines]
-    findings.at_most("generated after the deadline, p99 ms", percentile(over_ms, 0.99), 4 * 1e3 * STEP_S)
+    findings.at_most("generated after the deadline, p99 ms", percentile(over_ms, 0.99), 2e3 * STEP_S + jitter.ms(0.99))
     base = context.directory()
     with (
         serving_through_proxies(base, always(Fault()), models="embedded*2", **SLOW) as (gateway, proxies),
@@ -58,16 +56,16 @@ def keep_deadlines(context: Context, findings: Findings) -> None:
         dripped_ms = _overshoots_ms(Endpoint(gateway.port), num_requests // 4, context.seed, findings)
     findings.require(sum(proxy.counts["drip"] for proxy in proxies) > 0, "no connection dripped")
     findings.figures |= {"requests against dripping workers": num_requests // 4}
-    findings.at_most("dripping worker: past the deadline, p99 ms", percentile(dripped_ms, 0.99), 50.0)
-    findings.at_most("dripping worker: past the deadline, max ms", max(dripped_ms), 250.0)
+    findings.at_most("dripping worker: past the deadline, p99 ms", percentile(dripped_ms, 0.99), 50.0 + jitter.ms(0.99))
+    findings.at_most("dripping worker: past the deadline, max ms", max(dripped_ms), 250.0 + jitter.ms(0.99))
 
 
 def _overshoots_ms(endpoint: Endpoint, num_requests: int, seed: int, findings: Findings) -> list[float]:
     """How long after its time limit each request was answered; negative where it was answered before."""
 
-    def run_client(index: int) -> list[tuple[float, Answer]]:
+    def run_client(index: int) -> list[tuple[int, Answer]]:
         rng = random.Random(f"{seed}/{index}")
-        found = []
+        found: list[tuple[int, Answer]] = []
         with Connection(endpoint) as connection:
             for number in range(num_requests // NUM_CLIENTS + 1):
                 limit_ms = rng.randrange(100, 400)
@@ -95,10 +93,11 @@ def stop_for_clients_that_left(context: Context, findings: Findings) -> None:
         exchange(endpoint, long_request(length=5))
         _wait_until_idle(tercet, 5)
         before = usages(tercet)
-        freed_ms = [_time_to_free_ms(tercet, endpoint) for _ in range(max(5, num_disconnects // 20))]
+        with Jitter().running() as jitter:
+            freed_ms = [_time_to_free_ms(tercet, endpoint) for _ in range(max(5, num_disconnects // 20))]
         _hang_up(endpoint, num_disconnects // 2, context.seed + 1)
         findings.figures[f"{name}: disconnects"] = len(freed_ms) + num_disconnects // 2
-        findings.at_most(f"{name}: sequences free, max ms", max(freed_ms), 200.0)
+        findings.at_most(f"{name}: sequences free, max ms", max(freed_ms), 200.0 + jitter.ms(0.99))
         _wait_until_idle(tercet, 5)
         leaked = _leaked_after(tercet, before, 15)
         findings.at_most(f"{name}: descriptors and threads leaked", leaked, 0)
@@ -151,7 +150,7 @@ def _hang_up(endpoint: Endpoint, number: int, seed: int) -> None:
         num_sent = rng.choice((0, rng.randrange(len(request)), len(request), len(request)))
         try:
             if endpoint.tls is not None and rng.random() < 0.25:
-                with socket.create_connection((LOOPBACK, endpoint.port), 10) as client:
+                with endpoint.connect_tcp(10.0) as client:
                     client.sendall(client_hello()[: rng.randrange(1, 100)])
                 return
             with endpoint.connect(10.0) as client:
@@ -162,17 +161,6 @@ def _hang_up(endpoint: Endpoint, number: int, seed: int) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(leave, range(number)))
-
-
-def client_hello() -> bytes:
-    """The first message of a TLS handshake."""
-    outgoing = ssl.MemoryBIO()
-    handshake = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
-    try:
-        handshake.do_handshake()
-    except ssl.SSLWantReadError:
-        return outgoing.read()
-    raise AssertionError("a handshake needs the server's answer")
 
 
 def answer_through_faults(context: Context, findings: Findings) -> None:

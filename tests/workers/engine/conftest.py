@@ -1,11 +1,18 @@
-"""Models that several test modules use; loading one takes longer than using it."""
+"""Models that several test modules use (loading one takes longer than using it), and a log without long tracebacks."""
 
 from __future__ import annotations
 
 import pytest
+import structlog
 
 from tests.workers.engine.helpers import CHECKPOINT, TINY, peaked_weights
 from workers.engine.loader import LoadedModel, build, load_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _plain_log() -> None:
+    """structlog's default renders each frame's variables, which takes the engine's thread a second."""
+    structlog.configure(processors=[structlog.processors.format_exc_info, structlog.processors.JSONRenderer()])
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,7 @@ def running_engine(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
 
 def generate(engine: Engine, prompt: list[int], params: SamplingParams, seed: int = 0, **more: Any) -> SequenceOutput:
     finished = engine.submit(EngineRequest(tuple(prompt), params, seed, **more)).result()
-    assert finished.error is None
+    assert finished.failure is None
     return finished
 
 

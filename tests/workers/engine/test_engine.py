@@ -1,31 +1,19 @@
-"""The engine in its thread: ends of sequences, refusals, failures, draining, the watchdog."""
+"""The engine in its thread: ends of sequences, refusals, draining."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.workers.engine.helpers import TINY, generate, running_engine, wait_until
-from workers.engine.cpu.runner import CpuRunner
-from workers.engine.engine import Engine, EngineConfig, EngineState
+from workers.engine.engine import Engine, EngineConfig
+from workers.engine.errors import EngineFull, EngineNotReady, InvalidPrompt
 from workers.engine.loader import LoadedModel, ProgressFn
-from workers.engine.request import (
-    EngineFull,
-    EngineNotReady,
-    EngineRequest,
-    GeneratedToken,
-    InvalidPrompt,
-    SamplingParams,
-    SequenceOutput,
-)
+from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput
 
 LONG = SamplingParams(max_new_tokens=100)
 
@@ -179,28 +167,6 @@ def test_the_whole_context_can_be_used(tiny: LoadedModel) -> None:
         assert len(generate(engine, [1] * 540, LONG).token_ids) == 100
 
 
-def test_a_fatal_error_ends_every_sequence(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    fatal: list[BaseException] = []
-    engine = Engine(EngineConfig(hang_s=0), lambda _: tiny, on_fatal=fatal.append)
-    engine.start()
-    wait_until(lambda: engine.status().state == "warm")
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(CpuRunner, "run", broken)
-    streams = [engine.submit(request()) for _ in range(3)]
-    for stream in streams:
-        finished = stream.result()
-        assert finished.finish_reason == "error"
-        assert "illegal memory access" in (finished.error or "")
-    wait_until(lambda: bool(fatal))
-    assert engine.status().state is EngineState.FAILED
-    with pytest.raises(EngineNotReady):
-        engine.submit(request())
-    engine.stop(0)
-
-
 def test_a_failed_load_is_repeated(tiny: LoadedModel) -> None:
     states: list[tuple[str, str | None]] = []
     attempts: list[float] = []
@@ -225,7 +191,7 @@ def test_a_failed_load_is_repeated(tiny: LoadedModel) -> None:
     assert attempts[1] - attempts[0] == pytest.approx(1, abs=0.5)
     assert states == [
         ("loading", None),
-        ("failed", "OSError: no such checkpoint"),
+        ("failed", "The model could not be loaded; the worker's log has the reason."),
         ("loading", None),
         ("warm", None),
     ]
@@ -272,42 +238,6 @@ def test_an_idle_engine_uses_no_cpu_time(tiny: LoadedModel) -> None:
         time.sleep(0.5)
         assert time.process_time() - start < 0.05
         assert engine.status().num_running == 0
-
-
-def test_a_hang_ends_the_process() -> None:
-    """The watchdog needs no interpreter lock: the device's call may hold it for ever."""
-    script = textwrap.dedent(
-        """
-        import time
-        from tests.workers.engine.helpers import TINY
-        from workers.engine.engine import Engine, EngineConfig
-        from workers.engine.loader import random_model
-        from workers.engine.cpu.runner import CpuRunner
-        from workers.engine.request import EngineRequest, SamplingParams
-
-        engine = Engine(EngineConfig(hang_s=0.5), lambda _: random_model(TINY), on_fatal=print)
-        engine.start()
-        while engine.status().state != "warm":
-            time.sleep(0.01)
-        time.sleep(1.0)  # idle for longer than hang_s is no hang
-        print("still here", flush=True)
-        CpuRunner.run = lambda *_: time.sleep(60)
-        engine.submit(EngineRequest((1,), SamplingParams(), 0)).result()
-        """
-    )
-    start = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.stdout == "still here\n"
-    assert done.returncode == 1
-    assert "Timeout" in done.stderr
-    assert time.monotonic() - start < 30
 
 
 def test_torch_keeps_its_number_of_threads_by_default(tiny: LoadedModel) -> None:

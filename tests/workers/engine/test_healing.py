@@ -36,7 +36,7 @@ def generate(
     forced_ids = tuple(tokenizer.encode(typed.decode())) if has_forced_ids else ()
     request = EngineRequest(tuple(tokenizer.encode(head)), sampling, seed, typed, forced_ids)
     finished = engine.submit(request).result()
-    assert finished.error is None
+    assert finished.failure is None
     return finished
 
 

@@ -70,6 +70,10 @@ class CpuRunner:
         output = None if scheduled.chunks or scheduled.prefilled_rows else self._decode(scheduled)
         return output or self._forward_and_draw(scheduled)
 
+    def drop_caches(self) -> None:
+        """Drops the logits that it keeps. Keys and values are overwritten before they are read again."""
+        self._kept_logits.clear()
+
     def _decode(self, scheduled: SchedulerOutput) -> RunnerOutput | None:
         """One or more decode steps in one call; None where the kernels cannot draw the rows' tokens."""
         rows = scheduled.rows

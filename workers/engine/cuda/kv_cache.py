@@ -78,6 +78,10 @@ class KVCache:
         # Zeroed, as masked values are multiplied by 0 and must not be NaN.
         self.layers = torch.zeros(config.n_layer, self.layout.num_slots, *slot_shape, dtype=dtype, device=device)
 
+    def clear(self) -> None:
+        """Zeroes all keys and values."""
+        self.layers.zero_()
+
     def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
         """Stores [rows, 2, heads, head_size] in `slots` [rows]."""
         self.layers[layer].index_copy_(0, slots, keys_values)

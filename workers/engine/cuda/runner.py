@@ -154,6 +154,16 @@ class CudaRunner:
         first = self._draw_first(logits + ready, plan.sampled_sequences[len(plan.rows) :])
         return RunnerOutput([*self._collect(plan.rows, step), *first()], echoes)
 
+    @torch.inference_mode()
+    def drop_caches(self) -> None:
+        """Drops kept logits and in-flight steps, and clears the KV cache: masked values must not be NaN."""
+        self._kept_logits.clear()
+        self._in_flight.clear()
+        self._last_sequences = []
+        self._cache.clear()
+        if self._is_cuda:
+            torch.cuda.empty_cache()
+
     def _step_of(self, plan: SchedulerOutput) -> _InFlightStep:
         """The in-flight step of the plan's rows, launched now if it was not before. May launch the steps after it."""
         rows = plan.rows

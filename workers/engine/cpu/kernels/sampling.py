@@ -213,7 +213,8 @@ def _pick(values: Any, number: int, draw: Any, probs: Any) -> int:
 def sample(call_at: int, thread: int) -> None:
     """Each draw's token, unless it has one, and log-probability: logits[token] − log Σ exp(logits); an item is a draw.
 
-    logits [rows, vocab] float32 are not changed; candidates are ordered by logit, equal ones by token id.
+    logits [rows, vocab] float32 are not changed; candidates are ordered by logit, equal ones by token id. Where
+    logits are not numbers, the token is valid and its log-probability is NaN.
     The call has a SAMPLER in `step_at` and the logits in `product_at`.
     """
     call = record(call_at, CALL)
@@ -240,7 +241,11 @@ def sample(call_at: int, thread: int) -> None:
                 num_candidates = _allowed_candidates(logits, most, draw, values, ids)
             else:
                 num_candidates = _candidates(logits, maxima, values, ids)
-            draw.token_id = ids[_pick(values, num_candidates, draw, probs)]
+            choice = _pick(values, num_candidates, draw, probs) if num_candidates > 0 else 0
+            if choice >= num_candidates:  # NaN is no candidate
+                draw.token_id, draw.logprob = 0, math.nan
+                continue
+            draw.token_id = ids[choice]
         draw.logprob = float(logits[draw.token_id]) - _log_sum_exp(row, vocab, most, sums)
 
 

@@ -1,0 +1,209 @@
+"""API keys in a real browser: the page with its field for the key, and pages of listed and other origins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+
+from shared.keys import new_key
+from tests.browser.driver import OPENING, TIMEOUT_MS, Editor, StaticSite, open_editor
+from tests.e2e.harness import Tercet, running
+
+# A page's script: what the client module gets from the server, or how it fails.
+COMPLETE = """async ([url, key, context]) => {
+    try {
+        const { Client } = await import(url + "/static/tercet.js");
+        const response = await new Client({ key }).complete({ context, length: 4 });
+        return { sentences: response.sentences.length };
+    } catch (error) {
+        return { name: error.constructor.name, status: error.status, message: error.message };
+    }
+}"""
+# The same request as any page may try it, without the client module; "no-cors" needs no preflight.
+FETCH = """async ([url, mode, headers]) => {
+    const body = JSON.stringify({ context: "The sea", length: 4 });
+    try {
+        const response = await fetch(url + "/autocomplete", { method: "POST", mode, headers, body });
+        return { type: response.type, status: response.status };
+    } catch (error) {
+        return { name: error.constructor.name };
+    }
+}"""
+
+
+@pytest.fixture(scope="module")
+def key_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keys") / "keys"
+
+
+@pytest.fixture(scope="module")
+def key(key_path: Path) -> str:
+    return new_key(key_path, "browser")[0]
+
+
+@pytest.fixture(scope="module")
+def tercet(
+    browser: Browser, site: StaticSite, tmp_path_factory: pytest.TempPathFactory, key_path: Path, key: str
+) -> Iterator[Tercet]:
+    """An instance that requires keys and lists the site's origin."""
+    with running(tmp_path_factory.mktemp("t"), keys=str(key_path), origins=site.origin) as instance:
+        yield instance
+
+
+@pytest.fixture
+def open_page(browser: Browser, tercet: Tercet) -> Iterator[Callable[..., Editor]]:
+    contexts: list[BrowserContext] = []
+
+    def open_new(**settings: object) -> Editor:
+        editor = open_editor(browser, tercet, settings, {})
+        contexts.append(editor.page.context)
+        return editor
+
+    yield open_new
+    for context in contexts:
+        context.close()
+
+
+def key_input(page: Page) -> Locator:
+    return page.get_by_label("API key", exact=True)
+
+
+def enter_key(editor: Editor, key: str, *, is_kept: bool = False) -> None:
+    """Enter a key as a writer does who was offered the field."""
+    editor.page.get_by_role("button", name="Enter API key").click()
+    expect(key_input(editor.page)).to_be_focused()
+    if is_kept:
+        editor.page.get_by_label("Keep the key in this browser").check()
+        key_input(editor.page).focus()
+    editor.page.keyboard.insert_text(key)
+    editor.press("Enter")
+
+
+def stored(page: Page) -> tuple[str | None, str | None]:
+    """The key in the storage of the tab, and of the browser."""
+    found: list[str | None] = page.evaluate(
+        "[sessionStorage.getItem('tercet.key'), localStorage.getItem('tercet.key')].map(JSON.parse)"
+    )
+    return found[0], found[1]
+
+
+def test_a_missing_and_a_wrong_key_are_named_and_the_right_one_brings_suggestions(
+    open_page: Callable[..., Editor], key: str
+) -> None:
+    editor = open_page(pauses=False)
+    page = editor.page
+    offer = page.get_by_role("button", name="Enter API key")
+    expect(offer).to_be_hidden()
+    editor.type(OPENING)
+    editor.press("Tab")
+    expect(editor.status).to_contain_text("This server requires an API key.")
+    expect(editor.announcements).to_have_text("This server requires an API key.")
+    expect(editor.text).to_be_focused()
+    enter_key(editor, "tct_wrong")
+    expect(editor.status).to_contain_text("The server rejected this API key.")
+    expect(editor.text).to_be_focused()
+    offer.click()
+    expect(page.locator("#key-note")).to_have_text("The server rejected this API key.")
+    expect(key_input(page)).to_have_attribute("aria-invalid", "true")
+    expect(key_input(page)).to_have_attribute("type", "password")
+    editor.press("Escape")
+    enter_key(editor, key)
+    assert len(editor.wait_for_response()) == 3
+    expect(editor.text).to_be_focused()
+    expect(offer).to_be_hidden()
+    expect(key_input(page)).to_be_hidden()
+    assert editor.value == OPENING
+    assert key not in str(editor.requests)
+    assert not editor.errors
+
+
+def test_typing_is_not_disturbed_while_the_key_is_missing(open_page: Callable[..., Editor]) -> None:
+    editor = open_page(pauses=True)
+    written = ""
+    for words in (OPENING, " then he went", " home again"):
+        editor.type(words)
+        written += words
+        expect(editor.page.get_by_role("button", name="Enter API key")).to_be_visible()
+        expect(editor.text).to_be_focused()
+        expect(key_input(editor.page)).to_be_hidden()
+    assert editor.value == written
+    assert not editor.errors
+
+
+def test_the_key_is_kept_as_long_as_the_writer_chooses(open_page: Callable[..., Editor], key: str) -> None:
+    editor = open_page(pauses=False)
+    page = editor.page
+    editor.type(OPENING)
+    editor.press("Tab")
+    enter_key(editor, key)
+    editor.wait_for_response()
+    assert stored(page) == (key, None)
+    page.reload()
+    assert len(editor.request_suggestions(" then")) == 3
+    other_tab = Editor(page.context.new_page(), editor.tercet)
+    other_tab.page.goto(editor.tercet.url)
+    other_tab.press("Tab")
+    expect(other_tab.status).to_contain_text("This server requires an API key.")
+    enter_key(other_tab, key, is_kept=True)
+    other_tab.wait_for_response()
+    assert stored(other_tab.page) == (None, key)
+    third_tab = Editor(page.context.new_page(), editor.tercet)
+    third_tab.page.goto(editor.tercet.url)
+    assert len(third_tab.request_suggestions(" and")) == 3
+    # Reset restores the settings; the key is none of them. Emptying the field removes it.
+    page = third_tab.page
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_role("button", name="Reset").click()
+    expect(key_input(page)).to_have_value(key)
+    assert key not in page.evaluate("localStorage.getItem('tercet.settings')")
+    key_input(page).fill("")
+    key_input(page).blur()
+    assert stored(page) == (None, None)
+
+
+@pytest.fixture
+def foreign_page(browser: Browser) -> Iterator[Callable[[StaticSite], Page]]:
+    contexts: list[BrowserContext] = []
+
+    def open_new(site: StaticSite) -> Page:
+        (site.folder / "empty.html").write_text("<!doctype html><title>Notes</title>")
+        page = browser.new_page()
+        page.set_default_timeout(TIMEOUT_MS)
+        page.goto(f"{site.origin}/empty.html")
+        contexts.append(page.context)
+        return page
+
+    yield open_new
+    for context in contexts:
+        context.close()
+
+
+def test_a_page_of_a_listed_origin_uses_its_key_and_reads_refusals(
+    foreign_page: Callable[[StaticSite], Page], site: StaticSite, tercet: Tercet, key: str
+) -> None:
+    page = foreign_page(site)
+    assert page.evaluate(COMPLETE, [tercet.url, key, OPENING]) == {"sentences": 3}
+    for wrong, message in (("", "requires an API key"), ("tct_wrong", "unknown or revoked")):
+        problem: dict[str, Any] = page.evaluate(COMPLETE, [tercet.url, wrong, OPENING])
+        assert (problem["name"], problem["status"]) == ("Problem", 401)
+        assert message in problem["message"]
+    for headers in ({"x-api-key": key}, {"api-key": key}, {"Authorization": f"Bearer {key}"}):
+        assert page.evaluate(FETCH, [tercet.url, "cors", headers]) == {"type": "cors", "status": 200}
+
+
+def test_a_page_of_another_origin_gets_nothing_even_with_a_key(
+    foreign_page: Callable[[StaticSite], Page], tmp_path: Path, tercet: Tercet, key: str
+) -> None:
+    with StaticSite(tmp_path) as other_site:
+        page = foreign_page(other_site)
+        assert page.evaluate(COMPLETE, [tercet.url, key, OPENING])["name"] == "TypeError"
+        assert page.evaluate(FETCH, [tercet.url, "cors", {"x-api-key": key}]) == {"name": "TypeError"}
+        # The browser sends this request without asking, and shows the page nothing of the response.
+        assert page.evaluate(FETCH, [tercet.url, "no-cors", {}]) == {"type": "opaque", "status": 0}
+    refused = [event for event in tercet.events("request_finished") if event["status"] == 403]
+    assert {event["method"] for event in refused} >= {"POST", "OPTIONS"}
+    assert not any(event.get("key") for event in refused)

@@ -1,0 +1,140 @@
+"""`deploy/nginx.conf` in a real nginx: what it passes on, whom it refuses, and how.
+
+The upstream is a server that answers with what it got: nginx's part does not depend on the gateway.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.harness import free_port
+from tests.nginx import nginx
+from tests.tls import make_certificate
+
+pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="apt-get install nginx-light")
+# Addresses of this machine that the configuration treats as foreign.
+FOREIGN, CROWDED = "127.0.0.2", "127.0.0.3"
+
+
+class Echo(BaseHTTPRequestHandler):
+    """Answers with the request's path and headers; a path with `hold` waits for the end of the test."""
+
+    protocol_version = "HTTP/1.1"
+    is_over = threading.Event()
+
+    def do_GET(self) -> None:
+        if "hold" in self.path:
+            self.is_over.wait(10)
+        body = json.dumps({"path": self.path, **{name.lower(): value for name, value in self.headers.items()}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server.server_port
+        Echo.is_over.set()
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory, upstream: int) -> Iterator[str]:
+    changes = {"limit_conn tercet_connections 128": "limit_conn tercet_connections 4"}
+    with nginx(tmp_path_factory.mktemp("nginx"), upstream, changes) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+def client(address: str = "127.0.0.1") -> httpx.Client:
+    """A client whose requests come from an address of this machine."""
+    return httpx.Client(transport=httpx.HTTPTransport(local_address=address), timeout=10)
+
+
+def assert_problem(response: httpx.Response, status: int, code: str) -> None:
+    assert response.status_code == status
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert (problem["status"], problem["code"]) == (status, code)
+    assert problem["request_id"] == response.headers["x-request-id"]
+    assert ("retry-after" in response.headers) == (status in {429, 503, 504})
+
+
+def test_host_and_key_are_passed_on_and_a_request_id_is_added(proxy: str) -> None:
+    with client() as http:
+        headers = {"Host": "tercet.example:8443", "Authorization": "Bearer tct_a", "X-Api-Key": "tct_b"}
+        got = http.get(f"{proxy}/a?b=%20c", headers=headers).json()
+    assert got["path"] == "/a?b=%20c"
+    assert (got["host"], got["authorization"], got["x-api-key"]) == ("tercet.example:8443", "Bearer tct_a", "tct_b")
+    assert len(got["x-request-id"]) == 32
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/metrics", "/slots", "/metrics/", "//metrics", "/%6detrics", "/static/../slots", "/metrics?a", "/slots%2f"],
+)
+def test_figures_of_the_machine_are_for_the_machine_only(proxy: str, path: str) -> None:
+    with client() as ours, client(FOREIGN) as foreign:
+        assert_problem(foreign.get(proxy + path), 403, "forbidden")
+        assert ours.get(proxy + path).status_code == 200
+        assert foreign.get(f"{proxy}/health/ready").status_code == 200
+
+
+def test_an_address_with_too_many_requests_is_refused_and_others_are_not(proxy: str) -> None:
+    with client(CROWDED) as crowded, client(FOREIGN) as other, ThreadPoolExecutor(4) as threads:
+        held = [threads.submit(crowded.get, f"{proxy}/hold") for _ in range(4)]
+        response = crowded.get(f"{proxy}/a")
+        while response.status_code != 429:
+            response = crowded.get(f"{proxy}/a")
+        assert_problem(response, 429, "quota_exceeded")
+        assert other.get(f"{proxy}/a").status_code == 200
+        Echo.is_over.set()
+        assert [future.result().status_code for future in held] == [200] * 4
+        Echo.is_over.clear()
+
+
+def test_nginxs_own_errors_are_problem_json(proxy: str) -> None:
+    with client() as http:
+        assert_problem(http.post(proxy, content=b"x" * (2 << 20) + b"x"), 413, "body_too_large")
+        assert_problem(http.get(f"{proxy}/{'x' * 40_000}"), 414, "url_too_long")
+        assert_problem(http.get(proxy, headers={"X-Long": "x" * 40_000}), 431, "headers_too_large")
+        assert_problem(http.get(proxy, headers={"Host": "a b"}), 400, "malformed_request")
+
+
+def test_a_gateway_that_is_away_is_answered_503(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with nginx(tmp_path, unused.getsockname()[1]) as port, client() as http:
+            assert_problem(http.get(f"http://127.0.0.1:{port}/"), 503, "not_ready")
+
+
+def test_the_lines_for_tls_serve_https(tmp_path: Path, upstream: int) -> None:
+    certificate, key = make_certificate(tmp_path)
+    port = free_port()
+    changes = {
+        "# listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
+        "# ssl_certificate /etc/tercet/fullchain.pem": f"ssl_certificate {certificate}",
+        "# ssl_certificate_key /etc/tercet/privkey.pem": f"ssl_certificate_key {key}",
+        "# ssl_protocols": "ssl_protocols",
+        "# ssl_session_cache": "ssl_session_cache",
+    }
+    trusted = ssl.create_default_context(cafile=str(certificate))
+    with nginx(tmp_path, upstream, changes), httpx.Client(verify=trusted, trust_env=False) as http:
+        assert http.get(f"https://127.0.0.1:{port}/a").json()["host"] == f"127.0.0.1:{port}"

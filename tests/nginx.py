@@ -1,0 +1,45 @@
+"""Runs nginx with `deploy/nginx.conf` on free ports."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.e2e.harness import ROOT, free_port, until
+
+
+@contextmanager
+def nginx(base: Path, upstream_port: int, changes: Mapping[str, str] | None = None) -> Iterator[int]:
+    """Yields its port.
+
+    Args:
+        base: a directory for its files.
+        changes: texts of the configuration to replace; each must be there.
+    """
+    port = free_port()
+    text = (ROOT / "deploy" / "nginx.conf").read_text()
+    for old, new in {
+        "127.0.0.1:8000": f"127.0.0.1:{upstream_port}",
+        "listen 8080": f"listen 127.0.0.1:{port}",
+        **(changes or {}),
+    }.items():
+        assert old in text
+        text = text.replace(old, new)
+    config = base / "nginx.conf"
+    config.write_text(text)
+    command = ["nginx", "-c", str(config), "-p", str(base), "-e", str(base / "error.log"), "-g"]
+    options = f"daemon off; pid {base}/nginx.pid;"
+    with subprocess.Popen([*command, options]) as process:
+        try:
+            until(lambda: _answers(port), 10, "nginx")
+            yield port
+        finally:
+            process.terminate()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

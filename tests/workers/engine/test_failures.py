@@ -1,0 +1,259 @@
+"""Failures of the engine: each kind has one class, one counter and one way to be handled; no foreign text gets out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from tests.workers.engine.helpers import TINY, peaked_weights, running_engine, wait_until
+from workers.engine.engine import Engine, EngineConfig, EngineState
+from workers.engine.errors import (
+    DeviceFailure,
+    EngineFailure,
+    EngineNotReady,
+    InternalFailure,
+    InvalidOutput,
+    LoadFailure,
+    OutOfMemory,
+)
+from workers.engine.failures import load_failure, step_failure
+from workers.engine.fault_injection import Fault
+from workers.engine.loader import LoadedModel, ProgressFn, build
+from workers.engine.request import EngineRequest, SamplingParams
+
+GOOD, OOM, DEVICE = 1, 900, 901
+FAULTS: dict[int, Fault] = {OOM: "oom", DEVICE: "device"}
+Fatal = tuple[float, EngineFailure]  # time and failure
+ROOT = Path(__file__).parents[3]
+
+
+def request(seed: int, num_tokens: int = 5, prompt: tuple[int, ...] = (1, 2, 3)) -> EngineRequest:
+    return EngineRequest(prompt, SamplingParams(num_tokens), seed)
+
+
+@contextmanager
+def faulty_engine(
+    loaded: LoadedModel, **settings: object
+) -> Iterator[tuple[Engine, list[tuple[float, EngineFailure]]]]:
+    """A warm engine with FAULTS, and its fatal failures with their times."""
+    fatal: list[Fatal] = []
+    config = EngineConfig(**{"hang_s": 0.0, "faults": FAULTS, **settings})  # type: ignore[arg-type]
+    engine = Engine(config, lambda _: loaded, on_fatal=lambda failure: fatal.append((time.monotonic(), failure)))
+    engine.start()
+    wait_until(lambda: engine.status().state == "warm")
+    try:
+        yield engine, fatal
+    finally:
+        engine.stop(0)
+
+
+def test_out_of_memory_fails_the_batch_drops_the_cache_and_the_engine_continues(tiny: LoadedModel) -> None:
+    with faulty_engine(tiny, step_delay_s=0.005) as (engine, fatal):
+        expected = engine.submit(request(GOOD)).result().token_ids
+        assert engine.submit(request(GOOD)).result().cached_tokens == 3
+        for _ in range(3):  # never twice in a row
+            mate = engine.submit(request(GOOD, 200, prompt=(7, 8)))
+            wait_until(lambda: engine.status().num_running == 1)
+            victim = engine.submit(request(OOM, prompt=(9, 9)))
+            for output in (victim.result(), mate.result()):
+                assert output.finish_reason == "error"
+                assert isinstance(output.failure, OutOfMemory)
+            after = engine.submit(request(GOOD)).result()
+            assert (after.token_ids, after.cached_tokens) == (expected, 0)
+        assert engine.status().failures == {"out_of_memory": 3}
+    assert fatal == []
+
+
+def test_a_second_out_of_memory_in_a_row_is_fatal(tiny: LoadedModel) -> None:
+    with faulty_engine(tiny) as (engine, fatal):
+        assert isinstance(engine.submit(request(OOM)).result().failure, OutOfMemory)
+        assert engine.status().state == "warm"
+        assert isinstance(engine.submit(request(OOM)).result().failure, OutOfMemory)
+        wait_until(lambda: bool(fatal))
+        assert [type(failure) for _, failure in fatal] == [OutOfMemory]
+        assert engine.status().state == "failed"
+        with pytest.raises(EngineNotReady):
+            engine.submit(request(GOOD))
+
+
+def test_after_a_fatal_device_error_no_later_request_is_served(tiny: LoadedModel) -> None:
+    """Five times; the host, which ends the process, learns of it within 100 ms."""
+    for _ in range(5):
+        with capture_logs() as logs, faulty_engine(tiny, max_batch=6) as (engine, fatal):
+            mates = [engine.submit(request(GOOD, 400, prompt=(seed, 5))) for seed in range(3)]
+            began = time.monotonic()
+            victim = engine.submit(request(DEVICE))
+            output = victim.result()
+            with pytest.raises(EngineNotReady):
+                engine.submit(request(GOOD))
+            assert isinstance(output.failure, DeviceFailure)
+            assert isinstance(output.failure.__cause__, RuntimeError)
+            assert [type(mate.result().failure) for mate in mates] == [DeviceFailure] * 3
+            wait_until(lambda: bool(fatal))
+            [(at, failure)] = fatal
+            assert at - began < 0.1
+            assert [line["kind"] for line in logs if line["event"] == "engine_failed"] == ["device_error"]
+            status = engine.status()
+            assert (status.state, status.reason) == (EngineState.FAILED, failure.detail)
+            assert status.failures == {"device_error": 1}
+
+
+def test_values_that_are_not_numbers_fail_the_request_and_repeated_are_fatal(tiny: LoadedModel) -> None:
+    """A position whose embedding is NaN: prompts that reach it, and what their pages cached, are affected."""
+    embedding = tiny.model.position_embedding.clone()
+    embedding[400:] = float("nan")
+    damaged = LoadedModel(replace(tiny.model, position_embedding=embedding), "cpu", "fp32")
+    with faulty_engine(damaged) as (engine, fatal):
+        good = engine.submit(request(GOOD)).result()
+        bad = engine.submit(request(GOOD, prompt=(3,) * 410)).result()
+        assert isinstance(bad.failure, InvalidOutput)
+        assert bad.token_ids == ()
+        assert engine.submit(request(GOOD)).result().token_ids == good.token_ids
+        assert engine.status().failures == {"invalid_output": 1}
+        assert fatal == []
+        for _ in range(2):
+            engine.submit(request(GOOD, prompt=(3,) * 410)).result()
+        wait_until(lambda: bool(fatal))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_weights_that_are_not_numbers_never_reach_a_sampling_kernels_memory(dtype: str, temperature: float) -> None:
+    """The kernel's candidates would be uninitialised memory, and the next step's input a wild address."""
+    weights = peaked_weights(TINY)
+    loaded = LoadedModel(build(TINY, weights, dtype), "cpu", dtype)
+    loaded.model.norm.weight[:] = float("nan")
+    reasons = []
+
+    def on_change() -> None:
+        reasons.append(engine.status().reason)
+
+    engine = Engine(EngineConfig(hang_s=0), lambda _: loaded, on_change=on_change, on_fatal=lambda _: None)
+    engine.start()
+    wait_until(lambda: engine.status().state == "failed")
+    engine.stop(0)
+    assert "not numbers" in (engine.status().reason or "")
+
+
+def test_a_load_failure_is_counted_and_its_foreign_text_stays_in_the_log(tiny: LoadedModel) -> None:
+    attempts: list[int] = []
+
+    def load(_: ProgressFn) -> LoadedModel:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise ValueError("text of a library")
+        return tiny
+
+    engine = Engine(EngineConfig(hang_s=0), load, on_fatal=lambda _: None)
+    engine.start()
+    wait_until(lambda: engine.status().state == "failed")
+    assert "library" not in (engine.status().reason or "")
+    wait_until(lambda: engine.status().state == "warm")
+    assert engine.status().failures == {"load_error": 1}
+    engine.stop(0)
+
+
+HANGS = {"looping": "time.sleep(60)", "holding the interpreter lock": "ctypes.PyDLL(None).sleep(60)"}
+
+
+@pytest.mark.parametrize("how", HANGS)
+def test_a_hang_is_reported_as_fatal_and_ends_the_process_in_any_case(how: str) -> None:
+    script = textwrap.dedent(
+        f"""
+        import ctypes, os, time
+        from tests.workers.engine.helpers import TINY
+        from workers.engine.engine import Engine, EngineConfig
+        from workers.engine.errors import EngineNotReady
+        from workers.engine.loader import random_model
+        from workers.engine.cpu.runner import CpuRunner
+        from workers.engine.request import EngineRequest, SamplingParams
+
+        def end(failure):
+            try:
+                engine.submit(request)
+            except EngineNotReady:
+                status = engine.status()
+                print(type(failure).__name__, status.state, status.failures, flush=True)
+            os._exit(70)
+
+        request = EngineRequest((1,), SamplingParams(), 0)
+        engine = Engine(EngineConfig(hang_s=0.5), lambda _: random_model(TINY), on_fatal=end)
+        engine.start()
+        while engine.status().state != "warm":
+            time.sleep(0.01)
+        time.sleep(0.8)  # idle for longer than hang_s is no hang
+        print("warm", flush=True)
+        CpuRunner.run = lambda *_: {HANGS[how]}
+        engine.submit(request).result()
+        """
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.startswith("warm\n")
+    assert done.stdout.endswith("Hang failed {'hang': 1}\n" if how == "looping" else "warm\n")
+    assert done.returncode == (70 if how == "looping" else 1)
+    assert "<lambda>" in done.stderr  # the stack shows where it hung
+
+
+def test_every_foreign_exception_becomes_a_failure_with_a_sentence_of_ours() -> None:
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator") as no_memory:
+        torch.empty(1 << 60)
+    cases: list[tuple[Exception, type[EngineFailure]]] = [
+        (no_memory.value, OutOfMemory),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), OutOfMemory),
+        (MemoryError("secret"), OutOfMemory),
+        (RuntimeError("CUDA error: secret"), DeviceFailure),
+        (IndexError("secret"), InternalFailure),
+        (InvalidOutput(), InvalidOutput),
+    ]
+    for error, kind in cases:
+        failure = step_failure(error)
+        assert type(failure) is kind
+        assert failure is error or failure.__cause__ is error
+        assert "secret" not in failure.detail + load_failure(error, "cpu").detail
+        assert failure.detail.endswith(".")
+    assert "TERCET_MAX_BATCH" in load_failure(MemoryError(), "cpu").detail
+    missing = load_failure(FileNotFoundError(2, "No such file or directory", "/models/x"), "cpu")
+    assert missing.detail.startswith("/models/x cannot be read (No such file or directory)")
+    assert load_failure(missing, "cpu") is missing
+    assert isinstance(missing, LoadFailure)
+
+
+def test_kinds_are_distinct() -> None:
+    kinds = [subclass.kind for subclass in EngineFailure.__subclasses__()]
+    assert len(set(kinds)) == len(kinds)
+
+
+def test_a_deadline_and_a_cancellation_end_generation_within_one_step(tiny: LoadedModel) -> None:
+    """100 sequences, four at a time: each ends at its deadline or cancellation, plus the step under way."""
+    late: list[float] = []
+    with running_engine(tiny, max_batch=8, step_delay_s=0.004) as engine:
+        for number in range(25):
+            now = time.monotonic()
+            deadlines = [now + 0.02 + 0.007 * ((number + index) % 5) for index in range(4)]
+            streams = [
+                engine.submit(EngineRequest((index, 9), SamplingParams(500), number, deadline=deadline))
+                for index, deadline in enumerate(deadlines)
+            ]
+            time.sleep(max(0.0, deadlines[0] - time.monotonic() - 0.01))
+            cancelled_at = time.monotonic()
+            streams[0].cancel()
+            ends = [cancelled_at, *deadlines[1:]]
+            for stream, end in zip(streams, ends, strict=True):
+                output = stream.result()
+                assert output.finish_reason in {"cancelled", "deadline"}
+                assert output.ended_at is not None
+                late.append(output.ended_at - end)
+    assert len(late) == 100
+    assert sorted(late)[98] < 0.05
+    assert max(late) < 0.25
