@@ -6,9 +6,7 @@ import json
 import math
 import os
 import re
-import signal
 import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +21,7 @@ from rich.text import Text
 from deploy.bench.cli import bench
 from deploy.local_client import local_client
 from deploy.planning import make_plan
+from deploy.rolling_reload import reload_slots
 from deploy.supervisor import Supervisor
 from shared.errors import StartError
 from shared.keys import new_key, read_keys, revoke_key
@@ -36,7 +35,6 @@ cli = typer.Typer(
 cli.add_typer(bench, name="bench")
 key_commands = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys (the file TERCET_KEYS).")
 cli.add_typer(key_commands, name="key")
-RELOAD_POLL_S = 0.05
 NUM_LIKELIEST = 5
 # A web font would make each viewer's browser contact the host of the font.
 _SVG_WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
@@ -152,34 +150,38 @@ def _key_path() -> Path:
 
 
 @cli.command()
-def reload() -> None:
-    """Replace the workers slot by slot, where memory does not hold two generations of a model.
+def reload(
+    model: Annotated[str | None, typer.Option(help="Replace only the workers of this model.")] = None,
+) -> None:
+    """Replace the workers slot by slot, with the checkpoints as they are now. Stops at the first failure.
 
-    SIGHUP to `tercet serve` replaces all workers at once; each old worker serves until its successor is warm.
+    SIGHUP to `tercet serve` replaces all workers at once, with the same checkpoints; each serves until its successor
+    is warm.
     """
     settings = Settings.load(os.environ)
-    with local_client(settings, os.environ) as client:
-        for slot in _slots(settings, client):
-            os.kill(slot["pid"], signal.SIGTERM)
-            with err.status(f"Reloading slot {slot['slot']} ({slot['model']} on {slot['device']}) …"):
-                while (now := _slots(settings, client)[slot["slot"]])["state"] != "warm" or now["pid"] == slot["pid"]:
-                    if now["state"] == "failed":
-                        raise StartError(f"Slot {slot['slot']} could not be reloaded: {now['reason']}")
-                    time.sleep(RELOAD_POLL_S)
-            out.print(f"Slot {slot['slot']} is reloaded.")
+    reload_slots(
+        settings, os.environ, model,
+        lambda slot: out.print(f"Reloading slot {slot.index} ({slot.model} on {slot.device}) …", highlight=False),
+    )  # fmt: skip
+    out.print("Reloaded.")
 
 
-def _slots(settings: Settings, client: httpx.Client) -> list[dict[str, Any]]:
-    """The slots' states, from the running gateway."""
+def _call(settings: Settings, client: httpx.Client, method: str, path: str, body: object = None) -> dict[str, Any]:
+    """The gateway's response to a request.
+
+    Raises:
+        StartError: no server answers, or it refuses the request.
+    """
     try:
-        slots: list[dict[str, Any]] = client.get("/slots").json()["slots"]
+        response = client.request(method, path, json=body)
     except httpx.TransportError as error:
-        raise _no_server(settings, error) from error
-    return slots
-
-
-def _no_server(settings: Settings, error: httpx.TransportError) -> StartError:
-    return StartError(f"No server answers at {settings.url} ({error}): start it with `tercet serve`.")
+        raise StartError(f"No server answers at {settings.url} ({error}): start it with `tercet serve`.") from error
+    answer: dict[str, Any] = response.json()
+    if response.status_code == 401:
+        raise StartError(f"{answer['detail']} Here, set TERCET_API_KEY.")
+    if response.is_error:
+        raise StartError(answer.get("detail", response.text))
+    return answer
 
 
 @cli.command()
@@ -200,16 +202,8 @@ def complete(
     if explain:
         body["explain"] = NUM_LIKELIEST
     body |= {name: value for name, value in (("seed", seed), ("model_size", model)) if value is not None}
-    try:
-        with local_client(settings, os.environ, timeout_s=settings.timeout_s + 5) as client:
-            response = client.post("/autocomplete", json=body)
-    except httpx.TransportError as error:
-        raise _no_server(settings, error) from error
-    answer = response.json()
-    if response.status_code == 401:
-        raise StartError(f"{answer['detail']} Here, set TERCET_API_KEY.")
-    if response.is_error:
-        raise StartError(answer.get("detail", response.text))
+    with local_client(settings, os.environ, timeout_s=settings.timeout_s + 5) as client:
+        answer = _call(settings, client, "POST", "/autocomplete", body)
     if as_json:
         out.print_json(json.dumps(answer))
         return

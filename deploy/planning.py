@@ -14,6 +14,7 @@ from shared.errors import StartError
 from shared.plan import Model, Plan, make_slots, plan_inputs
 from shared.run_directory import prepare_run_directory
 from shared.settings import Settings
+from shared.weights import weights_digest
 from workers.checkpoints.resolve import Checkpoint, resolve, resolve_default
 
 MAX_SLOTS = 64
@@ -48,12 +49,14 @@ def make_plan(
 def _model(checkpoint: Checkpoint) -> Model:
     return Model(
         name=checkpoint.name,
-        directory=checkpoint.directory,
+        # Resolved, so that a link which is changed later takes effect with a reload, not with a crash.
+        directory=str(Path(checkpoint.directory).resolve()),
         source=checkpoint.source,
         n_ctx=checkpoint.n_ctx,
         vocab_size=checkpoint.vocab_size,
         weight_bytes=_weight_bytes(checkpoint),
         warning=checkpoint.warning,
+        revision=_revision(checkpoint),
     )
 
 
@@ -61,6 +64,15 @@ def _weight_bytes(checkpoint: Checkpoint) -> int:
     if checkpoint.source == "synthetic":  # no files; at least the size of GPT-2 small's weights
         return SYNTHETIC_WEIGHT_BYTES
     return sum(path.stat().st_size for path in Path(checkpoint.directory).glob("*.safetensors"))
+
+
+def _revision(checkpoint: Checkpoint) -> str:
+    if checkpoint.source == "synthetic":  # random weights from a fixed seed
+        return "synthetic"
+    try:
+        return weights_digest(Path(checkpoint.directory))
+    except OSError as error:
+        raise StartError(f"The weights in {checkpoint.directory} cannot be read ({error.strerror}).") from error
 
 
 def count_gpus(environ: Mapping[str, str]) -> int:

@@ -21,7 +21,8 @@ PLAN_LOCK_FILE = "plan.lock"
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A checkpoint on this machine, checked and ready to be loaded. `weight_bytes` is the size of its weight files."""
+    """A checkpoint on this machine, checked and ready to be loaded. `weight_bytes` is the size of its weight files,
+    `revision` their digest (`shared.weights.weights_digest`), or "synthetic"."""
 
     name: str
     directory: str
@@ -30,6 +31,7 @@ class Model(msgspec.Struct, frozen=True):
     vocab_size: int
     weight_bytes: int = 1 << 30
     warning: str | None = None
+    revision: str = ""
 
 
 class Slot(msgspec.Struct, frozen=True):

@@ -42,7 +42,7 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
 class Tercet:
     """One instance under test; by default it serves the embedded checkpoint in fp32."""
 
-    def __init__(self, base: Path, certificate: Certificate | None = None, **settings: str) -> None:
+    def __init__(self, base: Path, certificate: Certificate | None = None, /, **settings: str) -> None:
         """With a certificate, the instance serves HTTPS, and its client trusts it."""
         self.run_dir = base / "run"
         self.log_path = base / "log"
@@ -81,8 +81,9 @@ class Tercet:
 
     def slots(self) -> list[dict[str, Any]]:
         """The rows of `/slots`; empty if no server answers."""
+        headers = {"x-api-key": self.environ.get("TERCET_API_KEY", "")}
         try:
-            rows: list[dict[str, Any]] = self.client.get("/slots").json()["slots"]
+            rows: list[dict[str, Any]] = self.client.get("/slots", headers=headers).json()["slots"]
         except httpx.TransportError:
             return []
         return rows
@@ -134,7 +135,7 @@ class Tercet:
 
 
 @contextmanager
-def running(base: Path, certificate: Certificate | None = None, **settings: str) -> Iterator[Tercet]:
+def running(base: Path, certificate: Certificate | None = None, /, **settings: str) -> Iterator[Tercet]:
     """A warm instance, stopped at the end; a failure prints its log."""
     tercet = Tercet(base, certificate, **settings)
     tercet.start()

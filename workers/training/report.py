@@ -6,7 +6,6 @@ were trained.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from transformers import GPT2LMHeadModel
 
 from shared.errors import StartError
+from shared.weights import weights_digest
 from workers.training.corpus import END_ID, Book, Say, encode
 
 WINDOW_TOKENS = 512
@@ -127,14 +127,6 @@ def report(directory: Path, books: Sequence[Book], device: torch.device, seed: i
             for index, opening in enumerate(OPENINGS.read_text(encoding="utf-8").splitlines())
         ],
     }
-
-
-def weights_digest(directory: Path) -> str:
-    """SHA-256 of all weight files, in the order of their names."""
-    digest = hashlib.sha256()
-    for path in sorted(directory.glob("*.safetensors")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

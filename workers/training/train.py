@@ -30,9 +30,10 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from shared.errors import StartError
+from shared.weights import weights_digest
 from workers.training.corpus import END_ID, Book, Corpus, prepare, read_books, split_books, write_text
 from workers.training.export import check_size, export
-from workers.training.report import report, tables, weights_digest
+from workers.training.report import report, tables
 from workers.training.schedule import Settings
 from workers.training.trainer import Trainer
 

@@ -133,5 +133,4 @@ def serve_only_from_warm_slots(context: Context, findings: Findings) -> None:
 
 
 def _num_warm(tercet: Tercet) -> int:
-    page = tercet.ready()
-    return -1 if page is None else sum(slot["state"] == "warm" for slot in page["slots"])
+    return sum(slot["state"] == "warm" for slot in tercet.slots())
