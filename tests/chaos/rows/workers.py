@@ -1,4 +1,4 @@
-"""R1, R4, R15: workers that are killed, stopped, hang or start."""
+"""R1, R4, R5, R8, R15: workers that are killed, stopped, hang, fail, are slow or start."""
 
 from __future__ import annotations
 
@@ -134,3 +134,4 @@ def serve_only_from_warm_slots(context: Context, findings: Findings) -> None:
 
 def _num_warm(tercet: Tercet) -> int:
     return sum(slot["state"] == "warm" for slot in tercet.slots())
+
