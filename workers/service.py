@@ -128,6 +128,7 @@ class SlotService:
             model=self._model.name,
             device=self.slot.device,
             dtype=status.dtype,
+            revision=self._model.revision,
             max_batch=self.slot.max_batch,
             n_ctx=status.n_ctx,
             in_flight=status.num_running + status.num_waiting,
