@@ -6,6 +6,7 @@ survive a fork, so a master must load neither. Hooks lease slots to workers; the
 
 import math
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,16 @@ from shared.errors import StartError
 from shared.generations import RELOAD_FAILED_EXIT_CODE, Generations
 from shared.process import forbid_core_dumps, raise_descriptor_limit
 from shared.run_directory import lock_run_directory
-from shared.settings import Settings
-from shared.startup import BACKLOG, check_access, check_address_free, is_activated, read_or_make_plan, stop_with_holders
+from shared.settings import Address, Settings
+from shared.startup import (
+    BACKLOG,
+    check_access,
+    check_address_free,
+    check_exposure,
+    is_activated,
+    read_or_make_plan,
+    stop_with_holders,
+)
 from shared.telemetry import configure_structlog, logging_config
 from shared.worker_environment import worker_environment
 
@@ -95,6 +104,18 @@ def on_starting(server: Any) -> None:
     server.generations = Generations(server, workers)
     if role == "workers" and lifeline_fd:
         stop_with_holders(int(lifeline_fd))
+
+
+def when_ready(server: Any) -> None:
+    """Before the first worker starts: check the addresses that are really bound."""
+    if role != "gateway":
+        return
+    try:
+        for listener in server.LISTENERS:
+            if listener.sock.family in {socket.AF_INET, socket.AF_INET6}:
+                check_exposure(settings, Address(*listener.sock.getsockname()[:2]))
+    except StartError as error:
+        sys.exit(str(error))
 
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:

@@ -166,6 +166,24 @@ def reload(
     out.print("Reloaded.")
 
 
+def _call(settings: Settings, client: httpx.Client, method: str, path: str, body: object = None) -> dict[str, Any]:
+    """The gateway's response to a request.
+
+    Raises:
+        StartError: no server answers, or it refuses the request.
+    """
+    try:
+        response = client.request(method, path, json=body)
+    except httpx.TransportError as error:
+        raise StartError(f"No server answers at {settings.url} ({error}): start it with `tercet serve`.") from error
+    answer: dict[str, Any] = response.json()
+    if response.status_code == 401:
+        raise StartError(f"{answer['detail']} Here, set TERCET_API_KEY.")
+    if response.is_error:
+        raise StartError(answer.get("detail", response.text))
+    return answer
+
+
 @cli.command()
 def complete(
     text: Annotated[str, typer.Argument(help="The text to complete.")],
@@ -184,16 +202,8 @@ def complete(
     if explain:
         body["explain"] = NUM_LIKELIEST
     body |= {name: value for name, value in (("seed", seed), ("model_size", model)) if value is not None}
-    try:
-        with local_client(settings, os.environ, timeout_s=settings.timeout_s + 5) as client:
-            response = client.post("/autocomplete", json=body)
-    except httpx.TransportError as error:
-        raise StartError(f"No server answers at {settings.url} ({error}): start it with `tercet serve`.") from error
-    answer = response.json()
-    if response.status_code == 401:
-        raise StartError(f"{answer['detail']} Here, set TERCET_API_KEY.")
-    if response.is_error:
-        raise StartError(answer.get("detail", response.text))
+    with local_client(settings, os.environ, timeout_s=settings.timeout_s + 5) as client:
+        answer = _call(settings, client, "POST", "/autocomplete", body)
     if as_json:
         out.print_json(json.dumps(answer))
         return

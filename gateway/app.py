@@ -15,6 +15,7 @@ import structlog
 from falcon.routing import CompiledRouter
 
 from gateway.api.autocomplete import AutocompleteResource
+from gateway.api.early_refusals import EarlyRefusals
 from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
 from gateway.api.health import LiveResource, MetricsResource, ReadyResource, SlotsResource
@@ -53,15 +54,17 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
         admission: knows which slots are warm.
         fanout: runs the branches of every request.
         metrics: the registry behind `/metrics`.
+        early_refusals: which requests need not be parsed, because they would be refused.
         draining: set it to turn readiness off before the process stops.
     """
 
-    def __init__(self, admission: Admission, fanout: Fanout, metrics: Metrics) -> None:
+    def __init__(self, admission: Admission, fanout: Fanout, metrics: Metrics, *, needs_keys: bool) -> None:
         self.router = CompiledRouter()
         super().__init__(router=self.router, request_type=Request)
         self.admission = admission
         self.fanout = fanout
         self.metrics = metrics
+        self.early_refusals = EarlyRefusals(fanout, metrics, needs_keys=needs_keys)
         self.draining = threading.Event()
 
 
@@ -75,7 +78,7 @@ def create_app(
     hangups: HangupWatcher,
 ) -> GatewayApp:
     """The app over its collaborators. Starts no thread and reads no environment."""
-    app = GatewayApp(admission, fanout, metrics)
+    app = GatewayApp(admission, fanout, metrics, needs_keys=settings.keys is not None)
     keys = Keys(
         KeyFile(settings.keys) if settings.keys else None,
         OPEN_ROUTES,

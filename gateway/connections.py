@@ -139,6 +139,12 @@ class Connection:
         return request
 
     @property
+    def lone_request(self) -> bytes | None:
+        """The complete request, if no byte of another has arrived after it and the end of it is known."""
+        is_alone = self._is_length_known and len(self._buffer) == self._request_bytes
+        return bytes(self._buffer) if is_alone else None
+
+    @property
     def is_last_request(self) -> bool:
         """Whether the connection must close after this response, because the end of its request is unknown."""
         return not self._is_length_known

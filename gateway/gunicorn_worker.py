@@ -292,6 +292,9 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     self._refuse(connection, self._overloaded("Too many incomplete requests."), now)
             case Step.WAIT_TO_WRITE:
                 self._arm(connection, select.EPOLLOUT)
+            case Step.ANSWER if (refusal := self._early_refusal(connection)) is not None:
+                connection.take_request(now)
+                self._refuse(connection, refusal, now, keeps_connection=True)
             case Step.ANSWER if self._num_answering < self._max_answering:
                 self._num_answering += 1
                 data = connection.take_request(now)
@@ -306,6 +309,11 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 self._drop(connection)
             case Step.NOTHING:
                 pass
+
+    def _early_refusal(self, connection: Connection) -> TercetError | None:
+        if not self.alive or (request := connection.lone_request) is None:
+            return None
+        return self.wsgi.early_refusals.find(request)
 
     def _num_buffered_bytes(self) -> int:
         return sum(connection.num_buffered_bytes for connection in self._connections.values())
@@ -335,11 +343,13 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self.wsgi.metrics.refused_requests.labels(reason=Overloaded.code).inc()
         return Overloaded(f"{reason} Try again shortly.", retry_after_s=retry_after_s())
 
-    def _refuse(self, connection: Connection, error: TercetError, now: float) -> None:
-        """Answer with an error, without a thread, and close."""
+    def _refuse(
+        self, connection: Connection, error: TercetError, now: float, *, keeps_connection: bool = False
+    ) -> None:
+        """Answer with an error, without a thread."""
         try:
-            connection.response.sendall(_response(error))
-            step = connection.finish_response(now, keeps_connection=False)
+            connection.response.sendall(_response(error, keeps_connection=keeps_connection))
+            step = connection.finish_response(now, keeps_connection=keeps_connection)
         except OSError:
             self._close(connection)
             return
@@ -429,8 +439,8 @@ def _malformed(error: ParseException) -> TercetError:
     return MalformedRequest("The request line or a header field is not valid HTTP/1.1.")
 
 
-def _response(error: TercetError) -> bytes:
-    """An error response that closes the connection."""
+def _response(error: TercetError, *, keeps_connection: bool = False) -> bytes:
+    """An error response."""
     identifier = request_id(None)
     body = error.problem(identifier)
     head = [
@@ -438,7 +448,7 @@ def _response(error: TercetError) -> bytes:
         f"Content-Type: {PROBLEM_JSON}",
         f"Content-Length: {len(body)}",
         f"X-Request-Id: {identifier}",
-        "Connection: close",
+        f"Connection: {'keep-alive' if keeps_connection else 'close'}",
         *(f"{name}: {value}" for name, value in error.headers.items()),
     ]
     return "\r\n".join([*head, "", ""]).encode() + body

@@ -104,11 +104,7 @@ def check_access(settings: Settings) -> None:
     """
     if settings.keys is not None:
         read_keys(settings.keys)
-    if settings.keys is None and not settings.insecure and not settings.bind.is_loopback:
-        raise StartError(
-            f"Other machines could use the gateway at {settings.bind} without an API key: set TERCET_KEYS to a file "
-            "that `tercet key new NAME` writes, or TERCET_INSECURE=1 (`tercet serve --insecure`) to permit it."
-        )
+    check_exposure(settings, settings.bind)
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise StartError("TERCET_TLS_CERT and TERCET_TLS_KEY belong together: set both, or neither.")
     if settings.tls_cert is None or settings.tls_key is None:
@@ -126,6 +122,20 @@ def check_access(settings: Settings) -> None:
             f"The TLS files {settings.tls_cert} and {settings.tls_key} are not a certificate and its unencrypted "
             f"private key, both in PEM ({error.reason or 'no PEM data'})."
         ) from error
+
+
+def check_exposure(settings: Settings, address: Address) -> None:
+    """Whether the gateway may listen on an address. gunicorn may have another than `TERCET_BIND`: from its own options
+    or from a service manager.
+
+    Raises:
+        StartError: other machines can connect, and need no API key.
+    """
+    if settings.keys is None and not settings.insecure and not address.is_loopback:
+        raise StartError(
+            f"Other machines could use the gateway at {address} without an API key: set TERCET_KEYS to a file "
+            "that `tercet key new NAME` writes, or TERCET_INSECURE=1 (`tercet serve --insecure`) to permit it."
+        )
 
 
 def read_or_make_plan(settings: Settings, environ: Mapping[str, str]) -> Plan:

@@ -264,8 +264,8 @@ class Admission:
                 retry_after_s=retry_after_s(),
             )
         return NotReady(
-            f"No slot of {model} is ready, and none is starting: its workers have ended and were not replaced. "
-            "GET /health/ready shows each slot's state.",
+            f"No slot of {model} is ready, and none is starting; it may stay so until an operator acts. "
+            "GET /slots shows each slot's state.",
             retry_after_s=retry_after_s(),
         )
 

@@ -50,7 +50,7 @@ def tercet(
     browser: Browser, site: StaticSite, tmp_path_factory: pytest.TempPathFactory, key_path: Path, key: str
 ) -> Iterator[Tercet]:
     """An instance that requires keys and lists the site's origin."""
-    with running(tmp_path_factory.mktemp("t"), keys=str(key_path), origins=site.origin) as instance:
+    with running(tmp_path_factory.mktemp("t"), keys=str(key_path), api_key=key, origins=site.origin) as instance:
         yield instance
 
 

@@ -47,7 +47,7 @@ def start(tercet: Tercet, *, max_descriptors: int | None = None) -> None:
 
 @contextmanager
 def serving(
-    base: Path, certificate: Certificate | None = None, *, max_descriptors: int | None = None, **settings: str
+    base: Path, certificate: Certificate | None = None, /, *, max_descriptors: int | None = None, **settings: str
 ) -> Iterator[Tercet]:
     """A warm instance, stopped at the end. Whether it stops well is a row's subject, not asserted here."""
     tercet = make_tercet(base, certificate, **settings)

@@ -18,7 +18,15 @@ from dataclasses import dataclass, field
 import httptools
 
 from deploy.bench.harness.rounds import percentile
-from tests.chaos.http_client import Answer, Connection, Endpoint, ResponseReader, completion_request, find_fault
+from tests.chaos.http_client import (
+    RETRYABLE,
+    Answer,
+    Connection,
+    Endpoint,
+    ResponseReader,
+    completion_request,
+    find_fault,
+)
 
 MakeRequest = Callable[[random.Random], bytes]
 # Of an open-loop generator; a server that holds more requests than this at once has no bound on its queue.
@@ -31,7 +39,10 @@ def short_completion(rng: random.Random) -> bytes:
 
 
 class Load:
-    """Clients on persistent connections, a thread each, that send one request after another until stopped."""
+    """Clients on persistent connections, a thread each, that send one request after another until stopped.
+
+    A client that is refused waits as long as `Retry-After` says.
+    """
 
     def __init__(
         self,
@@ -62,6 +73,8 @@ class Load:
                 self.answers.append(answer)
                 if answer.status == 0:
                     self._stop.wait(0.05)  # no busy loop while the server refuses connections
+                elif answer.status in RETRYABLE:
+                    self._stop.wait(float(answer.headers.get("retry-after", 0)))
                 elif self._pause_s:
                     self._stop.wait(rng.uniform(0, self._pause_s))
 

@@ -16,8 +16,9 @@ from rich.console import Console
 
 from deploy.bench.harness.rounds import percentile
 from tests.chaos.http_client import Endpoint
-from tests.chaos.instance import Certificate, endpoint_of, serving
+from tests.chaos.instance import endpoint_of, serving
 from tests.e2e.harness import Tercet
+from tests.tls import Certificate
 
 Size = Literal["short", "full", "soak"]
 T = TypeVar("T")

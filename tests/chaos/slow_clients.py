@@ -114,6 +114,7 @@ class SlowClients:
         """All are connected when the block begins; they stay until it ends."""
         for client in self._clients:
             self._connect(client)
+            time.sleep(PERIOD_S / len(self._clients))
         self._thread.start()
         try:
             yield self
@@ -128,13 +129,12 @@ class SlowClients:
         return sum(client.socket is not None for client in self._clients)
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            round_at = time.monotonic()
+        """Each client has its turn once per period, evenly spread: all at once would be a flood."""
+        while True:
             for client in self._clients:
-                if self._stop.is_set():
+                if self._stop.wait(PERIOD_S / len(self._clients)):
                     return
                 self._advance(client)
-            self._stop.wait(max(0.0, round_at + PERIOD_S - time.monotonic()))
 
     def _advance(self, client: _SlowClient) -> None:
         if client.socket is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ import pytest
 
 from tests.e2e.harness import free_port
 from tests.nginx import nginx
-from tests.tls import make_certificate
+from tests.tls import Certificate
 
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="apt-get install nginx-light")
 # Addresses of this machine that the configuration treats as foreign.
@@ -126,15 +125,14 @@ def test_a_gateway_that_is_away_is_answered_503(tmp_path: Path) -> None:
 
 
 def test_the_lines_for_tls_serve_https(tmp_path: Path, upstream: int) -> None:
-    certificate, key = make_certificate(tmp_path)
+    certificate = Certificate(tmp_path)
     port = free_port()
     changes = {
         "# listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
-        "# ssl_certificate /etc/tercet/fullchain.pem": f"ssl_certificate {certificate}",
-        "# ssl_certificate_key /etc/tercet/privkey.pem": f"ssl_certificate_key {key}",
+        "# ssl_certificate /etc/tercet/fullchain.pem": f"ssl_certificate {certificate.cert}",
+        "# ssl_certificate_key /etc/tercet/privkey.pem": f"ssl_certificate_key {certificate.key}",
         "# ssl_protocols": "ssl_protocols",
         "# ssl_session_cache": "ssl_session_cache",
     }
-    trusted = ssl.create_default_context(cafile=str(certificate))
-    with nginx(tmp_path, upstream, changes), httpx.Client(verify=trusted, trust_env=False) as http:
+    with nginx(tmp_path, upstream, changes), httpx.Client(verify=certificate.client(), trust_env=False) as http:
         assert http.get(f"https://127.0.0.1:{port}/a").json()["host"] == f"127.0.0.1:{port}"

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
 class Tercet:
     """One instance under test; by default it serves the embedded checkpoint in fp32."""
 
-    def __init__(self, base: Path, certificate: Certificate | None = None, **settings: str) -> None:
+    def __init__(self, base: Path, certificate: Certificate | None = None, /, **settings: str) -> None:
         """With a certificate, the instance serves HTTPS, and its client trusts it."""
         self.run_dir = base / "run"
         self.log_path = base / "log"
@@ -62,13 +62,18 @@ class Tercet:
         verify = certificate.client() if certificate else True
         self.client = httpx.Client(base_url=self.url, trust_env=False, timeout=60, verify=verify)
 
-    def start(self, *command: str) -> None:
-        """Start `command` (default: `tercet serve`) and do not wait for it."""
+    @property
+    def num_starts(self) -> int:
+        """Starts of this instance that were announced as complete."""
+        return self.log().count("Every slot is warm")
+
+    def start(self, *command: str, pass_fds: Sequence[int] = ()) -> None:
+        """Start `command` (default: `tercet serve`) and do not wait for it; it inherits the descriptors."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command or [sys.executable, "-m", "deploy", "serve"],
                 cwd=ROOT, env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                process_group=0,
+                process_group=0, pass_fds=pass_fds,
             )  # fmt: skip
 
     def ready(self) -> dict[str, Any] | None:
@@ -81,8 +86,9 @@ class Tercet:
 
     def slots(self) -> list[dict[str, Any]]:
         """The rows of `/slots`; empty if no server answers."""
+        headers = {"x-api-key": self.environ.get("TERCET_API_KEY", "")}
         try:
-            rows: list[dict[str, Any]] = self.client.get("/slots").json()["slots"]
+            rows: list[dict[str, Any]] = self.client.get("/slots", headers=headers).json()["slots"]
         except httpx.TransportError:
             return []
         return rows
@@ -134,7 +140,7 @@ class Tercet:
 
 
 @contextmanager
-def running(base: Path, certificate: Certificate | None = None, **settings: str) -> Iterator[Tercet]:
+def running(base: Path, certificate: Certificate | None = None, /, **settings: str) -> Iterator[Tercet]:
     """A warm instance, stopped at the end; a failure prints its log."""
     tercet = Tercet(base, certificate, **settings)
     tercet.start()

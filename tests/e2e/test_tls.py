@@ -50,9 +50,7 @@ def test_the_command_line_trusts_the_configured_certificate_alone(tercet: Tercet
     assert done.stdout.count("Once") == 3
 
 
-def test_unfinished_handshakes_and_plain_text_are_closed(
-    tercet: Tercet, certificate: Certificate
-) -> None:
+def test_unfinished_handshakes_and_plain_text_are_closed(tercet: Tercet, certificate: Certificate) -> None:
     address = ("127.0.0.1", tercet.port)
     silent = [socket.create_connection(address) for _ in range(50)]
     plain = socket.create_connection(address)

@@ -12,7 +12,7 @@ from tests.chaos.load import Load, count_failures, milliseconds
 from tests.chaos.measure import Context, Findings
 from tests.chaos.slow_clients import Kind, SlowClients
 from tests.e2e.harness import Tercet
-from tests.e2e.test_streaming import nginx
+from tests.nginx import nginx
 
 NUM_OTHERS = 4
 NUM_DRIPPING, NUM_UNREAD = 300, 230
@@ -46,7 +46,7 @@ def survive_slow_clients(context: Context, findings: Findings) -> None:
     raise_own_descriptor_limit()
     seconds = context.amount(5, 30)  # for each of the two
     for name, certificate in (("HTTP", None), ("TLS", context.certificate)):
-        tercet = make_tercet(context.directory(), certificate, models="embedded*2", client_timeout_s="4")
+        tercet = make_tercet(context.directory(), certificate, models="embedded*2")
         endpoint = endpoint_of(tercet, certificate)
         dripping: list[Kind] = ["head", "body"] if certificate is None else ["head", "body", "handshake", "idle"]
         kinds: list[Kind] = [kind for kind, _ in zip(itertools.cycle(dripping), range(NUM_DRIPPING), strict=False)]
@@ -54,7 +54,7 @@ def survive_slow_clients(context: Context, findings: Findings) -> None:
         try:
             start(tercet)
             findings.figures[f"{name}: stop without slow clients s"] = calm_s = stop_s(tercet)
-            tercet = make_tercet(context.directory(), certificate, models="embedded*2", client_timeout_s="4")
+            tercet = make_tercet(context.directory(), certificate, models="embedded*2")
             endpoint = endpoint_of(tercet, certificate)
             start(tercet)
             measure_calm(endpoint, context.seed, name, findings)

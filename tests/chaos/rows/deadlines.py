@@ -89,8 +89,9 @@ def stop_for_clients_that_left(context: Context, findings: Findings) -> None:
     num_disconnects = context.amount(50, 1000)
     for name, is_tls in (("HTTP", False), ("TLS", True)):
         tercet, endpoint = context.shared(is_tls=is_tls, **SLOW)
-        _hang_up(endpoint, 20, context.seed)  # warm up: threads are made on demand
-        exchange(endpoint, long_request(length=5))
+        # Warm up: threads are made on demand, up to as many as work at once.
+        Load(endpoint, 32, make_request=lambda _rng: long_request(length=10)).run_for(2.0)
+        _hang_up(endpoint, 40, context.seed)
         _wait_until_idle(tercet, 5)
         before = usages(tercet)
         with Jitter().running() as jitter:
@@ -121,10 +122,14 @@ def _num_leaked(before: dict[str, Usage], after: dict[str, Usage]) -> int:
 
 
 def num_in_flight(tercet: Tercet) -> int:
-    """Sequences in the engines of all slots, as the workers report them."""
-    page = tercet.client.get("/metrics").text
-    lines = [line for line in page.splitlines() if line.startswith("tercet_slot_in_flight_branches{")]
-    return int(sum(float(line.rpartition(" ")[2]) for line in lines))
+    """Sequences in the engines of both slots, from the workers themselves: the gateway knows changes a little later."""
+    found = 0
+    for index in range(2):
+        answer = exchange(Endpoint(path=tercet.run_dir / f"slot-{index}.sock"), request_bytes("GET", "/metrics"))
+        lines = answer.body.decode().splitlines()
+        [line] = [line for line in lines if line.startswith("tercet_slot_in_flight_branches{")]
+        found += int(float(line.rpartition(" ")[2]))
+    return found
 
 
 def _wait_until_idle(tercet: Tercet, timeout_s: float) -> None:

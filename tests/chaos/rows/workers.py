@@ -1,4 +1,4 @@
-"""R1, R4, R15: workers that are killed, stopped, hang or start."""
+"""R1, R4, R5, R8, R15: workers that are killed, stopped, hang, fail, are slow or start."""
 
 from __future__ import annotations
 
@@ -133,5 +133,5 @@ def serve_only_from_warm_slots(context: Context, findings: Findings) -> None:
 
 
 def _num_warm(tercet: Tercet) -> int:
-    page = tercet.ready()
-    return -1 if page is None else sum(slot["state"] == "warm" for slot in page["slots"])
+    return sum(slot["state"] == "warm" for slot in tercet.slots())
+

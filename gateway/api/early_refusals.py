@@ -1,0 +1,47 @@
+"""Refuses completions while the server is overloaded, from the bytes of a request, before it is parsed.
+
+Under ten times the load that the pools can serve, nine of ten requests are refused. Parsing each in a thread of its own
+takes 150 µs of CPU time (two cores of an AMD Zen 5), which the requests that are served would lack; the check here
+takes 15 µs and never blocks, so the thread that reads requests can make it.
+
+It decides only where the ordinary way would give the same refusal with the same headers. Where API keys are configured
+or a header matters for the response, the ordinary way answers.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gateway.generation.fanout import Fanout
+from gateway.metrics import Metrics
+from shared.errors import TercetError
+
+ROUTE = "/autocomplete"
+_REQUEST_LINE = b"POST %s HTTP/1.1\r\n" % ROUTE.encode()
+# Origins need CORS headers, a request id is repeated, and these kinds of framing may be errors of their own.
+_NEEDS_PARSING = re.compile(
+    rb"\r\n(?:origin|x-request-id|transfer-encoding|expect)[ \t]*:|\r\nconnection:[^\r]*close", re.IGNORECASE
+)
+
+
+class EarlyRefusals:
+    """Thread-safe."""
+
+    def __init__(self, fanout: Fanout, metrics: Metrics, *, needs_keys: bool) -> None:
+        self._fanout = fanout
+        self._metrics = metrics
+        self._needs_keys = needs_keys
+
+    def find(self, request: bytes) -> TercetError | None:
+        """The error to answer a complete HTTP request with now; None: the ordinary way answers it."""
+        if self._needs_keys or not request.startswith(_REQUEST_LINE):
+            return None
+        try:
+            self._fanout.check("")
+        except TercetError as error:
+            if _NEEDS_PARSING.search(request, 0, request.index(b"\r\n\r\n") + 2):
+                return None
+            self._metrics.requests.labels(route=ROUTE, status=str(error.status)).inc()
+            self._metrics.refused_requests.labels(reason=error.code).inc()
+            return error
+        return None

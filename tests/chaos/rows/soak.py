@@ -1,0 +1,42 @@
+"""R14: what grows over many requests."""
+
+from __future__ import annotations
+
+import random
+
+from tests.chaos.http_client import completion_request
+from tests.chaos.load import Load, count_failures
+from tests.chaos.measure import Context, Findings, usages
+
+NUM_CLIENTS = 6
+MAX_GROWTH_MB = 5.0
+
+
+def short_answers(rng: random.Random) -> bytes:
+    """Short, so that the machine serves many; every tenth has a session, and every twentieth a long prompt."""
+    number = rng.randrange(10**6)
+    context = f"Door {number} opened, and" * (40 if number % 20 == 0 else 1)
+    more = {"session": f"s{number % 50}-{number}"} if number % 10 == 0 else {}
+    return completion_request(context, length=1 + number % 3, n_samples=1 + number % 3, **more)
+
+
+def hold_no_more_after_many_requests(context: Context, findings: Findings) -> None:
+    """The warm-up fills caches and starts threads; every buffer that is bounded by a count is full then."""
+    num_requests = context.amount(1000, 20_000)
+    num_warm_up = num_requests // 2
+    tercet, endpoint = context.shared()
+    load = Load(endpoint, NUM_CLIENTS, seed=context.seed, make_request=short_answers)
+    with load.running():
+        load.wait_for(num_warm_up, 600.0)
+    before = usages(tercet)
+    measured = Load(endpoint, NUM_CLIENTS, seed=context.seed + 1, make_request=short_answers)
+    with measured.running():
+        measured.wait_for(num_requests, 1200.0)
+    after = usages(tercet)
+    findings.figures |= {"requests": len(measured.answers), "after a warm-up of": len(load.answers)}
+    findings.none_of("failed requests", dict(count_failures(load.answers + measured.answers)))
+    for name, was in before.items():
+        grown_mb = (after[name].rss_bytes - was.rss_bytes) / 1e6
+        findings.at_most(f"{name}: memory growth MB", grown_mb, MAX_GROWTH_MB)
+        findings.at_most(f"{name}: descriptors grown", after[name].num_descriptors - was.num_descriptors, 0)
+        findings.at_most(f"{name}: threads grown", after[name].num_threads - was.num_threads, 0)

@@ -1,0 +1,79 @@
+"""A pool that is full, and the answers of the requests that it has no room for."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from tests.e2e.harness import Tercet, running, until
+
+BODY = json.dumps({"context": "The old man looked at the sea and", "length": 20}).encode()
+REQUEST = b"POST /autocomplete HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
+    """One slot with a batch of three, and room for another three branches in the queue."""
+    with running(tmp_path_factory.mktemp("t"), max_batch="3", queue="3", test_step_delay_ms="0=50") as tercet:
+        yield tercet
+
+
+def metric(tercet: Tercet, name: str) -> float:
+    lines = tercet.client.get("/metrics").text.splitlines()
+    return sum(float(line.removeprefix(f"{name} ")) for line in lines if line.startswith(f"{name} "))
+
+
+@contextmanager
+def load(tercet: Tercet) -> Iterator[None]:
+    """A request that runs and another that waits; both have an answer at the end."""
+
+    def complete(_: int) -> int:
+        return httpx.post(f"{tercet.url}/autocomplete", content=BODY, trust_env=False, timeout=30).status_code
+
+    with ThreadPoolExecutor() as pool:
+        answers = pool.map(complete, range(2))
+        until(lambda: metric(tercet, "tercet_waiting_branches") == 3, 5, "a full queue")
+        yield
+        assert list(answers) == [200, 200]
+
+
+def test_refusals_come_at_once_on_a_connection_that_stays_open(full: Tercet) -> None:
+    with load(full), socket.create_connection(("127.0.0.1", full.port)) as sock:
+        times_s = []
+        for _ in range(30):
+            begin = time.monotonic()
+            sock.sendall(REQUEST)
+            head, body = sock.recv(1 << 16).split(b"\r\n\r\n", 1)
+            times_s.append(time.monotonic() - begin)
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nRetry-After: " in head
+            assert b"\r\nX-Request-Id: " in head
+            assert b"\r\nConnection: keep-alive\r\n" in head
+            assert json.loads(body)["code"] == "overloaded"
+        assert sorted(times_s)[15] < 0.05
+        # A request that the thread refuses gives the same answer and keeps the connection too.
+        sock.sendall(REQUEST.replace(b"Host:", b"X-Request-Id: mine\r\nHost:"))
+        head, body = sock.recv(1 << 16).split(b"\r\n\r\n", 1)
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nx-request-id: mine" in head.lower()
+        assert json.loads(body)["code"] == "overloaded"
+        sock.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert sock.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+    assert metric(full, 'tercet_refused_requests_total{reason="overloaded"}') == 31
+
+
+def test_pipelined_requests_are_all_refused_in_order(full: Tercet) -> None:
+    with load(full), socket.create_connection(("127.0.0.1", full.port)) as sock:
+        sock.sendall(REQUEST * 20)
+        sock.settimeout(5)
+        data = b""
+        while data.count(b"HTTP/1.1 503 ") < 20 or not data.endswith(b"}\n"):
+            data += sock.recv(1 << 16)
+        assert data.count(b'"code":"overloaded"') == 20

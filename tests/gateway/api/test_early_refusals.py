@@ -1,0 +1,75 @@
+"""Early refusals: only where the ordinary way would refuse too, and only of requests that need no parsing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from gateway.api.early_refusals import EarlyRefusals
+from shared.errors import NotReady, Overloaded, ShuttingDown
+from shared.protocol import State
+from tests.gateway.api.conftest import Api
+
+MakeApi = Callable[..., Api]
+HEAD = b"POST /autocomplete HTTP/1.1\r\nHost: localhost\r\nConnection: keep-alive\r\n"
+REQUEST = HEAD + b'Content-Length: 16\r\n\r\n{"context": "a"}'
+
+
+def make_full(make_api: MakeApi) -> Api:
+    """One slot, which is full, and no queue."""
+    api = make_api(lambda _: [], queue=0)
+    api.pool.admission.reserve("small", 3, time.monotonic() + 1)
+    return api
+
+
+def test_a_request_is_refused_early_while_the_pool_is_full_and_counted(make_api: MakeApi) -> None:
+    api = make_full(make_api)
+    error = api.app.early_refusals.find(REQUEST)
+    assert isinstance(error, Overloaded)
+    assert error.headers["Retry-After"] in {"1", "2", "3"}
+    exposition = api.pool.exposition()
+    assert 'tercet_refused_requests_total{reason="overloaded"} 1.0' in exposition
+    assert 'tercet_requests_total{route="/autocomplete",status="503"} 1.0' in exposition
+    api.pool.admission.release(0)
+    assert api.app.early_refusals.find(REQUEST) is None
+
+
+def test_every_reason_to_refuse_counts(make_api: MakeApi) -> None:
+    api = make_api(lambda _: [])
+    assert api.app.early_refusals.find(REQUEST) is None
+    api.pool.admission.update(0, State(state="failed"))
+    assert isinstance(api.app.early_refusals.find(REQUEST), NotReady)
+    api.pool.fanout.cancel_all(ShuttingDown("The server is shutting down.", retry_after_s=1))
+    assert isinstance(api.app.early_refusals.find(REQUEST), ShuttingDown)
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /autocomplete HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /autocomplete/ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /autocomplete?a HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /autocomplete HTTP/1.0\r\nHost: localhost\r\n\r\n",
+        HEAD + b"oRigin: https://notes.example\r\n\r\n",
+        HEAD + b"X-Request-Id: mine\r\n\r\n",
+        HEAD + b"X-Request-Id : mine\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        HEAD + b"Expect: 100-continue\r\n\r\n",
+        HEAD + b"Connection: close\r\n\r\n",
+        HEAD + b"Connection: TE, Close\r\n\r\n",
+    ],
+)
+def test_other_requests_are_parsed(make_api: MakeApi, request_bytes: bytes) -> None:
+    assert make_full(make_api).app.early_refusals.find(request_bytes) is None
+
+
+def test_a_body_that_looks_like_a_header_changes_nothing(make_api: MakeApi) -> None:
+    assert make_full(make_api).app.early_refusals.find(HEAD + b"\r\n\r\nOrigin: x\r\n") is not None
+
+
+def test_where_keys_are_needed_every_request_is_parsed(make_api: MakeApi) -> None:
+    api = make_full(make_api)
+    assert EarlyRefusals(api.pool.fanout, api.pool.metrics, needs_keys=True).find(REQUEST) is None
