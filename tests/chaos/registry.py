@@ -166,7 +166,10 @@ ROWS = (
     Row(
         "S7",
         "A pickle checkpoint or remote code is refused; nothing of it runs",
-        run_tests("tests/workers/checkpoints/test_untrusted.py", "tests/workers/checkpoints/test_checkpoints.py", only="pickle or remote"),
+        run_tests(
+            "tests/workers/checkpoints/test_untrusted.py",
+            "tests/workers/checkpoints/test_checkpoints.py::test_a_pickle_is_refused_with_a_command_that_converts_it",
+        ),
     ),
     Row(
         "S9",

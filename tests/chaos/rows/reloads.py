@@ -1,4 +1,4 @@
-"""R2, R10, R21: the changes under load of `tests.e2e.lifecycle`, more often. What it asserts falls short if it fails."""
+"""R2, R10, R21: the changes under load of `tests.e2e.lifecycle`, more often. Its assertions are the promises."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def change_the_model(context: Context, findings: Findings) -> None:
 
 
 def fail_reloads(context: Context, findings: Findings) -> None:
-    """R21. Weights that are garbage, a configuration that a master refuses, and a model whose weights are no numbers."""
+    """R21. Weights that are garbage, a configuration that a master refuses, and weights that are no numbers."""
     base = context.directory()
     good = lifecycle.make_checkpoint(base / "a")
     broken = lifecycle.make_checkpoint(base / "broken", scale=float("nan"))
