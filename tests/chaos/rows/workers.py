@@ -134,4 +134,3 @@ def serve_only_from_warm_slots(context: Context, findings: Findings) -> None:
 
 def _num_warm(tercet: Tercet) -> int:
     return sum(slot["state"] == "warm" for slot in tercet.slots())
-
