@@ -42,14 +42,15 @@ class SlotService:
         slot: Slot,
         model: Model,
         config: EngineConfig,
-        int8_results: Path,
+        int8_results: Path | None,
         *,
         on_fatal: Callable[[EngineFailure], None],
     ) -> None:
         """Loads nothing and starts no thread.
 
         Args:
-            int8_results: the directory in which `workers.checkpoints.int8_check` caches its results.
+            int8_results: the directory in which `workers.checkpoints.int8_check` caches its results;
+                None caches none.
             on_fatal: called once, from any thread, with a failure from which the service cannot recover: a device that
                 returned an error may compute the next request wrongly, so the host ends the process.
         """
