@@ -73,7 +73,7 @@ def limit_each_key(context: Context, findings: Findings) -> None:
     theory = RATE_PER_MINUTE + elapsed_s * RATE_PER_MINUTE / 60
     findings.figures |= {"taken in theory": theory, "taken": statuses[422], "refused with 429": statuses[429]}
     findings.require(set(statuses) == {422, 429}, f"statuses {dict(statuses)}")
-    findings.at_most("difference from theory", abs(statuses[422] - theory), 1.0)
+    findings.at_most("difference from theory", abs(statuses[422] - int(theory)), 1)
 
     def other(seed: int) -> Load:
         key = keys["other"]
