@@ -38,8 +38,8 @@ ROOT = Path(__file__).parent.parent
 ROLES = ("workers", "gateway")
 POLL_S = 0.1
 REAP_S = 0.02
-WORKERS_STOP_S = 0.5  # how long before the end of the grace the workers are stopped at the latest
-KILL_S = 0.5  # after SIGKILL, until a process group is gone
+WORKERS_STOP_S = 0.7  # how long before the end of the grace the workers are stopped at the latest
+KILL_S = 5.0  # after SIGKILL, until a process group is gone; the kernel frees the memory of a model first
 # Restart budget: when more masters than this die within a minute, the instance ends.
 MAX_RESTARTS_PER_MINUTE = 3
 # Time that the workers of a dead workers' master have to stop: two generations of models may not fit into memory.
@@ -285,6 +285,8 @@ class Supervisor:
                 self._reap()
                 self._end_orphans(time.monotonic())
         self._end_orphans(float("inf"))
+        for master in self._masters.values():
+            _signal_group(master, signal.SIGKILL)
         for master in self._masters.values():
             self._end_group(master, signal.SIGKILL, time.monotonic() + KILL_S)
             master.wait()
