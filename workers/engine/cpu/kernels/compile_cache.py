@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -50,7 +49,7 @@ def cache_directory(base: Path, key: str) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=directory):
         pass
-    os.utime(directory)
+    directory.touch()
     others = [path for path in base.glob("numba-*") if path != directory and not path.is_symlink()]
     for old in sorted(others, key=_used_at, reverse=True)[MAX_OTHERS:]:
         shutil.rmtree(old, ignore_errors=True)
