@@ -13,12 +13,12 @@ from tests.chaos.rows.inputs import refuse_bad_input
 from tests.chaos.rows.keys import keep_canaries_secret, limit_each_key, reveal_no_other_text
 from tests.chaos.rows.lifecycle import (
     refuse_while_draining,
-    reload_and_restart_without_loss,
     stop_without_loss,
     survive_a_killed_supervisor,
 )
 from tests.chaos.rows.overload import refuse_overload
 from tests.chaos.rows.protocol import close_on_ambiguous_framing, listen_privately, refuse_above_limits
+from tests.chaos.rows.reloads import change_the_model, fail_reloads, reload_and_restart
 from tests.chaos.rows.soak import hold_no_more_after_many_requests
 from tests.chaos.rows.tested import run_tests
 from tests.chaos.rows.workers import (
@@ -38,7 +38,7 @@ ROWS = (
     Row(
         "R2",
         "0 failed across HUP of either pool, and across stop and start behind a kept socket",
-        reload_and_restart_without_loss,
+        reload_and_restart,
     ),
     Row(
         "R3",
@@ -80,7 +80,7 @@ ROWS = (
     Row(
         "R10",
         "Rolling change of model, slot by slot, under load: 0 failed, no answer mixes models",
-        run_tests("tests/e2e", only="rolling or mixes or change_of_model"),
+        change_the_model,
     ),
     Row(
         "R11",
@@ -123,7 +123,7 @@ ROWS = (
         "R21",
         "A reload whose new workers cannot load: the old workers serve on, the next reload and TERM work, the failure "
         "is reported",
-        run_tests("tests/e2e", only="reload and (fail or cannot)"),
+        fail_reloads,
     ),
     Row(
         "R22",
@@ -166,7 +166,10 @@ ROWS = (
     Row(
         "S7",
         "A pickle checkpoint or remote code is refused; nothing of it runs",
-        run_tests("tests/workers/checkpoints", only="pickle or untrusted or remote or refused"),
+        run_tests(
+            "tests/workers/checkpoints/test_untrusted.py",
+            "tests/workers/checkpoints/test_checkpoints.py::test_a_pickle_is_refused_with_a_command_that_converts_it",
+        ),
     ),
     Row(
         "S9",

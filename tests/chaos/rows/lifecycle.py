@@ -1,13 +1,11 @@
-"""R2, R3, R20, R23: starts, reloads and stops under load."""
+"""R3, R20, R23: stops under load, and a supervisor that is killed."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -18,64 +16,14 @@ from dataclasses import dataclass, field
 import psutil
 
 from tests.chaos.http_client import Answer, Endpoint, exchange, find_fault, request_bytes
-from tests.chaos.instance import end, endpoint_of, make_tercet, serving, start
-from tests.chaos.load import Load, count_failures
+from tests.chaos.instance import end, endpoint_of, make_tercet, start
 from tests.chaos.measure import Context, Findings
 from tests.chaos.rows.deadlines import long_request
 from tests.e2e.harness import Tercet, until
 
 READY = request_bytes("GET", "/health/ready")
-NUM_CLIENTS = 4
 # Of `stop`: an exit may take this much longer than the grace.
 EXIT_MARGIN_S = 1.0
-
-
-def reload_and_restart_without_loss(context: Context, findings: Findings) -> None:
-    """R2. HUP of each pool, then stop and start behind a socket that its owner keeps listening, as systemd does."""
-    num_rounds = context.amount(1, 10)
-    with serving(context.directory(), models="embedded*2") as tercet:
-        endpoint = endpoint_of(tercet)
-        with Load(endpoint, NUM_CLIENTS, seed=context.seed).running() as load:
-            for _ in range(num_rounds):
-                for role in ("workers", "gateway"):
-                    load.wait_for(10)
-                    master, *old = tercet.processes()[role]
-                    master.send_signal(signal.SIGHUP)
-                    wait_until_ended(old)
-            load.wait_for(10)
-    findings.figures |= {"HUPs of each pool": num_rounds, "answers across HUPs": len(load.answers)}
-    findings.none_of("failed across HUPs", dict(count_failures(load.answers)))
-    tercet = make_tercet(context.directory(), None, models="embedded*2")
-    with socket.create_server(("127.0.0.1", tercet.port), backlog=2048) as listener:
-        load = Load(Endpoint(tercet.port), NUM_CLIENTS, seed=context.seed)
-        start_behind(tercet, listener)
-        try:
-            with load.running():
-                for _ in range(num_rounds):
-                    load.wait_for(10)
-                    tercet.process.terminate()
-                    tercet.process.wait(timeout=60)
-                    start_behind(tercet, listener)
-                load.wait_for(10)
-        finally:
-            end(tercet)
-    findings.figures |= {"restarts behind a kept socket": num_rounds, "answers across restarts": len(load.answers)}
-    findings.none_of("failed across restarts", dict(count_failures(load.answers)))
-
-
-def wait_until_ended(processes: list[psutil.Process]) -> None:
-    until(lambda: not any(process.is_running() for process in processes), 40, f"{processes} are replaced")
-
-
-def start_behind(tercet: Tercet, listener: socket.socket) -> None:
-    """`tercet serve` with a socket as systemd passes it (`sd_listen_fds(3)`): descriptor 3."""
-    command = f'exec 3<&{listener.fileno()} && LISTEN_PID=$$ LISTEN_FDS=1 exec "{sys.executable}" -m deploy serve'
-    with tercet.log_path.open("ab") as log:
-        tercet.process = subprocess.Popen(
-            ["/bin/bash", "-c", command], env=tercet.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            pass_fds=[listener.fileno()], process_group=0,
-        )  # fmt: skip
-    tercet.wait_until_warm()
 
 
 @dataclass

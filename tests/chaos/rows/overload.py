@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 
 from tests.chaos.http_client import find_fault
 from tests.chaos.load import Load, milliseconds, offer
 from tests.chaos.measure import Context, Findings
+from tests.e2e.harness import Tercet
 
 OVERLOAD = 10
 REFUSAL_P99_MS, REFUSAL_MAX_MS = 50.0, 250.0
 # Closed-loop clients that keep every slot busy, without a queue that grows.
 PEAK_CLIENTS = 24
+QUEUE_BRANCHES = 96  # TERCET_QUEUE
 
 
 def refuse_overload(context: Context, findings: Findings) -> None:
     """Peak and overload in turns on one instance, so that a slow minute of the machine touches both."""
-    _, endpoint = context.shared()
+    tercet, endpoint = context.shared()
     seconds = context.amount(5, 15) / 3
     served_per_s: dict[str, list[float]] = {"peak": [], "overload": []}
-    refusals, faults, num_sent, lag_ms = [], Counter[str](), 0, 0.0
+    refusals, faults, num_sent, lag_ms, max_waiting = [], Counter[str](), 0, 0.0, 0.0
     Load(endpoint, PEAK_CLIENTS, seed=context.seed).run_for(1.0)  # warms caches and threads
     for turn in range(3):
         calm = Load(endpoint, PEAK_CLIENTS, seed=context.seed + turn).run_for(seconds)
         served_per_s["peak"].append(sum(answer.status == 200 for answer in calm) / seconds)
         rate = OVERLOAD * served_per_s["peak"][-1]
-        offered = offer(endpoint, rate, seconds, seed=context.seed + turn)
+        with _Queue(tercet) as queue:
+            offered = offer(endpoint, rate, seconds, seed=context.seed + turn)
+        max_waiting = max(max_waiting, queue.max_branches)
         start = min(answer.started_at for answer in offered.answers)
         # Only what was answered while the overload lasted: afterwards the queue is served without it.
         inside = [answer for answer in offered.answers if answer.ended_at <= start + seconds]
@@ -49,5 +54,32 @@ def refuse_overload(context: Context, findings: Findings) -> None:
     findings.at_least("goodput / peak", goodput, 0.9)
     findings.at_most("refusals p99 ms", milliseconds(refusals, 0.99), REFUSAL_P99_MS)
     findings.at_most("refusals max ms", milliseconds(refusals, 1.0), REFUSAL_MAX_MS)
+    findings.at_most("branches waiting, max", max_waiting, QUEUE_BRANCHES)
     findings.none_of("faulty answers", faults)
     findings.require(bool(refusals), "nothing was refused: the load was no overload")
+
+
+class _Queue:
+    """The longest queue that the gateway reports, looked at four times a second."""
+
+    def __init__(self, tercet: Tercet) -> None:
+        self.max_branches = 0.0
+        self._tercet = tercet
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> _Queue:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.25):
+            response = self._tercet.client.get("/metrics")
+            if response.status_code == 200:
+                lines = response.text.splitlines()
+                waiting = [line for line in lines if line.startswith("tercet_waiting_branches ")]
+                self.max_branches = max(self.max_branches, *(float(line.split()[1]) for line in waiting))
