@@ -62,7 +62,10 @@ def serve(
         os.environ["TERCET_INSECURE"] = "1"  # the pools inherit it
     settings = Settings.load(os.environ)
     configure_logging("serve", settings.log)
-    sys.exit(Supervisor(settings, os.environ, out).run())
+    code = Supervisor(settings, os.environ, out).run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # all is cleaned up, and the interpreter's own shutdown takes a part of a second
 
 
 @cli.command()

@@ -38,7 +38,8 @@ ROOT = Path(__file__).parent.parent
 ROLES = ("workers", "gateway")
 POLL_S = 0.1
 REAP_S = 0.02
-KILL_S = 0.5  # after SIGKILL, until a process group is gone
+WORKERS_STOP_S = 0.7  # how long before the end of the grace the workers are stopped at the latest
+KILL_S = 5.0  # after SIGKILL, until a process group is gone; the kernel frees the memory of a model first
 # Restart budget: when more masters than this die within a minute, the instance ends.
 MAX_RESTARTS_PER_MINUTE = 3
 # Time that the workers of a dead workers' master have to stop: two generations of models may not fit into memory.
@@ -268,24 +269,27 @@ class Supervisor:
 
     def _stop(self) -> None:
         """Stop the gateway, which first turns readiness off, then the workers; kill what is left after the grace."""
-        deadline = time.monotonic() + self._settings.grace_s
+        grace_s = self._settings.grace_s
+        deadline = time.monotonic() + grace_s
         self._listener.close()  # else connections would wait in it after the gateway has closed its copy
         for role in reversed(ROLES):
-            master = self._masters.get(role)
-            if master is None:
+            if (master := self._masters.get(role)) is None:
                 continue
             with suppress(ProcessLookupError):
                 master.send_signal(signal.SIGTERM)
-            while master.poll() is None and time.monotonic() < deadline:
+            # At the end of the grace the gateway has cancelled what was left, so that the workers need not wait for it.
+            end = deadline - (min(WORKERS_STOP_S, grace_s / 10) if role == "gateway" else 0.0)
+            while (master.poll() is None or (role == "gateway" and self._orphans)) and time.monotonic() < end:
                 if self._next_signal() in {signal.SIGTERM, signal.SIGINT}:
-                    deadline = 0.0  # a second signal ends the grace period
+                    end = deadline = 0.0  # a second signal ends the grace period
+                self._reap()
+                self._end_orphans(time.monotonic())
+        self._end_orphans(float("inf"))
+        for master in self._masters.values():
+            _signal_group(master, signal.SIGKILL)
+        for master in self._masters.values():
             self._end_group(master, signal.SIGKILL, time.monotonic() + KILL_S)
             master.wait()
-            if role == "gateway":
-                while self._orphans and time.monotonic() < deadline and self._next_signal() is None:
-                    self._reap()
-                    self._end_orphans(time.monotonic())
-                self._end_orphans(float("inf"))
 
     def _end_orphans(self, now: float) -> None:
         """Forget the groups of dead masters that have ended, and kill those whose time is over."""

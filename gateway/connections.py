@@ -39,11 +39,15 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Phase(enum.Enum):
-    """What a connection does. `IDLE`: no byte of the next request has arrived."""
+    """What a connection does.
+
+    `IDLE`: no byte of the next request has arrived. `READY`: a complete request waits for a thread.
+    """
 
     HANDSHAKE = enum.auto()
     IDLE = enum.auto()
     READING = enum.auto()
+    READY = enum.auto()
     ANSWERING = enum.auto()
     FLUSHING = enum.auto()
     LINGERING = enum.auto()
@@ -93,6 +97,7 @@ class Connection:
         self._request_bytes = 0  # length of the complete request at the start of the buffer
         self._is_length_known = True
         self._num_discarded = 0
+        self.is_pipelining = False  # the request was sent before the response to the last one
         self._sock = sock
         if tls is not None:
             self._sock = tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
@@ -144,6 +149,10 @@ class Connection:
         is_alone = self._is_length_known and len(self._buffer) == self._request_bytes
         return bytes(self._buffer) if is_alone else None
 
+    def wait_for_thread(self, now: float) -> None:
+        """A request is complete, and no thread is free."""
+        self._set_phase(Phase.READY, now)
+
     @property
     def is_last_request(self) -> bool:
         """Whether the connection must close after this response, because the end of its request is unknown."""
@@ -159,6 +168,7 @@ class Connection:
         if not keeps_connection or self.is_last_request:
             self._set_phase(Phase.FLUSHING, now)
             return self._flush(now, Step.CLOSE)
+        self.is_pipelining = bool(self._buffer)
         self._set_phase(Phase.READING if self._buffer else Phase.IDLE, now)
         if self.has_unsent:
             # The next request waits until the client has taken this response: a client that only sends is not served.

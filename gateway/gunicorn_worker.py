@@ -22,6 +22,7 @@ import select
 import socket
 import ssl
 import time
+from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -62,6 +63,11 @@ SPARE_DESCRIPTORS = 32
 MAX_DERIVED_CONNECTIONS = 10_000
 # Of the descriptors that remain, the share of client connections; the others are for branches, three to a request.
 CLIENT_SHARE = 0.6
+# Requests of clients that send the next one before they have read the last response are answered by few threads, and
+# after all others: no client in use does it, and a flood of them would cost the others their turn.
+MAX_PIPELINING = 4
+# A request that finds no free thread for this long is refused.
+MAX_READY_WAIT_S = 0.2
 # How long a stopping worker keeps idle connections: a client may be sending a request on one.
 IDLE_LINGER_S = 1.0
 # Remaining requests are cancelled this long before the grace ends, so that their answers can still leave.
@@ -107,6 +113,9 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def init_process(self) -> None:
         self._connections: dict[int, Connection] = {}
         self._num_answering = 0
+        self._num_pipelining = 0  # of the requests that are answered
+        self._ready: deque[Connection] = deque()  # they wait for a thread
+        self._ready_pipelining: deque[Connection] = deque()
         self._is_warm = False
         self._started_at = time.monotonic()
         self._stop_began_at: float | None = None
@@ -193,8 +202,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         if self._is_listening and elapsed >= drain_s:
             self._close_listeners(now)
         if not self._is_listening and elapsed >= drain_s + IDLE_LINGER_S:
-            for connection in [c for c in self._connections.values() if c.phase is Phase.IDLE and not c.has_unsent]:
-                self._close(connection)
+            self._end_unaccepted(now)
         if elapsed >= self.settings.grace_s - CANCEL_MARGIN_S and not self._is_cancelled:
             self._is_cancelled = True
             self.wsgi.fanout.cancel_all(
@@ -202,6 +210,19 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             )
         is_done = not self._is_listening and not self._connections
         return is_done or elapsed >= self.settings.grace_s - EXIT_MARGIN_S
+
+    def _end_unaccepted(self, now: float) -> None:
+        """In a stop, end connections that wait for their client; requests that are being answered stay."""
+        for connection in list(self._connections.values()):
+            if connection.has_unsent or connection.phase in {Phase.FLUSHING, Phase.LINGERING}:
+                if now - connection.since > IDLE_LINGER_S and connection.phase is not Phase.ANSWERING:
+                    self._close(connection)
+            elif connection.phase is Phase.READING:
+                self._refuse(
+                    connection, ShuttingDown("The server is shutting down.", retry_after_s=retry_after_s()), now
+                )
+            elif connection.phase in {Phase.IDLE, Phase.HANDSHAKE}:
+                self._close(connection)
 
     def _sweep(self, now: float) -> None:
         """Act on deadlines."""
@@ -214,6 +235,8 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     connection.abort()  # its thread fails at the next send
                 elif age_s > timeout_s:
                     self._close(connection)
+            elif phase is Phase.READY and not connection.is_pipelining and age_s > MAX_READY_WAIT_S:
+                self._refuse(connection, self._overloaded("All threads of this server are in use."), now)
             elif phase is Phase.READING and age_s > timeout_s:
                 self._refuse(connection, RequestTimeout(f"The request was not complete after {timeout_s:g} s."), now)
             elif (
@@ -295,14 +318,10 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             case Step.ANSWER if (refusal := self._early_refusal(connection)) is not None:
                 connection.take_request(now)
                 self._refuse(connection, refusal, now, keeps_connection=True)
-            case Step.ANSWER if self._num_answering < self._max_answering:
-                self._num_answering += 1
-                data = connection.take_request(now)
-                future = self.tpool.submit(self._answer, connection, data)
-                future.add_done_callback(lambda done: self.method_queue.defer(self._finish, connection, done))
             case Step.ANSWER:
-                connection.take_request(now)
-                self._refuse(connection, self._overloaded("All threads of this server are in use."), now)
+                connection.wait_for_thread(now)
+                (self._ready_pipelining if connection.is_pipelining else self._ready).append(connection)
+                self._start_answers(now)
             case Step.REFUSE_HEAD:
                 self._refuse(connection, HeadersTooLarge("The request's headers are longer than 64 KiB."), now)
             case Step.CLOSE:
@@ -314,6 +333,22 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         if not self.alive or (request := connection.lone_request) is None:
             return None
         return self.wsgi.early_refusals.find(request)
+
+    def _start_answers(self, now: float) -> None:
+        """Hand requests that wait to free threads."""
+        while self._num_answering < self._max_answering:
+            if self._ready:
+                connection = self._ready.popleft()
+            elif self._ready_pipelining and self._num_pipelining < MAX_PIPELINING:
+                connection = self._ready_pipelining.popleft()
+            else:
+                return
+            if connection.phase is not Phase.READY:  # closed or refused meanwhile
+                continue
+            self._num_answering += 1
+            self._num_pipelining += connection.is_pipelining
+            future = self.tpool.submit(self._answer, connection, connection.take_request(now))
+            future.add_done_callback(partial(self.method_queue.defer, self._finish, connection))
 
     def _num_buffered_bytes(self) -> int:
         return sum(connection.num_buffered_bytes for connection in self._connections.values())
@@ -358,14 +393,16 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def _finish(self, connection: Connection, future: Future[bool]) -> None:
         """A thread has answered."""
         self._num_answering -= 1
+        self._num_pipelining -= connection.is_pipelining
         now = time.monotonic()
         try:
             keeps = not future.cancelled() and future.exception() is None and future.result()
             step = connection.finish_response(now, keeps_connection=keeps)
         except OSError:
             self._close(connection)
-            return
-        self._act(connection, step, now)
+        else:
+            self._act(connection, step, now)
+        self._start_answers(now)
 
     # In a thread.
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from shared.errors import FieldError, InvalidJson, InvalidRequest
+from shared.errors import FieldError, InvalidJson, InvalidRequest, TercetError
 
 T = TypeVar("T", bound=Struct)
 # Of what a client sent, an error shows at most this much.
@@ -23,6 +23,7 @@ MAX_SHOWN_NAMES = 5
 MAX_SHOWN_CHARS = 40
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
+_TOO_DEEP = "The body must be a JSON object: its arrays and objects are nested too deeply."
 _MEMBER_NAME = re.compile(rb'\s*"(?:[^"\\]|\\.)*"\s*:\s*')
 _MEMBER_END = re.compile(rb"\s*[,}]")
 # JSON's types by the names that msgspec gives to them, and to those of Python.
@@ -84,6 +85,8 @@ class BodyParser(Generic[T]):
             raise _invalid(name, f"must be {_description(self._fields[name])}, not a number of that size") from error
         except UnicodeDecodeError as error:
             raise _not_utf8(raw, name) from error
+        except RecursionError as error:  # the stack is a frame deeper here than where the members were found
+            raise InvalidJson(_TOO_DEEP) from error
 
     def _unknown(self, names: list[str]) -> InvalidRequest:
         shown = [_cut(name) for name in names[:MAX_SHOWN_NAMES]]
@@ -118,7 +121,7 @@ def _members(raw: bytes) -> dict[str, Raw]:
     try:
         return _decode_members(raw)
     except RecursionError as error:
-        raise InvalidJson("The body must be a JSON object: its arrays and objects are nested too deeply.") from error
+        raise InvalidJson(_TOO_DEEP) from error
     except UnicodeDecodeError as error:
         raise _not_utf8(raw, "The body") from error
     except msgspec.ValidationError as error:  # valid so far, but no object
@@ -147,14 +150,20 @@ def _has_repeated_member(raw: bytes, members: dict[str, Raw]) -> bool:
     return bool(members) and raw[position - 1 : position] != b"}"
 
 
-def _repeated(raw: bytes) -> InvalidRequest:
-    pairs: list[tuple[str, Any]] = json.loads(raw, object_pairs_hook=list)
+def _repeated(raw: bytes) -> TercetError:
+    try:
+        # `int` refuses long numbers, and which one it is does not matter here.
+        pairs: list[tuple[str, Any]] = json.loads(raw, object_pairs_hook=list, parse_int=str)
+    except RecursionError:  # its limit is lower than msgspec's
+        return InvalidJson(_TOO_DEEP)
+    except UnicodeDecodeError:  # in a member that msgspec has skipped
+        return _not_utf8(raw, "The body")
     name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
     return _invalid(name, "is sent twice; send it once")
 
 
 def _not_utf8(raw: bytes, name: str) -> InvalidJson:
-    """Line and column of the first byte that is not UTF-8."""
+    """With line and column of the first byte that is not UTF-8."""
     try:
         raw.decode()
     except UnicodeDecodeError as error:

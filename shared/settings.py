@@ -311,7 +311,8 @@ class Settings:
         10.0, "seconds", "longest time that a client may take to send a request, or to accept more of its response",
     )  # fmt: skip
     cache_dir: Path | None = _setting(
-        None, "directory", "compiled kernels and results of the int8 check; must be writable at the first start",
+        None, "directory", "compiled kernels and results of the int8 check; where it cannot be written to, "
+        "each worker compiles at its start",
         parse=_path, shown="~/.cache/tercet",
     )  # fmt: skip
     log: LogLevel = _setting(

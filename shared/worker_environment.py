@@ -1,4 +1,4 @@
-"""Environment variables of a worker process: its GPU and its compute threads.
+"""Environment variables of a worker process: its GPU, its compute threads, and where it caches compiled kernels.
 
 They take effect only if set before torch and OpenMP are loaded. This module knows the plan and the settings, and calls
 no CUDA.
@@ -39,7 +39,11 @@ def worker_environment(slot: Slot, plan: Plan, settings: Settings, environ: Mapp
     num_threads = settings.cpu_threads or max(1, len(os.sched_getaffinity(0)) // len(plan.slots))
     if not settings.cpu_threads and plan.model(slot.model).weight_bytes < SINGLE_THREAD_WEIGHT_BYTES:
         num_threads = 1
+    caches = {}
+    if settings.cache_dir is not None:  # numba and Triton read these when they are imported
+        caches = {"NUMBA_CACHE_DIR": str(settings.cache_dir), "TRITON_CACHE_DIR": str(settings.cache_dir / "triton")}
     return {
+        **caches,
         "CUDA_VISIBLE_DEVICES": visible,
         "OMP_NUM_THREADS": str(num_threads),
         "GOMP_SPINCOUNT": environ.get("GOMP_SPINCOUNT", SPIN_COUNT),

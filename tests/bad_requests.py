@@ -143,6 +143,8 @@ def structured_bodies(draw: st.DrawFn, names: list[str], required: Mapping[str, 
 def raw_bodies(draw: st.DrawFn) -> bytes:
     """Bytes that are not JSON, or nearly: cut, changed, nested, in other encodings."""
     body = draw(structured_bodies(FIELDS, {"context": "He saw"}))
+    if not draw(st.integers(0, 3)):  # the same names twice
+        body = body[:-1] + b", " + draw(structured_bodies(FIELDS, {"context": "He saw"}))[1:]
     kind = draw(st.integers(0, 7))
     if kind == 0:
         return draw(st.binary(max_size=100))

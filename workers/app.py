@@ -144,9 +144,18 @@ def build() -> SlotApp:
         omp_num_threads=os.environ["OMP_NUM_THREADS"],
         pid=os.getpid(),
     )
-    int8_results = Path.home() / ".cache" / "tercet" / "int8"
-    service = SlotService(slot, plan.model(slot.model), config, int8_results, on_fatal=_exit_process)
+    service = SlotService(slot, plan.model(slot.model), config, _int8_results(settings), on_fatal=_exit_process)
     return create_app(service, HangupWatcher())
+
+
+def _int8_results(settings: Settings) -> Path | None:
+    """Where results of the int8 check are cached; None without a home directory."""
+    if settings.cache_dir is not None:
+        return settings.cache_dir / "int8"
+    try:
+        return Path.home() / ".cache" / "tercet" / "int8"
+    except RuntimeError:
+        return None
 
 
 def _exit_process(failure: EngineFailure) -> None:

@@ -182,6 +182,10 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             conn.sock = sock
         return keeps_connection
 
+    def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
+        """Close the connection. gunicorn would log and return the exception's text, which repeats what was sent."""
+        log.error("request_failed", kind=type(exc).__name__)
+
     def set_accept_enabled(self, enabled: bool) -> None:
         """An incoming generation does not accept before it is warm."""
         super().set_accept_enabled(enabled and (self._is_warm or not self._has_predecessor))

@@ -16,12 +16,14 @@ from pathlib import Path
 
 import structlog
 
-from shared.errors import InvalidRequest, NotReady, SlotFull, retry_after_s
+from shared.errors import InvalidRequest, NotReady, SlotFull, StartError, retry_after_s
 from shared.plan import Model, Slot
 from shared.protocol import Accepted, GenerateLine, GenerateRequest, State
+from workers.checkpoints.files import check_revision, inspect
 from workers.checkpoints.int8_check import choose_cpu_dtype
 from workers.codec import Codec
 from workers.engine.engine import Engine, EngineConfig, EngineFailure, EngineFull, EngineNotReady, InvalidPrompt
+from workers.engine.errors import LoadFailure
 from workers.engine.loader import LoadedModel, load_model, random_model
 from workers.engine.request import EngineRequest, SequenceOutput
 from workers.engine.result_stream import ResultStream
@@ -40,14 +42,15 @@ class SlotService:
         slot: Slot,
         model: Model,
         config: EngineConfig,
-        int8_results: Path,
+        int8_results: Path | None,
         *,
         on_fatal: Callable[[EngineFailure], None],
     ) -> None:
         """Loads nothing and starts no thread.
 
         Args:
-            int8_results: the directory in which `workers.checkpoints.int8_check` caches its results.
+            int8_results: the directory in which `workers.checkpoints.int8_check` caches its results;
+                None caches none.
             on_fatal: called once, from any thread, with a failure from which the service cannot recover: a device that
                 returned an error may compute the next request wrongly, so the host ends the process.
         """
@@ -128,6 +131,7 @@ class SlotService:
             model=self._model.name,
             device=self.slot.device,
             dtype=status.dtype,
+            revision=self._model.revision,
             max_batch=self.slot.max_batch,
             n_ctx=status.n_ctx,
             in_flight=status.num_running + status.num_waiting,
@@ -215,6 +219,7 @@ class SlotService:
             self._is_draining.wait(pause_s)
         start = time.monotonic()
         # In the engine's thread, which retries: an exception at the start of a worker would halt its master.
+        self._check_files()
         tokenizer = Tokenizer.from_directory(Path(self._model.directory), self._model.vocab_size)
         make = (
             partial(random_model, "medium" if self._model.name == "synthetic:medium" else "small")
@@ -229,6 +234,17 @@ class SlotService:
             "model_loaded", slot=self.slot.index, model=self._model.name, seconds=round(time.monotonic() - start, 2)
         )
         return loaded
+
+    def _check_files(self) -> None:
+        """Check the checkpoint again: its files may have changed since the plan was made."""
+        if self._model.source == "synthetic":
+            return
+        directory = Path(self._model.directory)
+        try:
+            inspect(directory)
+            check_revision(directory, self._model.revision)
+        except StartError as error:
+            raise LoadFailure(str(error)) from error
 
     def _choose_dtype(self, tokenizer: Tokenizer) -> str:
         """The configured dtype; for `auto` on a CPU, int8 if this checkpoint keeps its quality in it, else bf16."""

@@ -51,7 +51,6 @@ class Keys:
             Unauthorized: the request needs a key and has no valid one.
             QuotaExceeded: its key has used up its rate.
         """
-        req.context.key = None
         if self._key_file is None:
             return
         candidates = _candidates(req)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,18 @@ class Tercet:
         verify = certificate.client() if certificate else True
         self.client = httpx.Client(base_url=self.url, trust_env=False, timeout=60, verify=verify)
 
-    def start(self, *command: str) -> None:
-        """Start `command` (default: `tercet serve`) and do not wait for it."""
+    @property
+    def num_starts(self) -> int:
+        """Starts of this instance that were announced as complete."""
+        return self.log().count("Every slot is warm")
+
+    def start(self, *command: str, pass_fds: Sequence[int] = ()) -> None:
+        """Start `command` (default: `tercet serve`) and do not wait for it; it inherits the descriptors."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command or [sys.executable, "-m", "deploy", "serve"],
                 cwd=ROOT, env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                process_group=0,
+                process_group=0, pass_fds=pass_fds,
             )  # fmt: skip
 
     def ready(self) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, LogitsProcessorList
 
+from gateway.generation.selection import REJECTION_DETAILS
 from gateway.generation.trimming import trim
 from tests.e2e.harness import Tercet, running
 from workers.engine.loader import random_weights
@@ -284,3 +285,24 @@ def test_no_prompt_is_logged(short_tmp_path: Path) -> None:
         metrics = tercet.client.get("/metrics").text
     assert canary not in tercet.log()
     assert canary not in metrics
+
+
+def test_parameters_at_their_bounds_fail_no_branch(tercet: Tercet) -> None:
+    """The smallest and the largest numbers that the schema accepts, and texts of odd characters. Completions may be
+    rejected: a penalty of 0.01 repeats the prompt's words."""
+    tiny = 5e-324
+    for fields in (
+        {"temperature": tiny}, {"temperature": 1e-320, "top_p": tiny}, {"temperature": -0.0},
+        {"temperature": 5, "top_k": 0},
+        {"top_p": tiny}, {"top_p": 1 - 2**-53}, {"top_k": 1, "top_p": tiny, "min_p": 1}, {"min_p": tiny}, {"min_p": 1},
+        {"repetition_penalty": 0.01}, {"repetition_penalty": 100}, {"repetition_penalty": 100, "temperature": tiny},
+        {"repetition_penalty": 0.01, "temperature": 5, "top_k": 0, "top_p": 0}, {"seed": 2**63 - 1, "n": 8},
+        {"max_tokens": 1, "length": 256}, {"stop": ["x" * 256] * 8}, {"stop": ["\x00"]}, {"session": "\x00"},
+        {"context": "\x00" * 300}, {"context": "\ufeff\u202e\U0010ffff"}, {"context": ""}, {"explain": 10, "n": 8},
+    ):  # fmt: skip
+        body = {"context": "The old man looked at", "length": 3, "seed": 1, **fields}
+        response = tercet.client.post("/autocomplete", json=body)
+        if response.status_code == 200:
+            assert {error["code"] for error in response.json()["errors"]} <= REJECTION_DETAILS.keys(), fields
+        else:
+            assert response.json()["detail"].startswith("No completion was worth showing."), (fields, response.text)

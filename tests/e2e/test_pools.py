@@ -1,4 +1,4 @@
-"""Pools as processes: leases, crashes, reloads, hangs, drain and refused starts."""
+"""Pools as processes: leases, crashes, hangs, devices and refused starts; `test_lifecycle.py` has their changes."""
 
 from __future__ import annotations
 
@@ -114,36 +114,6 @@ def test_a_plan_for_gpus_sets_each_workers_environment(short_tmp_path: Path) -> 
         assert tercet.stop() == 0
 
 
-def test_reloading_either_pool_under_load_fails_no_request(short_tmp_path: Path) -> None:
-    with running(short_tmp_path, models="embedded*2") as tercet:
-        before = {int(str(slot["pid"])) for slot in slots_by_index(tercet).values()}
-        with Load(tercet, 3).running() as load:
-            load.served(5)
-            for role in ("workers", "gateway"):
-                tercet.processes()[role][0].send_signal(signal.SIGHUP)
-                load.served(20)
-            until(lambda: not any(map(psutil.pid_exists, before)), 40, "the old generation stopped")
-            load.served(10)
-        assert set(load.statuses) == {200}
-        assert set(load.sentences) == {3}
-        after = {int(str(slot["pid"])) for slot in slots_by_index(tercet).values()}
-        assert len(after) == 2
-        assert not before & after
-
-
-def test_tercet_reload_replaces_slot_by_slot_under_load(short_tmp_path: Path) -> None:
-    with running(short_tmp_path, models="embedded*2") as tercet:
-        before = {int(str(slot["pid"])) for slot in slots_by_index(tercet).values()}
-        with Load(tercet, 2).running() as load:
-            load.served(2)
-            command = [sys.executable, "-m", "deploy", "reload"]
-            done = subprocess.run(command, cwd=ROOT, env=tercet.environ, capture_output=True, text=True, check=True)
-            load.served(2)
-        assert set(load.statuses) == {200}
-        assert "Slot 1 is reloaded." in done.stdout
-        assert not before & {int(str(slot["pid"])) for slot in slots_by_index(tercet).values()}
-
-
 def test_no_master_and_no_gateway_has_torch_loaded(short_tmp_path: Path) -> None:
     with running(short_tmp_path) as tercet:
         tercet.ask()
@@ -194,45 +164,6 @@ def test_ctrl_c_leaves_no_process_and_no_socket(short_tmp_path: Path) -> None:
     _, alive = psutil.wait_procs(family, timeout=1)
     assert alive == []
     assert not tercet.run_dir.exists()
-
-
-def test_term_turns_readiness_off_and_finishes_accepted_requests(short_tmp_path: Path) -> None:
-    tercet = Tercet(short_tmp_path, drain_s="1", test_step_delay_ms="0=25")
-    tercet.start()
-    tercet.wait_until_warm()
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(tercet.ask, length=80)
-        until(lambda: 'in_flight_branches{slot="0"} 3.0' in tercet.client.get("/metrics").text, 10, "in flight")
-        tercet.process.terminate()
-        until(lambda: tercet.client.get("/health/ready").status_code == 503, 1, "readiness off")
-        assert tercet.client.get("/health/ready").json()["status"] == "draining"
-        assert len(answer.result()["sentences"]) == 3
-    assert tercet.process.wait(timeout=31) == 0
-    tercet.client.close()
-
-
-def test_all_processes_stop_when_the_supervisor_dies(short_tmp_path: Path) -> None:
-    tercet = Tercet(short_tmp_path)
-    tercet.start()
-    tercet.wait_until_warm()
-    family = [process for processes in tercet.processes().values() for process in processes]
-    tercet.process.kill()
-    tercet.process.wait()
-    _, alive = psutil.wait_procs(family, timeout=15)
-    assert alive == []
-    tercet.start()  # the files it left do not prevent a start
-    tercet.wait_until_warm()
-    assert tercet.stop() == 0
-
-
-def test_a_dead_master_is_restarted(short_tmp_path: Path) -> None:
-    with running(short_tmp_path) as tercet:
-        for role in ("workers", "gateway"):
-            old = tercet.processes()[role][0]
-            old.kill()
-            until(partial(has_new_master, tercet, role, old), 20, f"a new {role} master")
-            until(lambda: (page := tercet.ready()) and page["status"] == "ready", 30, "ready again")
-            assert len(tercet.ask()["sentences"]) == 3
 
 
 def test_a_stopped_worker_is_replaced_and_its_requests_answered(short_tmp_path: Path) -> None:
@@ -332,12 +263,27 @@ def test_a_refused_start_prints_one_sentence(short_tmp_path: Path, tercet: Terce
         ({"devices": "cuda:7"}, "names cuda:7, but"),
         ({"modles": "small"}, "TERCET_MODLES is not a setting"),
         ({"models": f"mine={short_tmp_path}"}, "lacks config.json"),
+        ({"run_dir": "/proc/tercet"}, "The run directory cannot be created"),
     ]
     for settings, sentence in cases:
         code, output = serve_output(short_tmp_path, **settings)
         assert code == 1, output
         assert sentence in " ".join(output.split()), output
         assert "Traceback" not in output
+
+
+def test_a_full_disk_refuses_the_start_with_one_sentence(short_tmp_path: Path) -> None:
+    """A limit of the size of files fails each write of the run directory, as a full disk does."""
+    tercet = Tercet(short_tmp_path)
+    tercet.client.close()
+    command = "import resource, os, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); os.execv(sys.executable, "
+    done = subprocess.run(
+        [sys.executable, "-c", command + "[sys.executable, '-m', 'deploy', 'serve'])"],
+        cwd=ROOT, env=tercet.environ, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "set TERCET_RUN_DIR to a directory with free space" in " ".join(done.stderr.split()), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_refused_start_removes_no_file_of_others(short_tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from typing import Annotated, Any
@@ -80,6 +81,7 @@ def test_json_without_an_object_is_refused(raw: bytes, kind: str) -> None:
         (b'{"text": "\xed\xa0\x80"}', "text must be UTF-8, which byte 0xed is not, line 1, column 11."),
         (b'{"words": ["ok", "\xc3"]}', "words must be UTF-8, which byte 0xc3 is not, line 1, column 19."),
         (b'{"\xff": 1}', "The body must be UTF-8, which byte 0xff is not, line 1, column 3."),
+        (b'{"text": "\xff", "text": "a"}', "The body must be UTF-8, which byte 0xff is not, line 1, column 11."),
     ],
 )
 def test_text_that_is_not_utf8_is_refused_with_field_and_position(raw: bytes, detail: str) -> None:
@@ -112,6 +114,10 @@ def test_text_that_is_not_utf8_is_refused_with_field_and_position(raw: bytes, de
         (b'{"text": "a", "count": 12, "count": 1}', "count"),
         (b'{"text": "a", "count": 1, "amount": 1}', "amount"),
         (b'{"text": "a", "amount": 1, "amount": 1}', "amount"),
+        (b'{"text": "a", "text": ' + b"9" * 5_000 + b"}", "text"),
+        (b'{"text": "a", "text": -1e999}', "text"),
+        (b'{"text": "\xed\xa0\x80", "text": "a"}', "text"),
+        (b'{"text": "a", "text": ' + b"[" * 300 + b"]" * 300 + b"}", "text"),
     ],
 )
 def test_a_wrong_or_repeated_field_is_named(raw: bytes, field: str) -> None:
@@ -119,6 +125,29 @@ def test_a_wrong_or_repeated_field_is_named(raw: bytes, field: str) -> None:
         parse(raw)
     assert [error.field for error in caught.value.fields] == [field]
     assert caught.value.detail.startswith((f"{field} ", f"Unknown field {field};"))
+
+
+BAD_VALUES = [
+    b"", b'"', b'"a"', b'"\xff"', b'"\xed\xa0\x80"', b'"\\ud800"', b'"\x00"', b'"\\u0000"', b"1e999", b"-1e-999",
+    b"NaN",    b"9" * 5_000, b"01", b"-0.0", b"null", b"true", b"{}", b'{"a": 1, "a": 2}', b'["a", "\xff"]', b"[1e999]",
+    b"[" * 500, *(b"[" * depth + b"]" * depth for depth in (300, 600, 900, 990, 1_100)),
+]  # fmt: skip
+
+
+def test_any_two_bad_values_are_refused_in_one_field_or_in_two() -> None:
+    for first, second in itertools.product(BAD_VALUES, repeat=2):
+        for names in ((b"text", b"text"), (b"text", b"number"), (b"count", b"amount"), (b"text", b"other")):
+            with pytest.raises((InvalidJson, InvalidRequest)):
+                parse(b'{"words": 1, "%s": %s, "%s": %s}' % (names[0], first, names[1], second))
+
+
+def test_no_depth_of_nesting_is_an_error_of_the_server() -> None:
+    """Parsers differ in how deep they go, and so does the stack below them."""
+    for depth in (*range(100, 900, 50), *range(900, 1_010)):
+        for text in (b"[" * depth + b"]" * depth, b'{"a":' * depth + b"1" + b"}" * depth):
+            for raw in (b'{"text": %s}' % text, b'{"text": "a", "text": %s}' % text, b'{"words": [%s]}' % text):
+                with pytest.raises((InvalidJson, InvalidRequest)):
+                    parse(raw)
 
 
 def test_errors_do_not_grow_with_the_body() -> None:

@@ -10,6 +10,8 @@ import pytest
 from shared.errors import StartError
 from shared.run_directory import (
     MARKER_FILE,
+    Holder,
+    lock_holder,
     lock_run_directory,
     prepare_run_directory,
     remove_lock_file,
@@ -90,6 +92,15 @@ def test_a_lock_is_exclusive(tmp_path: Path) -> None:
         remove_lock_file(settings, "serve")
     held.close()
     lock_run_directory(settings, "serve").close()
+
+
+def test_the_holder_of_a_lock_is_known_while_it_holds_it(tmp_path: Path) -> None:
+    settings = Settings(run_dir=tmp_path / "r")
+    assert lock_holder(settings, "workers") is None
+    for is_supervised in (True, False):
+        with lock_run_directory(settings, "workers", is_supervised=is_supervised):
+            assert lock_holder(settings, "workers") == Holder(os.getpid(), is_supervised)
+        assert lock_holder(settings, "workers") is None
 
 
 def test_files_are_removed_by_name_and_the_rest_stays(tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
-"""Before a pool starts: the address is free and not open to all, and the slot plan is current."""
+"""What a pool has before it starts: who may use it, its socket, a current slot plan, an end with its users."""
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +17,8 @@ from shared.keys import new_key
 from shared.plan import Plan, make_slots, plan_inputs, write_plan
 from shared.run_directory import prepare_run_directory
 from shared.settings import Address, ModelSpec, Settings
-from shared.startup import check_access, check_address_free, read_or_make_plan
+from shared.startup import check_access, check_address_free, listen, read_or_make_plan
+from tests.e2e.harness import ROOT, free_port
 from tests.tls import Certificate
 
 
@@ -100,3 +105,78 @@ def test_tls_files_must_be_a_readable_pair(tmp_path: Path) -> None:
     ):
         with pytest.raises(StartError, match=message):
             check_access(Settings(tls_cert=wrong_cert, tls_key=wrong_key))
+
+
+def run_child(program: str, *arguments: str, pass_fds: Sequence[int] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        pass_fds=pass_fds,
+    )  # fmt: skip
+
+
+LISTEN = """
+import os, sys
+from shared.errors import StartError
+from shared.settings import Address
+from shared.startup import listen
+os.dup2(int(sys.argv[1]), 3)
+try:
+    found = listen(Address("127.0.0.1", int(sys.argv[2])), {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": sys.argv[3]})
+    print(found.fileno(), found.getsockname()[1])
+except StartError as error:
+    print(error)
+"""
+
+
+def test_a_socket_of_the_service_manager_is_taken_if_it_is_the_gateways() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("0.0.0.0", 0)) as open_to_all:
+        port, open_port = listener.getsockname()[1], open_to_all.getsockname()[1]
+        cases = [
+            (listener, port, "1", f"3 {port}"),
+            (listener, port + 1, "1", f"is bound to 127.0.0.1:{port}, TERCET_BIND is"),
+            # It would be open to other machines, while the settings say that it is not, so that no key is required.
+            (open_to_all, open_port, "1", f"is bound to 0.0.0.0:{open_port}, TERCET_BIND is"),
+            (listener, port, "2", "exactly one socket"),
+        ]
+        for passed, wanted_port, count, printed in cases:
+            done = run_child(LISTEN, str(passed.fileno()), str(wanted_port), count, pass_fds=[passed.fileno()])
+            assert printed in done.stdout, done
+    with socket.socket() as idle, Path(os.devnull).open() as file:
+        for number in (idle.fileno(), file.fileno()):
+            done = run_child(LISTEN, str(number), "1", "1", pass_fds=[number])
+            assert "is no" in done.stdout, done
+
+
+def test_sockets_for_another_process_are_not_taken() -> None:
+    with listen(Address("127.0.0.1", free_port()), {"LISTEN_PID": "1", "LISTEN_FDS": "1"}) as bound:
+        assert bound.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+        assert bound.fileno() != 3
+
+
+STOP = """
+import os, signal, sys, time
+from shared.startup import stop_with_holders
+signal.signal(signal.SIGTERM, lambda *_: (print("stopped"), os._exit(0)))
+stop_with_holders(int(sys.argv[1]))
+print("armed", flush=True)
+time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_process_is_stopped_when_the_last_holder_of_its_pipe_ends(is_early: bool) -> None:
+    """Also if that was before it looked."""
+    read_end, write_end = os.pipe()
+    if is_early:
+        os.close(write_end)
+    child = subprocess.Popen(
+        [sys.executable, "-c", STOP, str(read_end)], cwd=ROOT, stdout=subprocess.PIPE, text=True, pass_fds=[read_end]
+    )
+    os.close(read_end)
+    assert child.stdout is not None
+    if not is_early:
+        assert child.stdout.readline() == "armed\n"
+        assert child.poll() is None
+        os.close(write_end)
+    assert child.communicate(timeout=20)[0].endswith("stopped\n")
+    assert child.returncode == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from gunicorn.config import Config
 from gunicorn.http import get_parser
+from gunicorn.http.errors import InvalidRequestMethod
 from gunicorn.workers.gthread import PollableMethodQueue, TConn, ThreadWorker
 
 from workers.gunicorn_worker import HoldingSocket, SlotWorker
@@ -72,6 +73,7 @@ OVERRIDDEN = {
     "notify": (),
     "enqueue_req": ("conn",),
     "handle": ("conn",),
+    "handle_error": ("req", "client", "addr", "exc"),
     "handle_request": ("req", "conn"),
     "set_accept_enabled": ("enabled",),
 }
@@ -176,3 +178,16 @@ def test_the_main_loop_and_the_threads_call_what_is_overridden() -> None:
     assert "return self._keepalive_after(conn, self.handle_request(req, conn))" in handle
     assert "wsgi.create(req, conn.sock" in source_of(ThreadWorker.handle_request)
     assert "conn.parser.unreader.buf.getvalue()" in source_of(ThreadWorker.finish_request)
+
+
+def test_what_a_client_sent_in_error_reaches_no_log_and_no_answer(
+    pair: tuple[HoldingSocket, socket.socket], capfd: pytest.CaptureFixture[str]
+) -> None:
+    ours, theirs = pair
+    ours.sendall(b"")
+    worker = SlotWorker.__new__(SlotWorker)
+    worker.handle_error(None, ours, ("", 0), InvalidRequestMethod("canary"))
+    assert received(theirs) == b""
+    logged = capfd.readouterr()
+    assert "InvalidRequestMethod" in logged.out + logged.err
+    assert "canary" not in logged.out + logged.err

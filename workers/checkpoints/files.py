@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import StartError
+from shared.weights import weights_digest
 
 Shape = list[int]
 
@@ -24,6 +25,17 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 DTYPES = ("F64", "F32", "F16", "BF16")
 # As in the safetensors library.
 MAX_HEADER_BYTES = 100_000_000
+# Largest values of config.json. GPT-2 XL, the largest GPT-2 that OpenAI published, has 1600, 48, 25, 6400, 1024 and
+# 50,257; descendants have longer contexts and larger vocabularies. A shape list or an allocation by an unbounded value
+# would take this machine's memory before any weight is compared with it.
+MAX_SIZES = {
+    "n_embd": 16_384,
+    "n_layer": 512,
+    "n_head": 512,
+    "n_inner": 131_072,
+    "n_positions": 131_072,
+    "vocab_size": 2_000_000,
+}
 
 
 class CheckpointError(StartError):
@@ -105,21 +117,19 @@ def needed_files(listed: Collection[str]) -> list[str]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise Incomplete(
-            f"{path} is damaged, it is not JSON ({error}): copy or download it again.", (path.name,)
-        ) from error
+    except (ValueError, RecursionError) as error:
+        raise Incomplete(f"{path} is damaged, it is not JSON: copy or download it again.", (path.name,)) from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} does not hold a JSON object: copy the right file there.")
     return values
 
 
 def read_config(directory: Path) -> dict[str, int]:
-    """The sizes in config.json: n_positions, n_embd, n_layer, n_inner and vocab_size.
+    """The sizes in config.json: n_positions, n_embd, n_layer, n_head, n_inner and vocab_size.
 
     Raises:
         Incomplete: it is not JSON.
-        CheckpointError: it is not a GPT-2's, lacks a size, or asks to run code.
+        CheckpointError: it is not a GPT-2's, a value is missing or no GPT-2 can have it, or it asks to run code.
     """
     path = directory / "config.json"
     config = _read_json(path)
@@ -139,14 +149,33 @@ def read_config(directory: Path) -> dict[str, int]:
         "n_positions": config.get("n_positions", config.get("n_ctx")),
         "n_embd": width,
         "n_layer": config.get("n_layer"),
+        "n_head": config.get("n_head"),
         "n_inner": config.get("n_inner") or (4 * width if isinstance(width, int) else None),
     }
-    checked = {key: value for key, value in sizes.items() if isinstance(value, int) and value > 0}
-    if wrong := sizes.keys() - checked.keys():
-        raise CheckpointError(
-            f"{path} gives no usable {', '.join(sorted(wrong))}: use the config.json that was saved with the weights."
-        )
+    checked = {key: value for key, value in sizes.items() if type(value) is int and 0 < value <= MAX_SIZES[key]}
+    if wrong := sorted(sizes.keys() - checked.keys()):
+        ranges = ", ".join(f"{key} (a whole number from 1 to {MAX_SIZES[key]})" for key in wrong)
+        raise CheckpointError(f"{path} gives no usable {ranges}: use the config.json that was saved with the weights.")
+    _check_details(path, config, checked)
     return checked
+
+
+def _check_details(path: Path, config: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    """Check the values of config.json that are no sizes. Those that it does not give have defaults."""
+    epsilon, eos_id = config.get("layer_norm_epsilon", 1e-5), config.get("eos_token_id")
+    rules = {
+        "n_embd is no multiple of n_head": sizes["n_embd"] % sizes["n_head"] == 0,
+        "layer_norm_epsilon is no number above 0 and below 1": type(epsilon) in (int, float) and 0 < epsilon < 1,
+        "eos_token_id is no token id": eos_id is None or (type(eos_id) is int and eos_id >= 0),
+        "activation_function is no name": isinstance(config.get("activation_function", ""), str),
+        "scale_attn_weights is neither true nor false": isinstance(config.get("scale_attn_weights", True), bool),
+        "scale_attn_by_inverse_layer_idx is neither true nor false": isinstance(
+            config.get("scale_attn_by_inverse_layer_idx", False), bool
+        ),
+    }
+    for problem, is_met in rules.items():
+        if not is_met:
+            raise CheckpointError(f"In {path}, {problem}: use the config.json that was saved with the weights.")
 
 
 def _weight_files(directory: Path) -> list[Path]:
@@ -266,4 +295,26 @@ def _check_tokenizer(directory: Path, vocab_size: int) -> None:
         raise CheckpointError(
             f"{path} has token ids up to {largest}, and the model has {vocab_size} tokens: "
             "use the tokenizer that belongs to the model."
+        )
+
+
+def check_revision(directory: Path, revision: str) -> None:
+    """Check that the weights in `directory` are those that the plan was made for.
+
+    Args:
+        revision: their digest (`shared.weights.weights_digest`); empty, nothing is checked.
+
+    Raises:
+        CheckpointError: they are others, or cannot be read.
+    """
+    if not revision:
+        return
+    try:
+        digest = weights_digest(directory)
+    except OSError as error:
+        raise CheckpointError(f"The weights in {directory} cannot be read ({error.strerror}).") from error
+    if digest != revision:
+        raise CheckpointError(
+            f"The weights in {directory} have changed since the slot plan was made (SHA-256 {digest[:12]}… instead of "
+            f"{revision[:12]}…): restore them, or make a new plan with `tercet reload` or a restart."
         )

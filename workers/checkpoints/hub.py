@@ -27,19 +27,26 @@ class NotDelivered(CheckpointError):
         self.reason = reason
 
 
-def from_hub(name: str, repository: str, title: str, timeout_s: float, on_progress: Progress) -> Path:
+def from_hub(
+    name: str, repository: str, revision: str | None, title: str, timeout_s: float, on_progress: Progress
+) -> Path:
     """The directory in the hub's cache that holds `repository`, fetched first where the cache lacks it.
 
     Args:
         name: what the plan calls the model.
+        revision: a commit, tag or branch; None is the main branch.
         title: what a message to a person calls it.
         timeout_s: how long the hub may take to list the repository; the download that follows has no limit.
+
+    Returns:
+        A directory whose name is the commit that the revision stands for.
 
     Raises:
         CheckpointError: the repository cannot be fetched, lacks files, or holds a kind of model that is not served.
     """
+    option = f" --revision {revision}" if revision else ""
     remedy = (
-        f"to serve {title}, let this machine reach a hub, or run `hf download {repository} "
+        f"to serve {title}, let this machine reach a hub, or run `hf download {repository}{option} "
         "config.json model.safetensors tokenizer.json` where one can be reached and copy its cache "
         f"(HF_HOME) here, or name a directory that holds it, as in TERCET_MODELS={name}=/path, "
         "or serve the checkpoint that comes with Tercet, TERCET_MODELS=embedded."
@@ -47,7 +54,7 @@ def from_hub(name: str, repository: str, title: str, timeout_s: float, on_progre
     deadline = time.monotonic() + timeout_s
     root = str(Path(__file__).parents[2])
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", _CHILD, root, repository, str(deadline)],
+        [sys.executable, "-P", "-c", _CHILD, root, repository, revision or "", str(deadline)],
         stdin=subprocess.PIPE,  # closed when this process leaves the block, or dies: the child then ends
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from workers.checkpoints.files import CheckpointError, Incomplete, check_files, inspect, needed_files, read_config
 from workers.checkpoints.hub import NotDelivered
@@ -25,17 +25,25 @@ _has_lost_parent = threading.Event()
 
 def main() -> None:
     """Fetch the repository named on the command line; the parent reads JSON lines `[kind, text, fraction]`."""
-    repository, deadline = sys.argv[2], float(sys.argv[3])
+    repository, revision, deadline = sys.argv[2], sys.argv[3] or None, float(sys.argv[4])
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.redirect_stdout(sys.stderr):  # libraries print too
         try:
-            _report("directory", str(_find_cached(repository) or _fetch(repository, deadline)))
+            _report("directory", str(_find_cached(repository, revision) or _fetch(repository, revision, deadline)))
         except NotDelivered as error:
             _report("failed", error.reason)
         except CheckpointError as error:
             _report("refused", str(error))
         except Exception as error:  # noqa: BLE001  this process's standard error is discarded
             _report("failed", f"asking for {repository} failed ({type(error).__name__}: {error})")
+
+
+class _HubFile(NamedTuple):
+    """A file as the hub lists it."""
+
+    num_bytes: int  # 0 if not given
+    sha256: str | None  # of a large (LFS) file
+    blob_id: str | None  # of any other: its git object id
 
 
 def _report(kind: str, text: str, fraction: float = 0.0) -> None:
@@ -49,13 +57,13 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _find_cached(repository: str) -> Path | None:
-    """The newest snapshot of the repository in the hub's cache, if it is whole."""
+def _find_cached(repository: str, revision: str | None) -> Path | None:
+    """The snapshot of this revision, or the newest of the main branch, in the hub's cache, if it is whole."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        config = try_to_load_from_cache(repository, "config.json")
+        config = try_to_load_from_cache(repository, "config.json", revision=revision)
     except HFValidationError as error:
         raise CheckpointError(
             f"{repository!r} is neither a directory on this machine nor the name of a repository "
@@ -73,23 +81,26 @@ def _find_cached(repository: str) -> Path | None:
     return directory
 
 
-def _fetch(repository: str, deadline: float) -> Path:
-    """The snapshot of the repository's main branch, with every file that Tercet reads."""
+def _fetch(repository: str, revision: str | None, deadline: float) -> Path:
+    """The snapshot of the revision, or of the main branch, with every file that Tercet reads."""
     _report("progress", "asking the model hub")
     # At least a second, in case this process took most of the time to start.
     timeout_s = max(deadline - time.monotonic(), 1.0)
     timer = threading.Timer(timeout_s, _time_out)
     timer.daemon = True  # must not delay the end where listing fails
     timer.start()
-    sizes = _list_files(repository, timeout_s)
+    commit, files = _list_files(repository, revision, timeout_s)
     timer.cancel()
-    if "config.json" not in sizes:
-        check_files(repository, sizes)
-    # config.json first: it may be reason enough not to fetch the weights. It also fixes the commit.
-    directory = _download(repository, None, {"config.json": sizes["config.json"]})
+    if "config.json" not in files:
+        check_files(repository, files)
+    # config.json first: it may be reason enough not to fetch the weights. By its name, not by its commit, so that the
+    # cache records which commit the name stands for.
+    directory = _download(repository, revision, {"config.json": files["config.json"]})
+    if directory.name != commit:
+        raise NotDelivered(f"{repository} changed while it was fetched")
     read_config(directory)
-    check_files(repository, sizes)
-    _download(repository, directory.name, {file: sizes[file] for file in needed_files(sizes)})
+    check_files(repository, files)
+    _download(repository, commit, {file: files[file] for file in needed_files(files)})
     inspect(directory)
     return directory
 
@@ -100,35 +111,38 @@ def _time_out() -> None:
     os._exit(1)
 
 
-def _list_files(repository: str, timeout_s: float) -> dict[str, int]:
-    """Names and sizes (bytes; 0 if not given) of the repository's files."""
+def _list_files(repository: str, revision: str | None, timeout_s: float) -> tuple[str | None, dict[str, _HubFile]]:
+    """The commit that the revision stands for, and its files by name."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     try:
-        info = HfApi().model_info(repository, timeout=timeout_s, files_metadata=True)
+        info = HfApi().model_info(repository, revision=revision, timeout=timeout_s, files_metadata=True)
     except OfflineModeIsEnabled:
         raise NotDelivered("the model hub is switched off (HF_HUB_OFFLINE)") from None
     except HfHubHTTPError as error:
         if (status := error.response.status_code) in (401, 403, 404):
-            raise NotDelivered(
-                f"the model hub has no {repository}, or shows it only with a token (HF_TOKEN)"
-            ) from error
+            title = f"{repository}@{revision}" if revision else repository
+            raise NotDelivered(f"the model hub has no {title}, or shows it only with a token (HF_TOKEN)") from error
         raise NotDelivered(f"the model hub answered with status {status}") from error
     except ValueError as error:
         raise NotDelivered("what answered is not a model hub (see HF_ENDPOINT)") from error
     except Exception as error:  # huggingface_hub does not wrap its transport's errors
         raise NotDelivered("no model hub answered") from error
-    return {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    files = {
+        file.rfilename: _HubFile(file.size or 0, file.lfs.sha256 if file.lfs else None, file.blob_id)
+        for file in info.siblings or ()
+    }
+    return info.sha, files
 
 
-def _download(repository: str, commit: str | None, sizes: Mapping[str, int]) -> Path:
-    """The snapshot's directory with the files of `sizes` in it; `commit` None is the newest of the main branch."""
+def _download(repository: str, revision: str | None, files: Mapping[str, _HubFile]) -> Path:
+    """The snapshot's directory with these files in it; `revision` None is the newest of the main branch."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import tqdm
 
-    *_, last = sizes
-    num_bytes = sum(sizes.values())
+    *_, last = files
+    num_bytes = sum(file.num_bytes for file in files.values())
 
     class ByteBar(tqdm):
         """Draws nothing; reports each hundredth of the bytes. (snapshot_download makes a second bar, of files.)"""
@@ -150,24 +164,33 @@ def _download(repository: str, commit: str | None, sizes: Mapping[str, int]) -> 
 
     try:
         path = snapshot_download(
-            repository, revision=commit, allow_patterns=[*sizes], max_workers=1, tqdm_class=ByteBar
+            repository, revision=revision, allow_patterns=[*files], max_workers=1, tqdm_class=ByteBar
         )
     except Exception as error:  # huggingface_hub does not wrap its transport's errors
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise NotDelivered(f"fetching {repository} failed ({reason})") from error
-    for file in sizes:
-        _check_digest(Path(path) / file)
-        _report("progress", file, 1.0)
+    for name, file in files.items():
+        _check_digest(Path(path) / name, file)
+        _report("progress", name, 1.0)
     return Path(path)
 
 
-def _check_digest(path: Path) -> None:
-    """Compare a fetched file with its SHA-256: in the cache, a large (LFS) file is a link to a file of that name."""
-    target = path.resolve()
-    with target.open("rb") as file:
-        if len(target.name) == 64 and hashlib.file_digest(file, "sha256").hexdigest() != target.name:
-            _remove(path)
-            raise NotDelivered(f"{path.name} arrived damaged from the model hub")
+def _check_digest(path: Path, listed: _HubFile) -> None:
+    """Compare a fetched file with the digest that the hub lists for it.
+
+    git names an object by the SHA-1 of "blob", its size and its content (https://git-scm.com/book/en/v2, 10.2).
+    """
+    with path.open("rb") as file:
+        if listed.sha256 is not None:
+            is_equal = hashlib.file_digest(file, "sha256").hexdigest() == listed.sha256
+        elif listed.blob_id is not None:
+            content = file.read()
+            is_equal = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == listed.blob_id
+        else:  # a mirror that lists no digests
+            is_equal = True
+    if not is_equal:
+        _remove(path)
+        raise NotDelivered(f"{path.name} arrived damaged from the model hub")
 
 
 def _remove(path: Path) -> None:

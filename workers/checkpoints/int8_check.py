@@ -39,21 +39,25 @@ class Int8Check(msgspec.Struct, frozen=True):
     ratio: float
 
 
-def choose_cpu_dtype(directory: Path, tokenizer: Tokenizer, cache: Path) -> Int8Check:
+def choose_cpu_dtype(directory: Path, tokenizer: Tokenizer, cache: Path | None) -> Int8Check:
     """int8 if the checkpoint keeps its quality in it, else bf16. The first call for a checkpoint loads it twice.
 
     Args:
-        cache: the directory of cached results; where it cannot be written, the next call measures again.
+        cache: the directory of cached results; where there is none, or it cannot be written to, the next call measures
+            again.
     """
-    path = cache / f"{_fingerprint(directory)}.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Int8Check)
-    except (OSError, msgspec.MsgspecError):
-        pass  # not measured yet, or cached in another format
+    path = None if cache is None else cache / f"{_fingerprint(directory)}.json"
+    if path is not None:
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Int8Check)
+        except (OSError, msgspec.MsgspecError):
+            pass  # not measured yet, or cached in another format
     check = check_int8(lambda dtype: load_model(directory, dtype=dtype, tokenizer=tokenizer), tokenizer)
     log.info("int8_measured", directory=str(directory), ratio=round(check.ratio, 4), dtype=check.dtype)
+    if path is None:
+        return check
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.encode(check))
     except OSError as error:
         log.warning("int8_result_discarded", path=str(path), reason=error.strerror)

@@ -15,6 +15,8 @@ from workers.checkpoints.hub import NotDelivered, Progress, from_hub
 __all__ = ["EMBEDDED", "Checkpoint", "CheckpointError", "resolve", "resolve_default"]
 
 EMBEDDED = Path(__file__).parent / "embedded"
+# Of its weights; a test compares them.
+EMBEDDED_SHA256 = "abcab1711f0ee0619e69d1471280f15a1b0e33101c99defcc7360ffc68530be6"
 HUB_NAMES = {"small": "openai-community/gpt2", "medium": "openai-community/gpt2-medium"}
 SYNTHETIC_NAMES = ("synthetic:small", "synthetic:medium")
 # Context size and vocabulary of every GPT-2 that OpenAI published.
@@ -28,7 +30,7 @@ class Checkpoint:
     Attributes:
         name: what the plan calls it.
         directory: absolute path of config.json, tokenizer and weights; of a synthetic model, only of the tokenizer.
-        source: "hub", "directory", "embedded" or "synthetic".
+        source: "directory", "embedded", "synthetic", or "hub:" with the repository, "@" and the commit.
         warning: a sentence for the people who start or use this instance.
         n_ctx: context size in tokens.
     """
@@ -57,7 +59,7 @@ def resolve(
     Args:
         name: without a source "small", "medium", "embedded", "synthetic:small" or "synthetic:medium".
         source: a directory (it starts with ".", "/" or "~", or contains a "/" and exists), else a repository of the
-            hub.
+            hub, which "@" and a commit, tag or branch may follow.
         hub_timeout_s: how long the hub may take to list the repository; the download has no limit.
         on_progress: called with the current file or stage and the fraction of it that is done.
 
@@ -83,8 +85,12 @@ def resolve(
                 "name one that holds config.json, model.safetensors and tokenizer.json."
             )
         return _check(name, directory, "directory")
+    repository, at, revision = location.partition("@")
+    if at and not revision:
+        raise CheckpointError(f"{location} names no revision after the @: write a commit, tag or branch, or no @.")
     title = f"GPT-2 {name}" if source is None else location
-    return _check(name, from_hub(name, location, title, hub_timeout_s, on_progress), "hub")
+    directory = from_hub(name, repository, revision or None, title, hub_timeout_s, on_progress)
+    return _check(name, directory, f"hub:{repository}@{directory.name}")
 
 
 def resolve_default(*, hub_timeout_s: float = 5.0, on_progress: Progress = _ignore_progress) -> Checkpoint:

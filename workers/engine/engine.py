@@ -216,7 +216,7 @@ class Engine:
             core = self._load_with_backoff()
             if core is not None:
                 self._serve(core)
-        except Exception as error:  # noqa: BLE001 - callers must learn of any failure
+        except BaseException as error:  # noqa: BLE001 - callers must learn of any failure
             self._fail(step_failure(error))
         finally:
             self._watchdog.disarm()
@@ -233,7 +233,7 @@ class Engine:
                 loaded = self._load(self._report_progress)
                 runner = make_runner(loaded, self._config.max_batch, self._interrupt)
                 self._warm_up(runner)
-            except Exception as error:  # noqa: BLE001 - the caller's code, and any kind of broken file
+            except BaseException as error:  # noqa: BLE001 - any kind of broken file; a panic in Rust is no Exception
                 failure = load_failure(error, self._config.device)
                 self._record(failure, retry_s=pause_s)
                 self._set_state(EngineState.FAILED, failure.detail)
@@ -275,7 +275,7 @@ class Engine:
             self._watchdog.arm(now)
             try:
                 timing = core.step()
-            except Exception as error:  # noqa: BLE001 - of the device, or of the engine's own code
+            except BaseException as error:  # noqa: BLE001 - of the device, or of the engine's own code
                 self._recover(core, step_failure(error))
                 continue
             if timing is None:

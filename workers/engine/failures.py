@@ -13,7 +13,7 @@ from workers.engine.errors import DeviceFailure, EngineFailure, InternalFailure,
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 
-def step_failure(error: Exception) -> EngineFailure:
+def step_failure(error: BaseException) -> EngineFailure:
     """The failure that `error`, raised by a step, means; `error` is its cause."""
     if isinstance(error, EngineFailure):
         return error
@@ -27,7 +27,7 @@ def step_failure(error: Exception) -> EngineFailure:
     return failure
 
 
-def load_failure(error: Exception, device: str) -> LoadFailure:
+def load_failure(error: BaseException, device: str) -> LoadFailure:
     """The failure that `error`, raised while a model was loaded or warmed up, means; `error` is its cause.
 
     Args:
@@ -56,5 +56,5 @@ def load_failure(error: Exception, device: str) -> LoadFailure:
     return failure
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or _CPU_ALLOCATOR in str(error)

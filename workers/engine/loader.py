@@ -6,6 +6,7 @@ Knows the names and shapes of weights, and which backend makes the linear layers
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol
@@ -14,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from workers.engine.errors import LoadFailure
 from workers.engine.model.gpt2 import GPT2, MAX_HEAD_ROWS, SHAPES, GPT2Config, Layer, Linear, LoadedModel, Norm
 from workers.engine.model.linear import device_dtype, device_linear
 from workers.text.tokenizer import Tokenizer
@@ -45,8 +47,9 @@ def load_model(
     """The checkpoint in `directory`: `config.json`, `*.safetensors`, a tokenizer if there is one.
 
     Raises:
-        FileNotFoundError: if one of the files is missing.
-        ValueError: if it is not a GPT-2 language model, or incomplete.
+        LoadFailure: if it is not a GPT-2 language model, incomplete or damaged, or holds values that are not numbers.
+        OSError: if a file cannot be read.
+        ValueError: if the device does not support `dtype`.
     """
     config = read_config(directory)
     weights = read_weights(directory, lambda done: progress(0.5 * done))
@@ -120,7 +123,8 @@ def build(
     """A model from its weights, by their names in checkpoints (without `transformer.`).
 
     Raises:
-        ValueError: if a weight is missing or has the wrong shape, or the device does not support `dtype`.
+        LoadFailure: if a weight is missing, has the wrong shape, or holds values that are not finite numbers.
+        ValueError: if the device does not support `dtype`.
     """
     width, inner = config.n_embd, config.n_inner
     make_linear = _linear_maker(dtype, device)
@@ -129,11 +133,21 @@ def build(
 
     def get(name: str, *shape: int) -> Tensor:
         if name not in weights:
-            raise ValueError(f"the checkpoint lacks the weight {name}")
+            raise LoadFailure(f"The checkpoint lacks the weight {name}: save the model again.")
         tensor = weights[name]
         if tensor.shape != shape:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the configuration requires {shape}")
-        return tensor.float()
+            raise LoadFailure(
+                f"The weight {name} has the shape {tuple(tensor.shape)} where config.json asks for {shape}: use the "
+                "config.json that was saved with the weights."
+            )
+        tensor = tensor.float()
+        # One pass without a copy: a NaN or an infinity makes the sum one.
+        if not math.isfinite(tensor.sum()):
+            raise LoadFailure(
+                f"The weight {name} holds values that are not numbers (NaN or infinity): the checkpoint is damaged, or "
+                "its training failed; serve another."
+            )
+        return tensor
 
     def norm(name: str) -> Norm:
         epsilon = config.layer_norm_epsilon
@@ -232,15 +246,23 @@ def smooth_quant(norm: Norm, weight: Tensor) -> tuple[Norm, Tensor]:
 
 def read_config(directory: Path) -> GPT2Config:
     """The `config.json` in `directory`; raises as `load_model`."""
-    return GPT2Config.from_json(json.loads((directory / "config.json").read_text("utf-8")))
+    path = directory / "config.json"
+    try:
+        values = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise LoadFailure(f"{path} is damaged, it is not JSON: copy or download it again.") from error
+    try:
+        return GPT2Config.from_json(values)
+    except ValueError as error:  # its texts are ours
+        raise LoadFailure(f"{path} cannot be served: {error}.") from error
 
 
 def read_weights(directory: Path, progress: ProgressFn = lambda _: None) -> dict[str, Tensor]:
     """All weights of the checkpoint in `directory`, without the prefix `transformer.`.
 
     Raises:
-        FileNotFoundError: if there is no safetensors file, or one that the index names is missing.
-        ValueError: if a file is damaged.
+        LoadFailure: if there is no safetensors file, or a file is damaged.
+        OSError: if a file cannot be read.
     """
     paths = _weight_files(directory)
     weights = {}
@@ -252,7 +274,7 @@ def read_weights(directory: Path, progress: ProgressFn = lambda _: None) -> dict
                     weights[name.removeprefix("transformer.")] = file.get_tensor(name)
                     progress((number + (index + 1) / len(names)) / len(paths))
         except SafetensorError as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
+            raise LoadFailure(f"{path} is damaged: copy or download it again.") from error
     return weights
 
 
@@ -261,12 +283,12 @@ def _weight_files(directory: Path) -> list[Path]:
     if index.is_file():
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
         if any(Path(name).name != name for name in names):
-            raise ValueError(f"{index} names files outside its directory")
+            raise LoadFailure(f"{index} names files outside its directory: save the checkpoint again.")
         return [directory / name for name in names]
     whole = directory / "model.safetensors"
     paths = [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
     if not paths:
-        raise FileNotFoundError(f"{directory} has no *.safetensors file")
+        raise LoadFailure(f"{directory} has no *.safetensors file, and Tercet reads no other format.")
     return paths
 
 

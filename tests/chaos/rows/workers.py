@@ -1,16 +1,20 @@
-"""R1, R4, R15: workers that are killed, stopped, hang or start."""
+"""R1, R4, R5, R8, R15: workers that are killed, stopped, hang, fail, are slow or start."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
+import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 
 import psutil
 
-from tests.chaos.http_client import Answer, Connection, completion_request, find_fault
+from deploy.bench.harness.rounds import percentile
+from tests.chaos.http_client import Answer, Connection, completion_request, exchange, find_fault
 from tests.chaos.instance import endpoint_of, serving
 from tests.chaos.load import Load, count_failures, milliseconds
 from tests.chaos.measure import Context, Findings, Jitter, metric
@@ -134,3 +138,98 @@ def serve_only_from_warm_slots(context: Context, findings: Findings) -> None:
 
 def _num_warm(tercet: Tercet) -> int:
     return sum(slot["state"] == "warm" for slot in tercet.slots())
+
+
+def end_after_device_errors(context: Context, findings: Findings) -> None:
+    """R5. Requests whose seed makes the device fail, and pairs of requests whose seed runs out of memory.
+
+    A failed branch is retried on other slots, which fail too. Failures and exits are paired in their order: each
+    process ends a fixed time after its failure.
+    """
+    wanted = context.amount(5, 50)
+    gone_ms: list[float] = []
+    with serving(
+        context.directory(), models="embedded*4", test_faults="601=device,602=oom", placement="pack"
+    ) as tercet:
+        endpoint = endpoint_of(tercet)
+        num_rounds = 0
+        while len(gone_ms) < wanted and num_rounds < wanted:
+            num_rounds += 1
+            before = pids(tercet)
+            num_events = len(tercet.events("engine_failed"))
+            with _Exits(before) as exits:
+                seed, num_requests = ((601, 1), (602, 2))[num_rounds % 2]
+                for _ in range(num_requests):
+                    exchange(endpoint, completion_request(seed=seed, n_samples=1, length=4, max_time=5))
+                time.sleep(1.0)
+            if not exits.times:
+                findings.shortfalls.append(f"round {num_rounds}: no process ended after its failure")
+                break
+            failed_at = [
+                datetime.fromisoformat(line["timestamp"]).timestamp() for line in tercet.events("engine_failed")
+            ][num_events:][-len(exits.times) :]
+            gone_ms += [1e3 * (gone - failed) for failed, gone in zip(failed_at, sorted(exits.times), strict=True)]
+            wait_until_replaced(tercet, [pid for pid in before if not psutil.pid_exists(pid)])
+    findings.figures |= {"rounds": num_rounds, "processes that failed": len(gone_ms)}
+    findings.at_most("gone after the failure, max ms", max(gone_ms), 500.0)
+
+
+class _Exits:
+    """When processes end, on the clock of `time.time()`, to a few milliseconds."""
+
+    def __init__(self, pids_: list[int]) -> None:
+        self.times: list[float] = []
+        self._alive = {psutil.Process(pid) for pid in pids_}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> _Exits:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.003):
+            for process in [process for process in self._alive if not process.is_running()]:
+                self.times.append(time.time())
+                self._alive.remove(process)
+
+
+def pass_by_busy_and_slow_slots(context: Context, findings: Findings) -> None:
+    """R8. Slot 1 takes five times as long for a token as slot 0; each has room for one branch.
+
+    First requests one after another, which slot 0 can serve; then requests while a long one occupies slot 0, which
+    slot 1 can serve at once. What a request waits is its time without the time of its branch. In some requests a
+    rejected completion is replaced, which is no waiting: hence the share of 90 %.
+    """
+    num_requests = context.amount(12, 240) // 2
+    with serving(context.directory(), models="embedded*2", max_batch="1", test_step_delay_ms="0=5,1=25") as tercet:
+        endpoint = endpoint_of(tercet)
+        rng = random.Random(context.seed)
+        with Connection(endpoint) as connection, Connection(endpoint) as long_connection:
+
+            def ask() -> Answer:
+                request = completion_request(f"Number {rng.randrange(10**6)}", length=12, n_samples=1)
+                return connection.exchange(request)
+
+            for _ in range(6):  # the slots' speeds are measured
+                ask()
+            singles = [ask() for _ in range(num_requests)]
+            passing: list[Answer] = []
+            with ThreadPoolExecutor(1) as pool:
+                while len(passing) < num_requests:
+                    occupant = pool.submit(long_connection.exchange, completion_request(length=256, n_samples=1))
+                    time.sleep(0.1)
+                    while not occupant.done() and len(passing) < num_requests:
+                        passing.append(ask())
+                    occupant.result()
+    findings.none_of("failed requests", dict(count_failures(singles + passing)))
+    on_fast = sum(answer.document()["sentences"][0]["slot"] == 0 for answer in singles) / len(singles)
+    findings.figures["requests"] = len(singles) + len(passing)
+    findings.at_least("share on the fast slot while it is free", on_fast, 0.9)
+    for name, answers in (("past the slow slot", singles), ("past the busy slot", passing)):
+        waited_ms = [1e3 * (answer.seconds - answer.document()["sentences"][0]["time"]) for answer in answers]
+        findings.at_most(f"{name}: waited, p90 ms", percentile(waited_ms, 0.9), 100.0)

@@ -156,6 +156,16 @@ def test_a_prefix_from_the_server_does_not_open_a_route(keyed: Gateway) -> None:
 
 
 @pytest.mark.parametrize(
+    "host", ["localhost/health/live", "localhost?", "[::1]/", "127.0.0.1", "localhost:80", "", "*"]
+)
+def test_no_host_opens_a_route(make_echo: Make, key_path: Path, key: str, host: str) -> None:
+    for hosts in ("notes.example", "*"):
+        gateway = make_echo(keys=str(key_path), hosts=hosts)
+        response = gateway.client.simulate_get("/metrics", headers={"Host": host})
+        assert response.status_code in {401, 421}
+
+
+@pytest.mark.parametrize(
     "header",
     [
         ("Authorization", "Bearer {key}"),

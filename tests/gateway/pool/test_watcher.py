@@ -14,10 +14,10 @@ import structlog
 
 from gateway.pool.admission import Admission
 from gateway.pool.client import STATE_SILENCE_S, BranchError
-from gateway.pool.watcher import PoolWatcher
+from gateway.pool.watcher import FailureTotals, PoolWatcher
 from shared.errors import NotReady
 from shared.plan import Plan, Slot
-from shared.protocol import Accepted, GenerateRequest, State
+from shared.protocol import Accepted, GenerateRequest, SlotState, State
 from tests.gateway.pool.helpers import END, HEAD, Answer, chunk, line, serving, until
 
 
@@ -131,3 +131,18 @@ def test_requests_that_wait_are_refused_when_no_worker_comes(short_path: Path) -
     with pytest.raises(NotReady, match="none is starting"):
         admission.reserve("small", 3, begin + 30)
     assert 0.2 < time.monotonic() - begin < 5
+
+
+def test_failures_of_replaced_workers_stay_counted() -> None:
+    totals = FailureTotals()
+
+    def counters(pid: int, state: SlotState = "warm", **failures: int) -> dict[str, float]:
+        own = {f"failures.{kind}": count for kind, count in failures.items()}
+        return totals.added_to(State(state=state, pid=pid, counters={"restarts": 2.0, **own})).counters
+
+    assert counters(1) == {"restarts": 2}
+    assert counters(1, hang=1) == {"restarts": 2, "failures.hang": 1}
+    assert totals.added_to(State(state="down", pid=1)).counters == {"failures.hang": 1}
+    assert counters(2) == {"restarts": 2, "failures.hang": 1}
+    assert counters(2, hang=2, device_error=1) == {"restarts": 2, "failures.hang": 3, "failures.device_error": 1}
+    assert counters(2, hang=2, device_error=1) == counters(3)

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import MappingProxyType
@@ -30,7 +31,8 @@ import psutil
 import pytest
 from safetensors.numpy import save_file
 
-from workers.checkpoints.resolve import EMBEDDED, CheckpointError, resolve, resolve_default
+from shared.weights import weights_digest
+from workers.checkpoints.resolve import EMBEDDED, EMBEDDED_SHA256, CheckpointError, resolve, resolve_default
 
 ROOT = Path(__file__).parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -79,6 +81,7 @@ def test_embedded() -> None:
     found = resolve("embedded")
     assert (found.name, found.source, found.warning) == ("embedded", "embedded", None)
     assert (found.n_ctx, found.vocab_size) == (1024, 8192)
+    assert weights_digest(Path(found.directory)) == EMBEDDED_SHA256
     assert Path(found.directory) == ROOT / "workers/checkpoints/embedded"
 
 
@@ -149,6 +152,10 @@ def _cut(path: Path, num_bytes: int) -> None:
     path.write_bytes(path.read_bytes()[:num_bytes])
 
 
+def _write_with(field: str, value: object, directory: Path) -> None:
+    write(directory, {**CONFIG, field: value})
+
+
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing there": (shutil.rmtree, "is not a directory"),
     "a file": (_make_file, "is not a directory"),
@@ -160,7 +167,19 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "config no object": (lambda d: (d / "config.json").write_text("[]"), "not hold a JSON object"),
     "remote code": (lambda d: write(d, {**CONFIG, "auto_map": {}}), "run code .*auto_map"),
     "not GPT-2": (lambda d: write(d, {**CONFIG, "model_type": "llama"}), "'llama'.*GPT-2 only"),
-    "no sizes": (lambda d: write(d, {"model_type": "gpt2"}), "no usable n_embd, n_inner, n_layer"),
+    "no sizes": (
+        lambda d: write(d, {"model_type": "gpt2"}),
+        r"no usable n_embd \(.*, n_head \(.*, n_inner \(.*, n_layer \(",
+    ),
+    **{
+        f"{field} {value}": (partial(_write_with, field, value), rf"no usable {field} \(a whole number from 1 to \d+\)")
+        for field in ("n_embd", "n_layer", "n_head", "n_inner", "n_positions", "vocab_size")
+        for value in (10**9, 10**18, -1, 1e9, True, "12", [12])
+    },
+    "deep JSON": (lambda d: (d / "config.json").write_text("[" * 100_000), r"config\.json is damaged, it is not JSON"),
+    "heads": (lambda d: write(d, {**CONFIG, "n_head": 3}), "n_embd is no multiple of n_head"),
+    "epsilon": (lambda d: write(d, {**CONFIG, "layer_norm_epsilon": float("nan")}), "layer_norm_epsilon is no number"),
+    "end token": (lambda d: write(d, {**CONFIG, "eos_token_id": [1]}), "eos_token_id is no token id"),
     "another vocabulary": (
         lambda d: write(d, {**CONFIG, "vocab_size": 50257}),
         r"wte\.weight is F32 \[8192, 4\] where config\.json asks for \[50257, 4\]",
@@ -266,22 +285,25 @@ class _HubHandler(BaseHTTPRequestHandler):
                     time.sleep(0.1)
         elif hub.status != 200 or hub.page is not None:
             self._send(hub.page or b"no", status=hub.status)
-        elif match := re.fullmatch(r"/api/models/([\w-]+/\w+)(?:/revision/main)?", path):
-            self._send_listing(match[1])
+        elif match := re.fullmatch(r"/api/models/([\w-]+/\w+)(?:/revision/(.+))?", path):
+            self._send_listing(match[1], match[2])
         elif match := re.fullmatch(rf"/api/models/([\w-]+/\w+)/tree/{COMMIT}", path):
             self._send_tree(match[1])
-        elif match := re.fullmatch(rf"/([\w-]+/\w+)/resolve/(?:main|{COMMIT})/(.+)", path):
+        elif match := re.fullmatch(rf"/([\w-]+/\w+)/resolve/(?:main|v1|{COMMIT})/(.+)", path):
             self._send_file(match[1], match[2])
         else:
             self._send(b"unknown", status=404)
 
-    def _send_listing(self, repository: str) -> None:
+    def _send_listing(self, repository: str, revision: str | None) -> None:
+        if revision not in (None, "main", "v1", COMMIT):
+            self._send(b"{}", status=404, headers={"X-Error-Code": "RevisionNotFound"})
+            return
         files = self.server.repositories.get(repository)
         if files is None:
             # As the real hub answers for private and for missing repositories.
             self._send(b"{}", status=401, headers={"X-Error-Code": "RepoNotFound"})
             return
-        siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
+        siblings = [{"rfilename": name, "size": len(data), **_digests(name, data)} for name, data in files.items()]
         self._send(json.dumps({"id": repository, "sha": COMMIT, "siblings": siblings}).encode())
 
     def _send_tree(self, repository: str) -> None:
@@ -328,6 +350,14 @@ class _HubHandler(BaseHTTPRequestHandler):
         """No log."""
 
 
+def _digests(name: str, data: bytes) -> dict[str, Any]:
+    """What the hub lists: a git object id of small files, a SHA-256 of weights, which it keeps by git-lfs."""
+    if name.endswith(".safetensors"):
+        sha256 = hashlib.sha256(data).hexdigest()
+        return {"blobId": "0" * 40, "lfs": {"sha256": sha256, "size": len(data), "pointerSize": 130}}
+    return {"blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()}
+
+
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub with one small repository, `org/tiny`; an empty cache; a client configured for this hub only."""
@@ -355,7 +385,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def test_fetched_once_and_then_without_a_hub(hub: Hub) -> None:
     reports: list[tuple[str, float]] = []
     first = resolve("tiny", "org/tiny", on_progress=lambda stage, fraction: reports.append((stage, fraction)))
-    assert (first.name, first.source, first.warning, first.n_ctx) == ("tiny", "hub", None, 32)
+    assert (first.name, first.source, first.n_ctx) == ("tiny", f"hub:org/tiny@{COMMIT}", 32)
+    assert first.warning is None
     assert reports[0] == ("asking the model hub", 0.0)
     assert [stage for stage, fraction in reports if fraction == 1.0][-1] == "model.safetensors"
     assert all(0 <= fraction <= 1 for _, fraction in reports)
@@ -382,12 +413,32 @@ def test_an_incomplete_cache_is_completed(hub: Hub, harm: str) -> None:
     assert file.stat().st_size == len(hub.repositories["org/tiny"]["model.safetensors"])
 
 
-def test_a_file_damaged_in_transit_is_refused(hub: Hub) -> None:
-    hub.spoiled = "model.safetensors"
-    with pytest.raises(CheckpointError, match=r"^Model\.safetensors arrived damaged from the model hub: "):
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])  # SHA-256, and git's object id
+def test_a_file_damaged_in_transit_is_refused(hub: Hub, file: str) -> None:
+    hub.spoiled = file
+    sentence = rf"^{re.escape(file.capitalize())} arrived damaged from the model hub: "
+    with pytest.raises(CheckpointError, match=sentence):
         resolve("tiny", "org/tiny")
     hub.spoiled = None
-    assert resolve("tiny", "org/tiny").source == "hub"
+    assert resolve("tiny", "org/tiny").source == f"hub:org/tiny@{COMMIT}"
+
+
+@pytest.mark.parametrize("revision", ["v1", COMMIT])
+def test_a_pinned_revision_is_fetched_and_then_served_from_the_cache(hub: Hub, revision: str) -> None:
+    found = resolve("tiny", f"org/tiny@{revision}")
+    assert found.source == f"hub:org/tiny@{COMMIT}"
+    assert Path(found.directory).name == COMMIT
+    assert not any("/main" in path for path in hub.requests)
+    hub.requests.clear()
+    assert resolve("tiny", f"org/tiny@{revision}") == found
+    assert hub.requests == []
+
+
+def test_a_revision_that_the_hub_lacks_is_refused_by_its_name(hub: Hub) -> None:
+    with pytest.raises(CheckpointError, match=r"^The model hub has no org/tiny@v9, or .*--revision v9"):
+        resolve("tiny", "org/tiny@v9")
+    with pytest.raises(CheckpointError, match="names no revision after the @"):
+        resolve("tiny", "org/tiny@")
 
 
 def test_a_killed_download_is_not_used(hub: Hub) -> None:
@@ -442,7 +493,8 @@ def test_an_unavailable_model_is_refused_with_every_alternative(hub: Hub) -> Non
 def test_default_is_small_if_the_hub_has_it(hub: Hub) -> None:
     hub.repositories["openai-community/gpt2"] = hub.repositories["org/tiny"]
     found = resolve_default()
-    assert (found.name, found.source, found.warning, found.n_ctx) == ("small", "hub", None, 32)
+    source = f"hub:openai-community/gpt2@{COMMIT}"
+    assert (found.name, found.source, found.warning, found.n_ctx) == ("small", source, None, 32)
 
 
 @pytest.mark.parametrize(

@@ -108,11 +108,13 @@ def test_after_a_fatal_device_error_no_later_request_is_served(tiny: LoadedModel
             assert status.failures == {"device_error": 1}
 
 
-def test_values_that_are_not_numbers_fail_the_request_and_repeated_are_fatal(tiny: LoadedModel) -> None:
-    """A position whose embedding is NaN: prompts that reach it, and what their pages cached, are affected."""
-    embedding = tiny.model.position_embedding.clone()
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"], ids=["CPU path", "GPU path on a CPU"])
+def test_values_that_are_not_numbers_fail_the_request_and_repeated_are_fatal(device: str) -> None:
+    """Positions whose embedding is NaN: so are the keys and values that prompts of that length leave in the cache."""
+    model = build(TINY, peaked_weights(TINY), "fp32", device=device)
+    embedding = model.position_embedding.clone()
     embedding[400:] = float("nan")
-    damaged = LoadedModel(replace(tiny.model, position_embedding=embedding), "cpu", "fp32")
+    damaged = LoadedModel(replace(model, position_embedding=embedding), device, "fp32")
     with faulty_engine(damaged) as (engine, fatal):
         good = engine.submit(request(GOOD)).result()
         bad = engine.submit(request(GOOD, prompt=(3,) * 410)).result()

@@ -15,17 +15,13 @@ written as vector instructions, because no compiler vectorizes them as well.
 
 from __future__ import annotations
 
-from workers.engine.cpu.kernels.compile_cache import use_content_keyed_cache
-
-use_content_keyed_cache()  # before the imports below, which decorate functions
-
-from workers.engine.cpu.kernels.activations import activate  # noqa: E402
-from workers.engine.cpu.kernels.attention import attend  # noqa: E402
-from workers.engine.cpu.kernels.int8 import HAS_AMX, HAS_DOT_PRODUCTS, multiply  # noqa: E402
-from workers.engine.cpu.kernels.kv_store import store_kv  # noqa: E402
-from workers.engine.cpu.kernels.norms import add_and_norm, scale  # noqa: E402
-from workers.engine.cpu.kernels.sampling import advance, sample  # noqa: E402
-from workers.engine.cpu.kernels.team import KernelCall, Program, ThreadTeam  # noqa: E402
+from workers.engine.cpu.kernels.activations import activate
+from workers.engine.cpu.kernels.attention import attend
+from workers.engine.cpu.kernels.int8 import HAS_AMX, HAS_DOT_PRODUCTS, multiply
+from workers.engine.cpu.kernels.kv_store import store_kv
+from workers.engine.cpu.kernels.norms import add_and_norm, scale
+from workers.engine.cpu.kernels.sampling import advance, sample
+from workers.engine.cpu.kernels.team import KernelCall, Program, ThreadTeam
 
 __all__ = [
     "HAS_AMX",

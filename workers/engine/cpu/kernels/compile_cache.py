@@ -7,6 +7,8 @@ load kernels that still contain the old helper. The directory's name holds a dig
 from __future__ import annotations
 
 import hashlib
+import logging
+import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +17,10 @@ import llvmlite
 import numba
 import numpy as np
 from llvmlite import binding
+
+# Directories of other keys that stay, those used last: two versions, or two types of CPU, may share a place.
+MAX_OTHERS = 2
+log = logging.getLogger(__name__)
 
 
 def sources() -> list[Path]:
@@ -34,7 +40,7 @@ def content_key(paths: Iterable[Path], *versions: str) -> str:
 
 
 def cache_directory(base: Path, key: str) -> Path:
-    """The directory for `key` under `base`, made if missing.
+    """The directory for `key` under `base`, made if missing; of other keys' directories MAX_OTHERS stay.
 
     Raises:
         OSError: if it cannot be written to.
@@ -42,14 +48,29 @@ def cache_directory(base: Path, key: str) -> Path:
     directory = base / f"numba-{key}"
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=directory):
-        return directory
+        pass
+    directory.touch()
+    others = [path for path in base.glob("numba-*") if path != directory and not path.is_symlink()]
+    for old in sorted(others, key=_used_at, reverse=True)[MAX_OTHERS:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return directory
 
 
-def use_content_keyed_cache() -> None:
+def _used_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another process has removed it
+        return 0.0
+
+
+def use_content_keyed_cache() -> bool:
     """Points numba at the cache directory; without effect on functions that have been decorated already.
 
     The directory lies in numba's own setting (`NUMBA_CACHE_DIR`) if there is one, else in the package's `__pycache__`,
-    or in the user's cache directory where that is read-only. Where none can be written to, numba's default applies.
+    or in the user's cache directory where that is read-only.
+
+    Returns:
+        False if none can be written to: kernels can then be compiled, but not cached.
     """
     versions = numba.__version__, llvmlite.__version__, np.__version__, binding.get_host_cpu_name()
     key = content_key(sources(), *versions)
@@ -60,4 +81,9 @@ def use_content_keyed_cache() -> None:
             numba.config.CACHE_DIR = str(cache_directory(base.expanduser(), key))
         except (OSError, RuntimeError):  # read-only; no home directory
             continue
-        return
+        return True
+    log.warning(
+        "Compiled kernels cannot be cached, so each worker compiles them at its start, for half a minute: set "
+        "TERCET_CACHE_DIR to a directory that can be written to."
+    )
+    return False

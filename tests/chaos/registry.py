@@ -1,0 +1,215 @@
+"""The rows of docs/RELIABILITY.md, in the order of their measurement, and what is not measured."""
+
+from __future__ import annotations
+
+from tests.chaos.measure import Row
+from tests.chaos.rows.clients import (
+    serve_with_few_descriptors,
+    survive_slow_clients,
+    survive_slow_clients_behind_nginx,
+)
+from tests.chaos.rows.deadlines import answer_through_faults, keep_deadlines, stop_for_clients_that_left
+from tests.chaos.rows.inputs import refuse_bad_input
+from tests.chaos.rows.keys import keep_canaries_secret, limit_each_key, reveal_no_other_text
+from tests.chaos.rows.lifecycle import (
+    refuse_while_draining,
+    reload_and_restart_without_loss,
+    stop_without_loss,
+    survive_a_killed_supervisor,
+)
+from tests.chaos.rows.overload import refuse_overload
+from tests.chaos.rows.protocol import close_on_ambiguous_framing, listen_privately, refuse_above_limits
+from tests.chaos.rows.soak import hold_no_more_after_many_requests
+from tests.chaos.rows.tested import run_tests
+from tests.chaos.rows.workers import (
+    answer_despite_hanging_workers,
+    end_after_device_errors,
+    kill_workers,
+    pass_by_busy_and_slow_slots,
+    serve_only_from_warm_slots,
+)
+
+ROWS = (
+    Row(
+        "R1",
+        "A random warm worker killed (-9) whenever all are warm: 0 failed requests; p99 at most calm p99 + one retry",
+        kill_workers,
+    ),
+    Row(
+        "R2",
+        "0 failed across HUP of either pool, and across stop and start behind a kept socket",
+        reload_and_restart_without_loss,
+    ),
+    Row(
+        "R3",
+        "On TERM accepted work finishes, readiness turns 503 first, exit at most grace + 1 s, no process left",
+        stop_without_loss,
+    ),
+    Row(
+        "R4",
+        "Worker stopped (SIGSTOP), or its engine looping: caller answered by its deadline + 100 ms, worker replaced",
+        answer_despite_hanging_workers,
+    ),
+    Row(
+        "R5",
+        "A fatal device error, or a second out-of-memory error in a row: the process is gone in 500 ms",
+        end_after_device_errors,
+    ),
+    Row(
+        "R6",
+        "Deadline kept within 50 ms for 99 % (250 ms for all), also against a worker that drips a byte a second; "
+        "generation stops within one step",
+        keep_deadlines,
+    ),
+    Row(
+        "R7",
+        "10× overload: goodput at least 90 % of peak; refusals p99 at most 50 ms, max 250 ms, 503 or 429 with "
+        "`Retry-After`; queue never past its bound",
+        refuse_overload,
+    ),
+    Row(
+        "R8",
+        "One slot busy, or five times slower than the other: requests that the other can serve are not held behind it",
+        pass_by_busy_and_slow_slots,
+    ),
+    Row(
+        "R9",
+        "Branch outcomes {ok, crash, timeout, 5xx, garbage, oversize}³: all 216 merged rightly",
+        run_tests("tests/gateway/api/test_branch_outcomes.py"),
+    ),
+    Row(
+        "R10",
+        "Rolling change of model, slot by slot, under load: 0 failed, no answer mixes models",
+        run_tests("tests/e2e", only="rolling or mixes or change_of_model"),
+    ),
+    Row(
+        "R11",
+        "500 clients that drip header, body or reading, through nginx: others' p99 at most doubles, 0 failed",
+        survive_slow_clients_behind_nginx,
+    ),
+    Row(
+        "R12",
+        "Client gone, over HTTP and TLS: its sequences free within 200 ms; disconnects leak no sequence, descriptor or "
+        "thread",
+        stop_for_clients_that_left,
+    ),
+    Row(
+        "R13",
+        "Bad inputs: no 5xx, all 4xx problem+json, none takes a worker",
+        refuse_bad_input,
+    ),
+    Row(
+        "R14",
+        "Soak: after warm-up memory grows at most 5 MB a process, descriptors and threads by 0",
+        hold_no_more_after_many_requests,
+    ),
+    Row(
+        "R15",
+        "Cold starts: no request ever reaches a slot that is not warm",
+        serve_only_from_warm_slots,
+    ),
+    Row(
+        "R16",
+        "Chaos proxy between gateway and workers: every client gets one well-formed answer by its deadline + 100 ms",
+        answer_through_faults,
+    ),
+    Row(
+        "R20",
+        "`tercet serve` killed (-9) under load: started again at once, it serves; what the gateway had accepted gets "
+        "an answer or a refusal, none a reset",
+        survive_a_killed_supervisor,
+    ),
+    Row(
+        "R21",
+        "A reload whose new workers cannot load: the old workers serve on, the next reload and TERM work, the failure "
+        "is reported",
+        run_tests("tests/e2e", only="reload and (fail or cannot)"),
+    ),
+    Row(
+        "R22",
+        "1,150 idle connections at `ulimit -n 1024`; 128 descriptors: no request in flight is lost, refusals are clear",
+        serve_with_few_descriptors,
+    ),
+    Row(
+        "R23",
+        "A draining gateway accepts nothing: refused at once, no connection hangs or is reset; a stream that is cut "
+        "says `error`",
+        refuse_while_draining,
+    ),
+    Row(
+        "S1",
+        "Every route × method × path trick: 401 unless open; a new route is closed until listed",
+        run_tests("tests/gateway/middleware/test_keys.py", "tests/e2e/test_keys.py"),
+    ),
+    Row(
+        "S2",
+        "Keys kept as SHA-256, compared in constant time, all scanned; no key file and not on loopback: refuses to "
+        "start",
+        run_tests("tests/shared/test_keys.py", "tests/shared/test_startup.py", "tests/deploy/test_cli.py"),
+    ),
+    Row(
+        "S3",
+        "Limits at +1: 411, 413, 414, 422, 431; at most 64 KiB read of a 1 GB upload",
+        refuse_above_limits,
+    ),
+    Row(
+        "S4",
+        "A key's rate within ±1 of theory from 8 threads; one key's flood leaves another's latency alone",
+        limit_each_key,
+    ),
+    Row("S5", "Workers listen on no TCP port; sockets 0600", listen_privately),
+    Row(
+        "S6",
+        "Canary prompts and keys: none in logs (debug), metrics, errors",
+        keep_canaries_secret,
+    ),
+    Row(
+        "S7",
+        "A pickle checkpoint or remote code is refused; nothing of it runs",
+        run_tests("tests/workers/checkpoints", only="pickle or untrusted or remote or refused"),
+    ),
+    Row(
+        "S9",
+        "The SBOM matches the lock; the audit passes only if every package was audited",
+        run_tests("tests/deploy/test_requirements.py"),
+    ),
+    Row(
+        "S11",
+        "Origins and Host: only those listed",
+        run_tests("tests/gateway/middleware/test_origins.py"),
+    ),
+    Row(
+        "S12",
+        "The run directory: only files that this instance made are removed, only after it started; symlinks and "
+        "foreign directories refused",
+        run_tests(
+            "tests/shared/test_run_directory.py",
+            "tests/e2e/test_pools.py",
+            only="run_directory or refused_start or second_serve",
+        ),
+    ),
+    Row(
+        "S13",
+        "300 clients that drip header or body, 230 that pipeline and never read, over HTTP and TLS, no nginx: others' "
+        "p99 at most doubles, stop takes no longer",
+        survive_slow_clients,
+    ),
+    Row(
+        "S14",
+        "No answer (`cached_tokens`, times) reveals what another key or session has written",
+        reveal_no_other_text,
+    ),
+    Row(
+        "S15",
+        "Ambiguous framing: connection closed, nothing of a body in a log at any level; no core dump holds a prompt",
+        close_on_ambiguous_framing,
+    ),
+)  # fmt: skip
+
+NOT_MEASURED = {
+    "R17, R18, S8, D1, D2": "they are promises of deployments (Ray, systemd, containers, SageMaker), which do not "
+    "exist yet",
+    "R19, S10": "they are promises of jobs, which do not exist yet",
+    "S9, advisories": "`make audit` needs the advisory service; run it where that can be reached",
+    "S11, in a browser": "the browser tests of `make test` show it",
+}

@@ -1,0 +1,43 @@
+"""Rows of docs/RELIABILITY.md in the short form, with few pools; `-s` prints their figures.
+
+Timing promises have the bounds of the table. Where a bound is an absolute time, the row adds how late a sleeping thread
+woke up in this process meanwhile (`measure.Jitter`); where it is a ratio, both figures come from the same run.
+
+Rows of which other tests show the short form:
+
+| row | test |
+|---|---|
+| R2 | tests/e2e/test_pools.py (HUP of either pool under load), tests/e2e/test_lifecycle.py (a kept socket) |
+| R9 | tests/gateway/api/test_branch_outcomes.py |
+| S1 | tests/gateway/middleware/test_keys.py, tests/e2e/test_keys.py |
+| S2 | tests/shared/test_keys.py, tests/shared/test_startup.py |
+| S7 | tests/workers/checkpoints |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from tests.chaos.measure import Context
+from tests.chaos.registry import ROWS
+from tests.chaos.report import figures
+
+SHORT_ROWS = ("R1", "R4", "R6", "R7", "R12", "R13", "S3", "S5", "S6")
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Context]:
+    context = Context(tmp_path_factory.mktemp("c"), "short", seed=1, console=Console(stderr=True))
+    yield context
+    context.close()
+
+
+@pytest.mark.parametrize("name", SHORT_ROWS)
+def test_the_promise_holds_in_the_short_form(name: str, context: Context) -> None:
+    [row] = [row for row in ROWS if row.name == name]
+    result = row.run(context)
+    print(f"\n{result.row} ({result.elapsed_s:.1f} s): {figures(result)}")
+    assert result.shortfalls == []

@@ -1,0 +1,142 @@
+"""Engines that fail in real workers: replaced in time, while the other slot serves. And workers that may write little.
+
+The instance runs as a user other than root, to whom the code, the home directory and the kernels in `__pycache__` are
+read-only: what it writes is in its run and cache directories.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numba
+import psutil
+import pytest
+
+from tests.e2e.harness import Tercet, until
+from workers.engine.cpu import kernels
+
+NOBODY = 65534
+DEVICE, HANG = 901, 902
+# setpriv leaves the right to read all files: this machine's Python may lie in a directory of root's.
+AS_NOBODY = [
+    *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+    *("--inh-caps=-all,+dac_read_search", "--ambient-caps=+dac_read_search"),
+]
+
+
+@pytest.fixture(scope="module")
+def tercet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
+    base = tmp_path_factory.mktemp("t")
+    cache = base / "cache"
+    faults = f"{DEVICE}=device,{HANG}=hang"
+    instance = Tercet(base, models="embedded*2", hang_s="1", test_faults=faults, cache_dir=str(cache))
+    assert kernels.__file__ is not None
+    compiled = Path(numba.config.CACHE_DIR)  # a copy, because compiling takes half a minute
+    shutil.copytree(compiled, cache / compiled.name)
+    instance.run_dir.mkdir(mode=0o700)
+    is_root = os.geteuid() == 0
+    if is_root:
+        for path in (instance.run_dir, cache, *cache.rglob("*")):
+            os.chown(path, NOBODY, NOBODY)
+    instance.environ["HOME"] = "/nonexistent"
+    instance.start(*(AS_NOBODY if is_root else ()), sys.executable, "-m", "deploy", "serve")
+    try:
+        instance.wait_until_warm()
+        yield instance
+        assert instance.stop() == 0
+    finally:
+        if instance.process.poll() is None:
+            instance.process.kill()
+
+
+def slot_socket(tercet: Tercet, index: int) -> httpx.Client:
+    """A client of one slot's worker; by the gateway, a request that fails is retried on the other."""
+    return httpx.Client(transport=httpx.HTTPTransport(uds=str(tercet.run_dir / f"slot-{index}.sock")), timeout=10)
+
+
+def pid_of(tercet: Tercet, index: int) -> int:
+    return int(tercet.slots()[index]["pid"])
+
+
+def failures(tercet: Tercet, index: int, kind: str) -> bool:
+    return f'tercet_slot_failures_total{{kind="{kind}",slot="{index}"}}' in tercet.client.get("/metrics").text
+
+
+def test_a_user_that_may_not_write_to_code_and_home_is_served(tercet: Tercet) -> None:
+    assert len(tercet.ask()["sentences"]) == 3
+    if os.geteuid() == 0:
+        assert {process.uids().real for processes in tercet.processes().values() for process in processes} == {NOBODY}
+    assert "cannot be cached" not in tercet.log()
+
+
+def test_fifty_clients_that_hang_up_leave_no_sequence_descriptor_or_thread(tercet: Tercet) -> None:
+    worker = psutil.Process(pid_of(tercet, 0))
+    body = json.dumps({"prompt": "The sea", "sampling": {"max_new_tokens": 900}}).encode()
+    head = f"POST /generate HTTP/1.1\r\nHost: slot\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+    def hang_up(slot: httpx.Client) -> float:
+        """Until the sequence is gone, in seconds."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(tercet.run_dir / "slot-0.sock"))
+            client.sendall(head + body)
+            while b"accepted" not in client.recv(4096):
+                pass
+        began = time.monotonic()
+        until(lambda: 'in_flight_branches{slot="0"} 0.0' in slot.get("http://slot/metrics").text, 5, "no sequence left")
+        return time.monotonic() - began
+
+    with slot_socket(tercet, 0) as slot:
+        for _ in range(10):  # the pool's threads start as they are needed
+            hang_up(slot)
+        before = worker.num_fds(), worker.num_threads()
+        took = [hang_up(slot) for _ in range(50)]
+        until(lambda: worker.num_fds() <= before[0], 5, "no descriptor left")
+        assert worker.num_threads() <= before[1] + 2
+    assert sorted(took)[48] < 0.2
+
+
+def test_after_a_device_error_the_process_is_gone_in_500_ms_and_replaced(tercet: Tercet) -> None:
+    index = 1
+    worker = psutil.Process(pid_of(tercet, index))
+    request = {"prompt": "The sea", "seed": DEVICE}
+    with slot_socket(tercet, index) as slot:
+        began = time.monotonic()
+        lines = [json.loads(line) for line in slot.post("http://slot/generate", json=request).text.splitlines()]
+        until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 2, "the worker gone")
+        assert time.monotonic() - began < 0.5
+    assert lines[-1]["event"] == "failed"
+    assert lines[-1]["code"] == "device_error"
+    assert "illegal" not in lines[-1]["detail"]
+    for _ in range(3):  # by the other slot, meanwhile
+        assert len(tercet.ask()["sentences"]) == 3
+    tercet.wait_until_warm()
+    assert pid_of(tercet, index) != worker.pid
+    assert failures(tercet, index, "device_error")
+
+
+def test_a_looping_engine_costs_its_caller_no_more_than_its_deadline_and_is_replaced(tercet: Tercet) -> None:
+    before = [pid_of(tercet, index) for index in (0, 1)]
+    began = time.monotonic()
+    fields: dict[str, Any] = {"context": "The sea", "seed": HANG, "n": 1, "max_time": 0.6}
+    response = tercet.client.post("/autocomplete", json=fields)
+    assert time.monotonic() - began < 0.6 + 0.1
+    assert response.status_code == 504
+
+    def is_replaced() -> bool:
+        slots = tercet.slots()
+        pids = [slot["pid"] for slot in slots]
+        return len({*pids, *before}) == 3 and all(slot["state"] == "warm" for slot in slots)
+
+    until(is_replaced, 30, "the hanging worker replaced")
+    hung = next(index for index in (0, 1) if pid_of(tercet, index) != before[index])
+    assert failures(tercet, hung, "hang")
+    assert len(tercet.ask()["sentences"]) == 3

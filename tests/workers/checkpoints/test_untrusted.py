@@ -1,0 +1,173 @@
+"""Checkpoints that would do harm: nothing in them runs, and each is refused with a sentence that says why."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from shared.plan import Model, Slot
+from shared.weights import weights_digest
+from tests.workers.helpers import EMBEDDED, wait_until
+from workers.checkpoints.int8_check import choose_cpu_dtype
+from workers.checkpoints.resolve import CheckpointError, resolve
+from workers.engine.engine import EngineConfig
+from workers.engine.errors import LoadFailure
+from workers.engine.loader import load_model
+from workers.service import SlotService
+from workers.text.tokenizer import Tokenizer
+
+WEIGHTS = "model.safetensors"
+
+
+class _SideEffect:
+    """Unpickled, it creates a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self._marker,)
+
+
+def copy_of_embedded(directory: Path) -> Path:
+    shutil.copytree(EMBEDDED, directory)
+    return directory
+
+
+def change_config(directory: Path, **values: object) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def failed_reason(directory: Path, revision: str = "") -> str:
+    """The reason in the state of a worker that is to load this checkpoint."""
+    slot = Slot(index=0, device="cpu", model="mine", socket="", max_batch=2)
+    model = Model(
+        name="mine", directory=str(directory), source="directory", n_ctx=1024, vocab_size=8192, revision=revision
+    )
+    config = EngineConfig(dtype="fp32", max_batch=2, hang_s=0.0)
+    service = SlotService(slot, model, config, directory / "int8", on_fatal=lambda _: None)
+    service.start()
+    wait_until(lambda: service.state().state in {"failed", "warm"})
+    state = service.state()
+    service.close()
+    assert state.state == "failed"
+    assert state.counters == {"failures.load_error": 1}
+    return state.reason or ""
+
+
+# The file that is a pickle, and the file that is missing.
+PICKLES = {
+    "instead of safetensors": ("pytorch_model.bin", WEIGHTS),
+    "named as safetensors": (WEIGHTS, None),
+    "named as a shard": ("a.safetensors", WEIGHTS),
+    "named as a tokenizer": ("tokenizer.json", None),
+    "named as a configuration": ("config.json", None),
+}
+
+
+@pytest.mark.parametrize("place", PICKLES)
+def test_no_loader_unpickles(place: str, tmp_path: Path) -> None:
+    marker = tmp_path / "was here"
+    data = pickle.dumps(_SideEffect(marker))
+    pickle.loads(data)
+    assert marker.exists()  # the pickle does what it should
+    marker.unlink()
+    directory = copy_of_embedded(tmp_path / "mine")
+    name, missing = PICKLES[place]
+    if missing is not None:
+        (directory / missing).unlink()
+    (directory / name).write_bytes(data)
+    with pytest.raises(CheckpointError):
+        resolve("mine", str(directory))
+    for load in (
+        lambda: load_model(directory),
+        lambda: choose_cpu_dtype(directory, Tokenizer.from_directory(directory, 8192), tmp_path / "cache"),
+    ):
+        with pytest.raises(Exception, match=r"."):  # of any kind: the marker is what matters
+            load()
+    assert str(directory) in failed_reason(directory)
+    assert not marker.exists()
+
+
+def test_a_pickle_next_to_safetensors_is_never_opened(tmp_path: Path) -> None:
+    marker = tmp_path / "was here"
+    directory = copy_of_embedded(tmp_path / "mine")
+    for name in ("pytorch_model.bin", "model.pt", "consolidated.pth", "last.ckpt"):
+        (directory / name).write_bytes(pickle.dumps(_SideEffect(marker)))
+    torch.save({"x": _SideEffect(marker)}, directory / "optimizer.pt")
+    resolve("mine", str(directory))
+    load_model(directory, dtype="fp32")
+    assert not marker.exists()
+
+
+def test_remote_code_is_refused_and_does_not_run(tmp_path: Path) -> None:
+    marker = tmp_path / "was here"
+    directory = copy_of_embedded(tmp_path / "mine")
+    code = f"from pathlib import Path\nPath({str(marker)!r}).touch()\n"
+    for module in ("modeling_gpt2", "tokenization_gpt2", "configuration_gpt2", "__init__", "conftest", "sitecustomize"):
+        (directory / f"{module}.py").write_text(code)
+    change_config(directory, auto_map={"AutoModelForCausalLM": "modeling_gpt2.GPT2"})
+    with pytest.raises(CheckpointError, match="run code that comes with the checkpoint"):
+        resolve("mine", str(directory))
+    assert "run code that comes with the checkpoint" in failed_reason(directory)
+    change_config(directory, auto_map=None)
+    (directory / "config.json").write_text((EMBEDDED / "config.json").read_text())
+    tokenizer = {"auto_map": {"AutoTokenizer": ["tokenization_gpt2.T", None]}, "tokenizer_class": "T"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    resolve("mine", str(directory))
+    load_model(directory, dtype="fp32")
+    assert not marker.exists()
+
+
+def test_a_huge_layer_count_is_refused_at_once(tmp_path: Path) -> None:
+    directory = copy_of_embedded(tmp_path / "mine")
+    change_config(directory, n_layer=10**9)
+    code = f"from workers.checkpoints.resolve import resolve; resolve('mine', {str(directory)!r})"
+    command = [sys.executable, "-c", code]
+    root = Path(__file__).parents[3]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=10, check=False)
+    assert "no usable n_layer (a whole number from 1 to 512)" in done.stderr
+    assert "n_layer" in failed_reason(directory)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_numbers_are_refused_by_their_name(value: float, tmp_path: Path) -> None:
+    directory = copy_of_embedded(tmp_path / "mine")
+    weights = load_file(directory / WEIGHTS)
+    weights["transformer.h.0.mlp.c_fc.bias" if value > 0 else "transformer.wte.weight"].view(-1)[7] = value
+    save_file(weights, directory / WEIGHTS)
+    with pytest.raises(LoadFailure, match=r"(h\.0\.mlp\.c_fc\.bias|wte\.weight) holds values that are not numbers"):
+        load_model(directory, dtype="fp32")
+    assert "not numbers (NaN or infinity)" in failed_reason(directory)
+
+
+def test_weights_that_changed_since_the_plan_are_refused(tmp_path: Path) -> None:
+    directory = copy_of_embedded(tmp_path / "mine")
+    revision = weights_digest(directory)
+    weights = load_file(directory / WEIGHTS)
+    weights["transformer.ln_f.bias"][0] += 1
+    save_file(weights, directory / WEIGHTS)
+    assert "have changed since the slot plan was made" in failed_reason(directory, revision)
+
+
+def test_the_state_names_the_revision_of_the_loaded_weights() -> None:
+    revision = weights_digest(EMBEDDED)
+    slot = Slot(index=0, device="cpu", model="embedded", socket="", max_batch=2)
+    model = Model(
+        name="embedded", directory=str(EMBEDDED), source="embedded", n_ctx=1024, vocab_size=8192, revision=revision
+    )
+    config = EngineConfig(dtype="fp32", max_batch=2, hang_s=0.0)
+    service = SlotService(slot, model, config, Path("unused"), on_fatal=lambda _: None)
+    service.start()
+    wait_until(lambda: service.is_warm)
+    assert service.state().revision == revision
+    service.close()
