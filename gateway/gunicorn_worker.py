@@ -10,7 +10,7 @@ finish, and shortly before the grace ends the remaining ones are cancelled, so t
 reload, or if the master is dead: as TERM, but the listener closes at once.
 
 One file, because all of it changes the state of connections in one thread. It knows neither routes nor dialects. It
-calls methods of gunicorn's `ThreadWorker` that gunicorn does not promise to keep: `tests/gateway/test_gunicorn_worker.py`
+calls methods of gunicorn's `ThreadWorker` that gunicorn does not promise to keep; tests/gateway/test_gunicorn_worker.py
 checks the pinned version.
 """
 
