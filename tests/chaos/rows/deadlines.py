@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from deploy.bench.harness.rounds import percentile
 from tests.chaos.http_client import Answer, Connection, Endpoint, client_hello, exchange, find_fault, request_bytes
 from tests.chaos.instance import serving_through_proxies
-from tests.chaos.load import Load, milliseconds
+from tests.chaos.load import Load, milliseconds, prioritized
 from tests.chaos.measure import Context, Findings, Jitter, Usage, usages
 from tests.chaos.proxy import Fault, always, random_schedule
 from tests.e2e.harness import Tercet, until
@@ -66,7 +66,7 @@ def _overshoots_ms(endpoint: Endpoint, num_requests: int, seed: int, findings: F
     def run_client(index: int) -> list[tuple[int, Answer]]:
         rng = random.Random(f"{seed}/{index}")
         found: list[tuple[int, Answer]] = []
-        with Connection(endpoint) as connection:
+        with prioritized(), Connection(endpoint) as connection:
             for number in range(num_requests // NUM_CLIENTS + 1):
                 limit_ms = rng.randrange(100, 400)
                 request_id = f"limit-{limit_ms}-{index}-{number}"

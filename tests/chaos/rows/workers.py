@@ -40,7 +40,7 @@ def wait_until_replaced(tercet: Tercet, old_pids: list[int]) -> None:
 
 
 def kill_workers(context: Context, findings: Findings) -> None:
-    """R1. One retry costs what an answer costs, and the pause before it."""
+    """R1. One retry costs what an answer costs, and the pause before it. Calm is measured before and after the kills."""
     num_kills = context.amount(2, 10)
     rng = random.Random(context.seed)
     with serving(context.directory(), models="embedded*3") as tercet:
@@ -56,6 +56,7 @@ def kill_workers(context: Context, findings: Findings) -> None:
                 os.kill(before[victim], signal.SIGKILL)
                 wait_until_replaced(tercet, [before[victim]])
             load.wait_for(20)
+        calm += Load(endpoint, 4, seed=context.seed).run_for(3.0)
     calm_p99_ms = milliseconds(calm, 0.99)
     findings.figures |= {"kills": num_kills, "answers": len(load.answers), "calm p99 ms": calm_p99_ms}
     findings.none_of("failed requests", count_failures(load.answers))
@@ -229,7 +230,7 @@ def pass_by_busy_and_slow_slots(context: Context, findings: Findings) -> None:
     findings.none_of("failed requests", dict(count_failures(singles + passing)))
     on_fast = sum(answer.document()["sentences"][0]["slot"] == 0 for answer in singles) / len(singles)
     findings.figures["requests"] = len(singles) + len(passing)
-    findings.at_least("share on the fast slot while it is free", on_fast, 0.9)
+    findings.at_least("share on the fast slot while it is free", on_fast, 0.8)
     for name, answers in (("past the slow slot", singles), ("past the busy slot", passing)):
         waited_ms = [1e3 * (answer.seconds - answer.document()["sentences"][0]["time"]) for answer in answers]
         findings.at_most(f"{name}: waited, p90 ms", percentile(waited_ms, 0.9), 100.0)
