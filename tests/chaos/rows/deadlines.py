@@ -20,7 +20,7 @@ from tests.e2e.harness import Tercet, until
 STEP_S = 0.005
 SLOW = {"test_step_delay_ms": f"0={1e3 * STEP_S:g},1={1e3 * STEP_S:g}"}
 LONG = {"context": "The old man looked at the sea and", "length": 256}
-NUM_CLIENTS = 6  # moderate load: two slots have room for 32 requests
+NUM_CLIENTS = 8  # moderate load: two slots have room for 32 requests
 
 
 def long_request(request_id: str = "", **fields: object) -> bytes:
@@ -68,7 +68,7 @@ def _overshoots_ms(endpoint: Endpoint, num_requests: int, seed: int, findings: F
         found: list[tuple[int, Answer]] = []
         with prioritized(), Connection(endpoint) as connection:
             for number in range(num_requests // NUM_CLIENTS + 1):
-                limit_ms = rng.randrange(100, 400)
+                limit_ms = rng.randrange(50, 250)
                 request_id = f"limit-{limit_ms}-{index}-{number}"
                 found.append((limit_ms, connection.exchange(long_request(request_id, max_time=limit_ms / 1e3))))
         return found

@@ -13,17 +13,17 @@ MAX_GROWTH_MB = 5.0
 
 
 def short_answers(rng: random.Random) -> bytes:
-    """Short, so that the machine serves many; every tenth has a session, and every twentieth a long prompt."""
+    """Short, so that the machine serves many; some have three branches, a session, or a long prompt."""
     number = rng.randrange(10**6)
     context = f"Door {number} opened, and" * (40 if number % 20 == 0 else 1)
     more = {"session": f"s{number % 50}-{number}"} if number % 10 == 0 else {}
-    return completion_request(context, length=1 + number % 3, n_samples=1 + number % 3, **more)
+    return completion_request(context, length=1 + number % 2, n_samples=3 if number % 8 == 0 else 1, **more)
 
 
 def hold_no_more_after_many_requests(context: Context, findings: Findings) -> None:
     """The warm-up fills caches and starts threads; every buffer that is bounded by a count is full then."""
     num_requests = context.amount(1000, 20_000)
-    num_warm_up = num_requests // 2
+    num_warm_up = num_requests // 4
     tercet, endpoint = context.shared()
     load = Load(endpoint, NUM_CLIENTS, seed=context.seed, make_request=short_answers)
     with load.running():

@@ -40,7 +40,7 @@ def wait_until_replaced(tercet: Tercet, old_pids: list[int]) -> None:
 
 
 def kill_workers(context: Context, findings: Findings) -> None:
-    """R1. A retry costs what an answer costs, and the pause before it. Calm is measured before and after the kills."""
+    """R1. One retry costs what an answer costs, and the pause before it. Calm: before and after the kills."""
     num_kills = context.amount(2, 10)
     rng = random.Random(context.seed)
     with serving(context.directory(), models="embedded*3") as tercet:
