@@ -38,7 +38,9 @@ ROOT = Path(__file__).parent.parent
 ROLES = ("workers", "gateway")
 POLL_S = 0.1
 REAP_S = 0.02
-WORKERS_STOP_S = 0.7  # how long before the end of the grace the workers are stopped at the latest
+# How long before the end of the grace the supervisor ceases to wait for a pool. The gateway's requests are cancelled by
+# then, so that workers may end; the kernel needs part of a second to free the memory of a model.
+STOP_MARGIN_S = {"gateway": 0.7, "workers": 0.4}
 KILL_S = 5.0  # after SIGKILL, until a process group is gone; the kernel frees the memory of a model first
 # Restart budget: when more masters than this die within a minute, the instance ends.
 MAX_RESTARTS_PER_MINUTE = 3
@@ -278,14 +280,16 @@ class Supervisor:
             with suppress(ProcessLookupError):
                 master.send_signal(signal.SIGTERM)
             # At the end of the grace the gateway has cancelled what was left, so that the workers need not wait for it.
-            end = deadline - (min(WORKERS_STOP_S, grace_s / 10) if role == "gateway" else 0.0)
+            end = deadline - min(STOP_MARGIN_S[role], grace_s / 10)
             while (master.poll() is None or (role == "gateway" and self._orphans)) and time.monotonic() < end:
                 if self._next_signal() in {signal.SIGTERM, signal.SIGINT}:
                     end = deadline = 0.0  # a second signal ends the grace period
                 self._reap()
                 self._end_orphans(time.monotonic())
         self._end_orphans(float("inf"))
-        for master in self._masters.values():
+        for role, master in self._masters.items():  # the workers first: the gateway may still be sending answers
+            while role == "gateway" and master.poll() is None and time.monotonic() < deadline:
+                time.sleep(REAP_S)
             _signal_group(master, signal.SIGKILL)
         for master in self._masters.values():
             self._end_group(master, signal.SIGKILL, time.monotonic() + KILL_S)

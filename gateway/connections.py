@@ -377,6 +377,17 @@ class ResponseSocket:
             del self._unsent[:num_sent]
 
 
+class RequestSource:
+    """A complete request, as gunicorn's parser reads it: never blocks, and ends where the request ends."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+
+    def recv(self, size: int) -> bytes:
+        data, self._data = self._data[:size], self._data[size:]
+        return bytes(data)
+
+
 def _body_bytes(head: bytes) -> int | None:
     """Length of the body after this head; None if it is in doubt: chunks, several lengths, or not a plain number."""
     num_fields = len(_FRAMING_FIELD.findall(head))

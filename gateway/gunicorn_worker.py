@@ -9,8 +9,9 @@ Stopping has three forms. TERM alone: readiness turns 503 for `TERCET_DRAIN_S`, 
 finish, and shortly before the grace ends the remaining ones are cancelled, so that every client has an answer. After a
 reload, or if the master is dead: as TERM, but the listener closes at once.
 
-It knows neither routes nor dialects. It calls methods of gunicorn's `ThreadWorker` that gunicorn does not promise to
-keep: `tests/gateway/test_gunicorn_worker.py` checks the pinned version.
+One file, because all of it changes the state of connections in one thread. It knows neither routes nor dialects. It
+calls methods of gunicorn's `ThreadWorker` that gunicorn does not promise to keep; tests/gateway/test_gunicorn_worker.py
+checks the pinned version.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import errno
 import os
 import resource
 import select
-import socket
 import ssl
 import time
 from collections import deque
@@ -34,9 +34,9 @@ from gunicorn.http import get_parser
 from gunicorn.http.errors import LimitRequestHeaders, LimitRequestLine, NoMoreData, ParseException
 from gunicorn.workers.gthread import ThreadWorker
 
-from gateway.connections import LINGER_S, MAX_HEAD_BYTES, Connection, Phase, Step
+from gateway.connections import LINGER_S, MAX_HEAD_BYTES, Connection, Phase, RequestSource, Step
+from gateway.error_responses import encode_error, send_once
 from shared.errors import (
-    PROBLEM_JSON,
     HeadersTooLarge,
     MalformedRequest,
     Overloaded,
@@ -46,7 +46,6 @@ from shared.errors import (
     UrlTooLong,
     retry_after_s,
 )
-from shared.telemetry import request_id
 
 if TYPE_CHECKING:
     from gateway.app import GatewayApp
@@ -79,17 +78,6 @@ MAX_WARM_WAIT_S = 5.0
 FATAL_EXIT_CODE = 70
 _ACCEPTS_AT_ONCE = 64
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
-
-
-class RequestSource:
-    """A complete request, as gunicorn's parser reads it: never blocks, and ends where the request ends."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = memoryview(data)
-
-    def recv(self, size: int) -> bytes:
-        data, self._data = self._data[:size], self._data[size:]
-        return bytes(data)
 
 
 class _Answered:
@@ -248,19 +236,22 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     # Connections.
 
-    def _accept(self, listener: Any, now: float) -> None:
+    def _accept(self, listener: Any, now: float) -> bool:
+        """Take connections from the backlog. Returns whether more may wait there."""
         for _ in range(_ACCEPTS_AT_ONCE):
             try:
                 sock, client = listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
+            except ConnectionAbortedError:
+                continue
+            except BlockingIOError:
+                return False
             except OSError as error:
                 if error.errno not in _OUT_OF_DESCRIPTORS:
                     raise
                 self._refuse_with_spare_descriptor(listener)
-                return
+                return False
             if len(self._connections) >= self._max_connections and not self._evict():
-                _send_once(sock, _response(self._overloaded("All connections of this server are in use.")))
+                send_once(sock, encode_error(self._overloaded("All connections of this server are in use.")))
                 sock.close()
                 continue
             try:
@@ -275,6 +266,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             connection.response.on_unsent = partial(self.method_queue.defer, self._watch_unsent, connection)
             self._epoll.register(connection.fileno(), 0)
             self._advance(connection, now)
+        return True
 
     def _evict(self) -> bool:
         """Close the connection that has been idle for longest, or else the one that is slowest to send a request."""
@@ -288,10 +280,10 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     def _refuse_with_spare_descriptor(self, listener: Any) -> None:
         """Out of descriptors: take the connection with the one kept for this, refuse it, and make room."""
-        os.close(self._spare_descriptor)
         with suppress(OSError):
+            os.close(self._spare_descriptor)
             sock, _ = listener.accept()
-            _send_once(sock, _response(self._overloaded("This server has no descriptor left.")))
+            send_once(sock, encode_error(self._overloaded("This server has no descriptor left.")))
             sock.close()
         self._evict()
         with suppress(OSError):
@@ -302,7 +294,9 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             step = connection.advance(now)
         except OSError as error:
             if isinstance(error, ssl.SSLError) and error.reason == "HTTP_REQUEST":
-                connection.send_plain(_response(MalformedRequest("This port speaks HTTPS: use https:// in the URL.")))
+                connection.send_plain(
+                    encode_error(MalformedRequest("This port speaks HTTPS: use https:// in the URL."))
+                )
             self._drop(connection)
             return
         self._act(connection, step, now)
@@ -383,7 +377,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     ) -> None:
         """Answer with an error, without a thread."""
         try:
-            connection.response.sendall(_response(error, keeps_connection=keeps_connection))
+            connection.response.sendall(encode_error(error, keeps_connection=keeps_connection))
             step = connection.finish_response(now, keeps_connection=keeps_connection)
         except OSError:
             self._close(connection)
@@ -429,7 +423,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         log.info("request_refused", code=error.code)
         self.wsgi.metrics.requests.labels(route="(none)", status=str(error.status)).inc()
         with suppress(OSError):
-            connection.response.sendall(_response(error))
+            connection.response.sendall(encode_error(error))
 
     # Starting and stopping.
 
@@ -461,7 +455,8 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         """Take the connections that wait in the backlog, then close. The kernel resets what is left in a backlog."""
         self._is_listening = False
         for listener in self.sockets:
-            self._accept(listener, now)
+            while self._accept(listener, now):
+                pass
             with suppress(OSError):
                 self._epoll.unregister(listener.fileno())
             listener.close()
@@ -474,25 +469,3 @@ def _malformed(error: ParseException) -> TercetError:
     if isinstance(error, LimitRequestHeaders):
         return HeadersTooLarge("At most 100 header fields of 8,190 bytes each are accepted.")
     return MalformedRequest("The request line or a header field is not valid HTTP/1.1.")
-
-
-def _response(error: TercetError, *, keeps_connection: bool = False) -> bytes:
-    """An error response."""
-    identifier = request_id(None)
-    body = error.problem(identifier)
-    head = [
-        f"HTTP/1.1 {error.status} {error.title}",
-        f"Content-Type: {PROBLEM_JSON}",
-        f"Content-Length: {len(body)}",
-        f"X-Request-Id: {identifier}",
-        f"Connection: {'keep-alive' if keeps_connection else 'close'}",
-        *(f"{name}: {value}" for name, value in error.headers.items()),
-    ]
-    return "\r\n".join([*head, "", ""]).encode() + body
-
-
-def _send_once(sock: socket.socket, data: bytes) -> None:
-    """Send what the socket takes at once. Over TLS the client sees a failed handshake."""
-    with suppress(OSError):
-        sock.setblocking(False)
-        sock.send(data)

@@ -1,8 +1,9 @@
 """Refuses completions while the server is overloaded, from the bytes of a request, before it is parsed.
 
-Under ten times the load that the pools can serve, nine of ten requests are refused. Parsing each in a thread of its own
-takes 150 µs of CPU time (two cores of an AMD Zen 5), which the requests that are served would lack; the check here
-takes 15 µs and never blocks, so the thread that reads requests can make it.
+Under ten times the load that the pools can serve, nine of ten requests are refused, and the CPU time of refusals is
+taken from the requests that are served. The check here never blocks, so the thread that reads requests can make it.
+CPU time of the gateway per refusal, everything included, at 1,000 refusals a second on two busy cores: 313 µs if a
+thread parses and refuses the request, 109 µs here.
 
 It decides only where the ordinary way would give the same refusal with the same headers. Where API keys are configured
 or a header matters for the response, the ordinary way answers.

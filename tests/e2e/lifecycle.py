@@ -201,7 +201,7 @@ def _reload_all_slots(tercet: Tercet, master: psutil.Process, outcome: str, num_
     """SIGHUP, and wait until the reload of each slot is reported."""
     wanted = len(tercet.events("reload_finished")) + (len(tercet.slots()) if num_slots is None else num_slots)
     master.send_signal(signal.SIGHUP)
-    until(lambda: len(tercet.events("reload_finished")) >= wanted, 40, "the reload is reported")
+    until(lambda: len(tercet.events("reload_finished")) >= wanted, 90, "the reload is reported")
     assert {event["outcome"] for event in tercet.events("reload_finished")[wanted - 1 :]} == {outcome}
 
 

@@ -1,0 +1,139 @@
+"""Admission in random histories of several owners, models and slots: what always holds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gateway.pool.admission import Admission
+from shared.errors import Overloaded
+from shared.plan import Plan, make_slots
+from shared.protocol import State
+from tests.gateway.pool.helpers import until
+
+MAX_BATCH = 3
+QUEUE_BOUND = 9
+SLOTS = {"small": [0, 1], "medium": [2]}
+OWNERS = "abc"
+
+
+@dataclass(eq=False)
+class Request:
+    owner: str
+    model: str
+    num_branches: int
+    result: Future[list[int]] = field(default_factory=Future)
+    cancel: Callable[[], None] = lambda: None
+
+
+class AdmissionHistory(RuleBasedStateMachine):
+    """Each request waits in a thread of its own. After each step, the requests that wait are those of the queue."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        plan = Plan({}, [], make_slots(["cpu"], [("small", 2), ("medium", 1)], Path("/run"), MAX_BATCH))
+        self.admission = Admission(plan, "auto", QUEUE_BOUND)
+        for slot in plan.slots:
+            self.admission.update(slot.index, State(state="warm", ms_per_token=1.0))
+        self.pool = ThreadPoolExecutor(QUEUE_BOUND + MAX_BATCH)  # more than can wait
+        self.waiting: list[Request] = []
+        self.running: list[int] = []  # the slot of each branch in flight
+
+    def teardown(self) -> None:
+        for request in self.waiting:
+            request.cancel()
+        self.pool.shutdown()
+
+    @rule(owner=st.sampled_from(OWNERS), model=st.sampled_from(list(SLOTS)), num_branches=st.integers(1, MAX_BATCH))
+    def arrive(self, owner: str, model: str, num_branches: int) -> None:
+        request = Request(owner, model, num_branches)
+        is_queued = threading.Event()
+
+        @contextmanager
+        def cancelling(cancel: Callable[[], None]) -> Iterator[None]:
+            request.cancel = cancel
+            is_queued.set()
+            yield
+
+        request.result = self.pool.submit(
+            self.admission.reserve, model, num_branches, time.monotonic() + 10, owner=owner, cancelling=cancelling
+        )
+        assert is_queued.wait(5)
+        self.waiting.append(request)
+        num_offered = self._branches_by_owner(self.waiting).total()
+        refused = [request for request in self._settled() if isinstance(request.result.exception(), Overloaded)]
+        waiting = self._branches_by_owner(self.waiting)
+        for refused_owner, num_refused in self._branches_by_owner(refused).items():
+            # The queue was full, and this owner had the most branches in it.
+            assert num_offered > QUEUE_BOUND
+            others = [waiting[other] for other in OWNERS if other != refused_owner]
+            assert waiting[refused_owner] + num_refused >= max(others)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(self.running))
+        self.running.remove(slot)
+        self.admission.release(slot)
+        assert not any(request.result.exception() for request in self._settled())
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def hang_up(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.waiting))
+        request.cancel()
+        self._settled()
+        assert request not in self.waiting
+
+    def _settled(self) -> list[Request]:
+        """The requests that wait no longer, once their threads know it."""
+
+        def num_waiting() -> int:
+            return sum(request.num_branches for request in self.waiting if not request.result.done())
+
+        assert until(lambda: num_waiting() == self.admission.num_waiting)
+        settled = [request for request in self.waiting if request.result.done()]
+        self.waiting = [request for request in self.waiting if not request.result.done()]
+        for request in settled:
+            if request.result.exception() is None:
+                slots = request.result.result()
+                assert len(slots) == request.num_branches
+                assert set(slots) <= set(SLOTS[request.model])
+                self.running += slots
+        return settled
+
+    def _branches_by_owner(self, requests: list[Request]) -> Counter[str]:
+        branches = Counter[str]()
+        for request in requests:
+            branches[request.owner] += request.num_branches
+        return branches
+
+    @invariant()
+    def no_slot_has_more_than_its_batch(self) -> None:
+        running = Counter(self.running)
+        assert self.admission.in_flight() == [running[index] for index in range(3)]
+        assert max(self.admission.in_flight()) <= MAX_BATCH
+
+    @invariant()
+    def the_queue_keeps_its_bound(self) -> None:
+        assert self.admission.num_waiting <= QUEUE_BOUND
+
+    @invariant()
+    def none_waits_for_an_idle_slot(self) -> None:
+        idle = [index for index, in_flight in enumerate(self.admission.in_flight()) if not in_flight]
+        for request in self.waiting:
+            assert not set(idle) & set(SLOTS[request.model])
+
+
+TestAdmissionHistory = AdmissionHistory.TestCase
+TestAdmissionHistory.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
