@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, LogitsPro
 
 from gateway.generation.selection import REJECTION_DETAILS
 from gateway.generation.trimming import trim
-from tests.e2e.harness import Tercet, running
+from tests.e2e.harness import Tercet, running, until
 from workers.engine.loader import random_weights
 from workers.engine.model.gpt2 import SHAPES
 from workers.text.tokenizer import Tokenizer
@@ -64,7 +64,13 @@ def test_a_request_becomes_three_overlapping_branches_with_three_seeds(tercet: T
         headers={"X-Request-Id": "three-branches"},
     ).json()
     assert answer["id"] == "three-branches"
-    branches = [line for line in tercet.events("branch_finished") if line["request_id"] == "three-branches"]
+
+
+    def finished() -> list[dict[str, Any]]:
+        return [line for line in tercet.events("branch_finished") if line["request_id"] == "three-branches"]
+
+    until(lambda: len(finished()) == 3, 10, "a log line of each branch")  # written after the answer has left
+    branches = finished()
     assert sorted(branch["seed"] for branch in branches) == [4100, 4101, 4102]
     assert max(branch["started_at"] for branch in branches) < min(branch["ended_at"] for branch in branches)
     assert all(branch["role"] == "workers" for branch in branches)
