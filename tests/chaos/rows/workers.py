@@ -194,9 +194,17 @@ class _Exits:
 
     def _watch(self) -> None:
         while not self._stop.wait(0.003):
-            for process in [process for process in self._alive if not process.is_running()]:
+            for process in [process for process in self._alive if _has_ended(process)]:
                 self.times.append(time.time())
                 self._alive.remove(process)
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    """A zombie, which only its parent can remove, holds nothing any more."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def pass_by_busy_and_slow_slots(context: Context, findings: Findings) -> None:
