@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 
-from tests.chaos.http_client import find_fault
+from tests.chaos.http_client import Answer, find_fault
 from tests.chaos.load import Load, milliseconds, offer
 from tests.chaos.measure import Context, Findings
 from tests.e2e.harness import Tercet
@@ -14,27 +15,25 @@ OVERLOAD = 10
 REFUSAL_P99_MS, REFUSAL_MAX_MS = 50.0, 250.0
 # Closed-loop clients that keep every slot busy, without a queue that grows.
 PEAK_CLIENTS = 24
+TURN_S, RAMP_S = 5.0, 1.0
 QUEUE_BRANCHES = 96  # TERCET_QUEUE
 
 
 def refuse_overload(context: Context, findings: Findings) -> None:
     """Peak and overload in turns on one instance, so that a slow minute of the machine touches both."""
     tercet, endpoint = context.shared()
-    seconds = context.amount(5, 15) / 3
+    num_turns = context.amount(1, 3)
     served_per_s: dict[str, list[float]] = {"peak": [], "overload": []}
     refusals, faults, num_sent, lag_ms, max_waiting = [], Counter[str](), 0, 0.0, 0.0
     Load(endpoint, PEAK_CLIENTS, seed=context.seed).run_for(1.0)  # warms caches and threads
-    for turn in range(3):
-        calm = Load(endpoint, PEAK_CLIENTS, seed=context.seed + turn).run_for(seconds)
-        served_per_s["peak"].append(sum(answer.status == 200 for answer in calm) / seconds)
+    for turn in range(num_turns):
+        calm = Load(endpoint, PEAK_CLIENTS, seed=context.seed + turn).run_for(TURN_S)
+        served_per_s["peak"].append(_served_per_s(calm))
         rate = OVERLOAD * served_per_s["peak"][-1]
         with _Queue(tercet) as queue:
-            offered = offer(endpoint, rate, seconds, seed=context.seed + turn)
+            offered = offer(endpoint, rate, TURN_S, seed=context.seed + turn)
         max_waiting = max(max_waiting, queue.max_branches)
-        start = min(answer.started_at for answer in offered.answers)
-        # Only what was answered while the overload lasted: afterwards the queue is served without it.
-        inside = [answer for answer in offered.answers if answer.ended_at <= start + seconds]
-        served_per_s["overload"].append(sum(answer.status == 200 for answer in inside) / seconds)
+        served_per_s["overload"].append(_served_per_s(offered.answers))
         refusals += [answer for answer in offered.answers if answer.status != 200]
         faults.update(fault for answer in offered.answers if (fault := find_fault(answer)))
         faults.update(
@@ -45,9 +44,9 @@ def refuse_overload(context: Context, findings: Findings) -> None:
         findings.require(offered.num_unsent == 0, f"{offered.num_unsent} requests found no free connection")
     goodput = sum(served_per_s["overload"]) / sum(served_per_s["peak"])
     findings.figures |= {
-        "peak answers/s": round(sum(served_per_s["peak"]) / 3, 1),
+        "peak answers/s": round(sum(served_per_s["peak"]) / num_turns, 1),
         "requests": num_sent,
-        "offered requests/s": round(num_sent / 3 / seconds, 1),
+        "offered requests/s": round(num_sent / num_turns / TURN_S, 1),
         "refused": len(refusals),
         "generator's lag p99 ms": lag_ms,
     }
@@ -57,6 +56,13 @@ def refuse_overload(context: Context, findings: Findings) -> None:
     findings.at_most("branches waiting, max", max_waiting, QUEUE_BRANCHES)
     findings.none_of("faulty answers", faults)
     findings.require(bool(refusals), "nothing was refused: the load was no overload")
+
+
+def _served_per_s(answers: Sequence[Answer]) -> float:
+    """Whole answers per second while the load lasted, without its beginning, when slots and queue fill."""
+    start = min(answer.started_at for answer in answers)
+    inside = [a for a in answers if a.status == 200 and RAMP_S < a.ended_at - start <= TURN_S]
+    return len(inside) / (TURN_S - RAMP_S)
 
 
 class _Queue:
