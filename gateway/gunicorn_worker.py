@@ -21,6 +21,7 @@ import os
 import resource
 import select
 import ssl
+import sys
 import time
 from collections import deque
 from concurrent.futures import Future
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+# How long a thread may hold the interpreter while the main thread waits for it (Python's default: 5 ms).
+SWITCH_INTERVAL_S = 0.0005
 POLL_S = 0.25  # the longest time between two looks at deadlines
 # Requests that are not complete yet, of all connections together.
 MAX_BUFFERED_BYTES = 256 << 20
@@ -99,6 +102,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     alive: bool
 
     def init_process(self) -> None:
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._connections: dict[int, Connection] = {}
         self._num_answering = 0
         self._num_pipelining = 0  # of the requests that are answered

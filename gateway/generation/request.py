@@ -20,7 +20,7 @@ from shared.errors import TercetError
 from shared.protocol import MAX_SEED, Done, Sampling
 
 # A branch's last events can still be on their way when the deadline passes: wait this much longer for them.
-COLLECT_GRACE_S = 0.04
+COLLECT_GRACE_S = 0.03
 
 
 @dataclass(frozen=True, slots=True)

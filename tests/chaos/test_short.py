@@ -1,7 +1,7 @@
 """Rows of docs/RELIABILITY.md in the short form, with few pools; `-s` prints their figures.
 
-Timing promises have the bounds of the table. Where a bound is an absolute time, the row adds how late a sleeping thread
-woke up in this process meanwhile (`measure.Jitter`); where it is a ratio, both figures come from the same run.
+Deadlines have the bounds of the table; a row adds how late a sleeping thread woke up in this process meanwhile
+(`measure.Jitter`). Speed (latencies under load, goodput) is printed and not asserted: `make chaos` judges it.
 
 Rows of which other tests show the short form:
 
@@ -40,4 +40,4 @@ def test_the_promise_holds_in_the_short_form(name: str, context: Context) -> Non
     [row] = [row for row in ROWS if row.name == name]
     result = row.run(context)
     print(f"\n{result.row} ({result.elapsed_s:.1f} s): {figures(result)}")
-    assert result.shortfalls == []
+    assert [shortfall for shortfall in result.shortfalls if shortfall not in result.slow] == []

@@ -65,7 +65,6 @@ def test_a_request_becomes_three_overlapping_branches_with_three_seeds(tercet: T
     ).json()
     assert answer["id"] == "three-branches"
 
-
     def finished() -> list[dict[str, Any]]:
         return [line for line in tercet.events("branch_finished") if line["request_id"] == "three-branches"]
 
