@@ -23,6 +23,7 @@ import sys
 import threading
 from contextlib import suppress
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -46,6 +47,9 @@ SWITCH_INTERVAL_S = 0.0005
 # poller. A request that comes by way of the poller wakes two threads instead of one, and the three branches of a
 # request then queue for the main thread.
 NEXT_REQUEST_WAIT_MS = 5000
+
+# From the announcement that the worker drains to its refusal of requests.
+ANNOUNCE_S = 0.2
 
 
 class HoldingSocket:
@@ -96,6 +100,7 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
     def init_process(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._is_announced = False
         self._is_drained = False
         self._is_warm = False
         self._num_busy = 0  # threads that answer a request or wait for their connection's next
@@ -123,6 +128,20 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
     def _wake(self) -> None:
         """Run the main loop once more; callable from any thread."""
         self.method_queue.defer(lambda: None)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """TERM. The end is announced before the worker refuses requests: branches that the gateway has just placed here
+        arrive meanwhile, and the branches of an answer are not torn apart."""
+        if not self._is_announced:
+            self._is_announced = True
+            self.method_queue.defer(self.service.announce_drain)
+            timer = threading.Timer(ANNOUNCE_S, self.method_queue.defer, (self._end,))
+            timer.daemon = True
+            timer.start()
+
+    def _end(self) -> None:
+        """Leave the main loop."""
+        self.alive = False
 
     def notify(self) -> None:
         """The heartbeat, once per turn of the main loop, which also acts on state changes."""

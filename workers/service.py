@@ -158,13 +158,17 @@ class SlotService:
             if state.state == "draining":
                 return
 
+    def announce_drain(self) -> None:
+        """Report `draining`, so that the gateway places no more branches here. Requests are still accepted."""
+        self._is_draining.set()
+        self._announce()
+
     def drain(self, grace_s: float) -> None:
         """Refuse new requests, end the state streams, and give running sequences `grace_s` to finish.
 
         Returns at once; a thread of its own stops the engine.
         """
-        self._is_draining.set()
-        self._announce()
+        self.announce_drain()
         threading.Thread(target=self._engine.stop, args=(grace_s,), name="drain", daemon=True).start()
 
     def close(self) -> bool:

@@ -230,7 +230,8 @@ def test_a_slot_without_a_model_is_not_ready() -> None:
     client = testing.TestClient(create_app(make_service(), HANGUPS))
     result = client.simulate_post("/generate", json={"prompt": "a"})
     assert problem(result)["code"] == "not_ready"
-    assert (result.status, result.headers["retry-after"]) == (falcon.HTTP_503, "1")
+    assert result.status == falcon.HTTP_503
+    assert int(result.headers["retry-after"]) >= 1
     with open_stream(client, "/state") as states:
         first = next(states)
     assert (first["state"], first["model"], first["max_batch"], first["n_ctx"]) == ("starting", "embedded", 4, 0)

@@ -73,6 +73,7 @@ OVERRIDDEN = {
     "notify": (),
     "enqueue_req": ("conn",),
     "handle": ("conn",),
+    "handle_exit": ("sig", "frame"),
     "handle_error": ("req", "client", "addr", "exc"),
     "handle_request": ("req", "conn"),
     "set_accept_enabled": ("enabled",),
