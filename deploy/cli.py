@@ -130,7 +130,10 @@ def make_key(
 @key_commands.command("list")
 def list_keys() -> None:
     """List the keys: ids, names and limits."""
-    table = Table("id", "name", "created", "requests/minute", "at the same time", "revoked")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("id", no_wrap=True, min_width=12)  # `revoke` takes it, so it is never cut
+    for heading in ("name", "created", "requests/minute", "at the same time", "revoked"):
+        table.add_column(heading, overflow="fold")
     for key in read_keys(_key_path()):
         limits = ("default" if limit is None else str(limit or "no limit") for limit in (key.rate, key.concurrency))
         revoked = f"{key.revoked:%Y-%m-%d %H:%M}" if key.revoked else ""
