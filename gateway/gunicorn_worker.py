@@ -207,7 +207,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         """In a stop, end connections that wait for their client; requests that are being answered stay."""
         for connection in list(self._connections.values()):
             if connection.has_unsent or connection.phase in {Phase.FLUSHING, Phase.LINGERING}:
-                if now - connection.since > IDLE_LINGER_S and connection.phase is not Phase.ANSWERING:
+                if now - connection.since > IDLE_LINGER_S / 2 and connection.phase is not Phase.ANSWERING:
                     self._close(connection)
             elif connection.phase is Phase.READING:
                 self._refuse(
