@@ -123,7 +123,8 @@ class Tercet:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The log's events of this name."""
-        lines = (json.loads(line) for line in self.log().splitlines() if line.startswith("{"))
+        complete, _, _ = self.log().rpartition("\n")  # the last line may still be being written
+        lines = (json.loads(line) for line in complete.splitlines() if line.startswith("{"))
         return [line for line in lines if line.get("event") == name]
 
     def processes(self) -> dict[str, list[psutil.Process]]:
