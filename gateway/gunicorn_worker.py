@@ -77,8 +77,6 @@ CANCEL_MARGIN_S = 0.75
 EXIT_MARGIN_S = 0.1
 # A new worker reports itself as ready once it knows a warm slot, or after this time: the pool may be down.
 MAX_WARM_WAIT_S = 5.0
-# gunicorn replaces a process that exits, but halts the whole pool on exit codes 3 and 4.
-FATAL_EXIT_CODE = 70
 _ACCEPTS_AT_ONCE = 64
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
@@ -112,7 +110,6 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._started_at = time.monotonic()
         self._stop_began_at: float | None = None
         self._is_listening = True
-        self._is_accepting = True
         self._is_cancelled = False
         self._num_evicted = 0
         self._spare_descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
