@@ -1,4 +1,5 @@
-"""The internal protocol between gateway and worker: `POST /generate` and `GET /state` on a slot's socket.
+"""The internal protocol between gateway and worker: `POST /generate`, `POST /tokenize` and `GET /state` on a slot's
+socket.
 
 Shapes and ranges only. This module knows no HTTP server and no model.
 """
@@ -23,6 +24,9 @@ class Sampling(Struct, kw_only=True, frozen=True, omit_defaults=True):
     top_p: Annotated[float, Meta(ge=0, le=1)] = 0.95
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[float, Meta(ge=0.01)] = 1.0
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     stop: tuple[str, ...] = ()
     single_line: bool = False
     first_rank: Annotated[int, Meta(ge=0)] = 0
@@ -65,15 +69,6 @@ class Accepted(Struct, kw_only=True, tag="accepted", tag_field="event"):
     """The first line: the sequence is in the engine."""
 
 
-class Token(Struct, kw_only=True, tag="token", tag_field="event"):
-    """A text delta (streaming only). It is empty where the text would end inside a character or a possible stop string.
-    Tokens that only reproduce the typed text (`heal`) are not sent."""
-
-    text: str
-    token_id: int
-    logprob: float
-
-
 class Top(Struct, array_like=True):
     """One of the most likely tokens of a step."""
 
@@ -82,13 +77,29 @@ class Top(Struct, array_like=True):
     logprob: float
 
 
+class Token(Struct, kw_only=True, tag="token", tag_field="event", omit_defaults=True):
+    """A text delta (streaming only). It is empty where the text would end inside a character or a possible stop string.
+    Tokens that only reproduce the typed text (`heal`) are not sent.
+
+    With `logprobs`, `token_text` is the token's text by itself, and `tops` the most likely tokens of its step."""
+
+    text: str
+    token_id: int
+    logprob: float
+    token_text: str | None = None
+    tops: list[Top] | None = None
+
+
 class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     """The last line. `token_ids` holds all generated tokens. `text` is the text of the first `num_kept_tokens` of them,
     without the first `num_typed_tokens`, which only reproduce typed text; it is cut before a stop string.
 
-    `ends` gives the length of `text` after each token, in characters. With `echo`, `prompt_ids` and `prompt_logprobs`
-    describe the prompt as used (its first token has no log-probability). With `logprobs`, `tops` lists the most likely
+    `ends` gives the length of `text` after each token, in characters. With `logprobs`, `tops` lists the most likely
     tokens of each step, and `token_texts` the text of each generated token by itself.
+
+    With `echo`, `prompt_text`, `prompt_ids`, `prompt_token_texts` and `prompt_ends` (the length of `prompt_text` after
+    each token, in characters) describe the prompt as used; with `echo` and `logprobs`, `prompt_logprobs` and
+    `prompt_tops` too, which are null for the first token: nothing precedes it.
     """
 
     text: str
@@ -103,8 +114,12 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     queue_ms: float
     prefill_ms: float
     decode_ms: float
+    prompt_text: str | None = None
     prompt_ids: list[int] | None = None
+    prompt_token_texts: list[str] | None = None
+    prompt_ends: list[int] | None = None
     prompt_logprobs: list[float | None] | None = None
+    prompt_tops: list[list[Top] | None] | None = None
     token_texts: list[str] | None = None
     tops: list[list[Top]] | None = None
 
@@ -116,9 +131,26 @@ class Failed(Struct, kw_only=True, tag="failed", tag_field="event"):
     detail: str
 
 
+class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """`POST /tokenize` on a slot's socket: text to token ids, as `POST /generate` encodes a prompt without healing."""
+
+    text: str
+
+
+class TokenizeResponse(Struct, kw_only=True):
+    """`texts` holds each token's text by itself, `ends` the length of the text after each token, in characters."""
+
+    ids: list[int]
+    texts: list[str]
+    ends: list[int]
+    n_ctx: int
+    eos_id: int
+
+
 GenerateLine = Accepted | Token | Done | Failed
 
 parse_generate_request = BodyParser(GenerateRequest)
+parse_tokenize_request = BodyParser(TokenizeRequest)
 
 SlotState = Literal["starting", "loading", "warm", "draining", "failed", "down"]
 

@@ -21,6 +21,9 @@ class SamplingParams:
     top_p: float = 0.95  # 0 and 1 disable
     min_p: float = 0.0  # 0 disables
     repetition_penalty: float = 1.0  # 1 disables
+    frequency_penalty: float = 0.0  # 0 disables
+    presence_penalty: float = 0.0  # 0 disables
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id and what is added to its logit
     stop: tuple[str, ...] = ()
     single_line: bool = False  # a line break is a stop string
     first_rank: int = 0  # greedy only: the first token with new text is the one with this rank among the likeliest
