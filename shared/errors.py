@@ -25,11 +25,13 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
+from msgspec import Struct
 
 PROBLEM_JSON = "application/problem+json"
+_encode = msgspec.json.Encoder().encode
 
 
 def retry_after_s(minimum: int = 1, spread: int = 3) -> int:
@@ -47,6 +49,19 @@ class FieldError:
 
     field: str
     message: str
+
+
+class Problem(Struct, kw_only=True, omit_defaults=True):
+    """The body of an error response (RFC 9457). `code` is stable and machine-readable, `detail` says what is wrong and
+    what to change, `errors` names the fields that are wrong."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    errors: tuple[FieldError, ...] = ()
+    request_id: str | None = None
 
 
 class TercetError(Exception):
@@ -79,18 +94,16 @@ class TercetError(Exception):
 
     def problem(self, request_id: str | None = None) -> bytes:
         """Body of the response, `application/problem+json` (RFC 9457)."""
-        body: dict[str, Any] = {
-            "type": f"urn:tercet:error:{self.code}",
-            "title": self.title,
-            "status": self.status,
-            "code": self.code,
-            "detail": self.detail,
-        }
-        if self.fields:
-            body["errors"] = [{"field": f.field, "message": f.message} for f in self.fields]
-        if request_id is not None:
-            body["request_id"] = request_id
-        return msgspec.json.encode(body) + b"\n"
+        problem = Problem(
+            type=f"urn:tercet:error:{self.code}",
+            title=self.title,
+            status=self.status,
+            code=self.code,
+            detail=self.detail,
+            errors=self.fields,
+            request_id=request_id,
+        )
+        return _encode(problem) + b"\n"
 
 
 def internal_error(request_id: str) -> TercetError:

@@ -10,17 +10,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from typing import ClassVar
 
 import falcon
 import msgspec
+from msgspec import structs
 
 from gateway.api import sse
 from gateway.api.feedback import FeedbackStore
+from gateway.api.operation import JSON, Answer, Events, Operation, Operations
 from gateway.api.schema import (
     AutocompleteRequest,
     AutocompleteResponse,
     FailedBranch,
     Sentence,
+    SentenceEvent,
+    TokenEvent,
     TokenExplanation,
     parse_autocomplete_request,
 )
@@ -35,8 +40,14 @@ from shared.errors import (
     ClientGone,
     DeadlineExceeded,
     FieldError,
+    InvalidJson,
     InvalidRequest,
     NoCompletion,
+    NotReady,
+    Overloaded,
+    Problem,
+    QuotaExceeded,
+    Superseded,
     UnknownModel,
     retry_after_s,
 )
@@ -56,6 +67,47 @@ _encode = msgspec.json.Encoder().encode
 
 class AutocompleteResource:
     """Answers `POST /autocomplete`, at once or as server-sent events."""
+
+    operations: ClassVar[Operations] = {
+        "POST": Operation(
+            tag="Completions",
+            summary="Complete a text",
+            description="Answers up to `n_samples` sentences that continue `context`, best first. The body is parsed as"
+            " JSON, whatever its `Content-Type`. With `stream`, errors after the first event are its last event.",
+            bodies=(parse_autocomplete_request,),
+            examples={
+                "three sentences": {"context": "The old man looked at the sea and"},
+                "a line, streamed": {"context": "Dear Sir or ", "single_line": True, "stream": True},
+            },
+            answers={
+                200: Answer(
+                    "The sentences. `partial`: some branches failed, as `errors` says.",
+                    {
+                        JSON: AutocompleteResponse,
+                        sse.CONTENT_TYPE: Events(
+                            {
+                                "token": TokenEvent,
+                                "sentence": SentenceEvent,
+                                "done": AutocompleteResponse,
+                                "error": Problem,
+                            }
+                        ),
+                    },
+                )
+            },
+            errors=(
+                InvalidJson,
+                InvalidRequest,
+                UnknownModel,
+                Superseded,
+                QuotaExceeded,
+                NotReady,
+                Overloaded,
+                NoCompletion,
+                DeadlineExceeded,
+            ),
+        )
+    }
 
     def __init__(
         self,
@@ -254,9 +306,10 @@ def _events(
     """Names and data of a stream's events; the whole answer is the last."""
     for output in outputs:
         if isinstance(output, TextDelta):
-            yield "token", {"branch": output.branch, "text": "".join(output.texts)}
+            yield "token", TokenEvent(branch=output.branch, text="".join(output.texts))
         elif isinstance(output, Suggestion):
-            yield "sentence", {"branch": output.result.branch, **msgspec.to_builtins(render_sentence(output))}
+            sentence = structs.asdict(render_sentence(output))
+            yield "sentence", SentenceEvent(branch=output.result.branch, **sentence)
         else:
             yield "done", respond(output)
 

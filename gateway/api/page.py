@@ -9,8 +9,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import falcon
+
+from gateway.api.operation import Answer, Operation, Operations, Parameter
+from shared.errors import NotFound
 
 STATIC = Path(__file__).parents[1] / "static"
 INDEX = "index.html"
@@ -28,6 +32,9 @@ HEADERS = {
     # The browser revalidates each file at each use (304): after an upgrade it never mixes files of two versions.
     "Cache-Control": "no-cache",
 }
+
+HEADERS_OF_FILES = {"ETag": "Send it as `If-None-Match` to be answered 304 as long as the content is the same."}
+NOT_MODIFIED = Answer("The content is the one that `If-None-Match` names.", headers=HEADERS_OF_FILES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,14 @@ def _asset(path: Path) -> Asset:
 class PageResource:
     """`GET /`: the page with the editor."""
 
+    operations: ClassVar[Operations] = {
+        "GET": Operation(
+            tag="Pages",
+            summary="The web editor",
+            answers={200: Answer("The page.", {CONTENT_TYPES[".html"]: str}, HEADERS_OF_FILES), 304: NOT_MODIFIED},
+        )
+    }
+
     def __init__(self, assets: dict[str, Asset]) -> None:
         self._index = assets[INDEX]
 
@@ -63,6 +78,20 @@ class PageResource:
 
 class StaticResource:
     """`GET /static/{name}`: scripts, styles and images, and the client module `tercet.js`."""
+
+    operations: ClassVar[Operations] = {
+        "GET": Operation(
+            tag="Pages",
+            summary="A file of the pages, or the client module",
+            description="`tercet.js` is the client module that other editors import.",
+            parameters=(Parameter("name", "path", "the file's name", examples=("tercet.js",)),),
+            answers={
+                200: Answer("The file.", dict.fromkeys(CONTENT_TYPES.values(), bytes), HEADERS_OF_FILES),
+                304: NOT_MODIFIED,
+            },
+            errors=(NotFound,),
+        )
+    }
 
     def __init__(self, assets: dict[str, Asset]) -> None:
         self._assets = assets

@@ -100,6 +100,19 @@ class Sentence(Struct, kw_only=True, omit_defaults=True):
     explanation: list[TokenExplanation] | None = None
 
 
+class TokenEvent(Struct, kw_only=True):
+    """An event of a stream: text that a branch has generated."""
+
+    branch: int
+    text: str
+
+
+class SentenceEvent(Sentence, kw_only=True, omit_defaults=True):
+    """An event of a stream: the suggestion of a branch that has finished."""
+
+    branch: int
+
+
 class FailedBranch(Struct, kw_only=True):
     """Why a branch failed, or why its completion was rejected: a stable code and a sentence."""
 
