@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from typing import Any
 
 import falcon
 import structlog
@@ -19,6 +20,8 @@ from gateway.api.early_refusals import EarlyRefusals
 from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
 from gateway.api.health import LiveResource, MetricsResource, ReadyResource, SlotsResource
+from gateway.api.openapi import DocumentResource, build_document
+from gateway.api.operation import Operations
 from gateway.api.page import PageResource, StaticResource, read_assets
 from gateway.generation.fanout import Fanout
 from gateway.generation.retry_budget import RetryBudget
@@ -38,9 +41,10 @@ from shared.settings import Settings
 from shared.telemetry import configure_structlog
 
 READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
-# What may be read without an API key where the server requires one: probes, and the page with its field for the key.
+# What may be read without an API key where the server requires one: probes, the API's description, and the pages with
+# their field for the key.
 # Every route that is not listed needs a key.
-OPEN_ROUTES = frozenset({"/", "/static/{name}", "/health/live", *READY_PATHS})
+OPEN_ROUTES = frozenset({"/", "/static/{name}", "/openapi.json", "/health/live", *READY_PATHS})
 # The largest `n_samples`. Branches of later waves hold a fan-out thread while they wait.
 MAX_BRANCHES_PER_REQUEST = 8
 log = structlog.get_logger()
@@ -55,6 +59,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
         fanout: runs the branches of every request.
         metrics: the registry behind `/metrics`.
         early_refusals: which requests need not be parsed, because they would be refused.
+        operations: what each route's methods take and answer, by URI template.
         draining: set it to turn readiness off before the process stops.
     """
 
@@ -65,7 +70,12 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
         self.fanout = fanout
         self.metrics = metrics
         self.early_refusals = EarlyRefusals(fanout, metrics, needs_keys=needs_keys)
+        self.operations: dict[str, Operations] = {}
         self.draining = threading.Event()
+
+    def add_route(self, uri_template: str, resource: object, **kwargs: Any) -> None:
+        super().add_route(uri_template, resource, **kwargs)
+        self.operations[uri_template] = getattr(resource, "operations", {})
 
 
 def create_app(
@@ -106,6 +116,9 @@ def create_app(
     assets = read_assets()
     app.add_route("/", PageResource(assets))
     app.add_route("/static/{name}", StaticResource(assets))
+    documented = {**app.operations, "/openapi.json": DocumentResource.operations}
+    document = build_document(documented, open_routes=OPEN_ROUTES, needs_keys=settings.keys is not None)
+    app.add_route("/openapi.json", DocumentResource(document))
     return app
 
 

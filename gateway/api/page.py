@@ -45,15 +45,18 @@ class Asset:
     content_type: str
     etag: falcon.ETag
 
+    @classmethod
+    def from_bytes(cls, data: bytes, content_type: str) -> Asset:
+        return cls(data, content_type, falcon.ETag(hashlib.sha256(data).hexdigest()[:32]))
+
 
 def read_assets(folder: Path = STATIC) -> dict[str, Asset]:
     """The files of a folder that have a known content type, by name."""
-    return {path.name: _asset(path) for path in sorted(folder.iterdir()) if path.suffix in CONTENT_TYPES}
-
-
-def _asset(path: Path) -> Asset:
-    data = path.read_bytes()
-    return Asset(data, CONTENT_TYPES[path.suffix], falcon.ETag(hashlib.sha256(data).hexdigest()[:32]))
+    return {
+        path.name: Asset.from_bytes(path.read_bytes(), CONTENT_TYPES[path.suffix])
+        for path in sorted(folder.iterdir())
+        if path.suffix in CONTENT_TYPES
+    }
 
 
 class PageResource:
@@ -71,7 +74,7 @@ class PageResource:
         self._index = assets[INDEX]
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        _send(self._index, req, resp)
+        send_asset(self._index, req, resp)
 
     on_head = on_get
 
@@ -100,12 +103,13 @@ class StaticResource:
         asset = self._assets.get(name)
         if asset is None:
             raise falcon.HTTPNotFound
-        _send(asset, req, resp)
+        send_asset(asset, req, resp)
 
     on_head = on_get
 
 
-def _send(asset: Asset, req: falcon.Request, resp: falcon.Response) -> None:
+def send_asset(asset: Asset, req: falcon.Request, resp: falcon.Response) -> None:
+    """Answer with a file, or with 304 if the client has it."""
     resp.set_headers(HEADERS)
     resp.etag = asset.etag
     if any(known == "*" or known == asset.etag for known in req.if_none_match or ()):

@@ -17,8 +17,8 @@ MAX_CONTEXT_CHARS = 1 << 20
 
 
 class AutocompleteRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """`POST /autocomplete`. The resource checks the bounds that depend on a model or a setting: the upper bounds of
-    `max_time`, `max_tokens` and `top_k`."""
+    """`POST /autocomplete`. The upper bounds of `max_time`, `max_tokens` and `top_k` depend on a setting or the model;
+    the resource checks them."""
 
     context: Annotated[
         str,
