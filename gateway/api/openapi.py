@@ -8,14 +8,16 @@ but its own.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, ClassVar
 
 import falcon
 import msgspec
 
-from gateway.api.operation import JSON, PROBLEM, Answer, ErrorBody, Events, Operation, Operations, Parameter
+from gateway.api.error_formats import PROBLEM_DETAILS, ErrorFormat
+from gateway.api.operation import JSON, Answer, Events, Operation, Operations, Parameter
 from gateway.api.page import HEADERS_OF_FILES, NOT_MODIFIED, Asset, send_asset
 from shared.errors import (
     BodyTooLarge,
@@ -90,28 +92,32 @@ class DocumentResource:
     on_head = on_get
 
 
-def build_document(operations: Mapping[str, Operations], *, open_routes: Collection[str], needs_keys: bool) -> Json:
+def build_document(resources: Mapping[str, object], *, open_routes: Collection[str], needs_keys: bool) -> Json:
     """The OpenAPI document of an app.
 
     Args:
-        operations: by URI template.
+        resources: by URI template. One without `operations` is left out.
         open_routes: URI templates whose GET needs no API key.
         needs_keys: whether all other requests need a key.
     """
-    found = [(path, method, operation) for path, methods in operations.items() for method, operation in methods.items()]
-    schemas = _Schemas(operation for _, _, operation in found)
+    declared = [
+        _Declared(path, method, operation, getattr(resource, "error_format", PROBLEM_DETAILS))
+        for path, resource in resources.items()
+        for method, operation in getattr(resource, "operations", {}).items()
+    ]
+    schemas = _Schemas(declared)
     paths: dict[str, Json] = {}
-    for path, method, operation in found:
-        has_key = needs_keys and not (method == "GET" and path in open_routes)
-        entry = _operation(operation, schemas, _operation_id(method, path), needs_key=has_key)
-        if needs_keys and not has_key:
+    for one in declared:
+        is_open = one.method == "GET" and one.path in open_routes
+        entry = _operation(one, schemas, needs_key=needs_keys and not is_open)
+        if needs_keys and is_open:
             entry["security"] = []
-        paths.setdefault(path, {})[method.lower()] = entry
+        paths.setdefault(one.path, {})[one.method.lower()] = entry
     document: Json = {
         "openapi": "3.1.0",
         "info": {"title": TITLE, "version": VERSION, "description": DESCRIPTION},
         "paths": paths,
-        "tags": [{"name": tag} for tag in dict.fromkeys(operation.tag for _, _, operation in found)],
+        "tags": [{"name": tag} for tag in dict.fromkeys(one.operation.tag for one in declared)],
         "components": {"schemas": schemas.components, "headers": _HEADERS, "responses": schemas.responses},
     }
     if needs_keys:
@@ -120,15 +126,38 @@ def build_document(operations: Mapping[str, Operations], *, open_routes: Collect
     return document
 
 
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """An operation, and what the app knows of it."""
+
+    path: str
+    method: str
+    operation: Operation
+    error_format: ErrorFormat
+
+    @property
+    def id(self) -> str:
+        words = self.path.replace("{", "").replace("}", "").replace(".", "_").strip("/").split("/")
+        return "_".join([self.method.lower(), *(word for word in words if word)])
+
+    def types(self) -> Iterator[Any]:
+        """Every type of the bodies, parameters and answers."""
+        yield from (parser.kind for parser in self.operation.bodies)
+        yield from (parameter.type for parameter in self.operation.parameters)
+        for answer in self.operation.answers.values():
+            for found in answer.content.values():
+                yield from found.types.values() if isinstance(found, Events) else [found]
+        yield from (PROBLEM_DETAILS.body_type, self.error_format.body_type)
+
+
 class _Schemas:
     """The schemas of all types of the operations, and the responses that several operations share."""
 
-    def __init__(self, operations: Iterable[Operation]) -> None:
-        operations = list(operations)
-        parsers = {parser.kind: parser for operation in operations for parser in operation.bodies}
-        self._types = list({_key(found): found for operation in operations for found in _types(operation)}.values())
-        schemas, components = msgspec.json.schema_components(self._types, ref_template="#/components/schemas/{name}")
-        self._schemas = {_key(found): schema for found, schema in zip(self._types, schemas, strict=True)}
+    def __init__(self, declared: Sequence[_Declared]) -> None:
+        parsers = {parser.kind: parser for one in declared for parser in one.operation.bodies}
+        types = {_key(found): found for one in declared for found in one.types()}
+        schemas, components = msgspec.json.schema_components(types.values(), ref_template="#/components/schemas/{name}")
+        self._schemas = dict(zip(types, schemas, strict=True))
         self.components: dict[str, Json] = {name: _cleaned(schema) for name, schema in components.items()}
         self.responses: dict[str, Json] = {}
         for kind, parser in parsers.items():
@@ -143,18 +172,6 @@ class _Schemas:
 
 def _key(found: Any) -> str:
     return repr(found)  # some types are not hashable
-
-
-def _types(operation: Operation) -> Iterator[Any]:
-    for parser in operation.bodies:
-        yield parser.kind
-    for parameter in operation.parameters:
-        yield parameter.type
-    for answer in operation.answers.values():
-        for found in answer.content.values():
-            yield from found.types.values() if isinstance(found, Events) else [found]
-    for body in {PROBLEM, operation.error_body}:
-        yield body.type
 
 
 def _cleaned(schema: Json) -> Json:
@@ -185,13 +202,9 @@ def _describe_parser(schema: Json, parser: BodyParser[Any]) -> None:
         schema["allOf"] = rules
 
 
-def _operation_id(method: str, path: str) -> str:
-    words = path.replace("{", "").replace("}", "").replace(".", "_").strip("/").split("/")
-    return "_".join([method.lower(), *(word for word in words if word)])
-
-
-def _operation(operation: Operation, schemas: _Schemas, operation_id: str, *, needs_key: bool) -> Json:
-    entry: Json = {"operationId": operation_id, "tags": [operation.tag], "summary": operation.summary}
+def _operation(declared: _Declared, schemas: _Schemas, *, needs_key: bool) -> Json:
+    operation = declared.operation
+    entry: Json = {"operationId": declared.id, "tags": [operation.tag], "summary": operation.summary}
     if operation.description:
         entry["description"] = operation.description
     if operation.parameters:
@@ -205,7 +218,7 @@ def _operation(operation: Operation, schemas: _Schemas, operation_id: str, *, ne
     errors = [*operation.errors, *ERRORS_OF_REQUESTS]
     errors += ERRORS_OF_BODIES if operation.bodies else ()
     errors += ERRORS_OF_KEYS if needs_key else ()
-    entry["responses"] = _responses(operation, errors, schemas)
+    entry["responses"] = _responses(declared, errors, schemas)
     return entry
 
 
@@ -220,19 +233,22 @@ def _parameter(parameter: Parameter, schemas: _Schemas) -> Json:
     }
 
 
-def _responses(operation: Operation, errors: Iterable[type[TercetError]], schemas: _Schemas) -> Json:
+def _responses(declared: _Declared, errors: Iterable[type[TercetError]], schemas: _Schemas) -> Json:
+    operation, error_format = declared.operation, declared.error_format
     by_status: dict[int, dict[str, type[TercetError]]] = {}
     for error in errors:
-        by_status.setdefault(error.status, {})[error.code] = error
+        # Where no resource is known yet, as when a connection is refused, an error has the default status and shape.
+        for status in {error_format.status(error("")), error.status}:
+            by_status.setdefault(status, {})[error.code] = error
     responses: Json = {}
     for status in sorted(operation.answers.keys() | by_status.keys()):
         answer, found = operation.answers.get(status), by_status.get(status, {})
         if answer is None:
-            responses[str(status)] = _shared_error(status, found, operation.error_body, schemas)
+            responses[str(status)] = _shared_error(status, found, error_format, schemas)
             continue
         response = _answer(status, answer, schemas)
         if found:
-            refusal = _error(status, found, operation.error_body, schemas)
+            refusal = _error(status, found, error_format, schemas)
             response["description"] += f" Or: {refusal['description']}"
             for media_type, content in refusal["content"].items():
                 response["content"][media_type] = _either(response["content"].get(media_type), content)
@@ -262,18 +278,19 @@ def _events(events: Events, schemas: _Schemas) -> Json:
     }
 
 
-def _shared_error(status: int, errors: Mapping[str, type[TercetError]], body: ErrorBody, schemas: _Schemas) -> Json:
+def _shared_error(
+    status: int, errors: Mapping[str, type[TercetError]], error_format: ErrorFormat, schemas: _Schemas
+) -> Json:
     """A reference to the response; the same errors in the same shape are written once."""
-    name = ".".join([getattr(body.type, "__name__", "error"), *sorted(errors)])
-    schemas.responses.setdefault(name, _error(status, errors, body, schemas))
+    name = ".".join([getattr(error_format.body_type, "__name__", "error"), *sorted(errors)])
+    schemas.responses.setdefault(name, _error(status, errors, error_format, schemas))
     return {"$ref": f"#/components/responses/{name}"}
 
 
-def _error(status: int, errors: Mapping[str, type[TercetError]], body: ErrorBody, schemas: _Schemas) -> Json:
+def _error(status: int, errors: Mapping[str, type[TercetError]], error_format: ErrorFormat, schemas: _Schemas) -> Json:
     description = " ".join(f"{error.title} (`{code}`)." for code, error in sorted(errors.items()))
-    # Where no resource is known yet, as when a connection is refused, an error has the default shape.
-    bodies = dict.fromkeys((body, PROBLEM))
-    content = {body.media_type: {"schema": schemas.of(body.type)} for body in bodies}
+    formats = (error_format, PROBLEM_DETAILS)
+    content = {one.content_type: {"schema": schemas.of(one.body_type)} for one in formats}
     return {"description": description, "headers": _headers(status), "content": content}
 
 

@@ -14,8 +14,8 @@ A resource declares a class attribute, for example:
 
 Types are the msgspec types that parse requests and render answers, so the document cannot differ from them. A type's
 docstring and the `Meta.description` of its fields become the texts of its schema. Not declared here, because the
-builder knows them: HEAD and OPTIONS, the errors of the middleware (such as 401 and 413), and whether the route needs an
-API key (`gateway.app.OPEN_ROUTES`).
+builder knows them: HEAD and OPTIONS, the errors of the middleware (such as 401 and 413), the shape of errors (the
+resource's `error_format`), and whether the route needs an API key (`gateway.app.OPEN_ROUTES`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from shared.errors import PROBLEM_JSON, Problem, TercetError
+from shared.errors import TercetError
 from shared.parsing import BodyParser
 
 JSON = "application/json"
@@ -64,17 +64,6 @@ class Parameter:
     examples: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorBody:
-    """The body of a dialect's errors."""
-
-    type: Any
-    media_type: str = JSON
-
-
-PROBLEM = ErrorBody(Problem, PROBLEM_JSON)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """One method of a resource.
@@ -88,7 +77,6 @@ class Operation:
         parameters: of the path, the query and the headers.
         answers: by status, errors excepted.
         errors: the errors that the resource raises.
-        error_body: their shape; by default problem+json.
     """
 
     tag: str
@@ -99,7 +87,6 @@ class Operation:
     parameters: tuple[Parameter, ...] = ()
     answers: Mapping[int, Answer]
     errors: tuple[type[TercetError], ...] = ()
-    error_body: ErrorBody = PROBLEM
 
 
 # By method, in capital letters.

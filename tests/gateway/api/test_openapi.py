@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-import falcon
 import msgspec
 import pytest
 from falcon import inspect
@@ -15,9 +14,9 @@ from msgspec import Meta, Struct
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from gateway.api.openapi import build_document
-from gateway.api.operation import JSON, Answer, ErrorBody, Events, Operation, Parameter
+from gateway.api.operation import JSON, Answer, Events, Operation, Operations, Parameter
 from gateway.app import OPEN_ROUTES
-from shared.errors import InvalidRequest, NotFound, Overloaded
+from shared.errors import InvalidRequest, NotFound, Overloaded, TercetError
 from shared.keys import new_key
 from shared.parsing import BodyParser
 from tests.gateway.conftest import Gateway, MakeGateway
@@ -43,6 +42,21 @@ class Failure(Struct):
     error: str
 
 
+class ShortErrors:
+    """A dialect's format: another shape, and another status for one error."""
+
+    content_type, body_type = JSON, Failure
+
+    def status(self, error: TercetError) -> int:
+        return 429 if isinstance(error, Overloaded) else error.status
+
+    def body(self, error: TercetError, request_id: str) -> bytes:
+        return b"{}"
+
+    def event(self, error: TercetError, request_id: str) -> bytes:
+        return b""
+
+
 WORDS = Operation(
     tag="Words",
     summary="Count words",
@@ -50,11 +64,19 @@ WORDS = Operation(
     parameters=(Parameter("id", "path", "an id"), Parameter("Prefer", "header", "a preference", examples=("fast",))),
     answers={200: Answer("Counted.", {JSON: Counted, "text/event-stream": Events({"": Counted})})},
     errors=(InvalidRequest, NotFound, Overloaded),
-    error_body=ErrorBody(Failure),
 )
 COUNTED_OR_NOT = Operation(
     tag="Words", summary="Read counts", answers={503: Answer("Not counted yet.", {JSON: Counted})}, errors=(Overloaded,)
 )
+
+
+class WordsResource:
+    operations: ClassVar[Operations] = {"POST": WORDS}
+    error_format = ShortErrors()
+
+
+class CountsResource:
+    operations: ClassVar[Operations] = {"GET": COUNTED_OR_NOT}
 
 
 def document_of(gateway: Gateway) -> Json:
@@ -75,7 +97,7 @@ def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
 @pytest.fixture
 def words() -> Json:
     """The document of two operations that no route has."""
-    documented = {"/words/{id}": {"POST": WORDS}, "/counts": {"GET": COUNTED_OR_NOT}}
+    documented = {"/words/{id}": WordsResource(), "/counts": CountsResource(), "/silent": object()}
     document = build_document(documented, open_routes={"/counts"}, needs_keys=True)
     sent: Json = msgspec.json.decode(msgspec.json.encode(document))
     return sent
@@ -128,7 +150,7 @@ def test_every_example_is_accepted_by_its_parser_and_its_schema(gateway: Gateway
     document = document_of(gateway)
     num_examples = 0
     for path, method, operation in operations(document):
-        declared = gateway.app.operations[path][method]
+        declared: Operation = gateway.app.resources[path].operations[method]  # type: ignore[attr-defined]
         if not declared.bodies:
             assert "requestBody" not in operation
             continue
@@ -170,13 +192,21 @@ def test_an_alias_is_described_as_another_name(words: Json) -> None:
     }  # fmt: skip
 
 
-def test_a_dialects_errors_have_its_shape_or_the_default_one(words: Json) -> None:
+def test_a_resource_without_operations_is_left_out(words: Json) -> None:
+    """The test of every route fails for one of the app."""
+    assert words["paths"].keys() == {"/words/{id}", "/counts"}
+
+
+def test_a_dialects_errors_have_its_shape_and_status_or_the_default_ones(words: Json) -> None:
     responses = words["paths"]["/words/{id}"]["post"]["responses"]
     name = responses["422"]["$ref"].rpartition("/")[2]
     content = words["components"]["responses"][name]["content"]
     assert content[JSON]["schema"] == {"$ref": "#/components/schemas/Failure"}
     assert content["application/problem+json"]["schema"] == {"$ref": "#/components/schemas/Problem"}
     assert {"400", "401", "404", "411", "413", "429"} <= responses.keys()
+    for status in ("429", "503"):
+        name = responses[status]["$ref"].rpartition("/")[2]
+        assert "`overloaded`" in words["components"]["responses"][name]["description"]
     refusal = words["paths"]["/counts"]["get"]["responses"]["503"]
     assert refusal["content"].keys() == {JSON, "application/problem+json"}
     assert "Retry-After" in refusal["headers"]
@@ -231,14 +261,3 @@ def test_errors_match_their_schemas(gateway: Gateway, path: str, body: bytes | N
     for name, header in declared["headers"].items():
         assert "$ref" in header
         assert name in {key.title() for key in response.headers}, name
-
-
-def test_a_route_without_operations_is_left_out(gateway: Gateway) -> None:
-    """Such as one that a test adds; the test above fails for a route of the app."""
-
-    class Silent:
-        def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-            resp.media = {}
-
-    gateway.app.add_route("/silent", Silent())
-    assert gateway.app.operations["/silent"] == {}
