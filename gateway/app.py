@@ -21,7 +21,7 @@ from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
 from gateway.api.health import LiveResource, MetricsResource, ReadyResource, SlotsResource
 from gateway.api.openapi import DocumentResource, build_document
-from gateway.api.page import PageResource, StaticResource, read_assets
+from gateway.api.page import DocsResource, PageResource, StaticResource, read_assets
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
 from gateway.generation.retry_budget import RetryBudget
 from gateway.generation.runner import CompletionRunner
@@ -44,7 +44,7 @@ READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
 # What may be read without an API key where the server requires one: probes, the API's description, and the pages with
 # their field for the key.
 # Every route that is not listed needs a key.
-OPEN_ROUTES = frozenset({"/", "/static/{name}", "/openapi.json", "/health/live", *READY_PATHS})
+OPEN_ROUTES = frozenset({"/", "/static/{name}", "/docs", "/openapi.json", "/health/live", *READY_PATHS})
 log = structlog.get_logger()
 
 
@@ -115,6 +115,7 @@ def create_app(
     app.add_route("/metrics", MetricsResource(metrics))
     assets = read_assets()
     app.add_route("/", PageResource(assets))
+    app.add_route("/docs", DocsResource(assets))
     app.add_route("/static/{name}", StaticResource(assets))
     documented = {**app.resources, "/openapi.json": DocumentResource}
     document = build_document(documented, open_routes=OPEN_ROUTES, needs_keys=settings.keys is not None)
