@@ -265,9 +265,11 @@ class SlotClient:
 
 
 def _read_all(response: httpx.Response, deadline: float) -> bytes:
-    """
+    """The body.
+
     Raises:
-        BranchError: the body is not complete at the deadline, or longer than `MAX_TOKENIZE_BYTES`.
+        BranchError: it is longer than `MAX_TOKENIZE_BYTES`.
+        httpx.TransportError: as `UnixTransport.handle_request`; a timeout if it is not complete at the deadline.
     """
     parts: list[bytes] = []
     num_bytes = 0
@@ -276,8 +278,7 @@ def _read_all(response: httpx.Response, deadline: float) -> bytes:
         num_bytes += len(part)
         if num_bytes > MAX_TOKENIZE_BYTES:
             raise BranchError("oversize", f"The worker sent more than {MAX_TOKENIZE_BYTES} bytes.")
-        if time.monotonic() > deadline:
-            raise BranchError("timeout", "The worker's response was not complete in time.")
+        response.request.extensions["timeout"]["read"] = deadline - time.monotonic()
     return b"".join(parts)
 
 
