@@ -34,7 +34,7 @@ KEEPALIVE_EXPIRY_S = 60.0
 # A worker sends its state at least once a second; after this time without a line it counts as down.
 STATE_SILENCE_S = 3.0
 # The largest line is a `Done` with 20 most likely tokens at each of 1,024 positions of prompt and text. Such a token is
-# about 35 bytes of JSON (measured: 0.8 MB in all), at most 300 with a text of 128 bytes, GPT-2's longest, all of it
+# about 35 bytes of JSON (measured: 0.7 MB in all), at most 300 with a text of 128 bytes, GPT-2's longest, all of it
 # escaped: 6 MB. A longer line is garbage.
 MAX_LINE_BYTES = 8 << 20
 # A MiB of text has at most a million tokens, of 30 bytes of JSON.
