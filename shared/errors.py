@@ -16,6 +16,7 @@ render the same error in its own shape.
     ├── UrlTooLong 414
     ├── UnknownHost 421
     ├── InvalidRequest 422
+    │   ├── PromptTooLong 422
     │   └── UnknownModel 422
     └── QuotaExceeded 429
     StartError                      (never sent to a client: stops the start)
@@ -161,6 +162,12 @@ class UnknownHost(TercetError):
 
 class InvalidRequest(TercetError):
     status, code, title = 422, "invalid_request", "Invalid field in the request"
+
+
+class PromptTooLong(InvalidRequest):
+    """Prompt and new tokens together are more than the model's context; the detail gives the numbers of tokens."""
+
+    code, title = "prompt_too_long", "The prompt is too long for the model"
 
 
 class UnknownModel(InvalidRequest):
