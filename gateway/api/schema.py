@@ -56,6 +56,10 @@ class AutocompleteRequest(Struct, forbid_unknown_fields=True, kw_only=True, froz
     session: Annotated[
         Annotated[str, Meta(max_length=128)] | None, Meta(description="a string of up to 128 characters")
     ] = None
+    clean: Annotated[
+        bool,
+        Meta(description="true, or false: completions as the model made them, without healing, trimming and selection"),
+    ] = True
     stream: Annotated[bool, Meta(description="true (server-sent events) or false")] = False
     explain: Annotated[
         Annotated[int, Meta(ge=1, le=10)] | None,

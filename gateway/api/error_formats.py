@@ -1,0 +1,51 @@
+"""How a dialect renders an error: status, headers' content type, body, and the last event of a stream.
+
+A resource with an attribute `error_format` answers its errors in that format, those of the middleware included; all
+others answer with problem details. Knows no resource.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from shared.errors import PROBLEM_JSON, TercetError
+
+
+class ErrorFormat(Protocol):
+    """A dialect's errors.
+
+    Attributes:
+        content_type: of the bodies.
+    """
+
+    content_type: str
+
+    def status(self, error: TercetError) -> int:
+        """The HTTP status."""
+        ...
+
+    def body(self, error: TercetError, request_id: str) -> bytes:
+        """The response's body."""
+        ...
+
+    def event(self, error: TercetError, request_id: str) -> bytes:
+        """The last event of a stream that has begun, encoded."""
+        ...
+
+
+class ProblemDetails:
+    """RFC 9457: `application/problem+json`, and an event with the name `error`."""
+
+    content_type = PROBLEM_JSON
+
+    def status(self, error: TercetError) -> int:
+        return error.status
+
+    def body(self, error: TercetError, request_id: str) -> bytes:
+        return error.problem(request_id)
+
+    def event(self, error: TercetError, request_id: str) -> bytes:
+        return b"event: error\ndata: %s\n\n" % error.problem(request_id).rstrip(b"\n")
+
+
+PROBLEM_DETAILS: ErrorFormat = ProblemDetails()
