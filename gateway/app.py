@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from typing import Any
 
 import falcon
 import structlog
@@ -19,9 +20,11 @@ from gateway.api.early_refusals import EarlyRefusals
 from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
 from gateway.api.health import LiveResource, MetricsResource, ReadyResource, SlotsResource
+from gateway.api.openapi import DocumentResource, build_document
 from gateway.api.page import PageResource, StaticResource, read_assets
-from gateway.generation.fanout import Fanout
+from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
 from gateway.generation.retry_budget import RetryBudget
+from gateway.generation.runner import CompletionRunner
 from gateway.metrics import Metrics
 from gateway.middleware.body_limits import BodyLimits
 from gateway.middleware.keys import Keys
@@ -38,11 +41,10 @@ from shared.settings import Settings
 from shared.telemetry import configure_structlog
 
 READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
-# What may be read without an API key where the server requires one: probes, and the page with its field for the key.
+# What may be read without an API key where the server requires one: probes, the API's description, and the pages with
+# their field for the key.
 # Every route that is not listed needs a key.
-OPEN_ROUTES = frozenset({"/", "/static/{name}", "/health/live", *READY_PATHS})
-# The largest `n_samples`. Branches of later waves hold a fan-out thread while they wait.
-MAX_BRANCHES_PER_REQUEST = 8
+OPEN_ROUTES = frozenset({"/", "/static/{name}", "/openapi.json", "/health/live", *READY_PATHS})
 log = structlog.get_logger()
 
 
@@ -55,6 +57,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
         fanout: runs the branches of every request.
         metrics: the registry behind `/metrics`.
         early_refusals: which requests need not be parsed, because they would be refused.
+        resources: by URI template.
         draining: set it to turn readiness off before the process stops.
     """
 
@@ -65,7 +68,17 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
         self.fanout = fanout
         self.metrics = metrics
         self.early_refusals = EarlyRefusals(fanout, metrics, needs_keys=needs_keys)
+        self.resources: dict[str, object] = {}
         self.draining = threading.Event()
+
+    def add_route(self, uri_template: str, resource: object, **kwargs: Any) -> None:
+        super().add_route(uri_template, resource, **kwargs)
+        self.resources[uri_template] = resource
+
+    def find_resource(self, req: falcon.Request) -> object:
+        """The resource that a request is routed to, or None."""
+        route = self.router.find(req.path, req)
+        return None if route is None else route[0]
 
 
 def create_app(
@@ -89,13 +102,10 @@ def create_app(
     # The request log comes first: it sets the request id that error responses carry. Origins come before keys and body
     # limits: a page of a listed origin can then read why its request was refused.
     app.add_middleware([RequestLog(metrics), Origins(settings), keys, BodyLimits(settings.max_body_bytes)])
-    add_error_handlers(app, metrics)
+    add_error_handlers(app, app.find_resource, metrics)
     feedback_store = FeedbackStore(metrics)
-    quota = OwnerQuota(settings.key_concurrency)
-    autocomplete = AutocompleteResource(
-        plan, fanout, quota, hangups, feedback_store, settings.timeout_s, settings.similarity
-    )
-    app.add_route("/autocomplete", autocomplete)
+    runner = CompletionRunner(plan, fanout, OwnerQuota(settings.key_concurrency), hangups, settings.timeout_s)
+    app.add_route("/autocomplete", AutocompleteResource(runner, feedback_store, settings.similarity))
     app.add_route("/feedback", FeedbackResource(feedback_store))
     ready = ReadyResource(plan, admission, app.draining.is_set)
     for path in READY_PATHS:
@@ -106,6 +116,9 @@ def create_app(
     assets = read_assets()
     app.add_route("/", PageResource(assets))
     app.add_route("/static/{name}", StaticResource(assets))
+    documented = {**app.resources, "/openapi.json": DocumentResource}
+    document = build_document(documented, open_routes=OPEN_ROUTES, needs_keys=settings.keys is not None)
+    app.add_route("/openapi.json", DocumentResource(document))
     return app
 
 
@@ -121,7 +134,7 @@ def build() -> GatewayApp:
     admission = Admission(plan, settings.placement, settings.queue)
     metrics = Metrics(admission.states, lambda: admission.num_waiting)
     pool = PoolWatcher(plan, admission, settings.ack_ms / 1e3)
-    num_threads = MAX_BRANCHES_PER_REQUEST * (plan.max_running + settings.queue)
+    num_threads = MAX_BRANCHES_AT_ONCE * (plan.max_running + settings.queue)
     retry_budget = RetryBudget(min_retries=max(slot.max_batch for slot in plan.slots))
     fanout = Fanout(pool.clients, admission, metrics, num_threads, retry_budget)
     # What is loaded by now stays until exit. Frozen, it is not scanned by each full collection, which delays requests.

@@ -9,10 +9,12 @@ render the same error in its own shape.
     ├── Unauthorized 401            ├── ClientGone 499
     ├── ForbiddenOrigin 403         ├── NotReady 503
     ├── NotFound 404                ├── SlotFull 503
+    │   └── UnknownJob 404          ├── JobsUnavailable 503
     ├── MethodNotAllowed 405        ├── Overloaded 503
     ├── RequestTimeout 408          ├── NoCompletion 503
-    ├── LengthRequired 411          ├── ShuttingDown 503
-    ├── BodyTooLarge 413            └── DeadlineExceeded 504
+    ├── JobExpired 410              ├── ShuttingDown 503
+    ├── LengthRequired 411          ├── DeadlineExceeded 504
+    ├── BodyTooLarge 413            └── JobAbandoned 500
     ├── UrlTooLong 414
     ├── UnknownHost 421
     ├── InvalidRequest 422
@@ -26,11 +28,13 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
+from msgspec import Struct
 
 PROBLEM_JSON = "application/problem+json"
+_encode = msgspec.json.Encoder().encode
 
 
 def retry_after_s(minimum: int = 1, spread: int = 3) -> int:
@@ -48,6 +52,19 @@ class FieldError:
 
     field: str
     message: str
+
+
+class Problem(Struct, kw_only=True, omit_defaults=True):
+    """The body of an error response (RFC 9457). `code` is stable and machine-readable, `detail` says what is wrong and
+    what to change, `errors` names the fields that are wrong."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    errors: tuple[FieldError, ...] = ()
+    request_id: str | None = None
 
 
 class TercetError(Exception):
@@ -80,18 +97,16 @@ class TercetError(Exception):
 
     def problem(self, request_id: str | None = None) -> bytes:
         """Body of the response, `application/problem+json` (RFC 9457)."""
-        body: dict[str, Any] = {
-            "type": f"urn:tercet:error:{self.code}",
-            "title": self.title,
-            "status": self.status,
-            "code": self.code,
-            "detail": self.detail,
-        }
-        if self.fields:
-            body["errors"] = [{"field": f.field, "message": f.message} for f in self.fields]
-        if request_id is not None:
-            body["request_id"] = request_id
-        return msgspec.json.encode(body) + b"\n"
+        problem = Problem(
+            type=f"urn:tercet:error:{self.code}",
+            title=self.title,
+            status=self.status,
+            code=self.code,
+            detail=self.detail,
+            errors=self.fields,
+            request_id=request_id,
+        )
+        return _encode(problem) + b"\n"
 
 
 def internal_error(request_id: str) -> TercetError:
@@ -119,6 +134,10 @@ class NotFound(TercetError):
     status, code, title = 404, "not_found", "Path not found"
 
 
+class UnknownJob(NotFound):
+    code, title = "unknown_job", "Unknown job"
+
+
 class MethodNotAllowed(TercetError):
     status, code, title = 405, "method_not_allowed", "Method not allowed at this path"
 
@@ -129,6 +148,10 @@ class RequestTimeout(TercetError):
 
 class Superseded(TercetError):
     status, code, title = 409, "superseded", "Superseded by a newer request of the same session"
+
+
+class JobExpired(TercetError):
+    status, code, title = 410, "job_expired", "The job has expired"
 
 
 class LengthRequired(TercetError):
@@ -191,9 +214,19 @@ class NoCompletion(TercetError):
     status, code, title = 503, "no_completion", "No branch returned a completion"
 
 
+class JobsUnavailable(TercetError):
+    status, code, title = 503, "jobs_unavailable", "The job store is unavailable"
+
+
 class ShuttingDown(TercetError):
     status, code, title = 503, "shutting_down", "The server is shutting down"
 
 
 class DeadlineExceeded(TercetError):
     status, code, title = 504, "deadline_exceeded", "The time limit was exceeded"
+
+
+class JobAbandoned(TercetError):
+    """Only inside a job's answer: its runners died."""
+
+    status, code, title = 500, "job_abandoned", "The job could not be completed"

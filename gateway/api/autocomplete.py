@@ -5,51 +5,54 @@ Translates between the public schema and generation's specs and results; how com
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from typing import ClassVar
 
 import falcon
 import msgspec
+from msgspec import structs
 
 from gateway.api import sse
+from gateway.api.callers import caller_of
+from gateway.api.error_formats import PROBLEM_DETAILS
 from gateway.api.feedback import FeedbackStore
+from gateway.api.operation import JSON, Answer, Events, Operation, Operations
 from gateway.api.schema import (
     AutocompleteRequest,
     AutocompleteResponse,
     FailedBranch,
     Sentence,
+    SentenceEvent,
+    TokenEvent,
     TokenExplanation,
     parse_autocomplete_request,
 )
-from gateway.generation.fanout import Fanout
-from gateway.generation.request import BranchFailure, GenerationSpec, RequestContext, TextDelta
+from gateway.generation.request import BranchFailure, GenerationSpec, RequestContext
+from gateway.generation.runner import Caller, CompletionRunner, document_key, draw_seed
 from gateway.generation.selection import REJECTION_DETAILS, SelectionPolicy, SelectionResult, Suggestion
-from gateway.generation.sessions import Sessions
-from gateway.generation.suggestions import suggest
+from gateway.generation.suggestions import Output, TextDelta
 from gateway.generation.trimming import MIN_TOKENS
-from gateway.pool.quota import OwnerQuota
 from shared.errors import (
-    ClientGone,
     DeadlineExceeded,
     FieldError,
+    InvalidJson,
     InvalidRequest,
     NoCompletion,
+    NotReady,
+    Overloaded,
+    Problem,
+    QuotaExceeded,
+    Superseded,
     UnknownModel,
     retry_after_s,
 )
-from shared.hangups import HangupWatcher
-from shared.plan import Model, Plan
 from shared.protocol import Done, Sampling
 
 # Prompt tokens, where the request does not say.
 DEFAULT_MAX_TOKENS = 256
-# Characters at a document's beginning that identify it where there is no session.
-DOCUMENT_CHARS = 200
-# JavaScript's numbers are exact up to 2⁵³: a client must be able to send back the seed that it reads.
-MAX_DRAWN_SEED = 2**53 - 100
 _SAMPLING_FIELDS = tuple(set(Sampling.__struct_fields__) & set(AutocompleteRequest.__struct_fields__))
 _encode = msgspec.json.Encoder().encode
 
@@ -57,33 +60,63 @@ _encode = msgspec.json.Encoder().encode
 class AutocompleteResource:
     """Answers `POST /autocomplete`, at once or as server-sent events."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        fanout: Fanout,
-        quota: OwnerQuota,
-        hangups: HangupWatcher,
-        feedback_store: FeedbackStore,
-        timeout_s: float,
-        similarity: float,
-    ) -> None:
+    operations: ClassVar[Operations] = {
+        "POST": Operation(
+            tag="Completions",
+            summary="Complete a text",
+            description="Answers up to `n_samples` sentences that continue `context`, best first. The body is parsed as"
+            " JSON, whatever its `Content-Type`. With `stream`, errors after the first event are its last event.",
+            bodies=(parse_autocomplete_request,),
+            examples={
+                "three sentences": {"context": "The old man looked at the sea and"},
+                "a line, streamed": {"context": "Dear Sir or ", "single_line": True, "stream": True},
+            },
+            answers={
+                200: Answer(
+                    "The sentences. `partial`: some branches failed, as `errors` says.",
+                    {
+                        JSON: AutocompleteResponse,
+                        sse.CONTENT_TYPE: Events(
+                            {
+                                "token": TokenEvent,
+                                "sentence": SentenceEvent,
+                                "done": AutocompleteResponse,
+                                "error": Problem,
+                            }
+                        ),
+                    },
+                )
+            },
+            errors=(
+                InvalidJson,
+                InvalidRequest,
+                UnknownModel,
+                Superseded,
+                QuotaExceeded,
+                NotReady,
+                Overloaded,
+                NoCompletion,
+                DeadlineExceeded,
+            ),
+        )
+    }
+
+    def __init__(self, runner: CompletionRunner, feedback_store: FeedbackStore, similarity: float) -> None:
         """
         Args:
-            timeout_s: the default and upper bound of `max_time`.
             similarity: percent from which two sentences are near-duplicates.
         """
-        self._models = {model.name: model for model in plan.models}
-        self._default_model = plan.slots[0].model
-        self._fanout = fanout
-        self._quota = quota
-        self._sessions = Sessions()
-        self._hangups = hangups
+        self._runner = runner
         self._feedback_store = feedback_store
-        self._timeout_s = timeout_s
         self._similarity = similarity
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """
+        """As `respond`."""
+        self.respond(req, resp, req.bounded_stream.read())
+
+    def respond(self, req: falcon.Request, resp: falcon.Response, body: bytes) -> None:
+        """Answer a request's body.
+
         Raises:
             InvalidJson, InvalidRequest, UnknownModel: the request is wrong.
             QuotaExceeded, Overloaded, NotReady, Superseded, ClientGone: it was not started, or cancelled.
@@ -91,38 +124,50 @@ class AutocompleteResource:
                 its last event.
         """
         started_at = time.monotonic()
+        caller = caller_of(req)
         with ExitStack() as stack:
-            self._fanout.check(req.context.owner)
-            stack.enter_context(
-                self._quota.entering(req.context.owner, req.context.key and req.context.key.concurrency)
-            )
-            request = parse_autocomplete_request(req.bounded_stream.read())
-            seed = secrets.randbelow(MAX_DRAWN_SEED) if request.seed is None else request.seed
-            context = RequestContext(self._spec(request, req.context, seed, started_at))
-            hang_up = partial(context.cancel, ClientGone("The client hung up before its answer was ready."))
-            stack.enter_context(self._sessions.superseding(context))
-            stack.enter_context(self._hangups.watching(req.env.get("gunicorn.socket"), hang_up))
-            stack.callback(context.cancel)
-            try:
-                self._fanout.start(context)
-            except ClientGone as error:  # the reservation's only word for a cancelled request
-                raise context.cancel_reason or error from None
-            outputs = suggest(context, self._fanout, self._policy(request))
+            stack.enter_context(self._runner.admitting(caller))
+            request = parse_autocomplete_request(body)
+            context, outputs = self._start(stack, request, caller, started_at)
             render_sentence = partial(_sentence, is_explained=request.explain is not None)
-            respond = partial(self._respond, req, context, started_at, render_sentence)
+            respond = partial(self._respond, req.context, context, started_at, render_sentence)
             if request.stream:
-                resp.content_type = sse.CONTENT_TYPE
-                resp.set_headers(sse.HEADERS)
                 events = _events(outputs, render_sentence, respond)
-                resp.stream = sse.EventStream(events, req.context.id, stack.pop_all().close)
+                sse.stream(resp, events, PROBLEM_DETAILS, req.context.id, stack.pop_all().close)
                 return
             *_, result = outputs
             assert isinstance(result, SelectionResult)
         resp.data = _encode(respond(result)) + b"\n"  # a terminal's prompt should start on a new line
 
+    def answer(self, body: bytes, caller: Caller, on_start: Callable[[RequestContext], None]) -> AutocompleteResponse:
+        """The answer to a body that was not sent by a waiting client.
+
+        Args:
+            on_start: called with the context of the started request, by which it can be cancelled.
+
+        Raises:
+            TercetError: as `respond`.
+        """
+        started_at = time.monotonic()
+        request = parse_autocomplete_request(body)
+        with ExitStack() as stack:
+            stack.enter_context(self._runner.admitting(caller))
+            context, outputs = self._start(stack, request, caller, started_at)
+            on_start(context)
+            *_, result = outputs
+            assert isinstance(result, SelectionResult)
+        render_sentence = partial(_sentence, is_explained=request.explain is not None)
+        return _response(context, started_at, render_sentence, result)
+
+    def _start(
+        self, stack: ExitStack, request: AutocompleteRequest, caller: Caller, started_at: float
+    ) -> tuple[RequestContext, Iterator[Output]]:
+        spec = self._spec(request, caller, started_at)
+        return self._runner.start(stack, spec, self._policy(request), caller)
+
     def _respond(
         self,
-        req: falcon.Request,
+        log: falcon.Context,
         context: RequestContext,
         started_at: float,
         render_sentence: Callable[[Suggestion], Sentence],
@@ -133,37 +178,21 @@ class AutocompleteResource:
         Raises:
             NoCompletion, DeadlineExceeded: there is no suggestion.
         """
-        if not result.suggestions:
-            raise _no_suggestion_error(result.failures)
-        spec, now = context.spec, time.monotonic()
-        seconds = now - started_at
-        sentences = [render_sentence(suggestion) for suggestion in result.suggestions]
-        slowest = max(sentences, key=lambda sentence: sentence.time)
-        req.context.timing = {
-            "queue": slowest.queue_ms, "prefill": slowest.prefill_ms, "decode": slowest.decode_ms,
-        }  # fmt: skip
-        req.context.log = {
-            "model": spec.model,
-            "context_chars": len(spec.prompt),
-            "sentences": len(sentences),
+        response = _response(context, started_at, render_sentence, result)
+        now = time.monotonic()
+        slowest = max(response.sentences, key=lambda sentence: sentence.time)
+        log.timing = {"queue": slowest.queue_ms, "prefill": slowest.prefill_ms, "decode": slowest.decode_ms}
+        log.log = {
+            "model": response.model,
+            "context_chars": context.num_prompt_chars,
+            "sentences": len(response.sentences),
             "partial": result.is_partial,
             "top_ups": context.num_top_ups,
             # Time for trimming, selection and replacements, after the first branches had finished.
             "added_ms": round(1e3 * (now - (context.first_outcomes_at or now)), 2),
         }
-        self._feedback_store.add_answer(spec.owner, spec.request_id, len(sentences), seconds)
-        return AutocompleteResponse(
-            id=spec.request_id,
-            model=spec.model,
-            seed=spec.seed,
-            sentences=sentences,
-            time=round(seconds, 4),
-            partial=result.is_partial,
-            errors=[
-                FailedBranch(branch=failure.branch, code=failure.code, detail=failure.detail)
-                for failure in result.failures
-            ],
-        )
+        self._feedback_store.add_answer(context.spec.owner, response.id, len(response.sentences), response.time)
+        return response
 
     def _policy(self, request: AutocompleteRequest) -> SelectionPolicy:
         return SelectionPolicy(
@@ -172,18 +201,16 @@ class AutocompleteResource:
             length=request.length,
             similarity=self._similarity,
             keeps_greedy_text=request.temperature == 0,
+            is_verbatim=not request.clean,
         )
 
-    def _spec(
-        self, request: AutocompleteRequest, context: falcon.Context, seed: int, started_at: float
-    ) -> GenerationSpec:
+    def _spec(self, request: AutocompleteRequest, caller: Caller, started_at: float) -> GenerationSpec:
         """
         Raises:
             UnknownModel, InvalidRequest: a field is out of the range that the plan or the model allows.
         """
-        model = self._model(request.model_size)
-        if request.max_time is not None and request.max_time > self._timeout_s:
-            raise _invalid("max_time", f"must be at most {self._timeout_s:g} seconds (TERCET_TIMEOUT_S)")
+        model = self._runner.model(request.model_size, "model_size")
+        deadline = self._runner.deadline(started_at, request.max_time, "max_time")
         max_prompt_tokens = model.n_ctx - _num_new_tokens(request)
         if max_prompt_tokens < 1:
             raise _invalid("length", f"must be below {model.n_ctx}, the context of {model.name}")
@@ -195,33 +222,23 @@ class AutocompleteResource:
         if request.top_k > model.vocab_size:
             raise _invalid("top_k", f"must be at most {model.vocab_size}, the vocabulary of {model.name}")
         return GenerationSpec(
-            request_id=context.id,
+            request_id=caller.request_id,
             model=model.name,
-            prompt=request.context,
+            prompts=(request.context,),
             max_prompt_tokens=request.max_tokens or min(DEFAULT_MAX_TOKENS, max_prompt_tokens),
             num_completions=request.n_samples,
-            seed=seed,
+            seed=draw_seed() if request.seed is None else request.seed,
             sampling=sampling_of(request),
             ranks_first_token=True,
-            heals=True,
+            heals=request.clean,
             echoes=False,
             num_top_logprobs=request.explain,
             is_streamed=request.stream,
-            deadline=started_at + (request.max_time or self._timeout_s),
-            owner=context.owner,
+            deadline=deadline,
+            owner=caller.owner,
             session=request.session,
-            document=_document_key(request, context.owner),
+            document=document_key(caller.owner, request.session, request.context),
         )
-
-    def _model(self, name: str | None) -> Model:
-        name = name or self._default_model
-        if name not in self._models:
-            served = ", ".join(self._models)
-            raise UnknownModel(
-                f"model_size {name!r} is not served here; served: {served}.",
-                fields=(FieldError("model_size", f"must be one of: {served}"),),
-            )
-        return self._models[name]
 
 
 def sampling_of(request: AutocompleteRequest) -> Sampling:
@@ -232,33 +249,49 @@ def sampling_of(request: AutocompleteRequest) -> Sampling:
 
 
 def _num_new_tokens(request: AutocompleteRequest) -> int:
-    return max(request.length, MIN_TOKENS)
+    return max(request.length, MIN_TOKENS) if request.clean else request.length
 
 
-def _document_key(request: AutocompleteRequest, owner: str) -> int | None:
-    """Equal for requests from the same document: by session, else by its beginning, which typing leaves as it is.
-
-    None for a short document without a session: its prompt is not worth a place in the cache. Python salts `hash` per
-    process, so the key says nothing outside this process.
+def _response(
+    context: RequestContext,
+    started_at: float,
+    render_sentence: Callable[[Suggestion], Sentence],
+    result: SelectionResult,
+) -> AutocompleteResponse:
     """
-    if request.session is not None:
-        return hash((owner, request.session))
-    return hash((owner, request.context[:DOCUMENT_CHARS])) if len(request.context) >= DOCUMENT_CHARS else None
+    Raises:
+        NoCompletion, DeadlineExceeded, InvalidRequest: there is no suggestion.
+    """
+    if not result.suggestions:
+        raise _no_suggestion_error(result.failures)
+    spec = context.spec
+    return AutocompleteResponse(
+        id=spec.request_id,
+        model=spec.model,
+        seed=spec.seed,
+        sentences=[render_sentence(suggestion) for suggestion in result.suggestions],
+        time=round(time.monotonic() - started_at, 4),
+        partial=result.is_partial,
+        errors=[
+            FailedBranch(branch=failure.branch, code=failure.code, detail=failure.detail) for failure in result.failures
+        ],
+    )
 
 
 def _events(
-    outputs: Iterator[TextDelta | Suggestion | SelectionResult],
+    outputs: Iterator[Output],
     render_sentence: Callable[[Suggestion], Sentence],
     respond: Callable[[SelectionResult], AutocompleteResponse],
-) -> Iterator[tuple[str, object]]:
-    """Names and data of a stream's events; the whole answer is the last."""
+) -> Iterator[bytes]:
+    """A stream's events; the whole answer is the last."""
     for output in outputs:
         if isinstance(output, TextDelta):
-            yield "token", {"branch": output.branch, "text": "".join(output.texts)}
+            yield sse.event("token", TokenEvent(branch=output.branch, text=output.text))
         elif isinstance(output, Suggestion):
-            yield "sentence", {"branch": output.result.branch, **msgspec.to_builtins(render_sentence(output))}
+            sentence = structs.asdict(render_sentence(output))
+            yield sse.event("sentence", SentenceEvent(branch=output.result.branch, **sentence))
         else:
-            yield "done", respond(output)
+            yield sse.event("done", respond(output))
 
 
 def _sentence(suggestion: Suggestion, *, is_explained: bool) -> Sentence:

@@ -1,4 +1,4 @@
-"""Error responses: every exception of a request becomes one `application/problem+json` body (RFC 9457).
+"""Error responses: every exception of a request becomes one body in the format of its resource's dialect.
 
 Three sources: our own errors, Falcon's HTTP errors, and everything else. The last is a bug: it is logged with its
 traceback, and the response says nothing about it but the request id.
@@ -6,14 +6,15 @@ traceback, and the response says nothing about it but the request id.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import falcon
 import structlog
 
+from gateway.api.error_formats import PROBLEM_DETAILS
 from gateway.metrics import Metrics
 from shared.errors import (
-    PROBLEM_JSON,
     MalformedRequest,
     MethodNotAllowed,
     NotFound,
@@ -31,41 +32,46 @@ REFUSALS = (NotReady, Overloaded, QuotaExceeded, ShuttingDown)
 log = structlog.get_logger()
 
 
-def add_error_handlers(app: falcon.App[Any, Any], metrics: Metrics) -> None:
-    """Render every exception of this app's routes and middleware here. Falcon picks the most specific handler."""
+def add_error_handlers(
+    app: falcon.App[Any, Any], find_resource: Callable[[falcon.Request], object], metrics: Metrics
+) -> None:
+    """Render every exception of this app's routes and middleware here. Falcon picks the most specific handler.
+
+    Args:
+        find_resource: the resource that a request is routed to, or None.
+    """
+
+    def render(req: falcon.Request, resp: falcon.Response, error: TercetError, _params: object) -> None:
+        # Found anew: an exception of the middleware comes before Falcon has looked for the resource.
+        error_format = getattr(find_resource(req), "error_format", PROBLEM_DETAILS)
+        resp.status = falcon.code_to_http_status(error_format.status(error))
+        resp.content_type = error_format.content_type
+        resp.data = error_format.body(error, req.context.id)
+        resp.set_headers(error.headers)
 
     def render_refusal(req: falcon.Request, resp: falcon.Response, error: TercetError, params: object) -> None:
         metrics.refused_requests.labels(reason=error.code).inc()
         req.context.is_refused = True
-        _render(req, resp, error, params)
+        render(req, resp, error, params)
 
-    app.add_error_handler(Exception, _render_unexpected)
-    app.add_error_handler(falcon.HTTPError, _render_http_error)
-    app.add_error_handler(TercetError, _render)
+    def render_http_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError, params: object) -> None:
+        if error.status_code >= 500:
+            render_unexpected(req, resp, error, params)
+        else:
+            render(req, resp, _translate(req, error), params)
+
+    def render_unexpected(req: falcon.Request, resp: falcon.Response, error: Exception, params: object) -> None:
+        log.error(
+            "unhandled_exception", request_id=req.context.id, method=req.context.method,
+            route=req.uri_template or "(none)", exc_info=error,
+        )  # fmt: skip
+        render(req, resp, internal_error(req.context.id), params)
+
+    app.add_error_handler(Exception, render_unexpected)
+    app.add_error_handler(falcon.HTTPError, render_http_error)
+    app.add_error_handler(TercetError, render)
     for refusal in REFUSALS:
         app.add_error_handler(refusal, render_refusal)
-
-
-def _render(req: falcon.Request, resp: falcon.Response, error: TercetError, _params: object) -> None:
-    resp.status = falcon.code_to_http_status(error.status)
-    resp.content_type = PROBLEM_JSON
-    resp.data = error.problem(req.context.id)
-    resp.set_headers(error.headers)
-
-
-def _render_http_error(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError, params: object) -> None:
-    if error.status_code >= 500:
-        _render_unexpected(req, resp, error, params)
-    else:
-        _render(req, resp, _translate(req, error), params)
-
-
-def _render_unexpected(req: falcon.Request, resp: falcon.Response, error: Exception, params: object) -> None:
-    log.error(
-        "unhandled_exception", request_id=req.context.id, method=req.context.method,
-        route=req.uri_template or "(none)", exc_info=error,
-    )  # fmt: skip
-    _render(req, resp, internal_error(req.context.id), params)
 
 
 def _translate(req: falcon.Request, error: falcon.HTTPError) -> TercetError:

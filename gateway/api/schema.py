@@ -17,8 +17,8 @@ MAX_CONTEXT_CHARS = 1 << 20
 
 
 class AutocompleteRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """`POST /autocomplete`. The resource checks the bounds that depend on a model or a setting: the upper bounds of
-    `max_time`, `max_tokens` and `top_k`."""
+    """`POST /autocomplete`. The upper bounds of `max_time`, `max_tokens` and `top_k` depend on a setting or the model;
+    the resource checks them."""
 
     context: Annotated[
         str,
@@ -56,6 +56,10 @@ class AutocompleteRequest(Struct, forbid_unknown_fields=True, kw_only=True, froz
     session: Annotated[
         Annotated[str, Meta(max_length=128)] | None, Meta(description="a string of up to 128 characters")
     ] = None
+    clean: Annotated[
+        bool,
+        Meta(description="true, or false: completions as the model made them, without healing, trimming and selection"),
+    ] = True
     stream: Annotated[bool, Meta(description="true (server-sent events) or false")] = False
     explain: Annotated[
         Annotated[int, Meta(ge=1, le=10)] | None,
@@ -98,6 +102,19 @@ class Sentence(Struct, kw_only=True, omit_defaults=True):
     prefill_ms: float
     decode_ms: float
     explanation: list[TokenExplanation] | None = None
+
+
+class TokenEvent(Struct, kw_only=True):
+    """An event of a stream: text that a branch has generated."""
+
+    branch: int
+    text: str
+
+
+class SentenceEvent(Sentence, kw_only=True, omit_defaults=True):
+    """An event of a stream: the suggestion of a branch that has finished."""
+
+    branch: int
 
 
 class FailedBranch(Struct, kw_only=True):

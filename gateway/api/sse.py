@@ -1,16 +1,19 @@
 """Server-sent events (WHATWG HTML, § 9.2): encodes events and ends the request with its stream.
 
 An `/autocomplete` stream has `token` events (branch, text), `sentence` events (a branch's suggestion), and last either
-`done` (the whole answer, as without streaming) or `error` (problem details, as in an error response).
+`done` (the whole answer, as without streaming) or `error` (problem details, as in an error response). Other dialects
+have events without a name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import falcon
 import msgspec
 import structlog
 
+from gateway.api.error_formats import ErrorFormat
 from shared.errors import TercetError, internal_error
 
 CONTENT_TYPE = "text/event-stream"
@@ -20,33 +23,50 @@ log = structlog.get_logger()
 _encode = msgspec.json.Encoder().encode
 
 
-def event(name: str, data: bytes) -> bytes:
-    """An event, encoded. `data` is JSON, which contains no line end, so it is a single line."""
-    return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
+def event(name: str | None, data: object) -> bytes:
+    """An event, encoded. Its data is JSON, which contains no line end, so it is a single line."""
+    line = b"data: %s\n\n" % _encode(data)
+    return line if name is None else b"event: %s\n%s" % (name.encode(), line)
+
+
+def stream(
+    resp: falcon.Response,
+    events: Iterator[bytes],
+    error_format: ErrorFormat,
+    request_id: str,
+    close: Callable[[], None],
+) -> None:
+    """Answer with events.
+
+    Args:
+        events: encoded; may raise.
+        close: ends the request's work.
+    """
+    resp.content_type = CONTENT_TYPE
+    resp.set_headers(HEADERS)
+    resp.stream = EventStream(events, error_format, request_id, close)
 
 
 class EventStream:
-    """A WSGI response body of events. Errors become its last event."""
+    """A WSGI response body of events. An error becomes its last event, in the dialect's format."""
 
-    def __init__(self, events: Iterator[tuple[str, object]], request_id: str, close: Callable[[], None]) -> None:
-        """
-        Args:
-            events: name and data of each; may raise.
-            close: ends the request's work.
-        """
+    def __init__(
+        self, events: Iterator[bytes], error_format: ErrorFormat, request_id: str, close: Callable[[], None]
+    ) -> None:
+        """As `stream`."""
         self._events = events
+        self._error_format = error_format
         self._request_id = request_id
         self._close = close
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            for name, data in self._events:
-                yield event(name, _encode(data))
+            yield from self._events
         except TercetError as error:
-            yield event("error", error.problem(self._request_id))
+            yield self._error_format.event(error, self._request_id)
         except Exception as error:  # the response has begun, so the error handlers cannot answer
             log.error("unhandled_exception", request_id=self._request_id, exc_info=error)
-            yield event("error", internal_error(self._request_id).problem(self._request_id))
+            yield self._error_format.event(internal_error(self._request_id), self._request_id)
 
     def close(self) -> None:
         """End the request. The WSGI server calls this in every case, even if it sent no event."""

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from itertools import zip_longest
 from weakref import WeakSet
 
 import structlog
@@ -22,7 +24,7 @@ from gateway.generation.request import (
     BranchResult,
     BranchSpec,
     RequestContext,
-    TextDelta,
+    TokenDelta,
 )
 from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
@@ -32,6 +34,8 @@ from shared.errors import TercetError, internal_error
 from shared.protocol import Done, GenerateRequest, Group, Token
 
 MAX_ATTEMPTS = 3
+# Branches of a request that run or wait for room at the same time; each holds a thread. Further ones start as they end.
+MAX_BRANCHES_AT_ONCE = 8
 # Refusals that pass within a few steps: the gateway frees a cancelled sequence's room before the worker does.
 TRANSIENT_REFUSALS = frozenset({"slot_full", "not_ready"})
 # Pause before the second attempt after such a refusal; four times as long before the third.
@@ -80,7 +84,8 @@ class Fanout:
     def start(self, context: RequestContext) -> None:
         """Reserve room for the request's branches together, then start them. They deliver their events to `context`.
 
-        Where the pool has less room than branches, even when idle, the rest reserve theirs one at a time.
+        Where the pool has less room than branches, even when idle, the rest reserve theirs one at a time. So do
+        branches beyond `MAX_BRANCHES_AT_ONCE`, which start as others end and wait for room like new requests.
 
         Raises:
             Overloaded, NotReady, DeadlineExceeded, ClientGone: from the reservation; no branch was started.
@@ -90,22 +95,24 @@ class Fanout:
             self._raise_if_stopped()
             self._contexts.add(context)
         spec = context.spec
+        num_first = min(spec.num_branches, MAX_BRANCHES_AT_ONCE)
         slots = self._admission.reserve(
-            spec.model, spec.num_completions, spec.deadline,
+            spec.model, num_first, spec.deadline,
             owner=spec.owner, document=spec.document, pin=context.pin, cancelling=context.on_cancel,
         )  # fmt: skip
-        self._retry_budget.add_branches(spec.num_completions)
-        group = Group(id=spec.request_id, size=spec.num_completions)
-        for index in range(spec.num_completions):
-            slot = slots[index] if index < len(slots) else None
-            self._executor.submit(self._run_branch, context, spec.branch(index), group, slot)
+        self._retry_budget.add_branches(spec.num_branches)
+        # All before the first runs: as it ends, its thread takes the next.
+        branches = [context.take_branch() for _ in range(num_first)]
+        for branch, slot in zip_longest(branches, slots):
+            self._executor.submit(self._run_branches, context, branch, slot)
 
     def top_up(self, context: RequestContext, indices: range) -> None:
         """Start more branches of an admitted request. They reserve room one at a time, before requests that wait."""
         self._retry_budget.add_branches(len(indices))
         group = Group(id=f"{context.spec.request_id}+{indices.start}", size=len(indices))
         for index in indices:
-            self._executor.submit(self._run_branch, context, context.spec.branch(index), group, None)
+            branch = replace(context.spec.branch(index), group=group)
+            self._executor.submit(self._run_branches, context, branch, None)
 
     def cancel_all(self, reason: TercetError) -> None:
         """Cancel every request, running or waiting, with `reason`; from now on `start` and `check` raise it."""
@@ -119,16 +126,19 @@ class Fanout:
         if self._stop_reason is not None:
             raise copy.copy(self._stop_reason)  # an exception collects the traceback of each thread that raises it
 
-    def _run_branch(self, context: RequestContext, branch: BranchSpec, group: Group, slot: int | None) -> None:
-        # The outcome is delivered before the rest of the response, its last chunk, is read.
-        with ExitStack() as after_delivery:
-            context.deliver(self._outcome(context, branch, group, slot, after_delivery))
+    def _run_branches(self, context: RequestContext, branch: BranchSpec | None, slot: int | None) -> None:
+        """Run a branch, then those of its request that have not started."""
+        while branch is not None:
+            # The outcome is delivered before the rest of the response, its last chunk, is read.
+            with ExitStack() as after_delivery:
+                context.deliver(self._outcome(context, branch, slot, after_delivery))
+            branch, slot = (None if context.is_over else context.take_branch()), None
 
     def _outcome(
-        self, context: RequestContext, branch: BranchSpec, group: Group, slot: int | None, after_delivery: ExitStack
+        self, context: RequestContext, branch: BranchSpec, slot: int | None, after_delivery: ExitStack
     ) -> BranchOutcome:
         try:
-            return self._attempt(context, branch, group, slot, after_delivery)
+            return self._attempt(context, branch, slot, after_delivery)
         except TercetError as error:
             return BranchFailure(branch.index, error.code, error.detail)
         except Exception as error:  # the executor's future, which would hold it, is not read
@@ -138,7 +148,7 @@ class Fanout:
             return BranchFailure(branch.index, generic.code, generic.detail)
 
     def _attempt(
-        self, context: RequestContext, branch: BranchSpec, group: Group, slot: int | None, after_delivery: ExitStack
+        self, context: RequestContext, branch: BranchSpec, slot: int | None, after_delivery: ExitStack
     ) -> BranchOutcome:
         """Up to `MAX_ATTEMPTS` calls, preferably on slots that have not failed this branch.
 
@@ -152,15 +162,17 @@ class Fanout:
         spec = context.spec
         started_at = time.monotonic()
         failed_slots: set[int] = set()
+        is_admitted = not MAX_BRANCHES_AT_ONCE <= branch.index < spec.num_branches
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if slot is None:
                 [slot] = self._admission.reserve(
-                    spec.model, 1, spec.deadline, owner=spec.owner, avoid=failed_slots, is_retry=True,
+                    spec.model, 1, spec.deadline,
+                    owner=spec.owner, avoid=failed_slots, is_retry=is_admitted or attempt > 1,
                     document=spec.document, pin=context.pin, cancelling=context.on_cancel,
                 )  # fmt: skip
             outcome = "ok"
             try:
-                done = self._call(context, branch, group, slot, attempt, after_delivery)
+                done = self._call(context, branch, slot, attempt, after_delivery)
                 return BranchResult(branch.index, branch.seed, slot, spec.model, done, time.monotonic() - started_at)
             except BranchError as error:
                 outcome = error.code
@@ -182,22 +194,21 @@ class Fanout:
         return is_granted
 
     def _call(
-        self, context: RequestContext, branch: BranchSpec, group: Group, slot: int, attempt: int,
-        after_delivery: ExitStack,
-    ) -> Done:  # fmt: skip
+        self, context: RequestContext, branch: BranchSpec, slot: int, attempt: int, after_delivery: ExitStack
+    ) -> Done:
         spec = context.spec
         left_s = spec.deadline - time.monotonic() - RETURN_MARGIN_S
         if left_s <= 0:
             raise BranchError("deadline_exceeded", "The time limit passed before its turn.", is_retryable=False)
         request = GenerateRequest(
-            prompt=spec.prompt if isinstance(spec.prompt, str) else None,
-            prompt_ids=None if isinstance(spec.prompt, str) else spec.prompt,
+            prompt=branch.prompt if isinstance(branch.prompt, str) else None,
+            prompt_ids=None if isinstance(branch.prompt, str) else branch.prompt,
             max_prompt_tokens=spec.max_prompt_tokens,
             heal=spec.heals,
             sampling=branch.sampling,
             seed=branch.seed,
             deadline_ms=left_s * 1e3,
-            group=group,
+            group=branch.group,
             owner=spec.owner,
             session=spec.session,
             stream=spec.is_streamed,
@@ -210,8 +221,8 @@ class Fanout:
         with context.on_cancel(call.cancel):
             for lines in batches:
                 context.pin.has_output = True
-                if texts := tuple(line.text for line in lines if isinstance(line, Token)):
-                    context.deliver(TextDelta(branch.index, texts, attempt))
+                if tokens := tuple(line for line in lines if isinstance(line, Token)):
+                    context.deliver(TokenDelta(branch.index, tokens, attempt))
                 if isinstance(last := lines[-1], Done):
                     after_delivery.callback(_read_to_end, batches)
                     return last

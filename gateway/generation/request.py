@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -17,10 +17,14 @@ import msgspec
 
 from gateway.pool.revision_pin import RevisionPin
 from shared.errors import TercetError
-from shared.protocol import MAX_SEED, Done, Sampling
+from shared.protocol import MAX_SEED, Done, Group, Sampling, Token
 
 # A branch's last events can still be on their way when the deadline passes: wait this much longer for them.
 COLLECT_GRACE_S = 0.03
+
+
+# A prompt as text, or as token ids.
+Prompt: TypeAlias = str | list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +32,10 @@ class BranchSpec:
     """One call to a worker: its index in the request, and what differs between the branches."""
 
     index: int
+    prompt: Prompt
     seed: int
     sampling: Sampling
+    group: Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +43,12 @@ class GenerationSpec:
     """What to generate, checked and with every default filled in.
 
     Attributes:
-        prompt: text, or token ids.
-        max_prompt_tokens: a longer prompt loses its beginning.
-        num_completions: branches at the start; branches with a higher index replace rejected completions.
-        seed: branch 0's; branch k draws with `seed + k`.
+        prompts: at least one. Branches are numbered prompt by prompt.
+        max_prompt_tokens: a longer prompt loses its beginning; None: a prompt that the model has no room for fails.
+        num_completions: branches of each prompt at the start. Of a single prompt, branches with a higher index replace
+            rejected completions.
+        seed: of the first branch of each prompt; its k-th draws with `seed + k`. So a completion does not depend on the
+            other prompts of its request.
         ranks_first_token: greedy branches differ: branch k starts with its k-th most likely token (from 0).
         heals: token healing: where the prompt ends mid-word, the worker backs up to the word's start and constrains the
             output to match it.
@@ -55,8 +63,8 @@ class GenerationSpec:
 
     request_id: str
     model: str
-    prompt: str | list[int]
-    max_prompt_tokens: int
+    prompts: tuple[Prompt, ...]
+    max_prompt_tokens: int | None
     num_completions: int
     seed: int
     sampling: Sampling
@@ -70,10 +78,17 @@ class GenerationSpec:
     session: str | None
     document: int | None
 
+    @property
+    def num_branches(self) -> int:
+        """Branches at the start, of all prompts."""
+        return len(self.prompts) * self.num_completions
+
     def branch(self, index: int) -> BranchSpec:
         """The branch of any index, from 0."""
-        sampling = rank_first_token(self.sampling, index) if self.ranks_first_token else self.sampling
-        return BranchSpec(index, (self.seed + index) % (MAX_SEED + 1), sampling)
+        number, k = divmod(index, self.num_completions) if index < self.num_branches else (0, index)
+        sampling = rank_first_token(self.sampling, k) if self.ranks_first_token else self.sampling
+        group = Group(id=f"{self.request_id}.{number}", size=self.num_completions)
+        return BranchSpec(index, self.prompts[number], (self.seed + k) % (MAX_SEED + 1), sampling, group)
 
 
 def rank_first_token(sampling: Sampling, index: int) -> Sampling:
@@ -82,11 +97,11 @@ def rank_first_token(sampling: Sampling, index: int) -> Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
-    """Texts of new tokens of a branch. A retried branch starts its text again, with a higher `attempt` (from 1)."""
+class TokenDelta:
+    """New tokens of a branch. A retried branch starts again from its first token, with a higher `attempt` (from 1)."""
 
     branch: int
-    texts: tuple[str, ...]
+    tokens: tuple[Token, ...]
     attempt: int = 1
 
 
@@ -112,7 +127,7 @@ class BranchFailure:
 
 
 BranchOutcome: TypeAlias = BranchResult | BranchFailure
-BranchEvent: TypeAlias = TextDelta | BranchOutcome
+BranchEvent: TypeAlias = TokenDelta | BranchOutcome
 
 
 class RequestContext:
@@ -135,6 +150,18 @@ class RequestContext:
         self._events: deque[BranchEvent] = deque()
         self._callbacks: list[Callable[[], None]] = []
         self._is_cancelled = False
+        self._unstarted = deque(range(spec.num_branches))
+
+    def take_branch(self) -> BranchSpec | None:
+        """The next branch to start, in the order of their indices; None after the last."""
+        with suppress(IndexError):
+            return self.spec.branch(self._unstarted.popleft())
+        return None
+
+    @property
+    def num_prompt_chars(self) -> int:
+        """Characters of the prompts that are text."""
+        return sum(len(prompt) for prompt in self.spec.prompts if isinstance(prompt, str))
 
     @property
     def is_over(self) -> bool:

@@ -1,5 +1,7 @@
 """Which completions become suggestions, and in which order: no loops, no near-duplicates, best score first. Pure.
 
+Or every completion, as the model ended it, for a request that wants them unchanged.
+
 A suggestion's score is the mean log-probability of its tokens under the model's unmodified distribution: completions of
 different lengths compare, and sampling settings do not favour unlikely tokens.
 """
@@ -34,6 +36,7 @@ class SelectionPolicy:
         similarity: percent from which two completions are near-duplicates, as in `trimming.is_alike`.
         keeps_greedy_text: keep loops, repetitions and a partial word: for greedy decoding, where the most likely text
             is what is wanted, whatever it is.
+        is_verbatim: every completion is a suggestion, with its text unchanged.
     """
 
     prompt: str
@@ -41,6 +44,7 @@ class SelectionPolicy:
     length: int
     similarity: float
     keeps_greedy_text: bool = False
+    is_verbatim: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,8 @@ class Selection:
             self._failures.append(failure)
 
     def _rejection_reason(self, text: str, done: Done) -> str | None:
+        if self._policy.is_verbatim:
+            return None
         if not text:
             return "empty" if done.finish_reason in {"eos", "stop"} else "no_word"
         policy = self._policy
@@ -160,7 +166,9 @@ def deadline_failure(branch: int) -> BranchFailure:
 
 
 def trim_completion(done: Done, policy: SelectionPolicy) -> str:
-    """A completion's text, trimmed by the policy's length."""
+    """A completion's text, trimmed by the policy's length unless it is wanted verbatim."""
+    if policy.is_verbatim:
+        return done.text
     ends = done.ends[done.num_typed_tokens :]
     return trim(done.text, ends, policy.length, done.finish_reason, keeps_partial_word=policy.keeps_greedy_text)
 

@@ -1,15 +1,18 @@
 """From a started request to its suggestions: text deltas, selected suggestions, and replacements for rejected ones.
 
-The same events serve a streamed response and a whole one. Knows no dialect.
+The same events serve a streamed response and a whole one, completions that are cleaned and verbatim ones. Knows no
+dialect.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from gateway.generation.fanout import Fanout
-from gateway.generation.request import BranchFailure, BranchOutcome, BranchResult, RequestContext, TextDelta
+from gateway.generation.request import BranchFailure, BranchOutcome, BranchResult, RequestContext, TokenDelta
 from gateway.generation.selection import (
     Selection,
     SelectionPolicy,
@@ -19,40 +22,53 @@ from gateway.generation.selection import (
     trim_completion,
 )
 from gateway.generation.trimming import Trimmer
+from shared.protocol import Token
 
 # Replacement branches per wanted suggestion: with more, a model that still repeats itself would keep doing so.
 MAX_TOP_UPS = 2
 
 
-def suggest(
-    context: RequestContext, fanout: Fanout, policy: SelectionPolicy
-) -> Iterator[TextDelta | Suggestion | SelectionResult]:
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """New text of a branch, final: it is the continuation of the branch's text so far.
+
+    `tokens` are those that it was made of, of a verbatim completion only; the last delta of a branch may have none.
+    """
+
+    branch: int
+    text: str
+    tokens: tuple[Token, ...] = ()
+
+
+Output: TypeAlias = TextDelta | Suggestion | SelectionResult
+
+
+def suggest(context: RequestContext, fanout: Fanout, policy: SelectionPolicy) -> Iterator[Output]:
     """Events of a request whose first branches are started.
 
     Yields:
-        Text deltas, trimmed: a branch's deltas are a beginning of its suggestion's text. Suggestions, as they are
-        selected. `SelectionResult` last, at the deadline at the latest.
+        Text deltas: a branch's deltas are a beginning of its suggestion's text. Suggestions, as they are selected.
+        `SelectionResult` last, at the deadline at the latest.
 
     Raises:
         TercetError: the reason of a cancellation.
     """
     selection = Selection(policy)
-    streams: dict[int, _BranchStream] = {}
+    streams: dict[int, _CleanedStream | _VerbatimStream] = {}
     num_branches = policy.num_suggestions
     unfinished = set(range(num_branches))
     while unfinished and (event := context.next_event()) is not None:
-        if isinstance(event, TextDelta):
-            stream = streams.setdefault(event.branch, _BranchStream(policy))
-            if text := stream.feed(event):
-                yield TextDelta(event.branch, (text,))
+        if isinstance(event, TokenDelta):
+            if delta := _stream_of(streams, event.branch, policy).feed(event):
+                yield delta
             continue
         unfinished.remove(event.branch)
         if not unfinished and context.first_outcomes_at is None:
             context.first_outcomes_at = time.monotonic()
         if isinstance(event, BranchResult) and context.spec.is_streamed:
-            event, text = streams.setdefault(event.branch, _BranchStream(policy)).finish(event)
+            event, text = _stream_of(streams, event.branch, policy).finish(event)
             if text:
-                yield TextDelta(event.branch, (text,))
+                yield TextDelta(event.branch, text)
         yield from selection.add(event)
         num_missing = min(selection.num_missing, (1 + MAX_TOP_UPS) * policy.num_suggestions - num_branches)
         if not unfinished and num_missing > 0 and not context.is_over:
@@ -69,7 +85,15 @@ def suggest(
     yield selection.result()
 
 
-class _BranchStream:
+def _stream_of(
+    streams: dict[int, _CleanedStream | _VerbatimStream], branch: int, policy: SelectionPolicy
+) -> _CleanedStream | _VerbatimStream:
+    if branch not in streams:
+        streams[branch] = _VerbatimStream() if policy.is_verbatim else _CleanedStream(policy)
+    return streams[branch]
+
+
+class _CleanedStream:
     """The trimmed text of a branch that has been sent to the client."""
 
     __slots__ = ("_attempt", "_policy", "_sent", "_trimmer")
@@ -80,14 +104,15 @@ class _BranchStream:
         self._trimmer = self._new_trimmer()
         self._sent = ""
 
-    def feed(self, delta: TextDelta) -> str:
-        """The text to send after this delta. A retry sends nothing until it is past what was sent before."""
+    def feed(self, delta: TokenDelta) -> TextDelta | None:
+        """What to send after these tokens. A retry sends nothing until it is past what was sent before."""
         if delta.attempt != self._attempt:
             self._attempt = delta.attempt
             self._trimmer = self._new_trimmer()
-        for text in delta.texts:
-            self._trimmer.feed(text)
-        return self._advance(self._trimmer.text)
+        for token in delta.tokens:
+            self._trimmer.feed(token.text)
+        text = self._advance(self._trimmer.text)
+        return TextDelta(delta.branch, text) if text else None
 
     def finish(self, result: BranchResult) -> tuple[BranchOutcome, str]:
         """The branch's outcome, and the rest of its text to send.
@@ -97,7 +122,7 @@ class _BranchStream:
         """
         text = trim_completion(result.done, self._policy)
         if not text.startswith(self._sent):
-            return BranchFailure(result.branch, "diverged", "Its retry gave a different text."), ""
+            return _diverged(result), ""
         return result, self._advance(text)
 
     def _new_trimmer(self) -> Trimmer:
@@ -109,3 +134,40 @@ class _BranchStream:
         new = text[len(self._sent) :]
         self._sent = text
         return new
+
+
+class _VerbatimStream:
+    """The tokens of a branch that have been sent to the client."""
+
+    __slots__ = ("_attempt", "_num_received", "_sent_ids", "_sent_text")
+
+    def __init__(self) -> None:
+        self._attempt = 0
+        self._num_received = 0  # of this attempt
+        self._sent_ids: list[int] = []
+        self._sent_text = ""
+
+    def feed(self, delta: TokenDelta) -> TextDelta | None:
+        """As `_CleanedStream.feed`."""
+        if delta.attempt != self._attempt:
+            self._attempt, self._num_received = delta.attempt, 0
+        num_known = max(0, len(self._sent_ids) - self._num_received)
+        self._num_received += len(delta.tokens)
+        tokens = delta.tokens[num_known:]
+        if not tokens:
+            return None
+        text = "".join(token.text for token in tokens)
+        self._sent_ids += [token.token_id for token in tokens]
+        self._sent_text += text
+        return TextDelta(delta.branch, text, tokens)
+
+    def finish(self, result: BranchResult) -> tuple[BranchOutcome, str]:
+        """As `_CleanedStream.finish`. The rest is text that was held back: it could have become a stop string."""
+        done = result.done
+        if done.token_ids[: len(self._sent_ids)] != self._sent_ids or not done.text.startswith(self._sent_text):
+            return _diverged(result), ""
+        return result, done.text[len(self._sent_text) :]
+
+
+def _diverged(result: BranchResult) -> BranchFailure:
+    return BranchFailure(result.branch, "diverged", "Its retry gave a different text.")

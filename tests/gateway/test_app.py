@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from gateway.api.schema import parse_autocomplete_request
-from gateway.app import MAX_BRANCHES_PER_REQUEST, READY_PATHS
+from gateway.app import READY_PATHS
+from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE
 from shared.errors import InvalidRequest
 from shared.plan import Model, Plan, make_slots, write_plan
 from tests.gateway.conftest import Gateway, MakeGateway
@@ -67,9 +68,9 @@ def test_a_body_that_is_wrong_reaches_its_resource_and_is_refused_there(gateway:
 
 def test_a_thread_is_planned_for_each_branch_that_a_request_may_have() -> None:
     body = b'{"context": "a", "n_samples": %d}'
-    assert parse_autocomplete_request(body % MAX_BRANCHES_PER_REQUEST).n_samples == MAX_BRANCHES_PER_REQUEST
+    assert parse_autocomplete_request(body % MAX_BRANCHES_AT_ONCE).n_samples == MAX_BRANCHES_AT_ONCE
     with pytest.raises(InvalidRequest):
-        parse_autocomplete_request(body % (MAX_BRANCHES_PER_REQUEST + 1))
+        parse_autocomplete_request(body % (MAX_BRANCHES_AT_ONCE + 1))
 
 
 def test_metric_names_do_not_change(gateway: Gateway) -> None:

@@ -15,7 +15,7 @@ import pytest
 import structlog
 from falcon import testing
 
-from gateway.api.autocomplete import MAX_DRAWN_SEED
+from gateway.generation.runner import MAX_DRAWN_SEED
 from gateway.generation.trimming import MIN_TOKENS
 from shared.protocol import MAX_SEED, Accepted, Failed, GenerateRequest, State
 from tests.gateway.api.conftest import Api

@@ -7,28 +7,33 @@ from collections.abc import Iterator
 
 import structlog
 
+from gateway.api.error_formats import PROBLEM_DETAILS
 from gateway.api.sse import EventStream, event
 from shared.errors import DeadlineExceeded
 
 
 def test_an_event_has_a_name_a_line_of_data_and_ends_with_an_empty_line() -> None:
-    assert event("token", b'{"text":"a"}') == b'event: token\ndata: {"text":"a"}\n\n'
+    assert event("token", {"text": "a"}) == b'event: token\ndata: {"text":"a"}\n\n'
+
+
+def test_an_event_without_a_name_has_only_data() -> None:
+    assert event(None, {"text": "a"}) == b'data: {"text":"a"}\n\n'
 
 
 def test_line_ends_in_texts_are_escaped() -> None:
-    [raw] = EventStream(iter([("token", {"text": "a\n\nb\r"})]), "r1", lambda: None)
+    raw = event("token", {"text": "a\n\nb\r"})
     name, data, *rest = raw.split(b"\n")
     assert (name, rest) == (b"event: token", [b"", b""])
     assert json.loads(data.removeprefix(b"data: ")) == {"text": "a\n\nb\r"}
 
 
-def failing(error: Exception) -> Iterator[tuple[str, object]]:
-    yield "token", {"text": "a"}
+def failing(error: Exception) -> Iterator[bytes]:
+    yield event("token", {"text": "a"})
     raise error
 
 
 def test_an_error_is_the_last_event_as_problem_details() -> None:
-    first, last = EventStream(failing(DeadlineExceeded("Too late.")), "r1", lambda: None)
+    first, last = EventStream(failing(DeadlineExceeded("Too late.")), PROBLEM_DETAILS, "r1", lambda: None)
     assert first.startswith(b"event: token\n")
     name, data = last.decode().removesuffix("\n\n").split("\n", 1)
     assert name == "event: error"
@@ -39,7 +44,7 @@ def test_an_error_is_the_last_event_as_problem_details() -> None:
 
 def test_an_unexpected_exception_is_logged_and_its_event_is_generic() -> None:
     with structlog.testing.capture_logs() as logged:
-        _, last = EventStream(failing(ZeroDivisionError("a secret")), "r1", lambda: None)
+        _, last = EventStream(failing(ZeroDivisionError("a secret")), PROBLEM_DETAILS, "r1", lambda: None)
     assert b"internal_error" in last
     assert b"r1" in last
     assert b"secret" not in last
@@ -49,5 +54,5 @@ def test_an_unexpected_exception_is_logged_and_its_event_is_generic() -> None:
 
 def test_closing_ends_the_request_also_before_the_first_event() -> None:
     closed: list[bool] = []
-    EventStream(iter([]), "r1", lambda: closed.append(True)).close()
+    EventStream(iter([]), PROBLEM_DETAILS, "r1", lambda: closed.append(True)).close()
     assert closed == [True]

@@ -251,7 +251,7 @@ def make_spec(timeout_s: float = 10.0, **fields: Any) -> GenerationSpec:
     defaults: dict[str, Any] = {
         "request_id": "r1",
         "model": "small",
-        "prompt": "He saw",
+        "prompts": ("He saw",),
         "max_prompt_tokens": 100,
         "num_completions": 3,
         "seed": 7,

@@ -11,8 +11,8 @@ from unittest.mock import Mock
 import pytest
 import structlog
 
-from gateway.generation.fanout import MAX_ATTEMPTS, RETRY_PAUSE_S, Fanout
-from gateway.generation.request import BranchEvent, BranchFailure, BranchResult, RequestContext, TextDelta
+from gateway.generation.fanout import MAX_ATTEMPTS, MAX_BRANCHES_AT_ONCE, RETRY_PAUSE_S, Fanout
+from gateway.generation.request import BranchEvent, BranchFailure, BranchResult, RequestContext, TokenDelta
 from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
@@ -31,12 +31,16 @@ def by_seed(request: GenerateRequest) -> Iterator[Step]:
 def start(pool: StubPool, context: RequestContext) -> list[BranchEvent]:
     """Start a request and collect its events until every branch has its outcome."""
     pool.fanout.start(context)
-    return collect(context, context.spec.num_completions)
+    return collect(context, context.spec.num_branches)
+
+
+def texts_of(delta: TokenDelta) -> tuple[str, ...]:
+    return tuple(token.text for token in delta.tokens)
 
 
 def collect(context: RequestContext, num_branches: int) -> list[BranchEvent]:
     events: list[BranchEvent] = []
-    while sum(not isinstance(event, TextDelta) for event in events) < num_branches:
+    while sum(not isinstance(event, TokenDelta) for event in events) < num_branches:
         event = context.next_event()
         assert event is not None
         events.append(event)
@@ -59,7 +63,7 @@ def test_a_request_is_a_call_per_branch_with_its_spec(make_pool: MakePool) -> No
     for index, call in enumerate(calls):
         assert (call.prompt, call.prompt_ids, call.max_prompt_tokens) == ("He saw", None, 50)
         assert (call.heal, call.echo, call.stream, call.logprobs) == (True, False, False, None)
-        assert (call.session, call.request_id, call.group) == ("s", "r1", Group(id="r1", size=3))
+        assert (call.session, call.request_id, call.group) == ("s", "r1", Group(id="r1.0", size=3))
         assert (call.sampling.max_new_tokens, call.sampling.first_rank) == (9, index)
         assert 9_000 < call.deadline_ms < 10_000
     pool.wait_until_idle()
@@ -69,7 +73,7 @@ def test_a_request_is_a_call_per_branch_with_its_spec(make_pool: MakePool) -> No
 def test_token_ids_echo_and_log_probabilities_reach_the_worker_without_healing(make_pool: MakePool) -> None:
     pool = make_pool(by_seed)
     start(
-        pool, RequestContext(make_spec(prompt=[5, 6, 7], heals=False, echoes=True, num_top_logprobs=4,
+        pool, RequestContext(make_spec(prompts=([5, 6, 7],), heals=False, echoes=True, num_top_logprobs=4,
                                        num_completions=1)),
     )  # fmt: skip
     [call] = pool.workers[0].calls
@@ -91,9 +95,9 @@ def test_streamed_branches_deliver_their_text_before_their_result(make_pool: Mak
     received: tuple[str, ...] = ()
     while len(received) < 6:
         delta = context.next_event()
-        assert isinstance(delta, TextDelta)
+        assert isinstance(delta, TokenDelta)
         assert (delta.branch, delta.attempt) == (0, 1)
-        received += delta.texts
+        received += texts_of(delta)
     is_received.set()
     assert received == (" the", " sea", ",", " the", " sky", ".")
     assert isinstance(context.next_event(), BranchResult)
@@ -102,7 +106,8 @@ def test_streamed_branches_deliver_their_text_before_their_result(make_pool: Mak
 def test_tokens_that_arrive_together_with_the_result_are_delivered_before_it(make_pool: MakePool) -> None:
     pool = make_pool(lambda request: [Together(list(completion(request, " the sea.")))])
     events = start(pool, RequestContext(make_spec(is_streamed=True, num_completions=1)))
-    assert events[0] == TextDelta(0, (" the", " sea", "."), 1)
+    assert isinstance(events[0], TokenDelta)
+    assert texts_of(events[0]) == (" the", " sea", ".")
     assert isinstance(events[1], BranchResult)
 
 
@@ -183,11 +188,13 @@ def test_a_retry_streams_its_text_again_as_another_attempt(make_pool: MakePool) 
     pool = make_pool(breaks, respond)
     context = RequestContext(make_spec(is_streamed=True, num_completions=1))
     pool.fanout.start(context)
-    assert context.next_event() == TextDelta(0, (" seed",), 1)
+    first = context.next_event()
+    assert isinstance(first, TokenDelta)
+    assert (texts_of(first), first.attempt) == ((" seed",), 1)
     is_received[0].set()
     retried = context.next_event()
-    assert isinstance(retried, TextDelta)
-    assert (retried.texts[0], retried.attempt) == (" seed", 2)
+    assert isinstance(retried, TokenDelta)
+    assert (texts_of(retried)[0], retried.attempt) == (" seed", 2)
     is_received[1].set()
     assert isinstance(collect(context, 1)[-1], BranchResult)
 
@@ -231,8 +238,63 @@ def test_more_branches_than_room_run_in_waves(make_pool: MakePool) -> None:
     assert {result.done.text for result in results} == {f" seed {7 + index}" for index in range(8)}
     assert all(1 <= worker.max_running <= 2 for worker in pool.workers)
     groups = [call.group for worker in pool.workers for call in worker.calls]
-    assert groups == [Group(id="r1", size=8)] * 8
+    assert groups == [Group(id="r1.0", size=8)] * 8
     pool.wait_until_idle()
+
+
+def test_branches_beyond_those_at_once_start_as_others_end(make_pool: MakePool) -> None:
+    running = threading.Semaphore(MAX_BRANCHES_AT_ONCE)
+    prompts = tuple(f"prompt {number}" for number in range(15))
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        assert running.acquire(blocking=False)
+        time.sleep(0.005)
+        running.release()
+        yield from completion(request, f" after {request.prompt}, seed {request.seed}")
+
+    pool = make_pool(respond, respond, max_batch=32)
+    outcomes = start(pool, RequestContext(make_spec(prompts=prompts, num_completions=2)))
+    texts = {outcome.branch: outcome.done.text for outcome in outcomes if isinstance(outcome, BranchResult)}
+    assert texts == {
+        2 * number + k: f" after {prompt}, seed {7 + k}" for number, prompt in enumerate(prompts) for k in range(2)
+    }
+    pool.wait_until_idle()
+
+
+def test_branches_that_have_not_started_wait_behind_other_requests(make_pool: MakePool) -> None:
+    order: list[str] = []
+    is_other_waiting = threading.Event()
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        assert is_other_waiting.wait(5)
+        order.append(request.request_id)
+        yield from by_seed(request)
+
+    pool = make_pool(respond, max_batch=1)
+    batch = RequestContext(make_spec(prompts=("a",) * (MAX_BRANCHES_AT_ONCE + 2), num_completions=1))
+    pool.fanout.start(batch)
+    other = RequestContext(make_spec(request_id="other", num_completions=1))
+    waiting = threading.Thread(target=pool.fanout.start, args=(other,))
+    waiting.start()
+    while pool.admission.num_waiting == 0:
+        time.sleep(0.001)
+    is_other_waiting.set()
+    collect(batch, batch.spec.num_branches)
+    collect(other, 1)
+    waiting.join(5)
+    # The first branches were admitted together, before the other request came.
+    assert order.index("other") == MAX_BRANCHES_AT_ONCE
+
+
+def test_a_cancelled_request_starts_no_further_branches(make_pool: MakePool) -> None:
+    pool = make_pool(lambda request: [Accepted(), Hang()], max_batch=32)
+    context = RequestContext(make_spec(prompts=("a",) * 20, num_completions=1))
+    pool.fanout.start(context)
+    while len(pool.workers[0].calls) < MAX_BRANCHES_AT_ONCE:
+        time.sleep(0.001)
+    context.cancel()
+    pool.wait_until_idle()
+    assert len(pool.workers[0].calls) == MAX_BRANCHES_AT_ONCE
 
 
 def test_a_top_up_is_a_group_of_its_own(make_pool: MakePool) -> None:
@@ -368,7 +430,7 @@ def test_an_unexpected_exception_is_logged_in_full_and_fails_its_branch() -> Non
     admission = Mock(spec=Admission)
     admission.reserve.side_effect = [[], ZeroDivisionError("a bug")]
     fanout = Fanout([], admission, Mock(spec=Metrics), num_threads=1, retry_budget=RetryBudget(3))
-    context = RequestContext(make_spec(prompt="a secret prompt", num_completions=1))
+    context = RequestContext(make_spec(prompts=("a secret prompt",), num_completions=1))
     with structlog.testing.capture_logs() as logged:
         fanout.start(context)
         failure = context.next_event()

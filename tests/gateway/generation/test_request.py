@@ -3,16 +3,28 @@
 import threading
 import time
 
-from gateway.generation.request import COLLECT_GRACE_S, BranchEvent, BranchFailure, RequestContext, TextDelta
+from gateway.generation.request import COLLECT_GRACE_S, BranchEvent, BranchFailure, RequestContext, TokenDelta
 from shared.errors import ClientGone, Superseded
-from shared.protocol import MAX_SEED, Sampling
+from shared.protocol import MAX_SEED, Sampling, Token
 from tests.gateway.generation.stubs import make_spec
+
+TOKENS = TokenDelta(0, (Token(text=" a", token_id=0, logprob=-1.0),))
 
 
 def test_each_branch_has_the_next_seed_and_the_last_seed_wraps() -> None:
     spec = make_spec(seed=MAX_SEED - 1)
     assert [spec.branch(index).seed for index in range(4)] == [MAX_SEED - 1, MAX_SEED, 0, 1]
     assert [spec.branch(index).index for index in range(4)] == [0, 1, 2, 3]
+
+
+def test_branches_of_several_prompts_are_numbered_prompt_by_prompt_and_draw_like_those_of_one() -> None:
+    spec = make_spec(prompts=("He saw", [5, 6]), num_completions=2, seed=7)
+    branches = [spec.branch(index) for index in range(spec.num_branches)]
+    assert [(branch.index, branch.prompt, branch.seed) for branch in branches] == [
+        (0, "He saw", 7), (1, "He saw", 8), (2, [5, 6], 7), (3, [5, 6], 8),
+    ]  # fmt: skip
+    assert [branch.group.size for branch in branches] == [2] * 4
+    assert len({branch.group.id for branch in branches}) == 2
 
 
 def test_greedy_branches_start_with_tokens_of_different_rank_on_request() -> None:
@@ -26,7 +38,7 @@ def test_greedy_branches_start_with_tokens_of_different_rank_on_request() -> Non
 
 def test_events_come_in_the_order_of_delivery_until_the_deadline_and_its_grace() -> None:
     context = RequestContext(make_spec(timeout_s=0.05))
-    events: list[BranchEvent] = [TextDelta(0, (" a",)), TextDelta(1, (" b",)), BranchFailure(0, "broken", "")]
+    events: list[BranchEvent] = [TOKENS, TokenDelta(1, TOKENS.tokens), BranchFailure(0, "broken", "")]
     for event in events:
         context.deliver(event)
     assert [context.next_event() for _ in events] == events
@@ -38,7 +50,7 @@ def test_events_come_in_the_order_of_delivery_until_the_deadline_and_its_grace()
 
 def test_an_event_that_arrives_within_the_grace_is_returned() -> None:
     context = RequestContext(make_spec(timeout_s=-COLLECT_GRACE_S / 2))
-    context.deliver(TextDelta(0, (" a",)))
+    context.deliver(TOKENS)
     assert context.next_event() is not None
 
 
@@ -55,7 +67,7 @@ def test_cancellation_wakes_every_waiting_thread() -> None:
 
 def test_a_cancelled_request_returns_no_events() -> None:
     context = RequestContext(make_spec())
-    context.deliver(TextDelta(0, (" a",)))
+    context.deliver(TOKENS)
     context.cancel()
     assert context.next_event() is None
     assert context.is_over

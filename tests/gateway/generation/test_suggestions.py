@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from gateway.generation.request import BranchFailure, BranchResult, RequestContext, TextDelta
+from gateway.generation.request import BranchFailure, BranchResult, RequestContext
 from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
-from gateway.generation.suggestions import MAX_TOP_UPS, suggest
+from gateway.generation.suggestions import MAX_TOP_UPS, Output, TextDelta, suggest
 from shared.errors import Superseded
 from shared.protocol import Accepted, Failed, GenerateRequest, Group, Token
-from tests.gateway.generation.stubs import Hang, Respond, Step, StubPool, completion, make_spec, token_texts
+from tests.gateway.generation.stubs import Break, Hang, Respond, Step, StubPool, completion, make_spec, token_texts
 
 MakePool = Callable[..., StubPool]
-Output = TextDelta | Suggestion | SelectionResult
 FIRST_SEED = 7  # of `make_spec`
 
 
@@ -46,7 +45,7 @@ def final(outputs: list[Output]) -> SelectionResult:
 
 def streamed_text(outputs: list[Output], branch: int) -> str:
     deltas = [output for output in outputs if isinstance(output, TextDelta) and output.branch == branch]
-    return "".join(text for delta in deltas for text in delta.texts)
+    return "".join(delta.text for delta in deltas)
 
 
 THREE = {0: " the sea was calm.", 1: " a gull flying over", 2: " nothing but sand"}
@@ -82,7 +81,7 @@ class Gates:
         for output in outputs:
             if isinstance(output, TextDelta):
                 branch = output.branch
-                self._received[branch] += "".join(output.texts)
+                self._received[branch] += output.text
                 if self._received[branch].startswith(self._texts[branch]):
                     self._gates[branch].set()
             yield output
@@ -128,7 +127,7 @@ def test_a_text_delta_is_delivered_while_the_branch_still_runs(make_pool: MakePo
     received = ""
     for output in suggest(context, pool.fanout, policy_of(context)):
         assert isinstance(output, TextDelta)
-        received += "".join(output.texts)
+        received += output.text
         if received == " the sea":  # " was" may still become " wash"
             break
     context.cancel()
@@ -261,3 +260,83 @@ def test_a_cancelled_request_raises_its_reason(make_pool: MakePool) -> None:
         list(suggest(context, pool.fanout, policy_of(context)))
     assert caught.value is reason
     pool.wait_until_idle()
+
+
+def verbatim_outputs(pool: StubPool, **fields: Any) -> list[Output]:
+    context = RequestContext(make_spec(**fields))
+    pool.fanout.start(context)
+    policy = SelectionPolicy(
+        prompt="", num_suggestions=context.spec.num_branches, length=20, similarity=80, is_verbatim=True
+    )
+    return list(suggest(context, pool.fanout, policy))
+
+
+def test_verbatim_completions_are_neither_trimmed_nor_replaced(make_pool: MakePool) -> None:
+    text = " the sea the sea the sea the sea the sea, and"
+    pool = make_pool(lambda request: completion(request, text, finish_reason="length"))
+    result = final(verbatim_outputs(pool, prompts=("He saw", [1, 2]), num_completions=2))
+    assert [suggestion.text for suggestion in result.suggestions] == [text] * 4
+    assert (result.failures, result.is_partial) == ([], False)
+    assert len(pool.workers[0].calls) == 4
+
+
+def test_an_empty_verbatim_completion_is_a_suggestion(make_pool: MakePool) -> None:
+    pool = make_pool(lambda request: completion(request, ""))
+    [suggestion] = final(verbatim_outputs(pool, num_completions=1)).suggestions
+    assert (suggestion.text, suggestion.score) == ("", None)
+
+
+def test_a_verbatim_stream_has_every_token_once_and_the_text_that_was_held_back(make_pool: MakePool) -> None:
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        *lines, done = completion(request, " the sea and")
+        assert isinstance(lines[-1], Token)
+        yield from lines[:-1]
+        yield replace_text(lines[-1], "")  # the beginning of a stop string that did not come
+        yield done
+
+    outputs = verbatim_outputs(make_pool(respond), is_streamed=True, num_completions=1)
+    deltas = [output for output in outputs if isinstance(output, TextDelta)]
+    assert "".join(delta.text for delta in deltas) == " the sea and"
+    assert [token.token_id for delta in deltas for token in delta.tokens] == [0, 1, 2]
+    assert (deltas[-1].text, deltas[-1].tokens) == (" and", ())
+
+
+@pytest.mark.parametrize("is_other_text", [False, True])
+def test_a_retried_verbatim_stream_repeats_no_token(make_pool: MakePool, is_other_text: bool) -> None:
+    attempts: list[GenerateRequest] = []
+    is_received = threading.Event()
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        attempts.append(request)
+        is_first = len(attempts) == 1
+        lines = list(completion(request, " the sea and the sky"))
+        if is_first:
+            yield from lines[:3]  # accepted and two tokens
+            assert is_received.wait(5)
+            yield Break()
+        elif is_other_text:
+            yield from [lines[0], *lines[2:]]
+        else:
+            yield from lines
+
+    pool = make_pool(respond, respond)
+    context = RequestContext(make_spec(is_streamed=True, num_completions=1))
+    pool.fanout.start(context)
+    policy = SelectionPolicy(prompt="", num_suggestions=1, length=20, similarity=80, is_verbatim=True)
+    deltas = []
+    for output in suggest(context, pool.fanout, policy):
+        if isinstance(output, TextDelta):
+            deltas.append(output)
+            if sum(len(delta.tokens) for delta in deltas) == 2:
+                is_received.set()
+    assert isinstance(output, SelectionResult)
+    ids = [token.token_id for delta in deltas for token in delta.tokens]
+    if is_other_text:
+        assert [failure.code for failure in output.failures] == ["diverged"]
+    else:
+        assert ids == [0, 1, 2, 3, 4]
+        assert "".join(delta.text for delta in deltas) == output.suggestions[0].text
+
+
+def replace_text(token: Token, text: str) -> Token:
+    return Token(text=text, token_id=token.token_id, logprob=token.logprob)

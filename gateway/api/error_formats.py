@@ -1,0 +1,54 @@
+"""How a dialect renders an error: status, headers' content type, body, and the last event of a stream.
+
+A resource with an attribute `error_format` answers its errors in that format, those of the middleware included; all
+others answer with problem details. Knows no resource.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from shared.errors import PROBLEM_JSON, Problem, TercetError
+
+
+class ErrorFormat(Protocol):
+    """A dialect's errors.
+
+    Attributes:
+        content_type: of the bodies.
+        body_type: the msgspec type of the bodies, for the OpenAPI document.
+    """
+
+    content_type: str
+    body_type: Any
+
+    def status(self, error: TercetError) -> int:
+        """The HTTP status."""
+        ...
+
+    def body(self, error: TercetError, request_id: str) -> bytes:
+        """The response's body."""
+        ...
+
+    def event(self, error: TercetError, request_id: str) -> bytes:
+        """The last event of a stream that has begun, encoded."""
+        ...
+
+
+class ProblemDetails:
+    """RFC 9457: `application/problem+json`, and an event with the name `error`."""
+
+    content_type = PROBLEM_JSON
+    body_type = Problem
+
+    def status(self, error: TercetError) -> int:
+        return error.status
+
+    def body(self, error: TercetError, request_id: str) -> bytes:
+        return error.problem(request_id)
+
+    def event(self, error: TercetError, request_id: str) -> bytes:
+        return b"event: error\ndata: %s\n\n" % error.problem(request_id).rstrip(b"\n")
+
+
+PROBLEM_DETAILS: ErrorFormat = ProblemDetails()

@@ -1,0 +1,143 @@
+"""Starts requests of every dialect: refusal without room, quota, session, hang-up, fan-out.
+
+Knows the models that are served. Knows no dialect and no HTTP server; of a client it knows only its socket.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from gateway.generation.fanout import Fanout
+from gateway.generation.request import GenerationSpec, Prompt, RequestContext
+from gateway.generation.selection import SelectionPolicy
+from gateway.generation.sessions import Sessions
+from gateway.generation.suggestions import Output, suggest
+from gateway.pool.quota import OwnerQuota
+from shared.errors import ClientGone, FieldError, InvalidRequest, UnknownModel
+from shared.hangups import HangupWatcher
+from shared.plan import Model, Plan
+
+# The beginning of a document that identifies it where there is no session, in characters or token ids.
+DOCUMENT_LENGTH = 200
+# JavaScript's numbers are exact up to 2⁵³: a client must be able to send back the seed that it reads.
+MAX_DRAWN_SEED = 2**53 - 100
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who wants completions.
+
+    Attributes:
+        request_id: of the request, for logs and answers.
+        owner: id of its API key, "" without keys.
+        max_concurrency: the key's own limit of requests at a time; None: the default.
+        sock: the client's connection: the request ends when the client closes it. None: nothing is watched.
+    """
+
+    request_id: str
+    owner: str = ""
+    max_concurrency: int | None = None
+    sock: socket.socket | None = None
+
+
+class CompletionRunner:
+    """Thread-safe; one instance serves all dialects."""
+
+    def __init__(self, plan: Plan, fanout: Fanout, quota: OwnerQuota, hangups: HangupWatcher, timeout_s: float) -> None:
+        """
+        Args:
+            timeout_s: the longest time that a request may take.
+        """
+        self.models = {model.name: model for model in plan.models}
+        self.default_model = plan.slots[0].model
+        self.timeout_s = timeout_s
+        self._fanout = fanout
+        self._quota = quota
+        self._hangups = hangups
+        self._sessions = Sessions()
+
+    @contextmanager
+    def admitting(self, caller: Caller) -> Iterator[None]:
+        """Refuse what cannot be started now, and count the request among its owner's while the block runs.
+
+        Raises:
+            QuotaExceeded, Overloaded, NotReady: before the block.
+        """
+        self._fanout.check(caller.owner)
+        with self._quota.entering(caller.owner, caller.max_concurrency):
+            yield
+
+    def start(
+        self, stack: ExitStack, spec: GenerationSpec, policy: SelectionPolicy, caller: Caller
+    ) -> tuple[RequestContext, Iterator[Output]]:
+        """Start a request: its context, and its outputs as `suggest` yields them.
+
+        Args:
+            stack: ends the request when it is closed.
+
+        Raises:
+            Overloaded, NotReady, DeadlineExceeded, Superseded, ClientGone: it was not started, or cancelled.
+        """
+        context = RequestContext(spec)
+        hang_up = partial(context.cancel, ClientGone("The client hung up before its answer was ready."))
+        stack.enter_context(self._sessions.superseding(context))
+        stack.enter_context(self._hangups.watching(caller.sock, hang_up))
+        stack.callback(context.cancel)
+        try:
+            self._fanout.start(context)
+        except ClientGone as error:  # the reservation's only word for a cancelled request
+            raise context.cancel_reason or error from None
+        return context, suggest(context, self._fanout, policy)
+
+    def model(self, name: str | None, field: str) -> Model:
+        """The model of this name; None: the default.
+
+        Args:
+            field: the dialect's name for it, for the error.
+
+        Raises:
+            UnknownModel: no model of this name is served.
+        """
+        name = name or self.default_model
+        if name not in self.models:
+            served = ", ".join(self.models)
+            raise UnknownModel(
+                f"{field} {name!r} is not served here; served: {served}.",
+                fields=(FieldError(field, f"must be one of: {served}"),),
+            )
+        return self.models[name]
+
+    def deadline(self, started_at: float, max_time_s: float | None, field: str) -> float:
+        """When a request must be answered, of `time.monotonic()`.
+
+        Raises:
+            InvalidRequest: `max_time_s` exceeds the server's limit.
+        """
+        if max_time_s is not None and max_time_s > self.timeout_s:
+            message = f"must be at most {self.timeout_s:g} seconds (TERCET_TIMEOUT_S)"
+            raise InvalidRequest(f"{field} {message}.", fields=(FieldError(field, message),))
+        return started_at + (max_time_s or self.timeout_s)
+
+
+def draw_seed() -> int:
+    """A random seed, for a request without one."""
+    return secrets.randbelow(MAX_DRAWN_SEED)
+
+
+def document_key(owner: str, session: str | None, prompt: Prompt) -> int | None:
+    """Equal for requests from the same document: by session, else by its beginning, which typing leaves as it is.
+
+    None for a short document without a session: its prompt is not worth a place in the cache. Python salts `hash` per
+    process, so the key says nothing outside this process.
+    """
+    if session is not None:
+        return hash((owner, session))
+    beginning = prompt[:DOCUMENT_LENGTH]
+    if len(beginning) < DOCUMENT_LENGTH:
+        return None
+    return hash((owner, beginning if isinstance(beginning, str) else tuple(beginning)))
