@@ -106,7 +106,8 @@ class JobQueue:
                 if job.idempotency and (known := self._known(job)) is not None:
                     return known, False
                 self._check_bounds(owner)
-                if self._store.insert(job) or self._store.read(job.id) == job:
+                # Where a client library repeated an insert whose confirmation was lost, the job is there.
+                if self._store.insert(job) or self._store.read(job.id) is not None:
                     self._count("queued")
                     return job, True
 

@@ -35,8 +35,8 @@ def make_runner() -> Iterator[MakeRunner]:
     with ExitStack() as stack:
 
         def make(queue: JobQueue, compute: Any, **options: Any) -> JobRunner:
-            runner = JobRunner(queue, compute, **{"num_threads": 2, **options})
-            runner.start()
+            runner = JobRunner(queue, **{"num_threads": 2, **options})
+            runner.start(compute)
             stack.callback(runner.join, 10)
             stack.callback(runner.stop)
             return runner
