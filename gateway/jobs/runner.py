@@ -20,7 +20,7 @@ from gateway.jobs.store import Job
 from shared.errors import JobsUnavailable, NotReady, Overloaded, ShuttingDown, TercetError, internal_error
 
 # How often leases are renewed and the store is asked for jobs of other processes; a job of this process wakes the
-# runner at once. A fifth of a lease.
+# runner at once. A third of a lease.
 POLL_S = 2.0
 # How often an idle runner looks whether the pool has room again.
 ROOM_POLL_S = 0.25
