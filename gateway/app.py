@@ -10,6 +10,7 @@ import gc
 import os
 import threading
 from functools import partial
+from typing import Any
 
 import falcon
 import structlog
@@ -21,6 +22,7 @@ from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
 from gateway.api.health import LiveResource, MetricsResource, ReadyResource, SlotsResource
 from gateway.api.jobs import JobResource, JobsResource, JobSubmitter
+from gateway.api.openapi import DocumentResource, build_document
 from gateway.api.page import PageResource, StaticResource, read_assets
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
 from gateway.generation.retry_budget import RetryBudget
@@ -44,9 +46,10 @@ from shared.settings import Settings
 from shared.telemetry import configure_structlog
 
 READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
-# What may be read without an API key where the server requires one: probes, and the page with its field for the key.
+# What may be read without an API key where the server requires one: probes, the API's description, and the pages with
+# their field for the key.
 # Every route that is not listed needs a key.
-OPEN_ROUTES = frozenset({"/", "/static/{name}", "/health/live", *READY_PATHS})
+OPEN_ROUTES = frozenset({"/", "/static/{name}", "/openapi.json", "/health/live", *READY_PATHS})
 # The share of the pool that jobs may use, if each has this many branches. The rest is left to clients that wait.
 JOB_SHARE = 0.25
 BRANCHES_PER_REQUEST = 3
@@ -62,6 +65,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
         fanout: runs the branches of every request.
         metrics: the registry behind `/metrics`.
         early_refusals: which requests need not be parsed, because they would be refused.
+        resources: by URI template.
         draining: readiness is off, because the process stops.
         jobs: runs jobs; None: jobs are not served.
     """
@@ -75,6 +79,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
         self.fanout = fanout
         self.metrics = metrics
         self.early_refusals = EarlyRefusals(fanout, metrics, needs_keys=needs_keys)
+        self.resources: dict[str, object] = {}
         self.draining = threading.Event()
         self.jobs = jobs
 
@@ -88,6 +93,10 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
         """Wait until the jobs are returned."""
         if self.jobs is not None:
             self.jobs.join(timeout_s)
+
+    def add_route(self, uri_template: str, resource: object, **kwargs: Any) -> None:
+        super().add_route(uri_template, resource, **kwargs)
+        self.resources[uri_template] = resource
 
     def find_resource(self, req: falcon.Request) -> object:
         """The resource that a request is routed to, or None."""
@@ -137,6 +146,9 @@ def create_app(
     assets = read_assets()
     app.add_route("/", PageResource(assets))
     app.add_route("/static/{name}", StaticResource(assets))
+    documented = {**app.resources, "/openapi.json": DocumentResource}
+    document = build_document(documented, open_routes=OPEN_ROUTES, needs_keys=settings.keys is not None)
+    app.add_route("/openapi.json", DocumentResource(document))
     return app
 
 

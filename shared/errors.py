@@ -18,6 +18,7 @@ render the same error in its own shape.
     ├── UrlTooLong 414
     ├── UnknownHost 421
     ├── InvalidRequest 422
+    │   ├── PromptTooLong 422
     │   └── UnknownModel 422
     └── QuotaExceeded 429
     StartError                      (never sent to a client: stops the start)
@@ -27,11 +28,13 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
+from msgspec import Struct
 
 PROBLEM_JSON = "application/problem+json"
+_encode = msgspec.json.Encoder().encode
 
 
 def retry_after_s(minimum: int = 1, spread: int = 3) -> int:
@@ -49,6 +52,19 @@ class FieldError:
 
     field: str
     message: str
+
+
+class Problem(Struct, kw_only=True, omit_defaults=True):
+    """The body of an error response (RFC 9457). `code` is stable and machine-readable, `detail` says what is wrong and
+    what to change, `errors` names the fields that are wrong."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    errors: tuple[FieldError, ...] = ()
+    request_id: str | None = None
 
 
 class TercetError(Exception):
@@ -81,18 +97,16 @@ class TercetError(Exception):
 
     def problem(self, request_id: str | None = None) -> bytes:
         """Body of the response, `application/problem+json` (RFC 9457)."""
-        body: dict[str, Any] = {
-            "type": f"urn:tercet:error:{self.code}",
-            "title": self.title,
-            "status": self.status,
-            "code": self.code,
-            "detail": self.detail,
-        }
-        if self.fields:
-            body["errors"] = [{"field": f.field, "message": f.message} for f in self.fields]
-        if request_id is not None:
-            body["request_id"] = request_id
-        return msgspec.json.encode(body) + b"\n"
+        problem = Problem(
+            type=f"urn:tercet:error:{self.code}",
+            title=self.title,
+            status=self.status,
+            code=self.code,
+            detail=self.detail,
+            errors=self.fields,
+            request_id=request_id,
+        )
+        return _encode(problem) + b"\n"
 
 
 def internal_error(request_id: str) -> TercetError:
@@ -158,6 +172,12 @@ class UnknownHost(TercetError):
 
 class InvalidRequest(TercetError):
     status, code, title = 422, "invalid_request", "Invalid field in the request"
+
+
+class PromptTooLong(InvalidRequest):
+    """Prompt and new tokens together are more than the model's context; the detail gives the numbers of tokens."""
+
+    code, title = "prompt_too_long", "The prompt is too long for the model"
 
 
 class UnknownModel(InvalidRequest):

@@ -32,25 +32,37 @@ _KINDS = {
     "bool": "a boolean", "null": "null", "NoneType": "null",
 }  # fmt: skip
 _UNPAIRED_SURROGATE_AT_END = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}[^\\]{0,5}$")
+# Python's floats hold whole numbers up to this exactly.
+_MAX_EXACT = 2**53
+
+
+def _number(text: str) -> float:
+    """A number with a fraction or an exponent. 1.0 is a whole number, as in JSON Schema; some languages write it so."""
+    value = float(text)
+    if abs(value) == float("inf"):
+        raise ValueError
+    return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT else value
+
+
 # Created at import: see `BodyParser`.
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
-_decode_value = msgspec.json.Decoder().decode
+_decode_value = msgspec.json.Decoder(float_hook=_number).decode
 
 
 class BodyParser(Generic[T]):
     """Decodes and validates the bodies of one kind of request. Create it at import time, not at the first request.
+
+    Attributes:
+        kind: the struct of the request.
+        aliases: alternative names of fields, as alias to field name.
 
     msgspec builds its table of a struct's types at the first use, and two threads doing so at once crash the process
     (msgspec 0.22: the second thread reads a half-built table). The constructor builds it.
     """
 
     def __init__(self, kind: type[T], aliases: Mapping[str, str] | None = None) -> None:
-        """
-        Args:
-            aliases: alternative names of fields, as alias to field name.
-        """
-        self._kind = kind
-        self._aliases = aliases or {}
+        self.kind = kind
+        self.aliases: Mapping[str, str] = aliases or {}
         self._fields = get_type_hints(kind, include_extras=True)
         msgspec.json.Decoder(kind)
 
@@ -61,19 +73,19 @@ class BodyParser(Generic[T]):
             InvalidRequest: a field is missing, unknown, sent twice or out of its range; the message names it.
         """
         members = _members(raw)
-        known = self._fields.keys() | self._aliases.keys()
+        known = self._fields.keys() | self.aliases.keys()
         if unknown := sorted(members.keys() - known):
             raise self._unknown(unknown)
         if _has_repeated_member(raw, members):
             raise _repeated(raw)
         body = {name: self._value(name, value, raw) for name, value in members.items()}
-        for alias, name in self._aliases.items():
+        for alias, name in self.aliases.items():
             if alias in body:
                 if name in body:
                     raise _invalid(alias, f"is another name of {name}; send one of them")
                 body[name] = body.pop(alias)
         try:
-            return msgspec.convert(body, self._kind)
+            return msgspec.convert(body, self.kind)
         except msgspec.ValidationError as error:
             raise self._explain(body, str(error)) from error
 
@@ -81,7 +93,7 @@ class BodyParser(Generic[T]):
         try:
             return _decode_value(value)
         except msgspec.ValidationError as error:  # a number that no float and no Python integer holds
-            name = self._aliases.get(name, name)
+            name = self.aliases.get(name, name)
             raise _invalid(name, f"must be {_description(self._fields[name])}, not a number of that size") from error
         except UnicodeDecodeError as error:
             raise _not_utf8(raw, name) from error

@@ -9,20 +9,25 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from typing import ClassVar
 
 import falcon
 import msgspec
+from msgspec import structs
 
 from gateway.api import sse
 from gateway.api.callers import caller_of
 from gateway.api.error_formats import PROBLEM_DETAILS
 from gateway.api.feedback import FeedbackStore
-from gateway.api.jobs import JobSubmitter, prefers_async
+from gateway.api.jobs import ERRORS_OF_JOBS, JOB_ACCEPTED, JOB_HEADERS, JobSubmitter, prefers_async
+from gateway.api.operation import JSON, Answer, Events, Operation, Operations
 from gateway.api.schema import (
     AutocompleteRequest,
     AutocompleteResponse,
     FailedBranch,
     Sentence,
+    SentenceEvent,
+    TokenEvent,
     TokenExplanation,
     parse_autocomplete_request,
 )
@@ -33,7 +38,20 @@ from gateway.generation.suggestions import Output, TextDelta
 from gateway.generation.trimming import MIN_TOKENS
 from gateway.jobs.runner import Cancelling
 from gateway.jobs.store import Job
-from shared.errors import DeadlineExceeded, FieldError, InvalidRequest, NoCompletion, retry_after_s
+from shared.errors import (
+    DeadlineExceeded,
+    FieldError,
+    InvalidJson,
+    InvalidRequest,
+    NoCompletion,
+    NotReady,
+    Overloaded,
+    Problem,
+    QuotaExceeded,
+    Superseded,
+    UnknownModel,
+    retry_after_s,
+)
 from shared.protocol import Done, Sampling
 
 # Prompt tokens, where the request does not say.
@@ -44,6 +62,50 @@ _encode = msgspec.json.Encoder().encode
 
 class AutocompleteResource:
     """Answers `POST /autocomplete`, at once or as server-sent events."""
+
+    operations: ClassVar[Operations] = {
+        "POST": Operation(
+            tag="Completions",
+            summary="Complete a text",
+            description="Answers up to `n_samples` sentences that continue `context`, best first. The body is parsed as"
+            " JSON, whatever its `Content-Type`. With `stream`, errors after the first event are its last event.",
+            bodies=(parse_autocomplete_request,),
+            examples={
+                "three sentences": {"context": "The old man looked at the sea and"},
+                "a line, streamed": {"context": "Dear Sir or ", "single_line": True, "stream": True},
+            },
+            parameters=JOB_HEADERS,
+            answers={
+                200: Answer(
+                    "The sentences. `partial`: some branches failed, as `errors` says.",
+                    {
+                        JSON: AutocompleteResponse,
+                        sse.CONTENT_TYPE: Events(
+                            {
+                                "token": TokenEvent,
+                                "sentence": SentenceEvent,
+                                "done": AutocompleteResponse,
+                                "error": Problem,
+                            }
+                        ),
+                    },
+                ),
+                202: JOB_ACCEPTED,
+            },
+            errors=(
+                *ERRORS_OF_JOBS,
+                InvalidJson,
+                InvalidRequest,
+                UnknownModel,
+                Superseded,
+                QuotaExceeded,
+                NotReady,
+                Overloaded,
+                NoCompletion,
+                DeadlineExceeded,
+            ),
+        )
+    }
 
     def __init__(
         self,
@@ -250,10 +312,10 @@ def _events(
     """A stream's events; the whole answer is the last."""
     for output in outputs:
         if isinstance(output, TextDelta):
-            yield sse.event("token", {"branch": output.branch, "text": output.text})
+            yield sse.event("token", TokenEvent(branch=output.branch, text=output.text))
         elif isinstance(output, Suggestion):
-            sentence = msgspec.to_builtins(render_sentence(output))
-            yield sse.event("sentence", {"branch": output.result.branch, **sentence})
+            sentence = structs.asdict(render_sentence(output))
+            yield sse.event("sentence", SentenceEvent(branch=output.result.branch, **sentence))
         else:
             yield sse.event("done", respond(output))
 

@@ -6,9 +6,9 @@ others answer with problem details. Knows no resource.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
-from shared.errors import PROBLEM_JSON, TercetError
+from shared.errors import PROBLEM_JSON, Problem, TercetError
 
 
 class ErrorFormat(Protocol):
@@ -16,9 +16,11 @@ class ErrorFormat(Protocol):
 
     Attributes:
         content_type: of the bodies.
+        body_type: the msgspec type of the bodies, for the OpenAPI document.
     """
 
     content_type: str
+    body_type: Any
 
     def status(self, error: TercetError) -> int:
         """The HTTP status."""
@@ -37,6 +39,7 @@ class ProblemDetails:
     """RFC 9457: `application/problem+json`, and an event with the name `error`."""
 
     content_type = PROBLEM_JSON
+    body_type = Problem
 
     def status(self, error: TercetError) -> int:
         return error.status

@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
-from typing import get_args, get_type_hints
+from typing import ClassVar, get_args, get_type_hints
 
 import falcon
 
+from gateway.api.operation import Answer, Operation, Operations
 from gateway.api.schema import FeedbackRequest, parse_feedback_request
 from gateway.metrics import Metrics
-from shared.errors import FieldError, InvalidRequest, NotFound
+from shared.errors import FieldError, InvalidJson, InvalidRequest, NotFound
 
 # Recent answers: ten minutes of a hundred writers.
 MAX_ANSWERS = 20_000
@@ -85,6 +86,18 @@ class FeedbackStore:
 
 class FeedbackResource:
     """Answers `POST /feedback` with 204."""
+
+    operations: ClassVar[Operations] = {
+        "POST": Operation(
+            tag="Completions",
+            summary="Report what a writer did with a sentence",
+            description="A report may be repeated; it counts once. Answers are remembered for a few minutes.",
+            bodies=(parse_feedback_request,),
+            examples={"accepted": {"id": "req_4f1c", "index": 0, "action": "accepted", "characters": 42}},
+            answers={204: Answer("The report is counted.")},
+            errors=(InvalidJson, InvalidRequest, NotFound),
+        )
+    }
 
     def __init__(self, feedback_store: FeedbackStore) -> None:
         self._feedback_store = feedback_store

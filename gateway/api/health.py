@@ -6,23 +6,78 @@ Readiness is derived from the slots' last states and from whether this process d
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import ClassVar, Literal
 
 import falcon
 import msgspec
+from msgspec import Struct, structs
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from gateway.api.operation import JSON, Answer, Operation, Operations
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from shared.errors import retry_after_s
 from shared.plan import Plan
+from shared.protocol import SlotState, State
+
+TAG = "Health and metrics"
+_encode = msgspec.json.Encoder().encode
+
+
+class Liveness(Struct, kw_only=True):
+    status: Literal["live"] = "live"
+
+
+class ServedModel(Struct, kw_only=True):
+    """A model of the plan. `warning` says what is unusual about its checkpoint."""
+
+    model: str
+    source: str
+    warning: str | None
+
+
+class SlotReadiness(Struct, kw_only=True):
+    """A slot's state; `reason` says why it is not warm, `progress` how much of its model is loaded (0 to 1)."""
+
+    slot: int
+    model: str
+    device: str
+    state: SlotState
+    reason: str | None
+    progress: float
+    dtype: str
+    ms_per_token: float
+
+
+class Readiness(Struct, kw_only=True):
+    """`ready` while every model has a warm slot."""
+
+    status: Literal["ready", "starting", "draining"]
+    models: list[ServedModel]
+    slots: list[SlotReadiness]
+
+
+class SlotDetails(State, kw_only=True, frozen=True):
+    """All that is known of a slot. `revision` identifies its weights."""
+
+    slot: int
+
+
+class Slots(Struct, kw_only=True):
+    slots: list[SlotDetails]
 
 
 class LiveResource:
     """`GET /health/live`: 200 as long as this process answers requests, whatever the slots' states."""
 
+    operations: ClassVar[Operations] = {
+        "GET": Operation(
+            tag=TAG, summary="Liveness", answers={200: Answer("The gateway answers requests.", {JSON: Liveness})}
+        )
+    }
+
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        resp.media = {"status": "live"}
+        resp.data = _encode(Liveness())
 
     on_head = on_get
 
@@ -33,6 +88,17 @@ class ReadyResource:
     Its body shows the models and each slot's state, also with a 503. The route is open, so it names no process.
     """
 
+    operations: ClassVar[Operations] = {
+        "GET": Operation(
+            tag=TAG,
+            summary="Readiness, with the state of every model and slot",
+            answers={
+                200: Answer("Every model has a warm slot.", {JSON: Readiness}),
+                503: Answer("A model has no warm slot, or the server is shutting down.", {JSON: Readiness}),
+            },
+        )
+    }
+
     def __init__(self, plan: Plan, admission: Admission, is_draining: Callable[[], bool]) -> None:
         self._plan = plan
         self._admission = admission
@@ -40,20 +106,21 @@ class ReadyResource:
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         states = self._admission.states()
-        slots: list[dict[str, Any]] = [
-            {
-                "slot": slot.index,
-                "model": slot.model,
-                "device": slot.device,
-                "state": state.state,
-                "reason": state.reason,
-                "progress": round(state.progress, 3),
-                "dtype": state.dtype,
-                "ms_per_token": round(state.ms_per_token, 3),
-            }
+        slots = [
+            SlotReadiness(
+                slot=slot.index,
+                model=slot.model,
+                device=slot.device,
+                state=state.state,
+                reason=state.reason,
+                progress=round(state.progress, 3),
+                dtype=state.dtype,
+                ms_per_token=round(state.ms_per_token, 3),
+            )
             for slot, state in zip(self._plan.slots, states, strict=True)
         ]
-        warm_models = {slot["model"] for slot in slots if slot["state"] == "warm"}
+        warm_models = {slot.model for slot in slots if slot.state == "warm"}
+        status: Literal["ready", "starting", "draining"]
         if self._is_draining():
             status = "draining"
         elif all(model.name in warm_models for model in self._plan.models):
@@ -63,13 +130,10 @@ class ReadyResource:
         if status != "ready":
             resp.status = falcon.HTTP_503
             resp.set_header("Retry-After", str(retry_after_s()))
-        resp.media = {
-            "status": status,
-            "models": [
-                {"model": model.name, "source": model.source, "warning": model.warning} for model in self._plan.models
-            ],
-            "slots": slots,
-        }
+        models = [
+            ServedModel(model=model.name, source=model.source, warning=model.warning) for model in self._plan.models
+        ]
+        resp.data = _encode(Readiness(status=status, models=models, slots=slots))
 
     on_head = on_get
 
@@ -77,23 +141,38 @@ class ReadyResource:
 class SlotsResource:
     """`GET /slots`: all that is known of each slot, with process ids, revisions and counters."""
 
+    operations: ClassVar[Operations] = {
+        "GET": Operation(
+            tag=TAG,
+            summary="Every slot, with process ids, revisions and counters",
+            answers={200: Answer("The slots, in the order of the plan.", {JSON: Slots})},
+        )
+    }
+
     def __init__(self, plan: Plan, admission: Admission) -> None:
         self._plan = plan
         self._admission = admission
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        resp.media = {
-            "slots": [
-                {"slot": slot.index, **msgspec.to_builtins(state), "model": slot.model, "device": slot.device}
-                for slot, state in zip(self._plan.slots, self._admission.states(), strict=True)
-            ]
-        }
+        rows = [
+            SlotDetails(slot=slot.index, **{**structs.asdict(state), "model": slot.model, "device": slot.device})
+            for slot, state in zip(self._plan.slots, self._admission.states(), strict=True)
+        ]
+        resp.data = _encode(Slots(slots=rows))
 
     on_head = on_get
 
 
 class MetricsResource:
     """`GET /metrics`: the gateway's metrics and every slot's, in Prometheus' text format."""
+
+    operations: ClassVar[Operations] = {
+        "GET": Operation(
+            tag=TAG,
+            summary="Metrics in Prometheus' text format",
+            answers={200: Answer("The gateway's metrics and every slot's.", {CONTENT_TYPE_LATEST: str})},
+        )
+    }
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

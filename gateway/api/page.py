@@ -9,8 +9,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import falcon
+
+from gateway.api.operation import Answer, Operation, Operations, Parameter
+from shared.errors import NotFound
 
 STATIC = Path(__file__).parents[1] / "static"
 INDEX = "index.html"
@@ -29,6 +33,9 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 
+HEADERS_OF_FILES = {"ETag": "Send it as `If-None-Match` to be answered 304 as long as the content is the same."}
+NOT_MODIFIED = Answer("The content is the one that `If-None-Match` names.", headers=HEADERS_OF_FILES)
+
 
 @dataclass(frozen=True, slots=True)
 class Asset:
@@ -38,31 +45,56 @@ class Asset:
     content_type: str
     etag: falcon.ETag
 
+    @classmethod
+    def from_bytes(cls, data: bytes, content_type: str) -> Asset:
+        return cls(data, content_type, falcon.ETag(hashlib.sha256(data).hexdigest()[:32]))
+
 
 def read_assets(folder: Path = STATIC) -> dict[str, Asset]:
     """The files of a folder that have a known content type, by name."""
-    return {path.name: _asset(path) for path in sorted(folder.iterdir()) if path.suffix in CONTENT_TYPES}
-
-
-def _asset(path: Path) -> Asset:
-    data = path.read_bytes()
-    return Asset(data, CONTENT_TYPES[path.suffix], falcon.ETag(hashlib.sha256(data).hexdigest()[:32]))
+    return {
+        path.name: Asset.from_bytes(path.read_bytes(), CONTENT_TYPES[path.suffix])
+        for path in sorted(folder.iterdir())
+        if path.suffix in CONTENT_TYPES
+    }
 
 
 class PageResource:
     """`GET /`: the page with the editor."""
 
+    operations: ClassVar[Operations] = {
+        "GET": Operation(
+            tag="Pages",
+            summary="The web editor",
+            answers={200: Answer("The page.", {CONTENT_TYPES[".html"]: str}, HEADERS_OF_FILES), 304: NOT_MODIFIED},
+        )
+    }
+
     def __init__(self, assets: dict[str, Asset]) -> None:
         self._index = assets[INDEX]
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        _send(self._index, req, resp)
+        send_asset(self._index, req, resp)
 
     on_head = on_get
 
 
 class StaticResource:
     """`GET /static/{name}`: scripts, styles and images, and the client module `tercet.js`."""
+
+    operations: ClassVar[Operations] = {
+        "GET": Operation(
+            tag="Pages",
+            summary="A file of the pages, or the client module",
+            description="`tercet.js` is the client module that other editors import.",
+            parameters=(Parameter("name", "path", "the file's name", examples=("tercet.js",)),),
+            answers={
+                200: Answer("The file.", dict.fromkeys(CONTENT_TYPES.values(), bytes), HEADERS_OF_FILES),
+                304: NOT_MODIFIED,
+            },
+            errors=(NotFound,),
+        )
+    }
 
     def __init__(self, assets: dict[str, Asset]) -> None:
         self._assets = assets
@@ -71,12 +103,13 @@ class StaticResource:
         asset = self._assets.get(name)
         if asset is None:
             raise falcon.HTTPNotFound
-        _send(asset, req, resp)
+        send_asset(asset, req, resp)
 
     on_head = on_get
 
 
-def _send(asset: Asset, req: falcon.Request, resp: falcon.Response) -> None:
+def send_asset(asset: Asset, req: falcon.Request, resp: falcon.Response) -> None:
+    """Answer with a file, or with 304 if the client has it."""
     resp.set_headers(HEADERS)
     resp.etag = asset.etag
     if any(known == "*" or known == asset.etag for known in req.if_none_match or ()):

@@ -1,0 +1,97 @@
+"""What a resource says about its methods: `operations`, from which `gateway.api.openapi` writes the OpenAPI document.
+
+A resource declares a class attribute, for example:
+
+    operations: ClassVar[Operations] = {
+        "POST": Operation(
+            tag="Jobs",
+            summary="Create a job",
+            bodies=(parse_job_request,),
+            answers={202: Answer("The job is queued.", {JSON: Job}, headers={"Location": "Address of the job."})},
+            errors=(InvalidJson, InvalidRequest, NotReady),
+        )
+    }
+
+Types are the msgspec types that parse requests and render answers, so the document cannot differ from them. A type's
+docstring and the `Meta.description` of its fields become the texts of its schema. Not declared here, because the
+builder knows them: HEAD and OPTIONS, the errors of the middleware (such as 401 and 413), the shape of errors (the
+resource's `error_format`), and whether the route needs an API key (`gateway.app.OPEN_ROUTES`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from shared.errors import TercetError
+from shared.parsing import BodyParser
+
+JSON = "application/json"
+TEXT = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Server-sent events: the type of the data of each event, by the event's name; "" for events without a name.
+
+    Data is JSON, but for a literal: `Literal["[DONE]"]`. A tuple has the types of an event that has several.
+    """
+
+    types: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer with one status.
+
+    Attributes:
+        description: a sentence.
+        content: by media type: a msgspec type, a tuple of those that the body may have, `str` for text, `bytes` for a
+            file, or `Events`. Empty: no body.
+        headers: descriptions of headers that other answers lack, by name.
+    """
+
+    description: str
+    content: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of the path, the query or the headers. Those of a path are required."""
+
+    name: str
+    place: Literal["path", "query", "header"]
+    description: str
+    type: Any = str
+    examples: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method of a resource.
+
+    Attributes:
+        tag: the section of the documentation page that shows it.
+        summary: a few words, without a full stop.
+        description: further sentences, in Markdown. Optional.
+        bodies: parsers of the request's body; it has to be accepted by one of them. Empty: the method takes no body.
+        examples: request bodies by a short name. Each is valid.
+        parameters: of the path, the query and the headers.
+        answers: by status, errors excepted.
+        errors: the errors that the resource raises.
+    """
+
+    tag: str
+    summary: str
+    description: str = ""
+    bodies: tuple[BodyParser[Any], ...] = ()
+    examples: Mapping[str, Any] = field(default_factory=dict)
+    parameters: tuple[Parameter, ...] = ()
+    answers: Mapping[int, Answer]
+    errors: tuple[type[TercetError], ...] = ()
+
+
+# By method, in capital letters.
+Operations = Mapping[str, Operation]
