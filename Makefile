@@ -11,6 +11,8 @@ SERVE := $(VENV)/serve.stamp
 DEV := $(VENV)/dev.stamp
 # pip-audit, cyclonedx-py and uv, apart from what Tercet imports.
 TOOLS := build/tools/tools.stamp
+# Completions clients, apart as well: together they require other versions of Tercet's own dependencies.
+CLIENTS := build/clients/clients.stamp
 # A virtual environment holds absolute paths: after a move or a copy it would run the code of its old directory. The
 # stamp holds the directory it was made in; an environment from another directory is recreated.
 ifneq ($(file <$(SERVE)),$(CURDIR))
@@ -21,12 +23,13 @@ PIP = $(VENV)/bin/python -m pip
 # No source archives: building one would install and run build tools that are not pinned.
 INSTALL = install $$(test -t 1 || echo --quiet) --only-binary :all:
 
-.PHONY: help serve test chaos soak bench embedded lint format setup lock audit sbom clean
+.PHONY: help serve test test-clients chaos soak bench embedded lint format setup lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make serve    set up what is missing, then serve (Ctrl-C stops)'
 	@echo 'make test     set up what is missing, then run the tests (ARGS="-k name" selects)'
+	@echo 'make test-clients  the tests of the completions clients that need an environment of their own; minutes'
 	@echo 'make chaos    measure the promises of docs/RELIABILITY.md under faults; minutes (ARGS="--help" lists options)'
 	@echo 'make soak     the same, ten times as long'
 	@echo 'make bench    measure (BENCH=http: the gateway under load; ARGS="--only engine" selects)'
@@ -47,6 +50,10 @@ serve: $(SERVE)
 # GOMP_SPINCOUNT as in the workers (shared/worker_environment.py), because tests run more processes than cores.
 test: $(DEV)
 	@GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest $(ARGS)
+
+# The tests run in Tercet's environment, the clients in theirs.
+test-clients: $(DEV) $(CLIENTS)
+	@GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest tests/clients -m clients $(ARGS)
 
 chaos: $(DEV)
 	@exec $(VENV)/bin/python -m tests.chaos $(ARGS)
@@ -118,6 +125,17 @@ $(TOOLS): requirements/pip.txt requirements/tools.txt
 	@build/tools/bin/python -m pip $(INSTALL) --require-hashes -r requirements/tools.txt
 	@touch $(TOOLS)
 
+# These packages of lm-eval have no wheels. Theirs are the only source archives, built with the pinned setuptools.
+CLIENT_SOURCES = rouge-score sqlitedict word2number
+
+$(CLIENTS): requirements/pip.txt requirements/clients.txt
+	@rm -rf build/clients && $(PYTHON) -m venv build/clients
+	@build/clients/bin/python -m pip $(INSTALL) --require-hashes -r requirements/pip.txt
+	@build/clients/bin/python -m pip $(INSTALL) --require-hashes -c requirements/clients.txt setuptools
+	@build/clients/bin/python -m pip $(INSTALL) $(CLIENT_SOURCES:%=--no-binary %) --no-build-isolation --require-hashes \
+		-r requirements/clients.txt
+	@touch $(CLIENTS)
+
 # The same pins serve every supported platform: resolved for the oldest and the newest Python that torch has wheels for,
 # on both architectures, they must be equal. `--no-emit-package` splits them into files, each listed with its purpose.
 lock: $(TOOLS)
@@ -133,10 +151,11 @@ lock: $(TOOLS)
 	@$(COMPILE) $(OLDEST) pyproject.toml --generate-hashes $(call NOT,torch cuda) -o build/lock/serve.txt
 	@cp build/lock/all.txt build/lock/dev.txt
 	@$(COMPILE) $(OLDEST) pyproject.toml --extra dev --generate-hashes $(call NOT,torch cuda serve) -o build/lock/dev.txt
-	@cp requirements/pip.txt requirements/tools.txt build/lock
+	@cp requirements/pip.txt requirements/tools.txt requirements/clients.txt build/lock
 	@$(COMPILE) $(OLDEST) --group pip --generate-hashes $(ARGS) -o build/lock/pip.txt
 	@$(COMPILE) $(OLDEST) --group tools --generate-hashes $(ARGS) -o build/lock/tools.txt
-	@for name in pip serve torch cuda dev tools; do cp build/lock/$$name.txt requirements; done
+	@$(COMPILE) $(OLDEST) --group clients $(CLIENT_SOURCES:%=--no-binary %) --generate-hashes $(ARGS) -o build/lock/clients.txt
+	@for name in pip serve torch cuda dev tools clients; do cp build/lock/$$name.txt requirements; done
 
 COMPILE = build/tools/bin/uv pip compile --quiet --python build/tools/bin/python --only-binary :all: --custom-compile-command 'make lock'
 OLDEST = --python-version 3.11 --python-platform x86_64-manylinux_2_28

@@ -9,13 +9,16 @@ render the same error in its own shape.
     ├── Unauthorized 401            ├── ClientGone 499
     ├── ForbiddenOrigin 403         ├── NotReady 503
     ├── NotFound 404                ├── SlotFull 503
+    │   └── UnknownJob 404          ├── JobsUnavailable 503
     ├── MethodNotAllowed 405        ├── Overloaded 503
     ├── RequestTimeout 408          ├── NoCompletion 503
-    ├── LengthRequired 411          ├── ShuttingDown 503
-    ├── BodyTooLarge 413            └── DeadlineExceeded 504
+    ├── JobExpired 410              ├── ShuttingDown 503
+    ├── LengthRequired 411          ├── DeadlineExceeded 504
+    ├── BodyTooLarge 413            └── JobAbandoned 500
     ├── UrlTooLong 414
     ├── UnknownHost 421
     ├── InvalidRequest 422
+    │   ├── PromptTooLong 422
     │   └── UnknownModel 422
     └── QuotaExceeded 429
     StartError                      (never sent to a client: stops the start)
@@ -131,6 +134,10 @@ class NotFound(TercetError):
     status, code, title = 404, "not_found", "Path not found"
 
 
+class UnknownJob(NotFound):
+    code, title = "unknown_job", "Unknown job"
+
+
 class MethodNotAllowed(TercetError):
     status, code, title = 405, "method_not_allowed", "Method not allowed at this path"
 
@@ -141,6 +148,10 @@ class RequestTimeout(TercetError):
 
 class Superseded(TercetError):
     status, code, title = 409, "superseded", "Superseded by a newer request of the same session"
+
+
+class JobExpired(TercetError):
+    status, code, title = 410, "job_expired", "The job has expired"
 
 
 class LengthRequired(TercetError):
@@ -161,6 +172,12 @@ class UnknownHost(TercetError):
 
 class InvalidRequest(TercetError):
     status, code, title = 422, "invalid_request", "Invalid field in the request"
+
+
+class PromptTooLong(InvalidRequest):
+    """Prompt and new tokens together are more than the model's context; the detail gives the numbers of tokens."""
+
+    code, title = "prompt_too_long", "The prompt is too long for the model"
 
 
 class UnknownModel(InvalidRequest):
@@ -197,9 +214,19 @@ class NoCompletion(TercetError):
     status, code, title = 503, "no_completion", "No branch returned a completion"
 
 
+class JobsUnavailable(TercetError):
+    status, code, title = 503, "jobs_unavailable", "The job store is unavailable"
+
+
 class ShuttingDown(TercetError):
     status, code, title = 503, "shutting_down", "The server is shutting down"
 
 
 class DeadlineExceeded(TercetError):
     status, code, title = 504, "deadline_exceeded", "The time limit was exceeded"
+
+
+class JobAbandoned(TercetError):
+    """Only inside a job's answer: its runners died."""
+
+    status, code, title = 500, "job_abandoned", "The job could not be completed"

@@ -98,8 +98,12 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     tokens of each step, and `token_texts` the text of each generated token by itself.
 
     With `echo`, `prompt_text`, `prompt_ids`, `prompt_token_texts` and `prompt_ends` (the length of `prompt_text` after
-    each token, in characters) describe the prompt as used; with `echo` and `logprobs`, `prompt_logprobs` and
-    `prompt_tops` too, which are null for the first token: nothing precedes it.
+    each token, in characters) describe the prompt as used: cut to `max_prompt_tokens`, and without what `heal` makes
+    part of the output. All are empty for an empty prompt, though the model then starts from `<|endoftext|>`. With
+    `echo` and `logprobs`, `prompt_logprobs` and `prompt_tops` have an item for each of `prompt_ids`, null for the first
+    token: nothing precedes it. They are null if the branch ended before its prompt was computed.
+
+    With `logprobs` 0, the lists of most likely tokens are empty.
     """
 
     text: str
@@ -138,7 +142,8 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
 
 
 class TokenizeResponse(Struct, kw_only=True):
-    """`texts` holds each token's text by itself, `ends` the length of the text after each token, in characters."""
+    """`texts` holds each token's text by itself, `ends` the length of the text after each token, in characters; where
+    several tokens make up one character, only the last counts it."""
 
     ids: list[int]
     texts: list[str]

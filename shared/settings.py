@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -173,6 +174,27 @@ def _path(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
 
+def _job_store(text: str) -> str:
+    """The URL of a job store, with an absolute path; "none" for none."""
+    scheme, _, rest = text.partition(":")
+    if scheme == "sqlite" and rest:
+        return f"sqlite:{_path(rest)}"
+    parts = urlsplit(text)
+    is_valid = text == "none" or (
+        (scheme in {"redis", "rediss"} and parts.hostname is not None)
+        or (
+            scheme == "dynamodb"
+            and re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", parts.netloc) is not None
+            and parse_qs(parts.query, keep_blank_values=True).keys() <= {"region", "endpoint"}
+        )
+    )
+    if not is_valid:
+        raise ValueError(
+            "must be sqlite:<file>, redis://host:port/db (or rediss://), dynamodb://table?region=…&endpoint=…, or none"
+        )
+    return text
+
+
 def _convert(text: str, kind: Any, example: str) -> Any:
     """A number in JSON's notation, or a choice; `kind` is its type with its range."""
     try:
@@ -315,6 +337,17 @@ class Settings:
         "each worker compiles at its start",
         parse=_path, shown="~/.cache/tercet",
     )  # fmt: skip
+    jobs: str | None = _setting(
+        None, "URL", "job store: sqlite:<file>, redis://host:port/db, dynamodb://table?region=…&endpoint=…, or none to "
+        "serve no jobs; gateways that share a store share its jobs",
+        parse=_job_store, shown="sqlite:~/.local/state/tercet/jobs-<port>.sqlite3",
+    )  # fmt: skip
+    job_ttl_s: Annotated[float, Meta(ge=1, le=31_536_000)] = _setting(
+        86_400.0, "seconds", "how long a job's result is kept; then it is erased",
+    )  # fmt: skip
+    job_queue: Annotated[int, Meta(ge=1, le=1_000_000)] = _setting(
+        1000, "jobs", "jobs that may be queued or running; an API key may have a quarter of them",
+    )  # fmt: skip
     log: LogLevel = _setting(
         "info", "", "lowest level that is logged, as JSON lines on stderr; prompts are never logged",
     )  # fmt: skip
@@ -351,7 +384,8 @@ class Settings:
                         parse(text) if parse else _convert(text, kinds[setting.name], setting.metadata["shown"])
                     )
                 except ValueError as error:
-                    wrong.append(f"{name}={text!r} {error}")
+                    shown = re.sub(r"//.*@", "//…@", text)  # a URL may hold a password
+                    wrong.append(f"{name}={shown!r} {error}")
         if wrong:
             raise StartError("; ".join(wrong) + ".")
         return cls(**values)
@@ -362,6 +396,11 @@ class Settings:
         if self.run_dir is not None:
             return self.run_dir
         return Path(tempfile.gettempdir()) / f"tercet-{os.getuid()}-{self.bind.port}"
+
+    @property
+    def job_store(self) -> str:
+        """URL of the job store, or "none"."""
+        return self.jobs or f"sqlite:{_path(f'~/.local/state/tercet/jobs-{self.bind.port}.sqlite3')}"
 
     @property
     def url(self) -> str:

@@ -15,6 +15,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from shared.errors import StartError
@@ -25,6 +26,8 @@ from shared.settings import Address, Settings
 
 BACKLOG = 2048  # connections that wait to be accepted; gunicorn's default
 FIRST_PASSED_FD = 3  # SD_LISTEN_FDS_START in <systemd/sd-daemon.h>
+# The extra of pyproject.toml and the package that a job store needs, by the scheme of its URL.
+_JOB_LIBRARIES = {"redis": ("redis", "redis"), "rediss": ("redis", "redis"), "dynamodb": ("dynamodb", "boto3")}
 _F_SETSIG = 10  # <asm-generic/fcntl.h>; Python's `fcntl` does not have it
 
 
@@ -97,14 +100,16 @@ def stop_with_holders(pipe: int) -> None:
 
 
 def check_access(settings: Settings) -> None:
-    """Who may use the gateway: its address needs API keys, and the key file and the TLS files must be usable.
+    """Who may use the gateway: its address needs API keys, and the key file and the TLS files must be usable. Also
+    whether the library of its job store is installed.
 
     Raises:
-        StartError: the gateway would serve without protection, or not at all.
+        StartError: the gateway would serve without protection, without jobs, or not at all.
     """
     if settings.keys is not None:
         read_keys(settings.keys)
     check_exposure(settings, settings.bind)
+    _check_job_library(settings)
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise StartError("TERCET_TLS_CERT and TERCET_TLS_KEY belong together: set both, or neither.")
     if settings.tls_cert is None or settings.tls_key is None:
@@ -122,6 +127,13 @@ def check_access(settings: Settings) -> None:
             f"The TLS files {settings.tls_cert} and {settings.tls_key} are not a certificate and its unencrypted "
             f"private key, both in PEM ({error.reason or 'no PEM data'})."
         ) from error
+
+
+def _check_job_library(settings: Settings) -> None:
+    scheme = settings.job_store.partition(":")[0]
+    extra, module = _JOB_LIBRARIES.get(scheme, ("", ""))
+    if module and find_spec(module) is None:
+        raise StartError(f"TERCET_JOBS={scheme}: needs the Python package {module}: pip install 'tercet[{extra}]'.")
 
 
 def check_exposure(settings: Settings, address: Address) -> None:

@@ -1,4 +1,4 @@
-"""A slot's HTTP face: `POST /generate`, `GET /state`, `GET /metrics` on a private socket.
+"""A slot's HTTP face: `POST /generate`, `POST /tokenize`, `GET /state`, `GET /metrics` on a private socket.
 
 Turns HTTP into calls of a `SlotService` and its errors into problem details. Knows nothing of models, and of gunicorn
 only the socket in the WSGI environment. `build` alone reads the process environment.
@@ -22,7 +22,7 @@ from shared.errors import PROBLEM_JSON, TercetError
 from shared.hangups import HangupWatcher
 from shared.metrics import SlotCollector
 from shared.plan import read_plan
-from shared.protocol import Done, Failed, parse_generate_request
+from shared.protocol import Done, Failed, TokenizeResponse, parse_generate_request, parse_tokenize_request
 from shared.settings import Settings
 from shared.telemetry import configure_structlog
 from workers.engine.engine import EngineConfig, EngineFailure
@@ -33,6 +33,7 @@ FATAL_EXIT_CODE = 70
 # From a fatal failure to the process's end: in this time threads send the failed state and the sequences' last lines.
 LAST_WORDS_S = 0.1
 NDJSON = "application/x-ndjson"
+TOKENS_PER_PART = 1 << 14
 log = structlog.get_logger()
 _encoder = msgspec.json.Encoder()
 
@@ -46,6 +47,7 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
         self.add_error_handler(TercetError, _render_error)
         self.add_error_handler(Exception, _render_unknown)
         self.add_route("/generate", GenerateResource(service, hangups))
+        self.add_route("/tokenize", TokenizeResource(service))
         self.add_route("/state", StateResource(service))
         self.add_route("/metrics", MetricsResource(service))
 
@@ -80,6 +82,27 @@ class _ResponseBody:
     def close(self) -> None:
         self._watching.close()
         self._branch.close()
+
+
+class TokenizeResource:
+    def __init__(self, service: SlotService) -> None:
+        self._service = service
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        response = self._service.tokenize(parse_tokenize_request(req.bounded_stream.read()))
+        resp.content_type = falcon.MEDIA_JSON
+        resp.stream = _encode_in_parts(response)
+
+
+def _encode_in_parts(response: TokenizeResponse) -> Iterator[bytes]:
+    """JSON of the tokens of a text, which can be a million: the encoder holds the interpreter lock for one part."""
+    for name in ("ids", "texts", "ends"):
+        items = getattr(response, name)
+        yield b'%s"%s":[' % (b"{" if name == "ids" else b"],", name.encode())
+        for start in range(0, len(items), TOKENS_PER_PART):
+            part = _encoder.encode(items[start : start + TOKENS_PER_PART])[1:-1]
+            yield b"," + part if start else part
+    yield b'],"n_ctx":%d,"eos_id":%d}' % (response.n_ctx, response.eos_id)
 
 
 class StateResource:

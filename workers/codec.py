@@ -5,15 +5,17 @@ Knows the protocol's values and the tokenizer. Does not know HTTP, the engine's 
 
 from __future__ import annotations
 
+import codecs
 import threading
+from collections.abc import Iterable
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec.structs import asdict
 
-from shared.errors import InvalidRequest
-from shared.protocol import Done, Failed, GenerateRequest, Token, Top
-from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput
+from shared.errors import InvalidRequest, PromptTooLong
+from shared.protocol import Done, Failed, GenerateRequest, Token, TokenizeResponse, Top
+from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput, TopLogprobs
 from workers.text.detokenizer import Detokenizer
 from workers.text.tokenizer import Tokenizer
 from workers.text.window import encode_window
@@ -43,6 +45,7 @@ class Codec:
 
         Raises:
             InvalidRequest: not exactly one of text and token ids was sent.
+            PromptTooLong: the text has more tokens than the model's context, whatever they are.
         """
         if (request.prompt is None) == (request.prompt_ids is None):
             raise InvalidRequest("Send one of prompt and prompt_ids.")
@@ -61,9 +64,26 @@ class Codec:
             echo_logprobs=request.echo and request.logprobs is not None,
         )
 
-    def token_stream(self, request: EngineRequest) -> TokenStream:
+    def tokenize(self, text: str) -> TokenizeResponse:
+        """The tokens of `text`, as those of a prompt."""
+        tokenizer = self._tokenizer
+        ids, starts = tokenizer.encode_with_starts(text)
+        return TokenizeResponse(
+            ids=ids,
+            texts=[tokenizer.text_of(id_) for id_ in ids],
+            ends=[*starts[1:], len(text)] if ids else [],
+            n_ctx=self._n_ctx,
+            eos_id=tokenizer.eos_id or 0,
+        )
+
+    def token_stream(self, request: GenerateRequest, engine_request: EngineRequest) -> TokenStream:
         """The converter for one streamed sequence, token by token."""
-        return TokenStream(self._tokenizer, self._detokenizer(request), len(request.forced_prefix))
+        return TokenStream(
+            self._tokenizer,
+            self._detokenizer(engine_request),
+            num_forced_bytes=len(engine_request.forced_prefix),
+            has_logprobs=request.logprobs is not None,
+        )
 
     def last_line(
         self, request: GenerateRequest, engine_request: EngineRequest, output: SequenceOutput
@@ -91,13 +111,30 @@ class Codec:
             queue_ms=output.queue_ms,
             prefill_ms=output.prefill_ms,
             decode_ms=output.decode_ms,
-            prompt_ids=list(engine_request.prompt_ids) if request.echo else None,
-            prompt_logprobs=list(output.prompt_logprobs) if output.prompt_logprobs else None,
             token_texts=None if request.logprobs is None else [text_of(token) for token in output.token_ids],
-            tops=[[Top(token, text_of(token), logprob) for token, logprob in top] for top in output.tops]
-            if output.tops
-            else None,
+            tops=None if request.logprobs is None else self._tops(output.tops or [()] * len(output.token_ids)),
+            **(self._echo(engine_request, output) if request.echo else {}),
         )
+
+    def _echo(self, request: EngineRequest, output: SequenceOutput) -> dict[str, Any]:
+        """The fields of `Done` that describe the prompt."""
+        tokenizer, ids = self._tokenizer, request.prompt_ids
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        deltas = [decoder.decode(tokenizer.token_bytes(token)) for token in ids]
+        fields: dict[str, Any] = {
+            "prompt_text": "".join(deltas),
+            "prompt_ids": list(ids),
+            "prompt_token_texts": [tokenizer.text_of(token) for token in ids],
+            "prompt_ends": list(accumulate(map(len, deltas))),
+        }
+        if request.echo_logprobs and len(output.prompt_logprobs) == len(ids):
+            fields["prompt_logprobs"] = list(output.prompt_logprobs)
+            fields["prompt_tops"] = [None if top is None else self._tops([top])[0] for top in output.prompt_tops]
+        return fields
+
+    def _tops(self, tops: Iterable[TopLogprobs]) -> list[list[Top]]:
+        text_of = self._tokenizer.text_of
+        return [[Top(token, text_of(token), logprob) for token, logprob in top] for top in tops]
 
     def _detokenizer(self, request: EngineRequest) -> Detokenizer:
         sampling = request.sampling
@@ -127,6 +164,11 @@ class Codec:
             text, typed = tokenizer.healing.split(text)
         forced_ids = tuple(tokenizer.encode(typed.decode()))
         if max_tokens is None:
+            if len(text.encode("utf-8", "replace")) > self._n_ctx * tokenizer.max_token_bytes:
+                raise PromptTooLong(
+                    f"The prompt has more tokens than the model's context (n_ctx), {self._n_ctx}, and max_new_tokens "
+                    f"{num_new} are to follow: shorten the prompt, or send max_prompt_tokens."
+                )
             return tuple(tokenizer.encode(text)), typed, forced_ids
         # The forced prefix can take as many tokens as it has bytes.
         room = self._n_ctx - num_new - len(typed)
@@ -138,8 +180,11 @@ class Codec:
 class TokenStream:
     """Converts one sequence's tokens to the protocol's lines."""
 
-    def __init__(self, tokenizer: Tokenizer, detokenizer: Detokenizer, num_forced_bytes: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, detokenizer: Detokenizer, *, num_forced_bytes: int, has_logprobs: bool
+    ) -> None:
         self._tokenizer = tokenizer
+        self._has_logprobs = has_logprobs
         self._detokenizer = detokenizer
         self._num_forced_bytes = num_forced_bytes  # not generated yet
 
@@ -149,4 +194,9 @@ class TokenStream:
         self._num_forced_bytes -= len(self._tokenizer.token_bytes(token.token_id))
         if self._num_forced_bytes >= 0:
             return None
-        return Token(text=text, token_id=token.token_id, logprob=token.logprob)
+        line = Token(text=text, token_id=token.token_id, logprob=token.logprob)
+        if self._has_logprobs:
+            text_of = self._tokenizer.text_of
+            line.token_text = text_of(token.token_id)
+            line.tops = [Top(id_, text_of(id_), logprob) for id_, logprob in token.top]
+        return line

@@ -16,13 +16,21 @@ from pathlib import Path
 
 import structlog
 
-from shared.errors import InvalidRequest, NotReady, SlotFull, StartError, retry_after_s
+from shared.errors import InvalidRequest, NotReady, PromptTooLong, SlotFull, StartError, retry_after_s
 from shared.plan import Model, Slot
-from shared.protocol import Accepted, GenerateLine, GenerateRequest, State
+from shared.protocol import Accepted, GenerateLine, GenerateRequest, State, TokenizeRequest, TokenizeResponse
 from workers.checkpoints.files import check_revision, inspect
 from workers.checkpoints.int8_check import choose_cpu_dtype
 from workers.codec import Codec
-from workers.engine.engine import Engine, EngineConfig, EngineFailure, EngineFull, EngineNotReady, InvalidPrompt
+from workers.engine.engine import (
+    ContextExceeded,
+    Engine,
+    EngineConfig,
+    EngineFailure,
+    EngineFull,
+    EngineNotReady,
+    InvalidPrompt,
+)
 from workers.engine.errors import LoadFailure
 from workers.engine.loader import LoadedModel, load_model, random_model
 from workers.engine.request import EngineRequest, SequenceOutput
@@ -97,14 +105,12 @@ class SlotService:
         """Queue a sequence; its deadline counts from this call.
 
         Raises:
-            InvalidRequest: this model can never serve the request.
+            InvalidRequest: this model can never serve the request; `PromptTooLong` if its context is too short for it.
             NotReady: the model is not loaded yet, or the slot drains.
             SlotFull: `max_batch` sequences are in the engine.
         """
         started_at, now = time.time(), time.monotonic()
-        codec = self._codec
-        if codec is None:
-            raise NotReady("The slot's model is not loaded yet.", retry_after_s=retry_after_s())
+        codec = self._loaded_codec()
         engine_request = codec.request(request, now)
         try:
             results = self._engine.submit(engine_request)
@@ -112,11 +118,26 @@ class SlotService:
             raise SlotFull(str(error), retry_after_s=retry_after_s()) from error
         except EngineNotReady as error:
             raise NotReady(str(error), retry_after_s=retry_after_s()) from error
+        except ContextExceeded as error:
+            raise PromptTooLong(f"{error}: shorten the prompt, or lower max_new_tokens.") from error
         except InvalidPrompt as error:
             raise InvalidRequest(str(error)) from error
         return Branch(
             request, engine_request, results, codec, partial(self._finish, request, engine_request, started_at)
         )
+
+    def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
+        """The tokens of a text of any length. Computed in the caller's thread, without the engine.
+
+        Raises:
+            NotReady: the model is not loaded yet.
+        """
+        return self._loaded_codec().tokenize(request.text)
+
+    def _loaded_codec(self) -> Codec:
+        if self._codec is None:
+            raise NotReady("The slot's model is not loaded yet.", retry_after_s=retry_after_s())
+        return self._codec
 
     @property
     def is_warm(self) -> bool:
@@ -285,7 +306,7 @@ class Branch:
         Tokens that the engine delivered together are one batch, so that they cost their reader one send.
         """
         yield [Accepted()]
-        stream = self._codec.token_stream(self._engine_request)
+        stream = self._codec.token_stream(self._request, self._engine_request)
         lines: list[GenerateLine] = []
         for item in self._results.outputs():
             if isinstance(item, SequenceOutput):

@@ -1,4 +1,4 @@
-"""HTTP client of one slot: `POST /generate` and `GET /state` on its private socket.
+"""HTTP client of one slot: `POST /generate`, `POST /tokenize` and `GET /state` on its private socket.
 
 Only this module and its transport know httpx. It translates every failure of a call into `BranchError`, and does not
 know what its caller does about it (retry, another slot).
@@ -17,17 +17,32 @@ import msgspec
 
 from gateway.pool.transport import UnixTransport
 from shared.plan import Slot
-from shared.protocol import Accepted, Done, Failed, GenerateLine, GenerateRequest, State, Token
+from shared.protocol import (
+    Accepted,
+    Done,
+    Failed,
+    GenerateLine,
+    GenerateRequest,
+    State,
+    Token,
+    TokenizeRequest,
+    TokenizeResponse,
+)
 
 # Below gunicorn's keepalive (75 s), so that this side closes idle connections and never writes to a closed one.
 KEEPALIVE_EXPIRY_S = 60.0
 # A worker sends its state at least once a second; after this time without a line it counts as down.
 STATE_SILENCE_S = 3.0
-# A completion of 256 tokens with log-probabilities is 20 kB; a line of a megabyte is garbage.
-MAX_LINE_BYTES = 1 << 20
+# The largest line is a `Done` with 20 most likely tokens at each of 1,024 positions of prompt and text. Such a token is
+# about 35 bytes of JSON (measured: 0.7 MB in all), at most 300 with a text of 128 bytes, GPT-2's longest, all of it
+# escaped: 6 MB. A longer line is garbage.
+MAX_LINE_BYTES = 8 << 20
+# A MiB of text has at most a million tokens, of 30 bytes of JSON.
+MAX_TOKENIZE_BYTES = 64 << 20
 
 _decode_line = msgspec.json.Decoder(GenerateLine).decode
 _decode_state = msgspec.json.Decoder(State).decode
+_decode_tokens = msgspec.json.Decoder(TokenizeResponse).decode
 _encode = msgspec.json.Encoder().encode
 _GENERATE = httpx.URL("http://slot/generate")
 
@@ -205,6 +220,26 @@ class SlotClient:
         """
         return Call(self._transport, self._running, request, self._ack_s * 2 ** (attempt - 1), deadline)
 
+    def tokenize(self, text: str, timeout_s: float) -> TokenizeResponse:
+        """The tokens of `text`, as the slot's model has them in a prompt.
+
+        Raises:
+            BranchError: unreachable, refused, broken off, invalid, or not complete after `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        content = _encode(TokenizeRequest(text=text))
+        try:
+            with self._client.stream("POST", "/tokenize", content=content, timeout=timeout_s) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise _read_refusal(response)
+                return _decode_tokens(_read_all(response, deadline))
+        except httpx.TimeoutException as error:
+            raise BranchError("timeout", f"The worker did not respond within {timeout_s:g} s.") from error
+        except httpx.TransportError as error:
+            raise BranchError("broken", "The connection to the worker failed.") from error
+        except msgspec.MsgspecError as error:
+            raise BranchError("garbage", "The worker sent an invalid response.") from error
+
     def abort_calls(self, reason: BranchError) -> None:
         """End every call in progress with `reason`."""
         for call in self._running.copy():
@@ -227,6 +262,24 @@ class SlotClient:
             raise BranchError("unreachable", str(error) or type(error).__name__) from error
         except msgspec.MsgspecError as error:
             raise BranchError("garbage", str(error)) from error
+
+
+def _read_all(response: httpx.Response, deadline: float) -> bytes:
+    """The body.
+
+    Raises:
+        BranchError: it is longer than `MAX_TOKENIZE_BYTES`.
+        httpx.TransportError: as `UnixTransport.handle_request`; a timeout if it is not complete at the deadline.
+    """
+    parts: list[bytes] = []
+    num_bytes = 0
+    for part in response.iter_raw():
+        parts.append(part)
+        num_bytes += len(part)
+        if num_bytes > MAX_TOKENIZE_BYTES:
+            raise BranchError("oversize", f"The worker sent more than {MAX_TOKENIZE_BYTES} bytes.")
+        response.request.extensions["timeout"]["read"] = deadline - time.monotonic()
+    return b"".join(parts)
 
 
 def _split_lines(chunks: Iterator[bytes]) -> Iterator[list[bytes]]:

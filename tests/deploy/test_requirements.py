@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
-HASHED = ("pip", "serve", "dev", "tools")
+HASHED = ("pip", "serve", "dev", "tools", "clients")
 UNHASHED = ("torch", "cuda")
 PIN = re.compile(r"([a-z0-9.-]+)==([^ ;]+)((?: --hash=sha256:[0-9a-f]{64})*)")
 
@@ -69,6 +69,7 @@ def test_no_package_is_in_two_files_that_are_installed_together() -> None:
         ("optional", "dev", ("serve", "dev")),
         ("dependency-groups", "pip", ("pip",)),
         ("dependency-groups", "tools", ("tools",)),
+        ("dependency-groups", "clients", ("clients",)),
     ],
 )
 def test_every_direct_dependency_is_pinned_within_its_range(table: str, key: str, files: tuple[str, ...]) -> None:

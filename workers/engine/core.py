@@ -126,10 +126,12 @@ class EngineCore:
     def _postprocess(self, output: RunnerOutput) -> None:
         """Appends the new tokens to their sequences, streams them, and ends the sequences that are complete."""
         now = time.monotonic()
-        if not all(math.isfinite(token.logprob) for _, token in output.tokens):
+        logprobs = [token.logprob for _, token in output.tokens]
+        logprobs += [logprob for _, scored in output.prompt_logprobs for logprob in scored.logprobs]
+        if not all(map(math.isfinite, logprobs)):
             raise InvalidOutput
-        for sequence, logprobs in output.prompt_logprobs:
-            sequence.add_prompt_logprobs(logprobs)
+        for sequence, scored in output.prompt_logprobs:
+            sequence.add_prompt_logprobs(scored)
         for sequence, token in output.tokens:
             if sequence.finish_reason is not None:  # tokens past the end, from a multi-step decode
                 continue

@@ -24,6 +24,8 @@ class Draw:
         seen: token ids of the prompt and the generated text; empty unless repetition is penalised.
         constraint: the tokens allowed next; None if any is.
         is_first: no generated token carries new text yet.
+        generated: token ids of the generated text only, without its forced prefix; empty unless the number of their
+            occurrences is penalised.
     """
 
     params: SamplingParams
@@ -32,6 +34,7 @@ class Draw:
     seen: Sequence[int] = ()
     constraint: AllowedTokens | None = None
     is_first: bool = False
+    generated: Sequence[int] = ()
 
 
 def uniform(seed: int, position: int) -> float:

@@ -21,6 +21,7 @@ from workers.engine.core import EngineCore
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.errors import (
+    ContextExceeded,
     EngineError,
     EngineFailure,
     EngineFull,
@@ -41,6 +42,7 @@ from workers.engine.sequence import Sequence
 from workers.engine.watchdog import Watchdog
 
 __all__ = [
+    "ContextExceeded",
     "Engine",
     "EngineConfig",
     "EngineError",
@@ -149,15 +151,13 @@ class Engine:
 
         Raises:
             EngineNotReady: if no model is warm, or the engine drains.
-            InvalidPrompt: if this model can never serve the request.
+            InvalidPrompt: if this model can never serve the request; `ContextExceeded` if it is too long.
             EngineFull: if `max_batch` sequences are in the engine.
         """
         loaded = self._loaded
         if loaded is None or self._state is not EngineState.WARM:
             raise EngineNotReady(f"the engine is {self._state}")
-        problem = _problem(request, loaded)
-        if problem is not None:
-            raise InvalidPrompt(problem)
+        _check(request, loaded)
         stream = ResultStream(on_cancel=self._wake)
         sequence = Sequence(request, stream, start_id=loaded.eos_id or 0, tokenizer=loaded.tokenizer)
         with self._lock:
@@ -382,17 +382,22 @@ def make_runner(loaded: LoadedModel, max_sequences: int, interrupt: Interrupt) -
     return CudaRunner(loaded, max_sequences)
 
 
-def _problem(request: EngineRequest, loaded: LoadedModel) -> str | None:
-    """Why this model can never serve `request`, or None if it can."""
+def _check(request: EngineRequest, loaded: LoadedModel) -> None:
+    """
+    Raises:
+        InvalidPrompt: this model can never serve `request`.
+    """
     config, params = loaded.config, request.sampling
-    num_tokens = max(1, len(request.prompt_ids)) + len(request.forced_prefix) + params.max_new_tokens
     if (problem := params.problem(config.vocab_size)) is not None:
-        return problem
-    if num_tokens > config.n_positions:
-        return f"prompt and new tokens are {num_tokens} together, more than the context of {config.n_positions}"
+        raise InvalidPrompt(problem)
+    num_prompt = max(1, len(request.prompt_ids)) + len(request.forced_prefix)
+    if num_prompt + params.max_new_tokens > config.n_positions:
+        raise ContextExceeded(
+            f"{num_prompt} tokens of the prompt and max_new_tokens {params.max_new_tokens} exceed the model's context "
+            f"(n_ctx) of {config.n_positions} tokens"
+        )
     ids = request.prompt_ids + request.forced_ids
     if ids and (min(ids) < 0 or max(ids) >= config.vocab_size):
-        return f"token ids must be between 0 and {config.vocab_size - 1}"
+        raise InvalidPrompt(f"prompt_ids must be between 0 and {config.vocab_size - 1}")
     if (params.stop or params.single_line or request.forced_prefix) and loaded.tokenizer is None:
-        return "stop strings and forced prefixes need a tokenizer, and this model was loaded without one"
-    return None
+        raise InvalidPrompt("stop strings and forced prefixes need a tokenizer, and this model was loaded without one")

@@ -6,6 +6,7 @@ library: `workers.engine.failures` makes failures from the exceptions of others.
 
     EngineError
     ├── EngineFull, EngineNotReady, InvalidPrompt       a request is refused
+    │   └── ContextExceeded
     └── EngineFailure
         ├── OutOfMemory, InvalidOutput                  the step's sequences end, caches are dropped; fatal if repeated
         ├── SequenceFailure                             one sequence ends
@@ -33,6 +34,10 @@ class EngineNotReady(EngineError):
 
 class InvalidPrompt(EngineError, ValueError):
     """This model can never serve the request; the text names the part that is at fault."""
+
+
+class ContextExceeded(InvalidPrompt):
+    """Prompt and new tokens together are more than the model's context."""
 
 
 class EngineFailure(EngineError):

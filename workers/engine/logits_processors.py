@@ -2,14 +2,16 @@
 
 `PROCESSORS` change the logits of a whole vocabulary, one row for each draw. `SCORE_WARPERS` and `PROBABILITY_WARPERS`
 follow: they see only the candidates of a draw, likeliest first, before and after the softmax. The order is that of
-transformers' `generate`: repetition penalty, constraint, temperature, top-k, top-p, min-p. To add a sampling parameter,
-append a processor or a warper here, and exclude it from `SamplingParams.is_plain` unless the kernels implement it.
+transformers' `generate`: repetition penalty, constraint, temperature, top-k, top-p, min-p; OpenAI's penalties and
+biases come after the repetition penalty. To add a sampling parameter, append a processor or a warper here, and exclude
+it from `SamplingParams.is_plain` unless the kernels implement it.
 
 Knows logits and draws. Does not know models, sequences, and how tokens are drawn.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +45,47 @@ def penalize_repetition(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     return penalized
 
 
+def penalize_counts(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Subtracts count · frequency_penalty + presence_penalty from the logits of generated tokens; the prompt's tokens
+    do not count.
+
+    Source: https://platform.openai.com/docs/api-reference/parameter-details ("Frequency and presence penalties"):
+    mu[j] → mu[j] - c[j] · alpha_frequency - float(c[j] > 0) · alpha_presence.
+
+    Returns:
+        `logits` itself if no row has a penalty.
+    """
+    if not any(draw.params.has_count_penalty and draw.generated for draw in draws):
+        return logits
+    penalized = logits.clone()
+    for row, draw in zip(penalized, draws, strict=True):
+        params = draw.params
+        if params.has_count_penalty and draw.generated:
+            counts = Counter(draw.generated)
+            penalties = [count * params.frequency_penalty + params.presence_penalty for count in counts.values()]
+            row[torch.tensor(list(counts), device=row.device)] -= torch.tensor(penalties, device=row.device)
+    return penalized
+
+
+def add_bias(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Adds each draw's biases to the logits of their tokens, as OpenAI's logit_bias.
+
+    Source: https://platform.openai.com/docs/api-reference/completions/create ("logit_bias"): the bias is added to the
+    logits prior to sampling; -100 and 100 ban and force a token.
+
+    Returns:
+        `logits` itself if no row has biases.
+    """
+    if not any(draw.params.logit_bias for draw in draws):
+        return logits
+    biased = logits.clone()
+    for row, draw in zip(biased, draws, strict=True):
+        if draw.params.logit_bias:
+            ids, biases = zip(*draw.params.logit_bias, strict=True)
+            row[torch.tensor(ids, device=row.device)] += torch.tensor(biases, device=row.device, dtype=row.dtype)
+    return biased
+
+
 def apply_constraint(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Sets the logits of tokens that a draw's constraint does not allow to minus infinity.
 
@@ -73,7 +116,7 @@ def apply_constraint(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     return constrained
 
 
-PROCESSORS: tuple[LogitsProcessor, ...] = (penalize_repetition, apply_constraint)
+PROCESSORS: tuple[LogitsProcessor, ...] = (penalize_repetition, penalize_counts, add_bias, apply_constraint)
 
 
 @dataclass(frozen=True, slots=True)

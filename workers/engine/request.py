@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from workers.engine.errors import EngineFailure
 
+# Biases are applied at each draw, in the engine's thread.
+MAX_BIASED_TOKENS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -23,11 +26,11 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # 1 disables
     frequency_penalty: float = 0.0  # 0 disables
     presence_penalty: float = 0.0  # 0 disables
-    logit_bias: tuple[tuple[int, float], ...] = ()  # token id and what is added to its logit
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit), each id once
     stop: tuple[str, ...] = ()
     single_line: bool = False  # a line break is a stop string
     first_rank: int = 0  # greedy only: the first token with new text is the one with this rank among the likeliest
-    top_logprobs: int = 0  # likeliest tokens to report for each generated token
+    top_logprobs: int = 0  # likeliest tokens to report for each generated token, and each echoed one of the prompt
 
     @property
     def is_plain(self) -> bool:
@@ -35,7 +38,13 @@ class SamplingParams:
 
         That is all that the kernels implement; `sampling.sample` implements every parameter.
         """
-        return self.min_p == 0 and self.repetition_penalty == 1 and self.top_logprobs == 0
+        has_penalty = self.repetition_penalty != 1 or self.has_count_penalty
+        return self.min_p == 0 and not has_penalty and not self.logit_bias and self.top_logprobs == 0
+
+    @property
+    def has_count_penalty(self) -> bool:
+        """Whether a logit depends on how often its token was generated."""
+        return self.frequency_penalty != 0 or self.presence_penalty != 0
 
     def problem(self, vocab_size: int) -> str | None:
         """Which value is out of its range, for a model with this vocabulary; None if all are valid."""
@@ -46,6 +55,16 @@ class SamplingParams:
             "top_p must be between 0 and 1": 0 <= self.top_p <= 1,
             "min_p must be between 0 and 1": 0 <= self.min_p <= 1,
             "repetition_penalty must be finite and positive": 0 < self.repetition_penalty < float("inf"),
+            "frequency_penalty must be between -2 and 2": -2 <= self.frequency_penalty <= 2,
+            "presence_penalty must be between -2 and 2": -2 <= self.presence_penalty <= 2,
+            f"logit_bias must name at most {MAX_BIASED_TOKENS} tokens": len(self.logit_bias) <= MAX_BIASED_TOKENS,
+            "logit_bias must name a token once": len({id_ for id_, _ in self.logit_bias}) == len(self.logit_bias),
+            f"logit_bias must name token ids between 0 and {vocab_size - 1}": all(
+                0 <= id_ < vocab_size for id_, _ in self.logit_bias
+            ),
+            "logit_bias must be between -100 and 100 for each token": all(
+                -100 <= bias <= 100 for _, bias in self.logit_bias
+            ),
             f"first_rank must be between 0 and {vocab_size - 1}": 0 <= self.first_rank < vocab_size,
             f"top_logprobs must be between 0 and {vocab_size}": 0 <= self.top_logprobs <= vocab_size,
             "a stop string must not be empty": all(self.stop),
@@ -73,7 +92,8 @@ class EngineRequest:
         cache_scope: whose cached keys and values the request may use: those of requests with an equal scope. It changes
             what is computed and never the text.
         stream: the tokens are delivered as they are generated.
-        echo_logprobs: the log-probabilities of the prompt's tokens are part of the result. Prefills the whole prompt.
+        echo_logprobs: the log-probabilities of the prompt's tokens, and the likeliest tokens at their positions
+            (`top_logprobs`), are part of the result. Prefills the whole prompt.
     """
 
     prompt_ids: tuple[int, ...]
@@ -89,6 +109,19 @@ class EngineRequest:
 
 
 TopLogprobs = tuple[tuple[int, float], ...]  # (token id, log-probability), likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of consecutive tokens of a prompt, under the model's own distribution.
+
+    Attributes:
+        logprobs: of each token.
+        tops: the likeliest tokens at the position of each token.
+    """
+
+    logprobs: list[float]
+    tops: list[TopLogprobs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +146,9 @@ class SequenceOutput:
         queue_ms: from submission to the first step.
         prefill_ms: from the first step to the first token.
         decode_ms: from the first token to the last.
-        prompt_logprobs: of the prompt's tokens, if requested; None for the first, which nothing precedes.
+        prompt_logprobs: of the prompt's tokens, if requested; None for the first, which nothing precedes. Fewer than
+            the prompt has tokens if the sequence ended during prefill.
+        prompt_tops: the likeliest tokens at the positions of `prompt_logprobs`; None for the first.
         failure: why the sequence ended, if `finish_reason` is error.
         first_token_at: in `time.monotonic()` seconds; None if there was no token.
         ended_at: in `time.monotonic()` seconds.
@@ -128,6 +163,7 @@ class SequenceOutput:
     decode_ms: float
     tops: tuple[TopLogprobs, ...] = ()
     prompt_logprobs: tuple[float | None, ...] = ()
+    prompt_tops: tuple[TopLogprobs | None, ...] = ()
     failure: EngineFailure | None = None
     num_kept: int = 0
     num_forced: int = 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from workers.engine.draw import Draw
-from workers.engine.request import GeneratedToken
+from workers.engine.request import GeneratedToken, PromptLogprobs
 from workers.engine.result_stream import MAX_DELIVERY_DELAY_S, NUM_DELIVERED_SINGLY
 from workers.engine.scheduler_output import SUFFIX_TOKENS, BatchRow, SchedulerOutput
 from workers.engine.sequence import Sequence
@@ -33,7 +33,7 @@ class RunnerOutput:
     """
 
     tokens: list[tuple[Sequence, GeneratedToken]]
-    prompt_logprobs: list[tuple[Sequence, list[float]]]
+    prompt_logprobs: list[tuple[Sequence, PromptLogprobs]]
     num_steps: int = 1
 
 
@@ -84,9 +84,11 @@ def draw_of(sequence: Sequence, num_forced_ids: int = 0) -> Draw:
     params = sequence.request.sampling
     ahead = sequence.forced_ids[:num_forced_ids]
     seen = (*sequence.tokens(0, sequence.num_tokens), *ahead) if params.repetition_penalty != 1 else ()
+    # Without those of the forced prefix, and `ahead` are such: the user typed them.
+    generated = tuple(sequence.token_ids[sequence.num_forced :]) if params.has_count_penalty else ()
     return Draw(
         params, sequence.request.seed, len(sequence.token_ids) + num_forced_ids, seen,
-        sequence.allowed_next(num_forced_ids), is_first=sequence.num_new == 0,
+        sequence.allowed_next(num_forced_ids), is_first=sequence.num_new == 0, generated=generated,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from workers.engine.draw import NUM_CANDIDATES, Draw, num_needed, rank, uniform
 from workers.engine.logits_processors import all_limits, limits, process, warp
-from workers.engine.request import GeneratedToken, TopLogprobs
+from workers.engine.request import GeneratedToken, PromptLogprobs, TopLogprobs
 
 __all__ = [
     "NUM_CANDIDATES",
@@ -27,7 +27,7 @@ __all__ = [
     "pick",
     "rank",
     "sample",
-    "token_logprobs",
+    "score",
     "uniform",
 ]
 
@@ -60,11 +60,20 @@ def _top_logprobs(row: Tensor, log_total: Tensor, number: int) -> TopLogprobs:
     return tuple(zip(ids.tolist(), (values - log_total).tolist(), strict=True))
 
 
-def token_logprobs(logits: Tensor, token_ids: Sequence[int]) -> list[float]:
-    """The log-probability of each row's token by its row of `logits` [rows, vocab]."""
+def score(logits: Tensor, token_ids: Sequence[int], num_tops: int) -> PromptLogprobs:
+    """The log-probability of each row's token by its row of `logits` [rows, vocab], and the row's `num_tops` likeliest.
+
+    The rows may be half a prompt's, so there is one `topk` for all.
+    """
     index = torch.tensor(token_ids, device=logits.device)
-    logprobs: list[float] = (logits.gather(1, index[:, None])[:, 0] - torch.logsumexp(logits, -1)).tolist()
-    return logprobs
+    log_totals = torch.logsumexp(logits, -1)
+    logprobs: list[float] = (logits.gather(1, index[:, None])[:, 0] - log_totals).tolist()
+    if num_tops == 0:
+        return PromptLogprobs(logprobs, [()] * len(logprobs))
+    values, ids = logits.topk(min(num_tops, logits.shape[1]))
+    top_logprobs = (values - log_totals[:, None]).tolist()
+    tops = [tuple(zip(*row, strict=True)) for row in zip(ids.tolist(), top_logprobs, strict=True)]
+    return PromptLogprobs(logprobs, tops)
 
 
 def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:

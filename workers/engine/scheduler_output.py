@@ -126,6 +126,11 @@ class PrefillChunk:
         return self.stop == len(self.group.tokens)
 
     @property
+    def following_ids(self) -> tuple[int, ...]:
+        """The prompt's tokens that the logits of this chunk's positions predict, in order; no forced ids."""
+        return self.group.tokens[self.start + 1 : min(self.stop, self.group.first_logits_at) + 1]
+
+    @property
     def sampled_sequences(self) -> list[Sequence]:
         """The sequences that draw their first token from the logits of this chunk."""
         return self.group.sequences if self.is_last and not self.group.awaits_siblings else []

@@ -7,10 +7,9 @@ bytes and seconds. Does not know tensors, the device, scheduling and the wire.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 from workers.engine.errors import EngineFailure
-from workers.engine.request import EngineRequest, GeneratedToken, SequenceOutput, TopLogprobs
+from workers.engine.request import EngineRequest, GeneratedToken, PromptLogprobs, SequenceOutput, TopLogprobs
 from workers.engine.result_stream import ResultStream
 from workers.text.stop_strings import StopMatcher
 from workers.text.token_healing import AllowedTokens, ForcedPrefix, TokenConstraint
@@ -34,6 +33,7 @@ class Sequence:
         "_first_token_at",
         "_logprobs",
         "_prompt_logprobs",
+        "_prompt_tops",
         "_scheduled_at",
         "_stop_search",
         "_tops",
@@ -69,7 +69,9 @@ class Sequence:
         self._logprobs: list[float] = []
         self._tops: list[TopLogprobs] = []
         # The first token of a prompt has no log-probability.
-        self._prompt_logprobs: list[float | None] = [None] if request.echo_logprobs else []
+        has_unscored = request.echo_logprobs and bool(request.prompt_ids)
+        self._prompt_logprobs: list[float | None] = [None] if has_unscored else []
+        self._prompt_tops: list[TopLogprobs | None] = [None] if has_unscored else []
         self._cached_tokens = 0
         self._scheduled_at: float | None = None
         self._first_token_at: float | None = None
@@ -149,9 +151,10 @@ class Sequence:
         elif self.num_new >= self.request.sampling.max_new_tokens:
             self.finish_reason = "length"
 
-    def add_prompt_logprobs(self, logprobs: Iterable[float]) -> None:
+    def add_prompt_logprobs(self, scored: PromptLogprobs) -> None:
         """Adds the log-probabilities of the next tokens of the prompt."""
-        self._prompt_logprobs += logprobs
+        self._prompt_logprobs += scored.logprobs
+        self._prompt_tops += scored.tops
 
     def interruption(self, ends_at: float) -> str | None:
         """Why the sequence must end before its next token, as a finish reason, or None.
@@ -179,6 +182,7 @@ class Sequence:
             decode_ms=1e3 * (now - first_token_at),
             tops=tuple(self._tops),
             prompt_logprobs=tuple(self._prompt_logprobs),
+            prompt_tops=tuple(self._prompt_tops),
             failure=failure,
             num_kept=self.num_kept,
             num_forced=self.num_forced,

@@ -14,7 +14,7 @@ from workers.engine.cpu.runner import CpuRunner
 from workers.engine.errors import DeviceFailure, InvalidOutput, OutOfMemory, SequenceFailure
 from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel
-from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput
+from workers.engine.request import EngineRequest, GeneratedToken, PromptLogprobs, SamplingParams, SequenceOutput
 from workers.engine.result_stream import ResultStream
 from workers.engine.runner import RunnerOutput
 from workers.engine.scheduler import Scheduler
@@ -49,8 +49,8 @@ class FakeRunner:
             for ahead in range(num_steps)
             for one in plan.sampled_sequences
         ]
-        echoes: list[tuple[Sequence, list[float]]] = [
-            (member, [-2.0] * len(chunk.group.tokens[chunk.start + 1 : chunk.stop + 1]))
+        echoes = [
+            (member, PromptLogprobs([-2.0] * len(chunk.following_ids), [((1, -2.0),)] * len(chunk.following_ids)))
             for chunk in plan.chunks
             if chunk.group.is_echoed
             for member in chunk.group.sequences
@@ -223,6 +223,19 @@ def test_a_token_whose_log_probability_is_no_number_fails_the_step(logprob: floa
     assert stream.next(0) is None
 
 
+def test_a_prompt_log_probability_that_is_no_number_fails_the_step() -> None:
+    class InvalidRunner(FakeRunner):
+        def run(self, plan: SchedulerOutput) -> RunnerOutput:
+            output = super().run(plan)
+            scored = [(one, PromptLogprobs([float("nan")], [()])) for one, _ in output.prompt_logprobs]
+            return RunnerOutput(output.tokens, scored)
+
+    core = make_core(InvalidRunner())
+    add(core, request(1, prompt=(7, 8), echo_logprobs=True))
+    with pytest.raises(InvalidOutput):
+        core.step()
+
+
 def test_finish_all_ends_running_and_waiting_sequences() -> None:
     finished = Finished()
     core = make_core(FakeRunner(), on_finish=finished)
@@ -256,6 +269,7 @@ def test_prompt_logprobs_are_collected_over_all_chunks() -> None:
     stream = add(core, request(1, prompt=(7,) * 600, echo_logprobs=True))
     run_to_end(core)
     assert stream.result().prompt_logprobs == (None, *[-2.0] * 599)
+    assert stream.result().prompt_tops == (None, *[((1, -2.0),)] * 599)
 
 
 @pytest.mark.parametrize("params", [SamplingParams(12, temperature=0), SamplingParams(12, top_k=20)], ids=str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,9 @@ from workers.engine.scheduler import Scheduler
 from workers.engine.scheduler_output import SchedulerOutput
 from workers.engine.sequence import Sequence
 
+PLAIN: dict[str, Any] = {
+    "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "logit_bias": (),
+}  # fmt: skip
 Outcome = tuple[tuple[int, ...], tuple[float, ...]]
 
 
@@ -38,6 +42,9 @@ def random_request(rng: random.Random, vocab_size: int, n_ctx: int) -> EngineReq
         top_k=rng.choice([0, 5, 50, 200]),
         top_p=rng.choice([0, 0.5, 0.95, 1]),
         repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
+        frequency_penalty=rng.choice([0.0, 0.0, 0.8]),
+        presence_penalty=rng.choice([0.0, 0.0, 0.8]),
+        logit_bias=rng.choice([(), (), ((5, 3.0), (9, -100.0))]),
     )
     length = rng.choice([1, 2, 5, 16, 33, 64, 90, n_ctx - number])
     return EngineRequest(tuple(random_ids(rng, length, vocab_size)), params, rng.randrange(2**63))
@@ -85,7 +92,7 @@ def test_multi_step_decode_changes_nothing(
 ) -> None:
     rng = random.Random(seed)
     requests = [random_request(rng, embedded_int8.config.vocab_size, 120) for _ in range(24)]
-    usual = [replace(request.sampling, top_k=rng.choice([5, 50]), repetition_penalty=1) for request in requests]
+    usual = [replace(request.sampling, top_k=rng.choice([5, 50]), **PLAIN) for request in requests]
     requests[2:] = [replace(request, sampling=one) for request, one in zip(requests, usual, strict=True)][2:]
     stops = [replace(request.sampling, stop=(" the", ".")) for request in requests]
     requests += [replace(request, sampling=stop) for request, stop in zip(requests[:8], stops, strict=False)]

@@ -15,7 +15,16 @@ from transformers import (
 )
 
 from workers.engine.draw import Draw
-from workers.engine.logits_processors import all_limits, apply_constraint, limits, penalize_repetition, process, warp
+from workers.engine.logits_processors import (
+    add_bias,
+    all_limits,
+    apply_constraint,
+    limits,
+    penalize_counts,
+    penalize_repetition,
+    process,
+    warp,
+)
 from workers.engine.request import SamplingParams
 from workers.text.token_healing import AllowedTokens
 
@@ -40,6 +49,38 @@ def test_repetition_penalty_is_transformers_to_the_bit(penalty: float, seen: lis
     logits = logits_for(seed)
     ours = penalize_repetition(logits, [Draw(SamplingParams(repetition_penalty=penalty), 0, 0, seen)])
     assert torch.equal(ours, RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([seen]), logits.clone()))
+
+
+def test_penalties_count_generated_tokens_by_openais_formula() -> None:
+    logits = logits_for(6, 7, 8)
+    before = logits.clone()
+    params = SamplingParams(frequency_penalty=0.5, presence_penalty=-0.25)
+    draws = [
+        Draw(params, 0, 0, seen=[9, 9, 4], generated=[4, 7, 7, 7]),
+        Draw(params, 0, 0, seen=[9]),
+        Draw(SamplingParams(), 0, 0, generated=[4]),
+    ]
+    ours = penalize_counts(logits, draws)
+    expected = before.clone()
+    expected[0, 4] -= 1 * 0.5 - 0.25
+    expected[0, 7] -= 3 * 0.5 - 0.25
+    torch.testing.assert_close(ours, expected)
+    assert torch.equal(logits, before)
+    assert penalize_counts(logits, draws[1:]) is logits
+
+
+def test_a_bias_is_added_to_its_token_after_the_penalties() -> None:
+    logits = logits_for(6, 7)
+    before = logits.clone()
+    params = SamplingParams(repetition_penalty=2.0, presence_penalty=1.0, logit_bias=((5, -100.0), (4, 2.5)))
+    draws = [Draw(params, 0, 0, seen=[4], generated=[4]), Draw(SamplingParams(), 0, 0)]
+    ours = process(logits, draws)
+    expected = before.clone()
+    expected[0, 4] = (expected[0, 4] * 2 if expected[0, 4] < 0 else expected[0, 4] / 2) - 1.0 + 2.5
+    expected[0, 5] -= 100
+    torch.testing.assert_close(ours, expected)
+    assert torch.equal(logits, before)
+    assert add_bias(logits, draws[1:] * 2) is logits
 
 
 def test_a_row_without_a_penalty_is_not_changed() -> None:

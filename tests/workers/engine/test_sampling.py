@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -99,6 +100,29 @@ def test_draws_follow_transformers_distribution(sample: SampleFn, params: Sampli
         assert chisquare([count for count, _ in bins], [want for _, want in bins]).pvalue > 1e-3
 
 
+def test_draws_follow_penalties_and_biases(sample: SampleFn) -> None:
+    """The expected distribution is computed token by token in Python."""
+    logits = logits_for(1, spread=1.0)[:40]
+    generated = [3, 3, 3, 8, 21, 21]
+    params = SamplingParams(
+        temperature=0.8, top_k=40, top_p=1, frequency_penalty=0.6, presence_penalty=-0.9,
+        logit_bias=((8, 1.5), (30, -100.0), (31, 2.0)),
+    )  # fmt: skip
+    biases = dict(params.logit_bias)
+    weights = []
+    for token, logit in enumerate(logits.tolist()):
+        count = generated.count(token)
+        weights.append(math.exp((logit - 0.6 * count + 0.9 * (count > 0) + biases.get(token, 0.0)) / 0.8))
+    draws = [Draw(params, seed, 6, generated=generated) for seed in range(NUM_DRAWS)]
+    drawn = sample(logits.expand(len(draws), -1), draws)
+    counts = torch.tensor([step.token_id for step in drawn]).bincount(minlength=40)
+    assert counts[30] == 0
+    expected = torch.tensor(weights, dtype=torch.float64) / sum(weights) * NUM_DRAWS
+    common = expected >= 5
+    assert common.sum() == 39
+    assert chisquare(counts[common].double(), expected[common] * counts.sum() / expected[common].sum()).pvalue > 1e-3
+
+
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2000))
 def test_uniform_is_inside_the_open_interval(seed: int, position: int) -> None:
     assert 0 < uniform(seed, position) < 1
@@ -120,6 +144,9 @@ params_strategy = st.builds(
     top_k=st.sampled_from([0, 1, 7, 50, 64, 65, 400]),
     top_p=st.sampled_from([0, 0.3, 0.9, 1]),
     repetition_penalty=st.sampled_from([1.0, 1.2]),
+    frequency_penalty=st.sampled_from([0.0, 0.7, -1.0]),
+    presence_penalty=st.sampled_from([0.0, 1.5]),
+    logit_bias=st.sampled_from([(), ((3, 4.0), (7, -100.0))]),
     first_rank=st.sampled_from([0, 2, 100]),
     top_logprobs=st.sampled_from([0, 3]),
 )
@@ -130,7 +157,7 @@ ALLOWED = AllowedTokens(allowed=(3, 5, 70, 200, 201), if_likeliest=(9,), longer=
 
 def some_draw(params: SamplingParams, seed: int) -> Draw:
     constraint = ALLOWED if seed % 3 == 0 else None
-    return Draw(params, seed, seed % 2, [1, 2, 3], constraint, is_first=seed % 2 == 0)
+    return Draw(params, seed, seed % 2, [1, 2, 3], constraint, is_first=seed % 2 == 0, generated=[2, 3, 3])
 
 
 @settings(max_examples=40, deadline=None)

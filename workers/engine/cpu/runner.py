@@ -21,6 +21,7 @@ from workers.engine.cpu.sampler import can_draw
 from workers.engine.interrupt import Interrupt
 from workers.engine.memory import cache_budget_bytes
 from workers.engine.model.gpt2 import LoadedModel
+from workers.engine.request import PromptLogprobs
 from workers.engine.runner import MAX_MULTI_STEP_S, RunnerOutput, draw_all, draw_of, multi_step_budget_s, num_left
 from workers.engine.scheduler import MAX_CHUNK
 from workers.engine.scheduler_output import SchedulerOutput
@@ -120,16 +121,15 @@ class CpuRunner:
 
     def _echoes(
         self, scheduled: SchedulerOutput, logits: Tensor, echoed: Items[int]
-    ) -> list[tuple[Sequence, list[float]]]:
+    ) -> list[tuple[Sequence, PromptLogprobs]]:
         """Log-probabilities of the prompt tokens that follow each token of an echoed chunk."""
-        echoes: list[tuple[Sequence, list[float]]] = []
+        echoes: list[tuple[Sequence, PromptLogprobs]] = []
         for first, chunk in zip(echoed, (chunk for chunk in scheduled.chunks if chunk.group.is_echoed), strict=True):
-            following = chunk.group.tokens[chunk.start + 1 : chunk.stop + 1]
-            rows = range(first, first + len(following))
-            if not following:
+            if not (following := chunk.following_ids):
                 continue
-            logprobs = self._forward.sampler.score(logits, rows, following)
-            echoes += [(member, logprobs) for member in chunk.group.sequences]
+            for member in chunk.group.sequences:
+                num_tops = member.request.sampling.top_logprobs
+                echoes.append((member, self._forward.sampler.score(logits, first, following, num_tops)))
         return echoes
 
 

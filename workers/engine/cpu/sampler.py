@@ -12,8 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from workers.engine.cpu.layouts import DRAW, SAMPLER, SAMPLER_SCRATCH
-from workers.engine.request import GeneratedToken
-from workers.engine.sampling import NUM_CANDIDATES, Draw, limits, num_needed, rank, sample, uniform
+from workers.engine.request import GeneratedToken, PromptLogprobs
+from workers.engine.sampling import NUM_CANDIDATES, Draw, limits, num_needed, rank, sample, score, uniform
 
 if TYPE_CHECKING:
     from workers.engine.cpu.kernels import ThreadTeam
@@ -68,13 +68,14 @@ class CpuSampler:
                 tokens[number] = token
         return [token for token in tokens if token is not None]
 
-    def score(self, logits: Tensor, sources: Sequence[int], token_ids: Sequence[int]) -> list[float]:
-        """The log-probability of each of `token_ids` under row `sources[i]` of `logits` [rows, vocab]."""
+    def score(self, logits: Tensor, first: int, token_ids: Sequence[int], num_tops: int) -> PromptLogprobs:
+        """What `sampling.score` gives for the rows of `logits` [rows, vocab] from `first` on, one for each token."""
+        if num_tops:
+            return score(logits[first : first + len(token_ids)], token_ids, num_tops)
         table = np.zeros(len(token_ids), DRAW)
-        table["row"], table["token_id"] = sources, token_ids
+        table["row"], table["token_id"] = range(first, first + len(token_ids)), token_ids
         self._run(table, logits)
-        logprobs: list[float] = table["logprob"].tolist()
-        return logprobs
+        return PromptLogprobs(table["logprob"].tolist(), [()] * len(token_ids))
 
     def _run(self, draws: Any, logits: Tensor) -> None:
         logits = logits.contiguous()

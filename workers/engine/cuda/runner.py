@@ -34,14 +34,14 @@ from workers.engine.cuda.graphs import (
 )
 from workers.engine.cuda.kv_cache import KVCache
 from workers.engine.model.gpt2 import LoadedModel
-from workers.engine.request import GeneratedToken
+from workers.engine.request import GeneratedToken, PromptLogprobs
 from workers.engine.runner import RunnerOutput, draw_all, draw_of, num_left
 from workers.engine.sampling import (
     NUM_CANDIDATES,
     limits,
     num_needed,
     sample,
-    token_logprobs,
+    score,
     uniform,
 )
 from workers.engine.scheduler_output import BatchRow, PrefillChunk, SchedulerOutput
@@ -54,7 +54,7 @@ MAX_LAUNCH_MS = 5.0  # of the steps launched together: they cannot be interrupte
 # A row of the batch at a certain step: sequence, entry, start, suffix and suffix length.
 _RowState = tuple[Sequence, int, int, int, int]
 _Drawn = tuple[Sequence, GeneratedToken]
-_Echo = tuple[Sequence, list[float]]
+_Echo = tuple[Sequence, PromptLogprobs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,11 +267,10 @@ class CudaRunner:
 
     def _echo(self, chunk: PrefillChunk, hidden: Tensor) -> list[_Echo]:
         """Log-probabilities of the prompt's tokens that follow each token of the chunk."""
-        following = chunk.group.tokens[chunk.start + 1 : chunk.stop + 1]
-        if not following:
+        if not (following := chunk.following_ids):
             return []
-        logprobs = token_logprobs(self._model.logits(hidden[: len(following)]), following)
-        return [(one, logprobs) for one in chunk.group.sequences]
+        logits = self._model.logits(hidden[: len(following)])
+        return [(one, score(logits, following, one.request.sampling.top_logprobs)) for one in chunk.group.sequences]
 
     def _upload(self, table: Tensor) -> Tensor:
         """`table` in pinned memory, from which it is copied without waiting; freed once the copy is done."""

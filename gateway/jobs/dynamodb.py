@@ -1,0 +1,202 @@
+"""Jobs in a DynamoDB table, with conditional writes. The table is created at the first use if it does not exist.
+
+A job is an item `job:<id>`; an item `idempotency:<digest>` holds the id of the job that was sent with that key. The
+global index `due` lists jobs by queue and `due_at`. DynamoDB updates it shortly after a write, so what it lists is read
+again, consistently, and leased by a conditional write.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from gateway.jobs.store import Job, Queue, decode_job, encode_job
+from shared.errors import JobsUnavailable, retry_after_s
+
+CONNECT_TIMEOUT_S = 2.0
+READ_TIMEOUT_S = 5.0
+MAX_TRIES = 3
+INDEX = "due"
+# Error codes of a write whose condition was not met, or that another write overtook; of a transaction, its reasons.
+_REFUSALS = {"ConditionalCheckFailedException", "TransactionConflictException"}
+_REFUSAL_REASONS = {"None", "ConditionalCheckFailed", "TransactionConflict"}
+_ABSENT = {"ConditionExpression": "attribute_not_exists(pk)"}
+
+
+class DynamoDbStore:
+    """A `JobStore`. Credentials are found as boto3 finds them: environment, profile, role of the machine."""
+
+    # An item holds 400 KB, names of attributes included.
+    max_bytes: int | None = 390_000
+
+    def __init__(self, table: str, *, region: str | None = None, endpoint: str | None = None) -> None:
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        self._table = table
+        self._client_error = ClientError
+        self._errors = (BotoCoreError, ClientError)
+        config = Config(
+            connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S,
+            retries={"mode": "standard", "total_max_attempts": MAX_TRIES},
+        )  # fmt: skip
+        self._arguments = {"region_name": region, "endpoint_url": endpoint, "config": config}
+        self._session = boto3.session.Session()
+        self._lock = threading.Lock()
+        self._client: Any = None
+
+    def insert(self, job: Job) -> bool:
+        put: dict[str, Any] = {"TableName": self._table, "Item": _item(job), **_ABSENT}
+        if not job.idempotency:
+            return self._write(lambda client: client.put_item(**put))
+        idempotent = {
+            "TableName": self._table,
+            "Item": {"pk": {"S": f"idempotency:{job.idempotency}"}, "job": {"S": job.id}},
+            **_ABSENT,
+        }
+        return self._transact([{"Put": put}, {"Put": idempotent}])
+
+    def read(self, job_id: str) -> Job | None:
+        item = self._get(f"job:{job_id}")
+        return None if item is None else decode_job(item["data"]["B"])
+
+    def find_idempotent(self, idempotency: str) -> str | None:
+        item = self._get(f"idempotency:{idempotency}")
+        return None if item is None else str(item["job"]["S"])
+
+    def replace(self, old: Job, new: Job) -> bool:
+        put: dict[str, Any] = {"TableName": self._table, "Item": _item(new), **_same_version(old)}
+        if old.idempotency == new.idempotency:
+            return self._write(lambda client: client.put_item(**put))
+        return self._transact([{"Put": put}, self._without_idempotency(old)])
+
+    def delete(self, job: Job) -> bool:
+        removal: dict[str, Any] = {"TableName": self._table, "Key": _key(f"job:{job.id}"), **_same_version(job)}
+        if not job.idempotency:
+            return self._write(lambda client: client.delete_item(**removal))
+        return self._transact([{"Delete": removal}, self._without_idempotency(job)])
+
+    def due(self, queue: Queue, until: float, limit: int) -> list[str]:
+        with self._connected() as client:
+            found = client.query(
+                TableName=self._table, IndexName=INDEX, Limit=limit,
+                KeyConditionExpression="queue = :queue AND due_at <= :until",
+                ExpressionAttributeValues={":queue": {"S": queue}, ":until": {"N": repr(until)}},
+            )  # fmt: skip
+        return [item["pk"]["S"].removeprefix("job:") for item in found["Items"]]
+
+    def num_open(self, owner: str | None = None) -> int:
+        query: dict[str, Any] = {
+            "TableName": self._table, "IndexName": INDEX, "Select": "COUNT",
+            "KeyConditionExpression": "queue = :queue", "ExpressionAttributeValues": {":queue": {"S": "open"}},
+        }  # fmt: skip
+        if owner is not None:
+            query["FilterExpression"] = "#owner = :owner"
+            query["ExpressionAttributeNames"] = {"#owner": "owner"}
+            query["ExpressionAttributeValues"][":owner"] = {"S": owner}
+        with self._connected() as client:
+            return sum(page["Count"] for page in client.get_paginator("query").paginate(**query))
+
+    def close(self) -> None:
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+
+    def _get(self, key: str) -> dict[str, Any] | None:
+        with self._connected() as client:
+            item: dict[str, Any] | None = client.get_item(
+                TableName=self._table, Key=_key(key), ConsistentRead=True
+            ).get("Item")
+        return item
+
+    def _without_idempotency(self, job: Job) -> dict[str, Any]:
+        return {"Delete": {"TableName": self._table, "Key": _key(f"idempotency:{job.idempotency}")}}
+
+    def _transact(self, actions: list[dict[str, Any]]) -> bool:
+        return self._write(lambda client: client.transact_write_items(TransactItems=actions))
+
+    def _write(self, write: Any) -> bool:
+        """False: the condition of the write was not met, or another write of the same item was faster."""
+        with self._connected() as client:
+            try:
+                write(client)
+            except self._client_error as error:
+                if not _is_refusal(error.response):
+                    raise
+                return False
+        return True
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        try:
+            with self._lock:
+                if self._client is None:
+                    client = self._session.client("dynamodb", **self._arguments)
+                    self._create_table(client)
+                    self._client = client
+            yield self._client
+        except self._errors as error:
+            raise JobsUnavailable("The job store (DynamoDB) cannot be used.", retry_after_s=retry_after_s()) from error
+
+    def _create_table(self, client: Any) -> None:
+        try:
+            client.describe_table(TableName=self._table)
+        except client.exceptions.ResourceNotFoundException:
+            with suppress(client.exceptions.ResourceInUseException):  # another gateway was faster
+                client.create_table(**_table(self._table))
+        client.get_waiter("table_exists").wait(TableName=self._table, WaiterConfig={"Delay": 1, "MaxAttempts": 30})
+
+
+def _table(name: str) -> dict[str, Any]:
+    return {
+        "TableName": name,
+        "BillingMode": "PAY_PER_REQUEST",
+        "AttributeDefinitions": [
+            {"AttributeName": "pk", "AttributeType": "S"},
+            {"AttributeName": "queue", "AttributeType": "S"},
+            {"AttributeName": "due_at", "AttributeType": "N"},
+        ],
+        "KeySchema": [{"AttributeName": "pk", "KeyType": "HASH"}],
+        "GlobalSecondaryIndexes": [
+            {
+                "IndexName": INDEX,
+                "KeySchema": [
+                    {"AttributeName": "queue", "KeyType": "HASH"},
+                    {"AttributeName": "due_at", "KeyType": "RANGE"},
+                ],
+                "Projection": {"ProjectionType": "INCLUDE", "NonKeyAttributes": ["owner"]},
+            }
+        ],
+    }
+
+
+def _is_refusal(response: dict[str, Any]) -> bool:
+    if response["Error"]["Code"] == "TransactionCanceledException":
+        return {reason["Code"] for reason in response["CancellationReasons"]} <= _REFUSAL_REASONS
+    return response["Error"]["Code"] in _REFUSALS
+
+
+def _key(pk: str) -> dict[str, Any]:
+    return {"pk": {"S": pk}}
+
+
+def _same_version(job: Job) -> dict[str, Any]:
+    return {
+        "ConditionExpression": "version = :version",
+        "ExpressionAttributeValues": {":version": {"N": str(job.version)}},
+    }
+
+
+def _item(job: Job) -> dict[str, Any]:
+    return {
+        **_key(f"job:{job.id}"),
+        "version": {"N": str(job.version)},
+        "owner": {"S": job.owner},
+        "queue": {"S": job.queue},
+        "due_at": {"N": repr(job.due_at)},
+        "data": {"B": encode_job(job)},
+    }

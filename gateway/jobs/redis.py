@@ -1,0 +1,123 @@
+"""Jobs in Redis. Each change is one Lua script, which Redis runs alone.
+
+A job is a hash with its version and its data; a sorted set per queue holds the ids by `due_at`; a set per owner holds
+the open ones. All keys have one hash tag, so that a cluster keeps them together. Redis loses nothing that it has
+confirmed if it writes each change to its disk (`appendonly yes`, `appendfsync always`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gateway.jobs.store import Job, Queue, decode_job, encode_job
+from shared.errors import JobsUnavailable, retry_after_s
+
+TIMEOUT_S = 5.0
+# Of names that a job's scripts use, in this order: the job, its old and new queue, its owner's set, its idempotency.
+_INSERT = """
+if redis.call('EXISTS', KEYS[1]) == 1 or (ARGV[5] ~= '' and redis.call('EXISTS', KEYS[5]) == 1) then return 0 end
+if ARGV[5] ~= '' then redis.call('SET', KEYS[5], ARGV[2]) end
+redis.call('HSET', KEYS[1], 'version', ARGV[1], 'data', ARGV[4])
+redis.call('ZADD', KEYS[3], ARGV[3], ARGV[2])
+redis.call('SADD', KEYS[4], ARGV[2])
+return 1
+"""
+_REPLACE = """
+if redis.call('HGET', KEYS[1], 'version') ~= ARGV[6] then return 0 end
+redis.call('HSET', KEYS[1], 'version', ARGV[1], 'data', ARGV[4])
+redis.call('ZREM', KEYS[2], ARGV[2])
+redis.call('ZADD', KEYS[3], ARGV[3], ARGV[2])
+if ARGV[7] == '0' then redis.call('SREM', KEYS[4], ARGV[2]) end
+if ARGV[5] == '' and redis.call('GET', KEYS[5]) == ARGV[2] then redis.call('DEL', KEYS[5]) end
+return 1
+"""
+_DELETE = """
+if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return 0 end
+redis.call('DEL', KEYS[1])
+redis.call('ZREM', KEYS[2], ARGV[2])
+redis.call('SREM', KEYS[4], ARGV[2])
+if redis.call('GET', KEYS[5]) == ARGV[2] then redis.call('DEL', KEYS[5]) end
+return 1
+"""
+
+
+class RedisStore:
+    """A `JobStore`."""
+
+    max_bytes: int | None = None
+
+    def __init__(self, url: str, prefix: str = "{tercet}") -> None:
+        """
+        Args:
+            url: as redis-py takes it: `redis://`, `rediss://` (TLS) or `unix://`.
+            prefix: of all keys.
+        """
+        import redis
+
+        self._error = redis.RedisError
+        self._prefix = prefix
+        self._redis: Any = redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
+        self._insert, self._replace, self._delete = (
+            self._redis.register_script(script) for script in (_INSERT, _REPLACE, _DELETE)
+        )
+
+    def insert(self, job: Job) -> bool:
+        with self._translating():
+            return bool(self._insert(keys=self._keys(job, job), args=_arguments(job)))
+
+    def read(self, job_id: str) -> Job | None:
+        with self._translating():
+            data = self._redis.hget(f"{self._prefix}:job:{job_id}", "data")
+        return None if data is None else decode_job(data)
+
+    def find_idempotent(self, idempotency: str) -> str | None:
+        with self._translating():
+            job_id = self._redis.get(f"{self._prefix}:idempotency:{idempotency}")
+        return None if job_id is None else str(job_id, "ascii")
+
+    def replace(self, old: Job, new: Job) -> bool:
+        with self._translating():
+            arguments = [*_arguments(new), old.version, int(new.queue == "open")]
+            return bool(self._replace(keys=self._keys(old, new), args=arguments))
+
+    def delete(self, job: Job) -> bool:
+        with self._translating():
+            return bool(self._delete(keys=self._keys(job, job), args=[job.version, job.id]))
+
+    def due(self, queue: Queue, until: float, limit: int) -> list[str]:
+        with self._translating():
+            found = self._redis.zrange(
+                f"{self._prefix}:queue:{queue}", "-inf", until, byscore=True, offset=0, num=limit
+            )
+        return [str(job_id, "ascii") for job_id in found]
+
+    def num_open(self, owner: str | None = None) -> int:
+        with self._translating():
+            if owner is None:
+                return int(self._redis.zcard(f"{self._prefix}:queue:open"))
+            return int(self._redis.scard(f"{self._prefix}:owner:{owner}"))
+
+    def close(self) -> None:
+        self._redis.close()
+
+    def _keys(self, old: Job, new: Job) -> list[str]:
+        return [
+            f"{self._prefix}:{name}"
+            for name in (
+                f"job:{old.id}", f"queue:{old.queue}", f"queue:{new.queue}", f"owner:{old.owner}",
+                f"idempotency:{old.idempotency}",
+            )
+        ]  # fmt: skip
+
+    @contextmanager
+    def _translating(self) -> Iterator[None]:
+        try:
+            yield
+        except self._error as error:
+            raise JobsUnavailable("The job store (Redis) cannot be used.", retry_after_s=retry_after_s()) from error
+
+
+def _arguments(job: Job) -> list[Any]:
+    return [job.version, job.id, repr(job.due_at), encode_job(job), job.idempotency]

@@ -1,0 +1,170 @@
+"""What a job is, its states as pure functions, and the interface of a store.
+
+A store keeps jobs and replaces one by its next version if it still has the version that was read (compare-and-set).
+Every transition is such a replacement, so any number of processes may share a store. What transitions exist is known
+here; when they happen, in `gateway.jobs.queue`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+State = Literal["queued", "running", "succeeded", "failed", "cancelled", "expired"]
+# Jobs by what can happen to them next: a lease, expiry, deletion.
+Queue = Literal["open", "final", "expired"]
+_QUEUES: dict[State, Queue] = {
+    "queued": "open", "running": "open", "succeeded": "final", "failed": "final", "cancelled": "final",
+    "expired": "expired",
+}  # fmt: skip
+# How long the id of an expired job is answered with 410.
+REMEMBERED_S = 86_400.0
+
+
+class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A job as it is stored. Times are in seconds since the epoch, of the clock of the gateway that wrote them.
+
+    Attributes:
+        version: of this record; each replacement adds 1.
+        owner: id of the API key, "" without keys.
+        due_at: when it can be leased (queued: its turn; running: the end of its lease), expires, or can be deleted.
+        expires_at: when request and result are erased.
+        request: the body, JSON; empty as soon as the job is final.
+        result: the answer, JSON.
+        error: why it failed, as problem details (RFC 9457).
+        token: of the lease; random, so that a runner whose lease ended cannot store anything.
+        attempts: leases that counted.
+        idempotency: digest of owner and `Idempotency-Key`.
+        fingerprint: of the request, keyed with the `Idempotency-Key`, which is not stored: it reveals no prompt.
+    """
+
+    id: str
+    owner: str
+    state: State
+    created_at: float
+    due_at: float
+    expires_at: float
+    version: int = 1
+    request: bytes = b""
+    result: bytes = b""
+    error: bytes = b""
+    started_at: float | None = None
+    finished_at: float | None = None
+    token: str = ""
+    attempts: int = 0
+    idempotency: str = ""
+    fingerprint: str = ""
+
+    @property
+    def queue(self) -> Queue:
+        return _QUEUES[self.state]
+
+    def is_expired(self, now: float) -> bool:
+        """Whether it may no longer be shown. A job does not expire while a runner has it."""
+        return self.state == "expired" or (
+            self.expires_at <= now and not (self.state == "running" and now < self.due_at)
+        )
+
+
+class JobStore(Protocol):
+    """Keeps jobs. Thread-safe; other processes may use the same data at the same time.
+
+    What a method has returned survives the death of this process.
+
+    Attributes:
+        max_bytes: of an encoded job; None: no limit but memory.
+
+    Raises:
+        JobsUnavailable: from every method: the store cannot be reached or written.
+    """
+
+    max_bytes: int | None
+
+    def insert(self, job: Job) -> bool:
+        """Add a job. False: its id or its `idempotency` exists."""
+        ...
+
+    def read(self, job_id: str) -> Job | None: ...
+
+    def find_idempotent(self, idempotency: str) -> str | None:
+        """The id of the job with this `idempotency`."""
+        ...
+
+    def replace(self, old: Job, new: Job) -> bool:
+        """Store `new`, which is `old` with a higher version, if `old.version` is still stored."""
+        ...
+
+    def delete(self, job: Job) -> bool:
+        """Remove the job, if `job.version` is still stored."""
+        ...
+
+    def due(self, queue: Queue, until: float, limit: int) -> list[str]:
+        """Ids of jobs whose `due_at` is at most `until`, by `due_at`. May contain jobs that have changed meanwhile."""
+        ...
+
+    def num_open(self, owner: str | None = None) -> int:
+        """Jobs that are queued or running: all, or those of an owner."""
+        ...
+
+    def close(self) -> None: ...
+
+
+_decode = msgspec.msgpack.Decoder(Job).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode_job(job: Job) -> bytes:
+    return _encode(job)
+
+
+def decode_job(data: bytes) -> Job:
+    return _decode(data)
+
+
+# Transitions. Each returns the job's next version.
+
+
+def lease(job: Job, token: str, now: float, lease_s: float) -> Job:
+    """A queued job, or one whose lease has ended, given to a runner."""
+    return replace(
+        job, version=job.version + 1, state="running", token=token, due_at=now + lease_s, started_at=now,
+        attempts=job.attempts + 1,
+    )  # fmt: skip
+
+
+def renew(job: Job, now: float, lease_s: float) -> Job:
+    return replace(job, version=job.version + 1, due_at=now + lease_s)
+
+
+def put_back(job: Job, now: float, delay_s: float) -> Job:
+    """A running job returned to the queue by its runner; the attempt does not count."""
+    return replace(
+        job, version=job.version + 1, state="queued", token="", due_at=now + delay_s, started_at=None,
+        attempts=job.attempts - 1,
+    )  # fmt: skip
+
+
+def finish(
+    job: Job,
+    state: Literal["succeeded", "failed", "cancelled"],
+    now: float,
+    ttl_s: float,
+    result: bytes = b"",
+    error: bytes = b"",
+) -> Job:
+    """The job in its final state, without its request."""
+    return replace(
+        job, version=job.version + 1, state=state, token="", request=b"", result=result, error=error,
+        finished_at=now, expires_at=now + ttl_s, due_at=now + ttl_s,
+    )  # fmt: skip
+
+
+def expire(job: Job, now: float) -> Job:
+    """What remains of an expired job: its id and its owner."""
+    return Job(
+        id=job.id, owner=job.owner, state="expired", version=job.version + 1, created_at=job.created_at,
+        expires_at=job.expires_at, due_at=now + REMEMBERED_S,
+    )  # fmt: skip

@@ -1,0 +1,81 @@
+"""Real servers of job stores for tests: redis-server, and DynamoDB as moto's server, each in a process of its own."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.e2e.harness import free_port, until
+
+# moto accepts any credentials; boto3 wants some.
+AWS_ENVIRON = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests", "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+def find_redis() -> str | None:
+    """The path of redis-server, if it is installed."""
+    return shutil.which("redis-server")
+
+
+class RedisServer:
+    """redis-server that writes every change to its disk. It can be killed and started again with its data."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        program = find_redis()
+        assert program is not None, "redis-server is not installed"
+        options = {
+            "port": self.port, "bind": "127.0.0.1", "dir": self.directory, "appendonly": "yes",
+            "appendfsync": "always", "save": "",
+        }  # fmt: skip
+        arguments = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
+        self.process = subprocess.Popen([program, *arguments], stdout=subprocess.DEVNULL)
+        until(lambda: _accepts(self.port), 20, "redis-server listens")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def redis_server(directory: Path) -> Iterator[RedisServer]:
+    server = RedisServer(directory)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@contextmanager
+def dynamodb_server() -> Iterator[str]:
+    """
+    Yields:
+        Its endpoint.
+    """
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        until(lambda: _accepts(port), 60, "moto's server listens")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _accepts(port: int) -> bool:
+    with suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        return True
+    return False

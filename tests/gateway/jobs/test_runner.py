@@ -1,0 +1,297 @@
+"""The runner over every store: kills, outages, cancellation, refusals, stops."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.jobs import runner as runner_module
+from gateway.jobs.opening import open_store
+from gateway.jobs.queue import LEASE_S, JobQueue
+from gateway.jobs.runner import Cancelling, JobRunner
+from gateway.jobs.store import Job
+from shared.errors import InvalidRequest, JobsUnavailable, Overloaded
+from tests.e2e.harness import ROOT, until
+from tests.gateway.jobs.conftest import Clock, MakeQueue
+from tests.gateway.jobs.servers import RedisServer
+
+FINAL = {"succeeded", "failed", "cancelled"}
+MakeRunner = Callable[..., JobRunner]
+
+
+@pytest.fixture
+def make_runner() -> Iterator[MakeRunner]:
+    """Makes and starts a runner, which is stopped at the end."""
+    with ExitStack() as stack:
+
+        def make(queue: JobQueue, compute: Any, **options: Any) -> JobRunner:
+            runner = JobRunner(queue, **{"num_threads": 2, **options})
+            runner.start(compute)
+            stack.callback(runner.join, 10)
+            stack.callback(runner.stop)
+            return runner
+
+        yield make
+
+
+def compute_at_once(job: Job, cancelling: Cancelling) -> bytes:
+    return b'"of the runner"'
+
+
+class Hanging:
+    """A computation that ends when it is cancelled, as one of the pool does."""
+
+    def __init__(self) -> None:
+        self.started = threading.Event()
+        self.cancelled = threading.Event()
+
+    def __call__(self, job: Job, cancelling: Cancelling) -> bytes:
+        with cancelling(self.cancelled.set):
+            self.started.set()
+            assert self.cancelled.wait(20)
+        return b'"of what was ready when it was cancelled"'
+
+
+def wait_for_end(queue: JobQueue, job_id: str, timeout_s: float = 10) -> Job:
+    until(lambda: queue.find(job_id, "o").state in FINAL, timeout_s, "the job's final state")
+    return queue.find(job_id, "o")
+
+
+@pytest.mark.parametrize(
+    ("moment", "word", "result"),
+    [
+        ("insert", "inserted", b'"of the runner"'),
+        ("lease", "leased", b'"of the runner"'),
+        ("compute", "computed", b'"of the runner"'),
+        ("store", "stored", b'"of the killed process"'),
+    ],
+)
+def test_a_job_whose_process_is_killed_reaches_one_final_state(
+    make_queue: MakeQueue, make_runner: MakeRunner, store_url: str, clock: Clock, moment: str, word: str, result: bytes
+) -> None:
+    child = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("child.py")), store_url, moment],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    with child.stdout:
+        job_id = child.stdout.readline().strip()
+        assert child.stdout.readline().strip() == word
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    clock.offset_s += LEASE_S + 1
+    counts = Counter[str]()
+    computed = []
+
+    def compute(job: Job, cancelling: Cancelling) -> bytes:
+        computed.append(job.id)
+        return b'"of the runner"'
+
+    runner = make_runner(make_queue(count=lambda event: counts.update([event])), compute)
+    queue = make_queue()
+    job = wait_for_end(queue, job_id)
+    runner.stop()
+    runner.join(10)
+    assert (job.state, job.result, job.request) == ("succeeded", result, b"")
+    assert len(computed) == counts["succeeded"] == (moment != "store")
+    assert queue.find(job_id, "o") == job
+
+
+def test_jobs_survive_a_killed_redis(redis: RedisServer, make_runner: MakeRunner) -> None:
+    """Redis is killed twice while jobs are submitted and computed. What it confirmed is there, and ends once."""
+    queue = JobQueue(open_store(redis.url), ttl_s=60, max_open=1000)
+    counts = Counter[str]()
+    finished = JobQueue(open_store(redis.url), ttl_s=60, max_open=1000, count=lambda event: counts.update([event]))
+
+    def compute(job: Job, cancelling: Cancelling) -> bytes:
+        time.sleep(0.01)
+        return job.request
+
+    make_runner(finished, compute)
+    accepted: list[str] = []
+
+    def kill_and_restart() -> None:
+        for _ in range(2):
+            time.sleep(0.4)
+            redis.kill()
+            time.sleep(0.2)
+            redis.start()
+
+    killer = threading.Thread(target=kill_and_restart)
+    killer.start()
+    while killer.is_alive():
+        with suppress(JobsUnavailable):
+            accepted.append(queue.submit("", b"%d" % len(accepted))[0].id)
+        time.sleep(0.01)
+    killer.join()
+    until(lambda: queue.num_open() == 0, 30, "all jobs are final")
+    jobs = [queue.find(job_id, "") for job_id in accepted]
+    assert [(job.state, job.result) for job in jobs] == [
+        ("succeeded", b"%d" % number) for number in range(len(accepted))
+    ]
+    assert len(accepted) > 10
+    # A result whose confirmation was lost is stored and not counted.
+    assert 0 < counts["succeeded"] <= len(accepted)
+    queue.close()
+
+
+def test_a_running_job_is_cancelled_at_once(make_queue: MakeQueue, make_runner: MakeRunner) -> None:
+    queue, hanging = make_queue(), Hanging()
+    runner = make_runner(make_queue(), hanging)
+    job, _ = queue.submit("o", b"{}")
+    runner.wake()
+    assert hanging.started.wait(5)
+    began_at = time.monotonic()
+    queue.cancel_or_delete(job.id, "o")
+    runner.cancel(job.id)
+    assert hanging.cancelled.wait(1)
+    assert time.monotonic() - began_at < 1
+    time.sleep(0.1)
+    assert (queue.find(job.id, "o").state, queue.find(job.id, "o").result) == ("cancelled", b"")
+
+
+@pytest.fixture
+def fast_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "POLL_S", 0.2)
+
+
+@pytest.fixture
+def sqlite_queue(tmp_path: Path) -> Iterator[JobQueue]:
+    """For what does not depend on the store. The queue of another process."""
+    queue = make_sqlite_queue(tmp_path)
+    yield queue
+    queue.close()
+
+
+def make_sqlite_queue(tmp_path: Path) -> JobQueue:
+    return JobQueue(open_store(f"sqlite:{tmp_path}/jobs.sqlite3"), ttl_s=60, max_open=100)
+
+
+@pytest.mark.usefixtures("fast_poll")
+def test_a_job_cancelled_by_another_process_ends_with_the_next_renewal(
+    sqlite_queue: JobQueue, tmp_path: Path, make_runner: MakeRunner
+) -> None:
+    hanging = Hanging()
+    job, _ = sqlite_queue.submit("o", b"{}")
+    make_runner(make_sqlite_queue(tmp_path), hanging)
+    assert hanging.started.wait(5)
+    sqlite_queue.cancel_or_delete(job.id, "o")
+    assert hanging.cancelled.wait(4)
+
+
+@pytest.mark.usefixtures("fast_poll")
+def test_a_lease_is_renewed_while_the_job_is_computed(
+    sqlite_queue: JobQueue, tmp_path: Path, make_runner: MakeRunner
+) -> None:
+    hanging = Hanging()
+    job, _ = sqlite_queue.submit("o", b"{}")
+    make_runner(make_sqlite_queue(tmp_path), hanging)
+    assert hanging.started.wait(5)
+    due_at = sqlite_queue.find(job.id, "o").due_at
+    until(lambda: sqlite_queue.find(job.id, "o").due_at > due_at + 0.1, 5, "a renewal")
+
+
+def test_a_stop_returns_the_running_jobs_at_once(
+    sqlite_queue: JobQueue, tmp_path: Path, make_runner: MakeRunner
+) -> None:
+    hanging = Hanging()
+    job, _ = sqlite_queue.submit("o", b"{}")
+    runner = make_runner(make_sqlite_queue(tmp_path), hanging)
+    assert hanging.started.wait(5)
+    runner.stop()
+    runner.join(2)
+    found = sqlite_queue.find(job.id, "o")
+    assert (found.state, found.attempts, found.request) == ("queued", 0, b"{}")
+    make_runner(make_sqlite_queue(tmp_path), compute_at_once)
+    assert wait_for_end(sqlite_queue, job.id, 2).result == b'"of the runner"'
+
+
+def test_a_refused_job_is_tried_again(sqlite_queue: JobQueue, tmp_path: Path, make_runner: MakeRunner) -> None:
+    refusals = iter([Overloaded("full")])
+
+    def compute(job: Job, cancelling: Cancelling) -> bytes:
+        for refusal in refusals:
+            raise refusal
+        return b"1"
+
+    job, _ = sqlite_queue.submit("o", b"{}")
+    make_runner(make_sqlite_queue(tmp_path), compute)
+    ended = wait_for_end(sqlite_queue, job.id)
+    assert (ended.state, ended.attempts, next(refusals, None)) == ("succeeded", 1, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(InvalidRequest("stop is wrong."), b'"invalid_request"'), (KeyError("bug"), b"internal_error")]
+)
+def test_an_error_is_the_outcome(
+    sqlite_queue: JobQueue, tmp_path: Path, make_runner: MakeRunner, error: Exception, code: bytes
+) -> None:
+    def compute(job: Job, cancelling: Cancelling) -> bytes:
+        raise error
+
+    job, _ = sqlite_queue.submit("o", b"{}")
+    make_runner(make_sqlite_queue(tmp_path), compute)
+    ended = wait_for_end(sqlite_queue, job.id)
+    assert ended.state == "failed"
+    assert code in ended.error
+    assert b"bug" not in ended.error
+
+
+def test_no_job_starts_without_room(sqlite_queue: JobQueue, tmp_path: Path, make_runner: MakeRunner) -> None:
+    has_room = threading.Event()
+    job, _ = sqlite_queue.submit("o", b"{}")
+    runner = make_runner(make_sqlite_queue(tmp_path), compute_at_once, has_room=has_room.is_set)
+    runner.wake()
+    time.sleep(0.6)
+    assert sqlite_queue.find(job.id, "o").state == "queued"
+    has_room.set()
+    wait_for_end(sqlite_queue, job.id, 1)
+
+
+def test_at_most_num_threads_jobs_run(sqlite_queue: JobQueue, tmp_path: Path, make_runner: MakeRunner) -> None:
+    running: list[int] = []
+    peaks = []
+    lock = threading.Lock()
+
+    def compute(job: Job, cancelling: Cancelling) -> bytes:
+        with lock:
+            running.append(1)
+            peaks.append(len(running))
+        time.sleep(0.02)
+        with lock:
+            running.pop()
+        return b"1"
+
+    ids = [sqlite_queue.submit("o", b"{}")[0].id for _ in range(6)]
+    make_runner(make_sqlite_queue(tmp_path), compute)
+    for job_id in ids:
+        wait_for_end(sqlite_queue, job_id)
+    assert max(peaks) == 2
+
+
+@pytest.mark.usefixtures("fast_poll")
+def test_a_store_that_cannot_be_written_refuses_and_the_runner_waits_for_it(
+    tmp_path: Path, make_runner: MakeRunner
+) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "jobs.sqlite3"  # a directory that is a file
+    queue = JobQueue(open_store(f"sqlite:{path}"), ttl_s=60, max_open=100)
+    with pytest.raises(JobsUnavailable, match="TERCET_JOBS"):
+        queue.submit("o", b"{}")
+    make_runner(JobQueue(open_store(f"sqlite:{path}"), ttl_s=60, max_open=100), compute_at_once)
+    time.sleep(0.1)
+    (tmp_path / "file").unlink()
+    job, _ = queue.submit("o", b"{}")
+    assert path.stat().st_mode & 0o777 == 0o600
+    wait_for_end(queue, job.id)
+    queue.close()
