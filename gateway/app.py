@@ -20,6 +20,8 @@ from gateway.api.early_refusals import EarlyRefusals
 from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
 from gateway.api.health import LiveResource, MetricsResource, ReadyResource, SlotsResource
+from gateway.api.openai import CompletionsResource, ModelResource, ModelsResource
+from gateway.api.openai_errors import UnknownRoutes
 from gateway.api.openapi import DocumentResource, build_document
 from gateway.api.page import PageResource, StaticResource, read_assets
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
@@ -45,6 +47,7 @@ READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
 # their field for the key.
 # Every route that is not listed needs a key.
 OPEN_ROUTES = frozenset({"/", "/static/{name}", "/openapi.json", "/health/live", *READY_PATHS})
+UNKNOWN_OPENAI_ROUTES = UnknownRoutes()
 log = structlog.get_logger()
 
 
@@ -76,9 +79,11 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
         self.resources[uri_template] = resource
 
     def find_resource(self, req: falcon.Request) -> object:
-        """The resource that a request is routed to, or None."""
+        """The resource or the sink that a request is routed to, or None."""
         route = self.router.find(req.path, req)
-        return None if route is None else route[0]
+        if route is not None:
+            return route[0]
+        return UNKNOWN_OPENAI_ROUTES if req.path.startswith(UNKNOWN_OPENAI_ROUTES.prefix) else None
 
 
 def create_app(
@@ -106,6 +111,11 @@ def create_app(
     feedback_store = FeedbackStore(metrics)
     runner = CompletionRunner(plan, fanout, OwnerQuota(settings.key_concurrency), hangups, settings.timeout_s)
     app.add_route("/autocomplete", AutocompleteResource(runner, feedback_store, settings.similarity))
+    app.add_route("/v1/completions", CompletionsResource(runner, settings.similarity))
+    models = ModelsResource(runner)
+    app.add_route("/v1/models", models)
+    app.add_route("/v1/models/{model}", ModelResource(runner, models))
+    app.add_sink(UNKNOWN_OPENAI_ROUTES, UNKNOWN_OPENAI_ROUTES.prefix)
     app.add_route("/feedback", FeedbackResource(feedback_store))
     ready = ReadyResource(plan, admission, app.draining.is_set)
     for path in READY_PATHS:
