@@ -22,6 +22,8 @@ from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
 from gateway.api.health import LiveResource, MetricsResource, ReadyResource, SlotsResource
 from gateway.api.jobs import JobResource, JobsResource, JobSubmitter
+from gateway.api.openai import CompletionsResource, ModelResource, ModelsResource
+from gateway.api.openai_errors import UnknownRoutes
 from gateway.api.openapi import DocumentResource, build_document
 from gateway.api.page import DocsResource, PageResource, StaticResource, read_assets
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
@@ -53,6 +55,7 @@ OPEN_ROUTES = frozenset({"/", "/static/{name}", "/docs", "/openapi.json", "/heal
 # The share of the pool that jobs may use, if each has this many branches. The rest is left to clients that wait.
 JOB_SHARE = 0.25
 BRANCHES_PER_REQUEST = 3
+UNKNOWN_OPENAI_ROUTES = UnknownRoutes()
 log = structlog.get_logger()
 
 
@@ -99,9 +102,11 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
         self.resources[uri_template] = resource
 
     def find_resource(self, req: falcon.Request) -> object:
-        """The resource that a request is routed to, or None."""
+        """The resource or the sink that a request is routed to, or None."""
         route = self.router.find(req.path, req)
-        return None if route is None else route[0]
+        if route is not None:
+            return route[0]
+        return UNKNOWN_OPENAI_ROUTES if req.path.startswith(UNKNOWN_OPENAI_ROUTES.prefix) else None
 
 
 def create_app(
@@ -136,6 +141,11 @@ def create_app(
         app.add_route("/jobs", JobsResource(submitter, autocomplete.check))
         app.add_route("/jobs/{job_id}", JobResource(jobs))
         jobs.start(autocomplete.compute)
+    app.add_route("/v1/completions", CompletionsResource(runner, settings.similarity))
+    models = ModelsResource(runner)
+    app.add_route("/v1/models", models)
+    app.add_route("/v1/models/{model}", ModelResource(runner, models))
+    app.add_sink(UNKNOWN_OPENAI_ROUTES, UNKNOWN_OPENAI_ROUTES.prefix)
     app.add_route("/feedback", FeedbackResource(feedback_store))
     ready = ReadyResource(plan, admission, app.draining.is_set)
     for path in READY_PATHS:
