@@ -55,13 +55,15 @@ class BodyParser(Generic[T]):
     Attributes:
         kind: the struct of the request.
         aliases: alternative names of fields, as alias to field name.
+        ignores_nulls: a null is as leaving the field out.
 
     msgspec builds its table of a struct's types at the first use, and two threads doing so at once crash the process
     (msgspec 0.22: the second thread reads a half-built table). The constructor builds it.
     """
 
-    def __init__(self, kind: type[T], aliases: Mapping[str, str] | None = None) -> None:
+    def __init__(self, kind: type[T], aliases: Mapping[str, str] | None = None, *, ignores_nulls: bool = False) -> None:
         self.kind = kind
+        self.ignores_nulls = ignores_nulls
         self.aliases: Mapping[str, str] = aliases or {}
         self._fields = get_type_hints(kind, include_extras=True)
         msgspec.json.Decoder(kind)
@@ -79,6 +81,8 @@ class BodyParser(Generic[T]):
         if _has_repeated_member(raw, members):
             raise _repeated(raw)
         body = {name: self._value(name, value, raw) for name, value in members.items()}
+        if self.ignores_nulls:
+            body = {name: value for name, value in body.items() if value is not None}
         for alias, name in self.aliases.items():
             if alias in body:
                 if name in body:
@@ -111,12 +115,12 @@ class BodyParser(Generic[T]):
     def _explain(self, body: dict[str, Any], message: str) -> InvalidRequest:
         if match := re.search(r"missing required field `(\w+)`", message):
             return _invalid(match[1], f"is required: {_description(self._fields[match[1]])}")
-        match = re.search(r"at `\$\.(\w+)([^`]*)`", message)
+        match = re.search(r"`\$\.(\w+)([^`]*)`", message)
         if match is None or match[1] not in self._fields:
             return InvalidRequest(message)
         name = match[1]
         wanted = f"must be {_description(self._fields[name])}"
-        if match[2]:  # an item of the value is wrong
+        if match[2] or "`key`" in message:  # an item of the value is wrong
             return _invalid(name, wanted)
         value = body.get(name)
         is_shown = isinstance(value, int | float | bool) or value is None

@@ -185,8 +185,14 @@ def _cleaned(schema: Json) -> Json:
 
 
 def _describe_parser(schema: Json, parser: BodyParser[Any]) -> None:
-    """What a parser adds to its struct: it refuses unknown fields, and takes a field by one of its names."""
+    """What a parser adds to its struct: it refuses unknown fields, takes a field by one of its names, and may ignore
+    nulls."""
     schema["additionalProperties"] = False
+    if parser.ignores_nulls:
+        required = schema.get("required", ())
+        schema["properties"] = {
+            name: field if name in required else _nullable(field) for name, field in schema["properties"].items()
+        }
     names: dict[str, list[str]] = {}
     for alias, name in parser.aliases.items():
         names.setdefault(name, [name]).append(alias)
@@ -203,6 +209,12 @@ def _describe_parser(schema: Json, parser: BodyParser[Any]) -> None:
             rules += [{"not": {"required": list(pair)}} for pair in combinations(group, 2)]
     if rules:
         schema["allOf"] = rules
+
+
+def _nullable(schema: Json) -> Json:
+    """A field's schema that also accepts null."""
+    annotations: Json = {name: schema.pop(name) for name in ("description", "default") if name in schema}
+    return {"anyOf": [schema, {"type": "null"}], **annotations}
 
 
 def _operation(declared: _Declared, schemas: _Schemas, *, needs_key: bool) -> Json:

@@ -95,6 +95,11 @@ def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
             yield path, method.upper(), operation
 
 
+def url_of(path: str) -> str:
+    """A path of a resource that exists."""
+    return path.replace("{name}", "tercet.js").replace("{model}", "small")
+
+
 @pytest.fixture
 def words() -> Json:
     """The document of two operations that no route has."""
@@ -137,7 +142,7 @@ def test_the_document_says_which_operations_need_a_key(make_gateway: MakeGateway
     document = document_of(keyed)
     found = set()
     for path, method, operation in operations(document):
-        url = path.replace("{name}", "tercet.js")
+        url = url_of(path)
         is_open = operation.get("security", document["security"]) == []
         found |= {path} if is_open else set()
         status = keyed.client.simulate_request(method, url, body=b"{}").status_code
@@ -242,7 +247,7 @@ def test_answers_of_every_get_match_their_schemas(gateway: Gateway) -> None:
     for path, method, operation in operations(document):
         if method != "GET":
             continue
-        response = gateway.client.simulate_get(path.replace("{name}", "tercet.js"))
+        response = gateway.client.simulate_get(url_of(path))
         declared = operation["responses"][str(response.status_code)]
         assert response.headers["content-type"] in declared["content"], path
         if response.headers["content-type"] == JSON:
