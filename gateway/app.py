@@ -25,7 +25,7 @@ from gateway.api.jobs import JobResource, JobsResource, JobSubmitter
 from gateway.api.openai import CompletionsResource, ModelResource, ModelsResource
 from gateway.api.openai_errors import UnknownRoutes
 from gateway.api.openapi import DocumentResource, build_document
-from gateway.api.page import PageResource, StaticResource, read_assets
+from gateway.api.page import DocsResource, PageResource, StaticResource, read_assets
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
 from gateway.generation.retry_budget import RetryBudget
 from gateway.generation.runner import CompletionRunner
@@ -51,7 +51,7 @@ READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
 # What may be read without an API key where the server requires one: probes, the API's description, and the pages with
 # their field for the key.
 # Every route that is not listed needs a key.
-OPEN_ROUTES = frozenset({"/", "/static/{name}", "/openapi.json", "/health/live", *READY_PATHS})
+OPEN_ROUTES = frozenset({"/", "/static/{name}", "/docs", "/openapi.json", "/health/live", *READY_PATHS})
 # The share of the pool that jobs may use, if each has this many branches. The rest is left to clients that wait.
 JOB_SHARE = 0.25
 BRANCHES_PER_REQUEST = 3
@@ -155,6 +155,7 @@ def create_app(
     app.add_route("/metrics", MetricsResource(metrics))
     assets = read_assets()
     app.add_route("/", PageResource(assets))
+    app.add_route("/docs", DocsResource(assets))
     app.add_route("/static/{name}", StaticResource(assets))
     documented = {**app.resources, "/openapi.json": DocumentResource}
     document = build_document(documented, open_routes=OPEN_ROUTES, needs_keys=settings.keys is not None)
