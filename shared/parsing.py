@@ -32,9 +32,21 @@ _KINDS = {
     "bool": "a boolean", "null": "null", "NoneType": "null",
 }  # fmt: skip
 _UNPAIRED_SURROGATE_AT_END = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}[^\\]{0,5}$")
+# Python's floats hold whole numbers up to this exactly.
+_MAX_EXACT = 2**53
+
+
+def _number(text: str) -> float:
+    """A number with a fraction or an exponent. 1.0 is a whole number, as in JSON Schema; some languages write it so."""
+    value = float(text)
+    if abs(value) == float("inf"):
+        raise ValueError
+    return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT else value
+
+
 # Created at import: see `BodyParser`.
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
-_decode_value = msgspec.json.Decoder().decode
+_decode_value = msgspec.json.Decoder(float_hook=_number).decode
 
 
 class BodyParser(Generic[T]):
@@ -103,12 +115,12 @@ class BodyParser(Generic[T]):
     def _explain(self, body: dict[str, Any], message: str) -> InvalidRequest:
         if match := re.search(r"missing required field `(\w+)`", message):
             return _invalid(match[1], f"is required: {_description(self._fields[match[1]])}")
-        match = re.search(r"`\$\.(\w+)([^`]*)`", message)
+        match = re.search(r"at `\$\.(\w+)([^`]*)`", message)
         if match is None or match[1] not in self._fields:
             return InvalidRequest(message)
         name = match[1]
         wanted = f"must be {_description(self._fields[name])}"
-        if match[2] or "`key`" in message:  # an item of the value is wrong
+        if match[2]:  # an item of the value is wrong
             return _invalid(name, wanted)
         value = body.get(name)
         is_shown = isinstance(value, int | float | bool) or value is None

@@ -145,8 +145,9 @@ class _Declared:
         yield from (parser.kind for parser in self.operation.bodies)
         yield from (parameter.type for parameter in self.operation.parameters)
         for answer in self.operation.answers.values():
-            for found in answer.content.values():
-                yield from found.types.values() if isinstance(found, Events) else [found]
+            for content in answer.content.values():
+                for found in content.types.values() if isinstance(content, Events) else [content]:
+                    yield from found if isinstance(found, tuple) else [found]
         yield from (PROBLEM_DETAILS.body_type, self.error_format.body_type)
 
 
@@ -164,7 +165,9 @@ class _Schemas:
             _describe_parser(self.components[self.of(kind)["$ref"].rpartition("/")[2]], parser)
 
     def of(self, found: Any) -> Json:
-        """The schema of a type."""
+        """The schema of a type, or of several."""
+        if isinstance(found, tuple):
+            return {"anyOf": [self.of(one) for one in found]}
         if found in (str, bytes):
             return {"type": "string"}
         return self._schemas[_key(found)]
@@ -282,11 +285,19 @@ def _answer(status: int, answer: Answer, schemas: _Schemas) -> Json:
 
 
 def _events(events: Events, schemas: _Schemas) -> Json:
-    """OpenAPI 3.1 has no words for the events of a stream: they are an extension, and a description for readers."""
-    types = {name or "(without a name)": schemas.of(found) for name, found in events.types.items()}
+    """Of a stream, the schema describes each event; the data of most is JSON, in a string."""
+    return {"schema": {"anyOf": [_event(name, schemas.of(found)) for name, found in events.types.items()]}}
+
+
+def _event(name: str, schema: Json) -> Json:
+    data = schema if "enum" in schema else {"type": "string", "contentMediaType": JSON, "contentSchema": schema}
+    if not name:
+        return {"type": "object", "properties": {"data": data}, "required": ["data"]}
     return {
-        "schema": {"type": "string", "description": f"Server-sent events: {', '.join(types)}."},
-        "x-events": types,
+        "title": name,
+        "type": "object",
+        "properties": {"event": {"const": name}, "data": data},
+        "required": ["event", "data"],
     }
 
 
