@@ -52,10 +52,10 @@ READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
 # their field for the key.
 # Every route that is not listed needs a key.
 OPEN_ROUTES = frozenset({"/", "/static/{name}", "/openapi.json", "/health/live", *READY_PATHS})
-UNKNOWN_OPENAI_ROUTES = UnknownRoutes()
 # The share of the pool that jobs may use, if each has this many branches. The rest is left to clients that wait.
 JOB_SHARE = 0.25
 BRANCHES_PER_REQUEST = 3
+UNKNOWN_OPENAI_ROUTES = UnknownRoutes()
 log = structlog.get_logger()
 
 

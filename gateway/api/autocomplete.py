@@ -19,7 +19,7 @@ from gateway.api import sse
 from gateway.api.callers import caller_of
 from gateway.api.error_formats import PROBLEM_DETAILS
 from gateway.api.feedback import FeedbackStore
-from gateway.api.jobs import JobSubmitter, prefers_async
+from gateway.api.jobs import ERRORS_OF_JOBS, JOB_ACCEPTED, JOB_HEADERS, JobSubmitter, prefers_async
 from gateway.api.operation import JSON, Answer, Events, Operation, Operations
 from gateway.api.schema import (
     AutocompleteRequest,
@@ -74,6 +74,7 @@ class AutocompleteResource:
                 "three sentences": {"context": "The old man looked at the sea and"},
                 "a line, streamed": {"context": "Dear Sir or ", "single_line": True, "stream": True},
             },
+            parameters=JOB_HEADERS,
             answers={
                 200: Answer(
                     "The sentences. `partial`: some branches failed, as `errors` says.",
@@ -88,9 +89,11 @@ class AutocompleteResource:
                             }
                         ),
                     },
-                )
+                ),
+                202: JOB_ACCEPTED,
             },
             errors=(
+                *ERRORS_OF_JOBS,
                 InvalidJson,
                 InvalidRequest,
                 UnknownModel,

@@ -6,25 +6,36 @@ Translates between HTTP and the queue of jobs. Where jobs are stored and when th
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar, cast
 
 import falcon
 import msgspec
 from msgspec import Raw, Struct
 
 from gateway.api.callers import caller_of
-from gateway.api.schema import ALIASES, AutocompleteRequest
+from gateway.api.operation import JSON, Answer, Operation, Operations, Parameter
+from gateway.api.schema import AutocompleteRequest, AutocompleteResponse, JobRequest, parse_job_request
 from gateway.generation.runner import Caller
 from gateway.jobs.runner import JobRunner
 from gateway.jobs.store import Job, State
-from shared.errors import FieldError, InvalidRequest
-from shared.parsing import BodyParser
+from shared.errors import (
+    BodyTooLarge,
+    FieldError,
+    InvalidJson,
+    InvalidRequest,
+    JobExpired,
+    JobsUnavailable,
+    Overloaded,
+    Problem,
+    QuotaExceeded,
+    TercetError,
+    UnknownJob,
+    UnknownModel,
+)
 
-# Names of fields that clients of a published deployment with jobs send.
-JOB_ALIASES = {**ALIASES, "prompt": "context", "num_samples": "n_samples", "top_n": "top_k"}
 # Seconds after which a client should ask again for a job that is not final.
 RETRY_AFTER_S = 1
 MAX_KEY_CHARS = 255
-parse_job_request = BodyParser(AutocompleteRequest, JOB_ALIASES)
 _encode = msgspec.json.Encoder().encode
 CheckRequest = Callable[[AutocompleteRequest, Caller], None]
 
@@ -42,8 +53,23 @@ class JobResponse(Struct, kw_only=True, omit_defaults=True):
     expires_at: float
     started_at: float | None = None
     finished_at: float | None = None
-    result: Raw | None = None
-    error: Raw | None = None
+    result: AutocompleteResponse | None = None
+    error: Problem | None = None
+
+
+_RETRY_AFTER = {"Retry-After": "While the job is not final: seconds after which to read it again."}
+JOB_ACCEPTED = Answer(
+    "The job is queued.", {JSON: JobResponse}, {**_RETRY_AFTER, "Location": "Path at which to read the job."}
+)
+JOB_HEADERS = (
+    Parameter(
+        "Prefer", "header", "`respond-async`: the answer is a job, 202, to be read at `/jobs/{job_id}`.",
+        examples=("respond-async",),
+    ),
+    Parameter("Idempotency-Key", "header", "For a job: the same key and the same request answer with the same job."),
+)  # fmt: skip
+_ID = Parameter("job_id", "path", "the id of a job")
+ERRORS_OF_JOBS: tuple[type[TercetError], ...] = (JobsUnavailable,)
 
 
 class JobSubmitter:
@@ -64,7 +90,8 @@ class JobSubmitter:
         for field, is_set in (("stream", request.stream), ("session", request.session is not None)):
             if is_set:
                 raise _invalid(field, "cannot be used in a job: its client does not wait; leave it out")
-        job, is_new = self._jobs.queue.submit(req.context.owner, _encode(request), _idempotency_key(req))
+        body = _encode({name: getattr(request, name) for name in JobRequest.__struct_fields__})
+        job, is_new = self._jobs.queue.submit(req.context.owner, body, _idempotency_key(req))
         if is_new:
             self._jobs.wake()
         _render(resp, job)
@@ -76,6 +103,28 @@ class JobSubmitter:
 
 class JobsResource:
     """Answers `POST /jobs`."""
+
+    operations: ClassVar[Operations] = {
+        "POST": Operation(
+            tag="Jobs",
+            summary="Complete a text later",
+            description="The answer is read at `/jobs/{job_id}`. A client that sends `Idempotency-Key` may repeat the"
+            " request and gets the same job.",
+            bodies=(parse_job_request,),
+            examples={"two texts": {"prompt": "The old man looked at the sea and", "num_samples": 2, "length": 40}},
+            parameters=JOB_HEADERS[1:],
+            answers={202: JOB_ACCEPTED, 200: Answer("The job that this key has made is final.", {JSON: JobResponse})},
+            errors=(
+                InvalidJson,
+                InvalidRequest,
+                UnknownModel,
+                QuotaExceeded,
+                Overloaded,
+                BodyTooLarge,
+                JobsUnavailable,
+            ),
+        )
+    }
 
     def __init__(self, submitter: JobSubmitter, check: CheckRequest) -> None:
         """
@@ -91,13 +140,31 @@ class JobsResource:
             InvalidJson, InvalidRequest, UnknownModel: the request is wrong.
             TercetError: as `JobSubmitter.respond`.
         """
-        request = parse_job_request(req.bounded_stream.read())
+        parsed = parse_job_request(req.bounded_stream.read())
+        request = AutocompleteRequest(**msgspec.structs.asdict(parsed))
         self._check(request, caller_of(req))
         self._submitter.respond(req, resp, request)
 
 
 class JobResource:
     """Answers `GET` and `DELETE /jobs/{job_id}`. Another key's job is answered as an unknown one."""
+
+    operations: ClassVar[Operations] = {
+        "GET": Operation(
+            tag="Jobs",
+            summary="Read a job",
+            parameters=(_ID,),
+            answers={200: Answer("The job, with its result if it succeeded.", {JSON: JobResponse})},
+            errors=(UnknownJob, JobExpired, JobsUnavailable),
+        ),
+        "DELETE": Operation(
+            tag="Jobs",
+            summary="Cancel a job, or erase a final one",
+            parameters=(_ID,),
+            answers={204: Answer("It is cancelled, or erased.")},
+            errors=(UnknownJob, JobExpired, JobsUnavailable),
+        ),
+    }
 
     def __init__(self, jobs: JobRunner) -> None:
         self._jobs = jobs
@@ -132,9 +199,11 @@ def _render(resp: falcon.Response, job: Job) -> None:
     body = JobResponse(
         id=job.id, state=job.state, created_at=job.created_at, expires_at=job.expires_at,
         started_at=job.started_at, finished_at=job.finished_at,
-        result=Raw(job.result) if job.result else None, error=Raw(job.error.strip()) if job.error else None,
+        # Stored as they are sent.
+        result=cast(AutocompleteResponse, Raw(job.result)) if job.result else None,
+        error=cast(Problem, Raw(job.error.strip())) if job.error else None,
     )  # fmt: skip
-    resp.content_type = falcon.MEDIA_JSON
+    resp.content_type = JSON
     resp.data = _encode(body) + b"\n"
     resp.set_header("Cache-Control", "no-store")
     if job.queue == "open":

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from falcon import testing
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
@@ -128,8 +130,8 @@ def test_the_published_names_of_fields_are_accepted(make_jobs_api: Callable[...,
 @pytest.mark.parametrize(
     ("body", "status", "detail"),
     [
-        ({"context": "a", "stream": True}, 422, "stream cannot be used in a job"),
-        ({"context": "a", "session": "s"}, 422, "session cannot be used in a job"),
+        ({"context": "a", "stream": True}, 422, "Unknown field stream"),
+        ({"context": "a", "session": "s"}, 422, "Unknown field session"),
         ({"context": "a", "prompt": "b"}, 422, "prompt is another name of context"),
         ({"context": "a", "top_k": 1, "top_n": 1}, 422, "top_n is another name of top_k"),
         ({"context": "a", "model_size": "nothing"}, 422, "model_size 'nothing' is not served"),
@@ -150,6 +152,24 @@ def test_a_preference_for_an_asynchronous_answer_makes_a_job(api: Api) -> None:
     assert (accepted.status_code, accepted.headers["preference-applied"]) == (202, "respond-async")
     assert len(result_of(api, accepted.json["id"])["result"]["sentences"]) == 3
     assert api.post("/autocomplete", BODY, headers={"Prefer": "return=minimal"}).status_code == 200
+
+
+@pytest.mark.parametrize("fields", [{"stream": True}, {"session": "s"}])
+def test_a_job_of_autocomplete_has_no_field_for_a_waiting_client(api: Api, fields: dict[str, Any]) -> None:
+    refused = api.post("/autocomplete", {**BODY, **fields}, headers={"Prefer": "respond-async"})
+    assert refused.status_code == 422
+    assert problem(refused)["detail"].startswith(f"{next(iter(fields))} cannot be used in a job")
+
+
+def test_jobs_are_in_the_openapi_document(api: Api) -> None:
+    document = api.request("GET", "/openapi.json").json
+    OpenAPIV31SpecValidator(document).validate()
+    schemas = document["components"]["schemas"]
+    assert {"prompt", "num_samples", "top_n"} <= schemas["JobRequest"]["properties"].keys()
+    assert not {"stream", "session"} & schemas["JobRequest"]["properties"].keys()
+    job_id = api.post("/jobs", BODY).json["id"]
+    for job in (api.request("GET", f"/jobs/{job_id}").json, result_of(api, job_id)):
+        Draft202012Validator({**schemas["JobResponse"], "components": document["components"]}).validate(job)
 
 
 def test_without_jobs_the_preference_is_ignored(make_api: Callable[..., Api]) -> None:

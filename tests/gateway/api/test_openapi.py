@@ -190,6 +190,16 @@ def test_the_schema_accepts_what_the_parser_accepts(words: Json, body: Json) -> 
     assert validator(words, schema).is_valid(body) == is_accepted(WORDS.bodies[0], body)
 
 
+@pytest.mark.parametrize("body", [{"text": "a", "count": None}, {"input": "a", "k": None}, {"text": None}, {"text": 1}])
+def test_the_schema_of_a_parser_that_ignores_nulls_accepts_them(body: Json) -> None:
+    parser = BodyParser(Words, {"k": "count", "input": "text"}, ignores_nulls=True)
+    operation = Operation(tag="Words", summary="Count words", bodies=(parser,), answers={200: Answer("Counted.")})
+    resource = type("LenientResource", (), {"operations": {"POST": operation}})
+    document = build_document({"/words": resource()}, open_routes=set(), needs_keys=False)
+    schema = document["paths"]["/words"]["post"]["requestBody"]["content"][JSON]["schema"]
+    assert validator(document, schema).is_valid(body) == is_accepted(parser, body)
+
+
 def test_an_alias_is_described_as_another_name(words: Json) -> None:
     schema = words["components"]["schemas"]["Words"]
     assert schema["description"] == "Words.\n\nA second paragraph."
