@@ -115,12 +115,12 @@ class BodyParser(Generic[T]):
     def _explain(self, body: dict[str, Any], message: str) -> InvalidRequest:
         if match := re.search(r"missing required field `(\w+)`", message):
             return _invalid(match[1], f"is required: {_description(self._fields[match[1]])}")
-        match = re.search(r"`\$\.(\w+)([^`]*)`", message)
+        match = re.search(r"at `\$\.(\w+)([^`]*)`", message)
         if match is None or match[1] not in self._fields:
             return InvalidRequest(message)
         name = match[1]
         wanted = f"must be {_description(self._fields[name])}"
-        if match[2] or "`key`" in message:  # an item of the value is wrong
+        if match[2]:  # an item of the value is wrong
             return _invalid(name, wanted)
         value = body.get(name)
         is_shown = isinstance(value, int | float | bool) or value is None

@@ -5,7 +5,6 @@ Knows the protocol's values and the tokenizer. Does not know HTTP, the engine's 
 
 from __future__ import annotations
 
-import codecs
 import threading
 from collections.abc import Iterable
 from itertools import accumulate
@@ -119,8 +118,7 @@ class Codec:
     def _echo(self, request: EngineRequest, output: SequenceOutput) -> dict[str, Any]:
         """The fields of `Done` that describe the prompt."""
         tokenizer, ids = self._tokenizer, request.prompt_ids
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        deltas = [decoder.decode(tokenizer.token_bytes(token)) for token in ids]
+        deltas = tokenizer.prompt_texts(ids)
         fields: dict[str, Any] = {
             "prompt_text": "".join(deltas),
             "prompt_ids": list(ids),
