@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import falcon
@@ -22,6 +23,9 @@ from gateway.api.feedback import FeedbackResource, FeedbackStore
 from gateway.api.health import LiveResource, MetricsResource, ReadyResource, SlotsResource
 from gateway.api.openapi import DocumentResource, build_document
 from gateway.api.page import PageResource, StaticResource, read_assets
+from gateway.api.root import RootResource
+from gateway.api.tgi import EndpointResource, GenerateResource, GenerateStreamResource, InfoResource, TgiResponder
+from gateway.api.tokens import TokenizeResource, TokenizerInfoResource
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
 from gateway.generation.retry_budget import RetryBudget
 from gateway.generation.runner import CompletionRunner
@@ -32,7 +36,9 @@ from gateway.middleware.origins import Origins
 from gateway.middleware.rate_limits import RateLimits
 from gateway.middleware.request_log import Request, RequestLog
 from gateway.pool.admission import Admission
+from gateway.pool.client import SlotClient
 from gateway.pool.quota import OwnerQuota
+from gateway.pool.tokenizing import PoolTokenizer
 from gateway.pool.watcher import PoolWatcher
 from shared.hangups import HangupWatcher
 from shared.keys import KeyFile
@@ -89,8 +95,13 @@ def create_app(
     fanout: Fanout,
     metrics: Metrics,
     hangups: HangupWatcher,
+    clients: Sequence[SlotClient] = (),
 ) -> GatewayApp:
-    """The app over its collaborators. Starts no thread and reads no environment."""
+    """The app over its collaborators. Starts no thread and reads no environment.
+
+    Args:
+        clients: of the slots, by slot index; they are called for tokens only.
+    """
     app = GatewayApp(admission, fanout, metrics, needs_keys=settings.keys is not None)
     keys = Keys(
         KeyFile(settings.keys) if settings.keys else None,
@@ -114,7 +125,15 @@ def create_app(
     app.add_route("/slots", SlotsResource(plan, admission))
     app.add_route("/metrics", MetricsResource(metrics))
     assets = read_assets()
-    app.add_route("/", PageResource(assets))
+    tgi = TgiResponder(runner, settings.similarity)
+    app.add_route("/", RootResource(PageResource(assets), tgi))
+    app.add_route("/generate", GenerateResource(tgi))
+    app.add_route("/generate_stream", GenerateStreamResource(tgi))
+    app.add_route("/info", InfoResource(plan, admission, runner.default_model))
+    app.add_route("/endpoint", EndpointResource())
+    tokenizer, default_model = PoolTokenizer(plan, admission, clients), plan.model(runner.default_model)
+    app.add_route("/tokenize", TokenizeResource(tokenizer, default_model))
+    app.add_route("/tokenizer_info", TokenizerInfoResource(tokenizer, default_model))
     app.add_route("/static/{name}", StaticResource(assets))
     documented = {**app.resources, "/openapi.json": DocumentResource}
     document = build_document(documented, open_routes=OPEN_ROUTES, needs_keys=settings.keys is not None)
@@ -146,4 +165,5 @@ def build() -> GatewayApp:
         fanout=fanout,
         metrics=metrics,
         hangups=HangupWatcher(),
+        clients=pool.clients,
     )

@@ -36,12 +36,14 @@ class Caller:
         request_id: of the request, for logs and answers.
         owner: id of its API key, "" without keys.
         max_concurrency: the key's own limit of requests at a time; None: the default.
+        session: the session that the request's headers name; one in its body comes first.
         sock: the client's connection: the request ends when the client closes it. None: nothing is watched.
     """
 
     request_id: str
     owner: str = ""
     max_concurrency: int | None = None
+    session: str | None = None
     sock: socket.socket | None = None
 
 

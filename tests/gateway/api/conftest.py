@@ -28,6 +28,7 @@ class Api:
             fanout=pool.fanout,
             metrics=pool.metrics,
             hangups=hangups,
+            clients=pool.clients,
         )
         self._client = testing.TestClient(self.app, headers={"Host": "localhost"})
 
