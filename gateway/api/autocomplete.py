@@ -77,8 +77,8 @@ class AutocompleteResource:
             parameters=JOB_HEADERS,
             answers={
                 200: Answer(
-                    "The sentences. `partial`: some branches failed, as `errors` says. For a job's `Idempotency-Key` that"
-                    " was sent before: the job, if it is final.",
+                    "The sentences. `partial`: some branches failed, as `errors` says. For the `Idempotency-Key`"
+                    " of an earlier job: the job, if it is final.",
                     {
                         JSON: (AutocompleteResponse, JobResponse),
                         sse.CONTENT_TYPE: Events(
