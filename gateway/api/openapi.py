@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import falcon
 import msgspec
 
-from gateway.api.error_formats import PROBLEM_DETAILS, ErrorFormat
+from gateway.api.error_formats import PROBLEM_DETAILS, ErrorFormat, error_format_of
 from gateway.api.operation import JSON, Answer, Events, Operation, Operations, Parameter
 from gateway.api.page import HEADERS_OF_FILES, NOT_MODIFIED, Asset, send_asset
 from shared.errors import (
@@ -101,7 +101,7 @@ def build_document(resources: Mapping[str, object], *, open_routes: Collection[s
         needs_keys: whether all other requests need a key.
     """
     declared = [
-        _Declared(path, method, operation, getattr(resource, "error_format", PROBLEM_DETAILS))
+        _Declared(path, method, operation, error_format_of(resource, method))
         for path, resource in resources.items()
         for method, operation in getattr(resource, "operations", {}).items()
     ]
@@ -185,8 +185,14 @@ def _cleaned(schema: Json) -> Json:
 
 
 def _describe_parser(schema: Json, parser: BodyParser[Any]) -> None:
-    """What a parser adds to its struct: it refuses unknown fields, and takes a field by one of its names."""
+    """What a parser adds to its struct: it refuses unknown fields, takes a field by one of its names, and may ignore
+    nulls."""
     schema["additionalProperties"] = False
+    if parser.ignores_nulls:
+        required = schema.get("required", ())
+        schema["properties"] = {
+            name: field if name in required else _nullable(field) for name, field in schema["properties"].items()
+        }
     names: dict[str, list[str]] = {}
     for alias, name in parser.aliases.items():
         names.setdefault(name, [name]).append(alias)
@@ -203,6 +209,12 @@ def _describe_parser(schema: Json, parser: BodyParser[Any]) -> None:
             rules += [{"not": {"required": list(pair)}} for pair in combinations(group, 2)]
     if rules:
         schema["allOf"] = rules
+
+
+def _nullable(schema: Json) -> Json:
+    """A field's schema that also accepts null."""
+    annotations: Json = {name: schema.pop(name) for name in ("description", "default") if name in schema}
+    return {"anyOf": [schema, {"type": "null"}], **annotations}
 
 
 def _operation(declared: _Declared, schemas: _Schemas, *, needs_key: bool) -> Json:

@@ -1,0 +1,228 @@
+"""`/v1/completions` and `/v1/models` in this process, over stub workers: prompts, choices and streams."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import pytest
+from falcon import testing
+
+from shared.protocol import Accepted, GenerateRequest, Token
+from tests.gateway.api.conftest import Api
+from tests.gateway.api.openai_stub import N_CTX, MakeApi, chunks_of, complete, joined, post, refuse, words
+from tests.gateway.generation.stubs import Hang, Refusal, Step, completion
+
+
+@pytest.fixture
+def api(make_api: MakeApi) -> Api:
+    return make_api(words)
+
+
+def test_an_answer_has_the_shape_and_the_defaults_of_openai(api: Api) -> None:
+    response = api.post("/v1/completions", {"prompt": "He saw "}, headers={"X-Request-Id": "mine"})
+    answer = response.json
+    assert answer["id"] == "cmpl-mine"
+    assert (answer["object"], answer["model"]) == ("text_completion", "small")
+    assert isinstance(answer["created"], int)
+    [choice] = answer["choices"]
+    assert choice.keys() == {"index", "text", "logprobs", "finish_reason"}
+    assert (choice["index"], choice["logprobs"], choice["finish_reason"]) == (0, None, "length")
+    assert answer["usage"]["completion_tokens"] == 16
+    assert "warnings" not in answer
+    [call] = api.pool.workers[0].calls
+    assert (call.prompt, call.heal, call.echo, call.logprobs, call.stream) == ("He saw ", False, False, None, False)
+    sampling = call.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.stop) == (1.0, 1.0, 0, ())
+    assert call.max_prompt_tokens == N_CTX - 16
+
+
+def test_choices_are_the_branches_in_their_order(api: Api) -> None:
+    answer = complete(api, n=3, best_of=3)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert [choice["text"] for choice in answer["choices"]] == [" w40 x1", " w41 x1", " w42 x1"]
+    assert answer["usage"] == {
+        "prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8, "prompt_tokens_details": {"cached_tokens": 0},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 1}, {"n": 3, "logprobs": 0}, {"echo": True}, {"temperature": 0}])
+def test_a_stream_is_the_answer_in_parts(api: Api, fields: dict[str, Any]) -> None:
+    whole = complete(api, **fields)
+    chunks = chunks_of(post(api, **fields, stream=True))
+    assert joined(chunks) == whole["choices"]
+    assert len(chunks) >= 2 * fields.get("n", 1)
+    for chunk in chunks:
+        assert chunk.keys() == {"id", "object", "created", "model", "choices"}
+        assert chunk["id"] == chunks[0]["id"]
+        assert len(chunk["choices"]) == 1
+
+
+def test_models(api: Api) -> None:
+    page = testing.TestClient(api.app, headers={"Host": "localhost"})
+    listed = page.simulate_get("/v1/models").json
+    [model] = listed["data"]
+    assert (listed["object"], model["id"], model["object"], model["max_model_len"]) == ("list", "small", "model", N_CTX)
+    assert isinstance(model["created"], int)
+    assert page.simulate_get("/v1/models/small").json == model
+    missing = page.simulate_get("/v1/models/gpt-4")
+    assert (missing.status_code, missing.json["error"]["code"]) == (404, "model_not_found")
+    assert "small" in missing.json["error"]["message"]
+
+
+# Prompts -----------------------------------------------------------------------------------------
+
+
+def test_prompts_of_every_form_reach_the_worker(api: Api) -> None:
+    forms: list[tuple[Any, list[Any]]] = [
+        ("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]]),
+        ("", [""]), ([""], [""]), ([[]], [[]]),
+    ]  # fmt: skip
+    for prompt, expected in forms:
+        api.pool.workers[0].calls.clear()
+        answer = complete(api, prompt=prompt)
+        calls = api.pool.workers[0].calls
+        sent = [call.prompt if call.prompt_ids is None else call.prompt_ids for call in calls]
+        assert sorted(sent, key=str) == sorted(expected, key=str)
+        assert [choice["index"] for choice in answer["choices"]] == list(range(len(expected)))
+    assert api.post("/v1/completions", {"max_tokens": 1}).status_code == 200
+
+
+def test_choices_come_prompt_by_prompt_with_the_same_seeds_for_each(api: Api) -> None:
+    answer = complete(api, prompt=["a", "b b", "c c c"], n=2, echo=True, max_tokens=1)
+    assert [choice["text"] for choice in answer["choices"]] == [
+        "a w40", "a w41", "b b w40", "b b w41", "c c c w40", "c c c w41",
+    ]  # fmt: skip
+    assert answer["usage"]["prompt_tokens"] == 1 + 2 + 3
+    assert answer["usage"]["completion_tokens"] == 6
+    assert (
+        joined(chunks_of(post(api, prompt=["a", "b b", "c c c"], n=2, echo=True, max_tokens=1, stream=True)))
+        == (answer["choices"])
+    )
+
+
+def test_a_long_text_loses_its_beginning_unless_it_is_echoed(api: Api) -> None:
+    complete(api)
+    complete(api, echo=True)
+    complete(api, prompt=[1])
+    assert [call.max_prompt_tokens for call in api.pool.workers[0].calls] == [N_CTX - 2, None, None]
+
+
+def test_token_ids_that_do_not_fit_are_refused(api: Api) -> None:
+    error = refuse(api, prompt=[[1], [1] * N_CTX], max_tokens=1)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert f"{N_CTX} tokens" in error["message"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+def test_an_echoed_text_that_does_not_fit_is_refused(make_api: MakeApi, fields: dict[str, Any]) -> None:
+    """Only the worker can count its tokens; a stream has not begun then."""
+    api = make_api(lambda request: [Refusal(422, "prompt_too_long")])
+    error = refuse(api, echo=True, **fields)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+
+
+# Log-probabilities, echo, best_of, clean -----------------------------------------------------------
+
+
+def test_log_probabilities_of_generated_tokens(api: Api) -> None:
+    [choice] = complete(api, logprobs=1)["choices"]
+    assert choice["logprobs"] == {
+        "tokens": [" w40", " x1"],
+        "token_logprobs": [-1, -2],
+        "top_logprobs": [{" top": -0.5, " w40": -1}, {" top": -1, " x1": -2}],
+        "text_offset": [0, 4],
+    }
+    [choice] = complete(api, logprobs=0)["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [{" w40": -1}, {" x1": -2}]
+
+
+def test_of_tokens_with_the_same_text_the_likeliest_is_reported(api: Api) -> None:
+    [choice] = complete(api, logprobs=2)["choices"]
+    assert choice["logprobs"]["top_logprobs"][1] == {" top": -1, " x1": -2}
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_log_probabilities_of_an_echoed_prompt(api: Api, is_text: bool) -> None:
+    """As evaluation harnesses read them: a value for each prompt token, and for exactly one more."""
+    fields = {"prompt": "a bb ccc " if is_text else [[1, 22, 333]], "echo": True, "logprobs": 1, "max_tokens": 1}
+    tokens = ["a ", "bb ", "ccc "] if is_text else ["<1>", "<22>", "<333>"]
+    answer = complete(api, **fields)
+    [choice] = answer["choices"]
+    assert choice["text"] == "".join(tokens) + " w40"
+    assert choice["logprobs"]["tokens"] == [*tokens, " w40"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -1, -2, -1]
+    assert choice["logprobs"]["top_logprobs"] == [
+        None, {" top": -0.5, tokens[1]: -1}, {" top": -1, tokens[2]: -2}, {" top": -0.5, " w40": -1},
+    ]  # fmt: skip
+    assert choice["logprobs"]["text_offset"] == [0, *accumulate(map(len, tokens))]
+    [whole] = chunks_of(post(api, **fields, stream=True))
+    assert whole["choices"] == answer["choices"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 1}, {"stream": True}])
+def test_no_tokens_with_echo_are_the_prompt_alone(api: Api, fields: dict[str, Any]) -> None:
+    response = post(api, prompt="a b ", max_tokens=0, echo=True, temperature=0, **fields)
+    answer = chunks_of(response)[0] if "stream" in fields else response.json
+    [choice] = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("a b ", "length")
+    if "logprobs" in fields:
+        assert choice["logprobs"]["token_logprobs"] == [None, -1]
+        assert len({len(items) for items in choice["logprobs"].values()}) == 1
+    if "stream" not in fields:
+        assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (2, 0)
+
+
+def test_best_of_gives_the_likeliest_first(api: Api) -> None:
+    answer = complete(api, prompt=["a", "b"], n=2, best_of=4)
+    assert [choice["text"] for choice in answer["choices"]] == [" w43 x1", " w42 x1"] * 2
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["usage"]["completion_tokens"] == 2 * 4 * 2
+
+
+def test_choices_are_what_the_model_said_unless_the_request_asks_for_clean_ones(make_api: MakeApi) -> None:
+    texts = [" the sea and", " the sea and", " a boat came near the"]
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        logprob = -1.0 if request.seed % 10 == 2 else -2.0
+        yield from completion(request, texts[request.seed % 10 % 3], logprob=logprob, finish_reason="length")
+
+    api = make_api(respond)
+    assert [choice["text"] for choice in complete(api, n=3, max_tokens=4)["choices"]] == texts
+    assert not any(call.heal for call in api.pool.workers[0].calls)
+    cleaned = complete(api, n=3, max_tokens=4, clean=True, temperature=0)
+    distinct = [" a boat came near", " the sea"]  # each without its last word, which may be a part of one
+    assert [(choice["index"], choice["text"]) for choice in cleaned["choices"]] == list(enumerate(distinct))
+    calls = api.pool.workers[0].calls[3:]
+    assert all(call.heal for call in calls)
+    assert sorted(call.sampling.first_rank for call in calls)[:3] == [0, 1, 2]
+    streamed = joined(chunks_of(post(api, n=3, max_tokens=4, clean=True, temperature=0, stream=True)))
+    assert [choice["text"] for choice in streamed] == distinct[::-1]
+    assert all(choice["finish_reason"] for choice in streamed)
+
+
+# Streams -----------------------------------------------------------------------------------------
+
+
+def test_usage_comes_in_a_last_chunk_without_choices(api: Api) -> None:
+    *chunks, last = chunks_of(post(api, n=2, stream=True, stream_options={"include_usage": True}))
+    assert last["choices"] == []
+    assert last["usage"] == complete(api, n=2)["usage"]
+    assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
+
+
+def test_an_error_after_the_first_chunk_is_the_last_event(make_api: MakeApi) -> None:
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        yield Accepted()
+        yield Token(text=" w", token_id=1, logprob=-1.0)
+        yield Hang()
+
+    response = post(make_api(respond), stream=True, max_time=0.2)
+    assert response.status_code == 200
+    first, *_, last, rest = response.text.split("\n\n")
+    assert json.loads(first.removeprefix("data: "))["choices"][0]["text"] == " w"
+    assert rest == ""
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["type"], error["code"]) == ("server_error", "deadline_exceeded")
