@@ -85,11 +85,11 @@ def test_a_job_whose_process_is_killed_reaches_one_final_state(
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     assert child.stdout is not None
-    with child.stdout:
+    with child:
         job_id = child.stdout.readline().strip()
-        assert child.stdout.readline().strip() == word
+        announced = child.stdout.readline().strip()
         child.send_signal(signal.SIGKILL)
-        child.wait()
+    assert announced == word
     clock.offset_s += LEASE_S + 1
     counts = Counter[str]()
     computed = []
