@@ -82,6 +82,7 @@ def test_a_suffix_is_ignored_with_a_warning(api: Api) -> None:
         {"prompt": [1] * (N_CTX - 1), "max_tokens": 0}, {"prompt": [0, VOCAB_SIZE - 1]}, {"n": 1}, {"n": 8},
         {"logprobs": 0}, {"logprobs": 20}, {"stop": []}, {"stop": ["x" * 256] * 16}, {"temperature": 0},
         {"temperature": 2}, {"logit_bias": {"0": -100, str(VOCAB_SIZE - 1): 100}}, {"top_k": VOCAB_SIZE},
+        {"prompt": [[1] * 127] * 128, "n": 2, "echo": True, "logprobs": 15, "max_tokens": 1},
         {"seed": -MAX_SEED - 1}, {"stream_options": None}, {"frequency_penalty": -2, "presence_penalty": 2},
     ],
 )  # fmt: skip
@@ -98,7 +99,8 @@ def test_bounds_are_accepted(api: Api, fields: dict[str, Any]) -> None:
         ("prompt", {"prompt": [-1]}), ("prompt", {"prompt": [1.5]}), ("prompt", {"prompt": 7}),
         ("max_tokens", {"max_tokens": N_CTX}), ("max_tokens", {"max_tokens": -1}), ("n", {"n": 0}), ("n", {"n": 9}),
         ("best_of", {"n": 3, "best_of": 2}), ("best_of", {"best_of": 9}), ("best_of", {"best_of": 2, "stream": True}),
-        ("logprobs", {"logprobs": 21}), ("logprobs", {"logprobs": -1}), ("logprobs", {"logprobs": True}),
+        ("logprobs", {"prompt": [[1] * 127] * 128, "n": 2, "echo": True, "logprobs": 15}),
+        ("logprobs", {"prompt": ["a" * 2000] * 64, "echo": True, "logprobs": 8}), ("logprobs", {"logprobs": 21}), ("logprobs", {"logprobs": -1}), ("logprobs", {"logprobs": True}),
         ("stop", {"stop": ["x"] * 17}), ("stop", {"stop": ["x" * 257]}), ("stop", {"stop": ""}),
         ("temperature", {"temperature": 2.01}), ("temperature", {"temperature": -0.01}), ("top_p", {"top_p": 1.01}),
         ("logit_bias", {"logit_bias": {"1": 101}}), ("logit_bias", {"logit_bias": {str(VOCAB_SIZE): 1}}),
