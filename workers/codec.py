@@ -164,8 +164,8 @@ class Codec:
         if max_tokens is None:
             if len(text.encode("utf-8", "replace")) > self._n_ctx * tokenizer.max_token_bytes:
                 raise PromptTooLong(
-                    f"The prompt has more tokens than the model's context (n_ctx), {self._n_ctx}, and max_new_tokens "
-                    f"{num_new} are to follow: shorten the prompt, or send max_prompt_tokens."
+                    f"Too many tokens: the prompt alone has more than the model's context (n_ctx: {self._n_ctx}), and "
+                    f"max_new_tokens ({num_new}) must fit too; shorten the prompt, or send max_prompt_tokens."
                 )
             return tuple(tokenizer.encode(text)), typed, forced_ids
         # The forced prefix can take as many tokens as it has bytes.

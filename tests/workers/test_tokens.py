@@ -160,11 +160,14 @@ def test_an_invalid_text_is_refused(client: testing.TestClient, body: str, detai
 def test_a_very_long_text_does_not_stall_running_sequences(
     client: testing.TestClient,
 ) -> None:
-    """Encoding it in one call would hold the interpreter lock for half a second. The best of three, as load adds."""
+    """Encoding it in one call would hold the interpreter lock for most of the time that the request takes.
+
+    The best of three, and as a share of that time: on a busy machine all of it takes longer.
+    """
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     text = "The old man looked at the sea, and said nothing.\n" * 21_000  # a MiB
-    longest_s = []
+    shares = []
     try:
         for _ in range(3):
             with ThreadPoolExecutor(1) as pool:
@@ -178,17 +181,17 @@ def test_a_very_long_text_does_not_stall_running_sequences(
                         if tokenizing.done():
                             break
                 assert len(tokenizing.result().json["ids"]) > 200_000
-            longest_s.append(max(after - before for before, after in pairwise(times)))
+            shares.append(max(after - before for before, after in pairwise(times)) / (times[-1] - times[0]))
     finally:
         sys.setswitchinterval(interval_s)
-    assert min(longest_s) < 0.2, longest_s
+    assert min(shares) < 0.3, shares
 
 
 def test_a_prompt_that_is_too_long_is_refused_with_its_numbers(client: testing.TestClient) -> None:
     for fields in ({"prompt_ids": [5] * 1020}, {"prompt": " the" * 1020}):
         answer = problem(client.simulate_post("/generate", json={**fields, "sampling": GREEDY}))
         assert (answer["status"], answer["code"]) == (422, "prompt_too_long")
-        assert re.search(r"\b1020\b.*\bmax_new_tokens 8\b.*\b1024\b", answer["detail"])
+        assert re.search(r"\b1020\b.*max_new_tokens \(8\).*\b1024\b", answer["detail"])
     assert generate(client, prompt_ids=[5] * 1016, sampling=GREEDY)[-1]["num_prompt_tokens"] == 1016
 
 
