@@ -42,6 +42,7 @@ def generation_spec(
     has_parts = not request.clean and request.max_tokens > 0
     if request.echo:  # the worker sends the prompt's tokens with its last line
         has_parts = has_parts and is_text and request.logprobs is None
+    session = request.session or caller.session
     return GenerationSpec(
         request_id=caller.request_id,
         model=model.name,
@@ -57,8 +58,8 @@ def generation_spec(
         is_streamed=request.stream and has_parts,
         deadline=deadline,
         owner=caller.owner,
-        session=request.session,
-        document=document_key(caller.owner, request.session, prompts[0] if len(prompts) == 1 else ""),
+        session=session,
+        document=document_key(caller.owner, session, prompts[0] if len(prompts) == 1 else ""),
     )
 
 
@@ -139,8 +140,8 @@ def _check_num_logprobs(
         )
     if num_tokens * num_completions * (1 + request.logprobs) > MAX_LOGPROBS:
         message = (
-            f"is too high for this request: an answer has at most {MAX_LOGPROBS} log-probabilities; send fewer prompts, a"
-            " lower n or a lower max_tokens"
+            f"is too high for this request: an answer has at most {MAX_LOGPROBS} log-probabilities; send fewer prompts,"
+            " a lower n or a lower max_tokens"
         )
         raise _invalid("logprobs", message)
 
