@@ -10,6 +10,7 @@ import gc
 import os
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import falcon
@@ -21,6 +22,9 @@ from gateway.api.early_refusals import EarlyRefusals
 from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
 from gateway.api.health import LiveResource, MetricsResource, ReadyResource, SlotsResource
+from gateway.api.jobs import JobResource, JobsResource, JobSubmitter
+from gateway.api.openai import CompletionsResource, ModelResource, ModelsResource
+from gateway.api.openai_errors import UnknownRoutes
 from gateway.api.openapi import DocumentResource, build_document
 from gateway.api.page import PageResource, StaticResource, read_assets
 from gateway.api.root import RootResource
@@ -29,6 +33,9 @@ from gateway.api.tokens import TokenizeResource, TokenizerInfoResource
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
 from gateway.generation.retry_budget import RetryBudget
 from gateway.generation.runner import CompletionRunner
+from gateway.jobs.opening import open_store
+from gateway.jobs.queue import JobQueue
+from gateway.jobs.runner import JobRunner
 from gateway.metrics import Metrics
 from gateway.middleware.body_limits import BodyLimits
 from gateway.middleware.keys import Keys
@@ -51,6 +58,10 @@ READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
 # their field for the key.
 # Every route that is not listed needs a key.
 OPEN_ROUTES = frozenset({"/", "/static/{name}", "/openapi.json", "/health/live", *READY_PATHS})
+# The share of the pool that jobs may use, if each has this many branches. The rest is left to clients that wait.
+JOB_SHARE = 0.25
+BRANCHES_PER_REQUEST = 3
+UNKNOWN_OPENAI_ROUTES = UnknownRoutes()
 log = structlog.get_logger()
 
 
@@ -64,10 +75,13 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
         metrics: the registry behind `/metrics`.
         early_refusals: which requests need not be parsed, because they would be refused.
         resources: by URI template.
-        draining: set it to turn readiness off before the process stops.
+        draining: readiness is off, because the process stops.
+        jobs: runs jobs; None: jobs are not served.
     """
 
-    def __init__(self, admission: Admission, fanout: Fanout, metrics: Metrics, *, needs_keys: bool) -> None:
+    def __init__(
+        self, admission: Admission, fanout: Fanout, metrics: Metrics, jobs: JobRunner | None, *, needs_keys: bool
+    ) -> None:
         self.router = CompiledRouter()
         super().__init__(router=self.router, request_type=Request)
         self.admission = admission
@@ -76,15 +90,29 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
         self.early_refusals = EarlyRefusals(fanout, metrics, needs_keys=needs_keys)
         self.resources: dict[str, object] = {}
         self.draining = threading.Event()
+        self.jobs = jobs
+
+    def begin_stop(self) -> None:
+        """Turn readiness off, and return running jobs to their queue."""
+        self.draining.set()
+        if self.jobs is not None:
+            self.jobs.stop()
+
+    def end_stop(self, timeout_s: float) -> None:
+        """Wait until the jobs are returned."""
+        if self.jobs is not None:
+            self.jobs.join(timeout_s)
 
     def add_route(self, uri_template: str, resource: object, **kwargs: Any) -> None:
         super().add_route(uri_template, resource, **kwargs)
         self.resources[uri_template] = resource
 
     def find_resource(self, req: falcon.Request) -> object:
-        """The resource that a request is routed to, or None."""
+        """The resource or the sink that a request is routed to, or None."""
         route = self.router.find(req.path, req)
-        return None if route is None else route[0]
+        if route is not None:
+            return route[0]
+        return UNKNOWN_OPENAI_ROUTES if req.path.startswith(UNKNOWN_OPENAI_ROUTES.prefix) else None
 
 
 def create_app(
@@ -96,13 +124,14 @@ def create_app(
     metrics: Metrics,
     hangups: HangupWatcher,
     clients: Sequence[SlotClient] = (),
+    jobs: JobRunner | None = None,
 ) -> GatewayApp:
-    """The app over its collaborators. Starts no thread and reads no environment.
+    """The app over its collaborators. Reads no environment, and starts no thread but that of `jobs`.
 
     Args:
         clients: of the slots, by slot index; they are called for tokens only.
     """
-    app = GatewayApp(admission, fanout, metrics, needs_keys=settings.keys is not None)
+    app = GatewayApp(admission, fanout, metrics, jobs, needs_keys=settings.keys is not None)
     keys = Keys(
         KeyFile(settings.keys) if settings.keys else None,
         OPEN_ROUTES,
@@ -116,7 +145,18 @@ def create_app(
     add_error_handlers(app, app.find_resource, metrics)
     feedback_store = FeedbackStore(metrics)
     runner = CompletionRunner(plan, fanout, OwnerQuota(settings.key_concurrency), hangups, settings.timeout_s)
-    app.add_route("/autocomplete", AutocompleteResource(runner, feedback_store, settings.similarity))
+    submitter = None if jobs is None else JobSubmitter(jobs)
+    autocomplete = AutocompleteResource(runner, feedback_store, settings.similarity, submitter)
+    app.add_route("/autocomplete", autocomplete)
+    if jobs is not None and submitter is not None:
+        app.add_route("/jobs", JobsResource(submitter, autocomplete.check))
+        app.add_route("/jobs/{job_id}", JobResource(jobs))
+        jobs.start(autocomplete.compute)
+    app.add_route("/v1/completions", CompletionsResource(runner, settings.similarity))
+    models = ModelsResource(runner)
+    app.add_route("/v1/models", models)
+    app.add_route("/v1/models/{model}", ModelResource(runner, models))
+    app.add_sink(UNKNOWN_OPENAI_ROUTES, UNKNOWN_OPENAI_ROUTES.prefix)
     app.add_route("/feedback", FeedbackResource(feedback_store))
     ready = ReadyResource(plan, admission, app.draining.is_set)
     for path in READY_PATHS:
@@ -166,4 +206,25 @@ def build() -> GatewayApp:
         metrics=metrics,
         hangups=HangupWatcher(),
         clients=pool.clients,
+        jobs=_make_jobs(settings, plan, admission, metrics),
     )
+
+
+def _make_jobs(settings: Settings, plan: Plan, admission: Admission, metrics: Metrics) -> JobRunner | None:
+    if settings.job_store == "none":
+        return None
+    queue = JobQueue(
+        open_store(settings.job_store),
+        ttl_s=settings.job_ttl_s,
+        max_open=settings.job_queue,
+        count=lambda event: metrics.jobs.labels(event=event).inc(),
+    )
+    num_threads = max(1, int(JOB_SHARE * plan.max_running / BRANCHES_PER_REQUEST))
+    jobs = JobRunner(queue, num_threads=num_threads, has_room=partial(_has_room_for_jobs, admission))
+    metrics.watch_jobs(lambda: jobs.num_open)
+    return jobs
+
+
+def _has_room_for_jobs(admission: Admission) -> bool:
+    """Jobs start only while no other request waits for room."""
+    return not admission.num_waiting and any(state.state == "warm" for state in admission.states())

@@ -75,6 +75,8 @@ IDLE_LINGER_S = 1.0
 # Remaining requests are cancelled this long before the grace ends, so that their answers can still leave.
 CANCEL_MARGIN_S = 0.75
 EXIT_MARGIN_S = 0.1
+# At the exit, the longest wait for jobs that return to their queue: their store may be unavailable.
+JOBS_STOP_S = 1.0
 # A new worker reports itself as ready once it knows a warm slot, or after this time: the pool may be down.
 MAX_WARM_WAIT_S = 5.0
 _ACCEPTS_AT_ONCE = 64
@@ -181,6 +183,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         for connection in list(self._connections.values()):
             connection.abort()
         self.tpool.shutdown(wait=False, cancel_futures=True)
+        self.wsgi.end_stop(JOBS_STOP_S)
 
     def _is_finished(self, now: float) -> bool:
         """Advance a stop that has begun; whether the process may exit."""
@@ -440,7 +443,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         """
         if self._stop_began_at is None:
             self._stop_began_at = began_at
-            self.wsgi.draining.set()
+            self.wsgi.begin_stop()
             self.alive = False  # responses now close their connections
 
     def _report_warm(self) -> None:

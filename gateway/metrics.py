@@ -52,6 +52,7 @@ class Metrics:
             "tercet_saved_characters", "Characters of accepted suggestions", ["rank", "within_s"],
             registry=self._registry,
         )  # fmt: skip
+        self.jobs = Counter("tercet_jobs", "Jobs by event", ["event"], registry=self._registry)
         waiting = Gauge("tercet_waiting_branches", "Branches that wait for room in a slot", registry=self._registry)
         waiting.set_function(num_waiting)
 
@@ -59,6 +60,10 @@ class Metrics:
         """Export gauges of the server process: text and function by name, without the prefix `tercet_gateway_`."""
         for name, (text, value) in gauges.items():
             Gauge(f"tercet_gateway_{name}", text, registry=self._registry).set_function(value)
+
+    def watch_jobs(self, num_open: Callable[[], int]) -> None:
+        """Export the number of jobs that are queued or running."""
+        Gauge("tercet_open_jobs", "Jobs that are queued or running", registry=self._registry).set_function(num_open)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -32,9 +32,21 @@ _KINDS = {
     "bool": "a boolean", "null": "null", "NoneType": "null",
 }  # fmt: skip
 _UNPAIRED_SURROGATE_AT_END = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}[^\\]{0,5}$")
+# Python's floats hold whole numbers up to this exactly.
+_MAX_EXACT = 2**53
+
+
+def _number(text: str) -> float:
+    """A number with a fraction or an exponent. 1.0 is a whole number, as in JSON Schema; some languages write it so."""
+    value = float(text)
+    if abs(value) == float("inf"):
+        raise ValueError
+    return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT else value
+
+
 # Created at import: see `BodyParser`.
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
-_decode_value = msgspec.json.Decoder().decode
+_decode_value = msgspec.json.Decoder(float_hook=_number).decode
 
 
 class BodyParser(Generic[T]):
@@ -43,13 +55,15 @@ class BodyParser(Generic[T]):
     Attributes:
         kind: the struct of the request.
         aliases: alternative names of fields, as alias to field name.
+        ignores_nulls: a null is as leaving the field out.
 
     msgspec builds its table of a struct's types at the first use, and two threads doing so at once crash the process
     (msgspec 0.22: the second thread reads a half-built table). The constructor builds it.
     """
 
-    def __init__(self, kind: type[T], aliases: Mapping[str, str] | None = None) -> None:
+    def __init__(self, kind: type[T], aliases: Mapping[str, str] | None = None, *, ignores_nulls: bool = False) -> None:
         self.kind = kind
+        self.ignores_nulls = ignores_nulls
         self.aliases: Mapping[str, str] = aliases or {}
         self._fields = get_type_hints(kind, include_extras=True)
         msgspec.json.Decoder(kind)
@@ -67,6 +81,8 @@ class BodyParser(Generic[T]):
         if _has_repeated_member(raw, members):
             raise _repeated(raw)
         body = {name: self._value(name, value, raw) for name, value in members.items()}
+        if self.ignores_nulls:
+            body = {name: value for name, value in body.items() if value is not None}
         for alias, name in self.aliases.items():
             if alias in body:
                 if name in body:
@@ -99,7 +115,7 @@ class BodyParser(Generic[T]):
     def _explain(self, body: dict[str, Any], message: str) -> InvalidRequest:
         if match := re.search(r"missing required field `(\w+)`", message):
             return _invalid(match[1], f"is required: {_description(self._fields[match[1]])}")
-        match = re.search(r"at `\$\.(\w+)([^`]*)`", message)
+        match = re.search(r"`\$\.(\w+)([^`]*)`", message)
         if match is None or match[1] not in self._fields:
             return InvalidRequest(message)
         name, annotation, value, rest = _locate(match[1], self._fields[match[1]], body.get(match[1]), match[2])
@@ -111,7 +127,7 @@ class BodyParser(Generic[T]):
                 fields=(FieldError(unknown, "unknown field"),),
             )
         wanted = f"must be {_description(annotation)}"
-        if rest:  # an item of the value is wrong
+        if rest or "`key`" in message:  # an item of the value is wrong
             return _invalid(name, wanted)
         is_shown = isinstance(value, int | float | bool) or value is None
         shown = _cut(json.dumps(value)) if is_shown else _KINDS[type(value).__name__]

@@ -19,6 +19,7 @@ from gateway.api import sse
 from gateway.api.callers import caller_of
 from gateway.api.error_formats import PROBLEM_DETAILS
 from gateway.api.feedback import FeedbackStore
+from gateway.api.jobs import ERRORS_OF_JOBS, JOB_ACCEPTED, JOB_HEADERS, JobSubmitter, prefers_async
 from gateway.api.operation import JSON, Answer, Events, Operation, Operations
 from gateway.api.schema import (
     AutocompleteRequest,
@@ -35,6 +36,8 @@ from gateway.generation.runner import Caller, CompletionRunner, document_key, dr
 from gateway.generation.selection import REJECTION_DETAILS, SelectionPolicy, SelectionResult, Suggestion
 from gateway.generation.suggestions import Output, TextDelta
 from gateway.generation.trimming import MIN_TOKENS
+from gateway.jobs.runner import Cancelling
+from gateway.jobs.store import Job
 from shared.errors import (
     DeadlineExceeded,
     FieldError,
@@ -71,6 +74,7 @@ class AutocompleteResource:
                 "three sentences": {"context": "The old man looked at the sea and"},
                 "a line, streamed": {"context": "Dear Sir or ", "single_line": True, "stream": True},
             },
+            parameters=JOB_HEADERS,
             answers={
                 200: Answer(
                     "The sentences. `partial`: some branches failed, as `errors` says.",
@@ -85,9 +89,11 @@ class AutocompleteResource:
                             }
                         ),
                     },
-                )
+                ),
+                202: JOB_ACCEPTED,
             },
             errors=(
+                *ERRORS_OF_JOBS,
                 InvalidJson,
                 InvalidRequest,
                 UnknownModel,
@@ -101,18 +107,33 @@ class AutocompleteResource:
         )
     }
 
-    def __init__(self, runner: CompletionRunner, feedback_store: FeedbackStore, similarity: float) -> None:
+    def __init__(
+        self,
+        runner: CompletionRunner,
+        feedback_store: FeedbackStore,
+        similarity: float,
+        submitter: JobSubmitter | None = None,
+    ) -> None:
         """
         Args:
             similarity: percent from which two sentences are near-duplicates.
+            submitter: None: there are no jobs.
         """
         self._runner = runner
         self._feedback_store = feedback_store
         self._similarity = similarity
+        self._submitter = submitter
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """As `respond`."""
-        self.respond(req, resp, req.bounded_stream.read())
+        """As `respond`; with `Prefer: respond-async` the answer is a job."""
+        body = req.bounded_stream.read()
+        if self._submitter is None or not prefers_async(req):
+            self.respond(req, resp, body)
+            return
+        request = parse_autocomplete_request(body)
+        self.check(request, caller_of(req))
+        self._submitter.respond(req, resp, request)
+        resp.set_header("Preference-Applied", "respond-async")
 
     def respond(self, req: falcon.Request, resp: falcon.Response, body: bytes) -> None:
         """Answer a request's body.
@@ -139,25 +160,30 @@ class AutocompleteResource:
             assert isinstance(result, SelectionResult)
         resp.data = _encode(respond(result)) + b"\n"  # a terminal's prompt should start on a new line
 
-    def answer(self, body: bytes, caller: Caller, on_start: Callable[[RequestContext], None]) -> AutocompleteResponse:
-        """The answer to a body that was not sent by a waiting client.
+    def check(self, request: AutocompleteRequest, caller: Caller) -> None:
+        """
+        Raises:
+            UnknownModel, InvalidRequest: a field is out of the range that the plan or the model allows.
+        """
+        self._spec(request, caller, time.monotonic())
 
-        Args:
-            on_start: called with the context of the started request, by which it can be cancelled.
+    def compute(self, job: Job, cancelling: Cancelling) -> bytes:
+        """The answer to a job's request, as `POST /autocomplete` would send it.
 
         Raises:
             TercetError: as `respond`.
         """
+        # Its queue bounds a key's jobs; the key's concurrency is left to requests that wait.
+        caller = Caller(request_id=job.id, owner=job.owner, max_concurrency=0, cancelling=cancelling)
         started_at = time.monotonic()
-        request = parse_autocomplete_request(body)
+        request = parse_autocomplete_request(job.request)
         with ExitStack() as stack:
             stack.enter_context(self._runner.admitting(caller))
             context, outputs = self._start(stack, request, caller, started_at)
-            on_start(context)
             *_, result = outputs
             assert isinstance(result, SelectionResult)
         render_sentence = partial(_sentence, is_explained=request.explain is not None)
-        return _response(context, started_at, render_sentence, result)
+        return _encode(_response(context, started_at, render_sentence, result))
 
     def _start(
         self, stack: ExitStack, request: AutocompleteRequest, caller: Caller, started_at: float

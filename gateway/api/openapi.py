@@ -145,8 +145,9 @@ class _Declared:
         yield from (parser.kind for parser in self.operation.bodies)
         yield from (parameter.type for parameter in self.operation.parameters)
         for answer in self.operation.answers.values():
-            for found in answer.content.values():
-                yield from found.types.values() if isinstance(found, Events) else [found]
+            for content in answer.content.values():
+                for found in content.types.values() if isinstance(content, Events) else [content]:
+                    yield from found if isinstance(found, tuple) else [found]
         yield from (PROBLEM_DETAILS.body_type, self.error_format.body_type)
 
 
@@ -164,7 +165,9 @@ class _Schemas:
             _describe_parser(self.components[self.of(kind)["$ref"].rpartition("/")[2]], parser)
 
     def of(self, found: Any) -> Json:
-        """The schema of a type."""
+        """The schema of a type, or of several."""
+        if isinstance(found, tuple):
+            return {"anyOf": [self.of(one) for one in found]}
         if found in (str, bytes):
             return {"type": "string"}
         return self._schemas[_key(found)]
@@ -182,8 +185,14 @@ def _cleaned(schema: Json) -> Json:
 
 
 def _describe_parser(schema: Json, parser: BodyParser[Any]) -> None:
-    """What a parser adds to its struct: it refuses unknown fields, and takes a field by one of its names."""
+    """What a parser adds to its struct: it refuses unknown fields, takes a field by one of its names, and may ignore
+    nulls."""
     schema["additionalProperties"] = False
+    if parser.ignores_nulls:
+        required = schema.get("required", ())
+        schema["properties"] = {
+            name: field if name in required else _nullable(field) for name, field in schema["properties"].items()
+        }
     names: dict[str, list[str]] = {}
     for alias, name in parser.aliases.items():
         names.setdefault(name, [name]).append(alias)
@@ -200,6 +209,12 @@ def _describe_parser(schema: Json, parser: BodyParser[Any]) -> None:
             rules += [{"not": {"required": list(pair)}} for pair in combinations(group, 2)]
     if rules:
         schema["allOf"] = rules
+
+
+def _nullable(schema: Json) -> Json:
+    """A field's schema that also accepts null."""
+    annotations: Json = {name: schema.pop(name) for name in ("description", "default") if name in schema}
+    return {"anyOf": [schema, {"type": "null"}], **annotations}
 
 
 def _operation(declared: _Declared, schemas: _Schemas, *, needs_key: bool) -> Json:
@@ -270,11 +285,19 @@ def _answer(status: int, answer: Answer, schemas: _Schemas) -> Json:
 
 
 def _events(events: Events, schemas: _Schemas) -> Json:
-    """OpenAPI 3.1 has no words for the events of a stream: they are an extension, and a description for readers."""
-    types = {name or "(without a name)": schemas.of(found) for name, found in events.types.items()}
+    """Of a stream, the schema describes each event; the data of most is JSON, in a string."""
+    return {"schema": {"anyOf": [_event(name, schemas.of(found)) for name, found in events.types.items()]}}
+
+
+def _event(name: str, schema: Json) -> Json:
+    data = schema if "enum" in schema else {"type": "string", "contentMediaType": JSON, "contentSchema": schema}
+    if not name:
+        return {"type": "object", "properties": {"data": data}, "required": ["data"]}
     return {
-        "schema": {"type": "string", "description": f"Server-sent events: {', '.join(types)}."},
-        "x-events": types,
+        "title": name,
+        "type": "object",
+        "properties": {"event": {"const": name}, "data": data},
+        "required": ["event", "data"],
     }
 
 

@@ -33,7 +33,10 @@ TEXT = "text/plain; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Server-sent events: the type of the data of each event, by the event's name; "" for events without a name."""
+    """Server-sent events: the type of the data of each event, by the event's name; "" for events without a name.
+
+    Data is JSON, but for a literal: `Literal["[DONE]"]`. A tuple has the types of an event that has several.
+    """
 
     types: Mapping[str, Any]
 
@@ -44,7 +47,8 @@ class Answer:
 
     Attributes:
         description: a sentence.
-        content: by media type: a msgspec type, `str` for text, `bytes` for a file, or `Events`. Empty: no body.
+        content: by media type: a msgspec type, a tuple of those that the body may have, `str` for text, `bytes` for a
+            file, or `Events`. Empty: no body.
         headers: descriptions of headers that other answers lack, by name.
     """
 

@@ -16,9 +16,9 @@ from shared.protocol import MAX_SEED
 MAX_CONTEXT_CHARS = 1 << 20
 
 
-class AutocompleteRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """`POST /autocomplete`. The upper bounds of `max_time`, `max_tokens` and `top_k` depend on a setting or the model;
-    the resource checks them."""
+class JobRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """`POST /jobs`: without the fields that only a waiting client can use. The upper bounds of `max_time`, `max_tokens`
+    and `top_k` depend on a setting or the model; the resource checks them."""
 
     context: Annotated[
         str,
@@ -53,22 +53,29 @@ class AutocompleteRequest(Struct, forbid_unknown_fields=True, kw_only=True, froz
         Annotated[int, Meta(ge=0, le=MAX_SEED)] | None,
         Meta(description="a whole number from 0 to 9223372036854775807"),
     ] = None
-    session: Annotated[
-        Annotated[str, Meta(max_length=128)] | None, Meta(description="a string of up to 128 characters")
-    ] = None
     clean: Annotated[
         bool,
         Meta(description="true, or false: completions as the model made them, without healing, trimming and selection"),
     ] = True
-    stream: Annotated[bool, Meta(description="true (server-sent events) or false")] = False
     explain: Annotated[
         Annotated[int, Meta(ge=1, le=10)] | None,
         Meta(description="a whole number from 1 to 10: most likely tokens to report at each step"),
     ] = None
 
 
+class AutocompleteRequest(JobRequest, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """`POST /autocomplete`."""
+
+    session: Annotated[
+        Annotated[str, Meta(max_length=128)] | None, Meta(description="a string of up to 128 characters")
+    ] = None
+    stream: Annotated[bool, Meta(description="true (server-sent events) or false")] = False
+
+
 # Field names that clients of Write With Transformer and of similar services send.
 ALIASES = {"samples": "n_samples", "n": "n_samples"}
+# And those of a published deployment with jobs.
+JOB_ALIASES = {**ALIASES, "prompt": "context", "num_samples": "n_samples", "top_n": "top_k"}
 
 
 class TokenExplanation(Struct, kw_only=True):
@@ -151,4 +158,5 @@ class FeedbackRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
 
 
 parse_autocomplete_request = BodyParser(AutocompleteRequest, ALIASES)
+parse_job_request = BodyParser(JobRequest, JOB_ALIASES)
 parse_feedback_request = BodyParser(FeedbackRequest)

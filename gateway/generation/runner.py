@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +17,7 @@ from gateway.generation.request import GenerationSpec, Prompt, RequestContext
 from gateway.generation.selection import SelectionPolicy
 from gateway.generation.sessions import Sessions
 from gateway.generation.suggestions import Output, suggest
+from gateway.pool.admission import Cancelling
 from gateway.pool.quota import OwnerQuota
 from shared.errors import ClientGone, FieldError, InvalidRequest, UnknownModel
 from shared.hangups import HangupWatcher
@@ -38,6 +39,7 @@ class Caller:
         max_concurrency: the key's own limit of requests at a time; None: the default.
         session: the session that the request's headers name; one in its body comes first.
         sock: the client's connection: the request ends when the client closes it. None: nothing is watched.
+        cancelling: makes a context manager from a function that ends the request; it is entered while the request runs.
     """
 
     request_id: str
@@ -45,6 +47,7 @@ class Caller:
     max_concurrency: int | None = None
     session: str | None = None
     sock: socket.socket | None = None
+    cancelling: Cancelling = lambda _cancel: nullcontext()
 
 
 class CompletionRunner:
@@ -89,6 +92,7 @@ class CompletionRunner:
         hang_up = partial(context.cancel, ClientGone("The client hung up before its answer was ready."))
         stack.enter_context(self._sessions.superseding(context))
         stack.enter_context(self._hangups.watching(caller.sock, hang_up))
+        stack.enter_context(caller.cancelling(context.cancel))
         stack.callback(context.cancel)
         try:
             self._fanout.start(context)

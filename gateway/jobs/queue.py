@@ -32,7 +32,7 @@ from shared.errors import (
 )
 
 # A runner that has not renewed its lease for this long has lost the job.
-LEASE_S = 10.0
+LEASE_S = 6.0
 # Runners that may die with a job before it fails.
 MAX_ATTEMPTS = 5
 # Share of the queue that one API key may fill.
@@ -106,7 +106,8 @@ class JobQueue:
                 if job.idempotency and (known := self._known(job)) is not None:
                     return known, False
                 self._check_bounds(owner)
-                if self._store.insert(job) or self._store.read(job.id) == job:
+                # Where a client library repeated an insert whose confirmation was lost, the job is there.
+                if self._store.insert(job) or self._store.read(job.id) is not None:
                     self._count("queued")
                     return job, True
 

@@ -20,7 +20,7 @@ from gateway.jobs.store import Job
 from shared.errors import JobsUnavailable, NotReady, Overloaded, ShuttingDown, TercetError, internal_error
 
 # How often leases are renewed and the store is asked for jobs of other processes; a job of this process wakes the
-# runner at once. A fifth of a lease.
+# runner at once. A third of a lease.
 POLL_S = 2.0
 # How often an idle runner looks whether the pool has room again.
 ROOM_POLL_S = 0.25
@@ -68,27 +68,27 @@ class _RunningJob:
 
 
 class JobRunner:
-    """Attributes:
-    num_open: jobs queued or running in the store, as of the last poll.
+    """Runs the jobs of a queue on threads of this process.
+
+    Attributes:
+        queue: thread-safe, for the clients of the jobs.
+        num_open: jobs queued or running in the store, as of the last poll.
     """
 
     def __init__(
         self,
         queue: JobQueue,
-        compute: Compute,
         *,
         num_threads: int,
         has_room: Callable[[], bool] = lambda: True,
     ) -> None:
         """
         Args:
-            compute: a job's result, JSON. It raises `TercetError`: `REFUSALS` put the job back, others are its outcome.
             num_threads: jobs that run at the same time.
             has_room: whether a job may start now.
         """
         self.num_open = 0
-        self._queue = queue
-        self._compute = compute
+        self.queue = queue
         self._num_threads = num_threads
         self._has_room = has_room
         self._changed = threading.Condition()
@@ -97,10 +97,16 @@ class JobRunner:
         self._paused_until = 0.0
         self._running: dict[str, _RunningJob] = {}
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="job")
-        self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
+        self._thread: threading.Thread | None = None
         self._is_store_failing = False
 
-    def start(self) -> None:
+    def start(self, compute: Compute) -> None:
+        """
+        Args:
+            compute: a job's result, JSON. It raises `TercetError`: `REFUSALS` put the job back, others are its outcome.
+        """
+        self._compute = compute
+        self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
@@ -124,7 +130,7 @@ class JobRunner:
 
     def join(self, timeout_s: float) -> None:
         """Wait for the end of a stop."""
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join(timeout_s)
 
     # In the thread that leases.
@@ -137,11 +143,11 @@ class JobRunner:
                 if now - polled_at >= POLL_S:
                     polled_at = now
                     self._renew()
-                    self.num_open = self._queue.num_open()
+                    self.num_open = self.queue.num_open()
                     self._note_store(None)
                 if now - purged_at >= PURGE_S:
                     purged_at = now
-                    while self._queue.purge():
+                    while self.queue.purge():
                         pass
                 self._lease()
             except JobsUnavailable as error:
@@ -154,7 +160,7 @@ class JobRunner:
         for running in self._running_jobs():
             running.cancel()
         self._executor.shutdown()
-        self._queue.close()
+        self.queue.close()
 
     def _wait(self) -> None:
         """Until there may be work."""
@@ -168,13 +174,13 @@ class JobRunner:
 
     def _renew(self) -> None:
         for running in self._running_jobs():
-            if not self._queue.renew(running.job):
+            if not self.queue.renew(running.job):
                 running.cancel()
 
     def _lease(self) -> None:
         """Start jobs while there is room for them."""
         while not self._is_stopping and time.monotonic() >= self._paused_until and self._has_room():
-            if len(self._running) >= self._num_threads or (job := self._queue.lease()) is None:
+            if len(self._running) >= self._num_threads or (job := self.queue.lease()) is None:
                 return
             running = _RunningJob(job)
             with self._changed:
@@ -210,7 +216,7 @@ class JobRunner:
                 self._changed.notify_all()
 
     def _store_outcome(self, running: _RunningJob) -> None:
-        job = running.job
+        job, started_at = running.job, time.monotonic()
         state: Final = "failed"
         result = error = b""
         try:
@@ -219,7 +225,7 @@ class JobRunner:
         except REFUSALS as refusal:
             if not running.is_cancelled:
                 self._paused_until = time.monotonic() + REFUSED_DELAY_S
-                self._persist(lambda: self._queue.put_back(job, REFUSED_DELAY_S))
+                self._persist(lambda: self.queue.put_back(job, REFUSED_DELAY_S))
                 log.info("job_put_back", **_described(job), code=refusal.code)
                 return
         except TercetError as failure:
@@ -229,14 +235,14 @@ class JobRunner:
             error = internal_error(job.id).problem()
         if running.is_cancelled:
             # By its client or a lost lease: the store knows. By `stop`: another runner takes it.
-            if self._is_stopping and self._persist(lambda: self._queue.put_back(job, 0.0)):
+            if self._is_stopping and self._persist(lambda: self.queue.put_back(job, 0.0)):
                 log.info("job_put_back", **_described(job), code=ShuttingDown.code)
             return
-        is_stored = self._persist(lambda: self._queue.finish(job, state, result=result, error=error))
-        seconds = time.time() - (job.started_at or 0.0)
+        is_stored = self._persist(lambda: self.queue.finish(job, state, result=result, error=error))
         log.info(
-            "job_finished" if is_stored else "job_discarded", **_described(job), state=state, ms=round(1e3 * seconds, 2)
-        )
+            "job_finished" if is_stored else "job_discarded", **_described(job), state=state,
+            ms=round(1e3 * (time.monotonic() - started_at), 2),
+        )  # fmt: skip
 
     def _persist(self, write: Callable[[], bool]) -> bool:
         """Write to the store, again while it is unavailable. Another runner may get the job meanwhile: then false."""

@@ -12,7 +12,8 @@ import falcon
 from shared.errors import ForbiddenOrigin, UnknownHost
 from shared.settings import Settings
 
-ALLOWED_HEADERS = "Content-Type, Authorization, api-key, x-api-key, X-Request-Id"
+ALLOWED_HEADERS = "Content-Type, Authorization, api-key, x-api-key, X-Request-Id, Prefer, Idempotency-Key"
+EXPOSED_HEADERS = "X-Request-Id, Server-Timing, Retry-After, Location, Preference-Applied"
 
 
 class Origins:
@@ -37,11 +38,11 @@ class Origins:
         if origin not in self._settings.origins:
             raise ForbiddenOrigin(f"Pages of {origin!r} may not use this server; add it to TERCET_ORIGINS.")
         resp.set_header("Access-Control-Allow-Origin", origin)
-        resp.set_header("Access-Control-Expose-Headers", "X-Request-Id, Server-Timing, Retry-After")
+        resp.set_header("Access-Control-Expose-Headers", EXPOSED_HEADERS)
         resp.append_header("Vary", "Origin")
         if req.method == "OPTIONS" and req.get_header("Access-Control-Request-Method"):
             # A browser sends no key with a preflight.
-            resp.set_header("Access-Control-Allow-Methods", "GET, POST")
+            resp.set_header("Access-Control-Allow-Methods", "GET, POST, DELETE")
             resp.set_header("Access-Control-Allow-Headers", ALLOWED_HEADERS)
             resp.set_header("Access-Control-Max-Age", "600")
             resp.status = falcon.HTTP_204

@@ -10,6 +10,7 @@ from tests.chaos.rows.clients import (
 )
 from tests.chaos.rows.deadlines import answer_through_faults, keep_deadlines, stop_for_clients_that_left
 from tests.chaos.rows.inputs import refuse_bad_input
+from tests.chaos.rows.jobs import hide_foreign_jobs, keep_jobs_through_kills
 from tests.chaos.rows.keys import keep_canaries_secret, limit_each_key, reveal_no_other_text
 from tests.chaos.rows.lifecycle import (
     refuse_while_draining,
@@ -114,6 +115,11 @@ ROWS = (
         answer_through_faults,
     ),
     Row(
+        "R19",
+        "Jobs with the gateway killed (-9): none lost, none stuck, one final state each, every store",
+        keep_jobs_through_kills,
+    ),
+    Row(
         "R20",
         "`tercet serve` killed (-9) under load: started again at once, it serves; what the gateway had accepted gets "
         "an answer or a refusal, none a reset",
@@ -176,6 +182,7 @@ ROWS = (
         "The SBOM matches the lock; the audit passes only if every package was audited",
         run_tests("tests/deploy/test_requirements.py"),
     ),
+    Row("S10", "Foreign job ids: 404, the body and the time of an unknown id", hide_foreign_jobs),
     Row(
         "S11",
         "Origins and Host: only those listed",
@@ -212,7 +219,6 @@ ROWS = (
 NOT_MEASURED = {
     "R17, R18, S8, D1, D2": "they are promises of deployments (Ray, systemd, containers, SageMaker), which do not "
     "exist yet",
-    "R19, S10": "they are promises of jobs, which do not exist yet",
     "S9, advisories": "`make audit` needs the advisory service; run it where that can be reached",
     "S11, in a browser": "the browser tests of `make test` show it",
 }

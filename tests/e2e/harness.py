@@ -57,6 +57,7 @@ class Tercet:
             "TERCET_DEVICES": "cpu",
             "TERCET_DTYPE": "fp32",
             "TERCET_DRAIN_S": "0.1",
+            "TERCET_JOBS": f"sqlite:{base / 'jobs.sqlite3'}",
             **{f"TERCET_{name.upper()}": value for name, value in settings.items()},
         }
         verify = certificate.client() if certificate else True

@@ -79,6 +79,7 @@ def test_metric_names_do_not_change(gateway: Gateway) -> None:
         "tercet_branch_retries_refused_total",
         "tercet_branch_retries_total",
         "tercet_branches_total",
+        "tercet_jobs_total",
         "tercet_refused_requests_total",
         "tercet_request_seconds",
         "tercet_requests_total",

@@ -99,7 +99,8 @@ def test_text_that_is_not_utf8_is_refused_with_field_and_position(raw: bytes, de
         (b'{"text": "a", "count": 1' + b"0" * 400 + b"}", "count"),
         (b'{"text": "a", "amount": 1' + b"0" * 5_000 + b"}", "count"),
         (b'{"text": "a", "count": 9223372036854775808}', "count"),
-        (b'{"text": "a", "count": 1.0}', "count"),
+        (b'{"text": "a", "count": 1.5}', "count"),
+        (b'{"text": "a", "count": 1e16}', "count"),
         (b'{"text": "a", "count": true}', "count"),
         (b'{"text": "a", "number": "1"}', "number"),
         (b'{"text": "a", "words": {}}', "words"),
@@ -125,6 +126,14 @@ def test_a_wrong_or_repeated_field_is_named(raw: bytes, field: str) -> None:
         parse(raw)
     assert [error.field for error in caught.value.fields] == [field]
     assert caught.value.detail.startswith((f"{field} ", f"Unknown field {field};"))
+
+
+@pytest.mark.parametrize(("raw", "count"), [(b"3.0", 3), (b"-0.0", 0), (b"1e3", 1000), (b"9007199254740992.0", 2**53)])
+def test_a_whole_number_may_be_written_with_a_fraction(raw: bytes, count: int) -> None:
+    """JSON Schema, 6.1.1: 1.0 is an integer. Some languages write all numbers so."""
+    body = parse(b'{"text": "a", "count": %s, "number": 2.0}' % raw)
+    assert (body.count, type(body.count)) == (count, int)
+    assert (body.number, type(body.number)) == (2.0, float)
 
 
 BAD_VALUES = [

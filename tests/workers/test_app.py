@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,109 +17,26 @@ import falcon
 import pytest
 import torch
 from falcon import testing
-from prometheus_client.parser import text_string_to_metric_families
-from transformers import AutoTokenizer, GPT2LMHeadModel
 
-from shared.errors import PROBLEM_JSON
-from shared.hangups import HangupWatcher
 from shared.plan import Model, Slot
 from shared.protocol import GenerateRequest
 from tests.workers.helpers import EMBEDDED, PATIENCE_S, wait_until
+from tests.workers.slots import (
+    GREEDY,
+    HANGUPS,
+    PROMPT,
+    generate,
+    make_service,
+    metric,
+    open_body,
+    open_stream,
+    problem,
+    warm_service,
+)
 from workers.app import create_app
 from workers.engine.engine import EngineConfig
 from workers.gunicorn_worker import HoldingSocket
 from workers.service import Branch, SlotService
-
-PROMPT = "The old man looked at the sea and"
-GREEDY = {"max_new_tokens": 8, "temperature": 0.0}
-HANGUPS = HangupWatcher()
-
-
-def make_service(directory: Path = EMBEDDED, *, max_batch: int = 4, step_delay_s: float = 0.0) -> SlotService:
-    slot = Slot(index=3, device="cpu", model="embedded", socket="", max_batch=max_batch)
-    model = Model(name="embedded", directory=str(directory), source="embedded", n_ctx=1024, vocab_size=8192)
-    config = EngineConfig(dtype="fp32", max_batch=max_batch, hang_s=0.0, step_delay_s=step_delay_s)
-
-    def fail(error: BaseException) -> None:
-        raise error
-
-    return SlotService(slot, model, config, Path("unused"), on_fatal=fail)
-
-
-@contextmanager
-def warm_service(**settings: Any) -> Iterator[SlotService]:
-    service = make_service(**settings)
-    service.start(age=7)
-    wait_until(lambda: service.is_warm)
-    try:
-        yield service
-    finally:
-        assert service.close()
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[testing.TestClient]:
-    with warm_service() as service:
-        yield testing.TestClient(create_app(service, HANGUPS))
-
-
-@pytest.fixture(scope="module")
-def reference() -> Any:
-    return GPT2LMHeadModel.from_pretrained(EMBEDDED, dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module")
-def reference_tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(EMBEDDED)
-
-
-def generate(client: testing.TestClient, **fields: Any) -> list[dict[str, Any]]:
-    """The answer's lines."""
-    result = client.simulate_post("/generate", json=fields)
-    assert result.status == falcon.HTTP_200, result.text
-    assert result.headers["content-type"] == "application/x-ndjson"
-    return [json.loads(line) for line in result.text.splitlines()]
-
-
-@contextmanager
-def open_stream(
-    client: testing.TestClient, path: str, sock: Any = None, **fields: Any
-) -> Iterator[Iterator[dict[str, Any]]]:
-    """The answer's lines as they come; closes the response at the end, as a WSGI server does."""
-    with open_body(client, path, sock, **fields) as body:
-        yield (json.loads(line) for chunk in body for line in chunk.splitlines())
-
-
-@contextmanager
-def open_body(client: testing.TestClient, path: str, sock: Any = None, **fields: Any) -> Iterator[Iterator[bytes]]:
-    environ = testing.create_environ(
-        path, method="POST" if fields else "GET", body=json.dumps(fields) if fields else ""
-    )
-    if sock is not None:
-        environ["gunicorn.socket"] = sock
-    start_response = testing.StartResponseMock()
-    body: Any = client.app(environ, start_response)
-    assert start_response.status == falcon.HTTP_200
-    try:
-        yield iter(body)
-    finally:
-        body.close()
-
-
-def problem(result: testing.Result) -> dict[str, Any]:
-    assert result.headers["content-type"] == PROBLEM_JSON
-    body: dict[str, Any] = result.json
-    assert body["status"] == result.status_code
-    return body
-
-
-def metric(client: testing.TestClient, name: str, **labels: str) -> float:
-    """A sample of the slot's metrics, 0 if it is absent."""
-    text = client.simulate_get("/metrics").text
-    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
-    found = [sample.value for sample in samples if (sample.name, sample.labels) == (name, {"slot": "3", **labels})]
-    return found[0] if found else 0.0
-
 
 # Answers -----------------------------------------------------------------------------------------
 
@@ -159,23 +75,6 @@ def test_a_healed_prompt_streams_only_new_text(client: testing.TestClient) -> No
     assert not done["text"].startswith(" se")
 
 
-def test_echo_and_logprobs_are_those_of_transformers(client: testing.TestClient, reference: Any) -> None:
-    _, done = generate(client, prompt=PROMPT, sampling=GREEDY, echo=True, logprobs=2)
-    ids = torch.tensor([done["prompt_ids"] + done["token_ids"]])
-    with torch.inference_mode():
-        expected = reference(ids).logits[0].log_softmax(-1)
-    num_prompt = done["num_prompt_tokens"]
-    picked = [float(expected[index - 1, ids[0, index]]) for index in range(1, ids.shape[1])]
-    assert done["prompt_logprobs"][0] is None
-    assert done["prompt_logprobs"][1:] == pytest.approx(picked[: num_prompt - 1], abs=1e-3)
-    assert done["logprobs"] == pytest.approx(picked[num_prompt - 1 :], abs=1e-3)
-    for index, top in enumerate(done["tops"]):
-        best = expected[num_prompt - 1 + index].topk(2)
-        assert [token_id for token_id, _, _ in top] == best.indices.tolist()
-        assert [logprob for _, _, logprob in top] == pytest.approx(best.values.tolist(), abs=1e-3)
-    assert "".join(done["token_texts"]) == done["text"]
-
-
 def test_prompt_ids_are_used_as_sent_and_cut_at_their_start(client: testing.TestClient) -> None:
     _, whole = generate(client, prompt_ids=[5, 6, 7, 8], sampling=GREEDY, echo=True)
     _, cut = generate(client, prompt_ids=[5, 6, 7, 8], max_prompt_tokens=2, sampling=GREEDY, echo=True)
@@ -203,7 +102,10 @@ def test_a_stop_string_ends_the_text_before_it(client: testing.TestClient) -> No
         ('{"prompt": "a", "prompt_ids": [1]}', 422, "invalid_request", "one of prompt and prompt_ids"),
         ('{"prompt": "a", "logprobs": 21}', 422, "invalid_request", "logprobs"),
         ('{"prompt_ids": [8192]}', 422, "invalid_request", "8191"),
-        ('{"prompt_ids": [1], "sampling": {"max_new_tokens": 1024}}', 422, "invalid_request", "1024"),
+        ('{"prompt_ids": [1], "sampling": {"max_new_tokens": 1024}}', 422, "prompt_too_long", "1024"),
+        ('{"prompt": "a", "sampling": {"frequency_penalty": 2.5}}', 422, "invalid_request", "sampling"),
+        ('{"prompt": "a", "sampling": {"logit_bias": [[8192, 1.0]]}}', 422, "invalid_request", "logit_bias"),
+        ('{"prompt": "a", "sampling": {"logit_bias": [[3, 101.0]]}}', 422, "invalid_request", "logit_bias"),
         ('{"prompt": "a", "sampling": {"stop": [""]}}', 422, "invalid_request", "stop string"),
     ],
 )
@@ -228,6 +130,7 @@ def test_unknown_paths_and_methods(client: testing.TestClient) -> None:
 
 def test_a_slot_without_a_model_is_not_ready() -> None:
     client = testing.TestClient(create_app(make_service(), HANGUPS))
+    assert problem(client.simulate_post("/tokenize", json={"text": "a"}))["code"] == "not_ready"
     result = client.simulate_post("/generate", json={"prompt": "a"})
     assert problem(result)["code"] == "not_ready"
     assert result.status == falcon.HTTP_503

@@ -11,6 +11,7 @@ import pytest
 from falcon import testing
 
 from gateway.app import create_app
+from gateway.jobs.runner import JobRunner
 from shared.hangups import HangupWatcher
 from shared.settings import Settings
 from tests.gateway.generation.stubs import Respond, StubPool
@@ -19,7 +20,7 @@ from tests.gateway.generation.stubs import Respond, StubPool
 class Api:
     """The gateway's app in front of a pool of stub workers."""
 
-    def __init__(self, pool: StubPool, hangups: HangupWatcher, **settings: str) -> None:
+    def __init__(self, pool: StubPool, hangups: HangupWatcher, jobs: JobRunner | None = None, **settings: str) -> None:
         self.pool = pool
         self.app = create_app(
             settings=Settings.load({f"TERCET_{name.upper()}": value for name, value in settings.items()}),
@@ -29,12 +30,16 @@ class Api:
             metrics=pool.metrics,
             hangups=hangups,
             clients=pool.clients,
+            jobs=jobs,
         )
         self._client = testing.TestClient(self.app, headers={"Host": "localhost"})
 
     def post(self, path: str, body: Any = None, **options: Any) -> testing.Result:
         """POST a JSON body."""
         return self._client.simulate_post(path, json=body, **options)
+
+    def request(self, method: str, path: str, **options: Any) -> testing.Result:
+        return self._client.simulate_request(method, path, **options)
 
     def complete(self, **fields: Any) -> testing.Result:
         """POST to `/autocomplete`; a context is filled in."""
@@ -50,9 +55,11 @@ def make_api(short_path: Path, hangups: HangupWatcher) -> Iterator[Callable[...,
     """Makes an app in front of a stub worker for each responder. `settings` are `TERCET_` variables in lower case."""
     with ExitStack() as stack:
 
-        def make(*responders: Respond, settings: dict[str, str] | None = None, **options: Any) -> Api:
+        def make(
+            *responders: Respond, settings: dict[str, str] | None = None, jobs: JobRunner | None = None, **options: Any
+        ) -> Api:
             pool = StubPool(short_path, *responders, **options)
             stack.callback(pool.close)
-            return Api(pool, hangups, **(settings or {}))
+            return Api(pool, hangups, jobs, **(settings or {}))
 
         yield make

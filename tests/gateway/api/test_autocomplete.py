@@ -89,6 +89,16 @@ def test_defaults_leave_room_for_the_new_tokens_and_finish_a_word(make_api: Make
     assert {call.max_prompt_tokens for call in api.pool.workers[0].calls} == {256}
 
 
+def test_without_cleaning_completions_are_answered_as_the_model_made_them(make_api: MakeApi) -> None:
+    text = " the sea the sea the sea the sea the sea, an"
+    api = make_api(lambda request: completion(request, text, finish_reason="length"))
+    body = api.complete(clean=False, length=1, n_samples=2).json
+    assert [sentence["value"] for sentence in body["sentences"]] == [text, text]
+    assert (body["partial"], body["errors"]) == (False, [])
+    calls = api.pool.workers[0].calls
+    assert [(call.heal, call.sampling.max_new_tokens) for call in calls] == [(False, 1)] * 2
+
+
 def test_a_given_seed_is_the_first_branchs_and_wraps(make_api: MakeApi) -> None:
     api = make_api(respond)
     assert api.complete(seed=MAX_SEED, n_samples=2).json["seed"] == MAX_SEED

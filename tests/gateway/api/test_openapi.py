@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import pytest
@@ -57,12 +57,13 @@ class ShortErrors:
         return b""
 
 
+EVENTS = Events({"count": (Counted, Failure), "": Literal["[DONE]"]})
 WORDS = Operation(
     tag="Words",
     summary="Count words",
     bodies=(BodyParser(Words, {"n": "count", "k": "count", "input": "text"}),),
     parameters=(Parameter("id", "path", "an id"), Parameter("Prefer", "header", "a preference", examples=("fast",))),
-    answers={200: Answer("Counted.", {JSON: Counted, "text/event-stream": Events({"": Counted})})},
+    answers={200: Answer("Counted.", {JSON: Counted, "text/event-stream": EVENTS})},
     errors=(InvalidRequest, NotFound, Overloaded),
 )
 COUNTED_OR_NOT = Operation(
@@ -92,6 +93,11 @@ def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             yield path, method.upper(), operation
+
+
+def url_of(path: str) -> str:
+    """A path of a resource that exists."""
+    return path.replace("{name}", "tercet.js").replace("{model}", "small")
 
 
 @pytest.fixture
@@ -136,7 +142,7 @@ def test_the_document_says_which_operations_need_a_key(make_gateway: MakeGateway
     document = document_of(keyed)
     found = set()
     for path, method, operation in operations(document):
-        url = path.replace("{name}", "tercet.js")
+        url = url_of(path)
         is_open = operation.get("security", document["security"]) == []
         found |= {path} if is_open else set()
         status = keyed.client.simulate_request(method, url, body=b"{}").status_code
@@ -213,9 +219,19 @@ def test_a_dialects_errors_have_its_shape_and_status_or_the_default_ones(words: 
     assert "`overloaded`" in refusal["description"]
 
 
-def test_the_events_of_a_stream_are_listed(words: Json) -> None:
+@pytest.mark.parametrize(
+    ("event", "is_valid"),
+    [
+        ({"event": "count", "data": '{"count": 1}'}, True), ({"data": "[DONE]"}, True), ({"data": "DONE"}, False),
+        ({"event": "other", "data": '{"count": 1}'}, False), ({"event": "count"}, False), ("count", False),
+    ],
+)  # fmt: skip
+def test_the_schema_of_a_stream_describes_each_event(words: Json, event: Any, is_valid: bool) -> None:
     stream = words["paths"]["/words/{id}"]["post"]["responses"]["200"]["content"]["text/event-stream"]
-    assert stream["x-events"] == {"(without a name)": {"$ref": "#/components/schemas/Counted"}}
+    assert validator(words, stream["schema"]).is_valid(event) == is_valid
+    assert {"$ref": "#/components/schemas/Counted"} in stream["schema"]["anyOf"][0]["properties"]["data"][
+        "contentSchema"
+    ]["anyOf"]
 
 
 def test_the_document_has_an_etag_and_is_not_sent_twice(gateway: Gateway) -> None:
@@ -231,7 +247,7 @@ def test_answers_of_every_get_match_their_schemas(gateway: Gateway) -> None:
     for path, method, operation in operations(document):
         if method != "GET":
             continue
-        response = gateway.client.simulate_get(path.replace("{name}", "tercet.js"))
+        response = gateway.client.simulate_get(url_of(path))
         declared = operation["responses"][str(response.status_code)]
         if "$ref" in declared:
             declared = document["components"]["responses"][declared["$ref"].rpartition("/")[2]]

@@ -59,7 +59,7 @@ def main(url: str, moment: str) -> None:
             announce_and_hang("leased")
         return b'"of the killed process"'
 
-    JobRunner(queue, compute, num_threads=1).start()
+    JobRunner(queue, num_threads=1).start(compute)
     time.sleep(60)
 
 

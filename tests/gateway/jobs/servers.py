@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.harness import free_port, until
 
 # moto accepts any credentials; boto3 wants some.
 AWS_ENVIRON = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests", "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+def find_redis() -> str | None:
+    """The path of redis-server, if it is installed."""
+    return shutil.which("redis-server")
 
 
 class RedisServer:
@@ -27,9 +30,8 @@ class RedisServer:
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        program = shutil.which("redis-server")
-        if program is None:
-            pytest.skip("redis-server is not installed")
+        program = find_redis()
+        assert program is not None, "redis-server is not installed"
         options = {
             "port": self.port, "bind": "127.0.0.1", "dir": self.directory, "appendonly": "yes",
             "appendfsync": "always", "save": "",

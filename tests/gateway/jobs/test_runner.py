@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ def make_runner() -> Iterator[MakeRunner]:
     with ExitStack() as stack:
 
         def make(queue: JobQueue, compute: Any, **options: Any) -> JobRunner:
-            runner = JobRunner(queue, compute, **{"num_threads": 2, **options})
-            runner.start()
+            runner = JobRunner(queue, **{"num_threads": 2, **options})
+            runner.start(compute)
             stack.callback(runner.join, 10)
             stack.callback(runner.stop)
             return runner
@@ -97,9 +97,11 @@ def test_a_job_whose_process_is_killed_reaches_one_final_state(
         computed.append(job.id)
         return b'"of the runner"'
 
-    make_runner(make_queue(count=lambda event: counts.update([event])), compute)
+    runner = make_runner(make_queue(count=lambda event: counts.update([event])), compute)
     queue = make_queue()
     job = wait_for_end(queue, job_id)
+    runner.stop()
+    runner.join(10)
     assert (job.state, job.result, job.request) == ("succeeded", result, b"")
     assert len(computed) == counts["succeeded"] == (moment != "store")
     assert queue.find(job_id, "o") == job
@@ -117,7 +119,6 @@ def test_jobs_survive_a_killed_redis(redis: RedisServer, make_runner: MakeRunner
 
     make_runner(finished, compute)
     accepted: list[str] = []
-    num_refused = 0
 
     def kill_and_restart() -> None:
         for _ in range(2):
@@ -129,10 +130,8 @@ def test_jobs_survive_a_killed_redis(redis: RedisServer, make_runner: MakeRunner
     killer = threading.Thread(target=kill_and_restart)
     killer.start()
     while killer.is_alive():
-        try:
+        with suppress(JobsUnavailable):
             accepted.append(queue.submit("", b"%d" % len(accepted))[0].id)
-        except JobsUnavailable:
-            num_refused += 1
         time.sleep(0.01)
     killer.join()
     until(lambda: queue.num_open() == 0, 30, "all jobs are final")
@@ -141,7 +140,8 @@ def test_jobs_survive_a_killed_redis(redis: RedisServer, make_runner: MakeRunner
         ("succeeded", b"%d" % number) for number in range(len(accepted))
     ]
     assert len(accepted) > 10
-    assert counts["succeeded"] >= len(accepted) > 0
+    # A result whose confirmation was lost is stored and not counted.
+    assert 0 < counts["succeeded"] <= len(accepted)
     queue.close()
 
 

@@ -88,7 +88,8 @@ def test_listed_pages_may_read_the_response_and_its_headers(listed: Gateway) -> 
     assert response.status_code == 200
     assert response.headers[CORS] == LISTED
     assert response.headers["Vary"] == "Origin"
-    assert response.headers["Access-Control-Expose-Headers"] == "X-Request-Id, Server-Timing, Retry-After"
+    exposed = response.headers["Access-Control-Expose-Headers"].split(", ")
+    assert exposed == ["X-Request-Id", "Server-Timing", "Retry-After", "Location", "Preference-Applied"]
 
 
 @pytest.mark.parametrize(
@@ -114,9 +115,10 @@ def test_a_preflight_of_a_listed_page_is_answered_before_routing(listed: Gateway
         response = listed.client.simulate_options(path, headers=headers)
         assert (response.status_code, response.content) == (204, b"")
         assert response.headers[CORS] == LISTED
-        assert response.headers["Access-Control-Allow-Methods"] == "GET, POST"
+        assert response.headers["Access-Control-Allow-Methods"] == "GET, POST, DELETE"
         allowed = response.headers["Access-Control-Allow-Headers"].lower().split(", ")
-        assert allowed == ["content-type", "authorization", "api-key", "x-api-key", "x-request-id"]
+        keys = ["authorization", "api-key", "x-api-key"]
+        assert allowed == ["content-type", *keys, "x-request-id", "prefer", "idempotency-key"]
         assert response.headers["Access-Control-Max-Age"] == "600"
         assert "X-Request-Id" in response.headers
         assert "Server-Timing" in response.headers

@@ -14,9 +14,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gateway.pool import client as client_module
 from gateway.pool.client import MAX_LINE_BYTES, STATE_SILENCE_S, BranchError, SlotClient
 from shared.plan import Slot
-from shared.protocol import Accepted, Done, Failed, GenerateRequest, State, Token
+from shared.protocol import (
+    Accepted,
+    Done,
+    Failed,
+    GenerateRequest,
+    State,
+    Token,
+    TokenizeRequest,
+    TokenizeResponse,
+    Top,
+)
 from tests.gateway.pool.helpers import (
     DONE,
     END,
@@ -358,3 +369,69 @@ def test_calls_at_once_have_connections_of_their_own(short_path: Path) -> None:
         client.close()
     assert results == [[DONE]] * 3
     assert server.num_connections == 3
+
+
+TOKENS = TokenizeResponse(ids=[5, 6], texts=["a", " b"], ends=[1, 3], n_ctx=1024, eos_id=0)
+
+
+def response(body: bytes, status: int = 200) -> bytes:
+    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
+
+
+def test_tokens_of_a_text(short_path: Path) -> None:
+    with worker(short_path, sends_to_each(response(msgspec.json.encode(TOKENS)))) as (client, server):
+        assert client.tokenize("a 🦉", 5.0) == TOKENS
+        assert client.tokenize("a b", 5.0) == TOKENS
+    assert server.num_connections == 1
+    head, _, body = server.requests[0].partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /tokenize HTTP/1.1\r\n")
+    assert msgspec.json.decode(body, type=TokenizeRequest) == TokenizeRequest(text="a 🦉")
+
+
+@pytest.mark.parametrize(
+    ("parts", "code", "is_retryable"),
+    [
+        ([], "broken", True),
+        ([b"SSH-2.0-OpenSSH\r\n"], "broken", True),
+        ([response(msgspec.json.encode(TOKENS))[:-3]], "broken", True),
+        ([response(b'{"ids": [1]}')], "garbage", True),
+        ([response(b"x" * 3000)], "oversize", True),
+        ([response(b'{"code":"not_ready","detail":"d"}', 503)], "not_ready", True),
+        ([response(b'{"code":"invalid_request","detail":"d"}', 422)], "invalid_request", False),
+    ],
+)
+def test_each_failure_of_tokenize_has_its_code(
+    short_path: Path, parts: list[bytes], code: str, is_retryable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "MAX_TOKENIZE_BYTES", 2000)
+    with worker(short_path, sends(*parts)) as (client, _), pytest.raises(BranchError) as caught:
+        client.tokenize("a", 5.0)
+    assert (caught.value.code, caught.value.is_retryable) == (code, is_retryable)
+
+
+def test_tokenize_ends_at_its_time_limit_even_if_bytes_keep_coming(short_path: Path) -> None:
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 X\r\nContent-Length: 999\r\n\r\n")
+        while True:
+            connection.sendall(b"x")
+            time.sleep(0.01)
+
+    start = time.monotonic()
+    with worker(short_path, drip) as (client, _), pytest.raises(BranchError) as caught:
+        client.tokenize("a", 0.3)
+    assert caught.value.code == "timeout"
+    assert 0.25 < time.monotonic() - start < 5
+
+
+def test_the_largest_line_that_a_worker_can_send_is_read(short_path: Path) -> None:
+    """20 likely tokens at each of 1,024 positions, all of them as long as GPT-2's longest, in characters to escape."""
+    top = [Top(50256, "\\" * 128, -12.345678901234567)] * 20
+    largest = msgspec.structs.replace(
+        DONE,
+        prompt_ids=[50256] * 1024,
+        prompt_token_texts=["\\" * 128] * 1024,
+        prompt_logprobs=[-12.345678901234567] * 1024,
+        prompt_tops=[None, *[top] * 1023],
+    )
+    with worker(short_path, sends(HEAD, line(Accepted()), line(largest), END)) as (client, _):
+        assert read_lines(client) == [largest]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as BpeTokenizer
+from tokenizers import processors
 from transformers import AutoTokenizer
 
 from tests.workers.engine.helpers import CHECKPOINT
+from workers.text import tokenizer as tokenizer_module
 from workers.text.detokenizer import Detokenizer
 from workers.text.stop_strings import StopMatcher
-from workers.text.tokenizer import Tokenizer
+from workers.text.tokenizer import END_OF_TEXT, Tokenizer
 
 TOKENIZER = Tokenizer.from_directory(CHECKPOINT, 8192)
 SYNTHETIC = Tokenizer.from_directory(CHECKPOINT, 50257)
@@ -50,6 +54,25 @@ def test_decoding_inverts_encoding(text: str) -> None:
     valid = text.encode("utf-8", "replace").decode()
     expected = valid.replace("<|endoftext|>", "")
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == expected
+
+
+@settings(max_examples=30, deadline=None)
+@given(texts, st.integers(0, 2**31))
+def test_a_text_encoded_in_parts_has_the_ids_and_starts_of_the_whole(text: str, seed: int) -> None:
+    pieces = [piece + " " * (seed % 2) for piece in (text, text[::-1], " x\n") * 9]
+    random.Random(seed).shuffle(pieces)
+    whole = BpeTokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    whole.post_processor = processors.ByteLevel(trim_offsets=False)
+    valid = "".join(pieces).encode("utf-8", "replace").decode()
+    expected = whole.encode(valid, add_special_tokens=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer_module, "PART_CHARS", 1 + seed % 50)
+        ids, starts = TOKENIZER.encode_with_starts(valid)
+    assert (ids, starts) == (expected.ids, [start for start, _ in expected.offsets])
+
+
+def test_no_token_stands_for_more_bytes_than_the_longest() -> None:
+    assert TOKENIZER.max_token_bytes == max(len(END_OF_TEXT), *(len(TOKENIZER.token_bytes(id_)) for id_ in range(8192)))
 
 
 def test_ids_are_transformers_ids() -> None:

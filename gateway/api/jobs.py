@@ -1,0 +1,223 @@
+"""`/jobs`: completions whose results are read by id, for clients that cannot wait. The answer is `/autocomplete`'s.
+
+Translates between HTTP and the queue of jobs. Where jobs are stored and when they run is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, cast
+
+import falcon
+import msgspec
+from msgspec import Raw, Struct
+
+from gateway.api.callers import caller_of
+from gateway.api.operation import JSON, Answer, Operation, Operations, Parameter
+from gateway.api.schema import AutocompleteRequest, AutocompleteResponse, JobRequest, parse_job_request
+from gateway.generation.runner import Caller
+from gateway.jobs.runner import JobRunner
+from gateway.jobs.store import Job, State
+from shared.errors import (
+    BodyTooLarge,
+    FieldError,
+    InvalidJson,
+    InvalidRequest,
+    JobExpired,
+    JobsUnavailable,
+    Overloaded,
+    Problem,
+    QuotaExceeded,
+    TercetError,
+    UnknownJob,
+    UnknownModel,
+)
+
+# Seconds after which a client should ask again for a job that is not final.
+RETRY_AFTER_S = 1
+MAX_KEY_CHARS = 255
+_encode = msgspec.json.Encoder().encode
+CheckRequest = Callable[[AutocompleteRequest, Caller], None]
+
+
+class JobResponse(Struct, kw_only=True, omit_defaults=True):
+    """A job. Times are in seconds since the epoch.
+
+    `result` is present if it succeeded: the answer of `POST /autocomplete`. `error` is present if it failed: problem
+    details. Both are erased at `expires_at`.
+    """
+
+    id: str
+    state: State
+    created_at: float
+    expires_at: float
+    started_at: float | None = None
+    finished_at: float | None = None
+    result: AutocompleteResponse | None = None
+    error: Problem | None = None
+
+
+_RETRY_AFTER = {"Retry-After": "While the job is not final: seconds after which to read it again."}
+JOB_ACCEPTED = Answer(
+    "The job is queued.", {JSON: JobResponse}, {**_RETRY_AFTER, "Location": "Path at which to read the job."}
+)
+JOB_HEADERS = (
+    Parameter(
+        "Prefer", "header", "`respond-async`: the answer is a job, 202, to be read at `/jobs/{job_id}`.",
+        examples=("respond-async",),
+    ),
+    Parameter("Idempotency-Key", "header", "For a job: the same key and the same request answer with the same job."),
+)  # fmt: skip
+_ID = Parameter("job_id", "path", "the id of a job")
+ERRORS_OF_JOBS: tuple[type[TercetError], ...] = (JobsUnavailable,)
+
+
+class JobSubmitter:
+    """Makes a job of a request, and answers with the job."""
+
+    def __init__(self, jobs: JobRunner) -> None:
+        self._jobs = jobs
+
+    def respond(self, req: falcon.Request, resp: falcon.Response, request: AutocompleteRequest) -> None:
+        """
+        Args:
+            request: checked.
+
+        Raises:
+            InvalidRequest: a job cannot have one of its fields, or its `Idempotency-Key` cannot be used.
+            QuotaExceeded, Overloaded, BodyTooLarge, JobsUnavailable: as `JobQueue.submit`.
+        """
+        for field, is_set in (("stream", request.stream), ("session", request.session is not None)):
+            if is_set:
+                raise _invalid(field, "cannot be used in a job: its client does not wait; leave it out")
+        body = _encode({name: getattr(request, name) for name in JobRequest.__struct_fields__})
+        job, is_new = self._jobs.queue.submit(req.context.owner, body, _idempotency_key(req))
+        if is_new:
+            self._jobs.wake()
+        _render(resp, job)
+        if job.queue == "open":
+            resp.status = falcon.HTTP_202
+        resp.set_header("Location", f"/jobs/{job.id}")
+        req.context.log = {"job": job.id[:8], "context_chars": len(request.context)}
+
+
+class JobsResource:
+    """Answers `POST /jobs`."""
+
+    operations: ClassVar[Operations] = {
+        "POST": Operation(
+            tag="Jobs",
+            summary="Complete a text later",
+            description="The answer is read at `/jobs/{job_id}`. A client that sends `Idempotency-Key` may repeat the"
+            " request and gets the same job.",
+            bodies=(parse_job_request,),
+            examples={"two texts": {"prompt": "The old man looked at the sea and", "num_samples": 2, "length": 40}},
+            parameters=JOB_HEADERS[1:],
+            answers={202: JOB_ACCEPTED, 200: Answer("The job that this key has made is final.", {JSON: JobResponse})},
+            errors=(
+                InvalidJson,
+                InvalidRequest,
+                UnknownModel,
+                QuotaExceeded,
+                Overloaded,
+                BodyTooLarge,
+                JobsUnavailable,
+            ),
+        )
+    }
+
+    def __init__(self, submitter: JobSubmitter, check: CheckRequest) -> None:
+        """
+        Args:
+            check: raises what `/autocomplete` would raise for a request that is wrong.
+        """
+        self._submitter = submitter
+        self._check = check
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """
+        Raises:
+            InvalidJson, InvalidRequest, UnknownModel: the request is wrong.
+            TercetError: as `JobSubmitter.respond`.
+        """
+        parsed = parse_job_request(req.bounded_stream.read())
+        request = AutocompleteRequest(**msgspec.structs.asdict(parsed))
+        self._check(request, caller_of(req))
+        self._submitter.respond(req, resp, request)
+
+
+class JobResource:
+    """Answers `GET` and `DELETE /jobs/{job_id}`. Another key's job is answered as an unknown one."""
+
+    operations: ClassVar[Operations] = {
+        "GET": Operation(
+            tag="Jobs",
+            summary="Read a job",
+            parameters=(_ID,),
+            answers={200: Answer("The job, with its result if it succeeded.", {JSON: JobResponse})},
+            errors=(UnknownJob, JobExpired, JobsUnavailable),
+        ),
+        "DELETE": Operation(
+            tag="Jobs",
+            summary="Cancel a job, or erase a final one",
+            parameters=(_ID,),
+            answers={204: Answer("It is cancelled, or erased.")},
+            errors=(UnknownJob, JobExpired, JobsUnavailable),
+        ),
+    }
+
+    def __init__(self, jobs: JobRunner) -> None:
+        self._jobs = jobs
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response, job_id: str) -> None:
+        """
+        Raises:
+            UnknownJob, JobExpired, JobsUnavailable
+        """
+        _render(resp, self._jobs.queue.find(job_id, req.context.owner))
+
+    on_head = on_get
+
+    def on_delete(self, req: falcon.Request, resp: falcon.Response, job_id: str) -> None:
+        """Cancel a job that is queued or running; erase one that is final.
+
+        Raises:
+            UnknownJob, JobExpired, JobsUnavailable
+        """
+        job = self._jobs.queue.cancel_or_delete(job_id, req.context.owner)
+        self._jobs.cancel(job.id)
+        resp.status = falcon.HTTP_204
+
+
+def prefers_async(req: falcon.Request) -> bool:
+    """Whether the client asks for a job in place of an answer (RFC 7240)."""
+    preferences = (req.get_header("Prefer") or "").split(",")
+    return any(preference.partition(";")[0].strip().lower() == "respond-async" for preference in preferences)
+
+
+def _render(resp: falcon.Response, job: Job) -> None:
+    body = JobResponse(
+        id=job.id, state=job.state, created_at=job.created_at, expires_at=job.expires_at,
+        started_at=job.started_at, finished_at=job.finished_at,
+        # Stored as they are sent.
+        result=cast(AutocompleteResponse, Raw(job.result)) if job.result else None,
+        error=cast(Problem, Raw(job.error.strip())) if job.error else None,
+    )  # fmt: skip
+    resp.content_type = JSON
+    resp.data = _encode(body) + b"\n"
+    resp.set_header("Cache-Control", "no-store")
+    if job.queue == "open":
+        resp.set_header("Retry-After", str(RETRY_AFTER_S))
+
+
+def _idempotency_key(req: falcon.Request) -> str | None:
+    key = req.get_header("Idempotency-Key")
+    if key is None:
+        return None
+    if not 0 < len(key) <= MAX_KEY_CHARS or not (key.isascii() and key.isprintable()):
+        raise _invalid("Idempotency-Key", f"must have 1 to {MAX_KEY_CHARS} printable ASCII characters")
+    return key
+
+
+def _invalid(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{field} {message}.", fields=(FieldError(field, message),))

@@ -1,0 +1,301 @@
+"""OpenAI's completions API: `POST /v1/completions`, `GET /v1/models`, and errors in its shape.
+
+Translates between that schema and generation's specs and results. Completions are what the model said: no healing,
+trimming or selection, unless the request asks with `clean`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import chain
+from typing import Any, ClassVar
+
+import falcon
+import msgspec
+
+from gateway.api import openai_choices as choices
+from gateway.api import sse
+from gateway.api.callers import caller_of
+from gateway.api.openai_errors import OPENAI_ERRORS, branch_error
+from gateway.api.openai_request import generation_spec
+from gateway.api.openai_schema import (
+    Choice,
+    Completion,
+    CompletionRequest,
+    ModelCard,
+    ModelList,
+    Usage,
+    parse_completion_request,
+)
+from gateway.api.operation import JSON, Answer, Events, Operation, Operations, Parameter
+from gateway.generation.request import GenerationSpec, RequestContext
+from gateway.generation.runner import CompletionRunner
+from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
+from gateway.generation.suggestions import Output, TextDelta
+from shared.errors import (
+    DeadlineExceeded,
+    InvalidJson,
+    InvalidRequest,
+    NoCompletion,
+    NotReady,
+    Overloaded,
+    PromptTooLong,
+    QuotaExceeded,
+    Superseded,
+    UnknownModel,
+)
+
+_WARNING = "suffix was ignored: the model continues a text and cannot fill a gap."
+_encode = msgspec.json.Encoder().encode
+
+
+class CompletionsResource:
+    """Answers `POST /v1/completions`, at once or as server-sent events."""
+
+    error_format = OPENAI_ERRORS
+    operations: ClassVar[Operations] = {
+        "POST": Operation(
+            tag="OpenAI",
+            summary="Complete texts, as OpenAI's API does",
+            description="Without `echo`, a text prompt that is too long for the model and `max_tokens` loses its"
+            " beginning; `usage.prompt_tokens` says how much was used. With `echo`, or as token ids, it is an error."
+            " An empty prompt starts a text. Prompt `i` has the choices from `i·n` on. Seeds count from `seed` for each"
+            " prompt. With `stream`, chunks end with `data: [DONE]`; an error after the first chunk is the last event,"
+            " and `echo` of token ids or with `logprobs` sends each choice as a whole, as `clean` does.",
+            bodies=(parse_completion_request,),
+            examples={
+                "a text": {"prompt": "The old man looked at the sea and", "n": 3},
+                "log-probabilities of token ids": {
+                    "prompt": [[464, 1468, 582]], "max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0,
+                },
+                "a stream": {"prompt": "She opened", "stream": True, "stream_options": {"include_usage": True}},
+            },
+            answers={
+                200: Answer(
+                    "The completions.",
+                    {JSON: Completion, sse.CONTENT_TYPE: Events({"": Completion})},
+                )
+            },
+            errors=(
+                InvalidJson,
+                InvalidRequest,
+                PromptTooLong,
+                UnknownModel,
+                Superseded,
+                QuotaExceeded,
+                NotReady,
+                Overloaded,
+                NoCompletion,
+                DeadlineExceeded,
+            ),
+        )
+    }  # fmt: skip
+
+    def __init__(self, runner: CompletionRunner, similarity: float) -> None:
+        """
+        Args:
+            similarity: percent from which two completions are near-duplicates, for `clean`.
+        """
+        self._runner = runner
+        self._similarity = similarity
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """As `respond`."""
+        self.respond(req, resp, req.bounded_stream.read())
+
+    def respond(self, req: falcon.Request, resp: falcon.Response, body: bytes) -> None:
+        """Answer a request's body. A stream begins when there is something to send, so that an error before that has
+        its own status.
+
+        Raises:
+            InvalidJson, InvalidRequest, PromptTooLong, UnknownModel: the request is wrong.
+            QuotaExceeded, Overloaded, NotReady, Superseded, ClientGone: it was not started, or cancelled.
+            NoCompletion, DeadlineExceeded: a branch has no completion.
+        """
+        started_at = time.monotonic()
+        caller = caller_of(req)
+        with ExitStack() as stack:
+            stack.enter_context(self._runner.admitting(caller))
+            request = parse_completion_request(body)
+            spec = generation_spec(request, self._runner, caller, started_at)
+            context, outputs = self._runner.start(stack, spec, self._policy(request, spec), caller)
+            answer = _Answer(request, context, req.context)
+            if request.stream:
+                first = next(outputs)
+                if isinstance(first, SelectionResult):
+                    answer.check(first)
+                chunks = answer.chunks(chain([first], outputs))
+                sse.stream(resp, chunks, OPENAI_ERRORS, req.context.id, stack.pop_all().close)
+                return
+            *_, result = outputs
+            assert isinstance(result, SelectionResult)
+        resp.data = _encode(answer.whole(result)) + b"\n"
+
+    def _policy(self, request: CompletionRequest, spec: GenerationSpec) -> SelectionPolicy:
+        prompt = spec.prompts[0]
+        return SelectionPolicy(
+            prompt=prompt if isinstance(prompt, str) else "",
+            num_suggestions=spec.num_branches,
+            length=request.max_tokens,
+            similarity=self._similarity,
+            keeps_greedy_text=request.temperature == 0,
+            is_verbatim=not request.clean,
+        )
+
+
+class _Answer:
+    """Renders a started request's outputs."""
+
+    def __init__(self, request: CompletionRequest, context: RequestContext, log: falcon.Context) -> None:
+        """
+        Args:
+            log: receives what the middleware logs.
+        """
+        self._request = request
+        self._context = context
+        self._spec = context.spec
+        self._log = log
+        self._id = f"cmpl-{self._spec.request_id}"
+        self._created = int(time.time())
+        self._warnings = {"warnings": [_WARNING]} if request.suffix else {}
+        # Of a stream: characters sent, by branch, and choices that were sent as a whole.
+        self._num_chars: dict[int, int] = {}
+        self._num_whole = 0
+
+    def check(self, result: SelectionResult) -> None:
+        """
+        Raises:
+            InvalidRequest, PromptTooLong, DeadlineExceeded, NoCompletion: a choice is missing. With `clean`: all are.
+        """
+        if result.failures and not (self._request.clean and result.suggestions):
+            raise branch_error(result.failures)
+
+    def whole(self, result: SelectionResult) -> Completion:
+        """The answer as one object.
+
+        Raises:
+            TercetError: as `check`.
+        """
+        self.check(result)
+        request, spec = self._request, self._spec
+        selected = result.suggestions if request.clean else choices.best(spec, result.suggestions, request.n)
+        self._finish(result)
+        return self._completion(
+            [
+                choices.choice(spec, index, suggestion, max_tokens=request.max_tokens)
+                for index, suggestion in enumerate(selected)
+            ],
+            usage=self._usage(result),
+            **self._warnings,
+        )
+
+    def chunks(self, outputs: Iterator[Output]) -> Iterator[bytes]:
+        """The events of a stream.
+
+        Raises:
+            TercetError: as `check`.
+        """
+        options = self._request.stream_options
+        has_usage = options is not None and bool(options.include_usage)
+        fields: dict[str, Any] = {"usage": None} if has_usage else {}
+        warnings = self._warnings  # with the first chunk
+        for output in outputs:
+            if isinstance(output, SelectionResult):
+                self.check(output)
+                self._finish(output)
+                if has_usage:
+                    yield self._chunk({"usage": self._usage(output)})
+            elif (part := self._part(output)) is not None:
+                yield self._chunk(fields | warnings, part)
+                warnings = {}
+        yield b"data: [DONE]\n\n"
+
+    def _part(self, output: TextDelta | Suggestion) -> Choice | None:
+        """What a stream sends for an output."""
+        request, spec = self._request, self._spec
+        if isinstance(output, TextDelta):
+            index = output.branch
+            prefix = choices.echoed_text(spec, index) if spec.echoes and index not in self._num_chars else ""
+            offset = self._num_chars.get(index, 0)
+            self._num_chars[index] = offset + len(prefix) + len(output.text)
+            part = choices.part(index, output, offset, prefix=prefix, has_logprobs=request.logprobs is not None)
+            return part if part.text or part.logprobs else None
+        index = output.result.branch
+        if request.clean:  # which leaves branches out, and sends each choice as a whole
+            index, self._num_whole = self._num_whole, self._num_whole + 1
+        last = choices.choice(spec, index, output, max_tokens=request.max_tokens)
+        if index in self._num_chars:
+            last.text, last.logprobs = "", None
+        return last
+
+    def _usage(self, result: SelectionResult) -> Usage:
+        return choices.usage(self._spec, result.suggestions, max_tokens=self._request.max_tokens)
+
+    def _chunk(self, fields: dict[str, Any], *parts: Choice) -> bytes:
+        return sse.event(None, self._completion(list(parts), **fields))
+
+    def _completion(self, parts: list[Choice], **fields: Any) -> Completion:
+        return Completion(id=self._id, created=self._created, model=self._spec.model, choices=parts, **fields)
+
+    def _finish(self, result: SelectionResult) -> None:
+        """Fill in what the middleware logs."""
+        slowest = max(result.suggestions, key=lambda suggestion: suggestion.result.time_s).result.done
+        self._log.timing = {"queue": slowest.queue_ms, "prefill": slowest.prefill_ms, "decode": slowest.decode_ms}
+        self._log.log = {
+            "model": self._spec.model,
+            "context_chars": self._context.num_prompt_chars,
+            "sentences": len(result.suggestions),
+            "partial": result.is_partial,
+        }
+
+
+class ModelsResource:
+    """Answers `GET /v1/models`."""
+
+    error_format = OPENAI_ERRORS
+    operations: ClassVar[Operations] = {
+        "GET": Operation(
+            tag="OpenAI", summary="The models being served", answers={200: Answer("All.", {JSON: ModelList})}
+        )
+    }
+
+    def __init__(self, runner: CompletionRunner) -> None:
+        created = int(time.time())
+        self.cards = [
+            ModelCard(id=model.name, created=created, max_model_len=model.n_ctx) for model in runner.models.values()
+        ]
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        resp.data = _encode(ModelList(data=self.cards)) + b"\n"
+
+    on_head = on_get
+
+
+class ModelResource:
+    """Answers `GET /v1/models/{model}`."""
+
+    error_format = OPENAI_ERRORS
+    operations: ClassVar[Operations] = {
+        "GET": Operation(
+            tag="OpenAI",
+            summary="A model being served",
+            parameters=(Parameter("model", "path", "its name"),),
+            answers={200: Answer("The model.", {JSON: ModelCard})},
+            errors=(UnknownModel,),
+        )
+    }
+
+    def __init__(self, runner: CompletionRunner, models: ModelsResource) -> None:
+        self._runner = runner
+        self._cards = {card.id: card for card in models.cards}
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response, model: str) -> None:
+        """
+        Raises:
+            UnknownModel: it is not served.
+        """
+        resp.data = _encode(self._cards[self._runner.model(model, "model").name]) + b"\n"
+
+    on_head = on_get

@@ -1,0 +1,145 @@
+"""From generation's results to the choices, log-probabilities and usage of OpenAI's completions API. Pure.
+
+Knows no HTTP server.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from gateway.api.openai_schema import Choice, Logprobs, PromptTokensDetails, Usage
+from gateway.generation.request import GenerationSpec
+from gateway.generation.selection import Suggestion
+from gateway.generation.suggestions import TextDelta
+from shared.protocol import Done, Top
+
+
+def choice(spec: GenerationSpec, index: int, suggestion: Suggestion, *, max_tokens: int) -> Choice:
+    """A whole choice.
+
+    Args:
+        max_tokens: as requested. 0: the text is the echoed prompt alone; the worker computes a token nevertheless.
+    """
+    done = suggestion.result.done
+    text = suggestion.text if max_tokens else ""
+    num_tokens = len(done.token_ids) if max_tokens else 0
+    prefix = echoed_text(spec, suggestion.result.branch, done) if spec.echoes else ""
+    return Choice(
+        index=index,
+        text=prefix + text,
+        logprobs=None if spec.num_top_logprobs is None else _logprobs(done, prefix, num_tokens, echoes=spec.echoes),
+        finish_reason="stop" if max_tokens and done.finish_reason in {"eos", "stop"} else "length",
+    )
+
+
+def echoed_text(spec: GenerationSpec, branch: int, done: Done | None = None) -> str:
+    """The prompt of a branch as text.
+
+    Args:
+        done: needed where the prompt is token ids.
+    """
+    prompt = spec.branch(branch).prompt
+    if isinstance(prompt, str):
+        return prompt
+    return (done.prompt_text if done is not None else None) or ""
+
+
+def part(index: int, delta: TextDelta, offset: int, *, prefix: str, has_logprobs: bool) -> Choice:
+    """A choice's next part.
+
+    Args:
+        offset: of the delta's first token in the choice's text, in characters.
+        prefix: the echoed prompt, before the first delta.
+    """
+    logprobs = None
+    if has_logprobs:
+        offsets = _begins(offset, (len(token.text) for token in delta.tokens))
+        logprobs = Logprobs(
+            tokens=[token.token_text or "" for token in delta.tokens],
+            token_logprobs=[token.logprob for token in delta.tokens],
+            top_logprobs=[_top(token.tops or (), token.token_text or "", token.logprob) for token in delta.tokens],
+            text_offset=offsets,
+        )
+    return Choice(index=index, text=prefix + delta.text, logprobs=logprobs, finish_reason=None)
+
+
+def best(spec: GenerationSpec, suggestions: Sequence[Suggestion], num_choices: int) -> list[Suggestion]:
+    """What to answer of verbatim completions, prompt by prompt: all in the order of their branches, or the likeliest.
+
+    Args:
+        suggestions: best first, of all prompts.
+        num_choices: of each prompt.
+    """
+    if num_choices == spec.num_completions:
+        return sorted(suggestions, key=lambda suggestion: suggestion.result.branch)
+    by_prompt = _by_prompt(spec, suggestions)
+    return [suggestion for number in sorted(by_prompt) for suggestion in by_prompt[number][:num_choices]]
+
+
+def usage(spec: GenerationSpec, suggestions: Iterable[Suggestion], *, max_tokens: int) -> Usage:
+    """The usage of a request whose completions are these."""
+    num_prompt_tokens = num_generated = num_cached = 0
+    for siblings in _by_prompt(spec, suggestions).values():
+        dones = [suggestion.result.done for suggestion in siblings]
+        num_prompt_tokens += dones[0].num_prompt_tokens
+        # A branch that follows another one of its prompt reads what that one has computed.
+        num_cached += min(done.cached_tokens for done in dones)
+        num_generated += sum(len(done.token_ids) for done in dones) if max_tokens else 0
+    return Usage(
+        prompt_tokens=num_prompt_tokens,
+        completion_tokens=num_generated,
+        total_tokens=num_prompt_tokens + num_generated,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
+    )
+
+
+def _by_prompt(spec: GenerationSpec, suggestions: Iterable[Suggestion]) -> dict[int, list[Suggestion]]:
+    """By the prompt's position, in the given order."""
+    by_prompt: dict[int, list[Suggestion]] = defaultdict(list)
+    for suggestion in suggestions:
+        branch = suggestion.result.branch
+        # Of a single prompt, there are also branches that replace others.
+        by_prompt[branch // spec.num_completions if branch < spec.num_branches else 0].append(suggestion)
+    return by_prompt
+
+
+def _logprobs(done: Done, prefix: str, num_tokens: int, *, echoes: bool) -> Logprobs:
+    texts = (done.token_texts or [])[:num_tokens]
+    logprobs: list[float | None] = [*done.logprobs[:num_tokens]]
+    tops: list[list[Top] | None] = [*(done.tops or [])[:num_tokens]]
+    offsets = [len(prefix) + begin for begin in [0, *done.ends][:num_tokens]]
+    if echoes:
+        prompt_ids = done.prompt_ids or []
+        texts = [*(done.prompt_token_texts or []), *texts]
+        logprobs = [*(done.prompt_logprobs or [None] * len(prompt_ids)), *logprobs]
+        tops = [*(done.prompt_tops or [None] * len(prompt_ids)), *tops]
+        offsets = [*[0, *(done.prompt_ends or [])][: len(prompt_ids)], *offsets]
+    return Logprobs(
+        tokens=texts,
+        token_logprobs=logprobs,
+        top_logprobs=[
+            None if top is None or logprob is None else _top(top, text, logprob)
+            for top, text, logprob in zip(tops, texts, logprobs, strict=True)
+        ],
+        text_offset=offsets,
+    )
+
+
+def _top(tops: Iterable[Top], text: str, logprob: float) -> dict[str, float]:
+    """The most likely tokens and the token itself; of tokens with the same text the likeliest.
+
+    A client takes a token for the most likely one if its log-probability is the greatest of these.
+    """
+    found: dict[str, float] = {}
+    for other, value in [*((top.text, top.logprob) for top in tops), (text, logprob)]:
+        found[other] = max(value, found.get(other, value))
+    return found
+
+
+def _begins(offset: int, lengths: Iterable[int]) -> list[int]:
+    begins = []
+    for length in lengths:
+        begins.append(offset)
+        offset += length
+    return begins

@@ -1,0 +1,102 @@
+"""Errors in the shape of OpenAI's API. Knows no resource."""
+
+from __future__ import annotations
+
+import falcon
+import msgspec
+
+from gateway.api import sse
+from gateway.api.error_formats import ErrorFormat
+from gateway.api.openai_schema import ErrorBody, ErrorObject
+from gateway.api.operation import JSON
+from gateway.generation.request import BranchFailure
+from shared.errors import (
+    DeadlineExceeded,
+    FieldError,
+    InvalidRequest,
+    NoCompletion,
+    NotFound,
+    PromptTooLong,
+    QuotaExceeded,
+    TercetError,
+    Unauthorized,
+    UnknownModel,
+    retry_after_s,
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class OpenAIErrors:
+    """Errors as OpenAI's SDKs read them: they choose an exception by the status."""
+
+    content_type = JSON
+    body_type = ErrorBody
+
+    def status(self, error: TercetError) -> int:
+        if isinstance(error, UnknownModel):
+            return 404
+        return 400 if isinstance(error, InvalidRequest) else error.status
+
+    def body(self, error: TercetError, request_id: str) -> bytes:
+        return _encode(self._render(error)) + b"\n"
+
+    def event(self, error: TercetError, request_id: str) -> bytes:
+        return sse.event(None, self._render(error))
+
+    def _render(self, error: TercetError) -> ErrorBody:
+        kind, code = self._kind_and_code(error)
+        param = error.fields[0].field if error.fields else None
+        return ErrorBody(error=ErrorObject(message=error.detail, type=kind, param=param, code=code))
+
+    def _kind_and_code(self, error: TercetError) -> tuple[str, str]:
+        match error:
+            case UnknownModel():
+                return "invalid_request_error", "model_not_found"
+            case PromptTooLong():
+                return "invalid_request_error", "context_length_exceeded"
+            case Unauthorized():
+                return "authentication_error", "invalid_api_key"
+            case QuotaExceeded():
+                return "rate_limit_error", "rate_limit_exceeded"
+        return "server_error" if error.status >= 500 else "invalid_request_error", error.code
+
+
+OPENAI_ERRORS: ErrorFormat = OpenAIErrors()
+
+
+class UnknownRoutes:
+    """A Falcon sink for `/v1/`: what OpenAI's API has and this server lacks."""
+
+    prefix = "/v1/"
+    error_format = OPENAI_ERRORS
+
+    def __call__(self, req: falcon.Request, resp: falcon.Response, **_: object) -> None:
+        """
+        Raises:
+            NotFound: always.
+        """
+        raise NotFound(
+            f"{req.path} is not served here; of OpenAI's API there are POST /v1/completions, GET /v1/models and"
+            " GET /v1/models/{model}. GPT-2 completes texts: send a chat's messages as one prompt."
+        )
+
+
+def branch_error(failures: list[BranchFailure]) -> TercetError:
+    """The error of a request without a completion for each of its choices."""
+    by_code = {failure.code: failure for failure in reversed(failures)}
+    if PromptTooLong.code in by_code:
+        return PromptTooLong(
+            "prompt and max_tokens together have more tokens than the model's context; shorten the prompt, or leave"
+            " echo out: the beginning of a long text is dropped then.",
+            fields=(FieldError("prompt", "is too long"),),
+        )
+    if InvalidRequest.code in by_code:
+        return InvalidRequest(by_code[InvalidRequest.code].detail)
+    if DeadlineExceeded.code in by_code:
+        return DeadlineExceeded(
+            "A completion was not ready in time; send fewer prompts, a lower max_tokens or a longer max_time.",
+            retry_after_s=retry_after_s(),
+        )
+    reasons = " ".join(sorted({f"{failure.code}: {failure.detail}" for failure in failures}))
+    return NoCompletion(f"A branch has no completion. {reasons} Try again.", retry_after_s=retry_after_s())

@@ -1,0 +1,192 @@
+"""The public schema of OpenAI's completions API: fields, ranges, defaults, answers and errors.
+
+Source: openai/openai-openapi, `CreateCompletionRequest` and `CreateCompletionResponse`. Knows no HTTP server and no
+model. `Meta.description` of a field is the text of its validation error.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from shared.parsing import BodyParser
+from shared.protocol import MAX_SEED
+
+MAX_PROMPTS = 128
+MAX_COMPLETIONS = 256  # of a request: prompts × best_of
+MAX_PROMPT_CHARS = 1 << 20
+_Text: TypeAlias = Annotated[str, Meta(max_length=MAX_PROMPT_CHARS)]
+_TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
+_Stop: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+_Ignored: TypeAlias = Annotated[Any, Meta(description="accepted and ignored")]
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """`include_usage`: a last chunk without choices has the usage. `include_obfuscation` is ignored."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class CompletionRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """`POST /v1/completions`. Optional fields may be null, which is as leaving them out. `suffix` is ignored with a
+    warning, because GPT-2 cannot infill.
+
+    The upper bounds of `max_tokens`, `max_time`, `top_k` and token ids depend on a setting or the model; the resource
+    checks them."""
+
+    model: Annotated[str, Meta(max_length=128, description="the name of a model being served")] = ""
+    prompt: Annotated[
+        _Text | list[_Text | _TokenId | list[_TokenId]],
+        Meta(
+            description=f"a string, a list of 1 to {MAX_PROMPTS} strings, a list of token ids, or a list of 1 to"
+            f" {MAX_PROMPTS} lists of token ids"
+        ),
+    ] = ""
+    max_tokens: Annotated[
+        int, Meta(ge=0, description="a whole number of tokens, from 0 to the model's context minus 1")
+    ] = 16
+    n: Annotated[int, Meta(ge=1, le=8, description="a whole number from 1 to 8")] = 1
+    best_of: Annotated[Annotated[int, Meta(ge=1, le=8)] | None, Meta(description="a whole number from n to 8")] = None
+    temperature: Annotated[float, Meta(ge=0, le=2, description="a number from 0 to 2")] = 1.0
+    top_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1 (0 and 1: off)")] = 1.0
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2, description="a number from -2 to 2")] = 0.0
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2, description="a number from -2 to 2")] = 0.0
+    logit_bias: Annotated[
+        dict[Annotated[str, Meta(pattern="^[0-9]{1,9}$")], Annotated[float, Meta(ge=-100, le=100)]],
+        Meta(max_length=1024, description="an object of up to 1024 members: token ids with numbers from -100 to 100"),
+    ] = {}
+    logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=20)] | None,
+        Meta(description="a whole number from 0 to 20: most likely tokens to report at each step"),
+    ] = None
+    echo: Annotated[bool, Meta(description="true (begin each text with its prompt) or false")] = False
+    stop: Annotated[
+        _Stop | Annotated[list[_Stop], Meta(max_length=16)],
+        Meta(description="a string of 1 to 256 characters, or a list of up to 16 of them"),
+    ] = []
+    seed: Annotated[
+        Annotated[int, Meta(ge=-MAX_SEED - 1, le=MAX_SEED)] | None,
+        Meta(description="a whole number from -9223372036854775808 to 9223372036854775807"),
+    ] = None
+    stream: Annotated[bool, Meta(description="true (server-sent events) or false")] = False
+    stream_options: Annotated[
+        StreamOptions | None, Meta(description="an object with include_usage, true or false; only with stream")
+    ] = None
+    suffix: Annotated[str, Meta(description="a string; it is ignored with a warning")] = ""
+    clean: Annotated[
+        bool,
+        Meta(
+            description="true (token healing, trimming and selection as in /autocomplete; of a single text prompt,"
+            " without best_of, echo and logprobs) or false"
+        ),
+    ] = False
+    session: Annotated[
+        Annotated[str, Meta(max_length=128)] | None,
+        Meta(description="a string of up to 128 characters; a newer request of the session cancels the older one"),
+    ] = None
+    top_k: Annotated[int, Meta(ge=0, description="a whole number, 0 (off) or more")] = 0
+    min_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 (off) to 1")] = 0.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100, description="a number from 0.01 to 100")] = 1.0
+    single_line: Annotated[bool, Meta(description="true (end at a newline) or false")] = False
+    max_time: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="a number of seconds above 0")] = None
+    # Fields of OpenAI's APIs that change nothing here; SDKs and proxies send them.
+    user: _Ignored = None
+    metadata: _Ignored = None
+    store: _Ignored = None
+    service_tier: _Ignored = None
+    safety_identifier: _Ignored = None
+    prompt_cache_key: _Ignored = None
+    prompt_cache_retention: _Ignored = None
+
+
+class Logprobs(Struct, kw_only=True):
+    """An item per token, of the echoed prompt and of all generated tokens, also those that are not in the text because
+    they ended it.
+
+    `token_logprobs` and `top_logprobs` are null for the first token of an echoed prompt: nothing precedes it.
+    `top_logprobs` maps the most likely tokens to their log-probabilities, and contains the token itself; of tokens with
+    the same text it has the likeliest. A token that is only a part of a character has the text U+FFFD. `text_offset` is
+    where a token begins in the choice's text, in characters.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class Choice(Struct, kw_only=True):
+    """A completion, or in a stream a part of one. `finish_reason` is null before the last part.
+
+    `stop`: the model ended the text, or a stop string did. `length`: `max_tokens` or the time limit did.
+    """
+
+    index: int
+    text: str
+    logprobs: Logprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class PromptTokensDetails(Struct, kw_only=True):
+    """`cached_tokens`: prompt tokens that were not computed again."""
+
+    cached_tokens: int
+
+
+class Usage(Struct, kw_only=True):
+    """Tokens. Each prompt counts once; the completions of `best_of` that are not returned count."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Completion(Struct, kw_only=True):
+    """The answer, or a chunk of a stream; `usage` is null or missing in all chunks but the last. `warnings` says which
+    fields were ignored."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | UnsetType | None = UNSET
+    warnings: list[str] | UnsetType = UNSET
+
+
+class ModelCard(Struct, kw_only=True):
+    """A model being served. `max_model_len` is its context in tokens."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "tercet"
+    max_model_len: int
+
+
+class ModelList(Struct, kw_only=True):
+    """The models being served."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class ErrorObject(Struct, kw_only=True):
+    """`param` names the field that is wrong, `code` is stable and machine-readable."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(Struct, kw_only=True):
+    """An error in OpenAI's shape."""
+
+    error: ErrorObject
+
+
+parse_completion_request = BodyParser(CompletionRequest, ignores_nulls=True)

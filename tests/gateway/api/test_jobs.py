@@ -1,0 +1,277 @@
+"""`/jobs` and `Prefer: respond-async` over stub workers and the embedded store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from falcon import testing
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from gateway.jobs.opening import open_store
+from gateway.jobs.queue import JobQueue
+from gateway.jobs.runner import JobRunner
+from shared.keys import new_key
+from shared.protocol import Accepted, GenerateRequest
+from tests.e2e.harness import until
+from tests.gateway.api.conftest import Api
+from tests.gateway.generation.stubs import Hang, Refusal, Step, completion
+
+TEXTS = [" the sea was calm.", " a gull flying over.", " nothing but sand."]
+BODY = {"context": "He saw", "seed": 5}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def has_room() -> threading.Event:
+    """Jobs run while it is set."""
+    event = threading.Event()
+    event.set()
+    return event
+
+
+@pytest.fixture
+def make_jobs_api(
+    make_api: Callable[..., Api], tmp_path: Path, clock: Clock, has_room: threading.Event
+) -> Iterator[Callable[..., Api]]:
+    with ExitStack() as stack:
+
+        def make(respond: Any = None, **settings: str) -> Api:
+            queue = JobQueue(open_store(f"sqlite:{tmp_path}/jobs.sqlite3"), ttl_s=60, max_open=8, clock=clock)
+            jobs = JobRunner(queue, num_threads=2, has_room=has_room.is_set)
+            stack.callback(jobs.join, 10)
+            stack.callback(jobs.stop)
+            return make_api(respond or answer, jobs=jobs, settings=settings, max_batch=48)
+
+        yield make
+
+
+def answer(request: GenerateRequest) -> Iterator[Step]:
+    yield from completion(request, TEXTS[request.seed % 3])
+
+
+def hang(request: GenerateRequest) -> Iterator[Step]:
+    yield Accepted()
+    yield Hang()
+
+
+@pytest.fixture
+def api(make_jobs_api: Callable[..., Api]) -> Api:
+    return make_jobs_api()
+
+
+def result_of(api: Api, job_id: str, **options: Any) -> dict[str, Any]:
+    """The job once it is final."""
+
+    def final() -> dict[str, Any] | None:
+        job: dict[str, Any] = api.request("GET", f"/jobs/{job_id}", **options).json
+        return job if job["state"] not in {"queued", "running"} else None
+
+    found: dict[str, Any] = until(final, 10, "the job's end")
+    return found
+
+
+def problem(response: testing.Result) -> dict[str, Any]:
+    """An error's body without what differs between requests."""
+    assert response.headers["content-type"] == "application/problem+json"
+    return {name: value for name, value in response.json.items() if name != "request_id"}
+
+
+def test_a_job_has_the_answer_of_autocomplete(api: Api) -> None:
+    accepted = api.post("/jobs", BODY)
+    job = accepted.json
+    assert (accepted.status_code, job["state"]) == (202, "queued")
+    assert accepted.headers["location"] == f"/jobs/{job['id']}"
+    assert int(accepted.headers["retry-after"]) >= 1
+    assert len(job["id"]) == 24  # 18 random bytes
+    ended = result_of(api, job["id"])
+    direct = api.complete(seed=5).json
+    assert ended["state"] == "succeeded"
+    assert ended["result"].keys() == direct.keys()
+    assert ended["result"]["id"] == job["id"]
+    assert [s["value"] for s in ended["result"]["sentences"]] == [s["value"] for s in direct["sentences"]]
+    assert ended["expires_at"] == ended["finished_at"] + 60
+
+
+def test_the_published_names_of_fields_are_accepted(make_jobs_api: Callable[..., Api]) -> None:
+    requests: list[GenerateRequest] = []
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        requests.append(request)
+        yield from answer(request)
+
+    api = make_jobs_api(respond)
+    job = api.post(
+        "/jobs",
+        {"prompt": "He saw", "num_samples": 2, "length": 20, "temperature": 0.9, "top_p": 0.9, "top_n": 30},
+    ).json
+    assert len(result_of(api, job["id"])["result"]["sentences"]) == 2
+    first = requests[0]
+    assert (first.sampling.top_k, first.sampling.temperature) == (30, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "detail"),
+    [
+        ({"context": "a", "stream": True}, 422, "Unknown field stream"),
+        ({"context": "a", "session": "s"}, 422, "Unknown field session"),
+        ({"context": "a", "prompt": "b"}, 422, "prompt is another name of context"),
+        ({"context": "a", "top_k": 1, "top_n": 1}, 422, "top_n is another name of top_k"),
+        ({"context": "a", "model_size": "nothing"}, 422, "model_size 'nothing' is not served"),
+        ({"context": "a", "max_tokens": 100_000}, 422, "max_tokens must be at most"),
+        ({"prompt": 1}, 422, "context must be a string"),
+        ({}, 422, "context is required"),
+        ([], 400, "must be a JSON object"),
+    ],
+)
+def test_a_wrong_request_is_refused_before_it_is_a_job(api: Api, body: Any, status: int, detail: str) -> None:
+    response = api.post("/jobs", body)
+    assert response.status_code == status
+    assert detail in problem(response)["detail"]
+
+
+def test_a_preference_for_an_asynchronous_answer_makes_a_job(api: Api) -> None:
+    accepted = api.post("/autocomplete", BODY, headers={"Prefer": "wait=1, Respond-Async"})
+    assert (accepted.status_code, accepted.headers["preference-applied"]) == (202, "respond-async")
+    assert len(result_of(api, accepted.json["id"])["result"]["sentences"]) == 3
+    assert api.post("/autocomplete", BODY, headers={"Prefer": "return=minimal"}).status_code == 200
+
+
+@pytest.mark.parametrize("fields", [{"stream": True}, {"session": "s"}])
+def test_a_job_of_autocomplete_has_no_field_for_a_waiting_client(api: Api, fields: dict[str, Any]) -> None:
+    refused = api.post("/autocomplete", {**BODY, **fields}, headers={"Prefer": "respond-async"})
+    assert refused.status_code == 422
+    assert problem(refused)["detail"].startswith(f"{next(iter(fields))} cannot be used in a job")
+
+
+def test_jobs_are_in_the_openapi_document(api: Api) -> None:
+    document = api.request("GET", "/openapi.json").json
+    OpenAPIV31SpecValidator(document).validate()
+    schemas = document["components"]["schemas"]
+    assert {"prompt", "num_samples", "top_n"} <= schemas["JobRequest"]["properties"].keys()
+    assert not {"stream", "session"} & schemas["JobRequest"]["properties"].keys()
+    job_id = api.post("/jobs", BODY).json["id"]
+    for job in (api.request("GET", f"/jobs/{job_id}").json, result_of(api, job_id)):
+        Draft202012Validator({**schemas["JobResponse"], "components": document["components"]}).validate(job)
+
+
+def test_without_jobs_the_preference_is_ignored(make_api: Callable[..., Api]) -> None:
+    api = make_api(answer)
+    assert api.post("/autocomplete", BODY, headers={"Prefer": "respond-async"}).status_code == 200
+    assert api.post("/jobs", BODY).status_code == 404
+
+
+def test_an_idempotency_key_answers_with_the_same_job(api: Api, has_room: threading.Event) -> None:
+    has_room.clear()
+    first = api.post("/jobs", BODY, headers={"Idempotency-Key": "k1"})
+    again = api.post("/jobs", {"prompt": "He saw", "seed": 5}, headers={"Idempotency-Key": "k1"})
+    assert (again.status_code, again.json["id"]) == (202, first.json["id"])
+    other = api.post("/jobs", {**BODY, "seed": 6}, headers={"Idempotency-Key": "k1"})
+    assert other.status_code == 422
+    assert problem(other)["errors"][0]["field"] == "Idempotency-Key"
+    has_room.set()
+    result_of(api, first.json["id"])
+    ended = api.post("/jobs", BODY, headers={"Idempotency-Key": "k1"})
+    assert (ended.status_code, ended.json["state"]) == (200, "succeeded")
+    for key in ("", "k" * 256, "k\u00e9"):
+        refused = api.post("/jobs", BODY, headers={"Idempotency-Key": key})
+        assert refused.status_code == 422
+        assert problem(refused)["errors"][0]["field"] == "Idempotency-Key"
+
+
+def test_a_running_job_is_cancelled_and_its_branches_end(make_jobs_api: Callable[..., Api]) -> None:
+    api = make_jobs_api(hang)
+    job_id = api.post("/jobs", BODY).json["id"]
+    until(lambda: sum(api.pool.admission.in_flight()) == 3, 5, "its branches run")
+    assert api.request("DELETE", f"/jobs/{job_id}").status_code == 204
+    until(lambda: sum(api.pool.admission.in_flight()) == 0, 1, "its branches end")
+    job = api.request("GET", f"/jobs/{job_id}").json
+    assert (job["state"], "result" in job) == ("cancelled", False)
+
+
+def test_a_final_job_is_erased_on_request(api: Api) -> None:
+    job_id = api.post("/jobs", BODY).json["id"]
+    result_of(api, job_id)
+    assert api.request("DELETE", f"/jobs/{job_id}").status_code == 204
+    assert problem(api.request("GET", f"/jobs/{job_id}"))["code"] == "unknown_job"
+    assert problem(api.request("DELETE", f"/jobs/{job_id}"))["code"] == "unknown_job"
+
+
+def test_an_expired_job_is_gone(api: Api, clock: Clock) -> None:
+    job_id = api.post("/jobs", BODY).json["id"]
+    result_of(api, job_id)
+    clock.now += 61
+    gone = api.request("GET", f"/jobs/{job_id}")
+    assert (gone.status_code, problem(gone)["code"]) == (410, "job_expired")
+
+
+def test_a_failed_job_has_the_error_of_autocomplete(make_jobs_api: Callable[..., Api]) -> None:
+    api = make_jobs_api(lambda request: [Refusal(500, "internal_error")])
+    ended = result_of(api, api.post("/jobs", BODY).json["id"])
+    assert (ended["state"], ended["error"]["code"], "result" in ended) == ("failed", "no_completion", False)
+
+
+def test_the_queue_is_bounded(api: Api, has_room: threading.Event) -> None:
+    has_room.clear()
+    for _ in range(8):
+        assert api.post("/jobs", BODY).status_code == 202
+    refused = api.post("/jobs", BODY)
+    assert (refused.status_code, problem(refused)["code"]) == (503, "overloaded")
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_a_job_of_another_key_is_answered_as_an_unknown_one(
+    make_jobs_api: Callable[..., Api], tmp_path: Path, clock: Clock
+) -> None:
+    """S10."""
+    owner, other = (new_key(tmp_path / "keys", name)[0] for name in ("owner", "other"))
+    api = make_jobs_api(keys=str(tmp_path / "keys"), key_rate="0")
+    mine, theirs = ({"headers": {"Authorization": f"Bearer {key}"}} for key in (owner, other))
+    job_id = api.post("/jobs", BODY, **mine).json["id"]
+    result_of(api, job_id, **mine)
+    unknown = problem(api.request("GET", f"/jobs/{'A' * 24}", **theirs))
+    for method in ("GET", "DELETE"):
+        response = api.request(method, f"/jobs/{job_id}", **theirs)
+        assert (response.status_code, problem(response)) == (404, unknown)
+        assert api.request(method, f"/jobs/{job_id}").status_code == 401
+    assert api.request("GET", f"/jobs/{job_id}", **mine).json["state"] == "succeeded"
+    clock.now += 61
+    assert problem(api.request("GET", f"/jobs/{job_id}", **theirs)) == unknown
+    assert api.request("GET", f"/jobs/{job_id}", **mine).status_code == 410
+
+
+def test_a_share_of_the_queue_is_the_bound_of_a_key(
+    make_jobs_api: Callable[..., Api], tmp_path: Path, has_room: threading.Event
+) -> None:
+    has_room.clear()
+    key, other = (new_key(tmp_path / "keys", name)[0] for name in ("a", "b"))
+    api = make_jobs_api(keys=str(tmp_path / "keys"), key_rate="0")
+    statuses = [api.post("/jobs", BODY, headers={"x-api-key": key}).status_code for _ in range(3)]
+    assert statuses == [202, 202, 429]
+    assert api.post("/jobs", BODY, headers={"x-api-key": other}).status_code == 202
+
+
+def test_jobs_are_answered_while_the_store_is_unavailable(make_jobs_api: Callable[..., Api], tmp_path: Path) -> None:
+    (tmp_path / "jobs.sqlite3").mkdir()
+    api = make_jobs_api()
+    for response in (api.post("/jobs", BODY), api.request("GET", f"/jobs/{'A' * 24}")):
+        assert (response.status_code, problem(response)["code"]) == (503, "jobs_unavailable")
+        assert "TERCET_JOBS" in problem(response)["detail"]
+    assert api.complete().status_code == 200

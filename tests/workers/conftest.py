@@ -1,0 +1,31 @@
+"""The HTTP face of a slot, and transformers' model and tokenizer to compare it with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from falcon import testing
+from transformers import AutoTokenizer, GPT2LMHeadModel
+
+from tests.workers.helpers import EMBEDDED
+from tests.workers.slots import HANGUPS, warm_service
+from workers.app import create_app
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[testing.TestClient]:
+    with warm_service() as service:
+        yield testing.TestClient(create_app(service, HANGUPS))
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    return GPT2LMHeadModel.from_pretrained(EMBEDDED, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def reference_tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(EMBEDDED)

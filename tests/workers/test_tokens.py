@@ -1,0 +1,206 @@
+"""Tokens over a slot's HTTP face: log-probabilities, echoed prompts, penalties, biases, and `POST /tokenize`."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from falcon import testing
+
+from gateway.pool.client import MAX_LINE_BYTES
+from shared.protocol import TokenizeResponse
+from tests.workers.slots import (
+    GREEDY,
+    PROMPT,
+    generate,
+    open_stream,
+    problem,
+)
+from workers.gunicorn_worker import SWITCH_INTERVAL_S
+from workers.text.tokenizer import Tokenizer
+
+
+def test_echo_and_logprobs_are_those_of_transformers(client: testing.TestClient, reference: Any) -> None:
+    _, done = generate(client, prompt=PROMPT, sampling=GREEDY, echo=True, logprobs=2)
+    ids = torch.tensor([done["prompt_ids"] + done["token_ids"]])
+    with torch.inference_mode():
+        expected = reference(ids).logits[0].log_softmax(-1)
+    num_prompt = done["num_prompt_tokens"]
+    picked = [float(expected[index - 1, ids[0, index]]) for index in range(1, ids.shape[1])]
+    assert done["prompt_logprobs"][0] is None
+    assert done["prompt_logprobs"][1:] == pytest.approx(picked[: num_prompt - 1], abs=1e-3)
+    assert done["logprobs"] == pytest.approx(picked[num_prompt - 1 :], abs=1e-3)
+    for index, top in enumerate(done["tops"]):
+        best = expected[num_prompt - 1 + index].topk(2)
+        assert [token_id for token_id, _, _ in top] == best.indices.tolist()
+        assert [logprob for _, _, logprob in top] == pytest.approx(best.values.tolist(), abs=1e-3)
+    assert "".join(done["token_texts"]) == done["text"]
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_echoed_tops_are_those_of_transformers(client: testing.TestClient, reference: Any, is_cached: bool) -> None:
+    prompt = f"{PROMPT} the {'ship' if is_cached else 'boat'}"
+    if is_cached:
+        generate(client, prompt=prompt, sampling=GREEDY)
+    _, done = generate(client, prompt=prompt, sampling=GREEDY, echo=True, logprobs=3)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([done["prompt_ids"]])).logits[0].log_softmax(-1)
+    assert done["prompt_tops"][0] is None
+    assert len(done["prompt_tops"]) == len(done["prompt_ids"]) == done["num_prompt_tokens"]
+    for position, top in enumerate(done["prompt_tops"][1:]):
+        best = expected[position].topk(3)
+        assert [token_id for token_id, _, _ in top] == best.indices.tolist()
+        assert [logprob for _, _, logprob in top] == pytest.approx(best.values.tolist(), abs=1e-3)
+
+
+def test_echo_describes_the_prompt_token_by_token(client: testing.TestClient, reference_tokenizer: Any) -> None:
+    prompt = "Naïve 🦉s, they said: don't"
+    _, done = generate(client, prompt=prompt, sampling=GREEDY, echo=True)
+    assert done["prompt_ids"] == reference_tokenizer(prompt).input_ids
+    assert done["prompt_text"] == prompt
+    ends = done["prompt_ends"]
+    assert len(ends) == len(done["prompt_token_texts"]) == len(done["prompt_ids"])
+    for start, end, text in zip([0, *ends], ends, done["prompt_token_texts"], strict=False):
+        assert "\ufffd" in text or text == prompt[start:end]
+    assert ends[-1] == len(prompt)
+    assert (done["prompt_logprobs"], done["prompt_tops"], done["tops"]) == (None, None, None)
+
+
+def test_echo_of_a_healed_prompt_ends_where_the_output_begins(client: testing.TestClient) -> None:
+    _, done = generate(client, prompt=PROMPT + " the sh", heal=True, sampling=GREEDY, echo=True, logprobs=0)
+    assert done["prompt_text"] == PROMPT + " the"
+    assert len(done["prompt_logprobs"]) == len(done["prompt_ids"])
+
+
+def test_echo_of_an_empty_prompt_is_empty(client: testing.TestClient) -> None:
+    _, done = generate(client, prompt="", sampling=GREEDY, echo=True, logprobs=2)
+    fields = ("prompt_ids", "prompt_token_texts", "prompt_ends", "prompt_logprobs", "prompt_tops")
+    assert [done[field] for field in fields] == [[]] * 5
+    assert done["prompt_text"] == ""
+    assert len(done["tops"]) == 8
+
+
+def test_no_top_logprobs_are_empty_lists(client: testing.TestClient) -> None:
+    _, done = generate(client, prompt=PROMPT, sampling=GREEDY, echo=True, logprobs=0)
+    assert done["tops"] == [[]] * 8
+    assert done["prompt_tops"] == [None, *[[]] * (done["num_prompt_tokens"] - 1)]
+    assert len(done["prompt_logprobs"]) == done["num_prompt_tokens"]
+
+
+def test_echo_of_a_branch_that_ends_before_its_prefill_has_no_logprobs(client: testing.TestClient) -> None:
+    _, done = generate(client, prompt=PROMPT, sampling=GREEDY, echo=True, logprobs=2, deadline_ms=1e-6)
+    assert done["finish_reason"] == "deadline"
+    assert done["prompt_text"] == PROMPT
+    assert (done["prompt_logprobs"], done["prompt_tops"], done["tops"]) == (None, None, [])
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_streamed_tokens_carry_their_text_and_tops(client: testing.TestClient, number: int) -> None:
+    _, *tokens, done = generate(client, prompt=PROMPT, sampling=GREEDY, stream=True, logprobs=number)
+    assert [token["token_text"] for token in tokens] == done["token_texts"]
+    assert [token["tops"] for token in tokens] == done["tops"]
+    assert {len(token["tops"]) for token in tokens} == {number}
+    _, *plain, _ = generate(client, prompt=PROMPT, sampling=GREEDY, stream=True)
+    assert all(token.keys() == {"event", "text", "token_id", "logprob"} for token in plain)
+
+
+def test_penalties_and_biases_change_the_text(client: testing.TestClient) -> None:
+    _, free = generate(client, prompt=PROMPT, sampling=GREEDY)
+    banned = free["token_ids"][0]
+    _, biased = generate(client, prompt=PROMPT, sampling={**GREEDY, "logit_bias": [[banned, -100.0]]})
+    assert banned not in biased["token_ids"]
+    forced = {**GREEDY, "logit_bias": [[banned, 100.0]], "max_new_tokens": 60}
+    assert set(generate(client, prompt=PROMPT, sampling=forced)[-1]["token_ids"]) == {banned}
+    # Each occurrence takes 2 from its logit: after enough of them, another token is likelier in spite of the bias.
+    penalized = {**forced, "frequency_penalty": 2.0}
+    assert len(set(generate(client, prompt=PROMPT, sampling=penalized)[-1]["token_ids"])) > 1
+
+
+def test_the_longest_line_fits_the_gateways_bound(client: testing.TestClient) -> None:
+    result = client.simulate_post(
+        "/generate", json={"prompt_ids": list(range(1000)), "sampling": GREEDY, "echo": True, "logprobs": 20}
+    )
+    assert 500_000 < max(map(len, result.content.splitlines())) < MAX_LINE_BYTES
+
+
+# Tokens ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "a", PROMPT, "Naïve 🦉s\n\n don't  stop", "a<|endoftext|>b", "the sea\n" * 3000])
+def test_tokens_of_a_text_are_those_of_transformers(
+    client: testing.TestClient, reference_tokenizer: Any, text: str
+) -> None:
+    result = client.simulate_post("/tokenize", json={"text": text})
+    assert result.headers["content-type"] == "application/json"
+    tokens = msgspec.json.decode(result.content, type=TokenizeResponse)
+    assert tokens.ids == reference_tokenizer(text).input_ids
+    assert (tokens.n_ctx, tokens.eos_id) == (1024, 0)
+    assert len(tokens.ends) == len(tokens.texts) == len(tokens.ids)
+    for start, end, token_text in zip([0, *tokens.ends], tokens.ends, tokens.texts, strict=False):
+        assert "\ufffd" in token_text or text[start:end] in (token_text, "<|endoftext|>")
+    assert tokens.ends[-1:] == ([len(text)] if text else [])
+
+
+@pytest.mark.parametrize(("body", "detail"), [("{}", "text"), ('{"text": 3}', "text"), ('{"text": "", "x": 1}', "x")])
+def test_an_invalid_text_is_refused(client: testing.TestClient, body: str, detail: str) -> None:
+    answer = problem(client.simulate_post("/tokenize", body=body))
+    assert (answer["status"], answer["code"]) == (422, "invalid_request")
+    assert detail in answer["detail"]
+
+
+def test_a_very_long_text_does_not_stall_running_sequences(
+    client: testing.TestClient,
+) -> None:
+    """Encoding it in one call would hold the interpreter lock for half a second. The best of three, as load adds."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    text = "The old man looked at the sea, and said nothing.\n" * 21_000  # a MiB
+    longest_s = []
+    try:
+        for _ in range(3):
+            with ThreadPoolExecutor(1) as pool:
+                sampling = {"max_new_tokens": 900, "temperature": 0.0}
+                with open_stream(client, "/generate", prompt=PROMPT, sampling=sampling, stream=True) as lines:
+                    next(lines)
+                    tokenizing = pool.submit(client.simulate_post, "/tokenize", json={"text": text})
+                    times = [time.monotonic()]
+                    for _line in lines:
+                        times.append(time.monotonic())
+                        if tokenizing.done():
+                            break
+                assert len(tokenizing.result().json["ids"]) > 200_000
+            longest_s.append(max(after - before for before, after in pairwise(times)))
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert min(longest_s) < 0.2, longest_s
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_its_numbers(client: testing.TestClient) -> None:
+    for fields in ({"prompt_ids": [5] * 1020}, {"prompt": " the" * 1020}):
+        answer = problem(client.simulate_post("/generate", json={**fields, "sampling": GREEDY}))
+        assert (answer["status"], answer["code"]) == (422, "prompt_too_long")
+        assert re.search(r"\b1020\b.*\bmax_new_tokens 8\b.*\b1024\b", answer["detail"])
+    assert generate(client, prompt_ids=[5] * 1016, sampling=GREEDY)[-1]["num_prompt_tokens"] == 1016
+
+
+def test_a_text_that_cannot_fit_is_refused_without_encoding_it(
+    client: testing.TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, lengths = Tokenizer.encode_with_starts, []
+
+    def record(self: Tokenizer, text: str) -> tuple[list[int], list[int]]:
+        lengths.append(len(text))
+        return encode(self, text)
+
+    monkeypatch.setattr(Tokenizer, "encode_with_starts", record)
+    answer = problem(client.simulate_post("/generate", json={"prompt": "the " * (1 << 18), "sampling": GREEDY}))
+    assert answer["code"] == "prompt_too_long"
+    assert "1024" in answer["detail"]
+    assert max(lengths, default=0) < 100
