@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,10 @@ from gateway.api.jobs import JobResource, JobsResource, JobSubmitter
 from gateway.api.openai import CompletionsResource, ModelResource, ModelsResource
 from gateway.api.openai_errors import UnknownRoutes
 from gateway.api.openapi import DocumentResource, build_document
-from gateway.api.page import PageResource, StaticResource, read_assets
+from gateway.api.page import DocsResource, PageResource, StaticResource, read_assets
+from gateway.api.root import RootResource
+from gateway.api.tgi import EndpointResource, GenerateResource, GenerateStreamResource, InfoResource, TgiResponder
+from gateway.api.tokens import TokenizeResource, TokenizerInfoResource
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
 from gateway.generation.retry_budget import RetryBudget
 from gateway.generation.runner import CompletionRunner
@@ -39,7 +43,9 @@ from gateway.middleware.origins import Origins
 from gateway.middleware.rate_limits import RateLimits
 from gateway.middleware.request_log import Request, RequestLog
 from gateway.pool.admission import Admission
+from gateway.pool.client import SlotClient
 from gateway.pool.quota import OwnerQuota
+from gateway.pool.tokenizing import PoolTokenizer
 from gateway.pool.watcher import PoolWatcher
 from shared.hangups import HangupWatcher
 from shared.keys import KeyFile
@@ -51,7 +57,7 @@ READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
 # What may be read without an API key where the server requires one: probes, the API's description, and the pages with
 # their field for the key.
 # Every route that is not listed needs a key.
-OPEN_ROUTES = frozenset({"/", "/static/{name}", "/openapi.json", "/health/live", *READY_PATHS})
+OPEN_ROUTES = frozenset({"/", "/static/{name}", "/docs", "/openapi.json", "/health/live", *READY_PATHS})
 # The share of the pool that jobs may use, if each has this many branches. The rest is left to clients that wait.
 JOB_SHARE = 0.25
 BRANCHES_PER_REQUEST = 3
@@ -118,8 +124,13 @@ def create_app(
     metrics: Metrics,
     hangups: HangupWatcher,
     jobs: JobRunner | None = None,
+    clients: Sequence[SlotClient] = (),
 ) -> GatewayApp:
-    """The app over its collaborators. Reads no environment, and starts no thread but that of `jobs`."""
+    """The app over its collaborators. Reads no environment, and starts no thread but that of `jobs`.
+
+    Args:
+        clients: of the slots, by slot index; they are called for tokens only.
+    """
     app = GatewayApp(admission, fanout, metrics, jobs, needs_keys=settings.keys is not None)
     keys = Keys(
         KeyFile(settings.keys) if settings.keys else None,
@@ -154,7 +165,16 @@ def create_app(
     app.add_route("/slots", SlotsResource(plan, admission))
     app.add_route("/metrics", MetricsResource(metrics))
     assets = read_assets()
-    app.add_route("/", PageResource(assets))
+    app.add_route("/docs", DocsResource(assets))
+    tgi = TgiResponder(runner, settings.similarity)
+    app.add_route("/", RootResource(PageResource(assets), tgi))
+    app.add_route("/generate", GenerateResource(tgi))
+    app.add_route("/generate_stream", GenerateStreamResource(tgi))
+    app.add_route("/info", InfoResource(plan, admission, runner.default_model))
+    app.add_route("/endpoint", EndpointResource())
+    tokenizer, default_model = PoolTokenizer(plan, admission, clients), plan.model(runner.default_model)
+    app.add_route("/tokenize", TokenizeResource(tokenizer, default_model))
+    app.add_route("/tokenizer_info", TokenizerInfoResource(tokenizer, default_model))
     app.add_route("/static/{name}", StaticResource(assets))
     documented = {**app.resources, "/openapi.json": DocumentResource}
     document = build_document(documented, open_routes=OPEN_ROUTES, needs_keys=settings.keys is not None)
@@ -187,6 +207,7 @@ def build() -> GatewayApp:
         metrics=metrics,
         hangups=HangupWatcher(),
         jobs=_make_jobs(settings, plan, admission, metrics),
+        clients=pool.clients,
     )
 
 

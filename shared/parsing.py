@@ -115,17 +115,39 @@ class BodyParser(Generic[T]):
     def _explain(self, body: dict[str, Any], message: str) -> InvalidRequest:
         if match := re.search(r"missing required field `(\w+)`", message):
             return _invalid(match[1], f"is required: {_description(self._fields[match[1]])}")
-        match = re.search(r"`\$\.(\w+)([^`]*)`", message)
+        match = re.search(r"at `\$\.(\w+)([^`]*)`", message)
         if match is None or match[1] not in self._fields:
             return InvalidRequest(message)
-        name = match[1]
-        wanted = f"must be {_description(self._fields[name])}"
-        if match[2] or "`key`" in message:  # an item of the value is wrong
+        name, annotation, value, rest = _locate(match[1], self._fields[match[1]], body.get(match[1]), match[2])
+        if match := re.search(r"unknown field `([^`]*)`", message):
+            unknown = f"{name}.{_cut(match[1])}"
+            known = ", ".join(_fields_of(annotation))
+            return InvalidRequest(
+                f"Unknown field {unknown}; the fields of {name} are {known}.",
+                fields=(FieldError(unknown, "unknown field"),),
+            )
+        wanted = f"must be {_description(annotation)}"
+        if rest:  # an item of the value is wrong
             return _invalid(name, wanted)
-        value = body.get(name)
         is_shown = isinstance(value, int | float | bool) or value is None
         shown = _cut(json.dumps(value)) if is_shown else _KINDS[type(value).__name__]
         return _invalid(name, f"{wanted}, not {shown}")
+
+
+def _locate(name: str, annotation: Any, value: Any, path: str) -> tuple[str, Any, Any, str]:
+    """The innermost field on a path of msgspec's, with dots in its name: name, annotation, value, and the rest of the
+    path, which leads to an item of a list."""
+    while (match := re.match(r"\.(\w+)", path)) and (fields := _fields_of(annotation)).get(match[1]) is not None:
+        name, annotation, path = f"{name}.{match[1]}", fields[match[1]], path[match.end() :]
+        value = value.get(match[1])
+    return name, annotation, value, path
+
+
+def _fields_of(annotation: Any) -> dict[str, Any]:
+    """The annotated fields of the struct that an annotation contains; empty if it contains none."""
+    if isinstance(annotation, type) and issubclass(annotation, Struct):
+        return get_type_hints(annotation, include_extras=True)
+    return next((fields for part in get_args(annotation) if (fields := _fields_of(part))), {})
 
 
 def _members(raw: bytes) -> dict[str, Raw]:

@@ -247,6 +247,7 @@ class AutocompleteResource:
             )
         if request.top_k > model.vocab_size:
             raise _invalid("top_k", f"must be at most {model.vocab_size}, the vocabulary of {model.name}")
+        session = request.session or caller.session
         return GenerationSpec(
             request_id=caller.request_id,
             model=model.name,
@@ -262,8 +263,8 @@ class AutocompleteResource:
             is_streamed=request.stream,
             deadline=deadline,
             owner=caller.owner,
-            session=request.session,
-            document=document_key(caller.owner, request.session, request.context),
+            session=session,
+            document=document_key(caller.owner, session, request.context),
         )
 
 

@@ -14,5 +14,6 @@ def caller_of(req: falcon.Request) -> Caller:
         request_id=context.id,
         owner=context.owner,
         max_concurrency=context.key.concurrency if context.key else None,
+        session=context.session,
         sock=req.env.get("gunicorn.socket"),
     )

@@ -1,11 +1,13 @@
 """How a dialect renders an error: status, headers' content type, body, and the last event of a stream.
 
-A resource with an attribute `error_format` answers its errors in that format, those of the middleware included; all
-others answer with problem details. Knows no resource.
+A resource with an attribute `error_format` answers its errors in that format, those of the middleware included; one
+with `error_formats` has a format for each of its methods. All others answer with problem details. Where the body
+decides on the dialect, the resource sets `req.context.error_format`. Knows no resource.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from shared.errors import PROBLEM_JSON, Problem, TercetError
@@ -52,3 +54,10 @@ class ProblemDetails:
 
 
 PROBLEM_DETAILS: ErrorFormat = ProblemDetails()
+
+
+def error_format_of(resource: object, method: str) -> ErrorFormat:
+    """The format of the errors of a resource's method; the resource may be None."""
+    default: ErrorFormat = getattr(resource, "error_format", PROBLEM_DETAILS)
+    formats: Mapping[str, ErrorFormat] = getattr(resource, "error_formats", {})
+    return formats.get(method, default)

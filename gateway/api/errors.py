@@ -12,7 +12,7 @@ from typing import Any
 import falcon
 import structlog
 
-from gateway.api.error_formats import PROBLEM_DETAILS
+from gateway.api.error_formats import error_format_of
 from gateway.metrics import Metrics
 from shared.errors import (
     MalformedRequest,
@@ -43,7 +43,7 @@ def add_error_handlers(
 
     def render(req: falcon.Request, resp: falcon.Response, error: TercetError, _params: object) -> None:
         # Found anew: an exception of the middleware comes before Falcon has looked for the resource.
-        error_format = getattr(find_resource(req), "error_format", PROBLEM_DETAILS)
+        error_format = req.context.error_format or error_format_of(find_resource(req), req.method)
         resp.status = falcon.code_to_http_status(error_format.status(error))
         resp.content_type = error_format.content_type
         resp.data = error_format.body(error, req.context.id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gateway.api.openai_schema import MAX_COMPLETIONS, MAX_PROMPTS, CompletionRequest
 from gateway.generation.request import GenerationSpec, Prompt
 from gateway.generation.runner import Caller, CompletionRunner, document_key, draw_seed
@@ -15,6 +17,7 @@ _SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty",
     "single_line",
 )  # fmt: skip
+_TOKEN_ID = re.compile("[0-9]{1,9}")
 
 
 def generation_spec(
@@ -129,13 +132,14 @@ def _sampling(request: CompletionRequest, model: Model) -> Sampling:
         raise _invalid("max_tokens", f"must be below {model.n_ctx}, the context of {model.name}")
     if request.top_k > model.vocab_size:
         raise _invalid("top_k", f"must be at most {model.vocab_size}, the vocabulary of {model.name}")
-    logit_bias = {int(id_): bias for id_, bias in request.logit_bias.items()}
-    if logit_bias and max(logit_bias) >= model.vocab_size:
+    # The longest id has nine digits; so no name is too long to be a number.
+    ids = [int(name) if _TOKEN_ID.fullmatch(name) else model.vocab_size for name in request.logit_bias]
+    if max(ids, default=0) >= model.vocab_size:
         raise _invalid("logit_bias", f"must have token ids below {model.vocab_size}, the vocabulary of {model.name}")
     return Sampling(
         **{name: getattr(request, name) for name in _SAMPLING_FIELDS},
         max_new_tokens=num_new_tokens,
-        logit_bias=tuple(logit_bias.items()),
+        logit_bias=tuple(dict(zip(ids, request.logit_bias.values(), strict=True)).items()),
         stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop),
     )
 

@@ -54,7 +54,7 @@ class CompletionRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2, description="a number from -2 to 2")] = 0.0
     presence_penalty: Annotated[float, Meta(ge=-2, le=2, description="a number from -2 to 2")] = 0.0
     logit_bias: Annotated[
-        dict[Annotated[str, Meta(pattern="^[0-9]{1,9}$")], Annotated[float, Meta(ge=-100, le=100)]],
+        dict[str, Annotated[float, Meta(ge=-100, le=100)]],
         Meta(max_length=1024, description="an object of up to 1024 members: token ids with numbers from -100 to 100"),
     ] = {}
     logprobs: Annotated[

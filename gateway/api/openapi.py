@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import falcon
 import msgspec
 
-from gateway.api.error_formats import PROBLEM_DETAILS, ErrorFormat
+from gateway.api.error_formats import PROBLEM_DETAILS, ErrorFormat, error_format_of
 from gateway.api.operation import JSON, Answer, Events, Operation, Operations, Parameter
 from gateway.api.page import HEADERS_OF_FILES, NOT_MODIFIED, Asset, send_asset
 from shared.errors import (
@@ -101,7 +101,7 @@ def build_document(resources: Mapping[str, object], *, open_routes: Collection[s
         needs_keys: whether all other requests need a key.
     """
     declared = [
-        _Declared(path, method, operation, getattr(resource, "error_format", PROBLEM_DETAILS))
+        _Declared(path, method, operation, error_format_of(resource, method))
         for path, resource in resources.items()
         for method, operation in getattr(resource, "operations", {}).items()
     ]

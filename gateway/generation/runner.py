@@ -37,6 +37,7 @@ class Caller:
         request_id: of the request, for logs and answers.
         owner: id of its API key, "" without keys.
         max_concurrency: the key's own limit of requests at a time; None: the default.
+        session: the session that the request's headers name; one in its body comes first.
         sock: the client's connection: the request ends when the client closes it. None: nothing is watched.
         cancelling: makes a context manager from a function that ends the request; it is entered while the request runs.
     """
@@ -44,6 +45,7 @@ class Caller:
     request_id: str
     owner: str = ""
     max_concurrency: int | None = None
+    session: str | None = None
     sock: socket.socket | None = None
     cancelling: Cancelling = lambda _cancel: nullcontext()
 

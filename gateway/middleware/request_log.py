@@ -2,9 +2,10 @@
 
 `Request` fills `req.context`: `id`, `method` (as it is logged), `owner` (the id of the API key; "" until it is known),
 `key` (the key's record; None until it is known), `timing` (phases of the request in milliseconds, by name), `log`
-(further fields of the log line) and `is_refused` (the server is too busy to start it). Others may set all but the first
-two. Of what a client sends, only a request id of harmless characters is logged as it is. This module knows no resource,
-and no reason why a request is refused.
+(further fields of the log line), `is_refused` (the server is too busy to start it), `error_format` (of a request whose
+body decides on the dialect) and `session` (from a header). Others may set all but the first two. Of what a client
+sends, only a request id of harmless characters is logged as it is. This module knows no resource, and no reason why a
+request is refused.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Request(falcon.Request):
         self.context.owner = ""
         self.context.key = None
         self.context.is_refused = False
+        self.context.error_format = None
+        self.context.session = None
         self.context.timing = {}
         self.context.log = {}
 

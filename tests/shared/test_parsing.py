@@ -225,3 +225,14 @@ def test_the_internal_wire_has_the_same_parser() -> None:
         parse_generate_request(b'{"prompt":' + b"[" * 1_000 + b"]" * 1_000 + b"}")
     with pytest.raises(InvalidRequest, match="seed is sent twice"):
         parse_generate_request(b'{"prompt": "a", "seed": 1, "seed": 2}')
+
+
+def test_a_parser_that_ignores_nulls_takes_them_for_missing_fields() -> None:
+    lenient = BodyParser(Body, {"amount": "count"}, ignores_nulls=True)
+    assert lenient(b'{"text": "a", "number": null, "amount": null, "words": null}') == lenient(b'{"text": "a"}')
+    with pytest.raises(InvalidRequest, match="text is required"):
+        lenient(b'{"text": null}')
+    with pytest.raises(InvalidRequest, match="Unknown field other"):
+        lenient(b'{"text": "a", "other": null}')
+    with pytest.raises(InvalidRequest, match="number must be a number from 0 to 5, not null"):
+        parse(b'{"text": "a", "number": null}')

@@ -30,6 +30,7 @@ class Api:
             metrics=pool.metrics,
             hangups=hangups,
             jobs=jobs,
+            clients=pool.clients,
         )
         self._client = testing.TestClient(self.app, headers={"Host": "localhost"})
 

@@ -1,0 +1,168 @@
+"""`POST /tokenize` and `GET /tokenizer_info`: the tokenizer of the default model, for clients that have none.
+
+Two dialects share `/tokenize`. The body's field decides: `inputs` is Text Generation Inference's, answered with a list
+of tokens; `prompt` is vLLM's, which lm-evaluation-harness sends, answered with token ids.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import falcon
+import msgspec
+from msgspec import Meta, Struct
+
+from gateway.api.error_formats import ErrorFormat
+from gateway.api.operation import JSON, Answer, Operation, Operations
+from gateway.api.tgi import TAG
+from gateway.api.tgi_schema import MAX_INPUT_CHARS, TGI_ERRORS, TgiParameters
+from gateway.pool.tokenizing import PoolTokenizer
+from shared.errors import InvalidJson, InvalidRequest, NotReady
+from shared.parsing import BodyParser
+from shared.plan import Model
+from shared.protocol import TokenizeResponse
+
+# The special token of every GPT-2, with which texts begin and end.
+END_OF_TEXT = "<|endoftext|>"
+_TEXT = f"a string of up to {MAX_INPUT_CHARS} characters"
+_encode = msgspec.json.Encoder().encode
+
+
+class TokenizeInputs(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """`POST /tokenize` in Text Generation Inference's dialect. `parameters` change nothing."""
+
+    inputs: Annotated[str, Meta(max_length=MAX_INPUT_CHARS, description=_TEXT)]
+    parameters: Annotated[TgiParameters | None, Meta(description="an object of generation parameters")] = None
+
+
+class TokenizePrompt(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """`POST /tokenize` in vLLM's dialect. GPT-2 adds no special tokens to a text, whatever `add_special_tokens` is."""
+
+    prompt: Annotated[str, Meta(max_length=MAX_INPUT_CHARS, description=_TEXT)]
+    model: Annotated[str | None, Meta(description="a string: the default model is used, whatever it says")] = None
+    add_special_tokens: Annotated[bool | None, Meta(description="true or false")] = None
+    return_token_strs: Annotated[bool | None, Meta(description="true or false")] = None
+
+
+class TextToken(Struct, kw_only=True):
+    """A token and its place in the text, in characters."""
+
+    id: int
+    text: str
+    start: int
+    stop: int
+
+
+class TokenIds(Struct, kw_only=True):
+    """The ids of a text's tokens. `max_model_len` is the model's context; `token_strs` are the tokens' texts, if the
+    request has `return_token_strs`."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class TokenizerInfo(Struct, kw_only=True):
+    """The tokenizer's special tokens and the model's context."""
+
+    tokenizer_class: str
+    bos_token: str
+    eos_token: str
+    pad_token: str | None
+    eos_token_id: int
+    model_max_length: int
+    chat_template: str | None
+
+
+parse_inputs = BodyParser(TokenizeInputs)
+parse_prompt = BodyParser(TokenizePrompt)
+
+
+class TokenizeResource:
+    """`POST /tokenize`."""
+
+    error_format: ClassVar[ErrorFormat] = TGI_ERRORS
+    operations: ClassVar[Operations] = {
+        "POST": Operation(
+            tag=TAG,
+            summary="Tokens of a text",
+            description="With `inputs`, the answer is a list of tokens; with `prompt`, an object with their ids.",
+            bodies=(parse_inputs, parse_prompt),
+            examples={"inputs": {"inputs": "The old man"}, "prompt": {"prompt": "The old man"}},
+            answers={200: Answer("The tokens.", {JSON: list[TextToken] | TokenIds})},
+            errors=(InvalidJson, InvalidRequest, NotReady),
+        )
+    }
+
+    def __init__(self, tokenizer: PoolTokenizer, model: Model) -> None:
+        self._tokenizer = tokenizer
+        self._model = model
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """
+        Raises:
+            InvalidJson, InvalidRequest: the request is wrong.
+            NotReady: no slot of the model is warm.
+        """
+        body = req.bounded_stream.read()
+        try:
+            text = parse_inputs(body).inputs
+        except InvalidRequest:
+            if "prompt" not in msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
+                raise
+        else:
+            resp.data = _encode(_text_tokens(text, self._tokenizer.tokenize(self._model.name, text)))
+            return
+        request = parse_prompt(body)
+        found = self._tokenizer.tokenize(self._model.name, request.prompt)
+        texts = [token.text for token in _text_tokens(request.prompt, found)] if request.return_token_strs else None
+        resp.data = _encode(
+            TokenIds(count=len(found.ids), max_model_len=found.n_ctx, tokens=found.ids, token_strs=texts)
+        )
+
+
+class TokenizerInfoResource:
+    """`GET /tokenizer_info`."""
+
+    error_format: ClassVar[ErrorFormat] = TGI_ERRORS
+    operations: ClassVar[Operations] = {
+        "GET": Operation(
+            tag=TAG,
+            summary="The tokenizer's special tokens",
+            answers={200: Answer("What a client needs to use `POST /tokenize` as a tokenizer.", {JSON: TokenizerInfo})},
+            errors=(NotReady,),
+        )
+    }
+
+    def __init__(self, tokenizer: PoolTokenizer, model: Model) -> None:
+        self._tokenizer = tokenizer
+        self._model = model
+
+    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
+        """
+        Raises:
+            NotReady: no slot of the model is warm.
+        """
+        found = self._tokenizer.tokenize(self._model.name, END_OF_TEXT)
+        resp.data = _encode(
+            TokenizerInfo(
+                tokenizer_class="GPT2TokenizerFast",
+                bos_token=END_OF_TEXT,
+                eos_token=END_OF_TEXT,
+                pad_token=None,
+                eos_token_id=found.eos_id,
+                model_max_length=found.n_ctx,
+                chat_template=None,
+            )
+        )
+
+    on_head = on_get
+
+
+def _text_tokens(text: str, found: TokenizeResponse) -> list[TextToken]:
+    starts = [0, *found.ends[:-1]]
+    return [
+        TextToken(id=id_, text=text[start:stop], start=start, stop=stop)
+        for id_, start, stop in zip(found.ids, starts, found.ends, strict=True)
+    ]

@@ -1,0 +1,45 @@
+"""Tokens of a text, from any warm slot of its model: the gateway has no tokenizer of its own.
+
+Needs no room in a slot: the engine takes no part in it. Knows no dialect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.pool.admission import Admission
+from gateway.pool.client import BranchError, SlotClient
+from shared.errors import NotReady, retry_after_s
+from shared.plan import Plan
+from shared.protocol import TokenizeResponse
+
+# A worker needs 0.6 s for 1 MiB of text, and may be busy.
+TIMEOUT_S = 10.0
+
+
+class PoolTokenizer:
+    """Thread-safe."""
+
+    def __init__(self, plan: Plan, admission: Admission, clients: Sequence[SlotClient]) -> None:
+        """
+        Args:
+            clients: by slot index.
+        """
+        self._plan = plan
+        self._admission = admission
+        self._clients = clients
+
+    def tokenize(self, model: str, text: str) -> TokenizeResponse:
+        """The tokens of `text`, as the model has them in a prompt. A slot that fails is followed by the next.
+
+        Raises:
+            NotReady: no warm slot of the model has answered.
+        """
+        states = self._admission.states()
+        for slot in self._plan.slots:
+            if slot.model == model and states[slot.index].state == "warm":
+                try:
+                    return self._clients[slot.index].tokenize(text, TIMEOUT_S)
+                except BranchError:
+                    continue
+        raise NotReady(f"No slot of {model} is ready to tokenize; try again.", retry_after_s=retry_after_s())

@@ -1,0 +1,137 @@
+"""The unmodified `huggingface_hub` client, and the requests of published deployments, against the real pools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError, ValidationError
+
+from tests.e2e.harness import Tercet
+
+PROMPT = "The old man looked at the sea and"
+
+
+@pytest.fixture(params=["", "/generate"], ids=["root", "generate"])
+def client(tercet: Tercet, request: pytest.FixtureRequest) -> InferenceClient:
+    return InferenceClient(model=tercet.url + request.param, timeout=30)
+
+
+def test_a_plain_completion_is_a_string(client: InferenceClient) -> None:
+    text = client.text_generation(PROMPT, max_new_tokens=8)
+    assert text
+    assert text == client.text_generation(PROMPT, max_new_tokens=8)
+    assert client.text_generation(PROMPT, max_new_tokens=8, return_full_text=True) == PROMPT + text
+
+
+def test_every_parameter_that_the_client_has_is_accepted(client: InferenceClient) -> None:
+    text = client.text_generation(
+        PROMPT, best_of=2, do_sample=True, frequency_penalty=0.1, max_new_tokens=5, repetition_penalty=1.1,
+        return_full_text=False, seed=7, stop=["xyz"], temperature=0.9, top_k=20, top_n_tokens=2, top_p=0.9,
+        truncate=100, typical_p=None, watermark=False, adapter_id=None, details=False, decoder_input_details=False,
+    )  # fmt: skip
+    assert text
+
+
+def test_details_have_tokens_with_their_log_probabilities(client: InferenceClient) -> None:
+    output = client.text_generation(
+        PROMPT, details=True, decoder_input_details=True, max_new_tokens=6, temperature=0.8, seed=11, top_n_tokens=3
+    )
+    details = output.details
+    assert details is not None
+    assert (details.finish_reason, details.generated_tokens, details.seed) == ("length", 6, 11)
+    assert "".join(token.text for token in details.tokens) == output.generated_text
+    assert "".join(token.text for token in details.prefill) == PROMPT
+    assert details.prefill[0].logprob is None
+    assert all(token.logprob < 0 for token in [*details.prefill[1:], *details.tokens])
+    assert details.top_tokens is not None
+    assert [len(tops) for tops in details.top_tokens] == [3] * 6
+
+
+def test_best_of_reports_the_other_completions(client: InferenceClient) -> None:
+    output = client.text_generation(PROMPT, details=True, best_of=3, max_new_tokens=6, do_sample=True, seed=1)
+    sequences: list[Any] = [output.details]
+    sequences += sequences[0].best_of_sequences
+    assert {sequence.seed for sequence in sequences} == {1, 2, 3}
+    means = [sum(token.logprob for token in each.tokens) / each.generated_tokens for each in sequences]
+    assert means == sorted(means, reverse=True)
+
+
+def test_a_stream_yields_the_text_of_each_token(client: InferenceClient) -> None:
+    whole = client.text_generation(PROMPT, max_new_tokens=12)
+    texts = list(client.text_generation(PROMPT, max_new_tokens=12, stream=True))
+    assert "".join(texts) == whole
+    assert len(texts) == 12
+
+
+def test_a_streams_last_event_has_the_whole_text_and_details(client: InferenceClient) -> None:
+    *events, last = client.text_generation(
+        PROMPT, max_new_tokens=60, stream=True, details=True, stop=["."], do_sample=True, seed=3
+    )
+    assert all(event.generated_text is None and event.details is None for event in events)
+    assert [event.index for event in [*events, last]] == list(range(len(events) + 1))
+    assert last.details is not None
+    assert (last.details.finish_reason, last.details.seed) == ("stop_sequence", 3)
+    assert last.details.generated_tokens == len(events) + 1
+    assert "".join(event.token.text for event in [*events, last]) == last.generated_text
+
+
+def test_a_refusal_raises_the_clients_own_class(client: InferenceClient) -> None:
+    for stream in (False, True):
+        with pytest.raises(ValidationError, match=r"parameters\.temperature must be a number above 0"):
+            list(client.text_generation(PROMPT, temperature=0, stream=stream))
+    with pytest.raises(ValidationError, match="1024"):  # the worker refuses, and names the counts
+        client.text_generation("word " * 2000, max_new_tokens=10)
+    assert client.text_generation("word " * 2000, max_new_tokens=10, truncate=500)
+    with pytest.raises(ValidationError, match="typical_p"):
+        client.text_generation(PROMPT, typical_p=0.5)
+    with pytest.raises(ValidationError, match="watermark"):
+        client.text_generation(PROMPT, watermark=True)
+
+
+def test_an_error_without_a_type_raises_the_clients_http_error(tercet: Tercet) -> None:
+    with pytest.raises(HfHubHTTPError):
+        InferenceClient(model=f"{tercet.url}/nothing").text_generation(PROMPT)
+
+
+def test_the_clients_endpoint_routes_answer(tercet: Tercet) -> None:
+    client = InferenceClient(model=tercet.url, provider="hf-inference")
+    info = client.get_endpoint_info()
+    assert (info["model_id"], info["max_total_tokens"]) == ("embedded", 1024)
+    assert client.health_check()
+    assert httpx.get(f"{tercet.url}/endpoint").text == tercet.url
+
+
+@pytest.mark.parametrize("path", ["/generate", "/"])
+def test_the_pluto_requests_are_answered_as_published(tercet: Tercet, path: str) -> None:
+    empty = tercet.client.post(path)
+    assert empty.status_code == 400
+    assert empty.json()["error"] == "The request body is empty. Please provide a valid input."
+    invalid = tercet.client.post(path, content=b'{"input": "What is the capital of France?"}')
+    assert invalid.status_code == 400
+    assert invalid.json()["error"] == "The request body is invalid. Please provide a valid input."
+    answer = tercet.client.post(path, content=b'{"inputs": "What is the capital of France?"}')
+    assert answer.status_code == 200
+    found = answer.json() if path == "/generate" else answer.json()[0]
+    assert found["generated_text"]
+
+
+def test_an_editor_plugin_reads_an_object(tercet: Tercet) -> None:
+    """The request of llm-ls with llm.nvim's defaults."""
+    parameters = {"max_new_tokens": 60, "temperature": 0.2, "top_p": 0.95}
+    answer: Any = tercet.client.post("/generate", json={"inputs": PROMPT, "parameters": parameters}).json()
+    assert set(answer) == {"generated_text"}
+
+
+def test_both_dialects_of_tokenize_agree(tercet: Tercet) -> None:
+    text = "Naïve café, 日本 <|endoftext|>"
+    tokens = tercet.client.post("/tokenize", json={"inputs": text}).json()
+    assert "".join(token["text"] for token in tokens) == text
+    assert all(text[token["start"] : token["stop"]] == token["text"] for token in tokens)
+    ids = tercet.client.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
+    assert ids == [token["id"] for token in tokens]
+    info = tercet.client.get("/tokenizer_info").json()
+    assert tercet.client.post("/tokenize", json={"prompt": info["eos_token"]}).json()["tokens"] == [ids[-1]]
+    assert info["eos_token_id"] == ids[-1]
