@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,11 @@ import msgspec
 import openai
 import pytest
 from falcon import testing
+from jsonschema import Draft202012Validator
 from openai import OpenAI
 
 from gateway.api.openai_schema import CompletionRequest
+from gateway.api.operation import JSON
 from shared.keys import new_key
 from shared.protocol import MAX_SEED, Accepted, GenerateRequest
 from tests.gateway.api.conftest import Api
@@ -230,3 +233,33 @@ def test_without_a_ready_model_the_answer_is_a_503(make_gateway: MakeGateway) ->
     assert response.json["error"]["type"] == "server_error"
     assert int(response.headers["retry-after"]) >= 1
     assert time.monotonic() - began < 5
+
+
+def test_answers_chunks_and_errors_match_the_document(api: Api) -> None:
+    document = testing.TestClient(api.app, headers={"Host": "localhost"}).simulate_get("/openapi.json").json
+    responses = document["paths"]["/v1/completions"]["post"]["responses"]
+
+    def check(response: testing.Result) -> None:
+        declared = responses[str(response.status_code)]
+        if "$ref" in declared:
+            declared = document["components"]["responses"][declared["$ref"].rpartition("/")[2]]
+        content = declared["content"][response.headers["content-type"]]
+        validator = Draft202012Validator({**content["schema"], "components": document["components"]})
+        if response.headers["content-type"] == JSON:
+            validator.validate(response.json)
+            return
+        completion = Draft202012Validator(
+            {"$ref": "#/components/schemas/Completion", "components": document["components"]}
+        )
+        for chunk in chunks_of(response):
+            completion.validate(chunk)
+            validator.validate({"data": json.dumps(chunk)})
+        validator.validate({"data": "[DONE]"})
+
+    fields: dict[str, Any] = {"echo": True, "logprobs": 2, "suffix": "x", "stream_options": {"include_usage": True}}
+    check(post(api, **fields, stream=True))
+    check(post(api, **{**fields, "stream_options": None}))
+    check(post(api))
+    check(post(api, max_tokens=-1))
+    check(post(api, model="gpt-4"))
+    check(post(api, prompt=[[1] * 2000]))
