@@ -26,7 +26,7 @@ from gateway.api.jobs import JobResource, JobsResource, JobSubmitter
 from gateway.api.openai import CompletionsResource, ModelResource, ModelsResource
 from gateway.api.openai_errors import OPENAI_ERRORS, UnknownRoutes
 from gateway.api.openapi import DocumentResource, build_document
-from gateway.api.page import PageResource, StaticResource, read_assets
+from gateway.api.page import DocsResource, PageResource, StaticResource, read_assets
 from gateway.api.root import RootResource
 from gateway.api.sagemaker import Dialect, InvocationsResource, PatsnapResponder
 from gateway.api.tgi import EndpointResource, GenerateResource, GenerateStreamResource, InfoResource, TgiResponder
@@ -59,7 +59,7 @@ READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
 # What may be read without an API key where the server requires one: probes, the API's description, and the pages with
 # their field for the key.
 # Every route that is not listed needs a key.
-OPEN_ROUTES = frozenset({"/", "/static/{name}", "/openapi.json", "/health/live", *READY_PATHS})
+OPEN_ROUTES = frozenset({"/", "/static/{name}", "/docs", "/openapi.json", "/health/live", *READY_PATHS})
 # The share of the pool that jobs may use, if each has this many branches. The rest is left to clients that wait.
 JOB_SHARE = 0.25
 BRANCHES_PER_REQUEST = 3
@@ -125,8 +125,8 @@ def create_app(
     fanout: Fanout,
     metrics: Metrics,
     hangups: HangupWatcher,
-    clients: Sequence[SlotClient] = (),
     jobs: JobRunner | None = None,
+    clients: Sequence[SlotClient] = (),
 ) -> GatewayApp:
     """The app over its collaborators. Reads no environment, and starts no thread but that of `jobs`.
 
@@ -183,6 +183,7 @@ def create_app(
     app.add_route("/slots", SlotsResource(plan, admission))
     app.add_route("/metrics", MetricsResource(metrics))
     assets = read_assets()
+    app.add_route("/docs", DocsResource(assets))
     app.add_route("/", RootResource(PageResource(assets), tgi))
     app.add_route("/generate", GenerateResource(tgi))
     app.add_route("/generate_stream", GenerateStreamResource(tgi))
@@ -222,8 +223,8 @@ def build() -> GatewayApp:
         fanout=fanout,
         metrics=metrics,
         hangups=HangupWatcher(),
-        clients=pool.clients,
         jobs=_make_jobs(settings, plan, admission, metrics),
+        clients=pool.clients,
     )
 
 

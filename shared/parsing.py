@@ -115,7 +115,7 @@ class BodyParser(Generic[T]):
     def _explain(self, body: dict[str, Any], message: str) -> InvalidRequest:
         if match := re.search(r"missing required field `(\w+)`", message):
             return _invalid(match[1], f"is required: {_description(self._fields[match[1]])}")
-        match = re.search(r"`\$\.(\w+)([^`]*)`", message)
+        match = re.search(r"at `\$\.(\w+)([^`]*)`", message)
         if match is None or match[1] not in self._fields:
             return InvalidRequest(message)
         name, annotation, value, rest = _locate(match[1], self._fields[match[1]], body.get(match[1]), match[2])

@@ -5,7 +5,6 @@ Knows the protocol's values and the tokenizer. Does not know HTTP, the engine's 
 
 from __future__ import annotations
 
-import codecs
 import threading
 from collections.abc import Iterable
 from itertools import accumulate
@@ -119,8 +118,7 @@ class Codec:
     def _echo(self, request: EngineRequest, output: SequenceOutput) -> dict[str, Any]:
         """The fields of `Done` that describe the prompt."""
         tokenizer, ids = self._tokenizer, request.prompt_ids
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        deltas = [decoder.decode(tokenizer.token_bytes(token)) for token in ids]
+        deltas = tokenizer.prompt_texts(ids)
         fields: dict[str, Any] = {
             "prompt_text": "".join(deltas),
             "prompt_ids": list(ids),
@@ -166,8 +164,8 @@ class Codec:
         if max_tokens is None:
             if len(text.encode("utf-8", "replace")) > self._n_ctx * tokenizer.max_token_bytes:
                 raise PromptTooLong(
-                    f"The prompt has more tokens than the model's context (n_ctx), {self._n_ctx}, and max_new_tokens "
-                    f"{num_new} are to follow: shorten the prompt, or send max_prompt_tokens."
+                    f"Too many tokens: the prompt alone has more than the model's context (n_ctx: {self._n_ctx}), and "
+                    f"max_new_tokens ({num_new}) must fit too; shorten the prompt, or send max_prompt_tokens."
                 )
             return tuple(tokenizer.encode(text)), typed, forced_ids
         # The forced prefix can take as many tokens as it has bytes.

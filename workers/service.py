@@ -119,7 +119,7 @@ class SlotService:
         except EngineNotReady as error:
             raise NotReady(str(error), retry_after_s=retry_after_s()) from error
         except ContextExceeded as error:
-            raise PromptTooLong(f"{error}: shorten the prompt, or lower max_new_tokens.") from error
+            raise PromptTooLong(f"Too many tokens: {error}; shorten the prompt, or lower max_new_tokens.") from error
         except InvalidPrompt as error:
             raise InvalidRequest(str(error)) from error
         return Branch(

@@ -24,7 +24,7 @@ from deploy.bench.harness.server import ROOT
 from deploy.bench.quality import distinct, replay
 from deploy.bench.quality.samples import SamplesBench, samples_table
 from deploy.bench.quality.typist import TypistBench, plot_savings, savings_table
-from deploy.bench.speed import compare
+from deploy.bench.speed import compare, dialects
 from deploy.bench.speed import writer as latency
 from deploy.bench.speed.cpu import CpuSuite
 from deploy.bench.speed.gpu import GpuSuite
@@ -51,6 +51,7 @@ PARTS = {
     "typing": latency.measure_typing,
     "deadlines": latency.measure_deadlines,
     "distinct": distinct.measure_distinct,
+    "dialects": dialects.measure_dialects,
 }
 
 Models = Annotated[str, typer.Option(help="Model under test, as in TERCET_MODELS.")]
@@ -147,7 +148,8 @@ def bench_writer(
     device: Device = "auto",
     setting: Setting = None,
 ) -> None:
-    """Latency for a writer: time to first token, requests at typing speed, deadlines, three distinct sentences."""
+    """Latency for a writer: time to first token, requests at typing speed, deadlines, three distinct sentences,
+    what each dialect adds."""
     names = _choose("--only", "part", only, PARTS)
     options = _options(models, device, 1, quick, setting, 0)
     texts = _read_texts(files or [ROOT / "workers" / "checkpoints" / "page.txt"])

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import falcon
 import msgspec
@@ -24,6 +24,7 @@ from gateway.api.openai_schema import (
     Choice,
     Completion,
     CompletionRequest,
+    ErrorBody,
     ModelCard,
     ModelList,
     Usage,
@@ -75,7 +76,7 @@ class CompletionsResource:
             answers={
                 200: Answer(
                     "The completions.",
-                    {JSON: Completion, sse.CONTENT_TYPE: Events({"": Completion})},
+                    {JSON: Completion, sse.CONTENT_TYPE: Events({"": (Completion, ErrorBody, Literal["[DONE]"])})},
                 )
             },
             errors=(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.api.openai_schema import MAX_COMPLETIONS, MAX_PROMPTS, CompletionRequest
+import re
+
+from gateway.api.openai_schema import MAX_COMPLETIONS, MAX_LOGPROBS, MAX_PROMPTS, CompletionRequest
 from gateway.generation.request import GenerationSpec, Prompt
 from gateway.generation.runner import Caller, CompletionRunner, document_key, draw_seed
 from gateway.generation.trimming import MIN_TOKENS
@@ -15,6 +17,7 @@ _SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty",
     "single_line",
 )  # fmt: skip
+_TOKEN_ID = re.compile("[0-9]{1,9}")
 
 
 def generation_spec(
@@ -34,10 +37,12 @@ def generation_spec(
     prompts = _prompts(request, model)
     sampling = _sampling(request, model)
     num_completions = _num_completions(request, prompts)
+    _check_num_logprobs(request, prompts, num_completions, model)
     is_text = isinstance(prompts[0], str)
     has_parts = not request.clean and request.max_tokens > 0
     if request.echo:  # the worker sends the prompt's tokens with its last line
         has_parts = has_parts and is_text and request.logprobs is None
+    session = request.session or caller.session
     return GenerationSpec(
         request_id=caller.request_id,
         model=model.name,
@@ -53,8 +58,8 @@ def generation_spec(
         is_streamed=request.stream and has_parts,
         deadline=deadline,
         owner=caller.owner,
-        session=request.session or caller.session,
-        document=document_key(caller.owner, request.session or caller.session, prompts[0] if len(prompts) == 1 else ""),
+        session=session,
+        document=document_key(caller.owner, session, prompts[0] if len(prompts) == 1 else ""),
     )
 
 
@@ -119,6 +124,28 @@ def _num_completions(request: CompletionRequest, prompts: tuple[Prompt, ...]) ->
     return number
 
 
+def _check_num_logprobs(
+    request: CompletionRequest, prompts: tuple[Prompt, ...], num_completions: int, model: Model
+) -> None:
+    """
+    Raises:
+        InvalidRequest: the answer could have too many log-probabilities. A text has at most a token per byte.
+    """
+    if request.logprobs is None:
+        return
+    num_tokens = len(prompts) * _num_new_tokens(request)
+    if request.echo:
+        num_tokens += sum(
+            min(len(prompt.encode()) if isinstance(prompt, str) else len(prompt), model.n_ctx) for prompt in prompts
+        )
+    if num_tokens * num_completions * (1 + request.logprobs) > MAX_LOGPROBS:
+        message = (
+            f"is too high for this request: an answer has at most {MAX_LOGPROBS} log-probabilities; send fewer prompts,"
+            " a lower n or a lower max_tokens"
+        )
+        raise _invalid("logprobs", message)
+
+
 def _sampling(request: CompletionRequest, model: Model) -> Sampling:
     """
     Raises:
@@ -129,13 +156,14 @@ def _sampling(request: CompletionRequest, model: Model) -> Sampling:
         raise _invalid("max_tokens", f"must be below {model.n_ctx}, the context of {model.name}")
     if request.top_k > model.vocab_size:
         raise _invalid("top_k", f"must be at most {model.vocab_size}, the vocabulary of {model.name}")
-    logit_bias = {int(id_): bias for id_, bias in request.logit_bias.items()}
-    if logit_bias and max(logit_bias) >= model.vocab_size:
+    # The longest id has nine digits; so no name is too long to be a number.
+    ids = [int(name) if _TOKEN_ID.fullmatch(name) else model.vocab_size for name in request.logit_bias]
+    if max(ids, default=0) >= model.vocab_size:
         raise _invalid("logit_bias", f"must have token ids below {model.vocab_size}, the vocabulary of {model.name}")
     return Sampling(
         **{name: getattr(request, name) for name in _SAMPLING_FIELDS},
         max_new_tokens=num_new_tokens,
-        logit_bias=tuple(logit_bias.items()),
+        logit_bias=tuple(dict(zip(ids, request.logit_bias.values(), strict=True)).items()),
         stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop),
     )
 

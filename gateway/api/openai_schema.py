@@ -15,6 +15,8 @@ from shared.protocol import MAX_SEED
 
 MAX_PROMPTS = 128
 MAX_COMPLETIONS = 256  # of a request: prompts × best_of
+# Log-probabilities in an answer, those of `echo` included. Each takes some 200 bytes of memory until it is sent.
+MAX_LOGPROBS = 1 << 19
 MAX_PROMPT_CHARS = 1 << 20
 _Text: TypeAlias = Annotated[str, Meta(max_length=MAX_PROMPT_CHARS)]
 _TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -54,7 +56,7 @@ class CompletionRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2, description="a number from -2 to 2")] = 0.0
     presence_penalty: Annotated[float, Meta(ge=-2, le=2, description="a number from -2 to 2")] = 0.0
     logit_bias: Annotated[
-        dict[Annotated[str, Meta(pattern="^[0-9]{1,9}$")], Annotated[float, Meta(ge=-100, le=100)]],
+        dict[str, Annotated[float, Meta(ge=-100, le=100)]],
         Meta(max_length=1024, description="an object of up to 1024 members: token ids with numbers from -100 to 100"),
     ] = {}
     logprobs: Annotated[

@@ -1,4 +1,4 @@
-"""Serves the files in `static/`: the page with the editor, and the client module that other editors import.
+"""Serves the files in `static/`: the pages with the editor and the API's documentation, and the client module.
 
 All files are read once, when the app is created, and are looked up by name, so no request can reach another path. The
 security and cache headers are set here.
@@ -18,6 +18,7 @@ from shared.errors import NotFound
 
 STATIC = Path(__file__).parents[1] / "static"
 INDEX = "index.html"
+DOCS = "docs.html"
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -75,6 +76,26 @@ class PageResource:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         send_asset(self._index, req, resp)
+
+    on_head = on_get
+
+
+class DocsResource:
+    """`GET /docs`: the documentation of the API, to search and to try."""
+
+    operations: ClassVar[Operations] = {
+        "GET": Operation(
+            tag="Pages",
+            summary="The documentation of this API, with a form to try each request",
+            answers={200: Answer("The page.", {CONTENT_TYPES[".html"]: str}, HEADERS_OF_FILES), 304: NOT_MODIFIED},
+        )
+    }
+
+    def __init__(self, assets: dict[str, Asset]) -> None:
+        self._page = assets[DOCS]
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        send_asset(self._page, req, resp)
 
     on_head = on_get
 

@@ -1,6 +1,6 @@
-"""Drives the editor page as a writer does, with keys and the pointer, and reads what the page shows.
+"""Drives the pages as a reader and a writer do, with keys and the pointer, and reads what they show.
 
-It calls no function of the page and reads no state of its modules.
+It calls no function of the pages and reads no state of their modules.
 """
 
 from __future__ import annotations
@@ -14,30 +14,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, expect
 
 from tests.e2e.harness import Tercet, until
 
 OPENING = "The old man looked at the sea and"
 TIMEOUT_MS = 10_000
+PHONE = {"viewport": {"width": 360, "height": 720}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 expect.set_options(timeout=TIMEOUT_MS)
 
 
-class Editor:
-    """The editor page, open in a browser."""
+class ObservedPage:
+    """A page of the server, open in a browser."""
 
     def __init__(self, page: Page, tercet: Tercet) -> None:
         self.page = page
         self.tercet = tercet
         self.errors: list[str] = []  # script errors, console errors and requests to other hosts
-        self.requests: list[dict[str, Any]] = []  # bodies sent to /autocomplete
-        self.text = page.get_by_role("combobox", name="Text")
-        self.list = page.get_by_role("listbox", name="Suggestions")
-        self.options = self.list.get_by_role("option")
-        self.chosen = self.list.get_by_role("option", selected=True)
-        self.ghost = page.locator("#mirror .ghost")
-        self.announcements = page.locator("#announcements")
-        self.status = page.locator("#status")
         page.on("pageerror", lambda error: self.errors.append(f"error: {error}"))
         page.on("console", self._record_console_error)
         page.on("request", self._record_request)
@@ -50,6 +44,46 @@ class Editor:
     def _record_request(self, request: Request) -> None:
         if not request.url.startswith((self.tercet.url, "blob:", "data:")):
             self.errors.append(f"request to another host: {request.url}")
+
+
+class DocsPage(ObservedPage):
+    """The documentation page, with one operation open at most."""
+
+    def __init__(self, page: Page, tercet: Tercet) -> None:
+        super().__init__(page, tercet)
+        self.search = page.get_by_role("searchbox", name="Search")
+        self.found = page.locator("#found")
+        self.body = page.get_by_label("Body")
+        self.status = page.locator(".try [role=status]")
+        self.answer = page.get_by_role("region", name="Answer")
+
+    def summary(self, method: str, path: str) -> Locator:
+        """The line of an operation in the list."""
+        return self.page.locator("summary").filter(has_text=re.compile(rf"^{method} {re.escape(path)}(?![/\w])"))
+
+    def send(self, status: int) -> str:
+        """Send the open operation's request, wait for this status, and return the answer's body as it is shown."""
+        self.page.get_by_role("button", name="Send").click()
+        expect(self.status).to_contain_text(f"{status} ")
+        return self.answer.text_content() or ""
+
+
+class Editor(ObservedPage):
+    """The editor page."""
+
+    def __init__(self, page: Page, tercet: Tercet) -> None:
+        super().__init__(page, tercet)
+        self.requests: list[dict[str, Any]] = []  # bodies sent to /autocomplete
+        self.text = page.get_by_role("combobox", name="Text")
+        self.list = page.get_by_role("listbox", name="Suggestions")
+        self.options = self.list.get_by_role("option")
+        self.chosen = self.list.get_by_role("option", selected=True)
+        self.ghost = page.locator("#mirror .ghost")
+        self.announcements = page.locator("#announcements")
+        self.status = page.locator("#status")
+
+    def _record_request(self, request: Request) -> None:
+        super()._record_request(request)
         if request.url.endswith("/autocomplete"):
             self.requests.append(json.loads(request.post_data or "{}"))
 
@@ -116,6 +150,14 @@ def open_editor(browser: Browser, tercet: Tercet, settings: dict[str, object], c
     page.goto(tercet.url)
     until(lambda: "ready" in editor.status.inner_text(), 10, "the page's health check")
     return editor
+
+
+def violations(page: Page) -> list[dict[str, Any]]:
+    """What axe-core reports for a page in its present state."""
+    return [
+        {"id": rule["id"], "impact": rule["impact"], "nodes": [node["html"][:200] for node in rule["nodes"]]}
+        for rule in Axe().run(page).response["violations"]
+    ]
 
 
 class StaticSite:

@@ -3,41 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from tests.browser.driver import OPENING, Editor
+from tests.browser.driver import OPENING, PHONE, Editor, violations
 
 OpenPage = Callable[..., Editor]
-PHONE = {"viewport": {"width": 360, "height": 720}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
-
-
-def violations(editor: Editor) -> list[dict[str, Any]]:
-    """What axe-core reports for the page in its present state."""
-    return [
-        {"id": rule["id"], "impact": rule["impact"], "nodes": [node["html"][:200] for node in rule["nodes"]]}
-        for rule in Axe().run(editor.page).response["violations"]
-    ]
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", "wide"), ("dark", "phone")])
 def test_axe_finds_no_violations(open_page: OpenPage, scheme: str, width: str) -> None:
     options = {"color_scheme": scheme, "reduced_motion": "reduce", **(PHONE if width == "phone" else {})}
     editor = open_page(pauses=False, context=options)
-    found = {"empty": violations(editor)}
+    found = {"empty": violations(editor.page)}
     editor.request_suggestions()
-    found["open"] = violations(editor)
+    found["open"] = violations(editor.page)
     editor.press("ArrowDown", "Control+i")
     expect(editor.page.locator("#details .token").first).to_be_visible()
-    found["details"] = violations(editor)
+    found["details"] = violations(editor.page)
     editor.press("Escape")
     for name in ("Settings", "Shortcuts"):
         editor.page.get_by_role("button", name=name, exact=True).click()
         expect(editor.page.get_by_role("heading", name=name)).to_be_visible()
-        found[name] = violations(editor)
+        found[name] = violations(editor.page)
         editor.press("Escape")
     # ARIA in HTML does not allow role=combobox on a textarea, but there is no other multi-line combobox, and screen
     # readers support it.

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from shared.keys import new_key
-from tests.browser.driver import OPENING, TIMEOUT_MS, Editor, StaticSite, open_editor
+from tests.browser.driver import OPENING, TIMEOUT_MS, DocsPage, Editor, StaticSite, open_editor
 from tests.e2e.harness import Tercet, running
 
 # A page's script: what the client module gets from the server, or how it fails.
@@ -163,6 +163,37 @@ def test_the_key_is_kept_as_long_as_the_writer_chooses(open_page: Callable[..., 
     key_input(page).fill("")
     key_input(page).blur()
     assert stored(page) == (None, None)
+
+
+def test_the_documentation_sends_the_key_where_an_operation_needs_it(
+    browser: Browser, tercet: Tercet, key: str
+) -> None:
+    docs = DocsPage(browser.new_page(), tercet)
+    page = docs.page
+    page.set_default_timeout(TIMEOUT_MS)
+    sent: list[tuple[str, str | None]] = []
+    page.on("request", lambda request: sent.append((request.url, request.headers.get("authorization"))))
+    page.goto(f"{tercet.url}/docs#post_autocomplete")
+    docs.body.fill('{"context": "The sea", "length": 4}')
+    assert "requires an API key" in docs.send(401)
+    expect(page.locator("#key-note")).to_have_text("This request requires an API key.")
+    key_input(page).fill("tct_wrong")
+    docs.send(401)
+    expect(page.locator("#key-note")).to_have_text("The server rejected this API key.")
+    key_input(page).fill(key)
+    assert '"sentences"' in docs.send(200)
+    expect(page.locator("#key-note")).to_have_text("")
+    assert stored(page) == (key, None)
+    assert (f"{tercet.url}/autocomplete", f"Bearer {key}") in sent
+    docs.summary("POST", "/autocomplete").click()
+    docs.summary("GET", "/health/live").click()
+    sent.clear()
+    page.locator("#get_health_live").get_by_role("button", name="Send").click()
+    expect(page.locator("#get_health_live [role=region]")).to_contain_text('"live"')
+    assert (f"{tercet.url}/health/live", None) in sent
+    assert not any(authorization for _, authorization in sent)
+    page.context.close()
+    assert not docs.errors
 
 
 @pytest.fixture

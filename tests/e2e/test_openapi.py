@@ -14,7 +14,7 @@ from tests.e2e.harness import ROOT, running
 # Requests are the same for the same seed and document; SCHEMATHESIS_SEED=… tries others.
 SEED = os.environ.get("SCHEMATHESIS_SEED", "1")
 # Random cases of an operation; the examples and the boundaries of its schema come in addition.
-MAX_EXAMPLES = os.environ.get("SCHEMATHESIS_EXAMPLES", "40")
+MAX_EXAMPLES = os.environ.get("SCHEMATHESIS_EXAMPLES", "25")
 MAX_S = 120
 FOLDER = Path(__file__).parent
 _REQUESTS = re.compile(r'^tercet_requests_total\{route="([^"]*)",status="(\d+)"\} (\S+)', re.MULTILINE)

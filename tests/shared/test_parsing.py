@@ -254,3 +254,14 @@ def test_a_wrong_field_of_an_object_in_the_body_is_named(raw: bytes, field: str,
         BodyParser(Outer)(raw)
     assert caught.value.detail == detail
     assert [wrong.field for wrong in caught.value.fields] == [field]
+
+
+def test_a_parser_that_ignores_nulls_takes_them_for_missing_fields() -> None:
+    lenient = BodyParser(Body, {"amount": "count"}, ignores_nulls=True)
+    assert lenient(b'{"text": "a", "number": null, "amount": null, "words": null}') == lenient(b'{"text": "a"}')
+    with pytest.raises(InvalidRequest, match="text is required"):
+        lenient(b'{"text": null}')
+    with pytest.raises(InvalidRequest, match="Unknown field other"):
+        lenient(b'{"text": "a", "other": null}')
+    with pytest.raises(InvalidRequest, match="number must be a number from 0 to 5, not null"):
+        parse(b'{"text": "a", "number": null}')

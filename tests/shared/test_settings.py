@@ -1,5 +1,7 @@
 """Settings: parsing, validation of all variables together, and the table of settings."""
 
+from pathlib import Path
+
 import pytest
 
 from shared.errors import StartError
@@ -50,6 +52,12 @@ def test_all_wrong_variables_are_named_at_once() -> None:
         ("TEST_STEP_DELAY_MS", "fast"),
         ("TEST_STEP_DELAY_MS", "0=fast"),
         ("TEST_STEP_DELAY_MS", "0=1=2"),
+        ("JOBS", "sqlite:"),
+        ("JOBS", "postgres://db"),
+        ("JOBS", "redis:///0"),
+        ("JOBS", "dynamodb://x"),
+        ("JOBS", "dynamodb://jobs?profile=x"),
+        ("JOBS", "dynamodb://"),
         ("QUEUE", "1_000"),
         ("QUEUE", "+5"),
         ("QUEUE", "-1"),
@@ -91,6 +99,21 @@ def test_a_refusal_names_the_variable_the_value_and_the_range(name: str, value: 
     with pytest.raises(StartError) as caught:
         Settings.load({f"TERCET_{name}": value})
     assert str(caught.value) == message
+
+
+def test_a_job_store() -> None:
+    home = Path("~").expanduser()
+    assert Settings.load({}).job_store == f"sqlite:{home}/.local/state/tercet/jobs-8000.sqlite3"
+    assert Settings.load({"TERCET_JOBS": "sqlite:~/jobs"}).job_store == f"sqlite:{home}/jobs"
+    for url in ("none", "redis://:secret@db:6379/1", "dynamodb://jobs?region=eu-central-1&endpoint=http://127.0.0.1:8"):
+        assert Settings.load({"TERCET_JOBS": url}).job_store == url
+
+
+def test_a_refused_job_store_does_not_show_its_password() -> None:
+    with pytest.raises(StartError) as caught:
+        Settings.load({"TERCET_JOBS": "redi://user:secret@db:6379"})
+    assert "secret" not in str(caught.value)
+    assert "db:6379" in str(caught.value)
 
 
 def test_instances_on_different_ports_have_different_run_directories() -> None:

@@ -86,6 +86,25 @@ def test_a_key_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
         check_access(settings)
 
 
+@pytest.mark.parametrize(
+    ("jobs", "module", "extra"),
+    [
+        ("redis://localhost:6379/0", "redis", "redis"),
+        ("rediss://localhost:6379/0", "redis", "redis"),
+        ("dynamodb://jobs?region=eu-central-1", "boto3", "dynamodb"),
+    ],
+)
+def test_a_job_store_without_its_library_is_refused(
+    monkeypatch: pytest.MonkeyPatch, jobs: str, module: str, extra: str
+) -> None:
+    settings = Settings.load({"TERCET_JOBS": jobs})
+    check_access(settings)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(StartError, match=rf"Python package {module}: pip install 'tercet\[{extra}\]'"):
+        check_access(settings)
+    check_access(Settings())
+
+
 def test_tls_files_must_be_a_readable_pair(tmp_path: Path) -> None:
     pair, other, encrypted = (Certificate(tmp_path, name) for name in ("tls", "other", "encrypted"))
     cert, key, other_key, encrypted_key = pair.cert, pair.key, other.key, encrypted.key

@@ -60,8 +60,10 @@ def test_echoed_tops_are_those_of_transformers(client: testing.TestClient, refer
         assert [logprob for _, _, logprob in top] == pytest.approx(best.values.tolist(), abs=1e-3)
 
 
-def test_echo_describes_the_prompt_token_by_token(client: testing.TestClient, reference_tokenizer: Any) -> None:
-    prompt = "Naïve 🦉s, they said: don't"
+@pytest.mark.parametrize("prompt", ["Naïve 🦉s, they said: don't", "the end<|endoftext|>and a <|endof"])
+def test_echo_describes_the_prompt_token_by_token(
+    client: testing.TestClient, reference_tokenizer: Any, prompt: str
+) -> None:
     _, done = generate(client, prompt=prompt, sampling=GREEDY, echo=True)
     assert done["prompt_ids"] == reference_tokenizer(prompt).input_ids
     assert done["prompt_text"] == prompt
@@ -144,7 +146,7 @@ def test_tokens_of_a_text_are_those_of_transformers(
     assert (tokens.n_ctx, tokens.eos_id) == (1024, 0)
     assert len(tokens.ends) == len(tokens.texts) == len(tokens.ids)
     for start, end, token_text in zip([0, *tokens.ends], tokens.ends, tokens.texts, strict=False):
-        assert "\ufffd" in token_text or text[start:end] in (token_text, "<|endoftext|>")
+        assert "\ufffd" in token_text or text[start:end] == token_text
     assert tokens.ends[-1:] == ([len(text)] if text else [])
 
 
@@ -158,11 +160,14 @@ def test_an_invalid_text_is_refused(client: testing.TestClient, body: str, detai
 def test_a_very_long_text_does_not_stall_running_sequences(
     client: testing.TestClient,
 ) -> None:
-    """Encoding it in one call would hold the interpreter lock for half a second. The best of three, as load adds."""
+    """Encoding it in one call would hold the interpreter lock for most of the time that the request takes.
+
+    The best of three, and as a share of that time: on a busy machine all of it takes longer.
+    """
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     text = "The old man looked at the sea, and said nothing.\n" * 21_000  # a MiB
-    longest_s = []
+    shares = []
     try:
         for _ in range(3):
             with ThreadPoolExecutor(1) as pool:
@@ -176,17 +181,17 @@ def test_a_very_long_text_does_not_stall_running_sequences(
                         if tokenizing.done():
                             break
                 assert len(tokenizing.result().json["ids"]) > 200_000
-            longest_s.append(max(after - before for before, after in pairwise(times)))
+            shares.append(max(after - before for before, after in pairwise(times)) / (times[-1] - times[0]))
     finally:
         sys.setswitchinterval(interval_s)
-    assert min(longest_s) < 0.2, longest_s
+    assert min(shares) < 0.3, shares
 
 
 def test_a_prompt_that_is_too_long_is_refused_with_its_numbers(client: testing.TestClient) -> None:
     for fields in ({"prompt_ids": [5] * 1020}, {"prompt": " the" * 1020}):
         answer = problem(client.simulate_post("/generate", json={**fields, "sampling": GREEDY}))
         assert (answer["status"], answer["code"]) == (422, "prompt_too_long")
-        assert re.search(r"\b1020\b.*\bmax_new_tokens 8\b.*\b1024\b", answer["detail"])
+        assert re.search(r"\b1020\b.*max_new_tokens \(8\).*\b1024\b", answer["detail"])
     assert generate(client, prompt_ids=[5] * 1016, sampling=GREEDY)[-1]["num_prompt_tokens"] == 1016
 
 

@@ -393,8 +393,8 @@ def _check(request: EngineRequest, loaded: LoadedModel) -> None:
     num_prompt = max(1, len(request.prompt_ids)) + len(request.forced_prefix)
     if num_prompt + params.max_new_tokens > config.n_positions:
         raise ContextExceeded(
-            f"{num_prompt} tokens of the prompt and max_new_tokens {params.max_new_tokens} exceed the model's context "
-            f"(n_ctx) of {config.n_positions} tokens"
+            f"the prompt's tokens ({num_prompt}) and max_new_tokens ({params.max_new_tokens}) exceed the model's "
+            f"context (n_ctx: {config.n_positions})"
         )
     ids = request.prompt_ids + request.forced_ids
     if ids and (min(ids) < 0 or max(ids) >= config.vocab_size):

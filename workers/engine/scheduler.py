@@ -86,7 +86,7 @@ class Scheduler:
                 num_forced_ids=num_forced_ids,
                 sequences=[sequence],
                 scope=request.cache_scope,
-                group_size=request.group_size,
+                group_size=1 if request.echo_logprobs else request.group_size,  # no sibling joins it
                 sibling_deadline=sequence.submitted_at + MAX_SIBLING_WAIT_S,
                 is_echoed=request.echo_logprobs,
             )

@@ -5,6 +5,7 @@ Does not know models, sampling or the protocol.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -25,8 +26,8 @@ _WORD_START = re.compile(r"[ \n](?=\S)")
 class Tokenizer:
     """A byte-level BPE tokenizer, padded to its model's vocabulary.
 
-    Ids that the model has and the tokenizer lacks (a synthetic model's) decode to ` ⟨id⟩`; special tokens decode to the
-    empty string.
+    Ids that the model has and the tokenizer lacks (a synthetic model's) decode to ` ⟨id⟩`; special tokens of an output
+    decode to the empty string.
 
     Attributes:
         max_token_bytes: bytes of text that one token can stand for, at most.
@@ -48,6 +49,7 @@ class Tokenizer:
         self.vocab_size = vocab_size
         self.eos_id: int | None = bpe.token_to_id(END_OF_TEXT)
         self._bytes = _byte_table(bpe, vocab_size)
+        self._special = {id_: token.content for id_, token in bpe.get_added_tokens_decoder().items() if token.special}
         literals = [token.content.encode() for token in bpe.get_added_tokens_decoder().values()]
         self.max_token_bytes = max(map(len, (*self._bytes, *literals)))
         self.healing = TokenHealing(self)
@@ -112,8 +114,14 @@ class Tokenizer:
         return self._bytes[token_id]
 
     def text_of(self, token_id: int) -> str:
-        """The text of a single token; invalid UTF-8, such as part of a character, becomes U+FFFD."""
-        return self._bytes[token_id].decode("utf-8", "replace")
+        """The text of a single token, by itself: of a special token its name; invalid UTF-8, such as part of a
+        character, becomes U+FFFD."""
+        return self._special.get(token_id) or self._bytes[token_id].decode("utf-8", "replace")
+
+    def prompt_texts(self, ids: Iterable[int]) -> list[str]:
+        """What each token adds to a prompt's text, whose special tokens are written out; nothing inside a character."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return [self._special.get(id_) or decoder.decode(self._bytes[id_]) for id_ in ids]
 
     def last_word_start(self, text: str) -> int:
         """The character at which the last word of `text` starts: what BPE never joins with what precedes it."""

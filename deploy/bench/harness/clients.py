@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from deploy.bench.harness.prompts import PromptGenerator
-from deploy.bench.harness.workload import Subject, Workload
+from deploy.bench.harness.workload import PATSNAP, Subject, Workload
 from shared.errors import StartError
 
 LOOPBACK = "127.0.0.1"
@@ -107,6 +107,30 @@ class Clients:
 
         return self._run_clients(num_clients, bodies_until_timeout)
 
+    def send_batches_for(self, seconds: float) -> LoadResult:
+        """One client that sends Patsnap's workload for `seconds`. Replies have no times of the engine."""
+        replies = []
+        start, cpu_start = time.perf_counter(), time.process_time()
+        with Connection(*self._address) as connection:
+            while time.perf_counter() < start + seconds:
+                done = connection.exchange(self._patsnap_body(), path="/v1/completions")
+                num_tokens = json.loads(done.answer)["usage"]["completion_tokens"] if done.status == 200 else 0
+                replies.append(Reply(done.status, done.ms, num_tokens=num_tokens))
+        return LoadResult(replies, time.perf_counter() - start, time.process_time() - cpu_start)
+
+    def _patsnap_body(self) -> Body:
+        with self._lock:
+            prompts = [self._prompts.text(PATSNAP.num_prompt_tokens) for _ in range(PATSNAP.num_samples)]
+            seed = self._prompts.seed()
+        return {
+            "prompt": prompts,
+            "max_tokens": PATSNAP.num_new_tokens,
+            "temperature": PATSNAP.temperature,
+            "top_k": PATSNAP.top_k,
+            "top_p": PATSNAP.top_p,
+            "seed": seed,
+        }
+
     def _new_body(self) -> Body:
         with self._lock:  # one generator for all threads, so that no two clients draw the same prompt
             context, seed = self._prompts.text(self._num_tokens), self._prompts.seed()
@@ -168,15 +192,17 @@ class Connection:
         first_text_ms = 1e3 * (done.first_text_at - done.started_at) if done.first_text_at else 0.0
         return read_reply(done.status, done.ms, done.answer, body.get("length", DEFAULT_LENGTH), first_text_ms)
 
-    def exchange(self, body: Body, headers: Mapping[str, str] | None = None) -> Exchange:
+    def exchange(
+        self, body: Body, headers: Mapping[str, str] | None = None, *, path: str = "/autocomplete"
+    ) -> Exchange:
         """Send a request; the response is not interpreted."""
         data = json.dumps(body).encode()
         first_text_at = 0.0
         started_at = time.time()
         try:
-            self._http.request("POST", "/autocomplete", data, {"Content-Type": "application/json", **(headers or {})})
+            self._http.request("POST", path, data, {"Content-Type": "application/json", **(headers or {})})
             response = self._http.getresponse()
-            if body.get("stream") and response.readline():  # the first event's name
+            if response.headers.get_content_type() == "text/event-stream" and response.readline():  # of the first event
                 first_text_at = time.time()
             answer = response.read()
         except (OSError, http.client.HTTPException):

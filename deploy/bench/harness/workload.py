@@ -69,6 +69,9 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 W = Workload()
+# The test of Patsnap's post on GPT-2 autocompletion with TensorRT on SageMaker: a batch of ten sequences of at most 42
+# tokens. Here that is one `POST /v1/completions` with ten prompts of two tokens and 40 new tokens each.
+PATSNAP = Workload(num_prompt_tokens=2, num_samples=10, num_new_tokens=40)
 
 
 class EngineTiming(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from deploy.bench.harness.clients import LOOPBACK, Connection, Exchange
+from deploy.bench.harness.clients import LOOPBACK, Body, Connection, Exchange
 from deploy.bench.harness.options import Options
 from deploy.bench.harness.report import Document
 from deploy.bench.harness.rounds import percentile
@@ -71,12 +71,22 @@ class WriterSession:
         start = rng.randrange(0, max(1, len(text) - MIN_CONTEXT_CHARS - num_keys))
         return text[start : start + MIN_CONTEXT_CHARS + num_keys]
 
+    def words(self, number: int, rng: random.Random) -> list[str]:
+        """The beginnings of a document of `number` words at the end of each word; the document is some prose."""
+        text = rng.choice(self._texts)
+        ends = [found.end() for found in re.finditer(r"\S+", text[: 20 * number])][:number]
+        return [text[:end] for end in ends]
+
     def request(self, context: str, *, request_id: str = "", **fields: Any) -> Exchange:
         """`POST /autocomplete` on the calling thread's own connection."""
+        return self.post("/autocomplete", {"context": context, **fields}, request_id=request_id)
+
+    def post(self, path: str, body: Body, *, request_id: str = "") -> Exchange:
+        """A request of any dialect on the calling thread's own connection."""
         if not hasattr(self._thread, "connection"):
             self._thread.connection = Connection(LOOPBACK, self.server.port)
         headers = {"X-Request-Id": request_id} if request_id else {}
-        done: Exchange = self._thread.connection.exchange({"context": context, **fields}, headers)
+        done: Exchange = self._thread.connection.exchange(body, headers, path=path)
         return done
 
     def log_lines(self, event: str) -> dict[str, list[LogLine]]:

@@ -36,6 +36,7 @@ NOTES = [
     "* TTFT: time to first token of streamed requests, in turns of their own; the first text delta is a whole word.",
     "Ceiling: requests per second if only the linear layers took time (a prefill per prompt, decode steps batched).",
     "Baseline (a): one process, 3 sequential generate calls, fp32, without HTTP; the same at every level.",
+    "Patsnap: ten prompts of 2 tokens in one request, 40 new tokens each; its post reports less than 600 ms on a GPU.",
     "Client CPU: share of the cores that the clients used, and the server therefore could not.",
 ]
 
@@ -80,6 +81,8 @@ class HttpBench:
         document.rows = [
             summarise(number, samples, num_cores) for number in self._levels if f"{number}.wall" in samples
         ]
+        if "patsnap.wall" in samples:
+            document.rows.append(summarise(1, samples, num_cores, workload="Patsnap", prefix="patsnap"))
         document.notes += NOTES
 
     def _start_references(self, document: Document, contenders: Contenders) -> list[Contender]:
@@ -111,7 +114,7 @@ class HttpBench:
         else:
             subject, more = options.subject(), {}
         clients = contenders.start_clients(address, subject, options.seed, more)
-        return [self._level(clients, number) for number in self._levels]
+        return [*(self._level(clients, number) for number in self._levels), self._patsnap(clients)]
 
     def _level(self, clients: ContenderProcess, number: int) -> Contender:
         def measure() -> Mapping[str, Sequence[float]]:
@@ -129,6 +132,20 @@ class HttpBench:
             }
 
         return Contender(f"{number}.wall", f"{number} clients", measure)
+
+    def _patsnap(self, clients: ContenderProcess) -> Contender:
+        def measure() -> Mapping[str, Sequence[float]]:
+            load: LoadResult = clients.call("send_batches_for", QUICK_SECONDS if self._options.is_quick else SECONDS)
+            answered = [reply for reply in load.replies if reply.status == 200]
+            return {
+                "patsnap.wall": [reply.wall_ms for reply in answered],
+                "patsnap.tokens": [reply.num_tokens for reply in answered],
+                "patsnap.errors": [len(load.replies) - len(answered)],
+                "patsnap.elapsed": [load.elapsed_s],
+                "patsnap.cpu": [load.client_cpu_s],
+            }
+
+        return Contender("patsnap.wall", "Patsnap's workload", measure)
 
     def _read_server(self, document: Document, address: tuple[str, int]) -> None:
         """Take model and device from the running server.

@@ -47,6 +47,7 @@ def plot_levels(document: Document, levels: Sequence[Level], path: Path) -> None
     """Two panels over the number of clients: requests per second with the ceiling, and latencies."""
     from matplotlib.figure import Figure
 
+    levels = [level for level in levels if level.workload == "W"]
     numbers = [level.num_clients for level in levels]
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)

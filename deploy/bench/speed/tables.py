@@ -82,7 +82,7 @@ def levels_table(levels: Sequence[Level]) -> Table:
     """
     table = Table(title="Closed-loop clients through the gateway; latencies in ms")
     headings = (
-        "clients", "requests/s", "max", "min", "mean", "p50", "p90", "p99", "TTFT p50*", "n", "errors",
+        "workload", "clients", "requests/s", "max", "min", "mean", "p50", "p90", "p99", "TTFT p50*", "n", "errors",
         "ceiling requests/s", "÷ ceiling", "× baseline (a)", "client CPU",
     )  # fmt: skip
     for heading in headings:
@@ -93,6 +93,7 @@ def levels_table(levels: Sequence[Level]) -> Table:
             level.first_token_p50_ms,
         )  # fmt: skip
         table.add_row(
+            level.workload,
             str(level.num_clients),
             format_number(level.qps),
             *map(format_number, times_ms),

@@ -29,8 +29,8 @@ class Api:
             fanout=pool.fanout,
             metrics=pool.metrics,
             hangups=hangups,
-            clients=pool.clients,
             jobs=jobs,
+            clients=pool.clients,
         )
         self._client = testing.TestClient(self.app, headers={"Host": "localhost"})
 

@@ -1,118 +1,24 @@
-"""`/v1/completions` and `/v1/models` in this process, over stub workers: fields, choices, streams and errors."""
+"""`/v1/completions` and `/v1/models` in this process, over stub workers: prompts, choices and streams."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
 import pytest
 from falcon import testing
 
-from shared.protocol import Accepted, Done, GenerateRequest, Token, Top
+from shared.protocol import Accepted, GenerateRequest, Token
 from tests.gateway.api.conftest import Api
-from tests.gateway.generation.stubs import Step
-
-MakeApi = Callable[..., Api]
-N_CTX, VOCAB_SIZE = 1024, 500  # of the stub pool's model
-
-
-def words(request: GenerateRequest) -> Iterator[Step]:
-    """Completes with ` w<seed>` and further words; each is a token, as is each word or id of the prompt.
-
-    The log-probability of a token is minus its position, from 1, in its text; the most likely other token has half of
-    it. A request of the temperature 0 ends its text itself.
-    """
-    ids = request.prompt_ids if request.prompt_ids is not None else list(range(len((request.prompt or "").split())))
-    prompt = [f"<{id_}>" for id_ in ids] if request.prompt is None else [f"{word} " for word in request.prompt.split()]
-    texts = [f" w{request.seed}", *(f" x{k}" for k in range(1, request.sampling.max_new_tokens))]
-    yield Accepted()
-
-    def top(k: int) -> list[Top]:
-        return [Top(7, " top", -k / 2), Top(8, " top", -k)][: request.logprobs]
-
-    def logprob(k: int) -> float:
-        return -k - request.seed % 10 / 100
-
-    has_logprobs = request.logprobs is not None
-    if request.stream:
-        for k, text in enumerate(texts, 1):
-            extra = {"token_text": text, "tops": top(k)} if has_logprobs else {}
-            yield Token(text=text, token_id=k, logprob=logprob(k), **extra)  # type: ignore[arg-type]
-    yield Done(
-        text="".join(texts),
-        token_ids=list(range(1, len(texts) + 1)),
-        logprobs=[logprob(k) for k in range(1, len(texts) + 1)],
-        ends=list(accumulate(map(len, texts))),
-        num_kept_tokens=len(texts),
-        finish_reason="eos" if request.sampling.temperature == 0 else "length",
-        num_prompt_tokens=len(ids),
-        cached_tokens=min(request.seed % 10, len(ids)),
-        queue_ms=0.5,
-        prefill_ms=1.0,
-        decode_ms=2.0,
-        token_texts=texts if has_logprobs else None,
-        tops=[top(k) for k in range(1, len(texts) + 1)] if has_logprobs else None,
-        prompt_text="".join(prompt) if request.echo else None,
-        prompt_ids=ids if request.echo else None,
-        prompt_token_texts=prompt if request.echo else None,
-        prompt_ends=list(accumulate(map(len, prompt))) if request.echo else None,
-        prompt_logprobs=[None, *(-float(k) for k in range(1, len(ids)))][: len(ids)] if has_logprobs else None,
-        prompt_tops=[None, *(top(k) for k in range(1, len(ids)))][: len(ids)] if has_logprobs else None,
-    )
+from tests.gateway.api.openai_stub import N_CTX, MakeApi, chunks_of, complete, joined, post, refuse, words
+from tests.gateway.generation.stubs import Hang, Refusal, Step, completion
 
 
 @pytest.fixture
 def api(make_api: MakeApi) -> Api:
     return make_api(words)
-
-
-def post(api: Api, **fields: Any) -> testing.Result:
-    """A prompt, a seed and few tokens are filled in."""
-    return api.post("/v1/completions", {"prompt": "He saw ", "seed": 40, "max_tokens": 2, **fields})
-
-
-def complete(api: Api, **fields: Any) -> dict[str, Any]:
-    response = post(api, **fields)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json
-    return answer
-
-
-def refuse(api: Api, status: int = 400, **fields: Any) -> dict[str, Any]:
-    """The error of a refused request."""
-    response = post(api, **fields)
-    assert (response.status_code, response.headers["content-type"]) == (status, "application/json"), response.text
-    error: dict[str, Any] = response.json["error"]
-    assert error.keys() == {"message", "type", "param", "code"}
-    return error
-
-
-def chunks_of(response: testing.Result) -> list[dict[str, Any]]:
-    """The chunks of a stream that ends properly."""
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"] == "text/event-stream"
-    *events, done, rest = response.text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(event.removeprefix("data: ")) for event in events]
-
-
-def joined(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The choices of a stream, their parts put together."""
-    choices: dict[int, dict[str, Any]] = {}
-    for chunk in chunks:
-        for part in chunk["choices"]:
-            if part["index"] not in choices:
-                choices[part["index"]] = part
-                continue
-            whole = choices[part["index"]]
-            assert whole["finish_reason"] is None, "a part after the last"
-            whole["text"] += part["text"]
-            whole["finish_reason"] = part["finish_reason"]
-            for name, items in (part["logprobs"] or {}).items():
-                whole["logprobs"][name] += items
-    return [choices[index] for index in sorted(choices)]
 
 
 def test_an_answer_has_the_shape_and_the_defaults_of_openai(api: Api) -> None:
@@ -164,3 +70,159 @@ def test_models(api: Api) -> None:
     missing = page.simulate_get("/v1/models/gpt-4")
     assert (missing.status_code, missing.json["error"]["code"]) == (404, "model_not_found")
     assert "small" in missing.json["error"]["message"]
+
+
+# Prompts -----------------------------------------------------------------------------------------
+
+
+def test_prompts_of_every_form_reach_the_worker(api: Api) -> None:
+    forms: list[tuple[Any, list[Any]]] = [
+        ("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]]),
+        ("", [""]), ([""], [""]), ([[]], [[]]),
+    ]  # fmt: skip
+    for prompt, expected in forms:
+        api.pool.workers[0].calls.clear()
+        answer = complete(api, prompt=prompt)
+        calls = api.pool.workers[0].calls
+        sent = [call.prompt if call.prompt_ids is None else call.prompt_ids for call in calls]
+        assert sorted(sent, key=str) == sorted(expected, key=str)
+        assert [choice["index"] for choice in answer["choices"]] == list(range(len(expected)))
+    assert api.post("/v1/completions", {"max_tokens": 1}).status_code == 200
+
+
+def test_choices_come_prompt_by_prompt_with_the_same_seeds_for_each(api: Api) -> None:
+    answer = complete(api, prompt=["a", "b b", "c c c"], n=2, echo=True, max_tokens=1)
+    assert [choice["text"] for choice in answer["choices"]] == [
+        "a w40", "a w41", "b b w40", "b b w41", "c c c w40", "c c c w41",
+    ]  # fmt: skip
+    assert answer["usage"]["prompt_tokens"] == 1 + 2 + 3
+    assert answer["usage"]["completion_tokens"] == 6
+    assert (
+        joined(chunks_of(post(api, prompt=["a", "b b", "c c c"], n=2, echo=True, max_tokens=1, stream=True)))
+        == (answer["choices"])
+    )
+
+
+def test_a_long_text_loses_its_beginning_unless_it_is_echoed(api: Api) -> None:
+    complete(api)
+    complete(api, echo=True)
+    complete(api, prompt=[1])
+    assert [call.max_prompt_tokens for call in api.pool.workers[0].calls] == [N_CTX - 2, None, None]
+
+
+def test_token_ids_that_do_not_fit_are_refused(api: Api) -> None:
+    error = refuse(api, prompt=[[1], [1] * N_CTX], max_tokens=1)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert f"{N_CTX} tokens" in error["message"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+def test_an_echoed_text_that_does_not_fit_is_refused(make_api: MakeApi, fields: dict[str, Any]) -> None:
+    """Only the worker can count its tokens; a stream has not begun then."""
+    api = make_api(lambda request: [Refusal(422, "prompt_too_long")])
+    error = refuse(api, echo=True, **fields)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+
+
+# Log-probabilities, echo, best_of, clean -----------------------------------------------------------
+
+
+def test_log_probabilities_of_generated_tokens(api: Api) -> None:
+    [choice] = complete(api, logprobs=1)["choices"]
+    assert choice["logprobs"] == {
+        "tokens": [" w40", " x1"],
+        "token_logprobs": [-1, -2],
+        "top_logprobs": [{" top": -0.5, " w40": -1}, {" top": -1, " x1": -2}],
+        "text_offset": [0, 4],
+    }
+    [choice] = complete(api, logprobs=0)["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [{" w40": -1}, {" x1": -2}]
+
+
+def test_of_tokens_with_the_same_text_the_likeliest_is_reported(api: Api) -> None:
+    [choice] = complete(api, logprobs=2)["choices"]
+    assert choice["logprobs"]["top_logprobs"][1] == {" top": -1, " x1": -2}
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_log_probabilities_of_an_echoed_prompt(api: Api, is_text: bool) -> None:
+    """As evaluation harnesses read them: a value for each prompt token, and for exactly one more."""
+    fields = {"prompt": "a bb ccc " if is_text else [[1, 22, 333]], "echo": True, "logprobs": 1, "max_tokens": 1}
+    tokens = ["a ", "bb ", "ccc "] if is_text else ["<1>", "<22>", "<333>"]
+    answer = complete(api, **fields)
+    [choice] = answer["choices"]
+    assert choice["text"] == "".join(tokens) + " w40"
+    assert choice["logprobs"]["tokens"] == [*tokens, " w40"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -1, -2, -1]
+    assert choice["logprobs"]["top_logprobs"] == [
+        None, {" top": -0.5, tokens[1]: -1}, {" top": -1, tokens[2]: -2}, {" top": -0.5, " w40": -1},
+    ]  # fmt: skip
+    assert choice["logprobs"]["text_offset"] == [0, *accumulate(map(len, tokens))]
+    [whole] = chunks_of(post(api, **fields, stream=True))
+    assert whole["choices"] == answer["choices"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 1}, {"stream": True}])
+def test_no_tokens_with_echo_are_the_prompt_alone(api: Api, fields: dict[str, Any]) -> None:
+    response = post(api, prompt="a b ", max_tokens=0, echo=True, temperature=0, **fields)
+    answer = chunks_of(response)[0] if "stream" in fields else response.json
+    [choice] = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("a b ", "length")
+    if "logprobs" in fields:
+        assert choice["logprobs"]["token_logprobs"] == [None, -1]
+        assert len({len(items) for items in choice["logprobs"].values()}) == 1
+    if "stream" not in fields:
+        assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (2, 0)
+
+
+def test_best_of_gives_the_likeliest_first(api: Api) -> None:
+    answer = complete(api, prompt=["a", "b"], n=2, best_of=4)
+    assert [choice["text"] for choice in answer["choices"]] == [" w43 x1", " w42 x1"] * 2
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["usage"]["completion_tokens"] == 2 * 4 * 2
+
+
+def test_choices_are_what_the_model_said_unless_the_request_asks_for_clean_ones(make_api: MakeApi) -> None:
+    texts = [" the sea and", " the sea and", " a boat came near the"]
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        logprob = -1.0 if request.seed % 10 == 2 else -2.0
+        yield from completion(request, texts[request.seed % 10 % 3], logprob=logprob, finish_reason="length")
+
+    api = make_api(respond)
+    assert [choice["text"] for choice in complete(api, n=3, max_tokens=4)["choices"]] == texts
+    assert not any(call.heal for call in api.pool.workers[0].calls)
+    cleaned = complete(api, n=3, max_tokens=4, clean=True, temperature=0)
+    distinct = [" a boat came near", " the sea"]  # each without its last word, which may be a part of one
+    assert [(choice["index"], choice["text"]) for choice in cleaned["choices"]] == list(enumerate(distinct))
+    calls = api.pool.workers[0].calls[3:]
+    assert all(call.heal for call in calls)
+    assert sorted(call.sampling.first_rank for call in calls)[:3] == [0, 1, 2]
+    streamed = joined(chunks_of(post(api, n=3, max_tokens=4, clean=True, temperature=0, stream=True)))
+    assert [choice["text"] for choice in streamed] == distinct[::-1]
+    assert all(choice["finish_reason"] for choice in streamed)
+
+
+# Streams -----------------------------------------------------------------------------------------
+
+
+def test_usage_comes_in_a_last_chunk_without_choices(api: Api) -> None:
+    *chunks, last = chunks_of(post(api, n=2, stream=True, stream_options={"include_usage": True}))
+    assert last["choices"] == []
+    assert last["usage"] == complete(api, n=2)["usage"]
+    assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
+
+
+def test_an_error_after_the_first_chunk_is_the_last_event(make_api: MakeApi) -> None:
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        yield Accepted()
+        yield Token(text=" w", token_id=1, logprob=-1.0)
+        yield Hang()
+
+    response = post(make_api(respond), stream=True, max_time=0.2)
+    assert response.status_code == 200
+    first, *_, last, rest = response.text.split("\n\n")
+    assert json.loads(first.removeprefix("data: "))["choices"][0]["text"] == " w"
+    assert rest == ""
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["type"], error["code"]) == ("server_error", "deadline_exceeded")

@@ -21,6 +21,16 @@ def test_a_level_summarises_its_requests() -> None:
     assert (level.first_token_p50_ms, level.client_share_of_cores) == (40, 0.01)
 
 
+def test_another_workload_has_neither_ceiling_nor_baseline_nor_streams() -> None:
+    samples: dict[str, list[float]] = {
+        "patsnap.wall": [100.0], "patsnap.tokens": [400], "patsnap.errors": [0], "patsnap.elapsed": [0.1],
+        "patsnap.cpu": [0.0], "a": [4000.0], ceiling_series(1): [500.0],
+    }  # fmt: skip
+    level = summarise(1, samples, num_cores=2, workload="Patsnap", prefix="patsnap")
+    assert (level.workload, level.num_clients, level.qps, level.tokens_per_s) == ("Patsnap", 1, 10, 4000)
+    assert (level.ceiling_qps, level.speedup, level.first_token_p50_ms) == (None, None, None)
+
+
 def test_a_level_without_a_successful_request_is_refused() -> None:
     with pytest.raises(StartError, match="none"):
         summarise(1, {"1.elapsed": [1.0], "1.wall": []}, num_cores=2)

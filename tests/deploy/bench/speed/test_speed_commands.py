@@ -55,8 +55,11 @@ def test_bench_http_reports_each_level_of_a_running_server(tmp_path: Path) -> No
             "http", "--url", tercet.url, "--clients", "1,2", "--plot", str(tmp_path / "http.png")
         )  # fmt: skip
     assert document["model"] == "embedded"
-    assert [level["num_clients"] for level in document["rows"]] == [1, 2]
-    for level in document["rows"]:
+    *levels, patsnap = document["rows"]
+    assert [level["num_clients"] for level in levels] == [1, 2]
+    assert (patsnap["workload"], patsnap["num_errors"]) == ("Patsnap", 0)
+    assert patsnap["tokens_per_s"] > 0
+    for level in levels:
         assert level["num_requests"] >= level["num_clients"]
         assert level["num_errors"] == 0
         assert level["min_ms"] <= level["p50_ms"] <= level["p90_ms"] <= level["p99_ms"] <= level["max_ms"]
@@ -68,6 +71,6 @@ def test_bench_http_reports_each_level_of_a_running_server(tmp_path: Path) -> No
 
 def test_bench_writer_runs_all_parts() -> None:
     document, _ = run_bench("writer")
-    assert {row["part"] for row in document["rows"]} == {"stream", "typing", "deadlines", "distinct"}
+    assert {row["part"] for row in document["rows"]} == {"stream", "typing", "deadlines", "distinct", "dialects"}
     [resources] = [row["figures"] for row in document["rows"] if "sequences" in row["figures"]]
     assert resources["sequences"] == 0

@@ -1,0 +1,232 @@
+"""Fields of `/v1/completions`, their bounds, and errors in OpenAI's shape, in this process over stub workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import openai
+import pytest
+from falcon import testing
+from openai import OpenAI
+
+from gateway.api.openai_schema import CompletionRequest
+from shared.keys import new_key
+from shared.protocol import MAX_SEED, Accepted, GenerateRequest
+from tests.gateway.api.conftest import Api
+from tests.gateway.api.openai_stub import N_CTX, VOCAB_SIZE, MakeApi, chunks_of, complete, post, refuse, words
+from tests.gateway.conftest import MakeGateway
+from tests.gateway.generation.stubs import Hang, Refusal, Step, completion
+
+
+@pytest.fixture
+def api(make_api: MakeApi) -> Api:
+    return make_api(words)
+
+
+# Fields ------------------------------------------------------------------------------------------
+
+
+def test_every_sampling_field_reaches_the_worker(api: Api) -> None:
+    complete(
+        api, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.5, frequency_penalty=0.3,
+        presence_penalty=-0.4, logit_bias={"7": -100, "8": 1.5}, stop=["a", "b", "c", "d", "e"], single_line=True,
+        session="s", n=2, seed=MAX_SEED,
+    )  # fmt: skip
+    calls = sorted(api.pool.workers[0].calls, key=lambda call: call.seed)
+    assert [call.seed for call in calls] == [0, MAX_SEED]
+    assert calls[0].session == "s"
+    assert msgspec.to_builtins(calls[0].sampling) == {
+        "max_new_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.5,
+        "frequency_penalty": 0.3, "presence_penalty": -0.4, "logit_bias": ((7, -100.0), (8, 1.5)),
+        "stop": ("a", "b", "c", "d", "e"), "single_line": True,
+    }  # fmt: skip
+    complete(api, stop="a", seed=-1)
+    last = api.pool.workers[0].calls[-1]
+    assert (last.sampling.stop, last.seed) == (("a",), MAX_SEED)
+
+
+def test_a_null_is_as_leaving_the_field_out(api: Api) -> None:
+    """SDKs send null for what was not set."""
+    nulls = {field.name: None for field in msgspec.structs.fields(CompletionRequest)}
+    response = api.post("/v1/completions", nulls)
+    assert (response.status_code, response.json["usage"]["completion_tokens"]) == (200, 16)
+    assert api.pool.workers[0].calls[0].prompt == ""
+
+
+def test_fields_of_openai_that_change_nothing_are_accepted_and_others_are_named(api: Api) -> None:
+    complete(api, user="u", metadata={"a": "b"}, store=False, service_tier="auto", safety_identifier="x")
+    error = refuse(api, nonsense=1)
+    assert (error["param"], error["type"], error["code"]) == ("nonsense", "invalid_request_error", "invalid_request")
+    assert "nonsense" in error["message"]
+
+
+def test_a_suffix_is_ignored_with_a_warning(api: Api) -> None:
+    [warning] = complete(api, suffix="the end")["warnings"]
+    assert "suffix" in warning
+    first, *others = chunks_of(post(api, suffix="the end", stream=True))
+    assert first["warnings"] == [warning]
+    assert not any("warnings" in chunk for chunk in others)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": ["a"] * 128, "max_tokens": 0}, {"prompt": ["a"] * 32, "best_of": 8, "max_tokens": 0},
+        {"max_tokens": N_CTX - 1}, {"prompt": [1] * (N_CTX - 2)}, {"prompt": [[1] * (N_CTX - 1)], "max_tokens": 1},
+        {"prompt": [1] * (N_CTX - 1), "max_tokens": 0}, {"prompt": [0, VOCAB_SIZE - 1]}, {"n": 1}, {"n": 8},
+        {"logprobs": 0}, {"logprobs": 20}, {"stop": []}, {"stop": ["x" * 256] * 16}, {"temperature": 0},
+        {"temperature": 2}, {"logit_bias": {"0": -100, str(VOCAB_SIZE - 1): 100}}, {"top_k": VOCAB_SIZE},
+        {"prompt": [[1] * 127] * 128, "n": 2, "echo": True, "logprobs": 15, "max_tokens": 1},
+        {"seed": -MAX_SEED - 1}, {"stream_options": None}, {"frequency_penalty": -2, "presence_penalty": 2},
+    ],
+)  # fmt: skip
+def test_bounds_are_accepted(api: Api, fields: dict[str, Any]) -> None:
+    complete(api, **fields)
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("prompt", {"prompt": ["a"] * 129}), ("prompt", {"prompt": ["a"] * 33, "best_of": 8}),
+        ("prompt", {"prompt": [[1]] * 129}), ("prompt", {"prompt": []}), ("prompt", {"prompt": ["a", 1]}),
+        ("prompt", {"prompt": [[1], 1]}), ("prompt", {"prompt": [VOCAB_SIZE]}), ("prompt", {"prompt": [[2**70]]}),
+        ("prompt", {"prompt": [-1]}), ("prompt", {"prompt": [1.5]}), ("prompt", {"prompt": 7}),
+        ("max_tokens", {"max_tokens": N_CTX}), ("max_tokens", {"max_tokens": -1}), ("n", {"n": 0}), ("n", {"n": 9}),
+        ("best_of", {"n": 3, "best_of": 2}), ("best_of", {"best_of": 9}), ("best_of", {"best_of": 2, "stream": True}),
+        ("logprobs", {"prompt": [[1] * 127] * 128, "n": 2, "echo": True, "logprobs": 15}),
+        ("logprobs", {"prompt": ["a" * 2000] * 64, "echo": True, "logprobs": 8}), ("logprobs", {"logprobs": 21}),
+        ("logprobs", {"logprobs": -1}), ("logprobs", {"logprobs": True}),
+        ("stop", {"stop": ["x"] * 17}), ("stop", {"stop": ["x" * 257]}), ("stop", {"stop": ""}),
+        ("temperature", {"temperature": 2.01}), ("temperature", {"temperature": -0.01}), ("top_p", {"top_p": 1.01}),
+        ("logit_bias", {"logit_bias": {"1": 101}}), ("logit_bias", {"logit_bias": {str(VOCAB_SIZE): 1}}),
+        ("logit_bias", {"logit_bias": {"x": 1}}), ("logit_bias", {"logit_bias": {"9" * 5000: 1}}),
+        ("logit_bias", {"logit_bias": {str(id_): 1 for id_ in range(1025)}}), ("top_k", {"top_k": VOCAB_SIZE + 1}),
+        ("seed", {"seed": MAX_SEED + 1}), ("stream_options", {"stream_options": {"include_usage": True}}),
+        ("max_time", {"max_time": 31}), ("frequency_penalty", {"frequency_penalty": 2.1}),
+        ("clean", {"clean": True, "prompt": ["a", "b"]}), ("clean", {"clean": True, "prompt": [1]}),
+        ("clean", {"clean": True, "echo": True}), ("clean", {"clean": True, "best_of": 2}),
+        ("clean", {"clean": True, "logprobs": 1}), ("clean", {"clean": True, "max_tokens": 0}),
+    ],
+)  # fmt: skip
+def test_what_is_out_of_bounds_is_refused_by_name(api: Api, param: str, fields: dict[str, Any]) -> None:
+    error = refuse(api, **fields)
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert error["message"].startswith(param)
+    assert len(error["message"]) < 300
+    assert api.pool.workers[0].calls == []
+
+
+# Errors ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_request_without_an_answer_in_time_is_a_504_also_as_a_stream(make_api: MakeApi, is_streamed: bool) -> None:
+    api = make_api(lambda request: [Accepted(), Hang()])
+    response = post(api, max_time=0.1, stream=is_streamed)
+    assert (response.status_code, response.json["error"]["code"]) == (504, "deadline_exceeded")
+    assert int(response.headers["retry-after"]) >= 1
+
+
+def test_a_choice_that_is_missing_is_an_error(make_api: MakeApi) -> None:
+    """A caller of an SDK indexes the choices."""
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        if request.seed == 41:
+            yield Refusal(500, "failed")
+        else:
+            yield from words(request)
+
+    response = post(make_api(respond), n=3)
+    assert (response.status_code, response.json["error"]["type"]) == (503, "server_error")
+
+
+def test_a_text_that_is_cut_by_the_time_limit_has_the_reason_length(make_api: MakeApi) -> None:
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        yield from completion(request, " the sea", finish_reason="deadline")
+
+    [choice] = complete(make_api(respond))["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (" the sea", "length")
+
+
+def test_a_superseded_request_is_not_to_be_repeated(make_api: MakeApi) -> None:
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        yield Accepted()
+        if request.seed == 1:
+            yield Hang()
+        yield from list(words(request))[1:]
+
+    api = make_api(respond)
+    with ThreadPoolExecutor(1) as threads:
+        older = threads.submit(post, api, seed=1, session="s")
+        api.pool.workers[0].wait(lambda worker: bool(worker.calls))
+        assert post(api, seed=2, session="s").status_code == 200
+    error = older.result()
+    assert (error.status_code, error.json["error"]["code"]) == (409, "superseded")
+    assert error.headers["x-should-retry"] == "false"
+
+
+def test_json_that_is_none_is_an_error_in_openais_shape(api: Api) -> None:
+    response = testing.TestClient(api.app, headers={"Host": "localhost"}).simulate_post("/v1/completions", body=b"{")
+    assert (response.status_code, response.json["error"]["code"]) == (400, "invalid_json")
+    assert response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("POST", "/v1/chat/completions", 404, "not_found"), ("GET", "/v1/files", 404, "not_found"),
+        ("GET", "/v1/completions", 405, "method_not_allowed"), ("POST", "/v1/models", 405, "method_not_allowed"),
+    ],
+)  # fmt: skip
+def test_what_is_not_served_is_an_error_that_says_what_is(
+    api: Api, method: str, path: str, status: int, code: str
+) -> None:
+    response = testing.TestClient(api.app, headers={"Host": "localhost"}).simulate_request(method, path, body=b"{}")
+    assert (response.status_code, response.json["error"]["code"]) == (status, code)
+    if status == 404:
+        assert "POST /v1/completions" in response.json["error"]["message"]
+
+
+def test_errors_of_keys_have_openais_shape(make_gateway: MakeGateway, tmp_path: Path) -> None:
+    key = new_key(tmp_path / "keys", "first")[0]
+    client = make_gateway(keys=str(tmp_path / "keys")).client
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer ", "api-key": ""}):
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            refused = client.simulate_post(path, json={}, headers=headers)
+            error = refused.json["error"]
+            assert (refused.status_code, error["code"]) == (401, "invalid_api_key")
+            assert error["type"] == "authentication_error"
+    for headers in ({"Authorization": f"Bearer {key}"}, {"api-key": key}):
+        assert client.simulate_get("/v1/models", headers=headers).status_code == 200
+
+
+def test_errors_of_keys_are_exceptions_of_the_sdk(make_gateway: MakeGateway, tmp_path: Path) -> None:
+    key = new_key(tmp_path / "keys", "first", rate=2)[0]
+    transport = httpx2.WSGITransport(app=make_gateway(keys=str(tmp_path / "keys")).app)
+    with OpenAI(
+        base_url="http://localhost/v1", api_key=key, max_retries=0, http_client=httpx2.Client(transport=transport)
+    ) as sdk:
+        with pytest.raises(openai.AuthenticationError):
+            sdk.with_options(api_key="wrong").models.list()
+        assert [model.id for model in sdk.models.list()] == ["small", "medium"]
+        with pytest.raises(openai.NotFoundError):
+            sdk.chat.completions.create(model="small", messages=[])
+        with pytest.raises(openai.RateLimitError) as limited:
+            sdk.completions.create(model="small", prompt="a")
+    assert (limited.value.type, limited.value.code) == ("rate_limit_error", "rate_limit_exceeded")
+    assert int(limited.value.response.headers["retry-after"]) >= 1
+
+
+def test_without_a_ready_model_the_answer_is_a_503(make_gateway: MakeGateway) -> None:
+    began = time.monotonic()
+    response = make_gateway().client.simulate_post("/v1/completions", json={"prompt": "a", "max_time": 0.1})
+    assert response.status_code in {503, 504}
+    assert response.json["error"]["type"] == "server_error"
+    assert int(response.headers["retry-after"]) >= 1
+    assert time.monotonic() - began < 5
