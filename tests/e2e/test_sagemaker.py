@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from tests.clients.sagemaker_front import sagemaker_front
 from tests.e2e.harness import START_S, Tercet, until
 from workers.checkpoints.resolve import EMBEDDED
 
 PROMPT = "The old man looked at the sea and"
-PASSED_HEADERS = ("content-type", "accept", "x-amzn-sagemaker-custom-attributes")
 
 
 class Container(Tercet):
@@ -53,43 +52,16 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
 
 @pytest.fixture(scope="module")
 def runtime(container: Container) -> Iterator[Any]:
-    """boto3's client. AWS's side of an endpoint cannot be had here: this front passes `/endpoints/NAME/invocations` on
-    to the container's `/invocations`, and answers a refusal of the container with a ModelError, as SageMaker does."""
-
-    class Front(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            assert self.path == "/endpoints/tercet/invocations"
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            headers = {name: self.headers[name] for name in PASSED_HEADERS if name in self.headers}
-            answer = httpx.post(f"{container.url}/invocations", content=body, headers=headers, timeout=60)
-            content, status = answer.content, answer.status_code
-            if answer.is_error:
-                content = json.dumps(
-                    {"Message": "refused", "OriginalStatusCode": status, "OriginalMessage": answer.text}
-                ).encode()
-                status = 424
-            self.send_response(status)
-            if status == 424:
-                self.send_header("x-amzn-errortype", "ModelError")
-            self.send_header("Content-Type", answer.headers["content-type"])
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Front) as front:
-        threading.Thread(target=front.serve_forever, args=(0.01,), daemon=True).start()
+    """boto3's client. AWS's side of an endpoint cannot be had here."""
+    with sagemaker_front(container.url) as url:
         yield boto3.client(
             "sagemaker-runtime",
             region_name="eu-central-1",
-            endpoint_url=f"http://127.0.0.1:{front.server_port}",
+            endpoint_url=url,
             aws_access_key_id="test",
             aws_secret_access_key="test",
             config=Config(retries={"max_attempts": 0}, proxies={}),
         )
-        front.shutdown()
 
 
 def invoke(runtime: Any, body: dict[str, Any], **options: Any) -> Any:
