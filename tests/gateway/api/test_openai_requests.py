@@ -17,7 +17,7 @@ from falcon import testing
 from jsonschema import Draft202012Validator
 from openai import OpenAI
 
-from gateway.api.openai_schema import CompletionRequest
+from gateway.api.openai.schema import CompletionRequest
 from gateway.api.operation import JSON
 from shared.keys import new_key
 from shared.protocol import MAX_SEED, Accepted, GenerateRequest

@@ -15,12 +15,12 @@ from typing import Any, ClassVar, Literal
 import falcon
 import msgspec
 
-from gateway.api import openai_choices as choices
 from gateway.api import sse
 from gateway.api.callers import caller_of
-from gateway.api.openai_errors import OPENAI_ERRORS, branch_error
-from gateway.api.openai_request import generation_spec
-from gateway.api.openai_schema import (
+from gateway.api.openai import choices
+from gateway.api.openai.errors import OPENAI_ERRORS, branch_error
+from gateway.api.openai.request import generation_spec
+from gateway.api.openai.schema import (
     Choice,
     Completion,
     CompletionRequest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.api.openai_schema import MAX_COMPLETIONS, MAX_LOGPROBS, MAX_PROMPTS, CompletionRequest
+from gateway.api.openai.schema import MAX_COMPLETIONS, MAX_LOGPROBS, MAX_PROMPTS, CompletionRequest
 from gateway.generation.request import GenerationSpec, Prompt
 from gateway.generation.runner import Caller, CompletionRunner, document_key, draw_seed
 from gateway.generation.trimming import MIN_TOKENS
