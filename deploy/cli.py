@@ -22,6 +22,7 @@ from deploy.bench.cli import bench
 from deploy.local_client import local_client
 from deploy.planning import make_plan
 from deploy.rolling_reload import reload_slots
+from deploy.sagemaker import sagemaker_environment
 from deploy.supervisor import Supervisor
 from shared.errors import StartError
 from shared.keys import new_key, read_keys, revoke_key
@@ -56,10 +57,20 @@ def serve(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Permit an address beyond loopback without API keys.")
     ] = False,
+    sagemaker: Annotated[
+        bool, typer.Option("--sagemaker", help="Serve /ping and /invocations as a SageMaker container does.")
+    ] = False,
+    model_path: Annotated[
+        Path | None, typer.Argument(help="With --sagemaker: directory of the model; default /opt/ml/model.")
+    ] = None,
 ) -> None:
     """Start both pools, report when every slot is warm, and serve until Ctrl-C."""
     if insecure:
         os.environ["TERCET_INSECURE"] = "1"  # the pools inherit it
+    if sagemaker or Settings.load(os.environ).sagemaker:
+        os.environ.update(sagemaker_environment(os.environ, model_path))
+    elif model_path is not None:
+        raise StartError("A model's directory belongs to --sagemaker; else set TERCET_MODELS=name=/path.")
     settings = Settings.load(os.environ)
     configure_logging("serve", settings.log)
     code = Supervisor(settings, os.environ, out).run()

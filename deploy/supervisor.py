@@ -207,7 +207,7 @@ class Supervisor:
                             f"The {role} master exited ({_exit_reason(master)}); the log above has the reason."
                         )
                 try:
-                    slots = client.get("/health/ready").json()["slots"]
+                    slots = client.get("/ping").json()["slots"]
                 except (httpx.TransportError, ValueError, KeyError):
                     continue
                 for slot in slots:
@@ -226,13 +226,14 @@ class Supervisor:
     def _announce(self, plan: Plan) -> None:
         url = self._settings.url
         cert = f"--cacert {shlex.quote(str(self._settings.tls_cert))} " if self._settings.uses_tls else ""
-        key = '-H "Authorization: Bearer $TERCET_API_KEY" ' if self._settings.keys else ""
+        key = '-H "Authorization: Bearer $TERCET_API_KEY" ' if self._settings.requires_keys else ""
+        path = "/invocations" if self._settings.sagemaker else "/autocomplete"
         models = ", ".join(
             f"{model.name} × {sum(slot.model == model.name for slot in plan.slots)}" for model in plan.models
         )
         self._console.print(f"[green]Every slot is warm[/] ({models}). Serving at [bold]{url}[/]; Ctrl-C stops. Try:\n")
         self._console.print(
-            f"""  curl {cert}{key}-d '{{"context": "The old man looked at the sea and"}}' {url}/autocomplete\n""",
+            f"""  curl {cert}{key}-d '{{"context": "The old man looked at the sea and"}}' {url}{path}\n""",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 

@@ -23,12 +23,14 @@ from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
 from gateway.api.health import LiveResource, MetricsResource, ReadyResource, SlotsResource
 from gateway.api.jobs import JobResource, JobsResource, JobSubmitter
-from gateway.api.openai import CompletionsResource, ModelResource, ModelsResource
-from gateway.api.openai_errors import UnknownRoutes
+from gateway.api.openai.errors import OPENAI_ERRORS, UnknownRoutes
+from gateway.api.openai.resources import CompletionsResource, ModelResource, ModelsResource
 from gateway.api.openapi import DocumentResource, build_document
 from gateway.api.page import DocsResource, PageResource, StaticResource, read_assets
 from gateway.api.root import RootResource
+from gateway.api.sagemaker import Dialect, InvocationsResource, PatsnapResponder
 from gateway.api.tgi import EndpointResource, GenerateResource, GenerateStreamResource, InfoResource, TgiResponder
+from gateway.api.tgi_schema import TGI_ERRORS
 from gateway.api.tokens import TokenizeResource, TokenizerInfoResource
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
 from gateway.generation.retry_budget import RetryBudget
@@ -131,9 +133,9 @@ def create_app(
     Args:
         clients: of the slots, by slot index; they are called for tokens only.
     """
-    app = GatewayApp(admission, fanout, metrics, jobs, needs_keys=settings.keys is not None)
+    app = GatewayApp(admission, fanout, metrics, jobs, needs_keys=settings.requires_keys)
     keys = Keys(
-        KeyFile(settings.keys) if settings.keys else None,
+        KeyFile(settings.keys) if settings.requires_keys and settings.keys else None,
         OPEN_ROUTES,
         app.router.find,
         RateLimits(),
@@ -143,16 +145,32 @@ def create_app(
     # limits: a page of a listed origin can then read why its request was refused.
     app.add_middleware([RequestLog(metrics), Origins(settings), keys, BodyLimits(settings.max_body_bytes)])
     add_error_handlers(app, app.find_resource, metrics)
-    feedback_store = FeedbackStore(metrics)
     runner = CompletionRunner(plan, fanout, OwnerQuota(settings.key_concurrency), hangups, settings.timeout_s)
+    feedback_store = FeedbackStore(metrics)
     submitter = None if jobs is None else JobSubmitter(jobs)
     autocomplete = AutocompleteResource(runner, feedback_store, settings.similarity, submitter)
+    completions = CompletionsResource(runner, settings.similarity)
+    tgi = TgiResponder(runner, settings.similarity)
+    if settings.sagemaker:
+        app.add_route("/ping", ReadyResource(plan, admission, app.draining.is_set, needs_every_model=False))
+        app.add_route(
+            "/invocations",
+            InvocationsResource(
+                {
+                    "input": Dialect(PatsnapResponder(runner).respond),
+                    "inputs": Dialect(tgi.respond, TGI_ERRORS),
+                    "prompt": Dialect(completions.respond, OPENAI_ERRORS),
+                    "context": Dialect(autocomplete.respond),
+                }
+            ),
+        )
+        return app
     app.add_route("/autocomplete", autocomplete)
     if jobs is not None and submitter is not None:
         app.add_route("/jobs", JobsResource(submitter, autocomplete.check))
         app.add_route("/jobs/{job_id}", JobResource(jobs))
         jobs.start(autocomplete.compute)
-    app.add_route("/v1/completions", CompletionsResource(runner, settings.similarity))
+    app.add_route("/v1/completions", completions)
     models = ModelsResource(runner)
     app.add_route("/v1/models", models)
     app.add_route("/v1/models/{model}", ModelResource(runner, models))
@@ -166,7 +184,6 @@ def create_app(
     app.add_route("/metrics", MetricsResource(metrics))
     assets = read_assets()
     app.add_route("/docs", DocsResource(assets))
-    tgi = TgiResponder(runner, settings.similarity)
     app.add_route("/", RootResource(PageResource(assets), tgi))
     app.add_route("/generate", GenerateResource(tgi))
     app.add_route("/generate_stream", GenerateStreamResource(tgi))
@@ -177,7 +194,7 @@ def create_app(
     app.add_route("/tokenizer_info", TokenizerInfoResource(tokenizer, default_model))
     app.add_route("/static/{name}", StaticResource(assets))
     documented = {**app.resources, "/openapi.json": DocumentResource}
-    document = build_document(documented, open_routes=OPEN_ROUTES, needs_keys=settings.keys is not None)
+    document = build_document(documented, open_routes=OPEN_ROUTES, needs_keys=settings.requires_keys)
     app.add_route("/openapi.json", DocumentResource(document))
     return app
 
@@ -187,7 +204,7 @@ def build() -> GatewayApp:
     that follows its state."""
     settings = Settings.load(os.environ)
     configure_structlog("gateway", settings.log)
-    if not settings.bind.is_loopback and not (settings.keys and settings.uses_tls):
+    if not settings.bind.is_loopback and not settings.sagemaker and not (settings.keys and settings.uses_tls):
         # Other machines may use the server without a key, or read texts and keys on their way.
         log.warning("address_exposed", address=str(settings.bind), keys=bool(settings.keys), tls=settings.uses_tls)
     plan = read_plan(settings.run_path)
@@ -212,7 +229,7 @@ def build() -> GatewayApp:
 
 
 def _make_jobs(settings: Settings, plan: Plan, admission: Admission, metrics: Metrics) -> JobRunner | None:
-    if settings.job_store == "none":
+    if settings.job_store == "none" or settings.sagemaker:
         return None
     queue = JobQueue(
         open_store(settings.job_store),

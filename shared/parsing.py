@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -127,11 +127,20 @@ class BodyParser(Generic[T]):
                 fields=(FieldError(unknown, "unknown field"),),
             )
         wanted = f"must be {_description(annotation)}"
-        if rest:  # an item of the value is wrong
+        if rest or "`key`" in message:  # an item of the value is wrong
             return _invalid(name, wanted)
         is_shown = isinstance(value, int | float | bool) or value is None
         shown = _cut(json.dumps(value)) if is_shown else _KINDS[type(value).__name__]
         return _invalid(name, f"{wanted}, not {shown}")
+
+
+def member_names(raw: bytes) -> Collection[str]:
+    """The names of the members of a body, before it is known what kind of request it is.
+
+    Raises:
+        InvalidJson: the body is not a JSON object.
+    """
+    return _members(raw).keys()
 
 
 def _locate(name: str, annotation: Any, value: Any, path: str) -> tuple[str, Any, Any, str]:

@@ -348,6 +348,10 @@ class Settings:
     job_queue: Annotated[int, Meta(ge=1, le=1_000_000)] = _setting(
         1000, "jobs", "jobs that may be queued or running; an API key may have a quarter of them",
     )  # fmt: skip
+    sagemaker: bool = _setting(
+        False, "0 or 1", "1 makes `tercet serve` the server of a SageMaker container, as `--sagemaker` does",
+        parse=_flag, shown="0",
+    )  # fmt: skip
     log: LogLevel = _setting(
         "info", "", "lowest level that is logged, as JSON lines on stderr; prompts are never logged",
     )  # fmt: skip
@@ -407,6 +411,11 @@ class Settings:
         """URL at which a client on this machine reaches the gateway; a wildcard host becomes loopback."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.bind.host, self.bind.host)
         return f"{'https' if self.uses_tls else 'http'}://{Address(host, self.bind.port)}"
+
+    @property
+    def requires_keys(self) -> bool:
+        """Whether requests need an API key. In a SageMaker container the platform guards the server."""
+        return self.keys is not None and not self.sagemaker
 
     @property
     def uses_tls(self) -> bool:

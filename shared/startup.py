@@ -106,7 +106,7 @@ def check_access(settings: Settings) -> None:
     Raises:
         StartError: the gateway would serve without protection, without jobs, or not at all.
     """
-    if settings.keys is not None:
+    if settings.requires_keys and settings.keys is not None:
         read_keys(settings.keys)
     check_exposure(settings, settings.bind)
     _check_job_library(settings)
@@ -143,7 +143,8 @@ def check_exposure(settings: Settings, address: Address) -> None:
     Raises:
         StartError: other machines can connect, and need no API key.
     """
-    if settings.keys is None and not settings.insecure and not address.is_loopback:
+    is_guarded = settings.keys is not None or settings.sagemaker
+    if not is_guarded and not settings.insecure and not address.is_loopback:
         raise StartError(
             f"Other machines could use the gateway at {address} without an API key: set TERCET_KEYS to a file "
             "that `tercet key new NAME` writes, or TERCET_INSECURE=1 (`tercet serve --insecure`) to permit it."

@@ -57,6 +57,12 @@ def check_answer(request: HttpRequest, status: int, headers: Mapping[str, str], 
         return
     if request.path.split("?")[0].startswith("/health") and status == 503:  # the readiness page
         return
+    if request.method == "POST" and not unquote_to_bytes(request.path.split("?")[0]).strip(
+        b"/"
+    ):  # another dialect's errors
+        assert headers["content-type"] == "application/json", (request, status, headers)
+        assert json.loads(body).keys() == {"error", "error_type"}, (request, body)
+        return
     assert headers["content-type"] == PROBLEM_JSON, (request, status, headers)
     problem = json.loads(body)
     assert problem["status"] == status, (request, problem)

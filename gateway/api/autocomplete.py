@@ -19,7 +19,7 @@ from gateway.api import sse
 from gateway.api.callers import caller_of
 from gateway.api.error_formats import PROBLEM_DETAILS
 from gateway.api.feedback import FeedbackStore
-from gateway.api.jobs import ERRORS_OF_JOBS, JOB_ACCEPTED, JOB_HEADERS, JobSubmitter, prefers_async
+from gateway.api.jobs import ERRORS_OF_JOBS, JOB_ACCEPTED, JOB_HEADERS, JobResponse, JobSubmitter, prefers_async
 from gateway.api.operation import JSON, Answer, Events, Operation, Operations
 from gateway.api.schema import (
     AutocompleteRequest,
@@ -77,9 +77,10 @@ class AutocompleteResource:
             parameters=JOB_HEADERS,
             answers={
                 200: Answer(
-                    "The sentences. `partial`: some branches failed, as `errors` says.",
+                    "The sentences. `partial`: some branches failed, as `errors` says. For the `Idempotency-Key`"
+                    " of an earlier job: the job, if it is final.",
                     {
-                        JSON: AutocompleteResponse,
+                        JSON: (AutocompleteResponse, JobResponse),
                         sse.CONTENT_TYPE: Events(
                             {
                                 "token": TokenEvent,

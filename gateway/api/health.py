@@ -99,10 +99,17 @@ class ReadyResource:
         )
     }
 
-    def __init__(self, plan: Plan, admission: Admission, is_draining: Callable[[], bool]) -> None:
+    def __init__(
+        self, plan: Plan, admission: Admission, is_draining: Callable[[], bool], *, needs_every_model: bool = True
+    ) -> None:
+        """
+        Args:
+            needs_every_model: else a single warm slot is enough.
+        """
         self._plan = plan
         self._admission = admission
         self._is_draining = is_draining
+        self._num_needed = len(plan.models) if needs_every_model else 1
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         states = self._admission.states()
@@ -123,7 +130,7 @@ class ReadyResource:
         status: Literal["ready", "starting", "draining"]
         if self._is_draining():
             status = "draining"
-        elif all(model.name in warm_models for model in self._plan.models):
+        elif len(warm_models) >= self._num_needed:
             status = "ready"
         else:
             status = "starting"

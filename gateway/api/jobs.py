@@ -66,7 +66,10 @@ JOB_HEADERS = (
         "Prefer", "header", "`respond-async`: the answer is a job, 202, to be read at `/jobs/{job_id}`.",
         examples=("respond-async",),
     ),
-    Parameter("Idempotency-Key", "header", "For a job: the same key and the same request answer with the same job."),
+    Parameter(
+        "Idempotency-Key", "header",
+        "For a job: the same key and the same request answer with the same job. 1 to 255 printable ASCII characters.",
+    ),
 )  # fmt: skip
 _ID = Parameter("job_id", "path", "the id of a job")
 ERRORS_OF_JOBS: tuple[type[TercetError], ...] = (JobsUnavailable,)

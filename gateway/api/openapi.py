@@ -286,7 +286,10 @@ def _answer(status: int, answer: Answer, schemas: _Schemas) -> Json:
 
 def _events(events: Events, schemas: _Schemas) -> Json:
     """Of a stream, the schema describes each event; the data of most is JSON, in a string."""
-    return {"schema": {"anyOf": [_event(name, schemas.of(found)) for name, found in events.types.items()]}}
+    types = [
+        (name, one) for name, found in events.types.items() for one in (found if isinstance(found, tuple) else (found,))
+    ]
+    return {"schema": {"anyOf": [_event(name, schemas.of(found)) for name, found in types]}}
 
 
 def _event(name: str, schema: Json) -> Json:

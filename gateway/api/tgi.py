@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import falcon
@@ -99,7 +100,8 @@ class TgiResponder:
         self._similarity = similarity
 
     def respond(self, req: falcon.Request, resp: falcon.Response, body: bytes, form: Form = "list") -> None:
-        """Answer a request's body.
+        """Answer a request's body. A stream begins when there is something to send, so that an error before that has
+        its own status.
 
         Args:
             form: of the answer, unless the body asks for a stream.
@@ -107,8 +109,7 @@ class TgiResponder:
         Raises:
             InvalidJson, InvalidRequest: the request is wrong.
             QuotaExceeded, Overloaded, NotReady, Superseded, ClientGone: it was not started, or cancelled.
-            PromptTooLong, NoCompletion, DeadlineExceeded: it has no completion. A stream has begun then: the error is
-                its last event.
+            PromptTooLong, NoCompletion, DeadlineExceeded: it has no completion.
         """
         started_at = time.monotonic()
         caller = caller_of(req)
@@ -121,7 +122,11 @@ class TgiResponder:
             _, outputs = self._runner.start(stack, spec, self._policy(request, parameters, spec), caller)
             answer = _Answer(request.inputs, parameters, spec, req.context)
             if is_streamed:
-                sse.stream(resp, answer.events(outputs), TGI_ERRORS, req.context.id, stack.pop_all().close)
+                first = next(outputs)
+                if isinstance(first, SelectionResult):
+                    answer.check(first)
+                events = answer.events(chain([first], outputs))
+                sse.stream(resp, events, TGI_ERRORS, req.context.id, stack.pop_all().close)
                 return
             *_, result = outputs
             assert isinstance(result, SelectionResult)
@@ -280,14 +285,21 @@ class _Answer:
             )
         return held
 
+    def check(self, result: SelectionResult) -> None:
+        """
+        Raises:
+            TercetError: there is no completion.
+        """
+        if not result.suggestions:
+            raise _failure_error(result.failures)
+
     def _suggestions(self, result: SelectionResult) -> list[Suggestion]:
         """The completions; also fills in what the middleware logs.
 
         Raises:
             TercetError: there are none.
         """
-        if not result.suggestions:
-            raise _failure_error(result.failures)
+        self.check(result)
         slowest = max(result.suggestions, key=lambda suggestion: suggestion.result.time_s).result.done
         self._log.timing = {"queue": slowest.queue_ms, "prefill": slowest.prefill_ms, "decode": slowest.decode_ms}
         self._log.log = {"model": self._spec.model, "completions": len(result.suggestions)}

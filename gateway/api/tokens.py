@@ -161,7 +161,7 @@ class TokenizerInfoResource:
 
 
 def _text_tokens(text: str, found: TokenizeResponse) -> list[TextToken]:
-    starts = [0, *found.ends[:-1]]
+    starts = [0, *found.ends][:-1]
     return [
         TextToken(id=id_, text=text[start:stop], start=start, stop=stop)
         for id_, start, stop in zip(found.ids, starts, found.ends, strict=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 from gateway.jobs.store import Job, Queue, decode_job, encode_job
@@ -25,6 +26,10 @@ _REFUSAL_REASONS = {"None", "ConditionalCheckFailed", "TransactionConflict"}
 _ABSENT = {"ConditionExpression": "attribute_not_exists(pk)"}
 
 
+# A session is not thread-safe; the clients that it creates are.
+_creating = threading.Lock()
+
+
 class DynamoDbStore:
     """A `JobStore`. Credentials are found as boto3 finds them: environment, profile, role of the machine."""
 
@@ -32,7 +37,6 @@ class DynamoDbStore:
     max_bytes: int | None = 390_000
 
     def __init__(self, table: str, *, region: str | None = None, endpoint: str | None = None) -> None:
-        import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
 
@@ -44,8 +48,6 @@ class DynamoDbStore:
             retries={"mode": "standard", "total_max_attempts": MAX_TRIES},
         )  # fmt: skip
         self._arguments = {"region_name": region, "endpoint_url": endpoint, "config": config}
-        self._session = boto3.session.Session()
-        self._lock = threading.Lock()
         self._client: Any = None
 
     def insert(self, job: Job) -> bool:
@@ -101,7 +103,7 @@ class DynamoDbStore:
             return sum(page["Count"] for page in client.get_paginator("query").paginate(**query))
 
     def close(self) -> None:
-        with self._lock:
+        with _creating:
             if self._client is not None:
                 self._client.close()
                 self._client = None
@@ -133,9 +135,9 @@ class DynamoDbStore:
     @contextmanager
     def _connected(self) -> Iterator[Any]:
         try:
-            with self._lock:
+            with _creating:
                 if self._client is None:
-                    client = self._session.client("dynamodb", **self._arguments)
+                    client = _session().client("dynamodb", **self._arguments)
                     self._create_table(client)
                     self._client = client
             yield self._client
@@ -149,6 +151,14 @@ class DynamoDbStore:
             with suppress(client.exceptions.ResourceInUseException):  # another gateway was faster
                 client.create_table(**_table(self._table))
         client.get_waiter("table_exists").wait(TableName=self._table, WaiterConfig={"Delay": 1, "MaxAttempts": 30})
+
+
+@cache
+def _session() -> Any:
+    """Of this process: the descriptions of services that it loads take 0.2 s."""
+    import boto3
+
+    return boto3.session.Session()
 
 
 def _table(name: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from shared.errors import (
 # A runner that has not renewed its lease for this long has lost the job.
 LEASE_S = 6.0
 # Runners that may die with a job before it fails.
-MAX_ATTEMPTS = 5
+MAX_ATTEMPTS = 8
 # Share of the queue that one API key may fill.
 OWNER_SHARE = 0.25
 # Of random bytes in an id: 144 bits.

@@ -166,7 +166,7 @@ ROWS = (
     Row("S5", "Workers listen on no TCP port; sockets 0600", listen_privately),
     Row(
         "S6",
-        "Canary prompts and keys: none in logs (debug), metrics, errors",
+        "Canary prompts and keys: none in logs (debug), metrics, errors, and of final jobs in the job store",
         keep_canaries_secret,
     ),
     Row(

@@ -1,12 +1,14 @@
 """Hooks of the schemathesis run in `test_openapi.py`; its process imports them.
 
 A valid body may still ask for more than the server allows (bounds that depend on a setting, a model or an earlier
-answer, which no schema knows) or for more work than a test has time for. Such fields of a valid body are lowered; a
-body that is wrong on purpose is sent as it is.
+answer, rules between two fields, which no schema knows) or for more work than a test has time for. Such fields of a
+valid request are changed; a request that is wrong on purpose is sent as it is.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import Any
 
 import schemathesis
@@ -14,31 +16,67 @@ from schemathesis.generation import GenerationMode
 
 # By field: the largest value that is sent.
 MAX_VALUES: dict[str, float] = {
-    "n_samples": 2, "samples": 2, "n": 2, "length": 4, "max_time": 5, "max_tokens": 4, "top_k": 500, "index": 0,
+    "n_samples": 2, "samples": 2, "n": 2, "num_samples": 2, "best_of": 2, "length": 4, "max_time": 5, "max_tokens": 4,
+    "max_new_tokens": 4, "truncate": 4, "top_k": 500, "top_n": 500, "index": 0,
 }  # fmt: skip
 MAX_CHARS = 500
+NUM_TOKENS = 4  # where a request does not say
+MAX_ITEMS = 2
+# Token ids that every model has.
+MAX_TOKEN_ID = 99
+TGI_PATHS = ("/", "/generate", "/generate_stream")
+# Parameters of a generation that are valid with some of the others only.
+RULED = ("best_of", "clean", "decoder_input_details")
 MODEL_FIELDS = ("model_size", "model")
 MODEL = "embedded"
+_numbers = itertools.count()
 
 
 @schemathesis.hook
 def before_call(_context: schemathesis.HookContext, case: schemathesis.Case[Any], _kwargs: dict[str, Any]) -> None:
-    if case.meta is not None and case.meta.generation.mode == GenerationMode.POSITIVE:
-        case.body = lowered(case.body)
+    if case.meta is None or case.meta.generation.mode != GenerationMode.POSITIVE or not isinstance(case.body, dict):
+        return
+    if "Idempotency-Key" in (case.headers or {}):
+        case.headers["Idempotency-Key"] = f"key-{next(_numbers)}"  # the same key with another body is an error
+    body = lowered(case.body)
+    if case.path in TGI_PATHS:
+        body["parameters"] = _generation_parameters(body.get("parameters") or {})
+    if case.path == "/v1/completions" and body.get("max_tokens") is None:
+        body["max_tokens"] = NUM_TOKENS
+    if "Prefer" in (case.headers or {}):
+        body.pop("stream", None)  # a job is not streamed
+    if not body.get("stream"):
+        body.pop("stream_options", None)
+    if body.get("best_of") is not None:
+        body["best_of"] = body.get("n") or 1
+    if case.path == "/v1/completions":
+        body.pop("clean", None)  # only for a single prompt, and without some of the other fields
+    case.body = body
 
 
-def lowered(body: Any) -> Any:
+def _generation_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
+    parameters = {name: value for name, value in parameters.items() if name not in RULED}
+    if parameters.get("max_new_tokens") is None:
+        parameters["max_new_tokens"] = NUM_TOKENS
+    return parameters
+
+
+def lowered(body: dict[str, Any]) -> dict[str, Any]:
     """The body within the bounds above, in its members too."""
-    if not isinstance(body, dict):
-        return body
     return {name: _value(name, value) for name, value in body.items()}
 
 
 def _value(name: str, value: Any) -> Any:
+    if name == "logit_bias" and isinstance(value, dict):
+        return {token: bias for token, bias in value.items() if re.fullmatch("[0-9]{1,2}", token)}
     if isinstance(value, dict):
         return lowered(value)
+    if name == "prompt" and isinstance(value, list):
+        value = [item for item in value if type(item) is type(value[0])]  # a mixture is an error
+    if isinstance(value, list):
+        return [_value(name, item) for item in value[:MAX_ITEMS]]
     if isinstance(value, str):
         return MODEL if name in MODEL_FIELDS else value[:MAX_CHARS]
-    if name in MAX_VALUES and isinstance(value, int | float) and not isinstance(value, bool):
-        return min(value, MAX_VALUES[name])
-    return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return min(value, MAX_TOKEN_ID if name == "prompt" else MAX_VALUES.get(name, value))

@@ -227,6 +227,35 @@ def test_the_internal_wire_has_the_same_parser() -> None:
         parse_generate_request(b'{"prompt": "a", "seed": 1, "seed": 2}')
 
 
+class Inner(Struct, forbid_unknown_fields=True, kw_only=True):
+    size: Annotated[int | None, Meta(description="a whole number")] = None
+    words: Annotated[list[str], Meta(description="a list of words")] = []
+
+
+class Outer(Struct, kw_only=True):
+    inner: Annotated[Inner | None, Meta(description="an object")] = None
+
+
+@pytest.mark.parametrize(
+    ("raw", "field", "detail"),
+    [
+        (b'{"inner": 1}', "inner", "inner must be an object, not 1."),
+        (b'{"inner": {"size": 0.5}}', "inner.size", "inner.size must be a whole number, not 0.5."),
+        (b'{"inner": {"size": "secret"}}', "inner.size", "inner.size must be a whole number, not a string."),
+        (b'{"inner": {"words": ["a", 1]}}', "inner.words", "inner.words must be a list of words."),
+        (
+            b'{"inner": {"weight": 1}}', "inner.weight",
+            "Unknown field inner.weight; the fields of inner are size, words.",
+        ),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_of_an_object_in_the_body_is_named(raw: bytes, field: str, detail: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        BodyParser(Outer)(raw)
+    assert caught.value.detail == detail
+    assert [wrong.field for wrong in caught.value.fields] == [field]
+
+
 def test_a_parser_that_ignores_nulls_takes_them_for_missing_fields() -> None:
     lenient = BodyParser(Body, {"amount": "count"}, ignores_nulls=True)
     assert lenient(b'{"text": "a", "number": null, "amount": null, "words": null}') == lenient(b'{"text": "a"}')

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from scipy.stats import mannwhitneyu
@@ -18,20 +19,20 @@ from scipy.stats import mannwhitneyu
 from gateway.jobs.queue import LEASE_S
 from tests.chaos.http_client import Answer, Connection, Endpoint, request_bytes
 from tests.chaos.instance import endpoint_of, serving
-from tests.chaos.measure import Context, Findings
+from tests.chaos.measure import Context, Findings, metric
 from tests.chaos.rows.keys import SIGNIFICANCE, keyed_instance
 from tests.e2e.harness import Tercet, until
 from tests.gateway.jobs.servers import AWS_ENVIRON, dynamodb_server, find_redis, redis_server
 
 # Jobs that are queued or running at a kill.
-NUM_WAITING = 24
+NUM_WAITING = 16
 # Jobs that end between two kills, so that no job is the victim of every kill.
-MIN_PROGRESS = 4
+MIN_PROGRESS = 16
 FINAL = {"succeeded", "failed", "cancelled"}
 
 
-def job_request(number: int, *, key: str = "", length: int = 200) -> bytes:
-    """A job that runs for some 100 ms."""
+def job_request(number: int, *, key: str = "", length: int = 120) -> bytes:
+    """A job that runs for some tens of milliseconds."""
     headers = {"Authorization": f"Bearer {key}"} if key else None
     body = {"prompt": f"The {number} ships", "num_samples": 1, "length": length, "seed": number}
     return request_bytes("POST", "/jobs", json.dumps(body).encode(), headers)
@@ -63,65 +64,95 @@ def _instance(context: Context, store: str) -> Iterator[tuple[Tercet, Endpoint]]
         yield tercet, endpoint_of(tercet)
 
 
+class _Jobs:
+    """The jobs that were submitted: those not known to be final, and the final ones as they were first read."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.num_submitted = 0
+        self.num_running = 0
+        self.open: list[str] = []
+        self.final: dict[str, dict[str, Any]] = {}
+
+    def submit(self, until_open: int) -> None:
+        """Submit jobs until this many are not final."""
+        self.read()
+        for _ in range(until_open - len(self.open)):
+            answer = self.connection.exchange(job_request(self.num_submitted))
+            if answer.status == 202:
+                self.num_submitted += 1
+                self.open.append(answer.document()["id"])
+
+    def read(self) -> None:
+        self.num_running = 0
+        for job_id in list(self.open):
+            job = _job(self.connection, job_id)
+            self.num_running += job["state"] == "running"
+            if job["state"] in FINAL:
+                self.open.remove(job_id)
+                self.final[job_id] = job
+
+    def have_progressed(self, min_final: int) -> bool:
+        """Whether at least `min_final` jobs are final, and another runs. Submits more where there are too few."""
+        self.submit(NUM_WAITING)
+        return len(self.final) >= min_final and self.num_running > 0
+
+    def have_ended(self) -> bool:
+        self.read()
+        return not self.open
+
+
 def _measure_kills(context: Context, findings: Findings, store: str, tercet: Tercet, endpoint: Endpoint) -> None:
     rng = random.Random(context.seed)
     num_kills = context.amount(2, 20)
-    ids: list[str] = []
-    num_killed_jobs = num_ended = 0
+    num_running = 0
     with Connection(endpoint) as connection:
+        jobs = _Jobs(connection)
         for _ in range(num_kills):
-            _submit(connection, ids, until_open=NUM_WAITING)
-            states = until(
-                lambda: _progress(connection, ids, num_ended + MIN_PROGRESS),  # noqa: B023
-                60, f"{store}: jobs end and others run",
-            )  # fmt: skip
-            num_ended = states["succeeded"]
-            num_killed_jobs += states["running"]
+            until(partial(jobs.have_progressed, len(jobs.final) + MIN_PROGRESS), 60, f"{store}: jobs end, others run")
+            num_running += jobs.num_running
             time.sleep(rng.uniform(0, 0.1))
             [_, worker, *_] = tercet.processes()["gateway"]
             os.kill(worker.pid, signal.SIGKILL)
             worker.wait(10)
             until(lambda: _serves(connection), 30, "the gateway's replacement serves")
         killed_at = time.monotonic()
-        until(lambda: not _states(connection, ids).keys() - FINAL, 60 + LEASE_S, f"{store}: every job is final")
+        until(jobs.have_ended, 60 + LEASE_S, f"{store}: every job is final")
         ended_after_s = time.monotonic() - killed_at
-        first = {job_id: _job(connection, job_id) for job_id in ids}
-        second = {job_id: _job(connection, job_id) for job_id in ids}
-    states = Counter(job["state"] for job in first.values())
+        _reload(jobs, tercet)
+        again = {job_id: _job(connection, job_id) for job_id in jobs.final}
+    states = Counter(job["state"] for job in jobs.final.values())
     findings.figures |= {
         f"{store}: kills": num_kills,
-        f"{store}: jobs": len(ids),
-        f"{store}: running at a kill": num_killed_jobs,
+        f"{store}: jobs": jobs.num_submitted,
+        f"{store}: running at a kill": num_running,
         f"{store}: all final after the last kill, s": ended_after_s,
     }
     findings.none_of(f"{store}: jobs without a result", {s: n for s, n in states.items() if s != "succeeded"})
-    findings.require(first == second, f"{store}: a final job has changed")
+    findings.at_most(f"{store}: jobs lost", jobs.num_submitted - len(jobs.final), 0)
+    findings.require(again == jobs.final, f"{store}: a final job has changed")
     findings.require(
-        all(len(job["result"]["sentences"]) == 1 for job in first.values() if job["state"] == "succeeded"),
+        all(len(job["result"]["sentences"]) == 1 for job in jobs.final.values() if job["state"] == "succeeded"),
         f"{store}: a result is not the answer",
     )
     ends = Counter(event["job"] for event in tercet.events("job_finished"))
     findings.none_of(f"{store}: jobs that ended twice", {job: n for job, n in ends.items() if n > 1})
-    findings.at_least(f"{store}: jobs that ran at a kill", num_killed_jobs, 1)
+    findings.require(num_running > 0, f"{store}: no job ran at a kill")
+    returned = [event for event in tercet.events("job_put_back") if event["code"] == "shutting_down"]
+    findings.figures[f"{store}: jobs returned at a reload"] = len(returned)
+    counted = metric(tercet, 'tercet_jobs_total{event="succeeded"}')
+    findings.at_least(f"{store}: successes counted since the reload", counted, 1)
+    until(lambda: metric(tercet, "tercet_open_jobs") == 0, 10, f"{store}: the metric of open jobs is 0")
 
 
-def _submit(connection: Connection, ids: list[str], *, until_open: int) -> None:
-    """Submit jobs until this many are not final."""
-    num_open = sum(n for state, n in _states(connection, ids).items() if state not in FINAL)
-    for _ in range(until_open - num_open):
-        answer = connection.exchange(job_request(len(ids)))
-        if answer.status == 202:
-            ids.append(answer.document()["id"])
-
-
-def _states(connection: Connection, ids: list[str]) -> Counter[str]:
-    return Counter(_job(connection, job_id)["state"] for job_id in ids)
-
-
-def _progress(connection: Connection, ids: list[str], min_ended: int) -> Counter[str] | None:
-    """The states, once at least `min_ended` jobs have succeeded and another runs."""
-    states = _states(connection, ids)
-    return states if states["running"] and states["succeeded"] >= min_ended else None
+def _reload(jobs: _Jobs, tercet: Tercet) -> None:
+    """SIGHUP of the gateway while it computes jobs: the old process returns them, the new process computes them."""
+    until(partial(jobs.have_progressed, len(jobs.final)), 30, "a job runs")
+    [master, worker, *_] = tercet.processes()["gateway"]
+    master.send_signal(signal.SIGHUP)
+    worker.wait(60)
+    jobs.submit(len(jobs.open) + 1)
+    until(jobs.have_ended, 60 + LEASE_S, "every job is final after a reload")
 
 
 def _job(connection: Connection, job_id: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import secrets
 import statistics
 import time
@@ -17,7 +18,7 @@ from shared.keys import new_key
 from tests.chaos.http_client import Answer, Connection, Endpoint, completion_request, find_fault, request_bytes
 from tests.chaos.load import Load, count_failures, milliseconds
 from tests.chaos.measure import Context, Findings
-from tests.e2e.harness import Tercet
+from tests.e2e.harness import Tercet, until
 
 NUM_THREADS = 8
 RATE_PER_MINUTE = 120
@@ -128,8 +129,19 @@ def keep_canaries_secret(context: Context, findings: Findings) -> None:
                 found_in_errors[f"status {answer.status}"] += 1
             if answer.status != 200 and canary.encode() in answer.body:
                 found_in_errors[f"a canary in a {answer.status}"] += 1
+
+    def scrape() -> str:
+        return tercet.client.get("/metrics", headers={"Authorization": f"Bearer {keys['operator']}"}).text
+
     time.sleep(0.5)
-    places = {"log": tercet.log(), "metrics": tercet.client.get("/metrics").text}
+    until(lambda: _num_open_jobs(scrape()) == 0, 60, "no job is open")
+    jobs = b"".join(path.read_bytes() for path in tercet.run_dir.parent.glob("jobs.sqlite3*"))
+    findings.require(statuses[202] > 0, "no request has made a job")
+    places = {
+        "log": tercet.log(),
+        "metrics": scrape(),
+        "jobs, all final": jobs.decode("latin-1"),
+    }
     secret = [*canaries, *keys.values()]
     findings.figures |= {"canaries": len(canaries)} | {f"answers {status}": n for status, n in sorted(statuses.items())}
     findings.require("debug" in places["log"], "the log has no line at level debug")
@@ -141,11 +153,17 @@ def keep_canaries_secret(context: Context, findings: Findings) -> None:
     findings.none_of("errors", dict(found_in_errors))
 
 
+def _num_open_jobs(metrics: str) -> float:
+    """Of one gateway process, by the events that it has counted."""
+    events = dict(re.findall(r'^tercet_jobs_total\{event="(\w+)"\} (\S+)$', metrics, re.MULTILINE))
+    return float(events.get("queued", 0)) - sum(float(events.get(event, 0)) for event in ("succeeded", "failed"))
+
+
 def _canary_request(rng: random.Random, number: int, canary: str, key: str) -> bytes:
     """A request that is right, wrong in one field, no JSON, or without a valid key."""
     fields: dict[str, Any] = {"context": f"{canary} said", "length": 1 + number % 3, "stream": number % 4 == 0}
     headers = {"Authorization": f"Bearer {key}"}
-    match rng.randrange(8):
+    match rng.randrange(9):
         case 0:
             fields["stop"] = [canary]
         case 1:
@@ -161,6 +179,9 @@ def _canary_request(rng: random.Random, number: int, canary: str, key: str) -> b
             return request_bytes("POST", "/autocomplete", body[: rng.randrange(5, len(body))], headers)
         case 6:
             return request_bytes("POST", f"/autocomplete?prompt={canary}", json.dumps(fields).encode(), headers)
+        case 7:
+            headers["Prefer"] = "respond-async"
+            fields["stream"] = False
     return request_bytes("POST", "/autocomplete", json.dumps(fields).encode(), headers)
 
 

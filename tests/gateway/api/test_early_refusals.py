@@ -54,6 +54,7 @@ def test_every_reason_to_refuse_counts(make_api: MakeApi) -> None:
         b"POST /autocomplete?a HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"POST /autocomplete HTTP/1.0\r\nHost: localhost\r\n\r\n",
         HEAD + b"oRigin: https://notes.example\r\n\r\n",
+        HEAD + b"Prefer: respond-async\r\n\r\n",
         HEAD + b"X-Request-Id: mine\r\n\r\n",
         HEAD + b"X-Request-Id : mine\r\n\r\n",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",

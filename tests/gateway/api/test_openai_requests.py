@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import msgspec
+import openai
 import pytest
 from falcon import testing
+from jsonschema import Draft202012Validator
+from openai import OpenAI
 
-from gateway.api.openai_schema import CompletionRequest
+from gateway.api.openai.schema import CompletionRequest
+from gateway.api.operation import JSON
 from shared.keys import new_key
 from shared.protocol import MAX_SEED, Accepted, GenerateRequest
 from tests.gateway.api.conftest import Api
@@ -79,6 +85,7 @@ def test_a_suffix_is_ignored_with_a_warning(api: Api) -> None:
         {"prompt": [1] * (N_CTX - 1), "max_tokens": 0}, {"prompt": [0, VOCAB_SIZE - 1]}, {"n": 1}, {"n": 8},
         {"logprobs": 0}, {"logprobs": 20}, {"stop": []}, {"stop": ["x" * 256] * 16}, {"temperature": 0},
         {"temperature": 2}, {"logit_bias": {"0": -100, str(VOCAB_SIZE - 1): 100}}, {"top_k": VOCAB_SIZE},
+        {"prompt": [[1] * 127] * 128, "n": 2, "echo": True, "logprobs": 15, "max_tokens": 1},
         {"seed": -MAX_SEED - 1}, {"stream_options": None}, {"frequency_penalty": -2, "presence_penalty": 2},
     ],
 )  # fmt: skip
@@ -95,7 +102,9 @@ def test_bounds_are_accepted(api: Api, fields: dict[str, Any]) -> None:
         ("prompt", {"prompt": [-1]}), ("prompt", {"prompt": [1.5]}), ("prompt", {"prompt": 7}),
         ("max_tokens", {"max_tokens": N_CTX}), ("max_tokens", {"max_tokens": -1}), ("n", {"n": 0}), ("n", {"n": 9}),
         ("best_of", {"n": 3, "best_of": 2}), ("best_of", {"best_of": 9}), ("best_of", {"best_of": 2, "stream": True}),
-        ("logprobs", {"logprobs": 21}), ("logprobs", {"logprobs": -1}), ("logprobs", {"logprobs": True}),
+        ("logprobs", {"prompt": [[1] * 127] * 128, "n": 2, "echo": True, "logprobs": 15}),
+        ("logprobs", {"prompt": ["a" * 2000] * 64, "echo": True, "logprobs": 8}), ("logprobs", {"logprobs": 21}),
+        ("logprobs", {"logprobs": -1}), ("logprobs", {"logprobs": True}),
         ("stop", {"stop": ["x"] * 17}), ("stop", {"stop": ["x" * 257]}), ("stop", {"stop": ""}),
         ("temperature", {"temperature": 2.01}), ("temperature", {"temperature": -0.01}), ("top_p", {"top_p": 1.01}),
         ("logit_bias", {"logit_bias": {"1": 101}}), ("logit_bias", {"logit_bias": {str(VOCAB_SIZE): 1}}),
@@ -189,7 +198,7 @@ def test_what_is_not_served_is_an_error_that_says_what_is(
 
 def test_errors_of_keys_have_openais_shape(make_gateway: MakeGateway, tmp_path: Path) -> None:
     key = new_key(tmp_path / "keys", "first")[0]
-    client = make_gateway(keys=str(tmp_path / "keys"), key_rate="2").client
+    client = make_gateway(keys=str(tmp_path / "keys")).client
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer ", "api-key": ""}):
         for path in ("/v1/completions", "/v1/chat/completions"):
             refused = client.simulate_post(path, json={}, headers=headers)
@@ -198,10 +207,23 @@ def test_errors_of_keys_have_openais_shape(make_gateway: MakeGateway, tmp_path: 
             assert error["type"] == "authentication_error"
     for headers in ({"Authorization": f"Bearer {key}"}, {"api-key": key}):
         assert client.simulate_get("/v1/models", headers=headers).status_code == 200
-    limited = client.simulate_post("/v1/completions", json={}, headers={"Authorization": f"Bearer {key}"})
-    error = limited.json["error"]
-    assert (limited.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "rate_limit_exceeded")
-    assert int(limited.headers["retry-after"]) >= 1
+
+
+def test_errors_of_keys_are_exceptions_of_the_sdk(make_gateway: MakeGateway, tmp_path: Path) -> None:
+    key = new_key(tmp_path / "keys", "first", rate=2)[0]
+    transport = httpx2.WSGITransport(app=make_gateway(keys=str(tmp_path / "keys")).app)
+    with OpenAI(
+        base_url="http://localhost/v1", api_key=key, max_retries=0, http_client=httpx2.Client(transport=transport)
+    ) as sdk:
+        with pytest.raises(openai.AuthenticationError):
+            sdk.with_options(api_key="wrong").models.list()
+        assert [model.id for model in sdk.models.list()] == ["small", "medium"]
+        with pytest.raises(openai.NotFoundError):
+            sdk.chat.completions.create(model="small", messages=[])
+        with pytest.raises(openai.RateLimitError) as limited:
+            sdk.completions.create(model="small", prompt="a")
+    assert (limited.value.type, limited.value.code) == ("rate_limit_error", "rate_limit_exceeded")
+    assert int(limited.value.response.headers["retry-after"]) >= 1
 
 
 def test_without_a_ready_model_the_answer_is_a_503(make_gateway: MakeGateway) -> None:
@@ -211,3 +233,33 @@ def test_without_a_ready_model_the_answer_is_a_503(make_gateway: MakeGateway) ->
     assert response.json["error"]["type"] == "server_error"
     assert int(response.headers["retry-after"]) >= 1
     assert time.monotonic() - began < 5
+
+
+def test_answers_chunks_and_errors_match_the_document(api: Api) -> None:
+    document = testing.TestClient(api.app, headers={"Host": "localhost"}).simulate_get("/openapi.json").json
+    responses = document["paths"]["/v1/completions"]["post"]["responses"]
+
+    def check(response: testing.Result) -> None:
+        declared = responses[str(response.status_code)]
+        if "$ref" in declared:
+            declared = document["components"]["responses"][declared["$ref"].rpartition("/")[2]]
+        content = declared["content"][response.headers["content-type"]]
+        validator = Draft202012Validator({**content["schema"], "components": document["components"]})
+        if response.headers["content-type"] == JSON:
+            validator.validate(response.json)
+            return
+        completion = Draft202012Validator(
+            {"$ref": "#/components/schemas/Completion", "components": document["components"]}
+        )
+        for chunk in chunks_of(response):
+            completion.validate(chunk)
+            validator.validate({"data": json.dumps(chunk)})
+        validator.validate({"data": "[DONE]"})
+
+    fields: dict[str, Any] = {"echo": True, "logprobs": 2, "suffix": "x", "stream_options": {"include_usage": True}}
+    check(post(api, **fields, stream=True))
+    check(post(api, **{**fields, "stream_options": None}))
+    check(post(api))
+    check(post(api, max_tokens=-1))
+    check(post(api, model="gpt-4"))
+    check(post(api, prompt=[[1] * 2000]))

@@ -35,8 +35,10 @@ from shared.protocol import (
     Sampling,
     State,
     Token,
+    TokenizeResponse,
     Top,
     parse_generate_request,
+    parse_tokenize_request,
 )
 
 
@@ -72,6 +74,7 @@ class Hang:
 
 Step: TypeAlias = GenerateLine | Together | Raw | Refusal | Break | Hang
 Respond: TypeAlias = Callable[[GenerateRequest], Iterable[Step]]
+Tokenize: TypeAlias = Callable[[str], TokenizeResponse]
 
 
 def token_texts(text: str) -> list[str]:
@@ -117,7 +120,7 @@ class _Server(ThreadingMixIn, UnixStreamServer):
 class StubWorker:
     """One slot's worker. Records its calls."""
 
-    def __init__(self, address: str, respond: Respond) -> None:
+    def __init__(self, address: str, respond: Respond, tokenize: Tokenize | None = None) -> None:
         self.calls: list[GenerateRequest] = []
         self.call_times: list[float] = []
         self.num_running = 0
@@ -132,6 +135,13 @@ class StubWorker:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.path == "/tokenize":
+                    assert tokenize is not None
+                    answer = msgspec.json.encode(tokenize(parse_tokenize_request(body).text))
+                    self.close_connection = True
+                    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(answer)
+                    self.wfile.write(head + answer)
+                    return
                 worker._serve(self, parse_generate_request(body))
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
@@ -209,10 +219,13 @@ class StubPool:
         n_ctx: int = 1024,
         num_threads: int = 16,
         num_retries: int = 1000,
+        tokenize: Tokenize | None = None,
     ) -> None:
         slots = make_slots(["cpu"], [("small", len(responders))], run_path, max_batch)
         self.plan = Plan({}, [Model("small", "", "", n_ctx, 500)], slots)
-        self.workers = [StubWorker(slot.socket, respond) for slot, respond in zip(slots, responders, strict=True)]
+        self.workers = [
+            StubWorker(slot.socket, respond, tokenize) for slot, respond in zip(slots, responders, strict=True)
+        ]
         self.admission = Admission(self.plan, "auto", queue)
         for slot in slots:
             self.admission.update(slot.index, State(state="warm", ms_per_token=1.0))

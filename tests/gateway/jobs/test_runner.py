@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from gateway.jobs import runner as runner_module
 from gateway.jobs.opening import open_store
@@ -84,11 +85,11 @@ def test_a_job_whose_process_is_killed_reaches_one_final_state(
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     assert child.stdout is not None
-    with child.stdout:
+    with child:
         job_id = child.stdout.readline().strip()
-        assert child.stdout.readline().strip() == word
+        announced = child.stdout.readline().strip()
         child.send_signal(signal.SIGKILL)
-        child.wait()
+    assert announced == word
     clock.offset_s += LEASE_S + 1
     counts = Counter[str]()
     computed = []
@@ -288,10 +289,13 @@ def test_a_store_that_cannot_be_written_refuses_and_the_runner_waits_for_it(
     queue = JobQueue(open_store(f"sqlite:{path}"), ttl_s=60, max_open=100)
     with pytest.raises(JobsUnavailable, match="TERCET_JOBS"):
         queue.submit("o", b"{}")
-    make_runner(JobQueue(open_store(f"sqlite:{path}"), ttl_s=60, max_open=100), compute_at_once)
-    time.sleep(0.1)
-    (tmp_path / "file").unlink()
-    job, _ = queue.submit("o", b"{}")
-    assert path.stat().st_mode & 0o777 == 0o600
-    wait_for_end(queue, job.id)
+    with structlog.testing.capture_logs() as events:
+        make_runner(JobQueue(open_store(f"sqlite:{path}"), ttl_s=60, max_open=100), compute_at_once)
+        time.sleep(0.5)
+        (tmp_path / "file").unlink()
+        job, _ = queue.submit("o", b"{}")
+        assert path.stat().st_mode & 0o777 == 0o600
+        wait_for_end(queue, job.id)
+    store_events = [event["event"] for event in events if event["event"].startswith("job_store")]
+    assert store_events == ["job_store_failed", "job_store_recovered"]
     queue.close()

@@ -10,20 +10,21 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import falcon
 import msgspec
 
-from gateway.api import openai_choices as choices
 from gateway.api import sse
 from gateway.api.callers import caller_of
-from gateway.api.openai_errors import OPENAI_ERRORS, branch_error
-from gateway.api.openai_request import generation_spec
-from gateway.api.openai_schema import (
+from gateway.api.openai import choices
+from gateway.api.openai.errors import OPENAI_ERRORS, branch_error
+from gateway.api.openai.request import generation_spec
+from gateway.api.openai.schema import (
     Choice,
     Completion,
     CompletionRequest,
+    ErrorBody,
     ModelCard,
     ModelList,
     Usage,
@@ -75,7 +76,7 @@ class CompletionsResource:
             answers={
                 200: Answer(
                     "The completions.",
-                    {JSON: Completion, sse.CONTENT_TYPE: Events({"": Completion})},
+                    {JSON: Completion, sse.CONTENT_TYPE: Events({"": (Completion, ErrorBody, Literal["[DONE]"])})},
                 )
             },
             errors=(

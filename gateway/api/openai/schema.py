@@ -15,6 +15,8 @@ from shared.protocol import MAX_SEED
 
 MAX_PROMPTS = 128
 MAX_COMPLETIONS = 256  # of a request: prompts × best_of
+# Log-probabilities in an answer, those of `echo` included. Each takes some 200 bytes of memory until it is sent.
+MAX_LOGPROBS = 1 << 19
 MAX_PROMPT_CHARS = 1 << 20
 _Text: TypeAlias = Annotated[str, Meta(max_length=MAX_PROMPT_CHARS)]
 _TokenId: TypeAlias = Annotated[int, Meta(ge=0)]

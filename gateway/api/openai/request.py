@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.api.openai_schema import MAX_COMPLETIONS, MAX_PROMPTS, CompletionRequest
+from gateway.api.openai.schema import MAX_COMPLETIONS, MAX_LOGPROBS, MAX_PROMPTS, CompletionRequest
 from gateway.generation.request import GenerationSpec, Prompt
 from gateway.generation.runner import Caller, CompletionRunner, document_key, draw_seed
 from gateway.generation.trimming import MIN_TOKENS
@@ -37,10 +37,12 @@ def generation_spec(
     prompts = _prompts(request, model)
     sampling = _sampling(request, model)
     num_completions = _num_completions(request, prompts)
+    _check_num_logprobs(request, prompts, num_completions, model)
     is_text = isinstance(prompts[0], str)
     has_parts = not request.clean and request.max_tokens > 0
     if request.echo:  # the worker sends the prompt's tokens with its last line
         has_parts = has_parts and is_text and request.logprobs is None
+    session = request.session or caller.session
     return GenerationSpec(
         request_id=caller.request_id,
         model=model.name,
@@ -56,8 +58,8 @@ def generation_spec(
         is_streamed=request.stream and has_parts,
         deadline=deadline,
         owner=caller.owner,
-        session=request.session,
-        document=document_key(caller.owner, request.session, prompts[0] if len(prompts) == 1 else ""),
+        session=session,
+        document=document_key(caller.owner, session, prompts[0] if len(prompts) == 1 else ""),
     )
 
 
@@ -120,6 +122,28 @@ def _num_completions(request: CompletionRequest, prompts: tuple[Prompt, ...]) ->
             if is_sent:
                 raise _invalid("clean", f"cannot be combined with {name}")
     return number
+
+
+def _check_num_logprobs(
+    request: CompletionRequest, prompts: tuple[Prompt, ...], num_completions: int, model: Model
+) -> None:
+    """
+    Raises:
+        InvalidRequest: the answer could have too many log-probabilities. A text has at most a token per byte.
+    """
+    if request.logprobs is None:
+        return
+    num_tokens = len(prompts) * _num_new_tokens(request)
+    if request.echo:
+        num_tokens += sum(
+            min(len(prompt.encode()) if isinstance(prompt, str) else len(prompt), model.n_ctx) for prompt in prompts
+        )
+    if num_tokens * num_completions * (1 + request.logprobs) > MAX_LOGPROBS:
+        message = (
+            f"is too high for this request: an answer has at most {MAX_LOGPROBS} log-probabilities; send fewer prompts,"
+            " a lower n or a lower max_tokens"
+        )
+        raise _invalid("logprobs", message)
 
 
 def _sampling(request: CompletionRequest, model: Model) -> Sampling:

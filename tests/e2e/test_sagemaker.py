@@ -1,0 +1,161 @@
+"""`tercet serve --sagemaker` as a container runs it, invoked by boto3 through a stand-in for SageMaker's front."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import httpx
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from tests.clients.sagemaker_front import sagemaker_front
+from tests.e2e.harness import START_S, Tercet, until
+from workers.checkpoints.resolve import EMBEDDED
+
+PROMPT = "The old man looked at the sea and"
+
+
+class Container(Tercet):
+    """`tercet serve --sagemaker`, on a free port. It has a key file, which this mode ignores."""
+
+    def __init__(self, base: Path) -> None:
+        super().__init__(base, keys="/nowhere/keys", grace_s="20")
+        self.ping_statuses: list[int] = []
+
+    def is_warm(self) -> bool:
+        assert self.process.poll() is None, self.log()
+        try:
+            self.ping_statuses.append(self.client.get("/ping", timeout=2).status_code)
+        except httpx.TransportError:
+            return False
+        return self.ping_statuses[-1] == 200
+
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+    """A warm container."""
+    instance = Container(tmp_path_factory.mktemp("t"))
+    instance.start(sys.executable, "-m", "deploy", "serve", "--sagemaker", str(EMBEDDED))
+    until(instance.is_warm, START_S, "a warm model")
+    yield instance
+    instance.stop()
+
+
+@pytest.fixture(scope="module")
+def runtime(container: Container) -> Iterator[Any]:
+    """boto3's client. AWS's side of an endpoint cannot be had here."""
+    with sagemaker_front(container.url) as url:
+        yield boto3.client(
+            "sagemaker-runtime",
+            region_name="eu-central-1",
+            endpoint_url=url,
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+            config=Config(retries={"max_attempts": 0}, proxies={}),
+        )
+
+
+def invoke(runtime: Any, body: dict[str, Any], **options: Any) -> Any:
+    answer = runtime.invoke_endpoint(
+        EndpointName="tercet", ContentType="application/json", Body=json.dumps(body), **options
+    )
+    return json.loads(answer["Body"].read())
+
+
+def test_the_ping_answers_200_only_when_the_model_is_warm(container: Container) -> None:
+    *before, last = container.ping_statuses
+    assert before
+    assert set(before) == {503}
+    assert last == 200
+
+
+def test_the_patsnap_request_answers_three_strings(runtime: Any) -> None:
+    output = invoke(runtime, {"input": "amazon"})["output"]
+    assert len(output) == 3
+    assert all(text.startswith("amazon") and len(text) > len("amazon") for text in output)
+
+
+def test_a_batch_of_inputs_answers_three_strings_for_each(runtime: Any) -> None:
+    inputs = [f"battery with electrode {number}" for number in range(10)]
+    output = invoke(runtime, {"input": inputs})["output"]
+    assert [len(texts) for texts in output] == [3] * 10
+    assert all(text.startswith(given) for given, texts in zip(inputs, output, strict=True) for text in texts)
+
+
+def test_each_dialect_answers_in_its_own_shape(runtime: Any) -> None:
+    [generation] = invoke(runtime, {"inputs": PROMPT, "parameters": {"max_new_tokens": 5}})
+    assert generation["generated_text"]
+    completion = invoke(runtime, {"prompt": PROMPT, "max_tokens": 5, "temperature": 0})
+    assert completion["object"] == "text_completion"
+    assert completion["choices"][0]["text"] == generation["generated_text"]
+    assert len(invoke(runtime, {"context": PROMPT})["sentences"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"input": 1}, 422, "input must be a string"), ({"text": "x"}, 422, "input, inputs, prompt, context"),
+        ({"inputs": PROMPT, "parameters": {"top_k": 0}}, 422, '"error_type":"validation"'),
+        ({"prompt": PROMPT, "max_tokens": "x"}, 400, '"type":"invalid_request_error"'),
+        ({"context": 1}, 422, '"code":"invalid_request"'),
+    ],
+)  # fmt: skip
+def test_a_refusal_has_the_shape_of_the_bodys_dialect(
+    runtime: Any, body: dict[str, Any], status: int, message: str
+) -> None:
+    with pytest.raises(ClientError) as caught:
+        invoke(runtime, body)
+    assert caught.value.response["Error"]["Code"] == "ModelError"
+    assert caught.value.response["OriginalStatusCode"] == status
+    assert message in caught.value.response["OriginalMessage"]
+
+
+def test_custom_attributes_carry_a_session(runtime: Any) -> None:
+    """The newer request of a session supersedes the older one."""
+    codes = []
+
+    def ask() -> None:
+        try:
+            invoke(runtime, {"prompt": PROMPT, "max_tokens": 900}, CustomAttributes="tenant=7; session=s1")
+        except ClientError as error:
+            codes.append(error.response["OriginalStatusCode"])
+
+    older = threading.Thread(target=ask)
+    older.start()
+    time.sleep(0.3)
+    assert invoke(runtime, {"context": PROMPT, "length": 3}, CustomAttributes="session=s1")["sentences"]
+    older.join(30)
+    assert codes == [409]
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/autocomplete", "/v1/completions", "/generate", "/metrics", "/slots", "/health/ready", "/docs"]
+)
+def test_no_other_route_exists(container: Container, path: str) -> None:
+    assert container.client.get(path).status_code == 404
+    assert container.client.post(path, json={"context": PROMPT}).status_code == 404
+
+
+def test_the_container_ends_in_time_after_sigterm(container: Container) -> None:
+    """Runs last. SageMaker kills 30 s after SIGTERM."""
+    with httpx.stream(
+        "POST", f"{container.url}/invocations",
+        json={"inputs": PROMPT, "parameters": {"max_new_tokens": 200}, "stream": True}, timeout=60,
+    ) as answer:  # fmt: skip
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data:")
+        container.process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        events = [json.loads(line[5:]) for line in lines if line.startswith("data:")]
+    assert events[-1]["generated_text"]
+    assert container.process.wait(timeout=25) == 0
+    assert time.monotonic() - began < 25
