@@ -69,6 +69,14 @@ def test_fields_of_openai_that_change_nothing_are_accepted_and_others_are_named(
     assert "nonsense" in error["message"]
 
 
+def test_more_tokens_than_the_context_are_lowered_to_half_of_it_with_a_warning(api: Api) -> None:
+    [warning] = complete(api, max_tokens=4096)["warnings"]
+    assert "max_tokens" in warning
+    [call] = api.pool.workers[0].calls
+    assert (call.sampling.max_new_tokens, call.max_prompt_tokens) == (N_CTX // 2, N_CTX - N_CTX // 2)
+    assert "warnings" not in complete(api, max_tokens=N_CTX - 1)
+
+
 def test_a_suffix_is_ignored_with_a_warning(api: Api) -> None:
     [warning] = complete(api, suffix="the end")["warnings"]
     assert "suffix" in warning
@@ -100,7 +108,7 @@ def test_bounds_are_accepted(api: Api, fields: dict[str, Any]) -> None:
         ("prompt", {"prompt": [[1]] * 129}), ("prompt", {"prompt": []}), ("prompt", {"prompt": ["a", 1]}),
         ("prompt", {"prompt": [[1], 1]}), ("prompt", {"prompt": [VOCAB_SIZE]}), ("prompt", {"prompt": [[2**70]]}),
         ("prompt", {"prompt": [-1]}), ("prompt", {"prompt": [1.5]}), ("prompt", {"prompt": 7}),
-        ("max_tokens", {"max_tokens": N_CTX}), ("max_tokens", {"max_tokens": -1}), ("n", {"n": 0}), ("n", {"n": 9}),
+        ("max_tokens", {"max_tokens": N_CTX, "echo": True}), ("max_tokens", {"max_tokens": -1}), ("n", {"n": 0}), ("n", {"n": 9}),
         ("best_of", {"n": 3, "best_of": 2}), ("best_of", {"best_of": 9}), ("best_of", {"best_of": 2, "stream": True}),
         ("logprobs", {"prompt": [[1] * 127] * 128, "n": 2, "echo": True, "logprobs": 15}),
         ("logprobs", {"prompt": ["a" * 2000] * 64, "echo": True, "logprobs": 8}), ("logprobs", {"logprobs": 21}),
