@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.sagemaker_front import sagemaker_front
 from tests.e2e.harness import ROOT, Tercet, running
 
 
@@ -16,13 +15,6 @@ def tercet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
     """Two slots of the embedded checkpoint in fp32, shared by all tests of this directory."""
     with running(tmp_path_factory.mktemp("t"), models="embedded*2") as instance:
         yield instance
-
-
-@pytest.fixture(scope="package")
-def sagemaker_url(tercet: Tercet) -> Iterator[str]:
-    """The address of SageMaker's front, with Tercet as its container."""
-    with sagemaker_front(tercet.url) as url:
-        yield url
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from tests.clients.blocks import SAGEMAKER, offline_environ, run_blocks, sections
 from tests.clients.sagemaker_front import sagemaker_front
 from tests.e2e.harness import START_S, Tercet, until
 from workers.checkpoints.resolve import EMBEDDED
@@ -51,17 +53,23 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
 
 
 @pytest.fixture(scope="module")
-def runtime(container: Container) -> Iterator[Any]:
-    """boto3's client. AWS's side of an endpoint cannot be had here."""
+def front_url(container: Container) -> Iterator[str]:
+    """AWS's side of an endpoint cannot be had here."""
     with sagemaker_front(container.url) as url:
-        yield boto3.client(
-            "sagemaker-runtime",
-            region_name="eu-central-1",
-            endpoint_url=url,
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-            config=Config(retries={"max_attempts": 0}, proxies={}),
-        )
+        yield url
+
+
+@pytest.fixture(scope="module")
+def runtime(front_url: str) -> Any:
+    """boto3's client."""
+    return boto3.client(
+        "sagemaker-runtime",
+        region_name="eu-central-1",
+        endpoint_url=front_url,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        config=Config(retries={"max_attempts": 0}, proxies={}),
+    )
 
 
 def invoke(runtime: Any, body: dict[str, Any], **options: Any) -> Any:
@@ -69,6 +77,12 @@ def invoke(runtime: Any, body: dict[str, Any], **options: Any) -> Any:
         EndpointName="tercet", ContentType="application/json", Body=json.dumps(body), **options
     )
     return json.loads(answer["Body"].read())
+
+
+def test_the_documented_block_runs(front_url: str, tmp_path: Path) -> None:
+    environ = offline_environ(tmp_path, Path(sys.executable).parent)
+    printed = run_blocks(sections()["boto3"], tmp_path, environ, {SAGEMAKER: front_url})
+    assert re.fullmatch(r"\['.+', '.+', '.+'\]\n", printed.replace('"', "'")), printed
 
 
 def test_the_ping_answers_200_only_when_the_model_is_warm(container: Container) -> None:
