@@ -23,8 +23,8 @@ from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
 from gateway.api.health import LiveResource, MetricsResource, ReadyResource, SlotsResource
 from gateway.api.jobs import JobResource, JobsResource, JobSubmitter
-from gateway.api.openai import CompletionsResource, ModelResource, ModelsResource
-from gateway.api.openai_errors import OPENAI_ERRORS, UnknownRoutes
+from gateway.api.openai.errors import OPENAI_ERRORS, UnknownRoutes
+from gateway.api.openai.resources import CompletionsResource, ModelResource, ModelsResource
 from gateway.api.openapi import DocumentResource, build_document
 from gateway.api.page import DocsResource, PageResource, StaticResource, read_assets
 from gateway.api.root import RootResource

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from huggingface_hub import InferenceClient
@@ -21,10 +22,9 @@ def client(request: pytest.FixtureRequest, tercet: Tercet) -> Iterator[Inference
 
 
 def test_text_and_its_details(client: InferenceClient) -> None:
-    text = client.text_generation(PROMPT, max_new_tokens=8, seed=3)
-    output = client.text_generation(
-        PROMPT, max_new_tokens=8, seed=3, details=True, decoder_input_details=True, top_n_tokens=2
-    )
+    sampling: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "temperature": 0.8, "seed": 3}
+    text = client.text_generation(PROMPT, **sampling)
+    output = client.text_generation(PROMPT, **sampling, details=True, decoder_input_details=True, top_n_tokens=2)
     assert output.generated_text == text
     assert output.details is not None
     assert (output.details.finish_reason, output.details.generated_tokens) == ("length", 8)
@@ -34,7 +34,7 @@ def test_text_and_its_details(client: InferenceClient) -> None:
     assert output.details.seed == 3
     assert output.details.top_tokens is not None
     assert [len(tops) for tops in output.details.top_tokens] == [2] * 8
-    full = client.text_generation(PROMPT, max_new_tokens=8, seed=3, return_full_text=True)
+    full = client.text_generation(PROMPT, **sampling, return_full_text=True)
     assert full == PROMPT + text
 
 

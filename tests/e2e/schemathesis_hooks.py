@@ -20,9 +20,13 @@ MAX_VALUES: dict[str, float] = {
     "max_new_tokens": 4, "truncate": 4, "top_k": 500, "top_n": 500, "index": 0,
 }  # fmt: skip
 MAX_CHARS = 500
+NUM_TOKENS = 4  # where a request does not say
 MAX_ITEMS = 2
 # Token ids that every model has.
 MAX_TOKEN_ID = 99
+TGI_PATHS = ("/", "/generate", "/generate_stream")
+# Parameters of a generation that are valid with some of the others only.
+RULED = ("best_of", "clean", "decoder_input_details")
 MODEL_FIELDS = ("model_size", "model")
 MODEL = "embedded"
 _numbers = itertools.count()
@@ -35,6 +39,10 @@ def before_call(_context: schemathesis.HookContext, case: schemathesis.Case[Any]
     if "Idempotency-Key" in (case.headers or {}):
         case.headers["Idempotency-Key"] = f"key-{next(_numbers)}"  # the same key with another body is an error
     body = lowered(case.body)
+    if case.path in TGI_PATHS:
+        body["parameters"] = _generation_parameters(body.get("parameters") or {})
+    if case.path == "/v1/completions" and body.get("max_tokens") is None:
+        body["max_tokens"] = NUM_TOKENS
     if "Prefer" in (case.headers or {}):
         body.pop("stream", None)  # a job is not streamed
     if not body.get("stream"):
@@ -50,6 +58,13 @@ def before_call(_context: schemathesis.HookContext, case: schemathesis.Case[Any]
             parameters.pop(name, None)
         body["parameters"] = parameters
     case.body = body
+
+
+def _generation_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
+    parameters = {name: value for name, value in parameters.items() if name not in RULED}
+    if parameters.get("max_new_tokens") is None:
+        parameters["max_new_tokens"] = NUM_TOKENS
+    return parameters
 
 
 def lowered(body: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,11 @@ import msgspec
 import openai
 import pytest
 from falcon import testing
+from jsonschema import Draft202012Validator
 from openai import OpenAI
 
-from gateway.api.openai_schema import CompletionRequest
+from gateway.api.openai.schema import CompletionRequest
+from gateway.api.operation import JSON
 from shared.keys import new_key
 from shared.protocol import MAX_SEED, Accepted, GenerateRequest
 from tests.gateway.api.conftest import Api
@@ -66,6 +69,14 @@ def test_fields_of_openai_that_change_nothing_are_accepted_and_others_are_named(
     assert "nonsense" in error["message"]
 
 
+def test_more_tokens_than_the_context_are_lowered_to_half_of_it_with_a_warning(api: Api) -> None:
+    [warning] = complete(api, max_tokens=4096)["warnings"]
+    assert "max_tokens" in warning
+    [call] = api.pool.workers[0].calls
+    assert (call.sampling.max_new_tokens, call.max_prompt_tokens) == (N_CTX // 2, N_CTX - N_CTX // 2)
+    assert "warnings" not in complete(api, max_tokens=N_CTX - 1)
+
+
 def test_a_suffix_is_ignored_with_a_warning(api: Api) -> None:
     [warning] = complete(api, suffix="the end")["warnings"]
     assert "suffix" in warning
@@ -97,7 +108,8 @@ def test_bounds_are_accepted(api: Api, fields: dict[str, Any]) -> None:
         ("prompt", {"prompt": [[1]] * 129}), ("prompt", {"prompt": []}), ("prompt", {"prompt": ["a", 1]}),
         ("prompt", {"prompt": [[1], 1]}), ("prompt", {"prompt": [VOCAB_SIZE]}), ("prompt", {"prompt": [[2**70]]}),
         ("prompt", {"prompt": [-1]}), ("prompt", {"prompt": [1.5]}), ("prompt", {"prompt": 7}),
-        ("max_tokens", {"max_tokens": N_CTX}), ("max_tokens", {"max_tokens": -1}), ("n", {"n": 0}), ("n", {"n": 9}),
+        ("max_tokens", {"max_tokens": N_CTX, "echo": True}), ("max_tokens", {"max_tokens": -1}), ("n", {"n": 0}),
+        ("n", {"n": 9}),
         ("best_of", {"n": 3, "best_of": 2}), ("best_of", {"best_of": 9}), ("best_of", {"best_of": 2, "stream": True}),
         ("logprobs", {"prompt": [[1] * 127] * 128, "n": 2, "echo": True, "logprobs": 15}),
         ("logprobs", {"prompt": ["a" * 2000] * 64, "echo": True, "logprobs": 8}), ("logprobs", {"logprobs": 21}),
@@ -230,3 +242,33 @@ def test_without_a_ready_model_the_answer_is_a_503(make_gateway: MakeGateway) ->
     assert response.json["error"]["type"] == "server_error"
     assert int(response.headers["retry-after"]) >= 1
     assert time.monotonic() - began < 5
+
+
+def test_answers_chunks_and_errors_match_the_document(api: Api) -> None:
+    document = testing.TestClient(api.app, headers={"Host": "localhost"}).simulate_get("/openapi.json").json
+    responses = document["paths"]["/v1/completions"]["post"]["responses"]
+
+    def check(response: testing.Result) -> None:
+        declared = responses[str(response.status_code)]
+        if "$ref" in declared:
+            declared = document["components"]["responses"][declared["$ref"].rpartition("/")[2]]
+        content = declared["content"][response.headers["content-type"]]
+        validator = Draft202012Validator({**content["schema"], "components": document["components"]})
+        if response.headers["content-type"] == JSON:
+            validator.validate(response.json)
+            return
+        completion = Draft202012Validator(
+            {"$ref": "#/components/schemas/Completion", "components": document["components"]}
+        )
+        for chunk in chunks_of(response):
+            completion.validate(chunk)
+            validator.validate({"data": json.dumps(chunk)})
+        validator.validate({"data": "[DONE]"})
+
+    fields: dict[str, Any] = {"echo": True, "logprobs": 2, "suffix": "x", "stream_options": {"include_usage": True}}
+    check(post(api, **fields, stream=True))
+    check(post(api, **{**fields, "stream_options": None}))
+    check(post(api))
+    check(post(api, max_tokens=-1))
+    check(post(api, model="gpt-4"))
+    check(post(api, prompt=[[1] * 2000]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from gateway.api.openai_schema import Choice, Logprobs, PromptTokensDetails, Usage
+from gateway.api.openai.schema import Choice, Logprobs, PromptTokensDetails, Usage
 from gateway.generation.request import GenerationSpec
 from gateway.generation.selection import Suggestion
 from gateway.generation.suggestions import TextDelta

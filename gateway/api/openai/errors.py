@@ -7,7 +7,7 @@ import msgspec
 
 from gateway.api import sse
 from gateway.api.error_formats import ErrorFormat
-from gateway.api.openai_schema import ErrorBody, ErrorObject
+from gateway.api.openai.schema import ErrorBody, ErrorObject
 from gateway.api.operation import JSON
 from gateway.generation.request import BranchFailure
 from shared.errors import (

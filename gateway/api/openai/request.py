@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from gateway.api.openai_schema import MAX_COMPLETIONS, MAX_LOGPROBS, MAX_PROMPTS, CompletionRequest
+from msgspec.structs import replace
+
+from gateway.api.openai.schema import MAX_COMPLETIONS, MAX_LOGPROBS, MAX_PROMPTS, CompletionRequest
 from gateway.generation.request import GenerationSpec, Prompt
 from gateway.generation.runner import Caller, CompletionRunner, document_key, draw_seed
 from gateway.generation.trimming import MIN_TOKENS
@@ -25,6 +27,9 @@ def generation_spec(
 ) -> GenerationSpec:
     """What to generate for a request.
 
+    Editors send a `max_tokens` that is meant for larger models. Of a text that need not be used whole, half of the
+    model's context is then generated at most.
+
     Args:
         started_at: when the request arrived, of `time.monotonic()`.
 
@@ -34,11 +39,13 @@ def generation_spec(
     """
     model = runner.model(request.model, "model")
     deadline = runner.deadline(started_at, request.max_time, "max_time")
+    if request.max_tokens >= model.n_ctx and not request.echo and _is_text(request.prompt):
+        request = replace(request, max_tokens=model.n_ctx // 2)
     prompts = _prompts(request, model)
     sampling = _sampling(request, model)
     num_completions = _num_completions(request, prompts)
     _check_num_logprobs(request, prompts, num_completions, model)
-    is_text = isinstance(prompts[0], str)
+    is_text = _is_text(request.prompt)
     has_parts = not request.clean and request.max_tokens > 0
     if request.echo:  # the worker sends the prompt's tokens with its last line
         has_parts = has_parts and is_text and request.logprobs is None
@@ -171,6 +178,10 @@ def _sampling(request: CompletionRequest, model: Model) -> Sampling:
 def _num_new_tokens(request: CompletionRequest) -> int:
     """At least one: prompt log-probabilities, which `max_tokens` 0 is for, come with the first token."""
     return max(request.max_tokens, MIN_TOKENS if request.clean else 1)
+
+
+def _is_text(prompt: str | list[str | int | list[int]]) -> bool:
+    return isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], str))
 
 
 def _invalid(field: str, message: str) -> InvalidRequest:

@@ -15,12 +15,12 @@ from typing import Any, ClassVar, Literal
 import falcon
 import msgspec
 
-from gateway.api import openai_choices as choices
 from gateway.api import sse
 from gateway.api.callers import caller_of
-from gateway.api.openai_errors import OPENAI_ERRORS, branch_error
-from gateway.api.openai_request import generation_spec
-from gateway.api.openai_schema import (
+from gateway.api.openai import choices
+from gateway.api.openai.errors import OPENAI_ERRORS, branch_error
+from gateway.api.openai.request import generation_spec
+from gateway.api.openai.schema import (
     Choice,
     Completion,
     CompletionRequest,
@@ -48,7 +48,7 @@ from shared.errors import (
     UnknownModel,
 )
 
-_WARNING = "suffix was ignored: the model continues a text and cannot fill a gap."
+_SUFFIX_WARNING = "suffix was ignored: the model continues a text and cannot fill a gap."
 _encode = msgspec.json.Encoder().encode
 
 
@@ -61,7 +61,8 @@ class CompletionsResource:
             tag="OpenAI",
             summary="Complete texts, as OpenAI's API does",
             description="Without `echo`, a text prompt that is too long for the model and `max_tokens` loses its"
-            " beginning; `usage.prompt_tokens` says how much was used. With `echo`, or as token ids, it is an error."
+            " beginning; `usage.prompt_tokens` says how much was used. `max_tokens` beyond the context is lowered to"
+            " half of it, with a warning. With `echo`, or as token ids, it is an error."
             " An empty prompt starts a text. Prompt `i` has the choices from `i·n` on. Seeds count from `seed` for each"
             " prompt. With `stream`, chunks end with `data: [DONE]`; an error after the first chunk is the last event,"
             " and `echo` of token ids or with `logprobs` sends each choice as a whole, as `clean` does.",
@@ -160,7 +161,11 @@ class _Answer:
         self._log = log
         self._id = f"cmpl-{self._spec.request_id}"
         self._created = int(time.time())
-        self._warnings = {"warnings": [_WARNING]} if request.suffix else {}
+        warnings = [_SUFFIX_WARNING] if request.suffix else []
+        num_new_tokens = self._spec.sampling.max_new_tokens
+        if request.max_tokens > num_new_tokens:
+            warnings.append(f"max_tokens was lowered to {num_new_tokens}, half of the model's context.")
+        self._warnings = {"warnings": warnings} if warnings else {}
         # Of a stream: characters sent, by branch, and choices that were sent as a whole.
         self._num_chars: dict[int, int] = {}
         self._num_whole = 0
