@@ -51,12 +51,6 @@ def before_call(_context: schemathesis.HookContext, case: schemathesis.Case[Any]
         body["best_of"] = body.get("n") or 1
     if case.path == "/v1/completions":
         body.pop("clean", None)  # only for a single prompt, and without some of the other fields
-    if case.path in {"/", "/generate", "/generate_stream"}:
-        parameters = {"max_new_tokens": 4} | (body.get("parameters") or {})
-        parameters["max_new_tokens"] = parameters["max_new_tokens"] or 4
-        for name in ("best_of", "decoder_input_details", "clean", "stop_sequences"):  # each excludes others
-            parameters.pop(name, None)
-        body["parameters"] = parameters
     case.body = body
 
 
