@@ -153,49 +153,47 @@ def create_app(
     tgi = TgiResponder(runner, settings.similarity)
     if settings.sagemaker:
         app.add_route("/ping", ReadyResource(plan, admission, app.draining.is_set, needs_every_model=False))
-        app.add_route(
-            "/invocations",
-            InvocationsResource(
-                {
-                    "input": Dialect(PatsnapResponder(runner).respond),
-                    "inputs": Dialect(tgi.respond, TGI_ERRORS),
-                    "prompt": Dialect(completions.respond, OPENAI_ERRORS),
-                    "context": Dialect(autocomplete.respond),
-                }
-            ),
-        )
+        dialects = {
+            "input": Dialect(PatsnapResponder(runner).respond),
+            "inputs": Dialect(tgi.respond, TGI_ERRORS),
+            "prompt": Dialect(completions.respond, OPENAI_ERRORS),
+            "context": Dialect(autocomplete.respond),
+        }
+        app.add_route("/invocations", InvocationsResource(dialects))
         return app
-    app.add_route("/autocomplete", autocomplete)
-    if jobs is not None and submitter is not None:
-        app.add_route("/jobs", JobsResource(submitter, autocomplete.check))
-        app.add_route("/jobs/{job_id}", JobResource(jobs))
-        jobs.start(autocomplete.compute)
-    app.add_route("/v1/completions", completions)
     models = ModelsResource(runner)
-    app.add_route("/v1/models", models)
-    app.add_route("/v1/models/{model}", ModelResource(runner, models))
-    app.add_sink(UNKNOWN_OPENAI_ROUTES, UNKNOWN_OPENAI_ROUTES.prefix)
-    app.add_route("/feedback", FeedbackResource(feedback_store))
-    ready = ReadyResource(plan, admission, app.draining.is_set)
-    for path in READY_PATHS:
-        app.add_route(path, ready)
-    app.add_route("/health/live", LiveResource())
-    app.add_route("/slots", SlotsResource(plan, admission))
-    app.add_route("/metrics", MetricsResource(metrics))
-    assets = read_assets()
-    app.add_route("/docs", DocsResource(assets))
-    app.add_route("/", RootResource(PageResource(assets), tgi))
-    app.add_route("/generate", GenerateResource(tgi))
-    app.add_route("/generate_stream", GenerateStreamResource(tgi))
-    app.add_route("/info", InfoResource(plan, admission, runner.default_model))
-    app.add_route("/endpoint", EndpointResource())
     tokenizer, default_model = PoolTokenizer(plan, admission, clients), plan.model(runner.default_model)
-    app.add_route("/tokenize", TokenizeResource(tokenizer, default_model))
-    app.add_route("/tokenizer_info", TokenizerInfoResource(tokenizer, default_model))
-    app.add_route("/static/{name}", StaticResource(assets))
-    documented = {**app.resources, "/openapi.json": DocumentResource}
+    ready = ReadyResource(plan, admission, app.draining.is_set)
+    assets = read_assets()
+    routes: dict[str, object] = {
+        "/autocomplete": autocomplete,
+        "/feedback": FeedbackResource(feedback_store),
+        "/v1/completions": completions,
+        "/v1/models": models,
+        "/v1/models/{model}": ModelResource(runner, models),
+        "/generate": GenerateResource(tgi),
+        "/generate_stream": GenerateStreamResource(tgi),
+        "/info": InfoResource(plan, admission, runner.default_model),
+        "/endpoint": EndpointResource(),
+        "/tokenize": TokenizeResource(tokenizer, default_model),
+        "/tokenizer_info": TokenizerInfoResource(tokenizer, default_model),
+        "/health/live": LiveResource(),
+        **dict.fromkeys(READY_PATHS, ready),
+        "/slots": SlotsResource(plan, admission),
+        "/metrics": MetricsResource(metrics),
+        "/": RootResource(PageResource(assets), tgi),
+        "/docs": DocsResource(assets),
+        "/static/{name}": StaticResource(assets),
+    }
+    if jobs is not None and submitter is not None:
+        routes |= {"/jobs": JobsResource(submitter, autocomplete.check), "/jobs/{job_id}": JobResource(jobs)}
+        jobs.start(autocomplete.compute)
+    documented = {**routes, "/openapi.json": DocumentResource}
     document = build_document(documented, open_routes=OPEN_ROUTES, needs_keys=settings.requires_keys)
-    app.add_route("/openapi.json", DocumentResource(document))
+    routes["/openapi.json"] = DocumentResource(document)
+    for path, resource in routes.items():
+        app.add_route(path, resource)
+    app.add_sink(UNKNOWN_OPENAI_ROUTES, UNKNOWN_OPENAI_ROUTES.prefix)
     return app
 
 
