@@ -7,10 +7,9 @@ completion's text ends before its stop sequence.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import falcon
 import msgspec
@@ -19,31 +18,25 @@ from gateway.api import sse
 from gateway.api.callers import caller_of
 from gateway.api.error_formats import ErrorFormat
 from gateway.api.operation import JSON, TEXT, Answer, Events, Operation, Operations
+from gateway.api.tgi_answer import TgiAnswer
 from gateway.api.tgi_schema import (
     DEFAULT_MAX_NEW_TOKENS,
     MAX_BEST_OF,
     MAX_STOP_SEQUENCES,
     MAX_TOP_N_TOKENS,
     TGI_ERRORS,
-    FinishReason,
-    TgiBestOfSequence,
-    TgiDetails,
     TgiGeneration,
     TgiInfo,
     TgiParameters,
-    TgiPrefillToken,
     TgiRequest,
-    TgiStreamDetails,
     TgiStreamEvent,
-    TgiToken,
     invalid,
     parse_tgi_body,
     parse_tgi_request,
 )
-from gateway.generation.request import BranchFailure, GenerationSpec
+from gateway.generation.request import GenerationSpec
 from gateway.generation.runner import Caller, CompletionRunner, document_key, draw_seed
-from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
-from gateway.generation.suggestions import Output, TextDelta
+from gateway.generation.selection import SelectionPolicy, SelectionResult
 from gateway.generation.trimming import MIN_TOKENS
 from gateway.pool.admission import Admission
 from shared.errors import (
@@ -55,11 +48,9 @@ from shared.errors import (
     Overloaded,
     PromptTooLong,
     QuotaExceeded,
-    TercetError,
-    retry_after_s,
 )
 from shared.plan import Plan
-from shared.protocol import Done, Sampling, Token, Top
+from shared.protocol import Sampling
 
 TAG = "Text Generation Inference"
 ERRORS = (
@@ -80,10 +71,6 @@ EXAMPLES = {
     },
 }
 STREAM = Events({"": TgiStreamEvent})
-# A completion that the time limit has ended is as short as if it had reached its length.
-_FINISH_REASONS: dict[str, FinishReason] = {
-    "length": "length", "deadline": "length", "eos": "eos_token", "stop": "stop_sequence",
-}  # fmt: skip
 _encode = msgspec.json.Encoder().encode
 Form = Literal["object", "list", "stream"]
 
@@ -120,7 +107,7 @@ class TgiResponder:
             parameters = request.parameters or TgiParameters()
             spec = self._spec(request, parameters, caller, started_at, is_streamed=is_streamed)
             _, outputs = self._runner.start(stack, spec, self._policy(request, parameters, spec), caller)
-            answer = _Answer(request.inputs, parameters, spec, req.context)
+            answer = TgiAnswer(request.inputs, parameters, spec, req.context)
             if is_streamed:
                 first = next(outputs)
                 if isinstance(first, SelectionResult):
@@ -203,165 +190,6 @@ def _sampling(parameters: TgiParameters, max_new_tokens: int, vocab_size: int) -
         frequency_penalty=parameters.frequency_penalty or 0.0,
         stop=parameters.stop_strings,
     )
-
-
-class _Answer:
-    """Renders the outputs of one request."""
-
-    def __init__(self, inputs: str, parameters: TgiParameters, spec: GenerationSpec, log: falcon.Context) -> None:
-        self._parameters = parameters
-        self._spec = spec
-        self._prefix = inputs if parameters.return_full_text else ""
-        self._log = log
-
-    def generation(self, result: SelectionResult) -> TgiGeneration:
-        """
-        Raises:
-            TercetError: there is no completion.
-        """
-        best, *others = self._suggestions(result)
-        generation = TgiGeneration(generated_text=self._prefix + best.text)
-        if self._parameters.details:
-            details = TgiDetails(**self._sequence(best))
-            if self._spec.num_branches > 1:
-                details.best_of_sequences = [
-                    TgiBestOfSequence(generated_text=self._prefix + other.text, **self._sequence(other))
-                    for other in others
-                ]
-            generation.details = details
-        return generation
-
-    def events(self, outputs: Iterator[Output]) -> Iterator[bytes]:
-        """One event per token. A token that may be the last waits for what follows it."""
-        held: TgiStreamEvent | None = None
-        rest = ""
-        num_tokens = 0
-        for output in outputs:
-            if isinstance(output, TextDelta):
-                for token in output.tokens:
-                    if held is not None:
-                        yield sse.event(None, held)
-                    held = self._event(num_tokens, token)
-                    num_tokens += 1
-                    # Part of its text is held back, or it has none: it may end the text.
-                    if (
-                        num_tokens < self._spec.sampling.max_new_tokens
-                        and token.text
-                        and token.text == token.token_text
-                    ):
-                        yield sse.event(None, held)
-                        held = None
-                rest += "" if output.tokens else output.text
-            elif isinstance(output, SelectionResult):
-                yield sse.event(None, self._last_event(held, rest, output))
-
-    def _event(self, index: int, token: Token) -> TgiStreamEvent:
-        event = TgiStreamEvent(
-            index=index, token=TgiToken(id=token.token_id, text=token.text, logprob=token.logprob, special=False)
-        )
-        if self._parameters.top_n_tokens:
-            event.top_tokens = _top_tokens(token.tops or [])
-        return event
-
-    def _last_event(self, held: TgiStreamEvent | None, rest: str, result: SelectionResult) -> TgiStreamEvent:
-        """
-        Raises:
-            TercetError: there is no completion.
-        """
-        suggestion = self._suggestions(result)[0]
-        done = suggestion.result.done
-        if held is None:  # the time limit has ended the text after a token that was sent
-            last = TgiToken(id=done.token_ids[-1], text="", logprob=done.logprobs[-1], special=True)
-            held = TgiStreamEvent(index=len(done.token_ids) - 1, token=last)
-        held.token.text += rest
-        held.token.special |= done.finish_reason == "eos"
-        held.generated_text = self._prefix + suggestion.text
-        if self._parameters.details:
-            held.details = TgiStreamDetails(
-                finish_reason=_FINISH_REASONS[done.finish_reason],
-                generated_tokens=len(done.token_ids),
-                seed=self._seed(suggestion),
-                input_length=done.num_prompt_tokens,
-            )
-        return held
-
-    def check(self, result: SelectionResult) -> None:
-        """
-        Raises:
-            TercetError: there is no completion.
-        """
-        if not result.suggestions:
-            raise _failure_error(result.failures)
-
-    def _suggestions(self, result: SelectionResult) -> list[Suggestion]:
-        """The completions; also fills in what the middleware logs.
-
-        Raises:
-            TercetError: there are none.
-        """
-        self.check(result)
-        slowest = max(result.suggestions, key=lambda suggestion: suggestion.result.time_s).result.done
-        self._log.timing = {"queue": slowest.queue_ms, "prefill": slowest.prefill_ms, "decode": slowest.decode_ms}
-        self._log.log = {"model": self._spec.model, "completions": len(result.suggestions)}
-        return result.suggestions
-
-    def _sequence(self, suggestion: Suggestion) -> dict[str, Any]:
-        """The fields of a `TgiSequence`."""
-        done = suggestion.result.done
-        kept = slice(None)
-        if self._parameters.clean:
-            kept = slice(done.num_typed_tokens, done.num_typed_tokens + suggestion.num_tokens)
-        tokens = _tokens(done)[kept]
-        fields: dict[str, Any] = {
-            "finish_reason": _FINISH_REASONS[done.finish_reason],
-            "generated_tokens": len(tokens),
-            "seed": self._seed(suggestion),
-            "prefill": _prefill(done),
-            "tokens": tokens,
-        }
-        if self._parameters.top_n_tokens:
-            fields["top_tokens"] = [_top_tokens(tops) for tops in (done.tops or [])[kept]]
-        return fields
-
-    def _seed(self, suggestion: Suggestion) -> int | None:
-        return suggestion.result.seed if self._parameters.is_sampled else None
-
-
-def _tokens(done: Done) -> list[TgiToken]:
-    tokens = [
-        TgiToken(id=id_, text=text, logprob=logprob, special=False)
-        for id_, text, logprob in zip(done.token_ids, done.token_texts or [], done.logprobs, strict=True)
-    ]
-    if tokens and done.finish_reason == "eos":
-        tokens[-1].special = True
-    return tokens
-
-
-def _prefill(done: Done) -> list[TgiPrefillToken]:
-    ids, texts = done.prompt_ids or [], done.prompt_token_texts or []
-    logprobs = done.prompt_logprobs or [None] * len(ids)
-    return [
-        TgiPrefillToken(id=id_, text=text, logprob=logprob)
-        for id_, text, logprob in zip(ids, texts, logprobs, strict=True)
-    ]
-
-
-def _top_tokens(tops: list[Top]) -> list[TgiToken]:
-    return [TgiToken(id=top.token_id, text=top.text, logprob=top.logprob, special=False) for top in tops]
-
-
-def _failure_error(failures: list[BranchFailure]) -> TercetError:
-    codes = {failure.code for failure in failures}
-    if codes == {PromptTooLong.code}:
-        return PromptTooLong(failures[0].detail)
-    if codes == {InvalidRequest.code}:
-        return InvalidRequest(failures[0].detail)
-    if codes == {DeadlineExceeded.code}:
-        return DeadlineExceeded(
-            "No completion was ready in time; send a lower max_new_tokens.", retry_after_s=retry_after_s()
-        )
-    reasons = " ".join(sorted({f"{failure.code}: {failure.detail}" for failure in failures}))
-    return NoCompletion(f"There is no completion. {reasons} Try again.", retry_after_s=retry_after_s())
 
 
 class GenerateResource:
