@@ -6,6 +6,7 @@ of tokens; `prompt` is vLLM's, which lm-evaluation-harness sends, answered with 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, ClassVar
 
 import falcon
@@ -161,8 +162,7 @@ class TokenizerInfoResource:
 
 
 def _text_tokens(text: str, found: TokenizeResponse) -> list[TextToken]:
-    starts = [0, *found.ends][:-1]
     return [
         TextToken(id=id_, text=text[start:stop], start=start, stop=stop)
-        for id_, start, stop in zip(found.ids, starts, found.ends, strict=True)
+        for id_, (start, stop) in zip(found.ids, pairwise([0, *found.ends]), strict=True)
     ]

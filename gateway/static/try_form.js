@@ -60,7 +60,10 @@ export class TryForm {
   #addInput(parameter) {
     const input = document.createElement("input");
     input.required = parameter.required;
-    input.value = Object.keys(parameter.examples ?? {})[0] ?? "";
+    const example = Object.keys(parameter.examples ?? {})[0] ?? "";
+    // An optional parameter changes the request, so it is sent only if the reader writes it.
+    if (parameter.required) input.value = example;
+    else input.placeholder = example;
     this.#inputs.set(parameter, input);
     this.#addField(parameter.name, input);
   }

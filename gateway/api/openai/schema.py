@@ -48,9 +48,7 @@ class CompletionRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen
     ] = ""
     max_tokens: Annotated[
         int,
-        Meta(
-            ge=0, description="a whole number of tokens, 0 or more; with echo or token ids, below the model's context"
-        ),
+        Meta(ge=0, description="a whole number, 0 or more; with echo or token ids, below the model's context"),
     ] = 16
     n: Annotated[int, Meta(ge=1, le=8, description="a whole number from 1 to 8")] = 1
     best_of: Annotated[Annotated[int, Meta(ge=1, le=8)] | None, Meta(description="a whole number from n to 8")] = None

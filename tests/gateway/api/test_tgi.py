@@ -305,6 +305,8 @@ def test_info_and_endpoint(make_api: MakeApi) -> None:
 
 
 def tokenize(text: str) -> TokenizeResponse:
+    if not text:
+        return TokenizeResponse(ids=[], texts=[], ends=[], n_ctx=1024, eos_id=0)
     return TokenizeResponse(ids=[7, 8], texts=["a", " b"], ends=[1, 3], n_ctx=1024, eos_id=0)
 
 
@@ -315,6 +317,7 @@ def test_tokenize_answers_each_dialect_in_its_shape(make_api: MakeApi) -> None:
     ]  # fmt: skip
     answer = api.post("/tokenize", {"prompt": "a b", "add_special_tokens": False, "model": "x"}).json
     assert answer == {"count": 2, "max_model_len": 1024, "tokens": [7, 8], "token_strs": None}
+    assert api.post("/tokenize", {"inputs": ""}).json == []
     strings = api.post("/tokenize", {"prompt": "a b", "return_token_strs": True}).json["token_strs"]
     assert strings == ["a", " b"]
     for body, name in (({}, "inputs"), ({"prompt": 1}, "prompt"), ({"inputs": 1}, "inputs")):
