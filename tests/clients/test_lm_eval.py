@@ -73,7 +73,7 @@ def test_log_probabilities_of_prompts_are_those_of_transformers(
         assert total == pytest.approx(sum(held_out.reference(ids).prompt_logprobs), abs=TOLERANCE * len(ids))
 
 
-@pytest.mark.parametrize("options", ["", "num_concurrent=4", "tokenized_requests=False,num_concurrent=4"])
+@pytest.mark.parametrize("options", ["", "num_concurrent=4"])
 def test_tasks_of_held_out_text_have_transformers_scores(
     options: str, tercet: Tercet, client_programs: Path, tmp_path: Path
 ) -> None:
