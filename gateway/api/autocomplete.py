@@ -31,9 +31,10 @@ from gateway.api.schema import (
     TokenExplanation,
     parse_autocomplete_request,
 )
-from gateway.generation.request import BranchFailure, GenerationSpec, RequestContext
+from gateway.generation.failures import no_completion_error
+from gateway.generation.request import GenerationSpec, RequestContext
 from gateway.generation.runner import Caller, CompletionRunner, document_key, draw_seed
-from gateway.generation.selection import REJECTION_DETAILS, SelectionPolicy, SelectionResult, Suggestion
+from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
 from gateway.generation.suggestions import Output, TextDelta
 from gateway.generation.trimming import MIN_TOKENS
 from gateway.jobs.runner import Cancelling
@@ -50,7 +51,6 @@ from shared.errors import (
     QuotaExceeded,
     Superseded,
     UnknownModel,
-    retry_after_s,
 )
 from shared.protocol import Done, Sampling
 
@@ -291,7 +291,7 @@ def _response(
         NoCompletion, DeadlineExceeded, InvalidRequest: there is no suggestion.
     """
     if not result.suggestions:
-        raise _no_suggestion_error(result.failures)
+        raise no_completion_error(result.failures, faster="allow a longer max_time or a shorter length")
     spec = context.spec
     return AutocompleteResponse(
         id=spec.request_id,
@@ -354,20 +354,3 @@ def _explanation(done: Done, num_tokens: int) -> list[TokenExplanation]:
 
 def _invalid(field: str, message: str) -> InvalidRequest:
     return InvalidRequest(f"{field} {message}.", fields=(FieldError(field, message),))
-
-
-def _no_suggestion_error(failures: list[BranchFailure]) -> DeadlineExceeded | InvalidRequest | NoCompletion:
-    if all(failure.code == InvalidRequest.code for failure in failures):
-        return InvalidRequest(failures[0].detail)  # the same for all: the worker refuses what its model cannot compute
-    if all(failure.code == "deadline_exceeded" for failure in failures):
-        return DeadlineExceeded(
-            "No completion was ready in time; allow a longer max_time or a shorter length.",
-            retry_after_s=retry_after_s(),
-        )
-    reasons = " ".join(sorted({f"{failure.code}: {failure.detail}" for failure in failures}))
-    if all(failure.code in REJECTION_DETAILS for failure in failures):
-        return NoCompletion(
-            f"No completion was worth showing. {reasons} Try another seed, a higher temperature, or more context.",
-            retry_after_s=retry_after_s(),
-        )
-    return NoCompletion(f"Every branch failed. {reasons} Try again.", retry_after_s=retry_after_s())

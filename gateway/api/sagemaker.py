@@ -19,10 +19,11 @@ from msgspec import Meta, Struct
 
 from gateway.api.callers import caller_of
 from gateway.api.error_formats import PROBLEM_DETAILS, ErrorFormat
+from gateway.generation.failures import no_completion_error
 from gateway.generation.request import GenerationSpec
 from gateway.generation.runner import CompletionRunner, document_key, draw_seed
 from gateway.generation.selection import SelectionPolicy, SelectionResult
-from shared.errors import FieldError, InvalidRequest, NoCompletion, retry_after_s
+from shared.errors import FieldError, InvalidRequest
 from shared.parsing import BodyParser, member_names
 from shared.protocol import Sampling
 
@@ -115,7 +116,7 @@ class PatsnapResponder:
         Raises:
             InvalidJson, InvalidRequest: the request is wrong.
             QuotaExceeded, Overloaded, NotReady, Superseded, ClientGone: it was not started, or cancelled.
-            NoCompletion: a text is missing.
+            TercetError: a text is missing.
         """
         started_at = time.monotonic()
         caller = caller_of(req)
@@ -158,11 +159,10 @@ class PatsnapResponder:
 def _texts(inputs: list[str], result: SelectionResult) -> list[list[str]]:
     """
     Raises:
-        NoCompletion: a text is missing.
+        TercetError: a text is missing.
     """
     if result.failures:
-        reasons = " ".join(sorted({f"{failure.code}: {failure.detail}" for failure in result.failures}))
-        raise NoCompletion(f"A text is missing. {reasons} Try again.", retry_after_s=retry_after_s())
+        raise no_completion_error(result.failures, faster="send fewer inputs")
     texts: list[list[str]] = [[] for _ in inputs]
     for suggestion in result.suggestions:
         number = suggestion.result.branch // NUM_OUTPUTS

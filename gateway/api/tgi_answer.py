@@ -19,17 +19,10 @@ from gateway.api.tgi_schema import (
     TgiStreamEvent,
     TgiToken,
 )
-from gateway.generation.request import BranchFailure, GenerationSpec
+from gateway.generation.failures import no_completion_error
+from gateway.generation.request import GenerationSpec
 from gateway.generation.selection import SelectionResult, Suggestion
 from gateway.generation.suggestions import Output, TextDelta
-from shared.errors import (
-    DeadlineExceeded,
-    InvalidRequest,
-    NoCompletion,
-    PromptTooLong,
-    TercetError,
-    retry_after_s,
-)
 from shared.protocol import Done, Token, Top
 
 # A completion that the time limit has ended is as short as if it had reached its length.
@@ -124,7 +117,7 @@ class TgiAnswer:
             TercetError: there is no completion.
         """
         if not result.suggestions:
-            raise _failure_error(result.failures)
+            raise no_completion_error(result.failures, faster="send a lower max_new_tokens")
 
     def _suggestions(self, result: SelectionResult) -> list[Suggestion]:
         """The completions; also fills in what the middleware logs.
@@ -181,17 +174,3 @@ def _prefill(done: Done) -> list[TgiPrefillToken]:
 
 def _top_tokens(tops: list[Top]) -> list[TgiToken]:
     return [TgiToken(id=top.token_id, text=top.text, logprob=top.logprob, special=False) for top in tops]
-
-
-def _failure_error(failures: list[BranchFailure]) -> TercetError:
-    codes = {failure.code for failure in failures}
-    if codes == {PromptTooLong.code}:
-        return PromptTooLong(failures[0].detail)
-    if codes == {InvalidRequest.code}:
-        return InvalidRequest(failures[0].detail)
-    if codes == {DeadlineExceeded.code}:
-        return DeadlineExceeded(
-            "No completion was ready in time; send a lower max_new_tokens.", retry_after_s=retry_after_s()
-        )
-    reasons = " ".join(sorted({f"{failure.code}: {failure.detail}" for failure in failures}))
-    return NoCompletion(f"There is no completion. {reasons} Try again.", retry_after_s=retry_after_s())

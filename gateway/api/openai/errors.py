@@ -9,19 +9,17 @@ from gateway.api import sse
 from gateway.api.error_formats import ErrorFormat
 from gateway.api.openai.schema import ErrorBody, ErrorObject
 from gateway.api.operation import JSON
+from gateway.generation.failures import no_completion_error
 from gateway.generation.request import BranchFailure
 from shared.errors import (
-    DeadlineExceeded,
     FieldError,
     InvalidRequest,
-    NoCompletion,
     NotFound,
     PromptTooLong,
     QuotaExceeded,
     TercetError,
     Unauthorized,
     UnknownModel,
-    retry_after_s,
 )
 
 _encode = msgspec.json.Encoder().encode
@@ -84,19 +82,10 @@ class UnknownRoutes:
 
 def branch_error(failures: list[BranchFailure]) -> TercetError:
     """The error of a request without a completion for each of its choices."""
-    by_code = {failure.code: failure for failure in reversed(failures)}
-    if PromptTooLong.code in by_code:
+    if any(failure.code == PromptTooLong.code for failure in failures):
         return PromptTooLong(
             "prompt and max_tokens together have more tokens than the model's context; shorten the prompt, or leave"
             " echo out: the beginning of a long text is dropped then.",
             fields=(FieldError("prompt", "is too long"),),
         )
-    if InvalidRequest.code in by_code:
-        return InvalidRequest(by_code[InvalidRequest.code].detail)
-    if DeadlineExceeded.code in by_code:
-        return DeadlineExceeded(
-            "A completion was not ready in time; send fewer prompts, a lower max_tokens or a longer max_time.",
-            retry_after_s=retry_after_s(),
-        )
-    reasons = " ".join(sorted({f"{failure.code}: {failure.detail}" for failure in failures}))
-    return NoCompletion(f"A branch has no completion. {reasons} Try again.", retry_after_s=retry_after_s())
+    return no_completion_error(failures, faster="send fewer prompts, a lower max_tokens or a longer max_time")

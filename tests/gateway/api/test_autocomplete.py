@@ -199,7 +199,7 @@ def test_without_a_completion_in_time_the_answer_is_504(make_api: MakeApi) -> No
 def test_if_every_branch_fails_the_answer_is_503_with_the_reasons(make_api: MakeApi) -> None:
     response = make_api(lambda _: [Accepted(), Failed(code="engine_error", detail="Out of memory.")]).complete()
     assert (response.status_code, response.json["code"]) == (503, "no_completion")
-    assert response.json["detail"] == "Every branch failed. engine_error: Out of memory. Try again."
+    assert response.json["detail"] == "Generation failed. engine_error: Out of memory. Try again."
     assert 1 <= int(response.headers["retry-after"]) <= 3
 
 

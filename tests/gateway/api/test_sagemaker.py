@@ -80,16 +80,21 @@ def test_errors_have_the_shape_of_the_bodys_dialect(api: Api) -> None:
     assert post({"context": "x", "length": 0}).json["code"] == "invalid_request"
 
 
-def test_a_missing_text_is_an_error(make_api: MakeApi) -> None:
+@pytest.mark.parametrize(
+    ("refusal", "status", "code"),
+    [(Refusal(422, "invalid_request"), 422, "invalid_request"), (Refusal(500, "broken"), 503, "no_completion")],
+)
+def test_a_missing_text_is_an_error(make_api: MakeApi, refusal: Refusal, status: int, code: str) -> None:
     def fail_some(request: GenerateRequest) -> Iterator[Step]:
         if request.prompt == "b":
-            yield Refusal(422, "invalid_request")
+            yield refusal
         else:
             yield from respond(request)
 
     api = make_api(fail_some, settings=SAGEMAKER)
     assert len(api.post("/invocations", {"input": "a"}).json["output"]) == 3
-    assert api.post("/invocations", {"input": ["a", "b"]}).json["code"] == "no_completion"
+    response = api.post("/invocations", {"input": ["a", "b"]})
+    assert (response.status_code, response.json["code"]) == (status, code)
 
 
 @pytest.mark.parametrize(
