@@ -20,7 +20,7 @@ from gateway.api.callers import caller_of
 from gateway.api.error_formats import PROBLEM_DETAILS
 from gateway.api.feedback import FeedbackStore
 from gateway.api.jobs import ERRORS_OF_JOBS, JOB_ACCEPTED, JOB_HEADERS, JobResponse, JobSubmitter, prefers_async
-from gateway.api.operation import JSON, Answer, Events, Operation, Operations
+from gateway.api.operation import COMPLETION_ERRORS, JSON, Answer, Events, Operation, Operations
 from gateway.api.schema import (
     AutocompleteRequest,
     AutocompleteResponse,
@@ -40,15 +40,9 @@ from gateway.generation.trimming import MIN_TOKENS
 from gateway.jobs.runner import Cancelling
 from gateway.jobs.store import Job
 from shared.errors import (
-    DeadlineExceeded,
     FieldError,
-    InvalidJson,
     InvalidRequest,
-    NoCompletion,
-    NotReady,
-    Overloaded,
     Problem,
-    QuotaExceeded,
     Superseded,
     UnknownModel,
 )
@@ -93,18 +87,7 @@ class AutocompleteResource:
                 ),
                 202: JOB_ACCEPTED,
             },
-            errors=(
-                *ERRORS_OF_JOBS,
-                InvalidJson,
-                InvalidRequest,
-                UnknownModel,
-                Superseded,
-                QuotaExceeded,
-                NotReady,
-                Overloaded,
-                NoCompletion,
-                DeadlineExceeded,
-            ),
+            errors=(*COMPLETION_ERRORS, UnknownModel, Superseded, *ERRORS_OF_JOBS),
         )
     }
 

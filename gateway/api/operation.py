@@ -24,11 +24,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from shared.errors import TercetError
+from shared.errors import (
+    DeadlineExceeded,
+    InvalidJson,
+    InvalidRequest,
+    NoCompletion,
+    NotReady,
+    Overloaded,
+    QuotaExceeded,
+    TercetError,
+)
 from shared.parsing import BodyParser
 
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
+# What a request for completions may be answered with in every dialect.
+COMPLETION_ERRORS: tuple[type[TercetError], ...] = (
+    InvalidJson, InvalidRequest, QuotaExceeded, NotReady, Overloaded, NoCompletion, DeadlineExceeded,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import msgspec
 from gateway.api import sse
 from gateway.api.callers import caller_of
 from gateway.api.error_formats import ErrorFormat
-from gateway.api.operation import JSON, TEXT, Answer, Events, Operation, Operations
+from gateway.api.operation import COMPLETION_ERRORS, JSON, TEXT, Answer, Events, Operation, Operations
 from gateway.api.tgi_answer import TgiAnswer
 from gateway.api.tgi_schema import (
     DEFAULT_MAX_NEW_TOKENS,
@@ -40,29 +40,13 @@ from gateway.generation.selection import SelectionPolicy, SelectionResult
 from gateway.generation.trimming import MIN_TOKENS
 from gateway.pool.admission import Admission
 from shared.errors import (
-    DeadlineExceeded,
-    InvalidJson,
-    InvalidRequest,
-    NoCompletion,
-    NotReady,
-    Overloaded,
     PromptTooLong,
-    QuotaExceeded,
 )
 from shared.plan import Plan
 from shared.protocol import Sampling
 
 TAG = "Text Generation Inference"
-ERRORS = (
-    InvalidJson,
-    InvalidRequest,
-    PromptTooLong,
-    QuotaExceeded,
-    NotReady,
-    Overloaded,
-    NoCompletion,
-    DeadlineExceeded,
-)
+ERRORS = (*COMPLETION_ERRORS, PromptTooLong)
 EXAMPLES = {
     "a completion": {"inputs": "The old man looked at the sea and"},
     "sampled, with details": {

@@ -30,20 +30,13 @@ from gateway.api.openai.schema import (
     Usage,
     parse_completion_request,
 )
-from gateway.api.operation import JSON, Answer, Events, Operation, Operations, Parameter
+from gateway.api.operation import COMPLETION_ERRORS, JSON, Answer, Events, Operation, Operations, Parameter
 from gateway.generation.request import GenerationSpec, RequestContext
 from gateway.generation.runner import CompletionRunner
 from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
 from gateway.generation.suggestions import Output, TextDelta
 from shared.errors import (
-    DeadlineExceeded,
-    InvalidJson,
-    InvalidRequest,
-    NoCompletion,
-    NotReady,
-    Overloaded,
     PromptTooLong,
-    QuotaExceeded,
     Superseded,
     UnknownModel,
 )
@@ -80,18 +73,7 @@ class CompletionsResource:
                     {JSON: Completion, sse.CONTENT_TYPE: Events({"": (Completion, ErrorBody, Literal["[DONE]"])})},
                 )
             },
-            errors=(
-                InvalidJson,
-                InvalidRequest,
-                PromptTooLong,
-                UnknownModel,
-                Superseded,
-                QuotaExceeded,
-                NotReady,
-                Overloaded,
-                NoCompletion,
-                DeadlineExceeded,
-            ),
+            errors=(*COMPLETION_ERRORS, PromptTooLong, UnknownModel, Superseded),
         )
     }  # fmt: skip
 
