@@ -24,7 +24,8 @@ def test_files_are_served_with_security_headers_and_etags(tercet: Tercet, path: 
     assert (revalidated.status_code, revalidated.content) == (304, b"")
     head = tercet.client.head(path)
     assert (head.status_code, head.content) == (200, b"")
-    for method in ("POST", "PUT", "DELETE"):
+    # `POST /` is a request of Text Generation Inference.
+    for method in ("PUT", "DELETE") if path == "/" else ("POST", "PUT", "DELETE"):
         assert tercet.client.request(method, path, content=b"{}").status_code in {404, 405}
 
 

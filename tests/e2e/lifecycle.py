@@ -118,7 +118,8 @@ def stop_under_load(tercet: Tercet, *, grace_s: float) -> None:
     assert [process for process in family if process.is_running()] == []
     for thread in threads:
         thread.join()
-    assert {answer.status for length, answer in answers if length == SHORT} == {200}
+    short = [answer for length, answer in answers if length == SHORT]
+    assert {answer.status for answer in short} == {200}, [(answer.status, answer.body) for answer in short]
     assert {find_fault(answer) for length, answer in answers if length == LONG} == {""}
 
 

@@ -97,7 +97,7 @@ def test_idle_connections_beyond_the_bound_make_room_for_new_ones(tercet: Tercet
     with ExitStack() as stack:
         idle = [connect(tercet, stack) for _ in range(MAX_CONNECTIONS + 50)]
         assert read_to_end(idle[0]) == b""
-        assert b'{"status": "live"}' in exchange(tercet, LIVE + b"Connection: close\r\n\r\n")
+        assert b'{"status":"live"}' in exchange(tercet, LIVE + b"Connection: close\r\n\r\n")
         assert gauge(tercet, "open_connections") <= MAX_CONNECTIONS
         assert gauge(tercet, "evicted_connections") >= evicted + 50
     assert gauge(tercet, "max_connections") == MAX_CONNECTIONS

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from shared.errors import PROBLEM_JSON
 from tests.chaos.http_client import Answer, Connection, find_fault, request_bytes
 from tests.chaos.measure import Context, Findings
 
@@ -24,6 +25,16 @@ FIELDS = [
     "context", "n_samples", "samples", "n", "length", "max_time", "model_size", "temperature", "top_k", "top_p",
     "max_tokens", "repetition_penalty", "stop", "single_line", "seed", "session", "stream", "explain", "min_p",
 ]  # fmt: skip
+# Of the other dialects: their fields, their required field and few tokens, and the members of their errors.
+OPENAI_FIELDS = [
+    "model", "prompt", "max_tokens", "n", "best_of", "temperature", "top_p", "frequency_penalty", "presence_penalty",
+    "logit_bias", "logprobs", "echo", "stop", "seed", "stream", "stream_options", "suffix", "clean", "session", "user",
+]  # fmt: skip
+TGI_FIELDS = [
+    "best_of", "temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p", "do_sample", "seed", "stop",
+    "max_new_tokens", "return_full_text", "truncate", "details", "decoder_input_details", "top_n_tokens", "watermark",
+]  # fmt: skip
+ERROR_MEMBERS = {"/v1/completions": {"error"}, "/generate": {"error", "error_type"}, "/": {"error", "error_type"}}
 PATHS = [
     "/autocomplete",
     "/feedback",
@@ -52,7 +63,7 @@ def refuse_bad_input(context: Context, findings: Findings) -> None:
             kind, request = _bad_request(rng)
             answer = connection.exchange(request)
             statuses[f"{answer.status // 100}xx"] += 1
-            if fault := _find_fault(answer):
+            if fault := _find_fault(kind, request, answer):
                 wrong[f"{kind}: {fault}"] += 1
     after = [process.pid for group in tercet.processes().values() for process in group]
     findings.figures |= {"requests": num_requests, **dict(sorted(statuses.items()))}
@@ -61,10 +72,17 @@ def refuse_bad_input(context: Context, findings: Findings) -> None:
     findings.require(statuses["4xx"] > num_requests / 4, "too few requests were wrong")
 
 
-def _find_fault(answer: Answer) -> str:
+def _find_fault(kind: str, request: bytes, answer: Answer) -> str:
+    """As `find_fault`; a dialect that has an error shape of its own must use it."""
     if answer.status >= 500 or answer.status == 0:
         return f"{answer.status} {answer.body[:100].decode(errors='replace')}"
-    return find_fault(answer) if answer.status >= 400 else ""
+    if answer.status < 400:
+        return ""
+    method, path, _ = request.split(b" ", 2)
+    members = ERROR_MEMBERS.get(path.decode("latin-1")) if method == b"POST" else None
+    if members is None or (kind == "headers" and answer.headers.get("content-type", "").startswith(PROBLEM_JSON)):
+        return find_fault(answer)  # what is no valid HTTP is refused before it has a path
+    return "" if answer.document().keys() == members else f"{answer.status} of another shape at {path!r}"
 
 
 def _bad_request(rng: random.Random) -> tuple[str, bytes]:
@@ -89,6 +107,23 @@ def _wrong_values(rng: random.Random) -> bytes:
     for _ in range(rng.randrange(1, 4)):
         body[rng.choice(FIELDS)] = _value(rng)
     return _post(json.dumps(body).encode())
+
+
+def _wrong_values_of_openai(rng: random.Random) -> bytes:
+    body: Body = {"prompt": "The sea", "max_tokens": 1}
+    for _ in range(rng.randrange(1, 4)):
+        body[rng.choice(OPENAI_FIELDS)] = _value(rng)
+    return _post(json.dumps(body).encode(), "/v1/completions")
+
+
+def _wrong_values_of_tgi(rng: random.Random) -> bytes:
+    parameters: Body = {"max_new_tokens": 1}
+    for _ in range(rng.randrange(1, 4)):
+        parameters[rng.choice(TGI_FIELDS)] = _value(rng)
+    body: Body = {"inputs": "The sea", "parameters": parameters}
+    if rng.random() < 0.2:
+        body[rng.choice(("inputs", "parameters", "stream"))] = _value(rng)
+    return _post(json.dumps(body).encode(), "/generate")
 
 
 def _unknown_fields(rng: random.Random) -> bytes:
@@ -159,6 +194,8 @@ def _methods_and_paths(rng: random.Random) -> bytes:
 
 _KINDS: dict[str, Callable[[random.Random], bytes]] = {
     "wrong values": _wrong_values,
+    "wrong values, OpenAI": _wrong_values_of_openai,
+    "wrong values, Text Generation Inference": _wrong_values_of_tgi,
     "unknown fields": _unknown_fields,
     "mutated bytes": _mutated_bytes,
     "nested": _nested,

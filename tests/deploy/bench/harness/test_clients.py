@@ -49,6 +49,7 @@ def gateway(bodies: list[dict[str, Any]]) -> Iterator[int]:
                 return
             data = b"event: done\ndata: " + ANSWER + b"\n\n" if body.get("stream") else ANSWER
             self.send_response(503 if body["context"] == "busy" else 200)
+            self.send_header("Content-Type", "text/event-stream" if body.get("stream") else "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
