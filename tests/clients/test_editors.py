@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -47,12 +48,13 @@ def minuet_text(printed: str) -> str:
 
 def start_minuet_request(tercet: Tercet, body: dict[str, Any], home: Path) -> subprocess.Popen[str]:
     """The command of minuet's `make_curl_args`."""
-    data = home / "data.json"
-    data.write_text(json.dumps(body))
+    # A file per request, as minuet makes them: curl may not have read the last one's yet.
+    with tempfile.NamedTemporaryFile("w", dir=home, suffix=".json", delete=False) as data:
+        json.dump(body, data)
     headers = ["Content-Type: application/json", "Accept: application/json", "Authorization: Bearer xterm"]
     return subprocess.Popen(
-        ["curl", "-L", *(part for header in headers for part in ("-H", header)), "--max-time", "3", "-d", f"@{data}",
-         f"{tercet.url}/v1/completions"],
+        ["curl", "-L", *(part for header in headers for part in ("-H", header)), "--max-time", "3",
+         "-d", f"@{data.name}", f"{tercet.url}/v1/completions"],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
 
