@@ -163,7 +163,8 @@ SlotState = Literal["starting", "loading", "warm", "draining", "failed", "down"]
 class State(Struct, kw_only=True, frozen=True):
     """One line of `GET /state`, sent at each change and at least once a second. A worker never sends `down`, which the
     gateway sets for a slot whose stream has ended. `revision` identifies the weights that the worker has loaded: slots
-    with equal model and revision compute the same."""
+    with equal model and revision compute the same. `kernels` says which kernels a GPU worker uses, and whether its
+    steps are CUDA graphs; empty on a CPU."""
 
     state: SlotState
     reason: str | None = None
@@ -171,6 +172,7 @@ class State(Struct, kw_only=True, frozen=True):
     model: str = ""
     device: str = ""
     dtype: str = ""
+    kernels: str = ""
     revision: str = ""
     max_batch: int = 0
     n_ctx: int = 0

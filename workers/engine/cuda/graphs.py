@@ -18,22 +18,24 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from workers.engine.cuda.kv_cache import KVCache
+from workers.engine.cuda.step_kernels import (
+    AT,
+    ID,
+    MAX_STEPS,
+    MOVES,
+    POSITION,
+    START,
+    SUFFIX,
+    TEMPERATURE,
+    UNIFORMS,
+    draw,
+)
 from workers.engine.model.gpt2 import GPT2, AttendFn
-from workers.engine.sampling import NUM_CANDIDATES, first_of_equals, pick
 
-# Decode steps that can be launched together: a table has their uniform numbers.
-MAX_STEPS = 16
 # Without cuDNN, whose attention is compiled for each new shape, while a request waits.
 BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 LENGTHS = (64, 128, 256, 512)  # buckets of tokens attended to; the context's length is added
 CHUNK_SIZES = (16, 32, 64, 128, 256)
-
-# Rows of a batch's table, a column for each sequence; the rows before TEMPERATURE are integers:
-# ID of the newest token; START, the number of tokens in the entry; ENTRY, the entry's first slot; SUFFIX, the suffix's
-# first slot - START; MOVES, by how much POSITION and AT grow each step (0 for padding); POSITION of the newest token;
-# AT, which of the UNIFORMS is next.
-ID, START, ENTRY, SUFFIX, MOVES, POSITION, AT, TEMPERATURE, TOP_K, TOP_P, UNIFORMS = range(11)
-TABLE_ROWS = UNIFORMS + MAX_STEPS
 
 Out = TypeVar("Out")
 # [sequences, 3 · n_embd], [slots, 2, heads, head_size], [integer rows of the table, sequences] →
@@ -258,23 +260,3 @@ class FirstTokens:
         self.padding = (0.0, 1.0, 2.0, 0.5)
         self.table = torch.zeros(4, self.size, dtype=torch.float64, device=logits.device)
         self.program = Program(lambda: draw(self.logits, self.table[:3], self.table[3:]))
-
-
-def draw(logits: Tensor, limits: Tensor, uniforms: Tensor) -> Tensor:
-    """Draws tokens that need at most NUM_CANDIDATES candidates: the same tokens as `sampling.sample`.
-
-    Args:
-        logits: [rows, vocab] float32.
-        limits: [3, rows] float64, as `sampling.limits`, but with a temperature of 0 for greedy draws.
-        uniforms: [1, rows] float64.
-
-    Returns:
-        [2, rows] float64: token ids, and their log-probabilities under the model's own distribution.
-    """
-    values, ids = logits.topk(min(NUM_CANDIDATES, logits.shape[1]))
-    is_greedy = limits[0] == 0
-    temperature = torch.where(is_greedy, 1.0, limits[0])
-    sampled = pick(values, ids, torch.cat((temperature[None], limits[1:], uniforms)))
-    token_ids = torch.where(is_greedy, first_of_equals(values, ids), sampled)
-    chosen = logits.gather(1, token_ids[:, None])[:, 0] - torch.logsumexp(logits, -1)
-    return torch.stack((token_ids.double(), chosen.double()))

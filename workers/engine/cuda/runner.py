@@ -23,7 +23,6 @@ from torch import Tensor
 
 from workers.engine.cuda.graphs import (
     CHUNK_SIZES,
-    MAX_STEPS,
     Batch,
     BatchAttendFn,
     FirstTokens,
@@ -33,6 +32,7 @@ from workers.engine.cuda.graphs import (
     bucket_for,
 )
 from workers.engine.cuda.kv_cache import KVCache
+from workers.engine.cuda.step_kernels import MAX_STEPS
 from workers.engine.model.gpt2 import LoadedModel
 from workers.engine.request import GeneratedToken, PromptLogprobs
 from workers.engine.runner import RunnerOutput, draw_all, draw_of, num_left

@@ -26,22 +26,10 @@ from tests.workers.engine.helpers import (
 )
 from workers.engine.cuda import kv_cache as cuda_cache
 from workers.engine.cuda import runner as cuda_runner
-from workers.engine.cuda.graphs import (
-    AT,
-    CHUNK_SIZES,
-    ID,
-    POSITION,
-    START,
-    Batch,
-    Program,
-    StepResult,
-    batch_sizes,
-    bucket_for,
-    draw,
-    length_buckets,
-)
+from workers.engine.cuda.graphs import CHUNK_SIZES, Batch, Program, StepResult, batch_sizes, bucket_for, length_buckets
 from workers.engine.cuda.kv_cache import KVCache, SlotLayout
 from workers.engine.cuda.runner import CudaRunner
+from workers.engine.cuda.step_kernels import AT, ID, POSITION, START, draw
 from workers.engine.engine import Engine
 from workers.engine.loader import LoadedModel, build, load_model
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput

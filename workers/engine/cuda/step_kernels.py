@@ -1,0 +1,146 @@
+"""The operations of a decode step that have more than one implementation, and their plain torch version.
+
+`TorchKernels` runs on any device, is what the Triton kernels are compared with, and serves where they do not. Knows
+tensors, KV slots and the layout of a batch's table. Does not know sequences, graphs and which implementation is used.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from workers.engine.draw import NUM_CANDIDATES
+from workers.engine.model.gpt2 import Norm
+from workers.engine.sampling import first_of_equals, pick
+
+# Decode steps that can be launched together: a table has their uniform numbers.
+MAX_STEPS = 16
+
+# Rows of a batch's table, a column for each sequence; the rows before TEMPERATURE are integers:
+# ID of the newest token; START, the number of tokens in the entry; ENTRY, the entry's first slot; SUFFIX, the suffix's
+# first slot - START; MOVES, by how much POSITION and AT grow each step (0 for padding); POSITION of the newest token;
+# AT, which of the UNIFORMS is next.
+ID, START, ENTRY, SUFFIX, MOVES, POSITION, AT, TEMPERATURE, TOP_K, TOP_P, UNIFORMS = range(11)
+TABLE_ROWS = UNIFORMS + MAX_STEPS
+
+
+class StepKernels(Protocol):
+    """What a decode step computes between its matrix products.
+
+    Attributes:
+        name: which implementation it is, for operators.
+    """
+
+    name: str
+
+    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor) -> tuple[Tensor, Tensor]:
+        """The start of a step.
+
+        Args:
+            table: [TABLE_ROWS, sequences] float64.
+            token_embedding: [vocab, n_embd].
+            position_embedding: [n_positions, n_embd].
+
+        Returns:
+            The table's integer rows, [TEMPERATURE, sequences] int64, and the embedded tokens, [sequences, n_embd].
+        """
+        ...
+
+    def add_norm(self, x: Tensor, y: Tensor | None, norm: Norm) -> Tensor:
+        """Adds `y` to `x` in place, if there is one; returns the norm of `x`. Both are [sequences, n_embd]."""
+        ...
+
+    def attend(self, qkv: Tensor, slots: Tensor, integers: Tensor) -> Tensor:
+        """Stores the keys and values of each sequence's new token, and attends to it and all tokens before.
+
+        Args:
+            qkv: [sequences, 3 · n_embd] queries (scaled), keys and values.
+            slots: [slots, 2, heads, head_size], the KV slots of one layer.
+            integers: as `begin` returns them.
+
+        Returns:
+            [sequences, n_embd].
+        """
+        ...
+
+    def draw(self, logits: Tensor, table: Tensor) -> Tensor:
+        """Draws the next tokens, and advances the table to the step after: ID, POSITION and AT.
+
+        Of equal logits the smaller id precedes. Draws need at most NUM_CANDIDATES candidates.
+
+        Args:
+            logits: [sequences, vocab] float32; its rows may be padded (`stride(0)` ≥ vocab).
+            table: [TABLE_ROWS, sequences] float64.
+
+        Returns:
+            [2, sequences] float64: token ids, and their log-probabilities under the model's own distribution.
+        """
+        ...
+
+
+class TorchKernels:
+    """`StepKernels` in plain torch: many small kernels on a GPU, and the meaning of all others."""
+
+    name = "torch"
+
+    def __init__(self, length: int) -> None:
+        """
+        Args:
+            length: `attend` reads this many tokens of each sequence, and ignores those that it does not have.
+        """
+        self._length = length
+
+    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor) -> tuple[Tensor, Tensor]:
+        integers = table[:TEMPERATURE].long()
+        x = F.embedding(integers[ID], token_embedding) + F.embedding(integers[POSITION], position_embedding)
+        return integers, x
+
+    def add_norm(self, x: Tensor, y: Tensor | None, norm: Norm) -> Tensor:
+        if y is not None:
+            x += y
+        return norm(x)
+
+    def attend(self, qkv: Tensor, slots: Tensor, integers: Tensor) -> Tensor:
+        start, entry, suffix = integers[START : SUFFIX + 1, :, None]
+        position = integers[POSITION, :, None]
+        split = qkv.view(len(qkv), 3, *slots.shape[-2:])
+        slots.index_copy_(0, (suffix + position)[:, 0], split[:, 1:])
+        place = torch.arange(self._length, device=qkv.device)
+        is_seen = place <= position
+        reads = torch.where(is_seen, place + torch.where(place < start, entry, suffix), (suffix + position))
+        keys, values = slots[reads].float().permute(2, 0, 3, 1, 4)  # [sequences, heads, length, head_size]
+        scores = split[:, 0].float()[:, :, None] @ keys.mT
+        weights = scores.masked_fill(~is_seen[:, None, None], float("-inf")).softmax(-1)
+        mean: Tensor = weights @ values
+        return mean.to(qkv.dtype).reshape(len(qkv), -1)
+
+    def draw(self, logits: Tensor, table: Tensor) -> Tensor:
+        limits = table[TEMPERATURE:UNIFORMS]
+        uniforms = table[UNIFORMS:].gather(0, table[AT].long()[None])
+        tokens = draw(logits, limits, uniforms)
+        table[ID] = tokens[0]
+        table[POSITION:TEMPERATURE] += table[MOVES]
+        return tokens
+
+
+def draw(logits: Tensor, limits: Tensor, uniforms: Tensor) -> Tensor:
+    """Draws tokens that need at most NUM_CANDIDATES candidates: the same tokens as `sampling.sample`.
+
+    Args:
+        logits: [rows, vocab] float32.
+        limits: [3, rows] float64, as `sampling.limits`, but with a temperature of 0 for greedy draws.
+        uniforms: [1, rows] float64.
+
+    Returns:
+        [2, rows] float64: token ids, and their log-probabilities under the model's own distribution.
+    """
+    values, ids = logits.topk(min(NUM_CANDIDATES, logits.shape[1]))
+    is_greedy = limits[0] == 0
+    temperature = torch.where(is_greedy, 1.0, limits[0])
+    sampled = pick(values, ids, torch.cat((temperature[None], limits[1:], uniforms)))
+    token_ids = torch.where(is_greedy, first_of_equals(values, ids), sampled)
+    chosen = logits.gather(1, token_ids[:, None])[:, 0] - torch.logsumexp(logits, -1)
+    return torch.stack((token_ids.double(), chosen.double()))
