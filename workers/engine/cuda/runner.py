@@ -98,7 +98,7 @@ class CudaRunner:
             "kv_cache_allocated", device=str(self._device), memory_mib=self._cache.num_bytes >> 20,
             num_entries=self.num_entries, n_ctx=loaded.config.n_positions, num_suffixes=max_sequences,
         )  # fmt: skip
-        attend = attention_kernel(loaded, dtype, self._device)
+        attend = attention_kernel(loaded, max_sequences, self._device)
         self._batches = {size: Batch(self._model, self._cache, size, attend) for size in batch_sizes(max_sequences)}
         self._chunks = {size: PrefillProgram(self._model, self._cache, size) for size in CHUNK_SIZES}
         vocab_size = loaded.config.vocab_size
@@ -338,17 +338,14 @@ def _with_sampled(sequences: list[Sequence], tokens: list[GeneratedToken], logit
     return list(zip(sequences, tokens, strict=True))
 
 
-def attention_kernel(loaded: LoadedModel, dtype: torch.dtype, device: torch.device) -> BatchAttendFn | None:
-    """The Triton attention kernel; None for plain torch if there is no Triton, or the kernel is not correct here."""
+def attention_kernel(loaded: LoadedModel, max_sequences: int, device: torch.device) -> BatchAttendFn | None:
+    """The Triton attention kernel; None for plain torch if there is no Triton, or it cannot be loaded."""
     if device.type != "cuda":
         return None
-    config = loaded.config
     try:
-        from workers.engine.cuda import kernels as cuda_kernels
+        from workers.engine.cuda.kernels import triton_kernels
 
-        if cuda_kernels.is_correct(config.n_head, config.head_size, dtype, device):
-            return cuda_kernels.attend
-        log.warning("triton_kernel_rejected", reason="its results differ from attention in plain torch")
+        return triton_kernels(loaded.config, max_sequences, device).attend
     except Exception as error:  # noqa: BLE001 - it is compiled on the first call
         log.warning("triton_kernel_rejected", reason=str(error))
     return None
