@@ -33,6 +33,7 @@ from workers.engine.cuda.graphs import (
 )
 from workers.engine.cuda.kv_cache import KVCache
 from workers.engine.cuda.step_kernels import MAX_STEPS
+from workers.engine.failures import is_device_error
 from workers.engine.model.gpt2 import LoadedModel
 from workers.engine.request import GeneratedToken, PromptLogprobs
 from workers.engine.runner import RunnerOutput, draw_all, draw_of, num_left
@@ -349,6 +350,8 @@ def attention_kernel(loaded: LoadedModel, dtype: torch.dtype, device: torch.devi
         if cuda_kernels.is_correct(config.n_head, config.head_size, dtype, device):
             return cuda_kernels.attend
         log.warning("triton_kernel_rejected", reason="its results differ from attention in plain torch")
-    except Exception as error:  # noqa: BLE001 - it is compiled on the first call
+    except Exception as error:  # it is compiled on the first call
+        if is_device_error(error):
+            raise
         log.warning("triton_kernel_rejected", reason=str(error))
     return None
