@@ -17,7 +17,7 @@ from torch import Tensor
 
 from workers.engine.errors import LoadFailure
 from workers.engine.model.gpt2 import GPT2, MAX_HEAD_ROWS, SHAPES, GPT2Config, Layer, Linear, LoadedModel, Norm
-from workers.engine.model.linear import device_dtype, device_linear
+from workers.engine.model.linear import DeviceLinear, device_dtype
 from workers.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -221,7 +221,7 @@ def _linear_maker(dtype: str, device: str) -> LinearMaker:
     kept = device_dtype(dtype, device)
 
     def make(weight: Tensor, bias: Tensor | None, _max_rows: int = 0, /) -> Linear:
-        return device_linear(weight.to(device, kept), None if bias is None else bias.to(device, kept))
+        return DeviceLinear(weight.to(device, kept), None if bias is None else bias.to(device, kept))
 
     return make
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from workers.engine.model.gpt2 import Linear
 
 
 def device_dtype(dtype: str, device: str) -> torch.dtype:
@@ -21,11 +21,17 @@ def device_dtype(dtype: str, device: str) -> torch.dtype:
     return dtypes[dtype]
 
 
-def device_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    """A layer in the dtype and on the device of `weight` [out, in]; without a bias it is the head: float32 results."""
-    if bias is not None:
-        return lambda x: F.linear(x, weight, bias)
-    if weight.is_cuda and weight.dtype != torch.float32:
-        # In bf16, logits near -100 would be rounded to multiples of 0.5.
-        return lambda x: torch.mm(x, weight.T, out_dtype=torch.float32)
-    return lambda x: F.linear(x.float(), weight.float())
+@dataclass(frozen=True, slots=True)
+class DeviceLinear:
+    """A layer in the dtype and on the device of its weight; without a bias it is the head: float32 results."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None  # [out]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.bias is not None:
+            return F.linear(x, self.weight, self.bias)
+        if self.weight.is_cuda and self.weight.dtype != torch.float32:
+            # In bf16, logits near -100 would be rounded to multiples of 0.5.
+            return torch.mm(x, self.weight.T, out_dtype=torch.float32)
+        return F.linear(x.float(), self.weight.float())

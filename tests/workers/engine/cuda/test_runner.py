@@ -369,7 +369,7 @@ def test_draws_follow_the_distribution() -> None:
     assert chisquare(observed[kept], probs[kept] * len(draws)).pvalue > 1e-3
 
 
-def gpu_texts(loaded: LoadedModel) -> list[SequenceOutput]:
+def gpu_texts(loaded: LoadedModel, max_batch: int = 48) -> list[SequenceOutput]:
     """Requests one by one, then three siblings, whose steps are launched together."""
     rng = random.Random(6)
     vocab_size = loaded.config.vocab_size
@@ -378,7 +378,7 @@ def gpu_texts(loaded: LoadedModel) -> list[SequenceOutput]:
         for seed, params in enumerate(kinds_of_draws())
     ]
     siblings = [EngineRequest(crowd[2].prompt_ids, SamplingParams(60), seed, group_size=3) for seed in range(3)]
-    with running_engine(loaded) as engine:
+    with running_engine(loaded, max_batch=max_batch) as engine:
         # One by one, so that batches are the same each time.
         alone = [results(engine, [one])[0] for one in crowd]
         return [*alone, *results(engine, siblings), *results(engine, siblings)]
