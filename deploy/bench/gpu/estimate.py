@@ -46,7 +46,7 @@ class Kernels:
         return self.per_layer * config.n_layer + self.outside
 
 
-# The upper bounds of `tests/workers/engine/cuda/test_kernel_counts.py`, and the fused layers.
+# Four products, two additions with a norm and attention per layer; outside at most eight, the bound of the tests.
 SEVEN = Kernels("cuBLAS products, seven per layer", 7, 8)
 FIVE = Kernels("fused layers, five per layer", 5, 8)
 

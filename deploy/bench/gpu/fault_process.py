@@ -31,6 +31,7 @@ from workers.engine.scheduler_output import SchedulerOutput
 LEFT_BYTES = 64 << 20  # of a GPU's memory, when it is full
 BAD_SEED = 13
 HANG_S = 3.0
+MAX_BATCH = 3  # few graphs to capture
 SPIN_CYCLES = 60 * 2_000_000_000
 
 
@@ -96,7 +97,9 @@ def main(fault: str, device: str, dtype: str, is_real: bool) -> str:
         os._exit(FATAL)
 
     def start(**options: Any) -> Any:
-        return running_engine(context, "embedded", dtype, on_fatal=exit_as_a_worker, hang_s=HANG_S, **options)
+        return running_engine(
+            context, "embedded", dtype, on_fatal=exit_as_a_worker, hang_s=HANG_S, max_batch=MAX_BATCH, **options
+        )
 
     def request(seed: int) -> EngineRequest:
         return EngineRequest(tuple(range(300, 320)), SamplingParams(8), seed)

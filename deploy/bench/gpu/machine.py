@@ -117,7 +117,7 @@ def kernels_in_use(context: Context, model: str = "") -> dict[str, Any]:
     """What a worker's runner uses on this device, and what it logged about fallbacks."""
     loaded = load(subject(model or context.model), context.device, context.dtype)
     with capture_logs() as logs:
-        runner = CudaRunner(loaded, MAX_SEQUENCES)
+        runner = CudaRunner(loaded, 2 if context.is_rehearsal else MAX_SEQUENCES)
     found = {
         "kernels": str(getattr(runner, "kernels", "not reported by this version")),
         "dtype": str(loaded.model.token_embedding.dtype).removeprefix("torch."),

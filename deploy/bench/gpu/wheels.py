@@ -1,4 +1,4 @@
-"""Gathers the wheels that a bare machine with a GPU lacks: `python -m deploy.bench.gpu.wheels DIRECTORY` (make gpu-wheels).
+"""Gathers the wheels that a bare machine with a GPU lacks: `python -m deploy.bench.gpu.wheels DIRECTORY`.
 
 The versions and hashes are those of requirements/*.txt. Knows pip and the pins. Imports nothing but the standard
 library.
@@ -17,18 +17,18 @@ ROOT = Path(__file__).parents[3]
 PINS = ("requirements/serve.txt", "requirements/dev.txt")
 PYTHON = "3.12"
 # pip matches each platform's number exactly, so each that a wheel may name is listed.
-PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)) + ("manylinux2014_x86_64",)
+PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)), "manylinux2014_x86_64")
 
 # What a machine with Python 3.12, torch 2.11 with CUDA and transformers 5.17 lacks of what the stages import.
 MISSING = ("falcon", "gunicorn", "httptools", "msgspec", "pyrate-limiter", "rapidfuzz", "structlog")
 # What it has of what the stages import; nothing of it travels.
-PRESENT = frozenset(
-    """annotated-doc anyio certifi click cuda-bindings cuda-core cuda-pathfinder filelock fsspec h11 hf-xet httpcore httpx
-    huggingface-hub hypothesis idna iniconfig jinja2 llvmlite markdown-it-py markupsafe mdurl mpmath networkx numba numpy
-    packaging pluggy prometheus-client psutil pygments pytest pytest-timeout pyyaml regex requests rich safetensors
-    scipy setuptools shellingham sortedcontainers sympy tokenizers torch tqdm transformers triton typer typing-extensions
-    urllib3 charset-normalizer""".split()
-)
+PRESENT = (
+    "certifi", "charset-normalizer", "click", "cuda-bindings", "filelock", "fsspec", "hf-xet", "httpcore",
+    "httpx", "huggingface-hub", "hypothesis", "jinja2", "llvmlite", "numba", "numpy", "packaging",
+    "prometheus-client", "psutil", "pytest", "pytest-timeout", "pyyaml", "regex", "requests", "rich",
+    "safetensors", "scipy", "setuptools", "tokenizers", "torch", "tqdm", "transformers", "triton", "typer",
+    "typing-extensions",
+)  # fmt: skip
 
 
 def pinned(text: str, names: Iterable[str]) -> str:

@@ -17,8 +17,10 @@ from typing import Literal
 import torch
 
 from deploy.bench.harness.workload import Subject
+from workers.engine.cuda.forward import DecodeKernels
 from workers.engine.cuda.graphs import Batch, GraphRecorder, bucket_for
 from workers.engine.cuda.kv_cache import KVCache
+from workers.engine.cuda.runner import choose_kernels
 from workers.engine.cuda.step_kernels import (
     ENTRY,
     ID,
@@ -49,8 +51,13 @@ class DecodeSteps:
     """Decode steps of one model. On a device that is no GPU nothing is captured, and a clock of the host is read."""
 
     @torch.inference_mode()
-    def __init__(self, subject: Subject, device: str, dtype: str, max_rows: int) -> None:
+    def __init__(
+        self, subject: Subject, device: str, dtype: str, max_rows: int, kernels: DecodeKernels | None = None
+    ) -> None:
         """
+        Args:
+            kernels: None for those that a worker uses on this device.
+
         Raises:
             MemoryError: the keys and values of `max_rows` whole contexts do not fit.
         """
@@ -59,6 +66,7 @@ class DecodeSteps:
             torch.cuda.set_device(device)
         self.loaded = load(subject, device, dtype)
         self.device = device
+        self._kernels = choose_kernels(self.loaded, torch.device(device)) if kernels is None else kernels
         weights_dtype = self.loaded.model.token_embedding.dtype
         self._cache = KVCache(self.loaded.config, max_rows, weights_dtype, torch.device(device))
         # Random, so that no kernel meets values that are equal everywhere.
@@ -93,7 +101,7 @@ class DecodeSteps:
         return time_replays(self.replay(num_rows, num_tokens), self._is_captured, warm_up_s, num_replays)
 
     def _capture(self, num_rows: int, num_tokens: int) -> Callable[[], object]:
-        batch = self._make_batch(num_rows)
+        batch = Batch(self.loaded.model, self._cache, num_rows, self._kernels)
         program = batch.programs[bucket_for(tuple(batch.programs), num_tokens)]
         self._fill(batch, num_tokens)
         if self._is_captured:
@@ -101,13 +109,6 @@ class DecodeSteps:
             program.capture(self._recorder)
             self._fill(batch, num_tokens)  # a capture runs the step
         return partial(_call, program, batch)
-
-    def _make_batch(self, num_rows: int) -> Batch:
-        from workers.engine.cuda.runner import attention_kernel
-
-        weights_dtype = self.loaded.model.token_embedding.dtype
-        attend = attention_kernel(self.loaded, weights_dtype, torch.device(self.device))
-        return Batch(self.loaded.model, self._cache, num_rows, attend)
 
     def _fill(self, batch: Batch, num_tokens: int) -> None:
         """The table of a batch whose rows each read an entry of their own, and write into their suffix."""
