@@ -183,6 +183,7 @@ def collect(out: Path, found: Mapping[str, Any], target: Path | None = None) -> 
 
 
 def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     part.write_bytes(content)
     part.replace(path)
