@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -60,6 +61,8 @@ def bench_gpu(
     gpus = machine.gpus()
     if not gpus and not rehearse:
         raise StartError("This machine has no GPU (nvidia-smi lists none): --rehearse runs all stages without one.")
+    if rehearse:  # threads that spin for each other take a shared machine's time
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     out = out.resolve()
     context = Context(out=out, is_rehearsal=rehearse, corpus=None if train is None else train.resolve())
     if again:

@@ -49,7 +49,7 @@ class Context:
 
     @property
     def row_counts(self) -> tuple[int, ...]:
-        return (1, 3, 4) if self.is_rehearsal else (3, 96, 1, 12, 48)  # the targets' first
+        return (1, 3) if self.is_rehearsal else (3, 96, 1, 12, 48)  # the targets' first
 
     @property
     def context_lengths(self) -> tuple[int, ...]:

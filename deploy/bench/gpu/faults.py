@@ -15,7 +15,7 @@ from typing import Any
 
 from deploy.bench.gpu.commands import run_command
 from deploy.bench.gpu.context import Context
-from deploy.bench.gpu.record import Recorder
+from deploy.bench.gpu.record import Recorder, Skipped
 from deploy.bench.harness.clients import LOOPBACK, Clients, raise_for_status
 from deploy.bench.harness.server import Server
 from deploy.bench.harness.workload import W
@@ -39,9 +39,11 @@ def run(context: Context, record: Recorder) -> None:
 
 
 def _inject(context: Context, fault: str) -> dict[str, Any]:
-    arguments = [fault, context.device, "fp32" if context.is_rehearsal else "bf16"]
-    if context.is_rehearsal:
-        arguments.append("--raise")
+    if fault == "oom-capture" and not context.is_cuda:
+        raise Skipped("no GPU and no stand-in for it: nothing is captured")
+    arguments = [fault, context.device, "bf16"]
+    if context.is_rehearsal:  # plain torch, which needs no capture before it can serve, where no graph matters
+        arguments = [fault, context.device if fault == "oom-capture" else "cpu:0", "fp32", "--raise"]
     start = time.monotonic()
     done = run_command([sys.executable, "-m", "deploy.bench.gpu.fault_process", *arguments], context.limit_s / 2)
     try:

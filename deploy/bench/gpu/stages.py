@@ -19,7 +19,7 @@ class Stage:
     title: str
     module: str
     limit_s: float
-    rehearsal_limit_s: float = 60.0
+    rehearsal_limit_s: float = 90.0
 
 
 def step_key(model: str, num_rows: int, num_tokens: int) -> str:
@@ -36,7 +36,7 @@ STAGES = {
         Stage("request", "whole request against three generate calls, bf16", "requests", 90),
         Stage("seeds", "same seed alone and among 48", "seeds", 70),
         Stage("profile", "kernels and µs per replay", "profiles", 60),
-        Stage("faults", "injected faults", "faults", 110, 120),
+        Stage("faults", "injected faults", "faults", 110, 200),
         Stage("fused", "programmatic dependent launch on and off", "fused", 40),
         Stage("compiled", "whole request against static cache and compile", "compiled", 110),
         Stage("workers", "four workers with memory nearly full, reload", "crowded", 90),
