@@ -17,7 +17,7 @@ from rich.table import Table
 from deploy.bench.gpu import summary
 from deploy.bench.gpu.context import Context
 from deploy.bench.gpu.record import StageResult
-from deploy.bench.gpu.schedule import Progress, forget, run_stages
+from deploy.bench.gpu.schedule import Progress, compile_cpu_kernels, forget, run_stages
 from deploy.bench.gpu.stages import STAGES
 from deploy.bench.harness import machine
 from shared.errors import StartError
@@ -77,6 +77,7 @@ def bench_gpu(
         if not err.is_terminal:
             err.print(_line(result), soft_wrap=True)
 
+    compiling = None if rehearse else compile_cpu_kernels()
     try:
         with Live(console=err, auto_refresh=False, transient=True) as live:
 
@@ -87,6 +88,9 @@ def bench_gpu(
 
             results.update(run_stages(context, stages, budget_s, on_progress=show, on_result=keep))
     finally:
+        if compiling is not None:
+            compiling.kill()
+            compiling.wait()
         found = summary.document(results, stages, machine.command_line())
         files = summary.collect(out, found, collect)
         err.print(_table(Progress(results), [stage.name for stage in stages]))
