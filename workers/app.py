@@ -154,9 +154,11 @@ def build() -> SlotApp:
         dtype=settings.dtype,
         max_batch=slot.max_batch,
         hang_s=settings.hang_s,
+        load_s=settings.load_s,
         num_threads=int(os.environ["OMP_NUM_THREADS"]) if is_on_cpu else None,
         step_delay_s=settings.test_step_delay_ms.get(slot.index, 0.0) / 1e3,
         faults=settings.test_faults,
+        load_fault=settings.test_load_faults.get(slot.index),
     )
     log.info(
         "worker_started",
