@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from deploy.bench import kernels
 from deploy.bench.gpu.cli import bench_gpu
 from deploy.bench.harness import plot, report, writer
 from deploy.bench.harness.machine import gpus
@@ -236,6 +237,20 @@ def bench_replay(
     sys.stdout.write(json.dumps({"requests": num_requests, "different": len(different)}) + "\n")
     if different:
         raise typer.Exit(1)
+
+
+@bench.command("kernels")
+def bench_kernels(
+    shape: Annotated[Literal["small", "medium"], typer.Option(help="Shape of the model.")] = "medium",
+    is_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown instead.")] = False,
+) -> None:
+    """Registers, spills and shared memory of the Triton kernels, compiled for each architecture; needs no GPU."""
+    rows = kernels.measure_kernels(shape)
+    if is_markdown:
+        sys.stdout.write(kernels.kernels_markdown(rows))
+        return
+    err.print(kernels.kernels_table(rows))
+    sys.stdout.write(json.dumps([asdict(row) for row in rows]) + "\n")
 
 
 @bench.command("compare")
