@@ -29,6 +29,7 @@ import json
 import os
 import time
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +38,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 ENVIRONMENT = "TERCET_TEST_FAKE_CUDA"  # JSON: the arguments of FakeCuda, and "failures": a list of arguments of `fail`
 _FACTORIES = (
@@ -98,7 +98,7 @@ class FakeCuda:
         self._broken_by: Exception | None = None
         self._pending: list[tuple[Tensor, Tensor]] = []  # copies to pinned memory: target, what it will hold
         self._num_done = 0  # copies that are done, of all there ever were
-        self._pinned = WeakIdKeyDictionary()
+        self._pinned: set[int] = set()  # storages
         self._unpoisoned: list[FakeGraph] = []
 
     def fail(self, point: str, error: str, after: int = 0, times: int = 1) -> None:
@@ -151,10 +151,12 @@ class FakeCuda:
         _poison(target)
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        return tensor in self._pinned
+        return _storage(tensor) in self._pinned
 
     def pin(self, tensor: Tensor) -> Tensor:
-        self._pinned[tensor] = True
+        storage = _storage(tensor)
+        self._pinned.add(storage)
+        weakref.finalize(tensor, self._pinned.discard, storage)  # its address may be used again
         return tensor
 
     def num_copies(self) -> int:
@@ -380,9 +382,9 @@ def install(fake: FakeCuda, replace: Callable[[Any, str, Any], None] = setattr) 
         multi_processor_count=132, L2_cache_size=50 << 20, warp_size=32,
     )  # fmt: skip
     replacements: dict[str, Any] = {
-        "Stream": functools.partial(FakeStream, fake),
-        "Event": functools.partial(FakeEvent, fake),
-        "CUDAGraph": functools.partial(FakeGraph, fake),
+        "Stream": _bound(FakeStream, fake),
+        "Event": _bound(FakeEvent, fake),
+        "CUDAGraph": _bound(FakeGraph, fake),
         "graph": functools.partial(_GraphContext, fake),
         "graph_pool_handle": lambda: (0, 1),
         "stream": functools.partial(_StreamContext, fake),
@@ -450,6 +452,15 @@ def install_from_environment(environment: Mapping[str, str] = os.environ) -> Fak
     for failure in failures:
         fake.fail(**failure)
     return fake
+
+
+def _bound(kind: type, fake: FakeCuda) -> type:
+    """A class of which no argument is the device: libraries name torch's classes in their type hints."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        kind.__init__(self, fake, *args, **kwargs)  # type: ignore[misc]
+
+    return type(kind.__name__, (kind,), {"__init__": __init__})
 
 
 def _on_cpu(fake: FakeCuda, function: Callable[..., Any]) -> Callable[..., Any]:
