@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from deploy.bench.gpu.cli import bench_gpu
 from deploy.bench.harness import plot, report, writer
 from deploy.bench.harness.machine import gpus
 from deploy.bench.harness.options import Options
@@ -37,6 +38,7 @@ from gateway.api.schema import parse_autocomplete_request
 from shared.errors import InvalidRequest, StartError
 
 bench = typer.Typer(no_args_is_help=True, help="Measure Tercet, its ceiling and its baselines in one run, as ratios.")
+bench.command("gpu")(bench_gpu)
 # A file has no width; this is the width of the widest table.
 err = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
 

@@ -81,8 +81,8 @@ def measure_host_costs(num_rounds: int, numbers: Sequence[int] = NUM_ROWS) -> li
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     kernels = DecodeKernels(_NoKernels, is_length_bound=True)
 
-    def make_runner(loaded: LoadedModel, max_sequences: int, *_: object, **__: object) -> CudaRunner:
-        return CudaRunner(loaded, max_sequences, kernels)
+    def make_runner(loaded: LoadedModel, config: EngineConfig, _: object) -> CudaRunner:
+        return CudaRunner(loaded, config.max_batch, kernels=kernels)
 
     with patch.object(engines, "make_runner", make_runner):
         return [HostCost(number, _us_per_step(number, num_rounds), MAX_US.get(number)) for number in numbers]
