@@ -157,7 +157,7 @@ class Fanout:
     def _attempt(
         self, context: RequestContext, branch: BranchSpec, slot: int | None, after_delivery: ExitStack
     ) -> BranchOutcome:
-        """Up to `MAX_ATTEMPTS` calls, fewer after `SCARCE_MEMORY`; preferably on slots that have not failed this branch.
+        """Up to `MAX_ATTEMPTS` calls, fewer after `SCARCE_MEMORY`; preferably on slots that have not failed it.
 
         Args:
             slot: reserved by the caller for the first attempt; None: reserve here.

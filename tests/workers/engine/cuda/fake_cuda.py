@@ -29,6 +29,7 @@ import json
 import os
 import time
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +38,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 ENVIRONMENT = "TERCET_TEST_FAKE_CUDA"  # JSON: the arguments of FakeCuda, and "failures": a list of arguments of `fail`
 _FACTORIES = (
@@ -98,7 +98,7 @@ class FakeCuda:
         self._broken_by: Exception | None = None
         self._pending: list[tuple[Tensor, Tensor]] = []  # copies to pinned memory: target, what it will hold
         self._num_done = 0  # copies that are done, of all there ever were
-        self._pinned = WeakIdKeyDictionary()
+        self._pinned: set[int] = set()  # storages
         self._unpoisoned: list[FakeGraph] = []
 
     def fail(self, point: str, error: str, after: int = 0, times: int = 1) -> None:
@@ -151,10 +151,12 @@ class FakeCuda:
         _poison(target)
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        return tensor in self._pinned
+        return _storage(tensor) in self._pinned
 
     def pin(self, tensor: Tensor) -> Tensor:
-        self._pinned[tensor] = True
+        storage = _storage(tensor)
+        self._pinned.add(storage)
+        weakref.finalize(tensor, self._pinned.discard, storage)  # its address may be used again
         return tensor
 
     def num_copies(self) -> int:
