@@ -11,8 +11,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tests.workers.engine.helpers import TINY, peaked_weights
+from workers.engine import sampling
 from workers.engine.core import EngineCore
-from workers.engine.cuda import runner as runner_module
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.errors import OutOfMemory
 from workers.engine.loader import LoadedModel, build
@@ -113,19 +113,17 @@ def test_a_draw_without_memory_fails_its_sequence_and_nothing_else(
     position: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two sequences with penalties are drawn together on the host; the memory does for each of them but one."""
-    penalized = {"repetition_penalty": 1.3}
+    penalized: dict[str, Any] = {"repetition_penalty": 1.3}
     harness = Harness()
     mates = [harness.add((7, 8), 1), harness.add((5, 6), 2, **penalized)]
     victim = harness.add((9, 9, 9), 3, **penalized)
 
-    real = runner_module.sample
-
     def sample(logits: Any, draws: Any) -> Any:
         if any(draw.seed == 3 and draw.position >= position for draw in draws):
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return real(logits, draws)
+        return sampling.sample(logits, draws)
 
-    monkeypatch.setattr(runner_module, "sample", sample)
+    monkeypatch.setattr("workers.engine.cuda.runner.sample", sample)
     harness.run()
     assert isinstance(victim.result().failure, OutOfMemory)
     assert len(victim.result().token_ids) == position
