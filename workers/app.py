@@ -34,6 +34,9 @@ from workers.service import Branch, SlotService
 FATAL_EXIT_CODE = 70
 # From a fatal failure to the process's end: in this time threads send the failed state and the sequences' last lines.
 LAST_WORDS_S = 0.1
+# The same before the model is loaded: nothing waits for the process's end, and the supervisor, which asks the gateway
+# ten times a second, must see the reason.
+LOAD_LAST_WORDS_S = 0.5
 NDJSON = "application/x-ndjson"
 TOKENS_PER_PART = 1 << 14
 log = structlog.get_logger()
@@ -173,7 +176,12 @@ def build() -> SlotApp:
         omp_num_threads=os.environ["OMP_NUM_THREADS"],
         pid=os.getpid(),
     )
-    service = SlotService(slot, plan.model(slot.model), config, _int8_results(settings), on_fatal=_exit_process)
+
+    def end(failure: EngineFailure) -> None:
+        is_loaded = service.state().n_ctx > 0
+        _exit_process(failure, LAST_WORDS_S if is_loaded else LOAD_LAST_WORDS_S)
+
+    service = SlotService(slot, plan.model(slot.model), config, _int8_results(settings), on_fatal=end)
     return create_app(service, HangupWatcher())
 
 
@@ -187,7 +195,7 @@ def _int8_results(settings: Settings) -> Path | None:
         return None
 
 
-def _exit_process(failure: EngineFailure) -> None:
-    time.sleep(LAST_WORDS_S)
+def _exit_process(failure: EngineFailure, last_words_s: float) -> None:
+    time.sleep(last_words_s)
     log.error("worker_ended", reason=failure.detail, exit_code=FATAL_EXIT_CODE)
     os._exit(FATAL_EXIT_CODE)

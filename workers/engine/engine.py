@@ -63,6 +63,9 @@ FIRST_BACKOFF_S = 1.0  # doubled after each failed load
 MAX_BACKOFF_S = 30.0
 WARM_UP_PROMPT_TOKENS = 16
 WARM_UP_TOKENS = 4
+# Branches of a request, and the gateway's retries of them, reach a worker within milliseconds; a loaded machine takes
+# longer.
+MAX_SIBLING_DELAY_S = 1.0
 # Weight of the latest step in the moving average of the time per step: about 20 steps contribute.
 SMOOTHING = 0.1
 
@@ -145,6 +148,8 @@ class Engine:
         self._loaded: LoadedModel | None = None
         self._core: EngineCore | None = None
         self._ms_per_token = 0.0
+        self._failed_prompts: set[tuple[int, ...]] = set()  # of the sequences that a step could not compute last
+        self._failed_at = float("-inf")
         self._has_just_failed = False  # no sequence drew its first token since the last failure
         self._watchdog = Watchdog(config.hang_s, self._end_hang)
         self._load_watchdog = Watchdog(config.load_s, self._end_load_hang)
@@ -341,9 +346,9 @@ class Engine:
             if timing is None:
                 self._wait_for_siblings(core)
                 continue
-            if timing.failures:  # of one step, so of one shortage
-                self._accept_failure(timing.failures[0])
-            if timing.num_first_tokens and not timing.failures:
+            if timing.failures:
+                self._accept_failures(timing.failures)
+            elif timing.num_first_tokens:
                 self._has_just_failed = False
             weight = 1 - (1 - SMOOTHING) ** timing.num_steps
             self._ms_per_token += weight * (1e3 * timing.s_per_step - self._ms_per_token)
@@ -353,6 +358,20 @@ class Engine:
         `_accept_failure`."""
         self._accept_failure(failure)
         core.recover(failure)
+
+    def _accept_failures(self, failures: list[tuple[Sequence, EngineFailure]]) -> None:
+        """Records the failures of sequences that a step could not compute; raises as `_accept_failure`.
+
+        Those of siblings are one failure, whether or not they came in the same step: else a single request, whose
+        branches do not arrive together, would end the process.
+        """
+        prompts = {sequence.prompt for sequence, _ in failures}
+        now, failure = time.monotonic(), failures[0][1]
+        if prompts <= self._failed_prompts and now - self._failed_at < MAX_SIBLING_DELAY_S:
+            self._record(failure)
+            return
+        self._accept_failure(failure)
+        self._failed_prompts, self._failed_at = prompts, now
 
     def _accept_failure(self, failure: EngineFailure) -> None:
         """Records a failure that the engine survives.
@@ -406,7 +425,7 @@ class Engine:
 
     def _fail(self, failure: EngineFailure) -> None:
         """Ends all sequences and reports that the device, or the engine itself, can no longer be used."""
-        self._record(failure)
+        self._record(failure, is_fatal=True)
         self._set_state(EngineState.FAILED, failure.detail)
         self._finish_all(failure)
         self._on_fatal(failure)
@@ -423,15 +442,17 @@ class Engine:
     def _end_hang(self, failure: EngineFailure | None = None) -> None:
         """In the watchdog's thread. The sequences stay as they are: they are the engine's thread's."""
         failure = failure or Hang()
-        self._record(failure)
+        self._record(failure, is_fatal=True)
         self._set_state(EngineState.FAILED, failure.detail)
         self._on_fatal(failure)
 
-    def _record(self, failure: EngineFailure, **fields: object) -> None:
+    def _record(self, failure: EngineFailure, *, is_fatal: bool = False, **fields: object) -> None:
         """Counts and logs a failure, of any kind."""
         with self._lock:
             self._failures[failure.kind] += 1
-        log.error("engine_failed", kind=failure.kind, reason=failure.detail, **fields, exc_info=failure)
+        log.error(
+            "engine_failed", kind=failure.kind, reason=failure.detail, is_fatal=is_fatal, **fields, exc_info=failure
+        )
 
     @property
     def _is_stopping(self) -> bool:
