@@ -109,7 +109,12 @@ $(SERVE): requirements/pip.txt requirements/serve.txt requirements/torch.txt req
 $(DEV): $(SERVE) requirements/dev.txt
 	@rm -f $(DEV)
 	@$(PIP) $(INSTALL) --require-hashes -r requirements/serve.txt -r requirements/dev.txt
+	@$(VENV)/bin/python -c 'import triton, cuda.bindings' 2>/dev/null || \
+		$(PIP) $(INSTALL) -c requirements/cuda.txt $(GPU_COMPILER)
 	@touch $(DEV)
+
+# What a CUDA build of torch brings along. Without a GPU, the tests compile and interpret the kernels with them.
+GPU_COMPILER = triton cuda-bindings
 
 # Where and with which Python a virtual environment is made.
 ORIGIN = $(PYTHON) -c 'import sys; print("$(CURDIR)", sys.base_prefix, *sys.version_info[:2])'

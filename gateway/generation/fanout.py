@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -30,7 +30,7 @@ from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
-from shared.errors import TercetError, internal_error
+from shared.errors import Overloaded, TercetError, internal_error
 from shared.protocol import Done, GenerateRequest, Group, Token
 
 MAX_ATTEMPTS = 3
@@ -40,6 +40,8 @@ MAX_BRANCHES_AT_ONCE = 8
 TRANSIENT_REFUSALS = frozenset({"slot_full", "not_ready"})
 # Pause before the second attempt after such a refusal; four times as long before the third.
 RETRY_PAUSE_S = 0.025
+# Pause of a branch beyond `MAX_BRANCHES_AT_ONCE` before it tries a full queue again.
+FULL_QUEUE_PAUSE_S = 0.1
 # A worker's deadline is this much earlier than the request's, so that a partial completion arrives in time.
 RETURN_MARGIN_S = 0.005
 
@@ -85,7 +87,8 @@ class Fanout:
         """Reserve room for the request's branches together, then start them. They deliver their events to `context`.
 
         Where the pool has less room than branches, even when idle, the rest reserve theirs one at a time. So do
-        branches beyond `MAX_BRANCHES_AT_ONCE`, which start as others end and wait for room like new requests.
+        branches beyond `MAX_BRANCHES_AT_ONCE`, which start as others end and wait for room like new requests. They
+        try a full queue again until the deadline, because a refusal would discard what the others have computed.
 
         Raises:
             Overloaded, NotReady, DeadlineExceeded, ClientGone: from the reservation; no branch was started.
@@ -162,14 +165,9 @@ class Fanout:
         spec = context.spec
         started_at = time.monotonic()
         failed_slots: set[int] = set()
-        is_admitted = not MAX_BRANCHES_AT_ONCE <= branch.index < spec.num_branches
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if slot is None:
-                [slot] = self._admission.reserve(
-                    spec.model, 1, spec.deadline,
-                    owner=spec.owner, avoid=failed_slots, is_retry=is_admitted or attempt > 1,
-                    document=spec.document, pin=context.pin, cancelling=context.on_cancel,
-                )  # fmt: skip
+                slot = self._reserve_one(context, branch, failed_slots, attempt)
             outcome = "ok"
             try:
                 done = self._call(context, branch, slot, attempt, after_delivery)
@@ -187,6 +185,30 @@ class Fanout:
             failed_slots.add(slot)
             slot = None
         raise AssertionError("the last attempt returns")
+
+    def _reserve_one(
+        self, context: RequestContext, branch: BranchSpec, failed_slots: Collection[int], attempt: int
+    ) -> int:
+        """Room for one branch of a request that was admitted.
+
+        Raises:
+            TercetError: as `Admission.reserve`; `Overloaded` only at the deadline.
+        """
+        spec = context.spec
+        is_admitted = attempt > 1 or not MAX_BRANCHES_AT_ONCE <= branch.index < spec.num_branches
+        while True:
+            try:
+                [slot] = self._admission.reserve(
+                    spec.model, 1, spec.deadline,
+                    owner=spec.owner, avoid=failed_slots, is_retry=is_admitted,
+                    document=spec.document, pin=context.pin, cancelling=context.on_cancel,
+                )  # fmt: skip
+            except Overloaded:
+                if context.is_over or time.monotonic() + FULL_QUEUE_PAUSE_S >= spec.deadline:
+                    raise
+                context.pause(FULL_QUEUE_PAUSE_S)
+            else:
+                return slot
 
     def _take_retry(self) -> bool:
         is_granted = self._retry_budget.take_retry()
