@@ -158,9 +158,11 @@ def build() -> SlotApp:
         cache_bytes=None if slot.memory is None else slot.memory.cache_bytes,
         allocation_lock=nullcontext if slot.device == "cpu" else partial(holding_device, settings, slot.device),
         hang_s=settings.hang_s,
+        load_s=settings.load_s,
         num_threads=int(os.environ["OMP_NUM_THREADS"]) if is_on_cpu else None,
         step_delay_s=settings.test_step_delay_ms.get(slot.index, 0.0) / 1e3,
         faults=settings.test_faults,
+        load_fault=settings.test_load_faults.get(slot.index),
     )
     log.info(
         "worker_started",

@@ -1,8 +1,11 @@
-"""How much memory is free on this machine, and how much of it the KV cache of a CPU worker may take."""
+"""Memory: what is free here, how much of it a CPU worker's KV cache may take, and the release of what is not used."""
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
+
+import torch
 
 # Of the free memory; other workers on the machine and the rest of this process need memory, too.
 MEMORY_SHARE = 0.3
@@ -27,6 +30,13 @@ def free_bytes() -> int:
     except (OSError, ValueError):  # no such file, or "max": no limit
         pass
     return max(0, min(free))
+
+
+def release_memory() -> None:
+    """Frees what only cycles reference (an exception and its frames are one), then the GPU memory that torch keeps."""
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
 
 
 def _meminfo_available() -> int:

@@ -102,18 +102,18 @@ class CudaRunner:
         self,
         loaded: LoadedModel,
         max_sequences: int,
-        kernels: DecodeKernels | None = None,
         cache_bytes: int | None = None,
+        kernels: DecodeKernels | None = None,
     ) -> None:
         """
         Args:
             max_sequences: sequences that can run at once.
-            kernels: of the decode steps; None for those of `choose_kernels`.
             cache_bytes: memory of the KV cache; by default a share of what is free.
+            kernels: of the decode steps; None for those of `choose_kernels`.
 
         Raises:
+            LoadFailure: if `cache_bytes` are not free, or a step cannot be captured as a CUDA graph.
             MemoryError: if the sequences' keys and values do not fit.
-            LoadFailure: if a step cannot be captured as a CUDA graph, or `cache_bytes` are not free.
         """
         self._model = loaded.model
         self._device = torch.device(loaded.device)
