@@ -477,7 +477,7 @@ def make_runner(loaded: LoadedModel, config: EngineConfig, interrupt: Interrupt)
     """The runner for the model's device. A GPU's steps cannot be interrupted: what is launched runs to its end."""
     if loaded.device == "cpu":
         return CpuRunner(loaded, config.max_batch, interrupt)
-    return CudaRunner(loaded, config.max_batch, config.cache_bytes)
+    return CudaRunner(loaded, config.max_batch, cache_bytes=config.cache_bytes)
 
 
 def _check(request: EngineRequest, loaded: LoadedModel) -> None:
