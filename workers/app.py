@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import falcon
 import msgspec
@@ -25,6 +24,7 @@ from shared.plan import read_plan
 from shared.protocol import Done, Failed, TokenizeResponse, parse_generate_request, parse_tokenize_request
 from shared.settings import Settings
 from shared.telemetry import configure_structlog
+from shared.worker_environment import cache_directory
 from workers.engine.engine import EngineConfig, EngineFailure
 from workers.service import Branch, SlotService
 
@@ -147,12 +147,14 @@ def build() -> SlotApp:
     configure_structlog("workers", settings.log)
     plan = read_plan(settings.run_path)
     slot = plan.slots[int(os.environ["TERCET_SLOT"])]
+    cache = cache_directory(settings)
     is_on_cpu = slot.device == "cpu" or settings.compute == "cpu"
     config = EngineConfig(
         # CUDA_VISIBLE_DEVICES leaves this process one GPU, whatever its number in the plan.
         device="cpu" if is_on_cpu else "cuda",
         dtype=settings.dtype,
         max_batch=slot.max_batch,
+        kernel_directory=cache,
         hang_s=settings.hang_s,
         num_threads=int(os.environ["OMP_NUM_THREADS"]) if is_on_cpu else None,
         step_delay_s=settings.test_step_delay_ms.get(slot.index, 0.0) / 1e3,
@@ -167,18 +169,9 @@ def build() -> SlotApp:
         omp_num_threads=os.environ["OMP_NUM_THREADS"],
         pid=os.getpid(),
     )
-    service = SlotService(slot, plan.model(slot.model), config, _int8_results(settings), on_fatal=_exit_process)
+    int8_results = None if cache is None else cache / "int8"
+    service = SlotService(slot, plan.model(slot.model), config, int8_results, on_fatal=_exit_process)
     return create_app(service, HangupWatcher())
-
-
-def _int8_results(settings: Settings) -> Path | None:
-    """Where results of the int8 check are cached; None without a home directory."""
-    if settings.cache_dir is not None:
-        return settings.cache_dir / "int8"
-    try:
-        return Path.home() / ".cache" / "tercet" / "int8"
-    except RuntimeError:
-        return None
 
 
 def _exit_process(failure: EngineFailure) -> None:

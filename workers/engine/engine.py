@@ -13,6 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import structlog
 import torch
@@ -73,6 +74,7 @@ class EngineConfig:
     dtype: str = "auto"  # auto, fp32, bf16, fp16 or int8
     max_batch: int = 48  # sequences running and waiting, together
     hang_s: float = 10.0  # a step that takes longer ends the process; 0 disables the watchdog
+    kernel_directory: Path | None = None  # where the choice of a GPU's kernels is stored; None stores nothing
     num_threads: int | None = None  # of torch; None leaves torch's setting unchanged
     step_delay_s: float = 0.0  # for tests: pause before each step, which then is a single decode step
     faults: Mapping[int, Fault] = field(default_factory=dict)  # for tests: by seed, how a step with it fails
@@ -99,6 +101,7 @@ class EngineStatus:
     max_batch: int
     n_ctx: int
     dtype: str  # of the loaded model; the configured one until then
+    kernels: str  # of a GPU, and whether steps are CUDA graphs; empty on a CPU and until loaded
     failures: dict[str, int]  # since the start, by `EngineFailure.kind`
 
 
@@ -137,6 +140,7 @@ class Engine:
         self._loaded: LoadedModel | None = None
         self._core: EngineCore | None = None
         self._ms_per_token = 0.0
+        self._kernels = ""
         self._has_just_failed = False  # no token was drawn since the last recovery
         self._watchdog = Watchdog(config.hang_s, self._end_hang)
         self._interrupt = Interrupt()
@@ -183,6 +187,7 @@ class Engine:
                 max_batch=self._config.max_batch,
                 n_ctx=loaded.config.n_positions if loaded else 0,
                 dtype=loaded.dtype if loaded else self._config.dtype,
+                kernels=self._kernels,
                 failures=dict(self._failures),
             )
 
@@ -231,7 +236,8 @@ class Engine:
             self._set_state(EngineState.LOADING)
             try:
                 loaded = self._load(self._report_progress)
-                runner = make_runner(loaded, self._config.max_batch, self._interrupt)
+                runner = make_runner(loaded, self._config, self._interrupt)
+                self._kernels = runner.kernels if isinstance(runner, CudaRunner) else ""
                 self._warm_up(runner)
             except BaseException as error:  # noqa: BLE001 - any kind of broken file; a panic in Rust is no Exception
                 failure = load_failure(error, self._config.device)
@@ -375,11 +381,11 @@ class Engine:
             self._on_change()
 
 
-def make_runner(loaded: LoadedModel, max_sequences: int, interrupt: Interrupt) -> Runner:
+def make_runner(loaded: LoadedModel, config: EngineConfig, interrupt: Interrupt) -> Runner:
     """The runner for the model's device. A GPU's steps cannot be interrupted: what is launched runs to its end."""
     if loaded.device == "cpu":
-        return CpuRunner(loaded, max_sequences, interrupt)
-    return CudaRunner(loaded, max_sequences)
+        return CpuRunner(loaded, config.max_batch, interrupt)
+    return CudaRunner(loaded, config.max_batch, kernel_directory=config.kernel_directory)
 
 
 def _check(request: EngineRequest, loaded: LoadedModel) -> None:
