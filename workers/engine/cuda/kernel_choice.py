@@ -102,6 +102,7 @@ def choose_kernels(
                 log.warning("kernels_rejected", device=gpu.name, reason=NOT_COMPILED, exc_info=error)
                 return KernelChoice("torch", NOT_COMPILED)
             choice = KernelChoice("torch", difference) if difference else KernelChoice("triton")
+            torch.cuda.empty_cache()  # the KV cache is sized by what is free
         store.write(key, StoredChoice(choice.kernels, choice.reason))
     level = log.warning if choice.reason else log.info
     level("kernels_chosen", kernels=choice.kernels, reason=choice.reason, key=key)

@@ -111,6 +111,7 @@ class CudaRunner:
         self,
         loaded: LoadedModel,
         max_sequences: int,
+        cache_bytes: int | None = None,
         kernels: DecodeKernels | None = None,
         *,
         kernel_directory: Path | None = None,
@@ -118,12 +119,13 @@ class CudaRunner:
         """
         Args:
             max_sequences: sequences that can run at once.
+            cache_bytes: memory of the KV cache; by default a share of what is free.
             kernels: of the decode steps; None for those of `choose_kernels`.
             kernel_directory: where that choice is stored; None stores nothing.
 
         Raises:
-            MemoryError: if their keys and values do not fit in the device's free memory.
-            LoadFailure: if a step cannot be captured as a CUDA graph.
+            LoadFailure: if `cache_bytes` are not free, or a step cannot be captured as a CUDA graph.
+            MemoryError: if the sequences' keys and values do not fit.
         """
         self._model = loaded.model
         self._device = torch.device(loaded.device)
@@ -137,7 +139,7 @@ class CudaRunner:
             kernels = make_kernels(choice.kernels, self._model, max_sequences, self._device)
             if self._is_cuda:
                 self.kernels = f"{choice}; graphs: on"  # what cannot be captured is refused
-        self._cache = KVCache(loaded.config, max_sequences, dtype, self._device)
+        self._cache = KVCache(loaded.config, max_sequences, dtype, self._device, cache_bytes)
         self.num_entries = self._cache.layout.num_entries
         log.info(
             "kv_cache_allocated", device=str(self._device), memory_mib=self._cache.num_bytes >> 20,

@@ -382,9 +382,9 @@ def install(fake: FakeCuda, replace: Callable[[Any, str, Any], None] = setattr) 
         multi_processor_count=132, L2_cache_size=50 << 20, warp_size=32,
     )  # fmt: skip
     replacements: dict[str, Any] = {
-        "Stream": functools.partial(FakeStream, fake),
-        "Event": functools.partial(FakeEvent, fake),
-        "CUDAGraph": functools.partial(FakeGraph, fake),
+        "Stream": _bound(FakeStream, fake),
+        "Event": _bound(FakeEvent, fake),
+        "CUDAGraph": _bound(FakeGraph, fake),
         "graph": functools.partial(_GraphContext, fake),
         "graph_pool_handle": lambda: (0, 1),
         "stream": functools.partial(_StreamContext, fake),
@@ -452,6 +452,15 @@ def install_from_environment(environment: Mapping[str, str] = os.environ) -> Fak
     for failure in failures:
         fake.fail(**failure)
     return fake
+
+
+def _bound(kind: type, fake: FakeCuda) -> type:
+    """A class of which no argument is the device: libraries name torch's classes in their type hints."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        kind.__init__(self, fake, *args, **kwargs)  # type: ignore[misc]
+
+    return type(kind.__name__, (kind,), {"__init__": __init__})
 
 
 def _on_cpu(fake: FakeCuda, function: Callable[..., Any]) -> Callable[..., Any]:
