@@ -28,7 +28,7 @@ from workers.engine.request import EngineRequest, SamplingParams
 from workers.engine.runner import Runner, RunnerOutput
 from workers.engine.scheduler_output import SchedulerOutput
 
-LEFT_BYTES = 64 << 20  # of a GPU's memory, when it is full
+LEFT_BYTES = 16 << 20  # of a GPU's memory, when it is full
 BAD_SEED = 13
 HANG_S = 3.0
 MAX_BATCH = 3  # few graphs to capture

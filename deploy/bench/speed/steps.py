@@ -59,7 +59,7 @@ class DecodeSteps:
             kernels: None for those that a worker uses on this device.
 
         Raises:
-            MemoryError: the keys and values of `max_rows` whole contexts do not fit.
+            MemoryError: not even one context fits, or the suffixes of `max_rows` rows do not.
         """
         self._is_captured = device.startswith("cuda")
         if self._is_captured:
@@ -75,20 +75,16 @@ class DecodeSteps:
         self._batches: dict[tuple[int, int], Callable[[], object]] = {}
         self._recorder: GraphRecorder | None = None
 
-    @property
-    def max_rows(self) -> int:
-        """Rows with a whole context of their own that fit in the KV cache."""
-        return min(self._cache.layout.num_entries, self._cache.layout.max_sequences)
-
     @torch.inference_mode()
     def replay(self, num_rows: int, num_tokens: int) -> Callable[[], object]:
         """A function that replays the step of `num_rows` sequences whose contexts have `num_tokens` tokens.
 
         Raises:
-            MemoryError: more rows than `max_rows`.
+            MemoryError: the contexts, or their suffixes, do not fit in the KV cache.
         """
-        if num_rows > self.max_rows:
-            raise MemoryError(f"the KV cache has {self.max_rows} whole contexts, not {num_rows}")
+        layout = self._cache.layout
+        if num_rows * num_tokens > layout.num_entries * layout.n_ctx or num_rows > layout.max_sequences:
+            raise MemoryError(f"the KV cache has no room for {num_rows} contexts of {num_tokens} tokens")
         if (num_rows, num_tokens) not in self._batches:
             self._batches[num_rows, num_tokens] = self._capture(num_rows, num_tokens)
         return self._batches[num_rows, num_tokens]
@@ -111,12 +107,13 @@ class DecodeSteps:
         return partial(_call, program, batch)
 
     def _fill(self, batch: Batch, num_tokens: int) -> None:
-        """The table of a batch whose rows each read an entry of their own, and write into their suffix."""
+        """The table of a batch whose rows each read slots of their own, one context after the other, and write into
+        their suffix."""
         layout, table, position = self._cache.layout, batch.table, num_tokens - 1
         for row in range(batch.size):
             table[ID, row] = row + 1
             table[START, row] = position
-            table[ENTRY, row] = layout.first_of_entry(row)
+            table[ENTRY, row] = row * num_tokens
             table[SUFFIX, row] = layout.first_of_suffix(row) - position
         table[MOVES] = 0  # the next replay has the same context
         table[POSITION] = position
@@ -124,6 +121,7 @@ class DecodeSteps:
         table[UNIFORMS:] = 0.5
 
 
+@torch.inference_mode()
 def _call(program: Callable[[], object], _batch: Batch) -> object:
     """The batch is held because the program reads its table."""
     return program()
