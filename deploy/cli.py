@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.bench.cli import bench
+from deploy.gpu_memory import memory_tables
 from deploy.local_client import local_client
 from deploy.planning import make_plan
 from deploy.rolling_reload import reload_slots
@@ -84,7 +85,7 @@ def plan(
     write: Annotated[bool, typer.Option(help="Make a new plan and write it to the run directory.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Show which worker holds which model on which device, under the current settings."""
+    """Show which worker holds which model on which device, and how they divide the memory of GPUs."""
     settings = Settings.load(os.environ)
     found = None if write else read_current_plan(settings, os.environ)
     if found is None:
@@ -99,6 +100,8 @@ def plan(
         directory = found.model(slot.model).directory
         table.add_row(str(slot.index), slot.device, slot.model, directory, str(slot.max_batch), slot.socket)
     out.print(table)
+    for part in memory_tables(found):
+        out.print(part, highlight=False)
     for model in found.models:
         if model.warning:
             out.print(f"[yellow]Note:[/] {model.warning}")
@@ -172,8 +175,8 @@ def reload(
 ) -> None:
     """Replace the workers slot by slot, with the checkpoints as they are now. Stops at the first failure.
 
-    SIGHUP to `tercet serve` replaces all workers at once, with the same checkpoints; each serves until its successor
-    is warm.
+    SIGHUP to `tercet serve` replaces all workers, with the same checkpoints; each serves until its successor is warm.
+    On a GPU whose memory does not hold a successor it is refused.
     """
     settings = Settings.load(os.environ)
     reload_slots(

@@ -10,7 +10,8 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 
 import falcon
@@ -23,6 +24,7 @@ from shared.hangups import HangupWatcher
 from shared.metrics import SlotCollector
 from shared.plan import read_plan
 from shared.protocol import Done, Failed, TokenizeResponse, parse_generate_request, parse_tokenize_request
+from shared.run_directory import holding_device
 from shared.settings import Settings
 from shared.telemetry import configure_structlog
 from workers.engine.engine import EngineConfig, EngineFailure
@@ -153,6 +155,8 @@ def build() -> SlotApp:
         device="cpu" if is_on_cpu else "cuda",
         dtype=settings.dtype,
         max_batch=slot.max_batch,
+        cache_bytes=None if slot.memory is None else slot.memory.cache_bytes,
+        allocation_lock=nullcontext if slot.device == "cpu" else partial(holding_device, settings, slot.device),
         hang_s=settings.hang_s,
         load_s=settings.load_s,
         num_threads=int(os.environ["OMP_NUM_THREADS"]) if is_on_cpu else None,

@@ -111,6 +111,17 @@ def bench_engine(
     _report(result, [*tables, rows_table(result.rows)], plot_rows, plot_path)
 
 
+@bench.command("host")
+def bench_host(rounds: Rounds = 7, quick: Quick = False) -> None:
+    """Host time of a decode step on the GPU path, with the device's part left out. Needs no GPU."""
+    from deploy.bench.speed import host_cost  # only here: it imports torch
+
+    options = _options("synthetic:small", "cpu", rounds, quick, None, 0)
+    with _run("host", options) as result:
+        result.rows = host_cost.measure_host_costs(options.num_rounds)
+    _report(result, [host_cost.cost_table(result.rows)])
+
+
 @bench.command("http")
 def bench_http(
     clients: Annotated[

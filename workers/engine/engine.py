@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import structlog
@@ -73,6 +74,9 @@ class EngineConfig:
     device: str = "cpu"
     dtype: str = "auto"  # auto, fp32, bf16, fp16 or int8
     max_batch: int = 48  # sequences running and waiting, together
+    cache_bytes: int | None = None  # of the KV cache on a GPU; None takes a share of the free memory
+    # Held while a worker allocates and captures, so that workers of a GPU do not measure each other's halves.
+    allocation_lock: Callable[[], AbstractContextManager[object]] = nullcontext
     hang_s: float = 10.0  # a step that takes longer ends the process; 0 disables the watchdog
     load_s: float = 0.0  # loading and warming up that take longer end the process; 0 disables this deadline
     num_threads: int | None = None  # of torch; None leaves torch's setting unchanged
@@ -279,8 +283,11 @@ class Engine:
             loaded = self._load(self._report_progress)
             if self._config.load_fault is not None:
                 raise_fault(self._config.load_fault)
-            runner = make_runner(loaded, self._config.max_batch, self._interrupt)
-            self._warm_up(runner)
+            self._load_watchdog.disarm()  # other workers of the device have deadlines of their own
+            with self._config.allocation_lock():
+                self._load_watchdog.arm(time.monotonic())
+                runner = make_runner(loaded, self._config, self._interrupt)
+                self._warm_up(runner)
         except BaseException as error:  # any kind of broken file; a panic in Rust is no Exception
             failure = load_failure(error, self._config.device)
             if not failure.is_recoverable:
@@ -445,11 +452,11 @@ class Engine:
             self._on_change()
 
 
-def make_runner(loaded: LoadedModel, max_sequences: int, interrupt: Interrupt) -> Runner:
+def make_runner(loaded: LoadedModel, config: EngineConfig, interrupt: Interrupt) -> Runner:
     """The runner for the model's device. A GPU's steps cannot be interrupted: what is launched runs to its end."""
     if loaded.device == "cpu":
-        return CpuRunner(loaded, max_sequences, interrupt)
-    return CudaRunner(loaded, max_sequences)
+        return CpuRunner(loaded, config.max_batch, interrupt)
+    return CudaRunner(loaded, config.max_batch, config.cache_bytes)
 
 
 def _check(request: EngineRequest, loaded: LoadedModel) -> None:

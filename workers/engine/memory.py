@@ -1,4 +1,4 @@
-"""Memory: how much the KV cache of a CPU worker may take, and the release of what is no longer used."""
+"""Memory: what is free here, how much of it a CPU worker's KV cache may take, and the release of what is not used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ MEMORY_SHARE = 0.3
 
 
 def cache_budget_bytes() -> int:
-    """MEMORY_SHARE of the memory that is available, on the machine and in this process's cgroup.
+    """MEMORY_SHARE of the free memory; raises as `free_bytes`."""
+    return int(MEMORY_SHARE * free_bytes())
+
+
+def free_bytes() -> int:
+    """The memory that is available, on the machine and in this process's cgroup.
 
     Raises:
         OSError: if /proc/meminfo does not say.
@@ -24,7 +29,7 @@ def cache_budget_bytes() -> int:
         free.append(limit - int((group / "memory.current").read_text()))
     except (OSError, ValueError):  # no such file, or "max": no limit
         pass
-    return int(MEMORY_SHARE * max(0, min(free)))
+    return max(0, min(free))
 
 
 def release_memory() -> None:

@@ -71,11 +71,11 @@ def test_a_device_error_of_the_runner_or_its_warm_up_is_fatal(stage: str, monkey
     fatal: list[EngineFailure] = []
     attempts: list[int] = []
 
-    def make_runner(loaded: LoadedModel, max_sequences: int, _: object) -> Runner:
+    def make_runner(loaded: LoadedModel, config: EngineConfig, _: object) -> Runner:
         attempts.append(1)
         if stage == "runner":
             raise torch.AcceleratorError("CUDA error: device-side assert triggered")
-        return FaultyRunner(CudaRunner(loaded, max_sequences), {0: "device"})  # 0 is the warm-up's seed
+        return FaultyRunner(CudaRunner(loaded, config.max_batch), {0: "device"})  # 0 is the warm-up's seed
 
     monkeypatch.setattr(engine_module, "make_runner", make_runner)
     engine = Engine(EngineConfig(device="cpu:0", hang_s=0, max_batch=3), load_tiny, on_fatal=fatal.append)
@@ -133,8 +133,8 @@ def test_a_retried_load_has_released_what_the_failed_one_made(stage: str, monkey
         made.append(weakref.ref(loaded.model.token_embedding))
         return loaded
 
-    def make_runner(loaded: LoadedModel, max_sequences: int, _: object) -> Runner:
-        runner = CudaRunner(loaded, max_sequences)
+    def make_runner(loaded: LoadedModel, config: EngineConfig, _: object) -> Runner:
+        runner = CudaRunner(loaded, config.max_batch)
         made.append(weakref.ref(runner))
         if len(alive) > 1:
             return runner

@@ -98,15 +98,22 @@ class CudaRunner:
     """Runs a model on a GPU, from one thread. For tests also on a CPU, where nothing is captured."""
 
     @torch.inference_mode()
-    def __init__(self, loaded: LoadedModel, max_sequences: int, kernels: DecodeKernels | None = None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        max_sequences: int,
+        cache_bytes: int | None = None,
+        kernels: DecodeKernels | None = None,
+    ) -> None:
         """
         Args:
             max_sequences: sequences that can run at once.
+            cache_bytes: memory of the KV cache; by default a share of what is free.
             kernels: of the decode steps; None for those of `choose_kernels`.
 
         Raises:
-            MemoryError: if their keys and values do not fit in the device's free memory.
-            LoadFailure: if a step cannot be captured as a CUDA graph.
+            LoadFailure: if `cache_bytes` are not free, or a step cannot be captured as a CUDA graph.
+            MemoryError: if the sequences' keys and values do not fit.
         """
         self._model = loaded.model
         self._device = torch.device(loaded.device)
@@ -114,7 +121,7 @@ class CudaRunner:
         if self._device.index is not None and self._is_cuda:
             torch.cuda.set_device(self._device)
         dtype = self._model.token_embedding.dtype
-        self._cache = KVCache(loaded.config, max_sequences, dtype, self._device)
+        self._cache = KVCache(loaded.config, max_sequences, dtype, self._device, cache_bytes)
         self.num_entries = self._cache.layout.num_entries
         log.info(
             "kv_cache_allocated", device=str(self._device), memory_mib=self._cache.num_bytes >> 20,

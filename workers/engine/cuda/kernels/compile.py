@@ -84,7 +84,7 @@ def compile_kernel(
     """
     Args:
         argument_types: of the parameters that are not constants, in their order, as Triton writes them: "*bf16", "i32",
-            "fp32"; ":16" behind a type if the pointer or number is a multiple of 16.
+            "fp32"; ":16" behind the type of a pointer that is a multiple of 16.
         capability: compute capability, 90 for 9.0.
 
     Raises:

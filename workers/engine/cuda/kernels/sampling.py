@@ -70,8 +70,8 @@ def _find_candidates(
     logits,
     keys,
     sums,
-    stride,
     vocab,
+    STRIDE: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
     LOG_BLOCK: tl.constexpr,
     LOG_CANDIDATES: tl.constexpr,
@@ -79,7 +79,7 @@ def _find_candidates(
     """One block of the vocabulary of one row: its likeliest tokens, and the sum of its exponentials.
 
     Args:
-        logits: float32, `stride` numbers from one row to the next.
+        logits: float32, STRIDE numbers from one row to the next.
         keys: [rows, NUM_BLOCKS, CANDIDATES] int64.
         sums: [rows, 2, NUM_BLOCKS] float32: the highest logit h, and the sum of exp(logit - h).
     """
@@ -89,7 +89,7 @@ def _find_candidates(
     row = tl.program_id(1).to(tl.int64)
     ids = block * BLOCK + tl.arange(0, BLOCK)
     is_token = ids < vocab
-    values = tl.load(logits + row * stride + ids, mask=is_token, other=float("-inf"))
+    values = tl.load(logits + row * STRIDE + ids, mask=is_token, other=float("-inf"))
     values = tl.where(values == 0.0, 0.0, values)  # -0.0 equals 0.0, and has other bits
     bits = values.to(tl.int32, bitcast=True)
     # Of negative numbers, the one with the larger bits is the smaller.

@@ -42,16 +42,19 @@ class TritonKernels:
 
     name = "triton"
 
-    def __init__(self, config: GPT2Config, max_sequences: int, device: torch.device) -> None:
+    def __init__(
+        self, config: GPT2Config, max_sequences: int, device: torch.device, launcher: Launcher | None = None
+    ) -> None:
         """
         Args:
             max_sequences: rows of the largest batch.
+            launcher: what launches the kernels; None for the device's.
 
         Raises:
             ModuleNotFoundError: if cuda-bindings is not installed.
             RuntimeError: if the CUDA driver reports an error.
         """
-        self._launcher = Launcher(device)
+        self._launcher = launcher or Launcher(device)
         heads, self._head_width = config.n_head, triton.next_power_of_2(config.head_size)
         self._split = attention.split_size(config.n_positions)
         self._num_splits = attention.num_splits(config.n_positions)
@@ -100,8 +103,8 @@ class TritonKernels:
         size, vocab = logits.shape
         out = torch.empty(2, size, dtype=torch.float64, device=table.device)
         self._launcher.launch(
-            FIND_CANDIDATES, (self._num_blocks, size, 1), logits, self._keys, self._sums, logits.stride(0), vocab,
-            NUM_BLOCKS=self._num_blocks, LOG_BLOCK=LOG_BLOCK, LOG_CANDIDATES=LOG_CANDIDATES,
+            FIND_CANDIDATES, (self._num_blocks, size, 1), logits, self._keys, self._sums, vocab,
+            STRIDE=logits.stride(0), NUM_BLOCKS=self._num_blocks, LOG_BLOCK=LOG_BLOCK, LOG_CANDIDATES=LOG_CANDIDATES,
         )  # fmt: skip
         self._launcher.launch(
             DRAW, (size, 1, 1), self._keys, self._sums, table, out, table.stride(0), size, vocab,
