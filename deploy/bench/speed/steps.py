@@ -64,6 +64,7 @@ class DecodeSteps:
         self._is_captured = device.startswith("cuda")
         if self._is_captured:
             torch.cuda.set_device(device)
+            torch.cuda.empty_cache()  # of an earlier model: the KV cache takes a share of what is free
         self.loaded = load(subject, device, dtype)
         self.device = device
         self._kernels = choose_kernels(self.loaded, torch.device(device)) if kernels is None else kernels
