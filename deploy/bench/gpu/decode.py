@@ -55,4 +55,5 @@ def _measure(steps: DecodeSteps, num_rows: int, num_tokens: int, context: Contex
         "achieved_gb_s": round((paper.weight_bytes + paper.kv_bytes) / step_us / 1e3, 1),
         "tokens_per_s": round(1e6 * num_rows / step_us),
         "num_replays": len(times),
+        "kernels": steps.kernels,
     }

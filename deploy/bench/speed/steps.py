@@ -17,10 +17,10 @@ from typing import Literal
 import torch
 
 from deploy.bench.harness.workload import Subject
-from workers.engine.cuda.forward import DecodeKernels
 from workers.engine.cuda.graphs import Batch, GraphRecorder, bucket_for
+from workers.engine.cuda.kernel_choice import choose_kernels, make_kernels
+from workers.engine.cuda.kernel_store import Kernels, KernelStore
 from workers.engine.cuda.kv_cache import KVCache
-from workers.engine.cuda.runner import choose_kernels
 from workers.engine.cuda.step_kernels import (
     ENTRY,
     ID,
@@ -48,15 +48,20 @@ def load(subject: Subject, device: str, dtype: str) -> LoadedModel:
 
 
 class DecodeSteps:
-    """Decode steps of one model. On a device that is no GPU nothing is captured, and a clock of the host is read."""
+    """Decode steps of one model. On a device that is no GPU nothing is captured, and a clock of the host is read.
+
+    Attributes:
+        loaded: the model.
+        kernels: which kernels the steps use, and why, for operators.
+    """
 
     @torch.inference_mode()
     def __init__(
-        self, subject: Subject, device: str, dtype: str, max_rows: int, kernels: DecodeKernels | None = None
+        self, subject: Subject, device: str, dtype: str, max_rows: int, kernels: Kernels | None = None
     ) -> None:
         """
         Args:
-            kernels: None for those that a worker uses on this device.
+            kernels: by name; None for those that a worker takes on this device before any were tuned.
 
         Raises:
             MemoryError: not even one context fits, or the suffixes of `max_rows` rows do not.
@@ -67,9 +72,13 @@ class DecodeSteps:
             torch.cuda.empty_cache()  # of an earlier model: the KV cache takes a share of what is free
         self.loaded = load(subject, device, dtype)
         self.device = device
-        self._kernels = choose_kernels(self.loaded, torch.device(device)) if kernels is None else kernels
-        weights_dtype = self.loaded.model.token_embedding.dtype
-        self._cache = KVCache(self.loaded.config, max_rows, weights_dtype, torch.device(device))
+        weights_dtype, place = self.loaded.model.token_embedding.dtype, torch.device(device)
+        self.kernels = str(kernels)
+        if kernels is None:
+            choice = choose_kernels(self.loaded.config, weights_dtype, max_rows, place, KernelStore(None))
+            self.kernels, kernels = str(choice), choice.kernels
+        self._kernels = make_kernels(kernels, self.loaded.model, max_rows, place)
+        self._cache = KVCache(self.loaded.config, max_rows, weights_dtype, place)
         # Random, so that no kernel meets values that are equal everywhere.
         for layer in self._cache.layers:
             layer.normal_()
