@@ -30,7 +30,7 @@ def _measure_model(model: str, context: Context, record: Recorder, gb_s: float) 
     if all(step_key(model, *point) in record.result.rows for point in wanted):
         return
     try:
-        steps = DecodeSteps(subject(model), context.device, context.dtype, max(context.row_counts))
+        steps = DecodeSteps(subject(model), context.device, context.dtype, max(context.row_counts), context.kernels)
     except Exception as error:  # noqa: BLE001 - the other model may fit
         record.fail(model, error)
         return
