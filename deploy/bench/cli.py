@@ -23,14 +23,13 @@ from deploy.bench.harness.report import Document
 from deploy.bench.harness.run import measured_run, start_server
 from deploy.bench.harness.server import ROOT
 from deploy.bench.quality import distinct, replay
+from deploy.bench.quality.corpus import read_held_out, read_training_texts
 from deploy.bench.quality.samples import SamplesBench, samples_table
 from deploy.bench.quality.typist import (
     RULES,
     TypistBench,
     TypistOptions,
     plot_savings,
-    read_held_out,
-    read_training_texts,
     savings_table,
     usage_table,
 )
@@ -203,6 +202,10 @@ def bench_typist(
     latency_limit: Annotated[
         float | None, typer.Option(min=0, help="Milliseconds; answers that take longer are not used.")
     ] = None,
+    context_chars: Annotated[
+        int | None,
+        typer.Option(min=1, help="Characters before the cursor in each request; default: as many as the editor sends."),
+    ] = None,
     engine: Annotated[
         bool, typer.Option("--engine", help="Use an engine in this process: faster, but without latencies.")
     ] = False,
@@ -225,6 +228,7 @@ def bench_typist(
         num_writers=writers,
         display=display,
         latency_limit_ms=latency_limit,
+        context_chars=context_chars,
         fields=_fields(field),
         is_engine=engine,
     )

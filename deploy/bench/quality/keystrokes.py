@@ -44,8 +44,11 @@ class Passage:
     end: int
     positions: tuple[int, ...]
 
-    def context(self, position: int) -> str:
-        return trim_context(self.text[:position])
+    def context(self, position: int, num_characters: int | None = None) -> str:
+        """The text before a position: as much as the editor sends, or this many characters."""
+        if num_characters is None:
+            return trim_context(self.text[:position])
+        return self.text[max(0, position - num_characters) : position]
 
 
 @dataclass(slots=True, kw_only=True)

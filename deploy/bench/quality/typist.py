@@ -39,7 +39,6 @@ from deploy.bench.quality.writers import (
     write_by_literature,
     write_by_pause,
 )
-from workers.training.corpus import read_books, split_books
 
 RULES = ("literature", "page", "pause")
 TERCET = "tercet"
@@ -63,6 +62,7 @@ class TypistOptions:
         num_writers: writers who type at the same time, each another passage.
         display: of the page's rule.
         latency_limit_ms: answers that take longer are not used.
+        context_chars: of each request; None: as many as the editor sends.
         fields: of each request, as in `POST /autocomplete`.
         is_engine: use an engine in this process instead of a gateway; there are no latencies then.
     """
@@ -75,6 +75,7 @@ class TypistOptions:
     num_writers: int = 1
     display: Display = "keep"
     latency_limit_ms: float | None = None
+    context_chars: int | None = None
     fields: Mapping[str, Any]
     is_engine: bool = False
 
@@ -122,6 +123,7 @@ class TypistBench:
             "writers": self._num_writers,
             "display": typist.display,
             "latency_limit_ms": typist.latency_limit_ms,
+            "context_chars": typist.context_chars,
         }
         usages, latencies_ms = self._type_with_tercet(passages)
         document.rows = list(self._rows(TERCET, passages, usages))
@@ -173,7 +175,7 @@ class TypistBench:
 
         @cache
         def suggest(position: int) -> Answer:
-            answer = source.suggest(passage.context(position), seeds[position])
+            answer = source.suggest(passage.context(position, self._typist.context_chars), seeds[position])
             latencies_ms.append(answer.latency_ms)
             limit_ms = self._typist.latency_limit_ms
             return answer if limit_ms is None or answer.latency_ms <= limit_ms else Answer(latency_ms=answer.latency_ms)
@@ -211,29 +213,6 @@ class TypistBench:
                     file, rule, suggester, number,
                     [found[index] for index in own], [base[index] for index in own if base],
                 )  # fmt: skip
-
-
-def read_held_out(corpus: Path) -> dict[str, str]:
-    """The corpus's held-out books by file name, as training writes them to `held-out/`.
-
-    Raises:
-        StartError: the corpus cannot be read, or lacks a held-out book.
-    """
-    _, books = split_books(read_books(corpus))
-    texts = {
-        f"{book.title.lower().replace(' ', '-')}.txt": f"{book.author} - {book.title}\n\n{book.text}" for book in books
-    }
-    return dict(sorted(texts.items()))
-
-
-def read_training_texts(corpus: Path) -> list[str]:
-    """The texts of the corpus's other books, without the paragraphs that training drops.
-
-    Raises:
-        StartError: the corpus cannot be read, or lacks a held-out book.
-    """
-    books, _ = split_books(read_books(corpus))
-    return [book.without_slurs().text for book in books]
 
 
 def savings_table(rows: Sequence[SavingsRow]) -> Table:
