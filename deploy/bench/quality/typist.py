@@ -7,11 +7,12 @@ need no server.
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -39,6 +40,7 @@ from deploy.bench.quality.writers import (
     write_by_literature,
     write_by_pause,
 )
+from shared.errors import StartError
 
 RULES = ("literature", "page", "pause")
 TERCET = "tercet"
@@ -158,7 +160,9 @@ class TypistBench:
             turn = stack.enter_context(progress(self._console, "Passages", len(passages)))
             pool = ThreadPoolExecutor(self._num_writers)
             stack.callback(pool.shutdown, cancel_futures=True)
-            done = pool.map(lambda pair: self._type(source, *pair), zip(passages, _seeds(passages), strict=True))
+            is_over = threading.Event()  # after Ctrl-C or a failed request, no writer sends another
+            stack.callback(is_over.set)
+            done = pool.map(partial(self._type, source, is_over), passages, _seeds(passages))
             for passage in passages:
                 turn(passage.file)
                 found, passage_latencies_ms = next(done)
@@ -168,13 +172,15 @@ class TypistBench:
         return usages, latencies_ms
 
     def _type(
-        self, source: SuggestionSource, passage: Passage, seeds: Mapping[int, int]
+        self, source: SuggestionSource, is_over: threading.Event, passage: Passage, seeds: Mapping[int, int]
     ) -> tuple[dict[tuple[str, int], Usage], list[float]]:
         """Type a passage by all rules; no position is requested twice."""
         latencies_ms = []
 
         @cache
         def suggest(position: int) -> Answer:
+            if is_over.is_set():
+                raise StartError("The run was stopped.")
             answer = source.suggest(passage.context(position, self._typist.context_chars), seeds[position])
             latencies_ms.append(answer.latency_ms)
             limit_ms = self._typist.latency_limit_ms

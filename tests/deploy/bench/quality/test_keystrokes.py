@@ -23,6 +23,10 @@ def test_the_ratio_resamples_passages_in_pairs() -> None:
     three = [Usage(num_keys=8, num_characters=10), Usage(num_keys=2, num_characters=10)]
     found = savings_row("f", "pause", "tercet", 3, three, one)
     assert (found.ratio, found.ratio_low, found.ratio_high) == (2.0, 2.0, 2.0)
+    # Here the passages differ: 3 times and twice as much, so 2.2 for the two together.
+    more = [Usage(num_keys=7, num_characters=10), Usage(num_keys=2, num_characters=10)]
+    found = savings_row("f", "pause", "tercet", 3, more, one)
+    assert (found.ratio, found.ratio_low, found.ratio_high) == (2.2, 2.0, 3.0)
     assert savings_row("f", "pause", "tercet", 3, three, [Usage(num_keys=9, num_characters=9)] * 2).ratio is None
 
 

@@ -129,10 +129,10 @@ def test_page_takes_word_by_word_what_does_not_match_as_a_whole() -> None:
 
 def test_page_deletes_what_does_not_match_and_shows_nothing_after_it() -> None:
     """ "the season. it": at 0 "the seasons". "t"; Tab takes "he seasons", backspace removes "s": 2 keys for 9
-    characters. Nothing is requested at 10, so " it" from there is not on show: ". it" is 4 keys. 7 in all. Moments: 0,
-    1, the deletion, and the positions 11 to 13."""
+    characters. Nothing is requested at 10, where the second place would be free: ". it" is 4 keys. 7 in all. Moments:
+    0, 1, the deletion, and the positions 11 to 13."""
     suggested = {0: ["the seasons"], 10: [". it"]}
-    usage = PageWriter()(passage("the season. it"), answers(suggested), 1)
+    usage = PageWriter()(passage("the season. it"), answers(suggested), 2)
     assert (usage.num_keys, usage.num_moments) == (7, 6)
     assert (usage.num_accepted_characters, usage.num_kept_characters) == (10, 9)
 
