@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import structlog
 import torch
@@ -81,6 +82,7 @@ class EngineConfig:
     # Held while a worker allocates and captures, so that workers of a GPU do not measure each other's halves.
     allocation_lock: Callable[[], AbstractContextManager[object]] = nullcontext
     hang_s: float = 10.0  # a step that takes longer ends the process; 0 disables the watchdog
+    kernel_directory: Path | None = None  # where the choice of a GPU's kernels is stored; None stores nothing
     load_s: float = 0.0  # loading and warming up that take longer end the process; 0 disables this deadline
     num_threads: int | None = None  # of torch; None leaves torch's setting unchanged
     step_delay_s: float = 0.0  # for tests: pause before each step, which then is a single decode step
@@ -109,6 +111,7 @@ class EngineStatus:
     max_batch: int
     n_ctx: int
     dtype: str  # of the loaded model; the configured one until then
+    kernels: str  # of a GPU, and whether steps are CUDA graphs; empty on a CPU and until loaded
     failures: dict[str, int]  # since the start, by `EngineFailure.kind`
 
 
@@ -150,6 +153,7 @@ class Engine:
         self._ms_per_token = 0.0
         self._failed_prompts: set[tuple[int, ...]] = set()  # of the sequences that a step could not compute last
         self._failed_at = float("-inf")
+        self._kernels = ""
         self._has_just_failed = False  # no sequence drew its first token since the last failure
         self._watchdog = Watchdog(config.hang_s, self._end_hang)
         self._load_watchdog = Watchdog(config.load_s, self._end_load_hang)
@@ -208,6 +212,7 @@ class Engine:
                 max_batch=self._config.max_batch,
                 n_ctx=loaded.config.n_positions if loaded else 0,
                 dtype=loaded.dtype if loaded else self._config.dtype,
+                kernels=self._kernels,
                 failures=dict(self._failures),
             )
 
@@ -292,6 +297,7 @@ class Engine:
             with self._config.allocation_lock():
                 self._load_watchdog.arm(time.monotonic())
                 runner = make_runner(loaded, self._config, self._interrupt)
+                kernels = runner.kernels if isinstance(runner, CudaRunner) else ""
                 self._warm_up(runner)
         except BaseException as error:  # any kind of broken file; a panic in Rust is no Exception
             failure = load_failure(error, self._config.device)
@@ -311,6 +317,7 @@ class Engine:
             scheduler, runner, eos_id=loaded.eos_id, on_finish=self._count_finished, on_failure=self._record
         )
         self._loaded = loaded
+        self._kernels = kernels
         self._report_progress(1.0)
         self._set_state(EngineState.WARM)
         return self._core
@@ -477,7 +484,7 @@ def make_runner(loaded: LoadedModel, config: EngineConfig, interrupt: Interrupt)
     """The runner for the model's device. A GPU's steps cannot be interrupted: what is launched runs to its end."""
     if loaded.device == "cpu":
         return CpuRunner(loaded, config.max_batch, interrupt)
-    return CudaRunner(loaded, config.max_batch, config.cache_bytes)
+    return CudaRunner(loaded, config.max_batch, config.cache_bytes, kernel_directory=config.kernel_directory)
 
 
 def _check(request: EngineRequest, loaded: LoadedModel) -> None:

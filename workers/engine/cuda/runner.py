@@ -19,12 +19,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 
 import structlog
 import torch
 from torch import Tensor
 
-from workers.engine.cuda.forward import PLAIN_KERNELS, DecodeKernels
+from workers.engine.cuda.forward import DecodeKernels
 from workers.engine.cuda.graphs import (
     CHUNK_SIZES,
     Batch,
@@ -34,6 +35,8 @@ from workers.engine.cuda.graphs import (
     batch_sizes,
     bucket_for,
 )
+from workers.engine.cuda.kernel_choice import choose_kernels, make_kernels
+from workers.engine.cuda.kernel_store import KernelStore
 from workers.engine.cuda.kv_cache import KVCache
 from workers.engine.cuda.step_kernels import AT, MAX_STEPS
 from workers.engine.cuda.step_table import StepTable, first_column
@@ -97,7 +100,13 @@ class _InFlightSteps:
 
 
 class CudaRunner:
-    """Runs a model on a GPU, from one thread. For tests also on a CPU, where nothing is captured."""
+    """Runs a model on a GPU, from one thread. For tests also on a CPU, where nothing is captured.
+
+    Attributes:
+        kernels: which kernels were chosen, and whether steps are CUDA graphs, for operators; empty on a CPU.
+    """
+
+    kernels = ""
 
     @torch.inference_mode()
     def __init__(
@@ -106,12 +115,15 @@ class CudaRunner:
         max_sequences: int,
         cache_bytes: int | None = None,
         kernels: DecodeKernels | None = None,
+        *,
+        kernel_directory: Path | None = None,
     ) -> None:
         """
         Args:
             max_sequences: sequences that can run at once.
             cache_bytes: memory of the KV cache; by default a share of what is free.
             kernels: of the decode steps; None for those of `choose_kernels`.
+            kernel_directory: where that choice is stored; None stores nothing.
 
         Raises:
             LoadFailure: if `cache_bytes` are not free, or a step cannot be captured as a CUDA graph.
@@ -123,20 +135,25 @@ class CudaRunner:
         if self._device.index is not None and self._is_cuda:
             torch.cuda.set_device(self._device)
         dtype = self._model.token_embedding.dtype
+        if kernels is None:
+            # Before the cache is allocated: a check needs memory, too.
+            choice = choose_kernels(loaded.config, dtype, max_sequences, self._device, KernelStore(kernel_directory))
+            kernels = make_kernels(choice.kernels, self._model, max_sequences, self._device)
+            if self._is_cuda:
+                self.kernels = f"{choice}; graphs: on"  # what cannot be captured is refused
         self._cache = KVCache(loaded.config, max_sequences, dtype, self._device, cache_bytes)
         self.num_entries = self._cache.layout.num_entries
         log.info(
             "kv_cache_allocated", device=str(self._device), memory_mib=self._cache.num_bytes >> 20,
             num_entries=self.num_entries, n_ctx=loaded.config.n_positions, num_suffixes=max_sequences,
         )  # fmt: skip
-        chosen = choose_kernels(loaded, self._device) if kernels is None else kernels
         sizes = batch_sizes(max_sequences)
-        self._batches = {size: Batch(self._model, self._cache, size, chosen) for size in sizes}
+        self._batches = {size: Batch(self._model, self._cache, size, kernels) for size in sizes}
         self._chunks = {size: PrefillProgram(self._model, self._cache, size) for size in CHUNK_SIZES}
         vocab_size = loaded.config.vocab_size
         padded = vocab_size + -vocab_size % HEAD_ROWS_MULTIPLE
         logits = torch.zeros(max_sequences, padded, device=self._device)[:, :vocab_size]
-        drawing = chosen.make(loaded.config.n_positions)
+        drawing = kernels.make(loaded.config.n_positions)
         self._first_tokens = {size: FirstTokens(logits[:size], drawing) for size in sizes}
         self._table = StepTable(self._cache.layout)
         self._kept_logits: dict[int, Tensor] = {}  # entry → [1 + forced ids, vocab], the last after its prompt
@@ -388,11 +405,6 @@ class CudaRunner:
     def _host_memory(self, shape: Items[int], dtype: torch.dtype) -> Tensor:
         """Host memory that the device can write: pinned, if it is a GPU."""
         return torch.empty(shape, dtype=dtype, pin_memory=self._is_cuda)
-
-
-def choose_kernels(loaded: LoadedModel, device: torch.device) -> DecodeKernels:  # noqa: ARG001 - plain torch has no choice
-    """The kernels of the decode steps of a model on a device."""
-    return PLAIN_KERNELS
 
 
 def _record_event() -> torch.cuda.Event:
