@@ -23,7 +23,7 @@ PIP = $(VENV)/bin/python -m pip
 # No source archives: building one would install and run build tools that are not pinned.
 INSTALL = install $$(test -t 1 || echo --quiet) --only-binary :all:
 
-.PHONY: help serve test test-clients chaos soak bench embedded lint format setup lock audit sbom clean
+.PHONY: help serve test test-clients chaos soak bench gpu gpu-wheels embedded lint format setup lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:
@@ -33,6 +33,8 @@ help:
 	@echo 'make chaos    measure the promises of docs/RELIABILITY.md under faults; minutes (ARGS="--help" lists options)'
 	@echo 'make soak     the same, ten times as long'
 	@echo 'make bench    measure (BENCH=http: the gateway under load; ARGS="--only engine" selects)'
+	@echo 'make gpu      measure a machine with a GPU, in ten minutes; again continues it (ARGS="--rehearse": without a GPU)'
+	@echo 'make gpu-wheels  gather what a bare machine lacks for deploy/bench/gpu/run.sh (Python 3.12, x86_64)'
 	@echo 'make embedded train the embedded checkpoint (CORPUS=train.txt.xz; ARGS="--tokens 1_000_000" sets its length)'
 	@echo 'make lint     ruff, mypy and import-linter, as CI runs them'
 	@echo 'make format   apply ruff fixes and formatting'
@@ -63,6 +65,12 @@ soak: $(DEV)
 
 bench: $(DEV)
 	@exec $(VENV)/bin/tercet bench $(or $(BENCH),engine) $(ARGS)
+
+gpu: $(DEV)
+	@exec $(VENV)/bin/tercet bench gpu --out build/gpu $(ARGS) >/dev/null
+
+gpu-wheels:
+	@$(PYTHON) -m deploy.bench.gpu.wheels build/gpu-wheels
 
 # In a directory that `make clean` keeps, because training takes hours. The same command resumes an interrupted run.
 embedded: $(SERVE)
@@ -109,7 +117,12 @@ $(SERVE): requirements/pip.txt requirements/serve.txt requirements/torch.txt req
 $(DEV): $(SERVE) requirements/dev.txt
 	@rm -f $(DEV)
 	@$(PIP) $(INSTALL) --require-hashes -r requirements/serve.txt -r requirements/dev.txt
+	@$(VENV)/bin/python -c 'import triton, cuda.bindings' 2>/dev/null || \
+		$(PIP) $(INSTALL) -c requirements/cuda.txt $(GPU_COMPILER)
 	@touch $(DEV)
+
+# What a CUDA build of torch brings along. Without a GPU, the tests compile and interpret the kernels with them.
+GPU_COMPILER = triton cuda-bindings
 
 # Where and with which Python a virtual environment is made.
 ORIGIN = $(PYTHON) -c 'import sys; print("$(CURDIR)", sys.base_prefix, *sys.version_info[:2])'

@@ -101,7 +101,7 @@ def on_starting(server: Any) -> None:
             check_address_free(settings.bind)
     except StartError as error:
         sys.exit(str(error))
-    server.generations = Generations(server, workers)
+    server.generations = Generations(server, workers, plan.max_successors if role == "workers" else ())
     if role == "workers" and lifeline_fd:
         stop_with_holders(int(lifeline_fd))
 

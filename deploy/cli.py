@@ -1,4 +1,4 @@
-"""The command line: `tercet serve | plan | settings | key | reload | complete | bench`."""
+"""The command line: `tercet serve | plan | settings | key | reload | complete | bench | tune`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.bench.cli import bench
+from deploy.gpu_memory import memory_tables
 from deploy.local_client import local_client
 from deploy.planning import make_plan
 from deploy.rolling_reload import reload_slots
 from deploy.sagemaker import sagemaker_environment
 from deploy.supervisor import Supervisor
+from deploy.tune.command import tune
+from deploy.tune.stored import stored_kernels
 from shared.errors import StartError
 from shared.keys import new_key, read_keys, revoke_key
 from shared.plan import read_current_plan, write_plan
@@ -36,6 +39,7 @@ cli = typer.Typer(
 cli.add_typer(bench, name="bench")
 key_commands = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys (the file TERCET_KEYS).")
 cli.add_typer(key_commands, name="key")
+cli.command("tune")(tune)
 NUM_LIKELIEST = 5
 # A web font would make each viewer's browser contact the host of the font.
 _SVG_WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
@@ -84,7 +88,7 @@ def plan(
     write: Annotated[bool, typer.Option(help="Make a new plan and write it to the run directory.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Show which worker holds which model on which device, under the current settings."""
+    """Show which worker holds which model on which device, and how they divide the memory of GPUs."""
     settings = Settings.load(os.environ)
     found = None if write else read_current_plan(settings, os.environ)
     if found is None:
@@ -99,6 +103,10 @@ def plan(
         directory = found.model(slot.model).directory
         table.add_row(str(slot.index), slot.device, slot.model, directory, str(slot.max_batch), slot.socket)
     out.print(table)
+    for slots, kernels in stored_kernels(found, settings, os.environ):
+        out.print(f"Kernels of slot {', '.join(map(str, slots))}: {kernels}.", highlight=False, soft_wrap=True)
+    for part in memory_tables(found):
+        out.print(part, highlight=False)
     for model in found.models:
         if model.warning:
             out.print(f"[yellow]Note:[/] {model.warning}")
@@ -172,8 +180,8 @@ def reload(
 ) -> None:
     """Replace the workers slot by slot, with the checkpoints as they are now. Stops at the first failure.
 
-    SIGHUP to `tercet serve` replaces all workers at once, with the same checkpoints; each serves until its successor
-    is warm.
+    SIGHUP to `tercet serve` replaces all workers, with the same checkpoints; each serves until its successor is warm.
+    On a GPU whose memory does not hold a successor it is refused.
     """
     settings = Settings.load(os.environ)
     reload_slots(

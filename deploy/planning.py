@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from deploy.gpu_memory import with_memory
 from shared.errors import StartError
 from shared.plan import Model, Plan, make_slots, plan_inputs
 from shared.run_directory import prepare_run_directory
@@ -28,7 +29,7 @@ def make_plan(
     """Make the plan for these settings on this machine; the caller writes it.
 
     Raises:
-        StartError: a device or a checkpoint is missing, or the plan is too large.
+        StartError: a device or a checkpoint is missing, or the plan is too large, or too large for a GPU's memory.
     """
     run_path = prepare_run_directory(settings)
     devices = settings.devices or _visible_devices(environ)
@@ -43,7 +44,8 @@ def make_plan(
         raise StartError(
             f"The plan has {len(slots)} workers, of at most {MAX_SLOTS}: lower the counts in TERCET_MODELS."
         )
-    return Plan(plan_inputs(settings, environ), [_model(checkpoint) for checkpoint, _ in found], slots)
+    plan = Plan(plan_inputs(settings, environ), [_model(checkpoint) for checkpoint, _ in found], slots)
+    return with_memory(plan, settings, environ)
 
 
 def _model(checkpoint: Checkpoint) -> Model:

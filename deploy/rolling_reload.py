@@ -61,8 +61,11 @@ def _new_plan(old: Plan, settings: Settings, environ: Mapping[str, str], model: 
     if model is not None and model not in names:
         raise StartError(f"The model {model} is not served; served are {', '.join(names)}.")
     found = make_plan(settings, environ)
-    if found.slots != old.slots:
-        raise StartError("The slots have changed (`tercet plan` shows them): restart `tercet serve`.")
+    if found.slots != old.slots or found.gpus != old.gpus:
+        raise StartError(
+            "The slots, or their shares of a GPU's memory, have changed (`tercet plan --write` shows them): restart "
+            "`tercet serve`."
+        )
     models = [found.model(each.name) if model in {None, each.name} else each for each in old.models]
     return msgspec.structs.replace(old, models=models)
 

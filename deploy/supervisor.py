@@ -30,7 +30,7 @@ from deploy.local_client import local_client
 from deploy.planning import make_plan
 from shared.errors import StartError
 from shared.plan import PLAN_FILE, PLAN_LOCK_FILE, Plan, write_plan
-from shared.run_directory import lock_holder, lock_run_directory, remove_lock_file, remove_run_files
+from shared.run_directory import device_lock_name, lock_holder, lock_run_directory, remove_lock_file, remove_run_files
 from shared.settings import CLIENT, Settings
 from shared.startup import check_access, listen
 
@@ -62,6 +62,7 @@ class Supervisor:
         self._environ = environ
         self._console = console
         self._run_path = settings.run_path
+        self._failed_slots: dict[int, str] = {}  # at the start: index and reason
         self._own_files: list[str] = []  # names in the run directory that this instance removes at its end
         self._masters: dict[str, subprocess.Popen[bytes]] = {}
         # Process groups of dead masters whose workers finish requests, with the time at which they are killed.
@@ -153,6 +154,7 @@ class Supervisor:
                 self._console.print(f"[yellow]Note:[/] {model.warning}")
         write_plan(plan, self._run_path)
         self._own_files += [PLAN_FILE, PLAN_LOCK_FILE, *(Path(slot.socket).name for slot in plan.slots)]
+        self._own_files += {device_lock_name(slot.device) for slot in plan.slots if slot.device != "cpu"}
         return plan
 
     def _start(self, role: str) -> None:
@@ -189,11 +191,14 @@ class Supervisor:
         )
 
     def _wait_until_warm(self, plan: Plan) -> bool:
-        """Show the slots' progress until all are warm. Returns False if a signal stopped the start.
+        """Show the slots' progress until each is warm or has failed. Returns False if a signal stopped the start.
+
+        A slot that failed tries again while the others serve.
 
         Raises:
-            StartError: a master exited, or a slot's first load failed.
+            StartError: a master exited, or no slot of a model could load it.
         """
+        reasons: dict[int, str] = {}  # of the slots that have failed, by index
         with (
             local_client(self._settings, self._environ, timeout_s=1.0) as client,
             Live(console=self._console, refresh_per_second=8, transient=True) as live,
@@ -212,9 +217,17 @@ class Supervisor:
                     continue
                 for slot in slots:
                     if slot["state"] == "failed":
-                        raise StartError(f"{slot['model']} could not be loaded on {slot['device']}: {slot['reason']}")
+                        reasons[slot["slot"]] = slot["reason"]
+                    elif slot["state"] == "warm":
+                        reasons.pop(slot["slot"], None)
+                for name in {slot.model for slot in plan.slots}:
+                    own = [slot for slot in plan.slots if slot.model == name]
+                    if all(slot.index in reasons for slot in own):
+                        raise StartError(f"{name} could not be loaded on {own[0].device}: {reasons[own[0].index]}")
                 live.update(_slot_table(slots))
-                if all(slot["state"] == "warm" for slot in slots) and len(slots) == len(plan.slots):
+                num_warm = sum(slot["state"] == "warm" for slot in slots)
+                if num_warm + len(reasons) == len(plan.slots):
+                    self._failed_slots = reasons
                     return True
 
     def _next_signal(self) -> int | None:
@@ -231,7 +244,18 @@ class Supervisor:
         models = ", ".join(
             f"{model.name} × {sum(slot.model == model.name for slot in plan.slots)}" for model in plan.models
         )
-        self._console.print(f"[green]Every slot is warm[/] ({models}). Serving at [bold]{url}[/]; Ctrl-C stops. Try:\n")
+        for index, reason in self._failed_slots.items():
+            slot = plan.slots[index]
+            self._console.print(
+                f"[yellow]Slot {index} ({slot.model} on {slot.device}) is not warm and tries again:[/] {reason}",
+                soft_wrap=True,
+            )
+        warm = (
+            f"{len(self._failed_slots)} of {len(plan.slots)} slots failed"
+            if self._failed_slots
+            else "Every slot is warm"
+        )
+        self._console.print(f"[green]{warm}[/] ({models}). Serving at [bold]{url}[/]; Ctrl-C stops. Try:\n")
         self._console.print(
             f"""  curl {cert}{key}-d '{{"context": "The old man looked at the sea and"}}' {url}{path}\n""",
             highlight=False, soft_wrap=True,

@@ -3,12 +3,14 @@
 Takes the place of three methods of gunicorn's arbiter, which counts workers and knows no slots: on SIGHUP it asks the
 oldest workers to stop, whether or not theirs is the slot that has a successor, asks again at each turn of its loop, and
 blocks until they have stopped. Here a worker is stopped only when its successor is warm. A successor that ends before
-that changes nothing for its predecessor. This module takes the arbiter as an object and does not import gunicorn.
+that changes nothing for its predecessor. Where a GPU's memory holds few successors, its slots are replaced one after
+another. This module takes the arbiter as an object and does not import gunicorn.
 """
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
@@ -18,20 +20,28 @@ from shared.leases import Leases
 # Exit code of a successor that cannot serve. gunicorn halts the whole pool on 3 and 4, its own codes of a worker that
 # cannot start.
 RELOAD_FAILED_EXIT_CODE = 75
+_NO_MEMORY = (
+    "the GPU's memory does not hold a successor while the worker serves (`tercet plan` shows it): run `tercet reload`, "
+    "which stops each worker before it loads the successor"
+)
 log = structlog.get_logger()
 
 
 class Generations:
     """The workers of one pool, in its master. `gunicorn.conf.py` calls `lease` before and `free` after each of them."""
 
-    def __init__(self, server: Any, num_slots: int) -> None:
+    def __init__(self, server: Any, num_slots: int, max_successors: Sequence[tuple[set[int], int]] = ()) -> None:
         """
         Args:
             server: gunicorn's arbiter, whose `reload`, `manage_workers` and `stop` are replaced.
+            max_successors: groups of slots that share a GPU, and how many of them may have a successor at a time;
+                slots in no group all may.
         """
         self.leases = Leases(num_slots)
         self._server = server
         self._num_slots = num_slots
+        self._groups = [*max_successors]
+        self._pending: set[int] = set()  # slots that a reload has yet to fork a successor for
         self._slot = 0  # of the worker that is about to be forked
         self._leased_slots: set[int] = set()
         self._incoming: dict[int, int] = {}  # by slot: age of the successor that is not yet warm
@@ -56,7 +66,7 @@ class Generations:
             self._report(slot, "succeeded" if is_warm else "failed")
 
     def manage(self) -> None:
-        """Fork a worker for each slot without one, and stop the workers that are replaced."""
+        """Fork a worker for each slot without one, and the successors that memory permits; stop replaced workers."""
         for slot, age in list(self._incoming.items()):
             if self.leases.is_warm(slot, age):
                 del self._incoming[slot]
@@ -67,6 +77,7 @@ class Generations:
                     self.leases.count(slot, "restarts")
                 self._leased_slots.add(slot)
                 self._fork(slot)
+        self._fork_successors()
         for pid, worker in list(self._server.WORKERS.items()):
             if worker.age not in self._stopped_ages and self._is_replaced(worker.slot_index, worker.age):
                 self._stopped_ages.add(worker.age)
@@ -84,13 +95,29 @@ class Generations:
             return
         self._server.setup(self._server.app)
         for slot in range(self._num_slots):
-            self._fork(slot)
-            self._incoming[slot] = self._server.worker_age
+            if any(slot in group and not most for group, most in self._groups):
+                self._report(slot, "failed", reason=_NO_MEMORY)
+            else:
+                self._pending.add(slot)
+        self._fork_successors()
 
     def stop(self, graceful: bool = True) -> None:
         """Stop all workers, whatever their generation."""
+        self._pending.clear()
         self.leases.mark_stopping()
         self._stop(graceful)
+
+    def _fork_successors(self) -> None:
+        """Fork the successors of pending slots, as many as their GPUs hold."""
+        for slot in sorted(self._pending):
+            if all(self._num_doubled(group) < most for group, most in self._groups if slot in group):
+                self._pending.remove(slot)
+                self._fork(slot)
+                self._incoming[slot] = self._server.worker_age
+
+    def _num_doubled(self, slots: set[int]) -> int:
+        """Slots of a group that more than one process holds. A predecessor keeps its memory until it has ended."""
+        return sum(len(self.leases.holders(slot)) > 1 for slot in slots)
 
     def _fork(self, slot: int) -> None:
         self._slot = slot

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import StartError
+from shared.memory_plan import Gpu, SlotMemory
 from shared.run_directory import refusing_os_errors
 from shared.settings import Settings
 
@@ -35,13 +36,14 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """A worker's place: its model, its device, its private socket."""
+    """A worker's place: its model, its device, its private socket. `memory` is what it may allocate on its GPU."""
 
     index: int
     device: str
     model: str
     socket: str
     max_batch: int
+    memory: SlotMemory | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -50,6 +52,14 @@ class Plan(msgspec.Struct, frozen=True):
     inputs: dict[str, str]
     models: list[Model]
     slots: list[Slot]
+    gpus: list[Gpu] = []
+
+    @property
+    def max_successors(self) -> list[tuple[set[int], int]]:
+        """For each GPU its slots, and how many of their workers may load while their predecessors serve."""
+        return [
+            ({slot.index for slot in self.slots if slot.device == gpu.device}, gpu.max_successors) for gpu in self.gpus
+        ]
 
     @property
     def max_running(self) -> int:
@@ -80,6 +90,7 @@ def plan_inputs(settings: Settings, environ: Mapping[str, str]) -> dict[str, str
         "models": ",".join(map(str, settings.models)),
         "compute": settings.compute,
         "max_batch": str(settings.max_batch),
+        "dtype": settings.dtype,
         "visible": environ.get("CUDA_VISIBLE_DEVICES", "(unset)"),
         "run_path": str(settings.run_path),
     }

@@ -113,6 +113,29 @@ def lock_run_directory(settings: Settings, name: str, *, is_supervised: bool = F
     return lock
 
 
+@contextmanager
+def holding_device(settings: Settings, device: str) -> Iterator[None]:
+    """Wait for the instance's lock of a GPU, and hold it in the block. It ends with the process that holds it.
+
+    Each call has a descriptor of its own, which no child process inherits.
+
+    Raises:
+        OSError: its file in the run directory cannot be opened.
+    """
+    path = settings.run_path / device_lock_name(device)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+def device_lock_name(device: str) -> str:
+    """Name of the lock file of `cuda:<n>`."""
+    return f"{device.replace(':', '-')}.lock"
+
+
 def lock_holder(settings: Settings, name: str) -> Holder | None:
     """The process that holds `<run directory>/<name>.lock`, or None."""
     try:

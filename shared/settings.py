@@ -33,7 +33,7 @@ Dtype = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Placement = Literal["auto", "spread", "pack"]
 Compute = Literal["auto", "cpu"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-Fault = Literal["oom", "device", "hang"]
+Fault = Literal["oom", "oom_step", "device", "hang"]
 
 _MODEL_NAME = re.compile(r"(synthetic:)?[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 # host:port, with IPv6 in brackets. `\d` would match the digits of every script.
@@ -160,7 +160,7 @@ def _faults(text: str) -> dict[int, Fault]:
         return msgspec.convert(pairs, dict[int, Fault], strict=False)
     except (ValueError, msgspec.ValidationError):
         raise ValueError(
-            f"must be seed=fault, like 901=device; a fault is one of {', '.join(get_args(Fault))}"
+            f"must be number=fault, like 901=device; a fault is one of {', '.join(get_args(Fault))}"
         ) from None
 
 
@@ -305,6 +305,10 @@ class Settings:
     hang_s: Annotated[float, Meta(ge=0, le=600)] = _setting(
         10.0, "seconds", "an engine that completes no step in this time is killed and replaced; 0 disables this check",
     )  # fmt: skip
+    load_s: Annotated[float, Meta(ge=0, le=7200)] = _setting(
+        600.0, "seconds", "a worker whose model is not loaded and warmed up in this time is killed and replaced; the "
+        "default allows for a slow disk and a first compilation of kernels; 0 disables this check",
+    )  # fmt: skip
     grace_s: Annotated[float, Meta(ge=1, le=600)] = _setting(
         30.0, "seconds", "time that a stopping or outgoing worker has to finish accepted requests",
     )  # fmt: skip
@@ -360,7 +364,12 @@ class Settings:
         parse=_delays, shown="(none)",
     )  # fmt: skip
     test_faults: dict[int, Fault] = _setting(
-        {}, "seed=fault", "for tests: a request with this seed raises oom or device in its first step, or hangs",
+        {}, "seed=fault", "for tests: a request with this seed runs out of memory alone (oom) or with its whole step "
+        "(oom_step), raises a device error (device) in its first step, or hangs (hang)",
+        parse=_faults, shown="(none)",
+    )  # fmt: skip
+    test_load_faults: dict[int, Fault] = _setting(
+        {}, "slot=fault", "for tests: each load of this slot's model fails with oom or device, or hangs",
         parse=_faults, shown="(none)",
     )  # fmt: skip
 

@@ -133,7 +133,10 @@ def _check_job_library(settings: Settings) -> None:
     scheme = settings.job_store.partition(":")[0]
     extra, module = _JOB_LIBRARIES.get(scheme, ("", ""))
     if module and find_spec(module) is None:
-        raise StartError(f"TERCET_JOBS={scheme}: needs the Python package {module}: pip install 'tercet[{extra}]'.")
+        raise StartError(
+            f"TERCET_JOBS={scheme} needs the Python package {module}: run .venv/bin/pip install -e '.[{extra}]' in "
+            "Tercet's directory."
+        )
 
 
 def check_exposure(settings: Settings, address: Address) -> None:

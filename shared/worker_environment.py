@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from shared.plan import Plan, Slot
 from shared.settings import Settings
@@ -49,3 +50,13 @@ def worker_environment(slot: Slot, plan: Plan, settings: Settings, environ: Mapp
         "GOMP_SPINCOUNT": environ.get("GOMP_SPINCOUNT", SPIN_COUNT),
         "TERCET_SLOT": str(slot.index),
     }
+
+
+def cache_directory(settings: Settings) -> Path | None:
+    """Where results of checks are kept from start to start; None without a home directory."""
+    if settings.cache_dir is not None:
+        return settings.cache_dir
+    try:
+        return Path.home() / ".cache" / "tercet"
+    except RuntimeError:
+        return None

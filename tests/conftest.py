@@ -6,8 +6,9 @@ from deploy.planning import count_gpus
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not any("gpu" in item.keywords for item in items) or count_gpus({}):
+    # The mark, not the keyword, which a directory of that name is as well.
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked or count_gpus({}):
         return
-    kept = [item for item in items if "gpu" not in item.keywords]
-    config.hook.pytest_deselected(items=[item for item in items if "gpu" in item.keywords])
-    items[:] = kept
+    config.hook.pytest_deselected(items=marked)
+    items[:] = [item for item in items if item not in marked]

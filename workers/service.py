@@ -67,12 +67,9 @@ class SlotService:
         self._config = config
         self._int8_results = int8_results
         self._age = 0
-        self._num_failures = 0
         self._read_counts: Callable[[], dict[str, float]] = dict
         self._on_change: Callable[[], None] = lambda: None
         self._is_draining = threading.Event()
-        self._has_started = False
-        self._engine_thread: threading.Thread | None = None  # None until it loads
         self._codec: Codec | None = None
         self._changed = threading.Condition()
         # Guarded by `_changed`.
@@ -96,10 +93,14 @@ class SlotService:
             read_counts: what the host counts of this slot over all its processes; reported in `State.counters`.
             on_change: called, from any thread, when the state has changed.
         """
-        self._age, self._num_failures = age, num_failures
+        self._age = age
         self._read_counts, self._on_change = read_counts, on_change
-        self._has_started = True
-        self._engine.start()
+        pause_s = 0.0
+        if num_failures:
+            # Earlier processes died while loading (out of memory, a driver fault). gunicorn respawns without pause.
+            pause_s = min(MAX_BACKOFF_S, 2.0 ** (num_failures - 1))
+            log.warning("load_delayed", slot=self.slot.index, failures=num_failures, pause_s=pause_s)
+        self._engine.start(pause_s)
 
     def submit(self, request: GenerateRequest) -> Branch:
         """Queue a sequence; its deadline counts from this call.
@@ -152,6 +153,7 @@ class SlotService:
             model=self._model.name,
             device=self.slot.device,
             dtype=status.dtype,
+            kernels=status.kernels,
             revision=self._model.revision,
             max_batch=self.slot.max_batch,
             n_ctx=status.n_ctx,
@@ -200,9 +202,7 @@ class SlotService:
             inside torch aborts, so the host then has to end the process with `os._exit`.
         """
         self._engine.stop(0.0)
-        if not self._has_started:
-            return True
-        return self._engine_thread is not None and not self._engine_thread.is_alive()
+        return not self._engine.is_running
 
     def _finish(
         self, request: GenerateRequest, engine_request: EngineRequest, started_at: float, output: SequenceOutput
@@ -235,13 +235,6 @@ class SlotService:
         self._on_change()
 
     def _load(self, progress: Callable[[float], None]) -> LoadedModel:
-        self._engine_thread = threading.current_thread()
-        if self._num_failures:
-            # The previous process died while loading (out of memory, a driver fault). gunicorn respawns
-            # without pause, so the backoff is here.
-            pause_s = min(MAX_BACKOFF_S, 2.0 ** (self._num_failures - 1))
-            log.warning("load_delayed", slot=self.slot.index, failures=self._num_failures, pause_s=pause_s)
-            self._is_draining.wait(pause_s)
         start = time.monotonic()
         # In the engine's thread, which retries: an exception at the start of a worker would halt its master.
         self._check_files()

@@ -16,6 +16,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from deploy.bench import kernels
+from deploy.bench.gpu.cli import bench_gpu
 from deploy.bench.harness import plot, report, writer
 from deploy.bench.harness.machine import gpus
 from deploy.bench.harness.options import Options
@@ -46,6 +48,7 @@ from gateway.api.schema import parse_autocomplete_request
 from shared.errors import InvalidRequest, StartError
 
 bench = typer.Typer(no_args_is_help=True, help="Measure Tercet, its ceiling and its baselines in one run, as ratios.")
+bench.command("gpu")(bench_gpu)
 # A file has no width; this is the width of the widest table.
 err = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
 
@@ -116,6 +119,17 @@ def bench_engine(
     result.not_measured |= {row.target.name: row.why_not for row in result.rows if row.why_not}
     tables = [series_table(list(result.series.values()), result.series.get("gateway"))] if result.series else []
     _report(result, [*tables, rows_table(result.rows)], plot_rows, plot_path)
+
+
+@bench.command("host")
+def bench_host(rounds: Rounds = 7, quick: Quick = False) -> None:
+    """Host time of a decode step on the GPU path, with the device's part left out. Needs no GPU."""
+    from deploy.bench.speed import host_cost  # only here: it imports torch
+
+    options = _options("synthetic:small", "cpu", rounds, quick, None, 0)
+    with _run("host", options) as result:
+        result.rows = host_cost.measure_host_costs(options.num_rounds)
+    _report(result, [host_cost.cost_table(result.rows)])
 
 
 @bench.command("http")
@@ -282,6 +296,20 @@ def bench_replay(
     sys.stdout.write(json.dumps({"requests": num_requests, "different": len(different)}) + "\n")
     if different:
         raise typer.Exit(1)
+
+
+@bench.command("kernels")
+def bench_kernels(
+    shape: Annotated[Literal["small", "medium"], typer.Option(help="Shape of the model.")] = "medium",
+    is_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown instead.")] = False,
+) -> None:
+    """Registers, spills and shared memory of the Triton kernels, compiled for each architecture; needs no GPU."""
+    rows = kernels.measure_kernels(shape)
+    if is_markdown:
+        sys.stdout.write(kernels.kernels_markdown(rows))
+        return
+    err.print(kernels.kernels_table(rows))
+    sys.stdout.write(json.dumps([asdict(row) for row in rows]) + "\n")
 
 
 @bench.command("compare")

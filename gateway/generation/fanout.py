@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -30,7 +30,7 @@ from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
-from shared.errors import TercetError, internal_error
+from shared.errors import Overloaded, TercetError, internal_error
 from shared.protocol import Done, GenerateRequest, Group, Token
 
 MAX_ATTEMPTS = 3
@@ -38,8 +38,14 @@ MAX_ATTEMPTS = 3
 MAX_BRANCHES_AT_ONCE = 8
 # Refusals that pass within a few steps: the gateway frees a cancelled sequence's room before the worker does.
 TRANSIENT_REFUSALS = frozenset({"slot_full", "not_ready"})
+# A request for which one worker's memory does not suffice may fit into another's. A worker ends after the second such
+# failure in a row, so there is one retry, and none on the same slot.
+SCARCE_MEMORY = "out_of_memory"
+MAX_ATTEMPTS_AT_SCARCE_MEMORY = 2
 # Pause before the second attempt after such a refusal; four times as long before the third.
 RETRY_PAUSE_S = 0.025
+# Pause of a branch beyond `MAX_BRANCHES_AT_ONCE` before it tries a full queue again.
+FULL_QUEUE_PAUSE_S = 0.1
 # A worker's deadline is this much earlier than the request's, so that a partial completion arrives in time.
 RETURN_MARGIN_S = 0.005
 
@@ -85,7 +91,8 @@ class Fanout:
         """Reserve room for the request's branches together, then start them. They deliver their events to `context`.
 
         Where the pool has less room than branches, even when idle, the rest reserve theirs one at a time. So do
-        branches beyond `MAX_BRANCHES_AT_ONCE`, which start as others end and wait for room like new requests.
+        branches beyond `MAX_BRANCHES_AT_ONCE`, which start as others end and wait for room like new requests. They
+        try a full queue again until the deadline, because a refusal would discard what the others have computed.
 
         Raises:
             Overloaded, NotReady, DeadlineExceeded, ClientGone: from the reservation; no branch was started.
@@ -150,7 +157,7 @@ class Fanout:
     def _attempt(
         self, context: RequestContext, branch: BranchSpec, slot: int | None, after_delivery: ExitStack
     ) -> BranchOutcome:
-        """Up to `MAX_ATTEMPTS` calls, preferably on slots that have not failed this branch.
+        """Up to `MAX_ATTEMPTS` calls, fewer after `SCARCE_MEMORY`; preferably on slots that have not failed it.
 
         Args:
             slot: reserved by the caller for the first attempt; None: reserve here.
@@ -162,23 +169,24 @@ class Fanout:
         spec = context.spec
         started_at = time.monotonic()
         failed_slots: set[int] = set()
-        is_admitted = not MAX_BRANCHES_AT_ONCE <= branch.index < spec.num_branches
+        failure: BranchFailure | None = None
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if slot is None:
-                [slot] = self._admission.reserve(
-                    spec.model, 1, spec.deadline,
-                    owner=spec.owner, avoid=failed_slots, is_retry=is_admitted or attempt > 1,
-                    document=spec.document, pin=context.pin, cancelling=context.on_cancel,
-                )  # fmt: skip
+                slot = self._reserve_one(context, branch, failed_slots, attempt)
+                if failure is not None and failure.code == SCARCE_MEMORY and slot in failed_slots:
+                    self._admission.release(slot, context.pin)
+                    return failure
             outcome = "ok"
             try:
                 done = self._call(context, branch, slot, attempt, after_delivery)
                 return BranchResult(branch.index, branch.seed, slot, spec.model, done, time.monotonic() - started_at)
             except BranchError as error:
                 outcome = error.code
-                is_last = attempt == MAX_ATTEMPTS or not error.is_retryable or context.is_over
+                failure = BranchFailure(branch.index, error.code, error.detail)
+                max_attempts = MAX_ATTEMPTS_AT_SCARCE_MEMORY if error.code == SCARCE_MEMORY else MAX_ATTEMPTS
+                is_last = attempt >= max_attempts or not error.is_retryable or context.is_over
                 if is_last or not self._take_retry():
-                    return BranchFailure(branch.index, error.code, error.detail)
+                    return failure
                 if error.code in TRANSIENT_REFUSALS:
                     context.pause(RETRY_PAUSE_S * 4 ** (attempt - 1))
             finally:
@@ -187,6 +195,30 @@ class Fanout:
             failed_slots.add(slot)
             slot = None
         raise AssertionError("the last attempt returns")
+
+    def _reserve_one(
+        self, context: RequestContext, branch: BranchSpec, failed_slots: Collection[int], attempt: int
+    ) -> int:
+        """Room for one branch of a request that was admitted.
+
+        Raises:
+            TercetError: as `Admission.reserve`; `Overloaded` only at the deadline.
+        """
+        spec = context.spec
+        is_admitted = attempt > 1 or not MAX_BRANCHES_AT_ONCE <= branch.index < spec.num_branches
+        while True:
+            try:
+                [slot] = self._admission.reserve(
+                    spec.model, 1, spec.deadline,
+                    owner=spec.owner, avoid=failed_slots, is_retry=is_admitted,
+                    document=spec.document, pin=context.pin, cancelling=context.on_cancel,
+                )  # fmt: skip
+            except Overloaded:
+                if context.is_over or time.monotonic() + FULL_QUEUE_PAUSE_S >= spec.deadline:
+                    raise
+                context.pause(FULL_QUEUE_PAUSE_S)
+            else:
+                return slot
 
     def _take_retry(self) -> bool:
         is_granted = self._retry_budget.take_retry()

@@ -6,9 +6,11 @@ The arbiter is a fake that has no processes: `tests/e2e/test_lifecycle.py` runs 
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 from shared.generations import Generations
 
@@ -16,13 +18,13 @@ from shared.generations import Generations
 class Arbiter:
     """What `Generations` uses of gunicorn's arbiter. A worker's pid is its age."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, max_successors: Sequence[tuple[set[int], int]] = ()) -> None:
         self.WORKERS: dict[int, SimpleNamespace] = {}
         self.worker_age = 0
         self.app = SimpleNamespace(cfg="old", reload=lambda: None)
         self.stopped: list[int] = []
         self.is_refusing = False
-        self.generations = Generations(self, num_slots)
+        self.generations = Generations(self, num_slots, max_successors)
 
     def setup(self, app: object) -> None:
         pass
@@ -133,3 +135,78 @@ def test_a_stop_is_known_to_the_workers_before_they_are_signalled(arbiter: Arbit
     arbiter.stop()
     assert arbiter.generations.leases.is_stopping
     assert arbiter.stopped == [1, 2]
+
+
+def test_the_workers_of_a_gpu_are_replaced_one_after_another() -> None:
+    """Its memory holds one successor. A predecessor keeps its memory until its process has ended."""
+    arbiter = Arbiter(3, [({0, 1}, 1)])
+    arbiter.manage_workers()
+    arbiter.warm(1, 2, 3)
+    arbiter.reload()
+    assert sorted(arbiter.WORKERS) == [1, 2, 3, 4, 5]
+    assert [arbiter.WORKERS[age].slot_index for age in (4, 5)] == [0, 2]
+    arbiter.warm(4, 5)
+    assert arbiter.stopped == [1, 3]
+    arbiter.manage_workers()
+    assert 6 not in arbiter.WORKERS
+    arbiter.end(1)
+    arbiter.manage_workers()
+    assert arbiter.WORKERS[6].slot_index == 1
+    arbiter.warm(6)
+    assert arbiter.stopped == [1, 3, 2]
+    assert arbiter.counts(1) == {"reloads.succeeded": 1}
+
+
+def test_a_second_reload_adds_no_third_generation_to_a_gpu() -> None:
+    arbiter = Arbiter(2, [({0, 1}, 1)])
+    arbiter.manage_workers()
+    arbiter.warm(1, 2)
+    for _ in range(2):
+        arbiter.reload()
+        arbiter.manage_workers()
+    assert sorted(arbiter.WORKERS) == [1, 2, 3]
+    for slot, age in ((0, 3), (0, 4), (1, 5)):  # the reload in progress, then the second
+        assert (arbiter.worker_age, arbiter.WORKERS[age].slot_index) == (age, slot)
+        arbiter.warm(age)
+        arbiter.end(arbiter.stopped[-1])
+        arbiter.manage_workers()
+    assert sorted(arbiter.WORKERS) == [4, 5]
+
+
+def test_a_successor_that_failed_makes_room_for_the_next() -> None:
+    arbiter = Arbiter(2, [({0, 1}, 1)])
+    arbiter.manage_workers()
+    arbiter.warm(1, 2)
+    arbiter.reload()
+    arbiter.end(3)
+    arbiter.manage_workers()
+    assert arbiter.WORKERS[4].slot_index == 1
+    arbiter.warm(4)
+    assert (arbiter.stopped, arbiter.counts(0), arbiter.counts(1)) == (
+        [2], {"reloads.failed": 1}, {"reloads.succeeded": 1},
+    )  # fmt: skip
+
+
+def test_a_reload_without_memory_for_a_successor_is_refused() -> None:
+    arbiter = Arbiter(3, [({0, 1}, 0)])
+    arbiter.manage_workers()
+    arbiter.warm(1, 2, 3)
+    with capture_logs() as logs:
+        arbiter.reload()
+    refused = [entry for entry in logs if entry["event"] == "reload_finished"]
+    assert [(entry["slot"], entry["outcome"]) for entry in refused] == [(0, "failed"), (1, "failed")]
+    assert all("run `tercet reload`" in entry["reason"] for entry in refused)
+    arbiter.warm(4)
+    arbiter.end(3)
+    assert sorted(arbiter.WORKERS) == [1, 2, 4]
+
+
+def test_a_stop_ends_a_reload_in_progress() -> None:
+    arbiter = Arbiter(2, [({0, 1}, 1)])
+    arbiter.manage_workers()
+    arbiter.warm(1, 2)
+    arbiter.reload()
+    arbiter.stop()
+    arbiter.end(3)
+    arbiter.manage_workers()
+    assert sorted(arbiter.WORKERS) == [1, 2]

@@ -26,7 +26,8 @@ class StepTiming:
 
     duration_s: float
     num_steps: int  # decode steps computed for each sequence of the batch; more than 1 after a multi-step decode
-    num_tokens: int  # drawn, of all sequences
+    num_first_tokens: int  # sequences that drew their first token
+    failures: list[tuple[Sequence, EngineFailure]]  # sequences that ended because their own work failed; not logged yet
 
     @property
     def s_per_step(self) -> float:
@@ -82,7 +83,8 @@ class EngineCore:
 
         Raises:
             InvalidOutput: a log-probability is not a finite number. No token of the step is delivered.
-            Exception: whatever the runner raises. A failure of a single sequence ends that sequence only.
+            Exception: whatever the runner raises. A failure that the runner reports for some sequences, or that is of
+                a single sequence, ends those only.
 
         After an exception only `recover` and `finish_all` may be called.
         """
@@ -92,9 +94,11 @@ class EngineCore:
         if not plan:
             return None
         output = self._runner.run(plan)
-        self._scheduler.complete(plan, output.num_steps)
+        self._scheduler.complete(plan, output.num_steps, [sequence for sequence, _ in output.failures])
+        num_first_tokens = len({sequence for sequence, _ in output.tokens if not sequence.token_ids})
         self._postprocess(output)
-        timing = StepTiming(time.monotonic() - start, output.num_steps, len(output.tokens))
+        duration_s = time.monotonic() - start
+        timing = StepTiming(duration_s, output.num_steps, num_first_tokens, output.failures)
         if not plan.chunks:
             self._decode_step_s = timing.s_per_step
         return timing
@@ -130,6 +134,8 @@ class EngineCore:
         logprobs += [logprob for _, scored in output.prompt_logprobs for logprob in scored.logprobs]
         if not all(map(math.isfinite, logprobs)):
             raise InvalidOutput
+        for sequence, failure in output.failures:
+            self._finish(sequence, "error", failure)
         for sequence, scored in output.prompt_logprobs:
             sequence.add_prompt_logprobs(scored)
         for sequence, token in output.tokens:

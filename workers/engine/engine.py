@@ -1,8 +1,8 @@
 """The engine: a thread that owns the device, and a queue that any thread may submit requests to.
 
-Loads the model (and tries again after a failure), runs `EngineCore.step` while there are sequences, and watches that no
-step hangs. Knows threads, time and states. Does not know how a step is scheduled or computed, text (stop strings and
-forced prefixes are the sequences' business), HTTP, or what a request is for.
+Loads the model (and tries again after a failure that leaves the device usable), runs `EngineCore.step` while there are
+sequences, and watches that neither hangs. Knows threads, time and states. Does not know how a step is scheduled or
+computed, text (stop strings and forced prefixes are the sequences' business), HTTP, or what a request is for.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import structlog
 import torch
@@ -31,9 +33,10 @@ from workers.engine.errors import (
     InvalidPrompt,
 )
 from workers.engine.failures import load_failure, step_failure
-from workers.engine.fault_injection import DelayedRunner, Fault, FaultyRunner
+from workers.engine.fault_injection import DelayedRunner, Fault, FaultyRunner, raise_fault
 from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel, ProgressFn
+from workers.engine.memory import release_memory
 from workers.engine.request import EngineRequest, SamplingParams
 from workers.engine.result_stream import ResultStream
 from workers.engine.runner import Runner
@@ -61,6 +64,9 @@ FIRST_BACKOFF_S = 1.0  # doubled after each failed load
 MAX_BACKOFF_S = 30.0
 WARM_UP_PROMPT_TOKENS = 16
 WARM_UP_TOKENS = 4
+# Branches of a request, and the gateway's retries of them, reach a worker within milliseconds; a loaded machine takes
+# longer.
+MAX_SIBLING_DELAY_S = 1.0
 # Weight of the latest step in the moving average of the time per step: about 20 steps contribute.
 SMOOTHING = 0.1
 
@@ -72,10 +78,16 @@ class EngineConfig:
     device: str = "cpu"
     dtype: str = "auto"  # auto, fp32, bf16, fp16 or int8
     max_batch: int = 48  # sequences running and waiting, together
+    cache_bytes: int | None = None  # of the KV cache on a GPU; None takes a share of the free memory
+    # Held while a worker allocates and captures, so that workers of a GPU do not measure each other's halves.
+    allocation_lock: Callable[[], AbstractContextManager[object]] = nullcontext
     hang_s: float = 10.0  # a step that takes longer ends the process; 0 disables the watchdog
+    kernel_directory: Path | None = None  # where the choice of a GPU's kernels is stored; None stores nothing
+    load_s: float = 0.0  # loading and warming up that take longer end the process; 0 disables this deadline
     num_threads: int | None = None  # of torch; None leaves torch's setting unchanged
     step_delay_s: float = 0.0  # for tests: pause before each step, which then is a single decode step
     faults: Mapping[int, Fault] = field(default_factory=dict)  # for tests: by seed, how a step with it fails
+    load_fault: Fault | None = None  # for tests: how each load fails
 
 
 class EngineState(enum.StrEnum):
@@ -99,6 +111,7 @@ class EngineStatus:
     max_batch: int
     n_ctx: int
     dtype: str  # of the loaded model; the configured one until then
+    kernels: str  # of a GPU, and whether steps are CUDA graphs; empty on a CPU and until loaded
     failures: dict[str, int]  # since the start, by `EngineFailure.kind`
 
 
@@ -115,7 +128,8 @@ class Engine:
     ) -> None:
         """
         Args:
-            load: makes the model; called in the engine's thread, and again after a pause if it raises.
+            load: makes the model; called in the engine's thread, and again after a pause if it raises. Nothing that
+                an attempt has made may be referenced when the next begins.
             on_change: called in the engine's thread when the state or the progress changes.
             on_fatal: called once, from any thread, with a failure after which the engine serves no more requests.
         """
@@ -137,14 +151,29 @@ class Engine:
         self._loaded: LoadedModel | None = None
         self._core: EngineCore | None = None
         self._ms_per_token = 0.0
-        self._has_just_failed = False  # no token was drawn since the last recovery
+        self._failed_prompts: set[tuple[int, ...]] = set()  # of the sequences that a step could not compute last
+        self._failed_at = float("-inf")
+        self._kernels = ""
+        self._has_just_failed = False  # no sequence drew its first token since the last failure
         self._watchdog = Watchdog(config.hang_s, self._end_hang)
+        self._load_watchdog = Watchdog(config.load_s, self._end_load_hang)
+        self._first_pause_s = 0.0
         self._interrupt = Interrupt()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
-    def start(self) -> None:
-        """Starts the engine's thread, which loads the model."""
+    def start(self, pause_s: float = 0.0) -> None:
+        """Starts the engine's thread, which loads the model.
+
+        Args:
+            pause_s: before the first load.
+        """
+        self._first_pause_s = pause_s
         self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread.is_alive()
 
     def submit(self, request: EngineRequest) -> ResultStream:
         """Queues a request for the next step.
@@ -183,6 +212,7 @@ class Engine:
                 max_batch=self._config.max_batch,
                 n_ctx=loaded.config.n_positions if loaded else 0,
                 dtype=loaded.dtype if loaded else self._config.dtype,
+                kernels=self._kernels,
                 failures=dict(self._failures),
             )
 
@@ -219,41 +249,83 @@ class Engine:
         except BaseException as error:  # noqa: BLE001 - callers must learn of any failure
             self._fail(step_failure(error))
         finally:
+            self._load_watchdog.disarm()
             self._watchdog.disarm()
             self._finish_all(EngineStopped())
 
     def _load_with_backoff(self) -> EngineCore | None:
-        """A core whose runner is warm, or None if the engine is stopped before that."""
+        """A core whose runner is warm, or None if the engine is stopped before that.
+
+        Raises:
+            EngineFailure: a failure after which this process must not try again.
+        """
         if self._config.num_threads is not None:
             torch.set_num_threads(self._config.num_threads)
+        if self._first_pause_s:
+            self._set_state(EngineState.LOADING)
+            self._pause_until(time.monotonic() + self._first_pause_s)
         pause_s = FIRST_BACKOFF_S
         while not self._is_stopping:
             self._set_state(EngineState.LOADING)
-            try:
-                loaded = self._load(self._report_progress)
-                runner = make_runner(loaded, self._config.max_batch, self._interrupt)
-                self._warm_up(runner)
-            except BaseException as error:  # noqa: BLE001 - any kind of broken file; a panic in Rust is no Exception
-                failure = load_failure(error, self._config.device)
-                self._record(failure, retry_s=pause_s)
-                self._set_state(EngineState.FAILED, failure.detail)
-                with self._lock:
-                    self._lock.wait_for(lambda: self._is_stopping, pause_s)
-                pause_s = min(2 * pause_s, MAX_BACKOFF_S)
-                continue
-            if self._config.step_delay_s:
-                runner = DelayedRunner(runner, self._config.step_delay_s)
-            if self._config.faults:
-                runner = FaultyRunner(runner, self._config.faults)
-            scheduler = Scheduler(runner.num_entries, self._config.max_batch)
-            self._core = EngineCore(
-                scheduler, runner, eos_id=loaded.eos_id, on_finish=self._count_finished, on_failure=self._record
-            )
-            self._loaded = loaded
-            self._report_progress(1.0)
-            self._set_state(EngineState.WARM)
-            return self._core
+            core = self._try_load(pause_s)
+            if core is not None:
+                return core
+            retry_at = time.monotonic() + pause_s
+            # Two models, or two sets of graphs, do not fit where one just fits. Before the pause: other workers of the
+            # device may need the memory.
+            release_memory()
+            self._pause_until(retry_at)
+            pause_s = min(2 * pause_s, MAX_BACKOFF_S)
         return None
+
+    def _try_load(self, retry_s: float) -> EngineCore | None:
+        """A core whose runner is warm. After a failure None; then this frame, which has ended, held the last references
+        to the exception, whose traceback holds the model and the runner.
+
+        Args:
+            retry_s: until the next attempt; for the log.
+
+        Raises:
+            EngineFailure: as `_load_with_backoff`.
+        """
+        self._load_watchdog.arm(time.monotonic())
+        try:
+            loaded = self._load(self._report_progress)
+            if self._config.load_fault is not None:
+                raise_fault(self._config.load_fault)
+            self._load_watchdog.disarm()  # other workers of the device have deadlines of their own
+            with self._config.allocation_lock():
+                self._load_watchdog.arm(time.monotonic())
+                runner = make_runner(loaded, self._config, self._interrupt)
+                kernels = runner.kernels if isinstance(runner, CudaRunner) else ""
+                self._warm_up(runner)
+        except BaseException as error:  # any kind of broken file; a panic in Rust is no Exception
+            failure = load_failure(error, self._config.device)
+            if not failure.is_recoverable:
+                raise failure from error
+            self._record(failure, retry_s=retry_s)
+            self._set_state(EngineState.FAILED, failure.detail)
+            return None
+        finally:
+            self._load_watchdog.disarm()
+        if self._config.step_delay_s:
+            runner = DelayedRunner(runner, self._config.step_delay_s)
+        if self._config.faults:
+            runner = FaultyRunner(runner, self._config.faults)
+        scheduler = Scheduler(runner.num_entries, self._config.max_batch)
+        self._core = EngineCore(
+            scheduler, runner, eos_id=loaded.eos_id, on_finish=self._count_finished, on_failure=self._record
+        )
+        self._loaded = loaded
+        self._kernels = kernels
+        self._report_progress(1.0)
+        self._set_state(EngineState.WARM)
+        return self._core
+
+    def _pause_until(self, time_s: float) -> None:
+        """Waits until a time of `time.monotonic()`, less long if the engine is stopped."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._is_stopping, time_s - time.monotonic())
 
     def _warm_up(self, runner: Runner) -> None:
         """Runs three short siblings, so that lazy initialisation is over and the time per step is known."""
@@ -281,22 +353,44 @@ class Engine:
             if timing is None:
                 self._wait_for_siblings(core)
                 continue
-            if timing.num_tokens:
+            if timing.failures:
+                self._accept_failures(timing.failures)
+            elif timing.num_first_tokens:
                 self._has_just_failed = False
             weight = 1 - (1 - SMOOTHING) ** timing.num_steps
             self._ms_per_token += weight * (1e3 * timing.s_per_step - self._ms_per_token)
 
     def _recover(self, core: EngineCore, failure: EngineFailure) -> None:
-        """Continues after a step that failed, without the sequences of its batch and without caches.
+        """Continues after a step that failed, without the sequences of its batch and without caches; raises as
+        `_accept_failure`."""
+        self._accept_failure(failure)
+        core.recover(failure)
+
+    def _accept_failures(self, failures: list[tuple[Sequence, EngineFailure]]) -> None:
+        """Records the failures of sequences that a step could not compute; raises as `_accept_failure`.
+
+        Those of siblings are one failure, whether or not they came in the same step: else a single request, whose
+        branches do not arrive together, would end the process.
+        """
+        prompts = {sequence.prompt for sequence, _ in failures}
+        now, failure = time.monotonic(), failures[0][1]
+        if prompts <= self._failed_prompts and now - self._failed_at < MAX_SIBLING_DELAY_S:
+            self._record(failure)
+            return
+        self._accept_failure(failure)
+        self._failed_prompts, self._failed_at = prompts, now
+
+    def _accept_failure(self, failure: EngineFailure) -> None:
+        """Records a failure that the engine survives.
 
         Raises:
-            EngineFailure: it is fatal, or the second in a row.
+            EngineFailure: it is fatal, or the second without a sequence that has drawn its first token in between.
+                Later tokens do not count: a running batch needs no new memory.
         """
         if self._has_just_failed or not failure.is_recoverable:
             raise failure
         self._has_just_failed = True
         self._record(failure)
-        core.recover(failure)
 
     def _wait_for_sequences(self, core: EngineCore) -> bool:
         """Moves submitted sequences into `core`; waits while it has none. False once the engine has drained."""
@@ -338,23 +432,34 @@ class Engine:
 
     def _fail(self, failure: EngineFailure) -> None:
         """Ends all sequences and reports that the device, or the engine itself, can no longer be used."""
-        self._record(failure)
+        self._record(failure, is_fatal=True)
         self._set_state(EngineState.FAILED, failure.detail)
         self._finish_all(failure)
         self._on_fatal(failure)
 
-    def _end_hang(self) -> None:
+    def _end_load_hang(self) -> None:
+        """In the load watchdog's thread."""
+        self._end_hang(
+            Hang(
+                f"The model was not loaded within {self._config.load_s:g} s; its worker is being replaced. If the disk "
+                "or a first compilation of kernels needs longer, raise TERCET_LOAD_S."
+            )
+        )
+
+    def _end_hang(self, failure: EngineFailure | None = None) -> None:
         """In the watchdog's thread. The sequences stay as they are: they are the engine's thread's."""
-        failure = Hang()
-        self._record(failure)
+        failure = failure or Hang()
+        self._record(failure, is_fatal=True)
         self._set_state(EngineState.FAILED, failure.detail)
         self._on_fatal(failure)
 
-    def _record(self, failure: EngineFailure, **fields: object) -> None:
+    def _record(self, failure: EngineFailure, *, is_fatal: bool = False, **fields: object) -> None:
         """Counts and logs a failure, of any kind."""
         with self._lock:
             self._failures[failure.kind] += 1
-        log.error("engine_failed", kind=failure.kind, reason=failure.detail, **fields, exc_info=failure)
+        log.error(
+            "engine_failed", kind=failure.kind, reason=failure.detail, is_fatal=is_fatal, **fields, exc_info=failure
+        )
 
     @property
     def _is_stopping(self) -> bool:
@@ -375,11 +480,11 @@ class Engine:
             self._on_change()
 
 
-def make_runner(loaded: LoadedModel, max_sequences: int, interrupt: Interrupt) -> Runner:
+def make_runner(loaded: LoadedModel, config: EngineConfig, interrupt: Interrupt) -> Runner:
     """The runner for the model's device. A GPU's steps cannot be interrupted: what is launched runs to its end."""
     if loaded.device == "cpu":
-        return CpuRunner(loaded, max_sequences, interrupt)
-    return CudaRunner(loaded, max_sequences)
+        return CpuRunner(loaded, config.max_batch, interrupt)
+    return CudaRunner(loaded, config.max_batch, config.cache_bytes, kernel_directory=config.kernel_directory)
 
 
 def _check(request: EngineRequest, loaded: LoadedModel) -> None:

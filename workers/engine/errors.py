@@ -8,9 +8,12 @@ library: `workers.engine.failures` makes failures from the exceptions of others.
     ├── EngineFull, EngineNotReady, InvalidPrompt       a request is refused
     │   └── ContextExceeded
     └── EngineFailure
-        ├── OutOfMemory, InvalidOutput                  the step's sequences end, caches are dropped; fatal if repeated
+        ├── OutOfMemory                                 sequences whose own work it was end; fatal if repeated. Where
+        │                                               the work was of the whole step: as InvalidOutput
+        ├── InvalidOutput                               the step's sequences end, caches are dropped; fatal if repeated
         ├── SequenceFailure                             one sequence ends
         ├── DeviceFailure, Hang, InternalFailure        fatal: the process must end
+        │                                               (also of a load, which is not tried again in it)
         ├── LoadFailure                                 the model is not loaded; the engine tries again
         └── EngineStopped                               not a fault: the engine drains, and its time is over
 """

@@ -1,18 +1,31 @@
-"""Runners for tests: one is slow, one fails for chosen seeds. `EngineConfig` enables them."""
+"""Faults for tests: slow runners, steps that fail for chosen seeds, failing loads. `EngineConfig` enables them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 
+from workers.engine.errors import OutOfMemory
 from workers.engine.runner import Runner, RunnerOutput
 from workers.engine.scheduler_output import SchedulerOutput
 
-Fault = Literal["oom", "device", "hang"]
+Fault = Literal["oom", "oom_step", "device", "hang"]
+
+
+def raise_fault(fault: Fault) -> NoReturn:
+    """Fails as a device does: an out-of-memory error, a fatal device error, or no return."""
+    match fault:
+        case "oom" | "oom_step":
+            raise torch.OutOfMemoryError("Injected: tried to allocate more memory than there is.")
+        case "device":
+            raise torch.AcceleratorError("Injected: CUDA error: an illegal memory access was encountered.")
+        case "hang":
+            while True:
+                time.sleep(0.01)
 
 
 class DelayedRunner:
@@ -32,12 +45,13 @@ class DelayedRunner:
 
 
 class FaultyRunner:
-    """A runner whose step fails as a device does if its batch contains a sequence with a chosen seed."""
+    """A runner that fails as a device does if a step's batch contains a sequence with a chosen seed."""
 
     def __init__(self, runner: Runner, faults: Mapping[int, Fault]) -> None:
         """
         Args:
-            faults: by seed: the step raises an out-of-memory error or a fatal device error, or never ends.
+            faults: by seed: the memory does not suffice for the sequence ("oom") or the whole step ("oom_step"), the
+                device fails, or the step never ends.
         """
         self._runner = runner
         self._faults = faults
@@ -46,16 +60,21 @@ class FaultyRunner:
     def run(self, plan: SchedulerOutput) -> RunnerOutput:
         batch = [row.sequence for row in (*plan.rows, *plan.prefilled_rows)]
         batch += [sequence for chunk in plan.chunks for sequence in chunk.group.sequences]
+        victims = []
         for sequence in batch:
-            match self._faults.get(sequence.request.seed):
-                case "oom":
-                    raise torch.OutOfMemoryError("Injected: tried to allocate more memory than there is.")
-                case "device":
-                    raise RuntimeError("Injected: CUDA error: an illegal memory access was encountered.")
-                case "hang":
-                    while True:
-                        time.sleep(0.01)
-        return self._runner.run(plan)
+            fault = self._faults.get(sequence.request.seed)
+            if fault == "oom":
+                victims.append(sequence)
+            elif fault is not None:
+                raise_fault(fault)
+        output = self._runner.run(plan)
+        if not victims:
+            return output
+        return replace(
+            output,
+            tokens=[(sequence, token) for sequence, token in output.tokens if sequence not in victims],
+            failures=[(sequence, OutOfMemory()) for sequence in victims],
+        )
 
     def drop_caches(self) -> None:
         self._runner.drop_caches()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from workers.engine.errors import LoadFailure
 from workers.engine.model.gpt2 import GPT2, MAX_HEAD_ROWS, SHAPES, GPT2Config, Layer, Linear, LoadedModel, Norm
-from workers.engine.model.linear import device_dtype, device_linear
+from workers.engine.model.linear import DeviceHead, device_dtype, device_linear
 from workers.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -193,13 +193,16 @@ def build(
     last_norm = norm("ln_f")
     if is_quantized:
         last_norm, head = smooth_quant(last_norm, head)
+    head_linear = make_linear(head, None, MAX_HEAD_ROWS)
+    if isinstance(head_linear, DeviceHead) and not has_own_head:
+        embedding = head_linear.weight[: config.vocab_size]  # the same numbers are kept once
     model = GPT2(
         config=config,
         token_embedding=embedding,
         position_embedding=get("wpe.weight", config.n_positions, width).to(device, float_dtype),
         layers=tuple(layers),
         norm=last_norm,
-        head=make_linear(head, None, MAX_HEAD_ROWS),
+        head=head_linear,
     )
     progress(1.0)
     return model

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from workers.engine.draw import Draw
+from workers.engine.errors import EngineFailure
 from workers.engine.request import GeneratedToken, PromptLogprobs
 from workers.engine.result_stream import MAX_DELIVERY_DELAY_S, NUM_DELIVERED_SINGLY
 from workers.engine.scheduler_output import SUFFIX_TOKENS, BatchRow, SchedulerOutput
@@ -30,11 +31,14 @@ class RunnerOutput:
         prompt_logprobs: for sequences that echo their prompt: log-probabilities of the prompt's tokens, chunk after
             chunk.
         num_steps: decode steps computed for the rows of the batch.
+        failures: sequences whose own work failed (their prefill, echo, or sampling); the step is valid for all others.
+            They have no token. What was prefilled for them alone is not in the cache.
     """
 
     tokens: list[tuple[Sequence, GeneratedToken]]
     prompt_logprobs: list[tuple[Sequence, PromptLogprobs]]
     num_steps: int = 1
+    failures: list[tuple[Sequence, EngineFailure]] = field(default_factory=list)
 
 
 class Runner(Protocol):

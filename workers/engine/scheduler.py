@@ -11,6 +11,8 @@ Plain Python. Does not know tensors, the device and text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
+
 from workers.engine.kv_suffixes import CachedSuffix
 from workers.engine.prefix_cache import CachedPrefix, PrefixCache
 from workers.engine.scheduler_output import (
@@ -136,16 +138,20 @@ class Scheduler:
         chunks = self._schedule_chunks(min(self._max_chunk, MAX_CHUNK_WITH_ROWS) if rows else self._max_chunk)
         return SchedulerOutput(copies, rows, chunks, ready, allows_multi_step=not self._prefilled)
 
-    def complete(self, plan: SchedulerOutput, num_steps: int = 1) -> None:
+    def complete(self, plan: SchedulerOutput, num_steps: int = 1, failed: Items[Sequence] = ()) -> None:
         """Records that a step has been computed; called before its tokens are appended to their sequences.
 
         Args:
             num_steps: decode steps computed for the rows.
+            failed: sequences without a result, which the caller removes next. A chunk that was computed for none but
+                them is not recorded.
         """
         for row in plan.rows:
             row.suffix_length += num_steps
         for chunk in plan.chunks:
             group, entry = chunk.group, chunk.entry
+            if all(member in failed for member in group.sequences):
+                continue
             group.num_computed = chunk.stop
             entry.tokens[chunk.start : chunk.stop] = group.tokens[chunk.start : chunk.stop]
             if chunk.is_last:

@@ -34,6 +34,7 @@ class Sequence:
         "_logprobs",
         "_prompt_logprobs",
         "_prompt_tops",
+        "_sampling",
         "_scheduled_at",
         "_stop_search",
         "_tops",
@@ -77,7 +78,7 @@ class Sequence:
         self._first_token_at: float | None = None
         self._constraint: TokenConstraint | None = None
         self._stop_search: _StopSearch | None = None
-        sampling = request.sampling
+        self._sampling = sampling = request.sampling
         if request.forced_prefix:
             assert tokenizer is not None
             self._constraint = ForcedPrefix(tokenizer.healing, request.forced_prefix)
@@ -136,19 +137,23 @@ class Sequence:
         """
         if self._first_token_at is None:
             self._first_token_at = now
-        self.token_ids.append(token.token_id)
+        token_id, sampling, constraint = token.token_id, self._sampling, self._constraint
+        self.token_ids.append(token_id)
         self._logprobs.append(token.logprob)
-        if self.request.sampling.top_logprobs:
+        if sampling.top_logprobs:
             self._tops.append(token.top)
-        self.num_kept = len(self.token_ids)
-        num_forced_bytes = 0 if self._constraint is None else self._constraint.accept(token.token_id)
-        if token.token_id == eos_id:
+        self.num_kept = num_new = len(self.token_ids)
+        num_forced_bytes = 0
+        if constraint is not None:
+            num_forced_bytes = constraint.accept(token_id)
+            num_new -= constraint.num_forced
+        if token_id == eos_id:
             self.num_kept -= 1
             self.finish_reason = "eos"
-        elif self._stop_search is not None and self._stop_search.feed(token.token_id, num_forced_bytes):
+        elif self._stop_search is not None and self._stop_search.feed(token_id, num_forced_bytes):
             self.num_kept = self.num_forced + self._stop_search.count_kept(self.num_forced)
             self.finish_reason = "stop"
-        elif self.num_new >= self.request.sampling.max_new_tokens:
+        elif num_new >= sampling.max_new_tokens:
             self.finish_reason = "length"
 
     def add_prompt_logprobs(self, scored: PromptLogprobs) -> None:

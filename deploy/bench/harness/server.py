@@ -61,7 +61,8 @@ class Server:
             **{f"TERCET_{name.upper()}": value for name, value in {"models": models, **settings}.items()},
             "TERCET_BIND": f"127.0.0.1:{self.port}",
             "TERCET_RUN_DIR": str(self._base / "run"),
-            "PYTHONPATH": str(root),
+            # What the caller's has besides: the packages of a machine where none can be installed.
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH")))),
         }
         self._root = root
         self._client = httpx.Client(base_url=self.url, trust_env=False, timeout=10)
@@ -102,6 +103,13 @@ class Server:
         slots: list[dict[str, Any]] = page.get("slots", [])
         return slots
 
+    def in_effect(self) -> dict[str, str]:
+        """What the workers chose themselves, for the result document: their dtype, and on a GPU their kernels."""
+        slots = self.slots()
+        kernels = dict.fromkeys(slot["kernels"] for slot in slots if slot.get("kernels"))
+        chosen = {"dtype in effect": slots[0]["dtype"]}
+        return {**chosen, "kernels in effect": ", ".join(kernels)} if kernels else chosen
+
     def log_lines(self) -> list[dict[str, Any]]:
         """The JSON lines that it has logged so far."""
         time.sleep(LOG_S)
@@ -135,6 +143,16 @@ class Server:
         old: int = self.slots()[0]["pid"]
         os.kill(old, signal.SIGTERM)
         return self._age_when_warm(other_than=old)
+
+    def reload(self) -> None:
+        """Reload both pools, and wait until every slot has a new worker that is warm.
+
+        Raises:
+            StartError: that does not happen in time.
+        """
+        old = {slot["pid"] for slot in self.slots()}
+        self._process.send_signal(signal.SIGHUP)
+        self._slots_when(lambda slot: slot["state"] == "warm" and slot["pid"] not in old)
 
     def _age_when_warm(self, other_than: int = 0) -> float:
         slots = self._slots_when(lambda slot: slot["state"] == "warm" and slot["pid"] != other_than)

@@ -1,7 +1,9 @@
 """`tercet bench engine --device cuda`: the GPU rows.
 
-The lower bound of a decode step is what it must read, weights and KV cache, divided by the memory bandwidth. A baseline
-that cannot run on this machine (no compiler, a library without GPT-2) is left out with its reason.
+The lower bound of a decode step is what it must read, weights and KV cache, divided by the memory bandwidth that this
+run has measured, on every card. A step's time is that of replays of its graph between two events of the device, and
+every row of a batch has a prompt of its own. A baseline that cannot run on this machine (no compiler, a library without
+GPT-2) is left out with its reason.
 """
 
 from __future__ import annotations
@@ -18,26 +20,23 @@ from deploy.bench.harness.prompts import PromptGenerator
 from deploy.bench.harness.report import Document, print_bandwidth
 from deploy.bench.harness.rounds import Contender, Results, Series, interleave
 from deploy.bench.harness.run import progress
-from deploy.bench.harness.workload import Subject, Workload
+from deploy.bench.harness.workload import Subject
 from deploy.bench.speed.contenders import BASELINES, Contenders
 from deploy.bench.speed.targets import Row, measured, not_measured
 from workers.checkpoints.resolve import resolve
 
 BYTES_PER_VALUE = 2  # bf16
-# Milliseconds to read the models' 247 and 707 MB of bf16 weights at an H100's 3.35 TB/s.
-H100_BOUND_MS = {"gpu-small": 0.074, "gpu-medium": 0.211}
 MODELS = {"gpu-small": "synthetic:small", "gpu-medium": "synthetic:medium", "gpu-crowd": "synthetic:small"}
-# 96 sequences whose contexts grow from 140 to 160 tokens: 150 on average.
-BATCH_96 = Workload(num_prompt_tokens=140, num_samples=96)
-MEAN_CONTEXT_TOKENS = 150
+# Rows and tokens of context of each row's step; W's context grows from 64 tokens to 84.
+STEPS = {"gpu-small": (3, 84), "gpu-medium": (3, 84), "gpu-crowd": (96, 150)}
 NUM_GATEWAY_REQUESTS = 5  # per round
 
 LABELS = {
     **BASELINES,
     "gateway": "Tercet: W through the gateway, cold",
-    "gpu-small": "Tercet: decode step, batch 3, small",
-    "gpu-medium": "Tercet: decode step, batch 3, medium",
-    "gpu-crowd": "Tercet: decode step, batch 96, 150-token contexts, small",
+    "gpu-small": "Tercet: decode step, 3 rows, small",
+    "gpu-medium": "Tercet: decode step, 3 rows, medium",
+    "gpu-crowd": "Tercet: decode step, 96 different prompts of 150 tokens, small",
 }
 
 
@@ -70,8 +69,8 @@ class GpuSuite:
                 results.add(name, partial(self._measure_steps, name))
         document.series |= {name: Series.of(LABELS[name], "ms", values) for name, values in results.samples.items()}
         document.not_measured |= {LABELS[name]: why for name, why in results.failures.items()}
-        read_gb_s, is_h100 = document.ceiling["read_gb_s"], "H100" in "".join(document.machine.gpus)
-        document.rows += [gpu_row(name, results, shapes, read_gb_s, is_h100) for name in self._wanted]
+        read_gb_s = document.ceiling["read_gb_s"]
+        document.rows += [gpu_row(name, results, shapes, read_gb_s) for name in self._wanted]
 
     def _measure_bandwidth(self, document: Document) -> dict[str, dict[str, int]]:
         """The bandwidth, into the document; returns the shape of each model whose decode step is measured."""
@@ -105,25 +104,19 @@ class GpuSuite:
         return [*baselines, Contender("gateway", "W through the gateway", measure_gateway)]
 
     def _measure_steps(self, name: str) -> dict[str, list[float]]:
-        """Milliseconds of a decode step, one value per round."""
-        options = self._options
-        settings, subject = options.load_settings(), Subject.of(resolve(MODELS[name]))
-        workload = BATCH_96 if name == "gpu-crowd" else options.workload
-        max_batch = max(workload.num_samples, settings.max_batch)
+        """Milliseconds of a decode step, one value per replay."""
+        options, (num_rows, num_tokens) = self._options, STEPS[name]
+        device = "cuda:0" if options.device == "cuda" else "cpu:0"
+        more = (0.01, 3) if options.is_quick else ()
         with Contenders(options, self._console) as contenders:
-            engine = contenders.start_process(
-                "speed.engine:EngineAlone", subject, options.device, settings.dtype, max_batch, None
-            )
-            timings = [
-                engine.call("run", self._prompts.ids(workload.num_prompt_tokens), workload, self._prompts.seed())
-                for _ in range(options.num_rounds + 1)
-            ]
-        return {name: [timing.ms_per_step for timing in timings[1:]]}
+            steps = contenders.start_process(
+                "speed.steps:DecodeSteps", Subject.of(resolve(MODELS[name])), device, options.load_settings().dtype,
+                num_rows,
+            )  # fmt: skip
+            return {name: steps.call("time", num_rows, num_tokens, *more)}
 
 
-def gpu_row(
-    name: str, results: Results, shapes: Mapping[str, Mapping[str, int]], read_gb_s: float, is_h100: bool
-) -> Row:
+def gpu_row(name: str, results: Results, shapes: Mapping[str, Mapping[str, int]], read_gb_s: float) -> Row:
     """A GPU row, or the reason why it was not measured. Pure."""
     needed = {"gpu-request": ("a-bf16", "gateway"), "gpu-compiled": ("static", "gateway")}.get(name, (name,))
     for series in needed:
@@ -131,18 +124,14 @@ def gpu_row(
             return not_measured(name, f"{series} failed: {results.failures[series]}")
     medians = {series: median(results.samples[series]) for series in needed}
     if name in MODELS:
-        at_measured_ms = bandwidth_bound_ms(shapes[name], read_gb_s, BATCH_96.num_samples if name == "gpu-crowd" else 0)
-        bound_ms = H100_BOUND_MS.get(name, at_measured_ms) if is_h100 else at_measured_ms
-        return measured(
-            name, medians[name] / bound_ms, ours=medians[name], unit="ms", against=bound_ms,
-            floor_at_measured_bandwidth_ms=round(at_measured_ms, 5),
-        )  # fmt: skip
+        bound_ms = bandwidth_bound_ms(shapes[name], read_gb_s, *STEPS[name])
+        return measured(name, medians[name] / bound_ms, ours=medians[name], unit="ms", against=bound_ms)
     other, ours = medians[needed[0]], medians["gateway"]
     return measured(name, other / ours, ours=ours, unit="ms", against=other)
 
 
-def bandwidth_bound_ms(shape: Mapping[str, int], read_gb_s: float, num_sequences: int = 0) -> float:
-    """Milliseconds to read the weights, and the KV cache of `num_sequences` sequences of 150 tokens, all in bf16.
+def bandwidth_bound_ms(shape: Mapping[str, int], read_gb_s: float, num_rows: int, num_tokens: int) -> float:
+    """Milliseconds to read the weights, and the KV cache of `num_rows` sequences of `num_tokens` tokens, all in bf16.
 
     The KV cache has 2 · n_layer · n_embd values per token.
 
@@ -150,5 +139,5 @@ def bandwidth_bound_ms(shape: Mapping[str, int], read_gb_s: float, num_sequences
         shape: `num_weights`, `n_layer` and `n_embd` of the model.
         read_gb_s: memory bandwidth, 10⁹ bytes per second.
     """
-    num_kv_values = 2 * shape["n_layer"] * shape["n_embd"] * MEAN_CONTEXT_TOKENS * num_sequences
+    num_kv_values = 2 * shape["n_layer"] * shape["n_embd"] * num_tokens * num_rows
     return BYTES_PER_VALUE * (shape["num_weights"] + num_kv_values) / read_gb_s / 1e6

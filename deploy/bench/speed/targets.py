@@ -55,11 +55,11 @@ TARGETS = {
                "at least", 15, 25, "×"),
         Target("gpu-compiled", "W through the gateway, cold: speedup over static cache + compile", "gpu",
                "at least", 3, 5, "×"),
-        Target("gpu-small", "decode step, batch 3, small: ÷ weight read time (H100: 74 µs)", "gpu",
+        Target("gpu-small", "decode step, 3 rows, small: ÷ weight + KV read time", "gpu",
                "at most", 4, 2.5, "×"),
-        Target("gpu-medium", "decode step, batch 3, medium: ÷ weight read time (H100: 211 µs)", "gpu",
+        Target("gpu-medium", "decode step, 3 rows, medium: ÷ weight + KV read time", "gpu",
                "at most", 2.5, 1.8, "×"),
-        Target("gpu-crowd", "decode step, batch 96, 150-token contexts: ÷ weight + KV read time", "gpu",
+        Target("gpu-crowd", "decode step, 96 different prompts of 150 tokens: ÷ weight + KV read time", "gpu",
                "at most", 4, 2.5, "×"),
     )
 }  # fmt: skip

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import structlog
 
-from gateway.generation.fanout import MAX_ATTEMPTS, MAX_BRANCHES_AT_ONCE, RETRY_PAUSE_S, Fanout
+from gateway.generation.fanout import FULL_QUEUE_PAUSE_S, MAX_ATTEMPTS, MAX_BRANCHES_AT_ONCE, RETRY_PAUSE_S, Fanout
 from gateway.generation.request import BranchEvent, BranchFailure, BranchResult, RequestContext, TokenDelta
 from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
@@ -161,6 +161,26 @@ def test_a_refusal_that_every_slot_would_repeat_is_not_retried(make_pool: MakePo
     assert [len(worker.calls) for worker in pool.workers] == [1, 0]
 
 
+@pytest.mark.parametrize(("num_slots", "num_calls"), [(1, 1), (2, 2), (4, 2)])
+def test_a_request_too_large_for_the_memory_reaches_two_workers_at_most_and_each_once(
+    make_pool: MakePool, num_slots: int, num_calls: int
+) -> None:
+    """A worker ends after its second failure of this kind in a row."""
+    pool = make_pool(*[lambda _: [Accepted(), Failed(code="out_of_memory", detail="d")]] * num_slots)
+    [failure] = start(pool, RequestContext(make_spec(num_completions=1)))
+    assert failure == BranchFailure(0, "out_of_memory", "d")
+    calls = [len(worker.calls) for worker in pool.workers]
+    assert (sum(calls), max(calls)) == (num_calls, 1)
+    pool.wait_until_idle()
+
+
+def test_a_request_too_large_for_one_worker_is_served_by_another(make_pool: MakePool) -> None:
+    pool = make_pool(lambda _: [Accepted(), Failed(code="out_of_memory", detail="d")], by_seed)
+    [result] = start(pool, RequestContext(make_spec(num_completions=1)))
+    assert isinstance(result, BranchResult)
+    assert result.slot == 1
+
+
 def test_a_branch_fails_after_its_last_attempt_with_that_attempts_reason(make_pool: MakePool) -> None:
     responses = iter([[Break()], [Refusal(500, "internal_error")], [Accepted(), Failed(code="oom", detail="d")]])
     pool = make_pool(lambda _: next(responses))
@@ -284,6 +304,33 @@ def test_branches_that_have_not_started_wait_behind_other_requests(make_pool: Ma
     waiting.join(5)
     # The first branches were admitted together, before the other request came.
     assert order.index("other") == MAX_BRANCHES_AT_ONCE
+
+
+def test_a_branch_that_has_not_started_tries_a_full_queue_again(make_pool: MakePool) -> None:
+    """The first branch that ends leaves room for a single branch, and the queue is full of a request for two."""
+    gates = {"first": threading.Event(), "rest": threading.Event()}
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        assert gates["first" if request.prompt == "first" else "rest"].wait(5)
+        yield from by_seed(request)
+
+    pool = make_pool(respond, max_batch=MAX_BRANCHES_AT_ONCE, queue=2)
+    prompts = ("first", *("a",) * MAX_BRANCHES_AT_ONCE)
+    batch = RequestContext(make_spec(prompts=prompts, num_completions=1))
+    pool.fanout.start(batch)
+    other = RequestContext(make_spec(request_id="other", num_completions=2))
+    waiting = threading.Thread(target=pool.fanout.start, args=(other,))
+    waiting.start()
+    while pool.admission.num_waiting < 2:
+        time.sleep(0.001)
+    gates["first"].set()
+    while pool.admission.in_flight() != [MAX_BRANCHES_AT_ONCE - 1]:
+        time.sleep(0.001)
+    time.sleep(FULL_QUEUE_PAUSE_S)  # long enough for the last branch to be refused once
+    gates["rest"].set()
+    assert all(isinstance(outcome, BranchResult) for outcome in collect(batch, batch.spec.num_branches))
+    collect(other, 2)
+    waiting.join(5)
 
 
 def test_a_cancelled_request_starts_no_further_branches(make_pool: MakePool) -> None:

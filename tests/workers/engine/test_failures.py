@@ -31,8 +31,8 @@ from workers.engine.fault_injection import Fault
 from workers.engine.loader import LoadedModel, ProgressFn, build
 from workers.engine.request import EngineRequest, SamplingParams
 
-GOOD, OOM, DEVICE = 1, 900, 901
-FAULTS: dict[int, Fault] = {OOM: "oom", DEVICE: "device"}
+GOOD, OOM, DEVICE, OOM_STEP = 1, 900, 901, 902
+FAULTS: dict[int, Fault] = {OOM: "oom", DEVICE: "device", OOM_STEP: "oom_step"}
 Fatal = tuple[float, EngineFailure]  # time and failure
 ROOT = Path(__file__).parents[3]
 
@@ -57,14 +57,51 @@ def faulty_engine(
         engine.stop(0)
 
 
-def test_out_of_memory_fails_the_batch_drops_the_cache_and_the_engine_continues(tiny: LoadedModel) -> None:
+def test_out_of_memory_in_one_request_fails_that_request_only(tiny: LoadedModel) -> None:
+    with faulty_engine(tiny, step_delay_s=0.005) as (engine, fatal):
+        alone = engine.submit(request(GOOD, 100, prompt=(7, 8))).result().token_ids
+        for number in range(2):  # never twice in a row
+            mate = engine.submit(request(GOOD, 100, prompt=(7, 8)))
+            wait_until(lambda: engine.status().num_running == 1)
+            prompt = (20 + number, 9)
+            victims = [engine.submit(request(OOM, prompt=prompt)) for _ in range(2)]  # siblings: one prefill
+            for victim in victims:
+                assert isinstance(victim.result().failure, OutOfMemory)
+                assert victim.result().token_ids == ()
+            after = engine.submit(request(GOOD, prompt=prompt)).result()
+            assert (after.finish_reason, after.cached_tokens) == ("length", 0)  # what failed is not in the cache
+            assert (mate.result().finish_reason, mate.result().token_ids) == ("length", alone)
+        assert engine.status().failures == {"out_of_memory": 2}
+    assert fatal == []
+
+
+def test_siblings_that_do_not_arrive_together_are_one_out_of_memory(tiny: LoadedModel) -> None:
+    with faulty_engine(tiny) as (engine, fatal):
+        for _ in range(3):
+            assert isinstance(engine.submit(request(OOM)).result().failure, OutOfMemory)
+        assert engine.submit(request(GOOD)).result().failure is None
+    assert fatal == []
+
+
+def test_a_running_batch_does_not_make_a_second_out_of_memory_the_first(tiny: LoadedModel) -> None:
+    """Its tokens need no new memory, so they do not show that there is some again."""
+    with faulty_engine(tiny, step_delay_s=0.005) as (engine, fatal):
+        mate = engine.submit(request(GOOD, 600, prompt=(7, 8)))
+        for number in range(2):
+            assert isinstance(engine.submit(request(OOM, prompt=(number,))).result().failure, OutOfMemory)
+        wait_until(lambda: bool(fatal))
+        assert isinstance(mate.result().failure, OutOfMemory)
+        assert engine.status().failures == {"out_of_memory": 2}
+
+
+def test_out_of_memory_of_a_step_fails_its_batch_drops_the_cache_and_the_engine_continues(tiny: LoadedModel) -> None:
     with faulty_engine(tiny, step_delay_s=0.005) as (engine, fatal):
         expected = engine.submit(request(GOOD)).result().token_ids
         assert engine.submit(request(GOOD)).result().cached_tokens == 3
         for _ in range(3):  # never twice in a row
             mate = engine.submit(request(GOOD, 200, prompt=(7, 8)))
             wait_until(lambda: engine.status().num_running == 1)
-            victim = engine.submit(request(OOM, prompt=(9, 9)))
+            victim = engine.submit(request(OOM_STEP, prompt=(9, 9)))
             for output in (victim.result(), mate.result()):
                 assert output.finish_reason == "error"
                 assert isinstance(output.failure, OutOfMemory)
@@ -78,7 +115,7 @@ def test_a_second_out_of_memory_in_a_row_is_fatal(tiny: LoadedModel) -> None:
     with faulty_engine(tiny) as (engine, fatal):
         assert isinstance(engine.submit(request(OOM)).result().failure, OutOfMemory)
         assert engine.status().state == "warm"
-        assert isinstance(engine.submit(request(OOM)).result().failure, OutOfMemory)
+        assert isinstance(engine.submit(request(OOM, prompt=(4, 5))).result().failure, OutOfMemory)
         wait_until(lambda: bool(fatal))
         assert [type(failure) for _, failure in fatal] == [OutOfMemory]
         assert engine.status().state == "failed"
@@ -215,6 +252,7 @@ def test_every_foreign_exception_becomes_a_failure_with_a_sentence_of_ours() -> 
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), OutOfMemory),
         (MemoryError("secret"), OutOfMemory),
         (RuntimeError("CUDA error: secret"), DeviceFailure),
+        (ValueError("CUDA_ERROR_ILLEGAL_ADDRESS"), DeviceFailure),
         (IndexError("secret"), InternalFailure),
         (InvalidOutput(), InvalidOutput),
     ]

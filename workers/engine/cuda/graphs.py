@@ -17,20 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from workers.engine.cuda.forward import AttendFn, DecodeKernels, decode, prefill
 from workers.engine.cuda.kv_cache import KVCache
-from workers.engine.cuda.step_kernels import (
-    AT,
-    ID,
-    MAX_STEPS,
-    MOVES,
-    POSITION,
-    START,
-    SUFFIX,
-    TEMPERATURE,
-    UNIFORMS,
-    draw,
-)
-from workers.engine.model.gpt2 import GPT2, AttendFn
+from workers.engine.cuda.step_kernels import MAX_STEPS, POSITION, SUFFIX, TABLE_ROWS, StepKernels
+from workers.engine.model.gpt2 import GPT2
 
 # Without cuDNN, whose attention is compiled for each new shape, while a request waits.
 BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -38,9 +28,6 @@ LENGTHS = (64, 128, 256, 512)  # buckets of tokens attended to; the context's le
 CHUNK_SIZES = (16, 32, 64, 128, 256)
 
 Out = TypeVar("Out")
-# [sequences, 3 · n_embd], [slots, 2, heads, head_size], [integer rows of the table, sequences] →
-# [sequences, n_embd]; stores keys and values of the new tokens
-BatchAttendFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def batch_sizes(most: int) -> tuple[int, ...]:
@@ -76,14 +63,19 @@ class GraphRecorder:
         Raises:
             RuntimeError: if the function cannot be captured.
         """
-        self._stream.wait_stream(torch.cuda.current_stream())
+        before = torch.cuda.current_stream()
+        self._stream.wait_stream(before)
         with torch.cuda.stream(self._stream):
             function()  # libraries choose kernels and allocate workspaces on first use
-        torch.cuda.current_stream().wait_stream(self._stream)
+        before.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may call CUDA meanwhile, for example to read the free memory.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            out = function()
+        try:
+            # Other threads may call CUDA meanwhile, for example to read the free memory.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                out = function()
+        finally:
+            # `torch.cuda.graph` does not, if the capture was invalidated.
+            torch.cuda.set_stream(before)
         return graph, out
 
 
@@ -101,8 +93,7 @@ class Program(Generic[Out]):
             graph, out = self._captured
             graph.replay()
             return out
-        with sdpa_kernel(BACKENDS):
-            return self._function()
+        return self._function()
 
     def capture(self, recorder: GraphRecorder) -> None:
         """Captures the function and times a replay; raises as `GraphRecorder.record`."""
@@ -128,26 +119,17 @@ class StepResult:
 class Batch:
     """The decode step of `size` sequences. The token drawn is the input of the next step, without the host."""
 
-    def __init__(self, model: GPT2, cache: KVCache, size: int, attend: BatchAttendFn | None = None) -> None:
-        """
-        Args:
-            attend: attention that reads only the tokens of each sequence, so that one graph serves all lengths; None
-                for plain torch.
-        """
+    def __init__(self, model: GPT2, cache: KVCache, size: int, kernels: DecodeKernels) -> None:
         self.size = size
-        self.cache = cache
-        self._model, self._attend = model, attend
-        device = cache.layers.device
-        dummy = cache.layout.dummy_slot
-        # Never advances, reads and writes the dummy slot only, and draws greedily.
-        padding = [0, 0, 0, dummy, 0, 0, 0, 0, 1, 2, *[0.5] * MAX_STEPS]
-        self.padding = tuple(float(number) for number in padding)
+        self._model, self._cache = model, cache
+        self._fused_layers = kernels.fused_layers
+        self.padding = padding_column(cache.layout.dummy_slot)
         # One table, so one upload for each launch; float64 holds the integers exactly.
-        self._empty = torch.tensor(self.padding, dtype=torch.float64, device=device)[:, None]
+        self._empty = torch.tensor(self.padding, dtype=torch.float64, device=cache.layers.device)[:, None]
         self.table = self._empty.repeat(1, size)  # [TABLE_ROWS, size]
         n_ctx = cache.layout.n_ctx
-        lengths = length_buckets(n_ctx) if attend is None else (n_ctx,)
-        self.programs = {length: Program(partial(self._step, length)) for length in lengths}
+        lengths = length_buckets(n_ctx) if kernels.is_length_bound else (n_ctx,)
+        self.programs = {length: Program(partial(self._step, kernels.make(length))) for length in lengths}
 
     def capture(self, recorder: GraphRecorder) -> None:
         """Captures all programs, each timed at its full length. Overwrites entry 0."""
@@ -157,30 +139,14 @@ class Batch:
             program.capture(recorder)
         self.table.copy_(self._empty)
 
-    def _step(self, length: int) -> StepResult:
-        """One decode step of sequences of at most `length` tokens, the new one included."""
-        integers = self.table[:TEMPERATURE].long()
-        attend = self._attention(integers, length)
-        ids, position, at = integers[ID], integers[POSITION], integers[AT]
-        logits = self._model.logits(self._model.hidden(ids, position, attend))
-        uniforms = self.table[UNIFORMS:].gather(0, at[None])
-        tokens = draw(logits, self.table[TEMPERATURE:UNIFORMS], uniforms)
-        self.table[ID] = tokens[0]
-        self.table[POSITION:TEMPERATURE] += self.table[MOVES]
+    def _step(self, kernels: StepKernels) -> StepResult:
+        logits, tokens = decode(self._model, self._cache.layers, self.table, kernels, self._fused_layers)
         return StepResult(logits, tokens)
 
-    def _attention(self, integers: Tensor, length: int) -> AttendFn:
-        own = self._attend
-        if own is not None:
-            return lambda layer, qkv: own(qkv, self.cache.layers[layer], integers)
-        start, entry, suffix = integers[START : SUFFIX + 1, :, None]
-        position = integers[POSITION, :, None]
-        place = torch.arange(length, device=integers.device)
-        is_seen = place <= position
-        reads = place + torch.where(place < start, entry, suffix)
-        reads = torch.where(is_seen, reads, self.cache.layout.dummy_slot)
-        writes = (suffix + position)[:, 0]
-        return _attention(self.cache, writes, reads, is_seen[:, None, None], 1)
+
+def padding_column(dummy_slot: int) -> tuple[float, ...]:
+    """A table's column that never advances, reads and writes the dummy slot only, and draws greedily."""
+    return (0, 0, 0, dummy_slot, 0, 0, 0, 0, 1, 2, *[0.5] * MAX_STEPS)
 
 
 class PrefillProgram:
@@ -220,7 +186,8 @@ class PrefillProgram:
         place = torch.arange(length, device=ids.device)
         is_seen = (place <= positions[:, None])[None, None]
         attend = _attention(self._cache, slots, (rest[:1] + place)[None], is_seen, self.size)
-        hidden = self._model.hidden(ids, positions, attend)
+        with sdpa_kernel(BACKENDS):
+            hidden = prefill(self._model, ids, positions, attend)
         return hidden, self._model.logits(hidden.index_select(0, rest[1:2]))
 
 
@@ -250,13 +217,13 @@ def _attention(cache: KVCache, writes: Tensor, reads: Tensor, is_seen: Tensor, n
 class FirstTokens:
     """Draws the first token of `size` sequences from the logits after their prompts."""
 
-    def __init__(self, logits: Tensor) -> None:
+    def __init__(self, logits: Tensor, kernels: StepKernels) -> None:
         """
         Args:
-            logits: [size, vocab] float32, to be filled before the program runs.
+            logits: [size, vocab] float32, to be filled before the program runs; its rows may be padded.
         """
         self.size = len(logits)
         self.logits = logits
-        self.padding = (0.0, 1.0, 2.0, 0.5)
-        self.table = torch.zeros(4, self.size, dtype=torch.float64, device=logits.device)
-        self.program = Program(lambda: draw(self.logits, self.table[:3], self.table[3:]))
+        self.padding = padding_column(0)
+        self.table = torch.zeros(TABLE_ROWS, self.size, dtype=torch.float64, device=logits.device)
+        self.program = Program(lambda: kernels.draw(self.logits, self.table))

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.engine.memory import cache_budget_bytes
+from workers.engine import memory
+from workers.engine.errors import LoadFailure
 from workers.engine.model.gpt2 import GPT2Config
 from workers.engine.scheduler_output import SUFFIX_TOKENS, Copy, EntryCopy, SuffixCopy, SuffixMove
 
-# Of the free memory: other workers of the device and CUDA graphs need some, too.
+# Of the free memory, for an engine without a memory plan: CUDA graphs and other processes need some, too.
 MEMORY_SHARE = 0.3
 
 
@@ -59,14 +60,28 @@ class SlotLayout:
 class KVCache:
     """Memory that stays where it is: `layers` [layers, slots, 2, heads, head_size]."""
 
-    def __init__(self, config: GPT2Config, max_sequences: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: GPT2Config,
+        max_sequences: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        memory_bytes: int | None = None,
+    ) -> None:
         """
+        Args:
+            memory_bytes: what the cache may take; by default MEMORY_SHARE of the free memory.
+
         Raises:
-            MemoryError: if the suffixes and one entry do not fit in MEMORY_SHARE of the free memory.
+            LoadFailure: if `memory_bytes` are not free.
+            MemoryError: if the suffixes and one entry do not fit in `memory_bytes`.
         """
         slot_shape = (2, config.n_head, config.head_size)
         slot_bytes = config.n_layer * 2 * config.n_embd * dtype.itemsize
-        memory_bytes = device_budget_bytes(device)
+        if memory_bytes is None:
+            memory_bytes = device_budget_bytes(device)
+        else:
+            _check_free(device, memory_bytes)
         left = memory_bytes - (max_sequences * SUFFIX_TOKENS + 1) * slot_bytes
         num_entries = min(max_sequences, left // (config.n_positions * slot_bytes))
         if num_entries < 1:
@@ -99,7 +114,23 @@ class KVCache:
 
 
 def device_budget_bytes(device: torch.device) -> int:
-    if device.type != "cuda":
-        return cache_budget_bytes()
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(MEMORY_SHARE * free)
+    """MEMORY_SHARE of the device's free memory."""
+    return int(MEMORY_SHARE * free_bytes(device))
+
+
+def free_bytes(device: torch.device) -> int:
+    """The device's free memory, as its driver reports it now."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory.free_bytes()
+
+
+def _check_free(device: torch.device, memory_bytes: int) -> None:
+    """
+    Raises:
+        LoadFailure: another process has allocated what the plan gives to this worker.
+    """
+    if (free := free_bytes(device)) < memory_bytes:
+        raise LoadFailure(
+            f"The GPU has {free >> 20} MiB free, and the KV cache of this worker needs {memory_bytes >> 20} MiB: end "
+            "the other processes on this GPU (nvidia-smi lists them), or lower TERCET_MAX_BATCH or the counts in "
+            "TERCET_MODELS."
+        )

@@ -1,9 +1,12 @@
 """Executes the scheduler's steps on a GPU.
 
 While the same sequences run and nothing is prefilled, the next decode steps are predictable: they are launched
-together, each with the token of the step before as its input on the device, and `run` only collects the result of a
-step that is in flight already. An in-flight step that is not used costs time and nothing else: it wrote behind the end
-of what is cached, and those KV slots are written again before they are read.
+together, each with the token of the step before as its input on the device. `run` returns the tokens of steps that are
+in flight already, of all that were launched together if no sequence needs its tokens earlier. An in-flight step that is
+not used costs time and nothing else: it wrote behind the end of what is cached, and those KV slots are written again
+before they are read.
+
+Rows that the kernels cannot draw have their logits copied to the host, where `sampling.sample` draws them.
 
 Knows CUDA graphs and which step to launch early. Does not know the scheduler's reasons, nor what a step computes.
 """
@@ -16,75 +19,115 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 
 import structlog
 import torch
 from torch import Tensor
 
+from workers.engine.cuda.forward import DecodeKernels
 from workers.engine.cuda.graphs import (
     CHUNK_SIZES,
     Batch,
-    BatchAttendFn,
     FirstTokens,
     GraphRecorder,
     PrefillProgram,
     batch_sizes,
     bucket_for,
 )
+from workers.engine.cuda.kernel_choice import choose_kernels, make_kernels
+from workers.engine.cuda.kernel_store import KernelStore
 from workers.engine.cuda.kv_cache import KVCache
-from workers.engine.cuda.step_kernels import MAX_STEPS
+from workers.engine.cuda.step_kernels import AT, MAX_STEPS
+from workers.engine.cuda.step_table import StepTable, first_column
+from workers.engine.draw import NUM_CANDIDATES, num_needed
+from workers.engine.errors import EngineFailure, LoadFailure
+from workers.engine.failures import request_failure
 from workers.engine.model.gpt2 import LoadedModel
+from workers.engine.model.linear import HEAD_ROWS_MULTIPLE
 from workers.engine.request import GeneratedToken, PromptLogprobs
-from workers.engine.runner import RunnerOutput, draw_all, draw_of, num_left
-from workers.engine.sampling import (
-    NUM_CANDIDATES,
-    limits,
-    num_needed,
-    sample,
-    score,
-    uniform,
-)
+from workers.engine.runner import RunnerOutput, draw_all, draw_of, multi_step_budget_s, num_left
+from workers.engine.sampling import sample, score
 from workers.engine.scheduler_output import BatchRow, PrefillChunk, SchedulerOutput
 from workers.engine.sequence import Sequence
 
 log = structlog.get_logger()
 
-MAX_LAUNCH_MS = 5.0  # of the steps launched together: they cannot be interrupted
+MAX_LAUNCH_MS = 2.5  # of the steps launched together: they cannot be interrupted, and as many follow them
+UNTIMED_MS = 0.5  # stands for the duration of a step that is not captured: on a CPU, for tests
 
-# A row of the batch at a certain step: sequence, entry, start, suffix and suffix length.
-_RowState = tuple[Sequence, int, int, int, int]
+# A row of the batch at a certain step: entry, start, suffix and suffix length.
+_RowState = tuple[int, int, int, int]
 _Drawn = tuple[Sequence, GeneratedToken]
 _Echo = tuple[Sequence, PromptLogprobs]
+_Failed = tuple[Sequence, EngineFailure]
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlightStep:
-    """A decode step that has been launched.
+@dataclass(slots=True)
+class _InFlightSteps:
+    """Decode steps that have been launched together.
 
     Attributes:
         columns: of the batch's table, for each row.
-        logits: [size, vocab]; None if the step has drawn all tokens itself.
-        tokens: [2, size] on the host, valid after `is_done`.
-        is_done: None if they are valid already.
+        states: of each column's row, before the first step.
+        tokens: [steps, 2, size] on the host; those of a step are valid after its event.
+        logits: on the host, of the columns whose tokens the step has not drawn itself; valid after the events.
+        events: of each step; none if everything is valid already.
+        num_taken: steps whose tokens have been returned.
+        ms: a step's duration; 0 if unknown.
     """
 
-    columns: dict[_RowState, int]
-    logits: Tensor | None
+    columns: dict[Sequence, int]
+    states: list[_RowState]
     tokens: Tensor
-    is_done: torch.cuda.Event | None
+    logits: dict[int, Tensor]
+    events: list[torch.cuda.Event]
+    ms: float
+    num_taken: int = 0
+
+    @property
+    def num_left(self) -> int:
+        return len(self.tokens) - self.num_taken
+
+    def can_continue(self, rows: Items[BatchRow]) -> bool:
+        """Whether the next step is the one that `rows` need."""
+        columns, states, taken = self.columns, self.states, self.num_taken
+        for row in rows:
+            column = columns.get(row.sequence)
+            if column is None or states[column] != _row_state(row, taken):
+                return False
+        return True
 
 
 class CudaRunner:
-    """Runs a model on a GPU, from one thread. For tests also on a CPU, where nothing is captured."""
+    """Runs a model on a GPU, from one thread. For tests also on a CPU, where nothing is captured.
+
+    Attributes:
+        kernels: which kernels were chosen, and whether steps are CUDA graphs, for operators; empty on a CPU.
+    """
+
+    kernels = ""
 
     @torch.inference_mode()
-    def __init__(self, loaded: LoadedModel, max_sequences: int) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        max_sequences: int,
+        cache_bytes: int | None = None,
+        kernels: DecodeKernels | None = None,
+        *,
+        kernel_directory: Path | None = None,
+    ) -> None:
         """
         Args:
             max_sequences: sequences that can run at once.
+            cache_bytes: memory of the KV cache; by default a share of what is free.
+            kernels: of the decode steps; None for those of `choose_kernels`.
+            kernel_directory: where that choice is stored; None stores nothing.
 
         Raises:
-            MemoryError: if their keys and values do not fit in the device's free memory.
+            LoadFailure: if `cache_bytes` are not free, or a step cannot be captured as a CUDA graph.
+            MemoryError: if the sequences' keys and values do not fit.
         """
         self._model = loaded.model
         self._device = torch.device(loaded.device)
@@ -92,26 +135,36 @@ class CudaRunner:
         if self._device.index is not None and self._is_cuda:
             torch.cuda.set_device(self._device)
         dtype = self._model.token_embedding.dtype
-        self._cache = KVCache(loaded.config, max_sequences, dtype, self._device)
+        if kernels is None:
+            # Before the cache is allocated: a check needs memory, too.
+            choice = choose_kernels(loaded.config, dtype, max_sequences, self._device, KernelStore(kernel_directory))
+            kernels = make_kernels(choice.kernels, self._model, max_sequences, self._device)
+            if self._is_cuda:
+                self.kernels = f"{choice}; graphs: on"  # what cannot be captured is refused
+        self._cache = KVCache(loaded.config, max_sequences, dtype, self._device, cache_bytes)
         self.num_entries = self._cache.layout.num_entries
         log.info(
             "kv_cache_allocated", device=str(self._device), memory_mib=self._cache.num_bytes >> 20,
             num_entries=self.num_entries, n_ctx=loaded.config.n_positions, num_suffixes=max_sequences,
         )  # fmt: skip
-        attend = attention_kernel(loaded, dtype, self._device)
-        self._batches = {size: Batch(self._model, self._cache, size, attend) for size in batch_sizes(max_sequences)}
+        sizes = batch_sizes(max_sequences)
+        self._batches = {size: Batch(self._model, self._cache, size, kernels) for size in sizes}
         self._chunks = {size: PrefillProgram(self._model, self._cache, size) for size in CHUNK_SIZES}
         vocab_size = loaded.config.vocab_size
-        logits = torch.zeros(max_sequences, vocab_size, device=self._device)
-        self._first_tokens = {size: FirstTokens(logits[:size]) for size in self._batches}
+        padded = vocab_size + -vocab_size % HEAD_ROWS_MULTIPLE
+        logits = torch.zeros(max_sequences, padded, device=self._device)[:, :vocab_size]
+        drawing = kernels.make(loaded.config.n_positions)
+        self._first_tokens = {size: FirstTokens(logits[:size], drawing) for size in sizes}
+        self._table = StepTable(self._cache.layout)
         self._kept_logits: dict[int, Tensor] = {}  # entry → [1 + forced ids, vocab], the last after its prompt
-        self._in_flight: deque[_InFlightStep] = deque()
+        self._in_flight: deque[_InFlightSteps] = deque()
         self._last_sequences: list[Sequence] = []  # of the rows of the last step
         self._num_unchanged = 0  # steps since with the same rows
         if self._is_cuda:
             self._capture()
 
     def _capture(self) -> None:
+        """Captures everything; raises as `__init__`, or the device's error if the device has failed."""
         start = time.monotonic()
         recorder = GraphRecorder()
         try:
@@ -121,9 +174,15 @@ class CudaRunner:
                 chunk.capture(recorder)
             for first_tokens in reversed(self._first_tokens.values()):
                 first_tokens.program.capture(recorder)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
-            log.warning("cuda_graph_capture_failed", reason=str(error))  # what is not captured runs kernel by kernel
-            torch.cuda.synchronize()
+            torch.cuda.synchronize()  # raises if the device has failed, rather than the capture
+            raise LoadFailure(
+                "A decode step could not be captured as a CUDA graph, and without graphs it would be several times "
+                "slower: install the driver and the torch build that README names for this GPU; the worker's log has "
+                "CUDA's reason."
+            ) from error
         shortest = min(self._batches[1].programs)
         log.info(
             "cuda_graphs_captured", duration_s=round(time.monotonic() - start, 1), batch_buckets=list(self._batches),
@@ -136,23 +195,26 @@ class CudaRunner:
         """Executes one step."""
         for copy in plan.copies:
             self._cache.copy(copy)
-        step = self._step_of(plan) if plan.rows else None
+        steps, num_steps = self._steps_of(plan) if plan.rows else (None, 1)
         # Before the chunks, whose logits may replace those of the same entry.
         ready = [self._kept_logits[row.entry.index][-1 - len(row.sequence.forced_ids) :] for row in plan.prefilled_rows]
         logits: list[Tensor] = []
         echoes: list[_Echo] = []
+        failures: list[_Failed] = []
+        sampled: list[Sequence] = []
         for chunk in plan.chunks:
-            hidden, after = self._compute(chunk)
-            if chunk.is_last:
-                if number := chunk.group.num_forced_ids:
-                    last = chunk.stop - chunk.start
-                    after = self._model.logits(hidden[last - 1 - number : last])
-                self._kept_logits[chunk.entry.index] = after = after.clone()
-                logits += [after] * len(chunk.sampled_sequences)
-            if chunk.group.is_echoed:
-                echoes += self._echo(chunk, hidden)
-        first = self._draw_first(logits + ready, plan.sampled_sequences[len(plan.rows) :])
-        return RunnerOutput([*self._collect(plan.rows, step), *first()], echoes)
+            try:
+                after, echo = self._prefill(chunk)
+            except Exception as error:  # noqa: BLE001 - raised again if it is not of this chunk alone
+                failures += _failed(chunk.group.sequences, error)
+                continue
+            logits += [after] * len(chunk.sampled_sequences)
+            sampled += chunk.sampled_sequences
+            echoes += echo
+        sampled += [row.sequence for row in plan.prefilled_rows]
+        first = self._draw_first(logits + ready, sampled, failures)
+        drawn = [] if steps is None else self._collect(plan.rows, steps, num_steps, failures)
+        return RunnerOutput(drawn + first(), echoes, num_steps, failures)
 
     @torch.inference_mode()
     def drop_caches(self) -> None:
@@ -164,95 +226,153 @@ class CudaRunner:
         if self._is_cuda:
             torch.cuda.empty_cache()
 
-    def _step_of(self, plan: SchedulerOutput) -> _InFlightStep:
-        """The in-flight step of the plan's rows, launched now if it was not before. May launch the steps after it."""
+    def _steps_of(self, plan: SchedulerOutput) -> tuple[_InFlightSteps, int]:
+        """Steps of the plan's rows, launched now if they were not before, and how many of them to wait for.
+
+        May launch the steps after them.
+        """
         rows = plan.rows
         sequences = [row.sequence for row in rows]
         self._num_unchanged = self._num_unchanged + 1 if sequences == self._last_sequences else 0
         self._last_sequences = sequences
-        if not self._in_flight or any(_row_state(row) not in self._in_flight[0].columns for row in rows):
+        if not self._in_flight or not self._in_flight[0].can_continue(rows):
             self._in_flight.clear()
             self._launch(rows, 1)
-        step = self._in_flight.popleft()
+        steps = self._in_flight[0]
         # A sequence that arrives or ends makes the in-flight steps useless, so launch no more of them than there were
         # steps without such a change.
-        is_unchanged = not plan.chunks and not plan.prefilled_rows and len(step.columns) == len(rows)
-        is_predictable = is_unchanged and plan.allows_multi_step and all(_is_plain(row.sequence) for row in rows)
-        if not self._in_flight and is_predictable:
-            num_steps = min(self._num_unchanged, min(map(num_left, rows)) - 1, MAX_STEPS)
-            if num_steps > 0:
-                self._launch(rows, num_steps, ahead=1)
-        return step
+        is_unchanged = not plan.chunks and not plan.prefilled_rows and len(steps.columns) == len(rows)
+        is_predictable = is_unchanged and plan.allows_multi_step and not steps.logits
+        num_taken = 1
+        if is_predictable and steps.num_left > 1:
+            now = time.monotonic()
+            budget_s = min(multi_step_budget_s(row.sequence, now) for row in rows)
+            if budget_s >= 1e-3 * steps.ms * steps.num_left:
+                num_taken = steps.num_left
+        self._num_unchanged += num_taken - 1
+        if num_taken == steps.num_left:
+            self._in_flight.popleft()
+            if not self._in_flight and is_predictable:
+                num_steps = min(self._num_unchanged, min(map(num_left, rows)) - num_taken, MAX_STEPS)
+                if num_steps > 0:
+                    self._launch(rows, num_steps, steps)
+        return steps, num_taken
 
-    def _launch(self, rows: Items[BatchRow], num_steps: int, ahead: int = 0) -> None:
+    def _launch(self, rows: Items[BatchRow], num_steps: int, before: _InFlightSteps | None = None) -> None:
         """Launches up to `num_steps` decode steps; fewer if they would take more than MAX_LAUNCH_MS.
 
         Args:
-            ahead: steps of `rows` that are in flight, which the launched steps continue.
+            before: the steps of the same rows that were launched last, which these continue.
         """
         batch = self._batches[bucket_for(tuple(self._batches), len(rows))]
-        num_tokens = max(row.position for row in rows) + ahead + 1
+        ahead = 0 if before is None else before.num_left
+        num_tokens = max([row.position for row in rows]) + ahead + 1
         length = bucket_for(tuple(batch.programs), num_tokens)
         program = batch.programs[length]
-        num_steps = min(num_steps, 1 + length - num_tokens, max(1, int(MAX_LAUNCH_MS / (program.ms or 1))))
-        columns = [self._column(row, num_steps, ahead) for row in rows]
-        columns += [batch.padding] * (batch.size - len(rows))
-        table = self._upload(torch.tensor(list(zip(*columns, strict=True)), dtype=torch.float64))
-        # The token of a step in flight is known to the device only.
-        first = 1 if ahead else 0
-        batch.table[first:].copy_(table[first:], non_blocking=True)
-        is_plain = all(_is_plain(row.sequence) for row in rows)
+        step_ms = program.ms or UNTIMED_MS
+        num_steps = min(num_steps, 1 + length - num_tokens, max(1, int(MAX_LAUNCH_MS / step_ms)))
+        others: list[int] = []
+        if before is None:
+            table = self._table.start(rows, batch.padding, batch.size, num_steps)
+            batch.table.copy_(self._upload(table), non_blocking=True)
+            columns = {row.sequence: column for column, row in enumerate(rows)}
+            states = [_row_state(row) for row in rows]
+            others = [column for column, row in enumerate(rows) if not _is_plain(row.sequence)]
+        else:  # the device has advanced the rows before AT
+            batch.table[AT:].copy_(self._upload(self._table.extend(num_steps)), non_blocking=True)
+            columns, states, past = before.columns, before.states, len(before.tokens)
+            states = [(entry, start, suffix, length + past) for entry, start, suffix, length in states]
+        tokens = self._host_memory((num_steps, 2, batch.size), torch.float64)
+        steps = _InFlightSteps(columns, states, tokens, {}, [], step_ms)
         for step in range(num_steps):
             result = program()
-            logits = None if is_plain else result.logits.clone()
-            column_of = {_row_state(row, ahead + step): column for column, row in enumerate(rows)}
-            self._in_flight.append(_InFlightStep(column_of, logits, *self._download(result.tokens)))
+            steps.tokens[step].copy_(result.tokens, non_blocking=True)
+            steps.logits.update((column, self._download(result.logits[column])) for column in others)
+            if self._is_cuda:
+                steps.events.append(_record_event())
+        self._in_flight.append(steps)
 
-    def _column(self, row: BatchRow, num_steps: int, ahead: int) -> tuple[float, ...]:
-        """A row's column of its batch's table, for `num_steps` steps after `ahead` steps in flight."""
-        request, layout = row.sequence.request, self._cache.layout
-        num_drawn = len(row.sequence.token_ids) + ahead
-        uniforms = [uniform(request.seed, num_drawn + step) for step in range(num_steps)]
-        uniforms += [0.5] * (MAX_STEPS - num_steps)
-        return (
-            *(row.sequence.token_ids[-1], row.start),
-            *(layout.first_of_entry(row.entry.index), layout.first_of_suffix(row.suffix) - row.start),
-            *(1, row.position + ahead, 0),
-            *_limits(row.sequence),
-            *uniforms,
-        )
+    def _collect(
+        self, rows: Items[BatchRow], steps: _InFlightSteps, num_steps: int, failures: list[_Failed]
+    ) -> list[_Drawn]:
+        """The tokens of the next `num_steps` of `steps`, step by step; waits until they are computed.
 
-    def _collect(self, rows: Items[BatchRow], step: _InFlightStep | None) -> list[_Drawn]:
-        """The tokens of `rows`; waits until the step is done."""
-        if step is None:
-            return []
-        columns = [step.columns[_row_state(row)] for row in rows]
-        logits = [] if step.logits is None else [step.logits[column][None] for column in columns]
-        tokens = _tokens(step.tokens, step.is_done, columns)
-        return _with_sampled([row.sequence for row in rows], tokens, logits)
+        Args:
+            failures: sequences whose draw fails are appended.
+        """
+        stop = steps.num_taken + num_steps
+        if steps.events:
+            steps.events[stop - 1].synchronize()
+        columns = [steps.columns[row.sequence] for row in rows]
+        drawn: list[_Drawn] = []
+        for ids, logprobs in steps.tokens[steps.num_taken : stop].tolist():
+            drawn += [
+                (row.sequence, GeneratedToken(int(ids[column]), logprobs[column]))
+                for row, column in zip(rows, columns, strict=True)
+            ]
+        steps.num_taken = stop
+        if steps.logits:
+            others = [number for number, column in enumerate(columns) if column in steps.logits]
+            sampled = _draw_on_host(
+                [rows[number].sequence for number in others],
+                [steps.logits[columns[number]][None] for number in others],
+                failures,
+            )
+            drawn = [pair for number, pair in enumerate(drawn) if number not in others] + sampled
+        return drawn
 
-    def _draw_first(self, logits: list[Tensor], sequences: list[Sequence]) -> Callable[[], list[_Drawn]]:
+    def _draw_first(
+        self, logits: list[Tensor], sequences: list[Sequence], failures: list[_Failed]
+    ) -> Callable[[], list[_Drawn]]:
         """Launches the draw of each sequence's first tokens; the function that it returns waits for them.
 
         Args:
             logits: [1 + forced ids, vocab] of each sequence.
+            failures: sequences whose draw fails are appended, by the function that is returned.
         """
-        forced = [(one, rows) for one, rows in zip(sequences, logits, strict=True) if one.forced_ids]
-        if forced:
-            free = [(one, rows) for one, rows in zip(sequences, logits, strict=True) if not one.forced_ids]
-            first = self._draw_first([rows for _, rows in free], [one for one, _ in free])
-            return lambda: [*first(), *_draw_forced(forced)]
         if not sequences:
             return list
+        others = [at for at, one in enumerate(sequences) if one.forced_ids or not _is_plain(one)]
+        on_host = [self._download(logits[at]) for at in others]
+        plain = [at for at in range(len(sequences)) if at not in others]
+        tokens = self._draw_plain([logits[at] for at in plain], [sequences[at] for at in plain])
+        event = _record_event() if self._is_cuda else None
+
+        def collect() -> list[_Drawn]:
+            if event is not None:
+                event.synchronize()
+            ids, logprobs = tokens.tolist()
+            drawn = [
+                (sequences[at], GeneratedToken(int(ids[column]), logprobs[column])) for column, at in enumerate(plain)
+            ]
+            if others:
+                drawn += _draw_on_host([sequences[at] for at in others], on_host, failures)
+            return drawn
+
+        return collect
+
+    def _draw_plain(self, logits: list[Tensor], sequences: list[Sequence]) -> Tensor:
+        """[2, sequences or more] tokens on the host, not valid before an event that is recorded after this."""
+        if not sequences:
+            return torch.empty(2, 0)
         program = self._first_tokens[bucket_for(tuple(self._first_tokens), len(sequences))]
-        columns = [(*_limits(one), uniform(one.request.seed, 0)) for one in sequences]
+        columns = [first_column(one) for one in sequences]
         columns += [program.padding] * (program.size - len(columns))
         table = self._upload(torch.tensor(list(zip(*columns, strict=True)), dtype=torch.float64))
         program.table.copy_(table, non_blocking=True)
         torch.cat(logits, out=program.logits[: len(logits)])
-        tokens, is_done = self._download(program.program())
-        places = range(len(sequences))
-        return lambda: _with_sampled(sequences, _tokens(tokens, is_done, places), logits)
+        return self._download(program.program())
+
+    def _prefill(self, chunk: PrefillChunk) -> tuple[Tensor, list[_Echo]]:
+        """The logits [1 + forced ids, vocab] at the end of a chunk, which are kept if it is the last, and its echo."""
+        hidden, after = self._compute(chunk)
+        echo = self._echo(chunk, hidden) if chunk.group.is_echoed else []
+        if chunk.is_last:
+            if number := chunk.group.num_forced_ids:
+                last = chunk.stop - chunk.start
+                after = self._model.logits(hidden[last - 1 - number : last])
+            self._kept_logits[chunk.entry.index] = after = after.clone()
+        return after, echo
 
     def _compute(self, chunk: PrefillChunk) -> tuple[Tensor, Tensor]:
         """Hidden states [tokens and padding, n_embd], and the logits [1, vocab] after the last token.
@@ -276,19 +396,30 @@ class CudaRunner:
         """`table` in pinned memory, from which it is copied without waiting; freed once the copy is done."""
         return table.pin_memory() if self._is_cuda else table
 
-    def _download(self, tokens: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-        """`tokens` on the host, and the event after which they are valid; None if they are."""
-        if not self._is_cuda:
-            return tokens, None
-        host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        host.copy_(tokens, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return host, event
+    def _download(self, source: Tensor) -> Tensor:
+        """A copy of `source` on the host, not valid before an event that is recorded after this."""
+        host = self._host_memory(source.shape, source.dtype)
+        host.copy_(source, non_blocking=True)
+        return host
+
+    def _host_memory(self, shape: Items[int], dtype: torch.dtype) -> Tensor:
+        """Host memory that the device can write: pinned, if it is a GPU."""
+        return torch.empty(shape, dtype=dtype, pin_memory=self._is_cuda)
+
+
+def _record_event() -> torch.cuda.Event:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _row_state(row: BatchRow, num_steps: int = 0) -> _RowState:
+    """A row as it was `num_steps` decode steps ago."""
+    return row.entry.index, row.start, row.suffix, row.suffix_length - num_steps
 
 
 def _is_plain(sequence: Sequence) -> bool:
-    """Whether the graph of a step draws its token; if not, `sampling.sample` does."""
+    """Whether the kernels of a step can draw its token; if not, `sampling.sample` does."""
     params = sequence.request.sampling
     is_ranked = params.first_rank > 0 and sequence.num_new == 0
     if not params.is_plain or is_ranked or sequence.allowed_next() is not None:
@@ -296,59 +427,33 @@ def _is_plain(sequence: Sequence) -> bool:
     return num_needed(draw_of(sequence)) <= NUM_CANDIDATES
 
 
-def _row_state(row: BatchRow, ahead: int = 0) -> _RowState:
-    """A row as it is after `ahead` further decode steps."""
-    return row.sequence, row.entry.index, row.start, row.suffix, row.suffix_length + ahead
+def _failed(sequences: list[Sequence], error: Exception) -> list[_Failed]:
+    """The sequences with their failure; raises `error` if it is not of them alone."""
+    failure = request_failure(error)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()  # what is free but in pieces may do for the next request
+    return [(sequence, failure) for sequence in sequences]
 
 
-def _limits(sequence: Sequence) -> tuple[float, float, float]:
-    """As `sampling.limits`, but with a temperature of 0 for greedy draws."""
-    params = sequence.request.sampling
-    _, top_k, top_p = limits(params)
-    return params.temperature, top_k, top_p
-
-
-def _tokens(tokens: Tensor, is_done: torch.cuda.Event | None, columns: Items[int]) -> list[GeneratedToken]:
-    """Those of `columns`; waits until `tokens` [2, size] are valid."""
-    if is_done is not None:
-        is_done.synchronize()
-    ids, logprobs = tokens.tolist()
-    return [GeneratedToken(int(ids[column]), logprobs[column]) for column in columns]
-
-
-def _draw_forced(forced: Items[tuple[Sequence, Tensor]]) -> list[_Drawn]:
-    """The tokens of sequences with forced ids, each with its logits [1 + forced ids, vocab]."""
-    logits = torch.cat([rows for _, rows in forced])
-    sources = list(accumulate((len(rows) for _, rows in forced), initial=0))[:-1]
-    return draw_all([one for one, _ in forced], sources, lambda places, draws: sample(logits[places], draws))
-
-
-def _with_sampled(sequences: list[Sequence], tokens: list[GeneratedToken], logits: list[Tensor]) -> list[_Drawn]:
-    """Each sequence with its token, drawn by `sample` if the graph could not draw it.
+def _draw_on_host(sequences: list[Sequence], logits: list[Tensor], failures: list[_Failed]) -> list[_Drawn]:
+    """The next tokens of sequences, each with its logits [1 + forced ids, vocab].
 
     Args:
-        logits: [1, vocab] of each sequence; read only if there are such.
+        failures: if the memory does not suffice for all sequences together, those for which it does not suffice alone
+            are appended.
     """
-    others = [at for at, one in enumerate(sequences) if not _is_plain(one)]
-    if others:
-        draws = [draw_of(sequences[at]) for at in others]
-        drawn = sample(torch.cat([logits[at] for at in others]), draws)
-        for at, token in zip(others, drawn, strict=True):
-            tokens[at] = token
-    return list(zip(sequences, tokens, strict=True))
-
-
-def attention_kernel(loaded: LoadedModel, dtype: torch.dtype, device: torch.device) -> BatchAttendFn | None:
-    """The Triton attention kernel; None for plain torch if there is no Triton, or the kernel is not correct here."""
-    if device.type != "cuda":
-        return None
-    config = loaded.config
     try:
-        from workers.engine.cuda import kernels as cuda_kernels
+        return _draw_together(sequences, logits)
+    except Exception as error:  # noqa: BLE001 - raised again if it is not of these sequences alone
+        failed = _failed(sequences, error)
+    if len(sequences) == 1:
+        failures += failed
+        return []
+    pairs = zip(sequences, logits, strict=True)
+    return [drawn for one, rows in pairs for drawn in _draw_on_host([one], [rows], failures)]
 
-        if cuda_kernels.is_correct(config.n_head, config.head_size, dtype, device):
-            return cuda_kernels.attend
-        log.warning("triton_kernel_rejected", reason="its results differ from attention in plain torch")
-    except Exception as error:  # noqa: BLE001 - it is compiled on the first call
-        log.warning("triton_kernel_rejected", reason=str(error))
-    return None
+
+def _draw_together(sequences: list[Sequence], logits: list[Tensor]) -> list[_Drawn]:
+    rows = torch.cat(logits)
+    sources = list(accumulate(map(len, logits), initial=0))[:-1]
+    return draw_all(sequences, sources, lambda places, draws: sample(rows[places], draws))

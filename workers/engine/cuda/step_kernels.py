@@ -14,7 +14,7 @@ from torch import Tensor
 
 from workers.engine.draw import NUM_CANDIDATES
 from workers.engine.model.gpt2 import Norm
-from workers.engine.sampling import first_of_equals, pick
+from workers.engine.sampling import pick
 
 # Decode steps that can be launched together: a table has their uniform numbers.
 MAX_STEPS = 16
@@ -137,10 +137,25 @@ def draw(logits: Tensor, limits: Tensor, uniforms: Tensor) -> Tensor:
     Returns:
         [2, rows] float64: token ids, and their log-probabilities under the model's own distribution.
     """
-    values, ids = logits.topk(min(NUM_CANDIDATES, logits.shape[1]))
+    values, ids = _find_candidates(logits)
     is_greedy = limits[0] == 0
     temperature = torch.where(is_greedy, 1.0, limits[0])
     sampled = pick(values, ids, torch.cat((temperature[None], limits[1:], uniforms)))
-    token_ids = torch.where(is_greedy, first_of_equals(values, ids), sampled)
+    token_ids = torch.where(is_greedy, ids[:, 0], sampled)
     chosen = logits.gather(1, token_ids[:, None])[:, 0] - torch.logsumexp(logits, -1)
     return torch.stack((token_ids.double(), chosen.double()))
+
+
+def _find_candidates(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The likeliest tokens of each row, [rows, candidates] logits and ids, and of equal logits the smaller id first.
+
+    `topk` leaves the order of equal values open, so it compares keys that differ: the logit's bits, then the id's.
+    """
+    num_tokens = logits.shape[1]
+    bits = torch.where(logits == 0, 0.0, logits).view(torch.int32)  # -0.0 equals 0.0, and has other bits
+    # Of negative numbers, the one with the larger bits is the smaller.
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    keys = (ordered << 32) + torch.arange(num_tokens - 1, -1, -1, device=logits.device)
+    highest, _ = keys.topk(min(NUM_CANDIDATES, num_tokens))
+    ids = num_tokens - 1 - (highest & 0xFFFFFFFF)
+    return logits.gather(1, ids), ids

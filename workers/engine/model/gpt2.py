@@ -1,9 +1,9 @@
 """The GPT-2 architecture: configuration, weights on a device, and the operations from token ids to logits.
 
-Knows no batches, KV caches and sampling, and no file formats: attention is passed in, and `loader` makes the weights.
+Knows no batches, KV caches and sampling, and no file formats: `loader` makes the weights.
 
-`Layer.operations` is the only description of a layer's sequence. `GPT2.hidden` interprets it in plain torch, which the
-CUDA backend captures; `cpu.forward` turns it into kernels and products.
+`Layer.operations` is the only description of a layer's sequence. `cuda.forward` and `cpu.forward` turn it into kernels
+and products.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from workers.text.tokenizer import Tokenizer
 
 MAX_HEAD_ROWS = 64  # rows of logits at once; more of them would only evict other data from the caches
 Linear = Callable[[Tensor], Tensor]  # [rows, in] → [rows, out]: x · Wᵀ + b
-# layer, [rows, 3 · n_embd] queries (scaled), keys and values → [rows, n_embd]; stores the keys and values
-AttendFn = Callable[[int, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,28 +178,10 @@ class GPT2:
     norm: Norm
     head: Linear
 
-    def hidden(self, token_ids: Tensor, positions: Tensor, attend: AttendFn) -> Tensor:
-        """[rows] token ids and positions → [rows, n_embd], the residual stream after the last layer."""
-        activation = _ACTIVATIONS[self.config.activation_function]
-        x = F.embedding(token_ids, self.token_embedding)
-        x = x + F.embedding(positions, self.position_embedding)
-        y: Tensor | None = None
-        for index, layer in enumerate(self.layers):
-            for operation in layer.operations:
-                match operation:
-                    case AddAndNorm(norm):
-                        x = x if y is None else x + y
-                        y = norm(x)
-                    case Multiply(linear):
-                        assert y is not None
-                        y = linear(y)
-                    case Attend():
-                        assert y is not None
-                        y = attend(index, y)
-                    case Activate():
-                        assert y is not None
-                        y = activation(y)
-        return x if y is None else x + y
+    @property
+    def activation(self) -> Callable[[Tensor], Tensor]:
+        """The function of `Activate`."""
+        return _ACTIVATIONS[self.config.activation_function]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, n_embd] → [rows, vocab], float32."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from workers.engine.model.gpt2 import Linear
 
 
 def device_dtype(dtype: str, device: str) -> torch.dtype:
@@ -21,11 +21,39 @@ def device_dtype(dtype: str, device: str) -> torch.dtype:
     return dtypes[dtype]
 
 
-def device_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    """A layer in the dtype and on the device of `weight` [out, in]; without a bias it is the head: float32 results."""
-    if bias is not None:
-        return lambda x: F.linear(x, weight, bias)
-    if weight.is_cuda and weight.dtype != torch.float32:
+# Rows of a head's weight: where a row of logits is a multiple of 256 bytes, cuBLAS and kernels read it aligned.
+HEAD_ROWS_MULTIPLE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLinear:
+    """A layer in the dtype and on the device of its weight."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor  # [out]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHead:
+    """[rows, n_embd] → float32 logits [rows, vocab], whose rows are padded to a multiple of HEAD_ROWS_MULTIPLE."""
+
+    weight: Tensor  # [padded vocab, n_embd]; the padding is 0
+    vocab_size: int
+
+    def __call__(self, x: Tensor) -> Tensor:
         # In bf16, logits near -100 would be rounded to multiples of 0.5.
-        return lambda x: torch.mm(x, weight.T, out_dtype=torch.float32)
-    return lambda x: F.linear(x.float(), weight.float())
+        if self.weight.is_cuda and self.weight.dtype != torch.float32:
+            logits = torch.mm(x, self.weight.T, out_dtype=torch.float32)
+        else:
+            logits = F.linear(x.float(), self.weight.float())
+        return logits[:, : self.vocab_size]
+
+
+def device_linear(weight: Tensor, bias: Tensor | None) -> DeviceLinear | DeviceHead:
+    """A layer from its weight [out, in]; without a bias it is the head, which copies the weight."""
+    if bias is not None:
+        return DeviceLinear(weight, bias)
+    return DeviceHead(F.pad(weight, (0, 0, 0, -len(weight) % HEAD_ROWS_MULTIPLE)), len(weight))

@@ -1,0 +1,11 @@
+"""Stage `racecheck`: compute-sanitizer's racecheck on the kernels' self-check and one step."""
+
+from __future__ import annotations
+
+from deploy.bench.gpu.context import Context
+from deploy.bench.gpu.record import Recorder
+from deploy.bench.gpu.sanitizer import sanitize
+
+
+def run(context: Context, record: Recorder) -> None:
+    record.measure("racecheck", lambda: sanitize(context, "racecheck"))

@@ -1,0 +1,178 @@
+"""Adds the memory of the GPUs to a slot plan, and refuses a plan that does not fit.
+
+Asks `nvidia-smi` for the cards' memory, reads the sizes of models from their `config.json`, and leaves the arithmetic
+to `shared.memory_plan`. Knows no CUDA. A card whose memory is not reported is planned without a limit.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from rich.table import Table
+
+from shared.errors import StartError
+from shared.memory_plan import Division, Gpu, ModelShape, divide, largest, needed_bytes, usable_bytes, worker_needs
+from shared.plan import Model, Plan, Slot
+from shared.settings import Settings
+from workers.checkpoints.files import read_config
+from workers.engine.scheduler_output import SUFFIX_TOKENS
+
+GIB = 1 << 30
+# Layers and width of the models with random weights, which have no config.json.
+SYNTHETIC_SHAPES = {"synthetic:small": (12, 768), "synthetic:medium": (24, 1024)}
+MAX_COUNT = 64  # up to which the largest count that fits is searched for
+_MIG_LINE = re.compile(r"\s+MIG (?P<name>\S+\.(?P<gigabytes>\d+)gb\S*) .*\(UUID: (?P<uuid>[^)]+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU, or a MIG instance, as its driver describes it."""
+
+    index: str  # empty for a MIG instance
+    uuid: str
+    name: str
+    memory_bytes: int | None
+
+
+def with_memory(plan: Plan, settings: Settings, environ: Mapping[str, str]) -> Plan:
+    """The plan with the memory of each GPU and of each worker on it.
+
+    Raises:
+        StartError: the workers of a GPU do not fit.
+    """
+    devices = list(dict.fromkeys(slot.device for slot in plan.slots if slot.device != "cpu"))
+    cards = list_cards() if devices else []
+    if settings.compute == "cpu" and not cards:
+        return plan
+    gpus: list[Gpu] = []
+    slots = {slot.index: slot for slot in plan.slots}
+    for device in devices:
+        card = _card_of(device, cards, environ)
+        own = [slot for slot in plan.slots if slot.device == device]
+        division = _divide(card, own, plan, settings)
+        gpus.append(Gpu(device, card.name, card.memory_bytes, division.max_successors))
+        for slot in own:
+            needs = worker_needs(_shape(plan.model(slot.model)), settings.dtype, slot.max_batch, SUFFIX_TOKENS)
+            slots[slot.index] = msgspec.structs.replace(slot, memory=needs.memory(division.num_entries))
+    return msgspec.structs.replace(plan, slots=list(slots.values()), gpus=gpus)
+
+
+def _divide(card: Card, slots: Sequence[Slot], plan: Plan, settings: Settings) -> Division:
+    shapes = {slot.model: _shape(plan.model(slot.model)) for slot in slots}
+    max_batch = slots[0].max_batch
+
+    def division(names: Sequence[str], batch: int) -> Division | None:
+        assert card.memory_bytes is not None
+        needs = [worker_needs(shapes[name], settings.dtype, batch, SUFFIX_TOKENS) for name in names]
+        return divide(card.memory_bytes, needs)
+
+    names = [slot.model for slot in slots]
+    if card.memory_bytes is None:
+        least = worker_needs(shapes[names[0]], settings.dtype, max_batch, SUFFIX_TOKENS).least_entries
+        return Division(least, max_successors=1)
+    if (found := division(names, max_batch)) is not None:
+        return found
+    # What would fit: fewer workers of the model that has the most, or a smaller batch.
+    ((model, count),) = Counter(names).most_common(1)
+    others = [name for name in names if name != model]
+    most_workers = largest(count, lambda number: division([*others, *[model] * number], max_batch) is not None)
+    most_batch = largest(max_batch, lambda batch: division(names, batch) is not None)
+    plus = "".join(f" and {name}*{number}" for name, number in Counter(others).items())
+    lower = (
+        f"set TERCET_MODELS to at most {model}*{most_workers}{plus} per device"
+        if most_workers
+        else "take models out of TERCET_MODELS"
+    )
+    batch = f"TERCET_MAX_BATCH to at most {most_batch}" if most_batch else "a smaller TERCET_MAX_BATCH too"
+    device = slots[0].device
+    raise StartError(
+        f"{device} ({card.name}, {card.memory_bytes / GIB:.1f} GiB) does not hold {model}*{count}{plus} with "
+        f"TERCET_MAX_BATCH={max_batch}: {lower}, or {batch}, or name GPUs with more memory in TERCET_DEVICES."
+    )
+
+
+def _shape(model: Model) -> ModelShape:
+    if model.source == "synthetic":
+        num_layers, width = SYNTHETIC_SHAPES[model.name]
+        return ModelShape(num_layers, width, 4 * width, model.n_ctx, model.vocab_size)
+    sizes = read_config(Path(model.directory))
+    return ModelShape(sizes["n_layer"], sizes["n_embd"], sizes["n_inner"], model.n_ctx, model.vocab_size)
+
+
+def list_cards() -> list[Card]:
+    """The GPUs and MIG instances of this machine; none where `nvidia-smi` is missing or fails."""
+    listed = _run("--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits")
+    cards = []
+    for line in listed.splitlines():
+        parts = [part.strip() for part in line.split(",", 3)]
+        if len(parts) == 4:
+            index, uuid, mebibytes, name = parts
+            cards.append(Card(index, uuid, name, int(mebibytes) << 20 if mebibytes.isdecimal() else None))
+    return cards
+
+
+def list_mig_instances() -> list[Card]:
+    """The MIG instances of this machine. Their memory is that in their name, which is at most what they have."""
+    matches = map(_MIG_LINE.match, _run("-L").splitlines())
+    return [
+        Card("", match["uuid"], f"MIG {match['name']}", int(match["gigabytes"]) * 10**9) for match in matches if match
+    ]
+
+
+def _run(*arguments: str) -> str:
+    try:
+        return subprocess.run(
+            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=10, check=True
+        ).stdout  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _card_of(device: str, cards: Sequence[Card], environ: Mapping[str, str]) -> Card:
+    """The card of `cuda:<n>`: entry n of `CUDA_VISIBLE_DEVICES` if that is set, else GPU n."""
+    number = int(device.partition(":")[2])
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    entry = str(number)
+    if visible is not None:
+        entries = [part.strip() for part in visible.split(",")]
+        entry = entries[number] if number < len(entries) and entries[number] else entry
+    if entry.startswith("MIG-"):
+        cards = list_mig_instances()
+    # A UUID may be shortened, as long as it is unique.
+    unknown = Card("", "", "GPU of unknown memory", None)
+    return next((card for card in cards if card.index == entry or card.uuid.startswith(entry)), unknown)
+
+
+def memory_tables(plan: Plan) -> Iterator[Table | str]:
+    """For each GPU of the plan a table of what its workers may allocate, and what a reload does, for `tercet plan`."""
+    for gpu in plan.gpus:
+        slots = [(slot, slot.memory) for slot in plan.slots if slot.device == gpu.device and slot.memory is not None]
+        memories = [memory for _, memory in slots]
+        card = "" if gpu.memory_bytes is None else f", {gpu.memory_bytes / GIB:.1f} GiB"
+        table = Table("slot", "model", "weights", "KV cache", "other", "sum", title=f"{gpu.device}: {gpu.name}{card}")
+        for column in table.columns[2:]:
+            column.justify = "right"
+        for slot, memory in slots:
+            sizes = (memory.weight_bytes, memory.cache_bytes, memory.other_bytes, memory.total_bytes)
+            table.add_row(str(slot.index), slot.model, *(f"{size / GIB:.2f}" for size in sizes))
+        table.add_row("all", "", "", "", "", f"{needed_bytes(memories, 0) / GIB:.2f}")
+        yield table
+        reload = f"A reload needs {needed_bytes(memories, 1) / GIB:.2f} GiB"
+        if gpu.memory_bytes is None:
+            yield f"{reload}; the driver does not report the card's memory. Sizes in GiB; `other` is an estimate."
+            continue
+        yield (
+            f"{reload} of the {usable_bytes(gpu.memory_bytes) / GIB:.2f} that workers may use: "
+            + (
+                "SIGHUP replaces the workers of this GPU one by one; each serves until its successor is warm."
+                if gpu.max_successors
+                else "SIGHUP is refused; `tercet reload` stops each worker before it loads the successor."
+            )
+            + " Sizes in GiB; `other` is an estimate."
+        )

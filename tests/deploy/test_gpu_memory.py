@@ -1,0 +1,214 @@
+"""The memory of GPUs in the plan: cards of a fake `nvidia-smi`, and what `tercet plan` prints and refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deploy.planning import make_plan
+from shared.errors import StartError
+from shared.memory_plan import PROCESS_BYTES, ModelShape, needed_bytes
+from shared.plan import Plan
+from shared.settings import ModelSpec, Settings
+from tests.workers.engine.helpers import TINY
+from workers.engine.cuda import kv_cache
+from workers.engine.cuda.kv_cache import KVCache
+from workers.engine.loader import random_weights
+from workers.engine.model.gpt2 import SHAPES
+
+ROOT = Path(__file__).parents[2]
+T4 = "0, GPU-4a4a, 15360, Tesla T4"
+H100 = "1, GPU-9b9b, 81559, NVIDIA H100 80GB HBM3"
+MIG = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5b)
+  MIG 1g.5gb      Device  0: (UUID: MIG-c738)
+  MIG 3g.20gb     Device  1: (UUID: MIG-a1b2)"""
+FakeSmi = Callable[..., str]
+
+
+@pytest.fixture
+def fake_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSmi:
+    """Puts an `nvidia-smi` first on the PATH that prints these cards, and returns the PATH."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+
+    def install(*cards: str, listed: str = "") -> str:
+        script = directory / "nvidia-smi"
+        query = "\n".join(cards)
+        script.write_text(
+            f"#!/bin/sh\nif [ \"$1\" = -L ]; then cat <<'E'\n{listed}\nE\nelse cat <<'E'\n{query}\nE\nfi\n"
+        )
+        script.chmod(0o755)
+        return f"{directory}:/usr/bin:/bin"
+
+    monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+    return install
+
+
+def planned(tmp_path: Path, models: str, environ: dict[str, str] | None = None, /, **settings: Any) -> Plan:
+    """The plan of synthetic models, like "small*2,medium"."""
+    specs = []
+    for entry in models.split(","):
+        name, _, count = entry.partition("*")
+        specs.append(ModelSpec(f"synthetic:{name}", None, int(count or 1)))
+    made: dict[str, Any] = {
+        "run_dir": tmp_path / "run",
+        "devices": ("cuda:0",),
+        "compute": "cpu",
+        "models": tuple(specs),
+        **settings,
+    }
+    return make_plan(Settings(**made), environ or {})
+
+
+def test_each_worker_gets_its_part_of_the_card(tmp_path: Path, fake_smi: FakeSmi) -> None:
+    fake_smi(T4, H100)
+    plan = planned(tmp_path, "small*2,medium", devices=("cuda:0", "cuda:1"))
+    assert [(gpu.device, gpu.name, gpu.memory_bytes) for gpu in plan.gpus] == [
+        ("cuda:0", "Tesla T4", 15360 << 20),
+        ("cuda:1", "NVIDIA H100 80GB HBM3", 81559 << 20),
+    ]
+    for gpu in plan.gpus:
+        memories = [slot.memory for slot in plan.slots if slot.device == gpu.device and slot.memory is not None]
+        assert len(memories) == 3
+        assert needed_bytes(memories, gpu.max_successors) < 0.9 * (gpu.memory_bytes or 0)
+    assert plan.max_successors == [({0, 1, 2}, 1), ({3, 4, 5}, 1)]
+
+
+def test_the_kv_cache_takes_exactly_what_the_plan_says(
+    tmp_path: Path, fake_smi: FakeSmi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On torch's meta device, which allocates nothing. How much is free when a worker starts does not matter."""
+    fake_smi(T4)
+    plan = planned(tmp_path, "small*2,medium*2")
+    for free in (14 << 30, 7 << 30):
+        monkeypatch.setattr(kv_cache, "free_bytes", lambda _, free=free: free)
+        for slot in plan.slots:
+            assert slot.memory is not None
+            config, meta = SHAPES[slot.model.removeprefix("synthetic:")], torch.device("meta")
+            cache = KVCache(config, slot.max_batch, torch.float16, meta, slot.memory.cache_bytes)
+            assert cache.num_bytes == slot.memory.cache_bytes
+
+
+def test_weights_are_those_that_are_loaded() -> None:
+    weights = sum(tensor.numel() for tensor in random_weights(TINY).values())
+    shape = ModelShape(TINY.n_layer, TINY.n_embd, TINY.n_inner, TINY.n_positions, TINY.vocab_size)
+    assert shape.num_weights == weights + TINY.vocab_size * TINY.n_embd  # a head of its own
+
+
+@pytest.mark.parametrize(
+    ("models", "settings", "refusal"),
+    [
+        (
+            "medium*9",
+            {},
+            (
+                "cuda:0 (Tesla T4, 15.0 GiB) does not hold synthetic:medium*9 with TERCET_MAX_BATCH=48: set "
+                "TERCET_MODELS to at most synthetic:medium*5 per device, or TERCET_MAX_BATCH to at most 6, or name "
+                "GPUs with more memory in TERCET_DEVICES."
+            ),
+        ),
+        ("small*2,medium*9", {}, "set TERCET_MODELS to at most synthetic:medium*4 and synthetic:small*2 per device"),
+        ("medium", {"max_batch": 512}, "take models out of TERCET_MODELS, or TERCET_MAX_BATCH to at most"),
+        ("small*27", {}, "or a smaller TERCET_MAX_BATCH too, or name GPUs"),
+        ("medium*4", {"dtype": "fp32"}, "at most synthetic:medium*3 per device"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(
+    tmp_path: Path, fake_smi: FakeSmi, models: str, settings: dict[str, Any], refusal: str
+) -> None:
+    fake_smi(T4)
+    with pytest.raises(StartError) as error:
+        planned(tmp_path, models, **settings)
+    assert refusal in str(error.value)
+
+
+def test_the_counts_that_a_refusal_names_fit(tmp_path: Path, fake_smi: FakeSmi) -> None:
+    fake_smi(T4)
+    assert len(planned(tmp_path, "medium*5").slots) == 5
+    assert len(planned(tmp_path, "medium*9", max_batch=6).slots) == 9
+    for models, max_batch in (("medium*6", 48), ("medium*9", 7)):
+        with pytest.raises(StartError):
+            planned(tmp_path, models, max_batch=max_batch)
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ["Tesla T4", "NVIDIA H100 80GB HBM3"]),
+        ("1,0", ["NVIDIA H100 80GB HBM3", "Tesla T4"]),
+        ("GPU-9b,GPU-4a4a", ["NVIDIA H100 80GB HBM3", "Tesla T4"]),
+        ("MIG-a1b2,MIG-c738", ["MIG 3g.20gb", "MIG 1g.5gb"]),
+        ("GPU-ffff,1", ["GPU of unknown memory", "NVIDIA H100 80GB HBM3"]),
+    ],
+)
+def test_cards_are_those_of_cuda_visible_devices(
+    tmp_path: Path, fake_smi: FakeSmi, visible: str | None, names: list[str]
+) -> None:
+    fake_smi(T4, H100, listed=MIG)
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    plan = planned(tmp_path, "small", environ, devices=("cuda:0", "cuda:1"))
+    assert [gpu.name for gpu in plan.gpus] == names
+    sizes = {"Tesla T4": 15360 << 20, "NVIDIA H100 80GB HBM3": 81559 << 20, "MIG 3g.20gb": 20 * 10**9,
+             "MIG 1g.5gb": 5 * 10**9, "GPU of unknown memory": None}  # fmt: skip
+    assert [gpu.memory_bytes for gpu in plan.gpus] == [sizes[name] for name in names]
+
+
+def test_a_card_that_does_not_report_its_memory_gets_what_serves_full_batches(
+    tmp_path: Path, fake_smi: FakeSmi
+) -> None:
+    fake_smi("0, GPU-4a4a, [N/A], NVIDIA GB10")
+    plan = planned(tmp_path, "small*2")
+    assert [slot.memory and slot.memory.cache_bytes for slot in plan.slots] == [
+        (48 * 255 + 1 + 16 * 1024) * 12 * 2 * 768 * 2
+    ] * 2
+    assert plan.max_successors == [({0, 1}, 1)]
+
+
+def test_by_default_a_gpu_gets_one_worker_of_each_model(tmp_path: Path, fake_smi: FakeSmi) -> None:
+    fake_smi(T4, H100)
+    plan = planned(tmp_path, "small,medium", devices=("cuda:0", "cuda:1"))
+    assert [(slot.device, slot.model) for slot in plan.slots] == [
+        (device, f"synthetic:{name}") for device in ("cuda:0", "cuda:1") for name in ("small", "medium")
+    ]
+
+
+def test_cpu_slots_have_no_memory_plan(tmp_path: Path, fake_smi: FakeSmi) -> None:
+    fake_smi(T4)
+    plan = planned(tmp_path, "small*4", devices=("cpu",))
+    assert plan.gpus == []
+    assert {slot.memory for slot in plan.slots} == {None}
+
+
+@pytest.mark.parametrize(
+    ("models", "printed"),
+    [
+        ("synthetic:small*4", ["Tesla T4, 15.0 GiB", "0.30", "1.83", "0.54", "2.68", "10.70", "needs 13.38 GiB",
+                               "one by one"]),
+        ("synthetic:medium*3", ["SIGHUP is refused", "`tercet reload` stops each worker"]),
+    ],
+)  # fmt: skip
+def test_tercet_plan_prints_what_each_worker_gets(
+    tmp_path: Path, fake_smi: FakeSmi, models: str, printed: list[str]
+) -> None:
+    environ = {
+        "PATH": fake_smi(T4), "HOME": "/nonexistent", "COLUMNS": "300", "TERCET_RUN_DIR": str(tmp_path / "run"),
+        "TERCET_DEVICES": "cuda:0", "TERCET_COMPUTE": "cpu", "TERCET_MODELS": models,
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy", "plan"],
+        cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    for text in printed:
+        assert text in done.stdout
+
+
+def test_a_small_card_holds_more_than_the_estimate_of_a_process(tmp_path: Path, fake_smi: FakeSmi) -> None:
+    fake_smi(f"0, GPU-4a4a, {PROCESS_BYTES >> 20}, Quadro K620")
+    with pytest.raises(StartError, match="take models out of TERCET_MODELS"):
+        planned(tmp_path, "small")

@@ -1,0 +1,508 @@
+"""A stand-in for `torch.cuda` on machines without a GPU, for tests only. No product code knows it.
+
+`fake_cuda()` replaces the parts of torch that Tercet's CUDA path calls. Tensors "on cuda" are CPU tensors. It is a
+fake because a GPU cannot be had; it imitates what decides whether code written for CUDA graphs is right:
+
+- A capture records the aten operations that the code calls, and the launches of functions wrapped by
+  `FakeCuda.launcher`. As on a GPU it executes none that writes, Python does not run again at a replay, and an operation
+  that waits for the device fails and invalidates the capture. Leaving a capture that was invalidated raises before the
+  stream is restored, as torch 2.13 does.
+- A replay executes what was recorded on the same memory. All graphs share a memory pool: a replay overwrites (poisons)
+  the results of every other graph.
+- A copy to pinned memory is done only when an event recorded after it, or the device, is synchronized; until then the
+  memory is poisoned.
+- `FakeCuda.fail` injects failures: of captures, replays, allocations and synchronizations. After a device error every
+  call fails, for the rest of the process.
+
+It cannot show: that a kernel is right or fast, an illegal memory access, two streams that run at the same time, a
+host buffer that changes while it is copied to the device, tensors on two devices in one operation, rounding on a GPU,
+the memory that a model takes, or what libraries do on their first use.
+
+Other processes: `process_environment` gives the environment in which each Python process installs the stand-in when it
+imports torch, by way of `fake_site/sitecustomize.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ENVIRONMENT = "FAKE_CUDA"  # JSON: the arguments of FakeCuda, and "failures": a list of arguments of `fail`
+_FACTORIES = (
+    "arange", "empty", "empty_like", "full", "full_like", "ones", "ones_like", "rand", "randint", "randn", "tensor",
+    "zeros", "zeros_like",
+)  # fmt: skip
+# Each waits until the device has computed a value.
+_SYNCHRONIZING = {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::masked_select", "aten::lift_fresh"}
+POINTS = ("allocate", "capture", "replay", "synchronize")
+
+
+def out_of_memory() -> Exception:
+    """As torch raises it."""
+    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
+def device_error() -> Exception:
+    """As torch raises it. The process can never use the device again."""
+    return torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+
+def capture_error() -> Exception:
+    """As torch raises it."""
+    return torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
+
+
+_ERRORS = {"out_of_memory": out_of_memory, "device_error": device_error, "capture_error": capture_error}
+
+
+class FakeCuda:
+    """The state of the device, and the failures to come.
+
+    Attributes:
+        mem_get_info: → free and total bytes; to be replaced by tests of memory.
+        num_captures: graphs captured.
+        num_replays: graphs replayed.
+        current: the current stream.
+    """
+
+    def __init__(
+        self,
+        *,
+        should_poison: bool = True,
+        free_bytes: int = 1 << 30,
+        total_bytes: int = 2 << 30,
+        capability: tuple[int, int] = (9, 0),
+        name: str = "Stand-in",
+        num_devices: int = 1,
+    ) -> None:
+        self.should_poison = should_poison
+        self.mem_get_info: Callable[[], tuple[int, int]] = lambda: (free_bytes, total_bytes)
+        self.capability, self.name, self.num_devices = tuple(capability), name, num_devices
+        self.total_bytes = total_bytes
+        self.num_captures = self.num_replays = 0
+        self.current = self.default = FakeStream(self)
+        self.recording: _Recording | None = None
+        self._failures: list[tuple[str, list[int], Callable[[], Exception]]] = []
+        self._broken_by: Exception | None = None
+        self._pending: list[tuple[Tensor, Tensor]] = []  # copies to pinned memory: target, what it will hold
+        self._num_done = 0  # copies that are done, of all there ever were
+        self._pinned: set[int] = set()  # storages
+        self._unpoisoned: list[FakeGraph] = []
+
+    def fail(self, point: str, error: str, after: int = 0, times: int = 1) -> None:
+        """Lets a call fail.
+
+        Args:
+            point: one of POINTS.
+            error: out_of_memory, device_error or capture_error.
+            after: calls of the point that succeed before.
+            times: calls that fail then.
+        """
+        assert point in POINTS, point
+        self._failures.append((point, [after, times], _ERRORS[error]))
+
+    def reach(self, point: str) -> None:
+        """Raises if the device is broken, or a failure was injected at this point."""
+        if self._broken_by is not None:
+            raise self._broken_by
+        for failing, counts, error in self._failures:
+            if failing != point or counts[1] == 0:
+                continue
+            if counts[0] > 0:
+                counts[0] -= 1
+                continue
+            counts[1] -= 1
+            raised = error()
+            if error is device_error:
+                self._broken_by = raised
+            raise raised
+
+    def launcher(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, which launches kernels other than torch's, as something that a capture records.
+
+        Its arguments must be static: tensors that it writes, and values that never change.
+        """
+
+        @functools.wraps(function)
+        def launch(*args: Any, **kwargs: Any) -> Any:
+            recording = self.recording
+            if recording is None:
+                return function(*args, **kwargs)
+            recording.calls.append(lambda: function(*args, **kwargs))
+            return None
+
+        return launch
+
+    def copy_later(self, target: Tensor, source: Tensor) -> None:
+        """A copy to pinned memory, which is done when the device is synchronized."""
+        self._pending.append((target, source.clone()))
+        _poison(target)
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        return _storage(tensor) in self._pinned
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        storage = _storage(tensor)
+        self._pinned.add(storage)
+        weakref.finalize(tensor, self._pinned.discard, storage)  # its address may be used again
+        return tensor
+
+    def num_copies(self) -> int:
+        """Copies to pinned memory so far."""
+        return self._num_done + len(self._pending)
+
+    def finish_copies(self, number: int | None = None) -> None:
+        """Does the copies up to the `number`th of all; None for all."""
+        self.reach("synchronize")
+        while self._pending and (number is None or self._num_done < number):
+            target, value = self._pending.pop(0)
+            _copy(target, value.to(target.dtype))
+            self._num_done += 1
+
+    def mark_written(self, graph: FakeGraph) -> None:
+        """Poisons the results of all other graphs."""
+        if not self.should_poison:
+            return
+        for other in self._unpoisoned:
+            if other is not graph:
+                other.poison()
+        self._unpoisoned = [graph]
+
+
+class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the operations of a capture.
+
+    Attributes:
+        calls: what a replay does.
+        results: tensors in the pool of the graphs, which a replay writes.
+        error: what invalidated the capture.
+        injected: what the next operation raises.
+    """
+
+    def __init__(self, fake: FakeCuda) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._fake = fake
+        self.calls: list[Callable[[], Any]] = []
+        self.results: list[Tensor] = []
+        self.error: Exception | None = None
+        self.injected: Exception | None = None
+        self._own: set[int] = set()  # storages of the results
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.injected is not None:
+            if not isinstance(self.injected, torch.OutOfMemoryError):  # the allocator's own error invalidates nothing
+                self.error = self.injected
+            raise self.injected
+        if func._schema.name in _SYNCHRONIZING:
+            self.error = capture_error()
+            raise self.error
+        inputs = [one for one in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        if func._schema.is_mutable:
+            self.calls.append(lambda: func(*args, **kwargs))
+            written = kwargs.get("out", args[0])
+            if _storage(written) in self._own:  # later operations may read indices from it
+                func(*args, **kwargs)
+            return written
+        out = func(*args, **kwargs)
+        known = {_storage(one) for one in inputs}
+        new = [one for one in _tensors(out) if _storage(one) not in known]
+        if new:
+            self.results += new
+            self._own |= {_storage(one) for one in new}
+            if not func._schema.name.startswith("aten::empty"):
+                self.calls.append(lambda: _assign(out, func(*args, **kwargs)))
+        return out
+
+
+class FakeGraph:
+    """`torch.cuda.CUDAGraph`."""
+
+    def __init__(self, fake: FakeCuda) -> None:
+        self._fake = fake
+        self._recording: _Recording | None = None
+
+    def begin(self) -> None:
+        recording = self._recording = self._fake.recording = _Recording(self._fake)
+        recording.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(self) -> None:
+        recording = self._recording
+        assert recording is not None
+        recording.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._fake.recording = None
+        if recording.error is not None:
+            self._recording = None
+            raise torch.AcceleratorError("CUDA error: operation failed due to a previous error during capture")
+        self._fake.num_captures += 1
+        self.poison()
+
+    def interrupt(self, error: Exception) -> None:
+        """Lets the next operation of the capture raise `error`."""
+        assert self._recording is not None
+        self._recording.injected = error
+
+    def poison(self) -> None:
+        assert self._recording is not None
+        for tensor in self._recording.results:
+            _poison(tensor)
+
+    @property
+    def num_calls(self) -> int:
+        """Operations and launches of a replay."""
+        assert self._recording is not None
+        return len(self._recording.calls)
+
+    def replay(self) -> None:
+        assert self._recording is not None, "replayed before it was captured"
+        self._fake.reach("replay")
+        self._fake.num_replays += 1
+        with torch.inference_mode():
+            self._fake.mark_written(self)
+            for call in self._recording.calls:
+                call()
+
+    def reset(self) -> None:
+        self._recording = None
+
+
+class _GraphContext:
+    """`torch.cuda.graph`."""
+
+    def __init__(
+        self,
+        fake: FakeCuda,
+        cuda_graph: FakeGraph,
+        pool: object = None,
+        stream: FakeStream | None = None,
+        capture_error_mode: str = "global",
+    ) -> None:
+        self._fake, self._graph = fake, cuda_graph
+        self._stream = _StreamContext(fake, stream or FakeStream(fake))
+
+    def __enter__(self) -> None:
+        self._fake.finish_copies()
+        self._stream.__enter__()
+        self._graph.begin()
+        try:
+            self._fake.reach("capture")
+        except Exception as error:  # noqa: BLE001 - raised by the first operation of the capture
+            self._graph.interrupt(error)
+
+    def __exit__(self, *args: object) -> None:
+        self._graph.end()
+        self._stream.__exit__(*args)
+
+
+class FakeStream:
+    """`torch.cuda.Stream`. There is one order of execution, that of the calls."""
+
+    def __init__(self, fake: FakeCuda, *_: object, **__: object) -> None:
+        self._fake = fake
+        self.cuda_stream = 0
+
+    def wait_stream(self, _stream: FakeStream) -> None:
+        self._fake.reach("wait_stream")
+
+    def wait_event(self, _event: FakeEvent) -> None:
+        self._fake.reach("wait_event")
+
+    def synchronize(self) -> None:
+        self._fake.finish_copies()
+
+
+class _StreamContext:
+    """`torch.cuda.stream`."""
+
+    def __init__(self, fake: FakeCuda, stream: FakeStream | None) -> None:
+        self._fake, self._stream = fake, stream
+        self._before = fake.current
+
+    def __enter__(self) -> None:
+        self._before = self._fake.current
+        if self._stream is not None:
+            self._fake.current = self._stream
+
+    def __exit__(self, *_: object) -> None:
+        self._fake.current = self._before
+
+
+class FakeEvent:
+    """`torch.cuda.Event`."""
+
+    def __init__(self, fake: FakeCuda, *_: object, **__: object) -> None:
+        self._fake = fake
+        self._at: float | None = None
+        self._num_copies = 0
+
+    def record(self, _stream: FakeStream | None = None) -> None:
+        self._fake.reach("record")
+        self._at = time.perf_counter()
+        self._num_copies = self._fake.num_copies()
+
+    def synchronize(self) -> None:
+        assert self._at is not None, "synchronized before it was recorded"
+        self._fake.finish_copies(self._num_copies)
+
+    def query(self) -> bool:
+        self.synchronize()
+        return True
+
+    def elapsed_time(self, other: FakeEvent) -> float:
+        assert self._at is not None
+        assert other._at is not None
+        return 1e3 * (other._at - self._at)
+
+
+@contextmanager
+def fake_cuda(**options: Any) -> Iterator[FakeCuda]:
+    """Replaces torch's CUDA for the duration of a test; the arguments are those of FakeCuda."""
+    import pytest  # not where whole processes have the stand-in
+
+    with pytest.MonkeyPatch.context() as patch:
+        yield install(FakeCuda(**options), patch.setattr)
+
+
+def install(fake: FakeCuda, replace: Callable[[Any, str, Any], None] = setattr) -> FakeCuda:
+    """Replaces torch's CUDA, in all threads of this process, by `replace(object, name, value)`."""
+    properties = types.SimpleNamespace(
+        name=fake.name, major=fake.capability[0], minor=fake.capability[1], total_memory=fake.total_bytes,
+        multi_processor_count=132, L2_cache_size=50 << 20, warp_size=32,
+    )  # fmt: skip
+    replacements: dict[str, Any] = {
+        "Stream": _bound(FakeStream, fake),
+        "Event": _bound(FakeEvent, fake),
+        "CUDAGraph": _bound(FakeGraph, fake),
+        "graph": functools.partial(_GraphContext, fake),
+        "graph_pool_handle": lambda: (0, 1),
+        "stream": functools.partial(_StreamContext, fake),
+        "set_stream": lambda stream: setattr(fake, "current", stream),
+        "current_stream": lambda _device=None: fake.current,
+        "default_stream": lambda _device=None: fake.default,
+        "synchronize": lambda _device=None: fake.finish_copies(),
+        "mem_get_info": lambda _device=None: fake.mem_get_info(),
+        "memory_allocated": lambda _device=None: 0,
+        "memory_reserved": lambda _device=None: 0,
+        "empty_cache": lambda: None,
+        "set_device": lambda _device: None,
+        "current_device": lambda: 0,
+        "device_count": lambda: fake.num_devices,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": lambda: None,
+        "is_current_stream_capturing": lambda: fake.recording is not None,
+        "get_device_capability": lambda _device=None: fake.capability,
+        "get_device_name": lambda _device=None: fake.name,
+        "get_device_properties": lambda _device=None: properties,
+        "get_arch_list": lambda: ["sm_75", "sm_80", "sm_86", "sm_90"],
+    }
+    for name, value in replacements.items():
+        replace(torch.cuda, name, value)
+    for name in _FACTORIES:
+        replace(torch, name, _on_cpu(fake, getattr(torch, name)))
+    for name in ("to", "new_empty", "new_full", "new_tensor", "new_zeros"):
+        replace(Tensor, name, _on_cpu(fake, getattr(Tensor, name)))
+    replace(Tensor, "cuda", lambda self, *_: self.to("cuda"))
+    replace(Tensor, "pin_memory", lambda self, *_: fake.pin(self.clone()))
+    replace(Tensor, "is_pinned", lambda self, *_: fake.is_pinned(self))
+    copy = Tensor.copy_
+
+    def copy_(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        if not (non_blocking and fake.is_pinned(self)):
+            return copy(self, source, non_blocking)
+        if fake.recording is not None:
+            fake.recording.calls.append(lambda: fake.copy_later(self, source))
+        else:
+            fake.reach("copy")
+            fake.copy_later(self, source)
+        return self
+
+    replace(Tensor, "copy_", copy_)
+    return fake
+
+
+def process_environment(**options: Any) -> dict[str, str]:
+    """What to add to the environment of processes that shall have the stand-in instead of CUDA.
+
+    Args:
+        options: those of FakeCuda, and `failures`: a list of the arguments of `FakeCuda.fail`, as dictionaries.
+    """
+    root = Path(__file__).parents[4]
+    path = [str(Path(__file__).with_name("fake_site")), str(root), os.environ.get("PYTHONPATH", "")]
+    return {ENVIRONMENT: json.dumps(options), "PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
+def install_from_environment(environment: Mapping[str, str] = os.environ) -> FakeCuda:
+    """Replaces torch's CUDA for the rest of this process, with the options of `process_environment`."""
+    options = json.loads(environment[ENVIRONMENT])
+    failures = options.pop("failures", [])
+    fake = install(FakeCuda(**options))
+    for failure in failures:
+        fake.fail(**failure)
+    return fake
+
+
+def _bound(kind: type, fake: FakeCuda) -> type:
+    """A class of which no argument is the device: libraries name torch's classes in their type hints."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        kind.__init__(self, fake, *args, **kwargs)  # type: ignore[misc]
+
+    return type(kind.__name__, (kind,), {"__init__": __init__})
+
+
+def _on_cpu(fake: FakeCuda, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, with "cpu" in place of any CUDA device among its arguments."""
+
+    @functools.wraps(function)
+    def call(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+        if is_on_device := any(map(_is_cuda, (*args, *kwargs.values()))):
+            fake.reach("allocate")
+        cpu = torch.device("cpu")
+        if is_on_device:
+            args = tuple(cpu if _is_cuda(one) else one for one in args)
+            kwargs = {name: cpu if _is_cuda(one) else one for name, one in kwargs.items()}
+        out = function(*args, **kwargs)
+        return fake.pin(out) if pin_memory else out
+
+    return call
+
+
+def _is_cuda(value: object) -> bool:
+    if isinstance(value, torch.device):
+        return value.type == "cuda"
+    return isinstance(value, str) and value.split(":")[0] == "cuda"
+
+
+def _tensors(out: Any) -> list[Tensor]:
+    return [one for one in (out if isinstance(out, tuple | list) else [out]) if isinstance(one, Tensor)]
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _assign(targets: Any, values: Any) -> None:
+    for target, value in zip(_tensors(targets), _tensors(values), strict=True):
+        _copy(target, value)
+
+
+def _copy(target: Tensor, value: Tensor) -> None:
+    torch.ops.aten.copy_(target, value)
+
+
+def _poison(tensor: Tensor) -> None:
+    with torch.inference_mode():
+        torch.ops.aten.fill_(tensor, float("nan") if tensor.is_floating_point() else 1)

@@ -1,0 +1,199 @@
+"""Failures while a model is loaded: which end the process, which are retried, and what a retry releases."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import textwrap
+import time
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.workers.engine.helpers import TINY, wait_until
+from workers.engine import engine as engine_module
+from workers.engine.cuda.runner import CudaRunner
+from workers.engine.engine import Engine, EngineConfig
+from workers.engine.errors import DeviceFailure, EngineFailure, LoadFailure
+from workers.engine.failures import is_device_error, load_failure
+from workers.engine.fault_injection import FaultyRunner
+from workers.engine.loader import LoadedModel, ProgressFn, random_model
+from workers.engine.runner import Runner
+
+ROOT = Path(__file__).parents[3]
+
+
+def chained(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+DEVICE_ERRORS = {
+    "accelerator": torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+    "no driver": RuntimeError("Found no NVIDIA driver on your system."),
+    "initialization": RuntimeError("CUDA driver initialization failed, you might not have a CUDA gpu."),
+    "no GPU": RuntimeError("No CUDA GPUs are available"),
+    "cuBLAS": RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"),
+    "launch": RuntimeError("Triton Error [CUDA]: device-side assert triggered"),
+    "cause": chained(ValueError("the kernel check failed"), torch.AcceleratorError("CUDA error: unspecified")),
+}
+
+
+def load_tiny(_: ProgressFn) -> LoadedModel:
+    return random_model(TINY, device="cpu:0", dtype="fp32")
+
+
+@pytest.mark.parametrize("error", DEVICE_ERRORS.values(), ids=DEVICE_ERRORS)
+def test_a_device_error_while_loading_is_fatal_and_not_retried(error: BaseException) -> None:
+    attempts: list[int] = []
+    fatal: list[EngineFailure] = []
+
+    def load(_: ProgressFn) -> LoadedModel:
+        attempts.append(1)
+        raise error
+
+    engine = Engine(EngineConfig(device="cpu:0", hang_s=0), load, on_fatal=fatal.append)
+    engine.start()
+    wait_until(lambda: bool(fatal) or len(attempts) > 1)
+    assert [type(failure) for failure in fatal] == [DeviceFailure]
+    assert len(attempts) == 1
+    assert engine.status().state == "failed"
+    assert engine.status().failures == {"device_error": 1}
+    assert str(error) not in (engine.status().reason or "")
+    engine.stop(0)
+
+
+@pytest.mark.parametrize("stage", ["runner", "warm-up"])
+def test_a_device_error_of_the_runner_or_its_warm_up_is_fatal(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fatal: list[EngineFailure] = []
+    attempts: list[int] = []
+
+    def make_runner(loaded: LoadedModel, config: EngineConfig, _: object) -> Runner:
+        attempts.append(1)
+        if stage == "runner":
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+        return FaultyRunner(CudaRunner(loaded, config.max_batch), {0: "device"})  # 0 is the warm-up's seed
+
+    monkeypatch.setattr(engine_module, "make_runner", make_runner)
+    engine = Engine(EngineConfig(device="cpu:0", hang_s=0, max_batch=3), load_tiny, on_fatal=fatal.append)
+    engine.start()
+    wait_until(lambda: bool(fatal) or len(attempts) > 1)
+    assert [type(failure) for failure in fatal] == [DeviceFailure]
+    engine.stop(0)
+
+
+@pytest.mark.parametrize("fault", ["device", "oom"])
+def test_an_injected_load_fault_fails_as_the_device_would(fault: str) -> None:
+    fatal: list[EngineFailure] = []
+    config = EngineConfig(device="cpu:0", hang_s=0, load_fault=fault)  # type: ignore[arg-type]
+    engine = Engine(config, load_tiny, on_fatal=fatal.append)
+    engine.start()
+    wait_until(lambda: engine.status().state == "failed")
+    if fault == "device":
+        wait_until(lambda: bool(fatal))
+    else:  # tried again: another process may release memory
+        assert "TERCET_MAX_BATCH" in (engine.status().reason or "")
+        assert not fatal
+    engine.stop(0)
+
+
+def test_only_errors_of_a_device_count_as_such() -> None:
+    """A kernel that does not compile, or whose results are wrong, is replaced by plain torch; after a device error
+    nothing that the process computes can be trusted."""
+    for error in DEVICE_ERRORS.values():
+        assert is_device_error(error)
+        assert isinstance(load_failure(error, "cuda"), DeviceFailure)
+    others = [
+        ImportError("No module named 'triton'"),
+        RuntimeError("Failed to find C compiler. Please specify via CC environment variable."),
+        AssertionError("Torch not compiled with CUDA enabled"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        OSError("libcuda.so.1: cannot open shared object file"),
+    ]
+    for other in others:
+        assert not is_device_error(other)
+        assert isinstance(load_failure(other, "cuda"), LoadFailure)
+    is_full = load_failure(torch.AcceleratorError("CUDA error: out of memory"), "cuda")
+    assert isinstance(is_full, DeviceFailure)
+    assert "GPU memory" in is_full.detail
+
+
+@pytest.mark.parametrize("stage", ["runner", "warm-up"])
+def test_a_retried_load_has_released_what_the_failed_one_made(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models, or two sets of graphs, do not fit where one just fits."""
+    made: list[weakref.ref[object]] = []
+    alive: list[int] = []
+
+    def load(progress: ProgressFn) -> LoadedModel:
+        alive.append(sum(reference() is not None for reference in made))
+        loaded = load_tiny(progress)
+        made.append(weakref.ref(loaded.model.token_embedding))
+        return loaded
+
+    def make_runner(loaded: LoadedModel, config: EngineConfig, _: object) -> Runner:
+        runner = CudaRunner(loaded, config.max_batch)
+        made.append(weakref.ref(runner))
+        if len(alive) > 1:
+            return runner
+        if stage == "runner":
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return FaultyRunner(runner, {0: "oom_step"})
+
+    monkeypatch.setattr(engine_module, "make_runner", make_runner)
+    gc.disable()  # the engine must not depend on a collection that happens by chance
+    try:
+        engine = Engine(EngineConfig(device="cpu:0", hang_s=0, max_batch=3), load, on_fatal=lambda _: None)
+        engine.start()
+        wait_until(lambda: len(alive) == 2)
+    finally:
+        gc.enable()
+    wait_until(lambda: engine.status().state == "warm")
+    assert alive == [0, 0]
+    engine.stop(0)
+
+
+HANGS = {"sleeping": "time.sleep(60)", "holding the interpreter lock": "ctypes.PyDLL(None).sleep(60)"}
+
+
+@pytest.mark.parametrize("how", HANGS)
+def test_a_load_that_hangs_is_ended_by_its_own_deadline(how: str) -> None:
+    """CUDA's initialization holds the interpreter lock."""
+    script = textwrap.dedent(
+        f"""
+        import ctypes, os, time
+        from workers.engine.engine import Engine, EngineConfig
+
+        def end(failure):
+            print(type(failure).__name__, engine.status().state, failure.detail, flush=True)
+            os._exit(70)
+
+        engine = Engine(EngineConfig(hang_s=30, load_s=1.0), lambda _: {HANGS[how]}, on_fatal=end)
+        engine.start()
+        print("started", flush=True)
+        time.sleep(20)
+        """
+    )
+    began = time.monotonic()
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.startswith("started\n")
+    assert done.returncode == (70 if how == "sleeping" else 1), done.stderr
+    assert "<lambda>" in done.stderr  # the stack shows where it hung
+    assert time.monotonic() - began < 20
+    if how == "sleeping":
+        assert "Hang failed" in done.stdout
+        assert "TERCET_LOAD_S" in done.stdout
+
+
+def test_the_pause_before_a_load_does_not_count_as_loading(tiny: LoadedModel) -> None:
+    fatal: list[EngineFailure] = []
+    engine = Engine(EngineConfig(hang_s=0, load_s=0.4), lambda _: tiny, on_fatal=fatal.append)
+    engine.start(pause_s=1.0)
+    assert engine.status().state in {"starting", "loading"}
+    wait_until(lambda: engine.status().state == "warm" or bool(fatal))
+    time.sleep(0.8)  # nor does what follows the load
+    assert not fatal
+    engine.stop(0)

@@ -1,0 +1,168 @@
+"""From token ids to logits on a GPU: matrix products, and `StepKernels` between them.
+
+Walks `Layer.operations`. A bias and a GELU are computed by the product before them, so a layer takes seven kernels:
+four products, two additions with a norm, and attention. Knows the model and kernels. Does not know batches, graphs and
+which kernels are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from workers.engine.cuda.step_kernels import StepKernels, TorchKernels
+from workers.engine.model.gpt2 import (
+    GPT2,
+    Activate,
+    AddAndNorm,
+    Attend,
+    Layer,
+    Linear,
+    Multiply,
+    Norm,
+    Operation,
+    gelu_new,
+)
+from workers.engine.model.linear import DeviceLinear
+
+# layer, [rows, 3 · n_embd] queries (scaled), keys and values → [rows, n_embd]; stores the keys and values
+AttendFn = Callable[[int, Tensor], Tensor]
+# (x, y, norm) → norm(x), after y is added to x in place, if there is one
+AddNormFn = Callable[[Tensor, Tensor | None, Norm], Tensor]
+
+
+class FusedLayers(Protocol):
+    """Computes a whole layer in kernels of its own, instead of products and `StepKernels`.
+
+    Attributes:
+        name: which implementation it is, for operators.
+    """
+
+    name: str
+
+    def run(self, layer: Layer, x: Tensor, slots: Tensor, integers: Tensor) -> None:
+        """Adds what the layer computes to x [sequences, n_embd] in place.
+
+        Args:
+            slots: [slots, 2, heads, head_size], the KV slots of the layer.
+            integers: as `StepKernels.begin` returns them.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeKernels:
+    """The kernels of a decode step.
+
+    Attributes:
+        make: the kernels of a program, from the number of tokens that it attends to at most.
+        is_length_bound: `attend` reads that many tokens of each sequence, so there is a program for each length bucket.
+            Otherwise it reads the tokens that a sequence has, and one program serves all lengths.
+        fused_layers: None for products and `StepKernels`.
+    """
+
+    make: Callable[[int], StepKernels]
+    is_length_bound: bool
+    fused_layers: FusedLayers | None = None
+
+
+PLAIN_KERNELS = DecodeKernels(TorchKernels, is_length_bound=True)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiplyAndActivate:
+    """y ← activation(linear(y))."""
+
+    linear: Linear
+
+
+def decode(
+    model: GPT2, layers: Tensor, table: Tensor, kernels: StepKernels, fused_layers: FusedLayers | None = None
+) -> tuple[Tensor, Tensor]:
+    """One decode step: draws each sequence's next token, and advances the table.
+
+    Args:
+        layers: [layers, slots, 2, heads, head_size], the KV slots.
+        table: [TABLE_ROWS, sequences] float64.
+
+    Returns:
+        Logits [sequences, vocab] float32, and the tokens, as `StepKernels.draw` gives them.
+    """
+    integers, x = kernels.begin(table, model.token_embedding, model.position_embedding)
+    y: Tensor | None = None
+    if fused_layers is None:
+        y = run_layers(model, x, kernels.add_norm, lambda layer, qkv: kernels.attend(qkv, layers[layer], integers))
+    else:
+        for index, layer in enumerate(model.layers):
+            fused_layers.run(layer, x, layers[index], integers)
+    logits = model.head(kernels.add_norm(x, y, model.norm))
+    return logits, kernels.draw(logits, table)
+
+
+def prefill(model: GPT2, token_ids: Tensor, positions: Tensor, attend: AttendFn) -> Tensor:
+    """[rows] token ids and positions → [rows, n_embd], the residual stream after the last layer."""
+    x = F.embedding(token_ids, model.token_embedding) + F.embedding(positions, model.position_embedding)
+    y = run_layers(model, x, _add_norm, attend)
+    return x if y is None else x + y
+
+
+def run_layers(model: GPT2, x: Tensor, add_norm: AddNormFn, attend: AttendFn) -> Tensor | None:
+    """Computes all layers on x [rows, n_embd], the residual stream, which is changed in place.
+
+    Returns:
+        What the next norm has to add to x; None if there are no layers.
+    """
+    y: Tensor | None = None
+    for index, layer in enumerate(model.layers):
+        for operation in fuse(layer.operations):
+            if isinstance(operation, AddAndNorm):
+                y = add_norm(x, y, operation.norm)
+                continue
+            assert y is not None
+            match operation:
+                case Multiply(linear):
+                    y = linear(y)
+                case MultiplyAndActivate(linear):
+                    y = _activated_product(model, linear, y)
+                case Attend():
+                    y = attend(index, y)
+                case Activate():
+                    y = model.activation(y)
+    return y
+
+
+def fuse(operations: Sequence[Operation]) -> list[Operation | MultiplyAndActivate]:
+    """The operations, with each activation joined to the product before it."""
+    fused: list[Operation | MultiplyAndActivate] = []
+    for operation in operations:
+        if isinstance(operation, Activate) and fused and isinstance(before := fused[-1], Multiply):
+            fused[-1] = MultiplyAndActivate(before.linear)
+        else:
+            fused.append(operation)
+    return fused
+
+
+def has_gelu_epilogue(weight: Tensor) -> bool:
+    """Whether a product with `weight` can compute the tanh form of GELU before it stores its result.
+
+    torch's CUDA product does so with cuBLASLt's epilogue, or by `gelu_(…, "tanh")` where it uses plain cuBLAS; on a CPU
+    the same function computes the form with erf. Source: `addmm_out_cuda_impl` in aten/src/ATen/native/cuda/Blas.cpp.
+    """
+    return weight.is_cuda
+
+
+def _activated_product(model: GPT2, linear: Linear, y: Tensor) -> Tensor:
+    if model.activation is gelu_new and isinstance(linear, DeviceLinear) and has_gelu_epilogue(linear.weight):
+        return torch._addmm_activation(linear.bias, y, linear.weight.T, use_gelu=True)
+    return model.activation(linear(y))
+
+
+def _add_norm(x: Tensor, y: Tensor | None, norm: Norm) -> Tensor:
+    if y is not None:
+        x += y
+    return norm(x)

@@ -1,0 +1,219 @@
+"""Compares `StepKernels` with their plain torch version on the device that they are going to serve on.
+
+With the model's own shape and data type, and invented weights: ties, padding, positions at the ends of a split and
+where the prefix-cache entry ends and the KV suffix begins, one row and the largest batch. An error of the device is
+raised, as it is no result of a comparison. Knows tensors and kernels. Does not know which kernels are chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workers.engine.cuda.step_kernels import (
+    MAX_STEPS,
+    TEMPERATURE,
+    StepKernels,
+    TorchKernels,
+)
+from workers.engine.model.gpt2 import GPT2Config, Norm
+
+# Of the difference, relative to a number if that exceeds 1. About four units in the last place of the 16-bit types.
+BOUNDS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
+LOGPROB_BOUND = 1e-4
+NUM_IDS = 300  # of the token embedding, so that a check needs little memory
+PADDING = 47  # columns behind the vocabulary
+ROWS_AT_ONCE = 8  # of plain torch's attention, which copies what it reads
+# Temperature, top-k and top-p as `sampling.limits`; 0: greedy.
+DRAWS = ((0.0, float("inf"), 2.0), (2.0, 50.0, 0.8), (0.7, 64.0, 2.0), (2.0, 7.0, 2.0), (2.0, 64.0, 0.3))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCheck:
+    """How one of the `StepKernels` compares with plain torch.
+
+    Attributes:
+        name: of the method.
+        difference: the largest, relative to numbers above 1.
+        bound: of the difference.
+        faults: what else differs; empty if nothing does.
+    """
+
+    name: str
+    difference: float
+    bound: float
+    faults: tuple[str, ...] = ()
+
+    @property
+    def is_correct(self) -> bool:
+        return self.difference <= self.bound and not self.faults  # not a number is not within a bound
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSetting:
+    """What kernels are checked for.
+
+    Attributes:
+        max_sequences: rows of the largest batch.
+    """
+
+    config: GPT2Config
+    dtype: torch.dtype
+    max_sequences: int
+    device: torch.device
+
+    def random(self, *shape: int, dtype: torch.dtype | None = None, seed: int = 0) -> Tensor:
+        """Normally distributed numbers, the same on all devices."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(*shape, generator=generator).to(self.device, dtype or self.dtype)
+
+    def table(self) -> Tensor:
+        """A table of `max_sequences` rows with distinct positions, suffixes and draws; every seventh is padding."""
+        columns = []
+        lengths = _lengths(self.config.n_positions)
+        suffix_size = max(length for _, length in lengths) + 1
+        dummy = self.config.n_positions + self.max_sequences * suffix_size
+        for row in range(self.max_sequences):
+            position, suffix_length = lengths[row % len(lengths)]
+            start = position - suffix_length
+            suffix = self.config.n_positions + row * suffix_size
+            # High ones, which depend on every limit.
+            uniforms = [0.97 - 0.001 * row - 0.05 * step for step in range(MAX_STEPS)]
+            if row % 7 == 6:
+                columns.append([0, 0, 0, dummy, 0, 0, 0, 0, 1, 2, *uniforms])
+                continue
+            draw = DRAWS[row % len(DRAWS)]
+            columns.append([row * 31 % NUM_IDS, start, 0, suffix - start, 1, position, row % 3, *draw, *uniforms])
+        return torch.tensor(columns, dtype=torch.float64, device=self.device).T.contiguous()
+
+    def num_slots(self) -> int:
+        """Of the table's sequences: one entry, their suffixes, and the dummy slot."""
+        suffix_size = max(length for _, length in _lengths(self.config.n_positions)) + 1
+        return self.config.n_positions + self.max_sequences * suffix_size + 1
+
+
+def check_kernels(kernels: StepKernels, setting: CheckSetting) -> tuple[KernelCheck, ...]:
+    """
+    Raises:
+        RuntimeError: if the device reports an error.
+    """
+    return tuple(check(kernels, setting) for check in CHECKS.values())
+
+
+@torch.inference_mode()
+def check_begin(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
+    config, table = setting.config, setting.table()
+    weights = setting.random(NUM_IDS, config.n_embd), setting.random(config.n_positions, config.n_embd, seed=1)
+    integers, x = kernels.begin(table, *weights)
+    expected_integers, expected = TorchKernels(1).begin(table, *weights)
+    faults = [] if integers.equal(expected_integers) else ["the table's integers differ"]
+    alone = [kernels.begin(column, *weights)[1] for column in _each(table)]
+    return _result("begin", x, expected, [*faults, *_dependences(x, alone)], setting)
+
+
+@torch.inference_mode()
+def check_add_norm(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
+    config = setting.config
+    weight, bias = (setting.random(config.n_embd, seed=seed) / 4 for seed in (0, 1))
+    norm = Norm(1 + weight, bias, config.layer_norm_epsilon)
+    x, y = (setting.random(setting.max_sequences, config.n_embd, seed=seed) for seed in (2, 3))
+    sums, expected_sums = x.clone(), x.clone()
+    out = [kernels.add_norm(sums, y, norm), kernels.add_norm(x.clone(), None, norm)]
+    expected = [TorchKernels(1).add_norm(expected_sums, y, norm), TorchKernels(1).add_norm(x.clone(), None, norm)]
+    alone = [kernels.add_norm(x[row : row + 1].clone(), y[row : row + 1], norm) for row in range(_num_alone(x))]
+    outs, all_expected = torch.cat((sums, *out)), torch.cat((expected_sums, *expected))
+    return _result("add_norm", outs, all_expected, _dependences(out[0], alone), setting)
+
+
+@torch.inference_mode()
+def check_attend(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
+    config = setting.config
+    integers = setting.table()[:TEMPERATURE].long()
+    slots = setting.random(setting.num_slots(), 2, config.n_head, config.head_size)
+    qkv = setting.random(setting.max_sequences, 3 * config.n_embd, seed=1)
+    qkv[:, : config.n_embd] *= config.head_size**-0.5
+    # Padding rows store in the same slot: the same key and value, so that the result is defined.
+    qkv[6::7] = qkv[6 % len(qkv)].clone()
+    expected_slots = slots.clone()
+    twin = TorchKernels(config.n_positions)
+    parts = range(0, len(qkv), ROWS_AT_ONCE)
+    expected = [
+        twin.attend(qkv[at : at + ROWS_AT_ONCE], expected_slots, integers[:, at : at + ROWS_AT_ONCE]) for at in parts
+    ]
+    out = kernels.attend(qkv, slots, integers)
+    faults = [] if slots.equal(expected_slots) else ["other keys and values are stored"]
+    if not kernels.attend(qkv, slots, integers).equal(out):
+        faults.append("a second launch has other results")
+    alone = [kernels.attend(qkv[row : row + 1], slots, column) for row, column in enumerate(_each(integers))]
+    return _result("attend", out, torch.cat(expected), [*faults, *_dependences(out, alone)], setting)
+
+
+@torch.inference_mode()
+def check_draw(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
+    table, logits = setting.table(), _logits(setting)
+    advanced, expected_table = table.clone(), table.clone()
+    out = kernels.draw(logits, advanced)
+    expected = TorchKernels(1).draw(logits, expected_table)
+    faults = [] if out[0].equal(expected[0]) else ["other tokens are drawn"]
+    if not advanced.equal(expected_table):
+        faults.append("the table is advanced differently")
+    alone = [kernels.draw(logits[row : row + 1], column)[:, 0] for row, column in enumerate(_each(table))]
+    faults += _dependences(out.T, [one[None] for one in alone])
+    difference = _difference(out[1], expected[1])
+    return KernelCheck("draw", difference, LOGPROB_BOUND, tuple(faults))
+
+
+# Name of the method → its check.
+CHECKS: dict[str, Callable[[StepKernels, CheckSetting], KernelCheck]] = {
+    "begin": check_begin,
+    "add_norm": check_add_norm,
+    "attend": check_attend,
+    "draw": check_draw,
+}
+
+
+def _lengths(n_ctx: int) -> list[tuple[int, int]]:
+    """Positions, and how many tokens before them are in the suffix: around multiples of 64, where splits end."""
+    lengths = [(n_ctx - 1, 40), (65, 1), (64, 64), (0, 0), (200, 70), (63, 0), (70, 70), (1, 1), (128, 63)]
+    return [(position, suffix) for position, suffix in lengths if position < n_ctx]
+
+
+def _logits(setting: CheckSetting) -> Tensor:
+    """Rows [max_sequences, vocab] with ties, with -inf, with a single finite logit; behind a row, high padding."""
+    vocab = setting.config.vocab_size
+    padded = 3 * setting.random(setting.max_sequences, vocab + PADDING, dtype=torch.float32)
+    padded[:, vocab:] = 1e4
+    logits = padded[:, :vocab]
+    logits[::2] = logits[::2].round()  # many ties, among them 0.0 and -0.0
+    logits[1::4, vocab // 3 :] = float("-inf")
+    logits[3::8, 1:] = float("-inf")
+    return logits
+
+
+def _num_alone(x: Tensor) -> int:
+    """Rows that are also computed alone."""
+    return min(len(x), ROWS_AT_ONCE)
+
+
+def _each(table: Tensor) -> list[Tensor]:
+    """Copies of the first columns of `table`, each [rows, 1]."""
+    return [table[:, column : column + 1].clone() for column in range(_num_alone(table.T))]
+
+
+def _dependences(rows: Tensor, alone: list[Tensor]) -> list[str]:
+    """A fault if a row has other bits alone than among others."""
+    is_same = all(row[None].equal(one) for row, one in zip(rows, alone, strict=False))
+    return [] if is_same else ["a row has other bits alone than in a batch"]
+
+
+def _difference(ours: Tensor, expected: Tensor) -> float:
+    ours, expected = ours.double(), expected.double()
+    relative = (ours - expected).abs() / expected.abs().clamp(min=1)
+    return float(torch.where(ours == expected, 0.0, relative).max())  # infinities may be equal
+
+
+def _result(name: str, ours: Tensor, expected: Tensor, faults: list[str], setting: CheckSetting) -> KernelCheck:
+    return KernelCheck(name, _difference(ours, expected), BOUNDS[setting.dtype], tuple(faults))
