@@ -6,11 +6,13 @@ GPU rounds.
 
 import json
 from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 
 from workers.engine.cuda.kernels import triton_kernels
 from workers.engine.cuda.kernels.self_check import CHECKS, CheckSetting
+from workers.engine.cuda.step_kernels import StepKernels
 from workers.engine.model.gpt2 import SHAPES, GPT2Config
 
 CPU = torch.device("cpu")
@@ -46,7 +48,7 @@ def main() -> None:
     print(json.dumps(results))
 
 
-def run(name, kernels, setting, shape):
+def run(name: str, kernels: StepKernels, setting: CheckSetting, shape: str) -> dict[str, Any]:
     check = CHECKS[name](kernels, setting)
     return {"shape": shape, **asdict(check), "is_correct": check.is_correct}
 
