@@ -156,8 +156,8 @@ def check_draw(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
     table, logits = setting.table(), _logits(setting)
     advanced = table.clone()
     out = kernels.draw(logits, advanced)
-    tables = [part.clone() for part in table.split(ROWS_AT_ONCE, 1)]
-    parts = zip(logits.split(ROWS_AT_ONCE), tables, strict=True)
+    tables = [part.clone() for part in torch.split(table, ROWS_AT_ONCE, 1)]
+    parts = zip(torch.split(logits, ROWS_AT_ONCE), tables, strict=True)
     expected = torch.cat([TorchKernels(1).draw(*part) for part in parts], 1)
     expected_table = torch.cat(tables, 1)
     faults = [] if out[0].equal(expected[0]) else ["other tokens are drawn"]
