@@ -1,4 +1,4 @@
-"""The command line: `tercet serve | plan | settings | key | reload | complete | bench`."""
+"""The command line: `tercet serve | plan | settings | key | reload | complete | bench | tune`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from deploy.planning import make_plan
 from deploy.rolling_reload import reload_slots
 from deploy.sagemaker import sagemaker_environment
 from deploy.supervisor import Supervisor
+from deploy.tune.command import tune
+from deploy.tune.stored import stored_kernels
 from shared.errors import StartError
 from shared.keys import new_key, read_keys, revoke_key
 from shared.plan import read_current_plan, write_plan
@@ -37,6 +39,7 @@ cli = typer.Typer(
 cli.add_typer(bench, name="bench")
 key_commands = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys (the file TERCET_KEYS).")
 cli.add_typer(key_commands, name="key")
+cli.command("tune")(tune)
 NUM_LIKELIEST = 5
 # A web font would make each viewer's browser contact the host of the font.
 _SVG_WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
@@ -100,6 +103,8 @@ def plan(
         directory = found.model(slot.model).directory
         table.add_row(str(slot.index), slot.device, slot.model, directory, str(slot.max_batch), slot.socket)
     out.print(table)
+    for slots, kernels in stored_kernels(found, settings, os.environ):
+        out.print(f"Kernels of slot {', '.join(map(str, slots))}: {kernels}.", highlight=False, soft_wrap=True)
     for part in memory_tables(found):
         out.print(part, highlight=False)
     for model in found.models:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from shared.plan import Plan, Slot
 from shared.settings import Settings
@@ -44,8 +45,20 @@ def worker_environment(slot: Slot, plan: Plan, settings: Settings, environ: Mapp
         caches = {"NUMBA_CACHE_DIR": str(settings.cache_dir), "TRITON_CACHE_DIR": str(settings.cache_dir / "triton")}
     return {
         **caches,
+        # The order of nvidia-smi, by which GPUs are planned; CUDA's own puts the fastest first.
+        "CUDA_DEVICE_ORDER": environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
         "CUDA_VISIBLE_DEVICES": visible,
         "OMP_NUM_THREADS": str(num_threads),
         "GOMP_SPINCOUNT": environ.get("GOMP_SPINCOUNT", SPIN_COUNT),
         "TERCET_SLOT": str(slot.index),
     }
+
+
+def cache_directory(settings: Settings) -> Path | None:
+    """Where results of checks are kept from start to start; None without a home directory."""
+    if settings.cache_dir is not None:
+        return settings.cache_dir
+    try:
+        return Path.home() / ".cache" / "tercet"
+    except RuntimeError:
+        return None

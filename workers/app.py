@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from pathlib import Path
 
 import falcon
 import msgspec
@@ -27,6 +26,7 @@ from shared.protocol import Done, Failed, TokenizeResponse, parse_generate_reque
 from shared.run_directory import holding_device
 from shared.settings import Settings
 from shared.telemetry import configure_structlog
+from shared.worker_environment import cache_directory
 from workers.engine.engine import EngineConfig, EngineFailure
 from workers.service import Branch, SlotService
 
@@ -34,6 +34,9 @@ from workers.service import Branch, SlotService
 FATAL_EXIT_CODE = 70
 # From a fatal failure to the process's end: in this time threads send the failed state and the sequences' last lines.
 LAST_WORDS_S = 0.1
+# The same before the model is loaded: nothing waits for the process's end, and the supervisor, which asks the gateway
+# ten times a second, must see the reason.
+LOAD_LAST_WORDS_S = 0.5
 NDJSON = "application/x-ndjson"
 TOKENS_PER_PART = 1 << 14
 log = structlog.get_logger()
@@ -149,12 +152,14 @@ def build() -> SlotApp:
     configure_structlog("workers", settings.log)
     plan = read_plan(settings.run_path)
     slot = plan.slots[int(os.environ["TERCET_SLOT"])]
+    cache = cache_directory(settings)
     is_on_cpu = slot.device == "cpu" or settings.compute == "cpu"
     config = EngineConfig(
         # CUDA_VISIBLE_DEVICES leaves this process one GPU, whatever its number in the plan.
         device="cpu" if is_on_cpu else "cuda",
         dtype=settings.dtype,
         max_batch=slot.max_batch,
+        kernel_directory=cache,
         cache_bytes=None if slot.memory is None else slot.memory.cache_bytes,
         allocation_lock=nullcontext if slot.device == "cpu" else partial(holding_device, settings, slot.device),
         hang_s=settings.hang_s,
@@ -173,21 +178,17 @@ def build() -> SlotApp:
         omp_num_threads=os.environ["OMP_NUM_THREADS"],
         pid=os.getpid(),
     )
-    service = SlotService(slot, plan.model(slot.model), config, _int8_results(settings), on_fatal=_exit_process)
+
+    def end(failure: EngineFailure) -> None:
+        is_loaded = service.state().n_ctx > 0
+        _exit_process(failure, LAST_WORDS_S if is_loaded else LOAD_LAST_WORDS_S)
+
+    int8_results = None if cache is None else cache / "int8"
+    service = SlotService(slot, plan.model(slot.model), config, int8_results, on_fatal=end)
     return create_app(service, HangupWatcher())
 
 
-def _int8_results(settings: Settings) -> Path | None:
-    """Where results of the int8 check are cached; None without a home directory."""
-    if settings.cache_dir is not None:
-        return settings.cache_dir / "int8"
-    try:
-        return Path.home() / ".cache" / "tercet" / "int8"
-    except RuntimeError:
-        return None
-
-
-def _exit_process(failure: EngineFailure) -> None:
-    time.sleep(LAST_WORDS_S)
+def _exit_process(failure: EngineFailure, last_words_s: float) -> None:
+    time.sleep(last_words_s)
     log.error("worker_ended", reason=failure.detail, exit_code=FATAL_EXIT_CODE)
     os._exit(FATAL_EXIT_CODE)

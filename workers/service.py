@@ -153,6 +153,7 @@ class SlotService:
             model=self._model.name,
             device=self.slot.device,
             dtype=status.dtype,
+            kernels=status.kernels,
             revision=self._model.revision,
             max_batch=self.slot.max_batch,
             n_ctx=status.n_ctx,

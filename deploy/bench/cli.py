@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from deploy.bench import kernels
 from deploy.bench.gpu.cli import bench_gpu
 from deploy.bench.harness import plot, report, writer
 from deploy.bench.harness.machine import gpus
@@ -23,8 +25,16 @@ from deploy.bench.harness.report import Document
 from deploy.bench.harness.run import measured_run, start_server
 from deploy.bench.harness.server import ROOT
 from deploy.bench.quality import distinct, replay
+from deploy.bench.quality.corpus import read_held_out, read_training_texts
 from deploy.bench.quality.samples import SamplesBench, samples_table
-from deploy.bench.quality.typist import TypistBench, plot_savings, savings_table
+from deploy.bench.quality.typist import (
+    RULES,
+    TypistBench,
+    TypistOptions,
+    plot_savings,
+    savings_table,
+    usage_table,
+)
 from deploy.bench.speed import compare, dialects
 from deploy.bench.speed import writer as latency
 from deploy.bench.speed.cpu import CpuSuite
@@ -173,9 +183,43 @@ def bench_writer(
 
 @bench.command("typist")
 def bench_typist(
-    files: Annotated[list[Path], typer.Argument(help="Prose unknown to the model.", exists=True, dir_okay=False)],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Prose unknown to the model.", exists=True, dir_okay=False, show_default=False),
+    ] = None,
+    books: Annotated[list[Path] | None, typer.Option(help="The same, repeatable.", exists=True, dir_okay=False)] = None,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(
+            help="Training corpus, as for `make embedded`: adds trigrams; its held-out books are typed if there is no "
+            "other prose.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    rule: Annotated[
+        list[str] | None, typer.Option(help=f"Rules, repeatable or separated by commas: {', '.join(RULES)}.")
+    ] = None,
     passages: Annotated[int, typer.Option(min=2, help="Number of passages of each file.")] = 12,
     words: Annotated[int, typer.Option(min=1, help="Number of words of each passage.")] = 100,
+    characters: Annotated[
+        int | None, typer.Option(min=1, help="Instead of --words: characters of each passage, to the end of a word.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, max=8, help="Suggestions of each request.")] = 3,
+    writers: Annotated[
+        int, typer.Option(min=1, max=MAX_CLIENTS, help="Writers at the same time; latencies are longer with several.")
+    ] = 1,
+    display: Annotated[
+        Literal["keep", "replace"],
+        typer.Option(help="Rule page: suggestions that still hold keep their place, or the newest answer takes all."),
+    ] = "keep",
+    latency_limit: Annotated[
+        float | None, typer.Option(min=0, help="Milliseconds; answers that take longer are not used.")
+    ] = None,
+    context_chars: Annotated[
+        int | None,
+        typer.Option(min=1, help="Characters before the cursor in each request; default: as many as the editor sends."),
+    ] = None,
     engine: Annotated[
         bool, typer.Option("--engine", help="Use an engine in this process: faster, but without latencies.")
     ] = False,
@@ -187,14 +231,30 @@ def bench_typist(
     seed: Seed = 0,
     plot_path: PlotPath = None,
 ) -> None:
-    """Keystroke savings: the share of keystrokes that a writer saves by accepting suggestions."""
+    """Keystroke savings: the share of keystrokes that a writer saves by accepting suggestions, by three rules."""
     options = _options(models, device, 1, quick, setting, seed)
-    fields, texts = _fields(field), _read_texts(files)
-    if quick:
-        passages, words = QUICK_PASSAGES, QUICK_WORDS
+    typist = TypistOptions(
+        num_passages=QUICK_PASSAGES if quick else passages,
+        num_words=QUICK_WORDS if quick else words,
+        num_characters=None if quick else characters,
+        rules=_choose("--rule", "rule", rule, RULES),
+        num_samples=samples,
+        num_writers=writers,
+        display=display,
+        latency_limit_ms=latency_limit,
+        context_chars=context_chars,
+        fields=_fields(field),
+        is_engine=engine,
+    )
+    texts = _read_texts([*(files or []), *(books or [])])
+    if corpus is not None and not texts:
+        texts = read_held_out(corpus)
+    if not texts:
+        raise typer.BadParameter("name the prose to type, or a corpus with held-out books", param_hint="FILES")
+    read_training = partial(read_training_texts, corpus) if corpus is not None else None
     with _run("typist", options, plot_path) as result:
-        TypistBench(options, texts, passages, words, fields, err, is_engine=engine).run(result)
-    _report(result, [savings_table(result.rows)], plot_savings, plot_path)
+        TypistBench(options, typist, texts, read_training, err).run(result)
+    _report(result, [savings_table(result.rows), usage_table(result.rows)], plot_savings, plot_path)
 
 
 @bench.command("samples")
@@ -236,6 +296,20 @@ def bench_replay(
     sys.stdout.write(json.dumps({"requests": num_requests, "different": len(different)}) + "\n")
     if different:
         raise typer.Exit(1)
+
+
+@bench.command("kernels")
+def bench_kernels(
+    shape: Annotated[Literal["small", "medium"], typer.Option(help="Shape of the model.")] = "medium",
+    is_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown instead.")] = False,
+) -> None:
+    """Registers, spills and shared memory of the Triton kernels, compiled for each architecture; needs no GPU."""
+    rows = kernels.measure_kernels(shape)
+    if is_markdown:
+        sys.stdout.write(kernels.kernels_markdown(rows))
+        return
+    err.print(kernels.kernels_table(rows))
+    sys.stdout.write(json.dumps([asdict(row) for row in rows]) + "\n")
 
 
 @bench.command("compare")

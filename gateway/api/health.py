@@ -37,7 +37,8 @@ class ServedModel(Struct, kw_only=True):
 
 
 class SlotReadiness(Struct, kw_only=True):
-    """A slot's state; `reason` says why it is not warm, `progress` how much of its model is loaded (0 to 1)."""
+    """A slot's state; `reason` says why it is not warm, `progress` how much of its model is loaded (0 to 1). `kernels`
+    says which kernels a GPU worker uses, and whether its steps are CUDA graphs; empty on a CPU."""
 
     slot: int
     model: str
@@ -46,6 +47,7 @@ class SlotReadiness(Struct, kw_only=True):
     reason: str | None
     progress: float
     dtype: str
+    kernels: str
     ms_per_token: float
 
 
@@ -122,6 +124,7 @@ class ReadyResource:
                 reason=state.reason,
                 progress=round(state.progress, 3),
                 dtype=state.dtype,
+                kernels=state.kernels,
                 ms_per_token=round(state.ms_per_token, 3),
             )
             for slot, state in zip(self._plan.slots, states, strict=True)

@@ -38,6 +38,10 @@ MAX_ATTEMPTS = 3
 MAX_BRANCHES_AT_ONCE = 8
 # Refusals that pass within a few steps: the gateway frees a cancelled sequence's room before the worker does.
 TRANSIENT_REFUSALS = frozenset({"slot_full", "not_ready"})
+# A request for which one worker's memory does not suffice may fit into another's. A worker ends after the second such
+# failure in a row, so there is one retry, and none on the same slot.
+SCARCE_MEMORY = "out_of_memory"
+MAX_ATTEMPTS_AT_SCARCE_MEMORY = 2
 # Pause before the second attempt after such a refusal; four times as long before the third.
 RETRY_PAUSE_S = 0.025
 # Pause of a branch beyond `MAX_BRANCHES_AT_ONCE` before it tries a full queue again.
@@ -153,7 +157,7 @@ class Fanout:
     def _attempt(
         self, context: RequestContext, branch: BranchSpec, slot: int | None, after_delivery: ExitStack
     ) -> BranchOutcome:
-        """Up to `MAX_ATTEMPTS` calls, preferably on slots that have not failed this branch.
+        """Up to `MAX_ATTEMPTS` calls, fewer after `SCARCE_MEMORY`; preferably on slots that have not failed it.
 
         Args:
             slot: reserved by the caller for the first attempt; None: reserve here.
@@ -165,18 +169,24 @@ class Fanout:
         spec = context.spec
         started_at = time.monotonic()
         failed_slots: set[int] = set()
+        failure: BranchFailure | None = None
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if slot is None:
                 slot = self._reserve_one(context, branch, failed_slots, attempt)
+                if failure is not None and failure.code == SCARCE_MEMORY and slot in failed_slots:
+                    self._admission.release(slot, context.pin)
+                    return failure
             outcome = "ok"
             try:
                 done = self._call(context, branch, slot, attempt, after_delivery)
                 return BranchResult(branch.index, branch.seed, slot, spec.model, done, time.monotonic() - started_at)
             except BranchError as error:
                 outcome = error.code
-                is_last = attempt == MAX_ATTEMPTS or not error.is_retryable or context.is_over
+                failure = BranchFailure(branch.index, error.code, error.detail)
+                max_attempts = MAX_ATTEMPTS_AT_SCARCE_MEMORY if error.code == SCARCE_MEMORY else MAX_ATTEMPTS
+                is_last = attempt >= max_attempts or not error.is_retryable or context.is_over
                 if is_last or not self._take_retry():
-                    return BranchFailure(branch.index, error.code, error.detail)
+                    return failure
                 if error.code in TRANSIENT_REFUSALS:
                     context.pause(RETRY_PAUSE_S * 4 ** (attempt - 1))
             finally:

@@ -27,7 +27,7 @@ class StepTiming:
     duration_s: float
     num_steps: int  # decode steps computed for each sequence of the batch; more than 1 after a multi-step decode
     num_first_tokens: int  # sequences that drew their first token
-    failures: tuple[EngineFailure, ...] = ()  # of sequences that ended because their own work failed; not logged yet
+    failures: list[tuple[Sequence, EngineFailure]]  # sequences that ended because their own work failed; not logged yet
 
     @property
     def s_per_step(self) -> float:
@@ -98,7 +98,7 @@ class EngineCore:
         num_first_tokens = len({sequence for sequence, _ in output.tokens if not sequence.token_ids})
         self._postprocess(output)
         duration_s = time.monotonic() - start
-        timing = StepTiming(duration_s, output.num_steps, num_first_tokens, _distinct(output.failures))
+        timing = StepTiming(duration_s, output.num_steps, num_first_tokens, output.failures)
         if not plan.chunks:
             self._decode_step_s = timing.s_per_step
         return timing
@@ -159,8 +159,3 @@ class EngineCore:
         self._scheduler.remove(sequence)
         self._on_finish()
         sequence.result_stream.deliver(sequence.output(reason, time.monotonic(), failure))
-
-
-def _distinct(failures: list[tuple[Sequence, EngineFailure]]) -> tuple[EngineFailure, ...]:
-    """Siblings share theirs."""
-    return tuple({id(failure): failure for _, failure in failures}.values())

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import structlog
 import torch
@@ -63,6 +64,9 @@ FIRST_BACKOFF_S = 1.0  # doubled after each failed load
 MAX_BACKOFF_S = 30.0
 WARM_UP_PROMPT_TOKENS = 16
 WARM_UP_TOKENS = 4
+# Branches of a request, and the gateway's retries of them, reach a worker within milliseconds; a loaded machine takes
+# longer.
+MAX_SIBLING_DELAY_S = 1.0
 # Weight of the latest step in the moving average of the time per step: about 20 steps contribute.
 SMOOTHING = 0.1
 
@@ -78,6 +82,7 @@ class EngineConfig:
     # Held while a worker allocates and captures, so that workers of a GPU do not measure each other's halves.
     allocation_lock: Callable[[], AbstractContextManager[object]] = nullcontext
     hang_s: float = 10.0  # a step that takes longer ends the process; 0 disables the watchdog
+    kernel_directory: Path | None = None  # where the choice of a GPU's kernels is stored; None stores nothing
     load_s: float = 0.0  # loading and warming up that take longer end the process; 0 disables this deadline
     num_threads: int | None = None  # of torch; None leaves torch's setting unchanged
     step_delay_s: float = 0.0  # for tests: pause before each step, which then is a single decode step
@@ -106,6 +111,7 @@ class EngineStatus:
     max_batch: int
     n_ctx: int
     dtype: str  # of the loaded model; the configured one until then
+    kernels: str  # of a GPU, and whether steps are CUDA graphs; empty on a CPU and until loaded
     failures: dict[str, int]  # since the start, by `EngineFailure.kind`
 
 
@@ -145,6 +151,9 @@ class Engine:
         self._loaded: LoadedModel | None = None
         self._core: EngineCore | None = None
         self._ms_per_token = 0.0
+        self._failed_prompts: set[tuple[int, ...]] = set()  # of the sequences that a step could not compute last
+        self._failed_at = float("-inf")
+        self._kernels = ""
         self._has_just_failed = False  # no sequence drew its first token since the last failure
         self._watchdog = Watchdog(config.hang_s, self._end_hang)
         self._load_watchdog = Watchdog(config.load_s, self._end_load_hang)
@@ -203,6 +212,7 @@ class Engine:
                 max_batch=self._config.max_batch,
                 n_ctx=loaded.config.n_positions if loaded else 0,
                 dtype=loaded.dtype if loaded else self._config.dtype,
+                kernels=self._kernels,
                 failures=dict(self._failures),
             )
 
@@ -287,6 +297,7 @@ class Engine:
             with self._config.allocation_lock():
                 self._load_watchdog.arm(time.monotonic())
                 runner = make_runner(loaded, self._config, self._interrupt)
+                kernels = runner.kernels if isinstance(runner, CudaRunner) else ""
                 self._warm_up(runner)
         except BaseException as error:  # any kind of broken file; a panic in Rust is no Exception
             failure = load_failure(error, self._config.device)
@@ -306,6 +317,7 @@ class Engine:
             scheduler, runner, eos_id=loaded.eos_id, on_finish=self._count_finished, on_failure=self._record
         )
         self._loaded = loaded
+        self._kernels = kernels
         self._report_progress(1.0)
         self._set_state(EngineState.WARM)
         return self._core
@@ -341,9 +353,9 @@ class Engine:
             if timing is None:
                 self._wait_for_siblings(core)
                 continue
-            if timing.failures:  # of one step, so of one shortage
-                self._accept_failure(timing.failures[0])
-            if timing.num_first_tokens and not timing.failures:
+            if timing.failures:
+                self._accept_failures(timing.failures)
+            elif timing.num_first_tokens:
                 self._has_just_failed = False
             weight = 1 - (1 - SMOOTHING) ** timing.num_steps
             self._ms_per_token += weight * (1e3 * timing.s_per_step - self._ms_per_token)
@@ -353,6 +365,20 @@ class Engine:
         `_accept_failure`."""
         self._accept_failure(failure)
         core.recover(failure)
+
+    def _accept_failures(self, failures: list[tuple[Sequence, EngineFailure]]) -> None:
+        """Records the failures of sequences that a step could not compute; raises as `_accept_failure`.
+
+        Those of siblings are one failure, whether or not they came in the same step: else a single request, whose
+        branches do not arrive together, would end the process.
+        """
+        prompts = {sequence.prompt for sequence, _ in failures}
+        now, failure = time.monotonic(), failures[0][1]
+        if prompts <= self._failed_prompts and now - self._failed_at < MAX_SIBLING_DELAY_S:
+            self._record(failure)
+            return
+        self._accept_failure(failure)
+        self._failed_prompts, self._failed_at = prompts, now
 
     def _accept_failure(self, failure: EngineFailure) -> None:
         """Records a failure that the engine survives.
@@ -406,7 +432,7 @@ class Engine:
 
     def _fail(self, failure: EngineFailure) -> None:
         """Ends all sequences and reports that the device, or the engine itself, can no longer be used."""
-        self._record(failure)
+        self._record(failure, is_fatal=True)
         self._set_state(EngineState.FAILED, failure.detail)
         self._finish_all(failure)
         self._on_fatal(failure)
@@ -423,15 +449,17 @@ class Engine:
     def _end_hang(self, failure: EngineFailure | None = None) -> None:
         """In the watchdog's thread. The sequences stay as they are: they are the engine's thread's."""
         failure = failure or Hang()
-        self._record(failure)
+        self._record(failure, is_fatal=True)
         self._set_state(EngineState.FAILED, failure.detail)
         self._on_fatal(failure)
 
-    def _record(self, failure: EngineFailure, **fields: object) -> None:
+    def _record(self, failure: EngineFailure, *, is_fatal: bool = False, **fields: object) -> None:
         """Counts and logs a failure, of any kind."""
         with self._lock:
             self._failures[failure.kind] += 1
-        log.error("engine_failed", kind=failure.kind, reason=failure.detail, **fields, exc_info=failure)
+        log.error(
+            "engine_failed", kind=failure.kind, reason=failure.detail, is_fatal=is_fatal, **fields, exc_info=failure
+        )
 
     @property
     def _is_stopping(self) -> bool:
@@ -456,7 +484,7 @@ def make_runner(loaded: LoadedModel, config: EngineConfig, interrupt: Interrupt)
     """The runner for the model's device. A GPU's steps cannot be interrupted: what is launched runs to its end."""
     if loaded.device == "cpu":
         return CpuRunner(loaded, config.max_batch, interrupt)
-    return CudaRunner(loaded, config.max_batch, config.cache_bytes)
+    return CudaRunner(loaded, config.max_batch, config.cache_bytes, kernel_directory=config.kernel_directory)
 
 
 def _check(request: EngineRequest, loaded: LoadedModel) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from deploy.bench.harness.workload import Subject
 from workers.checkpoints.resolve import resolve
+from workers.engine.cuda.kernel_store import Kernels
 
 RESULTS, LOGS = "results", "logs"
 
@@ -46,6 +47,11 @@ class Context:
     @property
     def dtype(self) -> str:
         return "fp32" if self.is_rehearsal else "auto"
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """Of the decode steps that are timed; None for those that a worker takes."""
+        return "torch" if self.is_rehearsal else None
 
     @property
     def row_counts(self) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ def _measure_model(model: str, context: Context, record: Recorder, gb_s: float) 
     if all(step_key(model, *point) in record.result.rows for point in wanted):
         return
     try:
-        steps = DecodeSteps(subject(model), context.device, context.dtype, max(context.row_counts))
+        steps = DecodeSteps(subject(model), context.device, context.dtype, max(context.row_counts), context.kernels)
     except Exception as error:  # noqa: BLE001 - the other model may fit
         record.fail(model, error)
         return
@@ -55,4 +55,5 @@ def _measure(steps: DecodeSteps, num_rows: int, num_tokens: int, context: Contex
         "achieved_gb_s": round((paper.weight_bytes + paper.kv_bytes) / step_us / 1e3, 1),
         "tokens_per_s": round(1e6 * num_rows / step_us),
         "num_replays": len(times),
+        "kernels": steps.kernels,
     }

@@ -119,7 +119,7 @@ def kernels_in_use(context: Context, model: str = "") -> dict[str, Any]:
     with capture_logs() as logs:
         runner = CudaRunner(loaded, 2 if context.is_rehearsal else MAX_SEQUENCES)
     found = {
-        "kernels": str(getattr(runner, "kernels", "not reported by this version")),
+        "kernels": runner.kernels or "torch",
         "dtype": str(loaded.model.token_embedding.dtype).removeprefix("torch."),
         "warnings": [_plain(entry) for entry in logs if entry["log_level"] != "info"],
         "events": [_plain(entry) for entry in logs if entry["log_level"] == "info"],

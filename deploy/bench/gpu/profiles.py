@@ -20,7 +20,7 @@ MAX_NAME_CHARS = 90
 
 def run(context: Context, record: Recorder) -> None:
     for model in context.models:
-        steps = DecodeSteps(subject(model), context.device, context.dtype, max(context.row_counts))
+        steps = DecodeSteps(subject(model), context.device, context.dtype, max(context.row_counts), context.kernels)
         for rows in sorted(context.row_counts):
             record.measure(
                 f"{model.removeprefix('synthetic:')} rows={rows}",

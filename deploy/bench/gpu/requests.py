@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from deploy.bench.gpu.context import Context
-from deploy.bench.gpu.record import Recorder, Skipped
+from deploy.bench.gpu.record import Recorder
 from deploy.bench.harness.clients import LOOPBACK, raise_for_status
 from deploy.bench.harness.options import Options
 from deploy.bench.harness.prompts import PromptGenerator
@@ -63,13 +63,6 @@ def compare(context: Context, baseline: str) -> dict[str, Any]:
         "samples_ms": {name: [round(value, 3) for value in values] for name, values in results.samples.items()},
         "slots": slots,
     }
-
-
-def compare_compiled(context: Context) -> dict[str, Any]:
-    """As `compare`, with a static cache and torch.compile."""
-    if context.is_rehearsal:
-        raise Skipped("a rehearsal does not compile: on two cores that takes minutes")
-    return compare(context, "static")
 
 
 def _options(context: Context) -> Options:

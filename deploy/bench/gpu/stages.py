@@ -11,7 +11,7 @@ class Stage:
 
     Attributes:
         module: below `deploy.bench.gpu`; its function `run(context, record)` measures.
-        limit_s: the process is ended after this time. An estimate of what an H100 needs, doubled.
+        limit_s: the process is ended after this time.
         rehearsal_limit_s: the same without a GPU.
     """
 
@@ -34,9 +34,9 @@ STAGES = {
         Stage("decode", "decode step, replays timed by events", "decode", 110),
         Stage("tests", "GPU tests", "gpu_tests", 120),
         Stage("request", "whole request against three generate calls, bf16", "requests", 90),
-        Stage("seeds", "same seed alone and among 48", "seeds", 70),
+        Stage("seeds", "same seed alone and among 48", "seeds", 90),
         Stage("profile", "kernels and µs per replay", "profiles", 60),
-        Stage("faults", "injected faults", "faults", 110, 200),
+        Stage("faults", "injected faults", "faults", 150, 200),
         Stage("fused", "programmatic dependent launch on and off", "fused", 40),
         Stage("compiled", "whole request against static cache and compile", "compiled", 110),
         Stage("workers", "four workers with memory nearly full, reload", "crowded", 90),

@@ -54,6 +54,8 @@ def start_server(console: Console, models: str, settings: dict[str, str]) -> Ite
     """
     with console.status("Starting the server under test …") as status, Server(models, settings) as server:
         status.stop()
+        if kernels := server.in_effect().get("kernels in effect"):
+            console.print(f"Kernels: {kernels}", highlight=False)
         yield server
 
 

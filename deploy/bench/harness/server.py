@@ -103,6 +103,13 @@ class Server:
         slots: list[dict[str, Any]] = page.get("slots", [])
         return slots
 
+    def in_effect(self) -> dict[str, str]:
+        """What the workers chose themselves, for the result document: their dtype, and on a GPU their kernels."""
+        slots = self.slots()
+        kernels = dict.fromkeys(slot["kernels"] for slot in slots if slot.get("kernels"))
+        chosen = {"dtype in effect": slots[0]["dtype"]}
+        return {**chosen, "kernels in effect": ", ".join(kernels)} if kernels else chosen
+
     def log_lines(self) -> list[dict[str, Any]]:
         """The JSON lines that it has logged so far."""
         time.sleep(LOG_S)

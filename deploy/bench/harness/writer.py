@@ -107,7 +107,7 @@ def run_parts(
 ) -> None:
     """Start a server and run the parts one after another; their rows go into the document."""
     with start_server(console, options.models, {**options.server_settings, "log": "info"}) as server:
-        document.settings["dtype in effect"] = server.slots()[0]["dtype"]
+        document.settings |= server.in_effect()
         session = WriterSession(server, texts, console, is_quick=options.is_quick)
         for context in session.contexts(NUM_WARM_UPS, random.Random(1)):
             session.request(context)

@@ -1,124 +1,193 @@
-"""Keystroke savings of a simulated writer. Pure: knows texts and suggestions, not where they come from.
+"""Keystroke savings: passages to type, what a writer did with the suggestions, and shares with confidence intervals.
 
-The writer goes through passages word by word. At the start of each word the suggestions are shown; the writer accepts
-the longest prefix of a suggestion that matches the text up to the end of a word, if that takes fewer keys than typing
-it: one key for the first suggestion, two for the others (an arrow, then Tab). Everything else is typed.
-
-The suggestions at a position do not depend on what was accepted before it, so one set of answers serves writers who
-are shown one, two or three suggestions, and writers with any latency budget.
+Pure. Knows texts and counts; does not know how a writer types (`writers`) or where suggestions come from (`sources`).
 """
 
 from __future__ import annotations
 
-import math
 import random
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import takewhile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TypeAlias
 
 import msgspec
 
 from deploy.bench.harness.rounds import percentile
 
-CONTEXT_CHARS = 1500
+# What the editor sends of a document (gateway/static/text.js).
+MAX_CONTEXT_CHARS = 8192
+TRIM_STEP_CHARS = 4096
 NUM_RESAMPLES = 2000
 _WORD_START = re.compile(r"(?<=\s)\S")
 
 
-class KeystrokeSavings(msgspec.Struct, kw_only=True, frozen=True):
-    """The share of all keys that one writer did not press, with its 95 % confidence interval (bootstrap over
-    passages)."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Suggestions at a position, best first, and the time from the request to the answer."""
 
-    file: str
-    num_suggestions: int
-    budget_ms: float | None  # later suggestions are ignored; None: none is
-    share: float
-    low: float
-    high: float
-    num_characters: int
+    suggestions: tuple[str, ...] = ()
+    latency_ms: float = 0.0
 
 
-@dataclass(slots=True)
+# The answer at a position of the text; the same for the same position.
+Suggest: TypeAlias = Callable[[int], Answer]
+
+
+@dataclass(frozen=True, slots=True)
 class Passage:
-    """`text[start:end]` is typed; suggestions are requested at `positions`, the starts of its words."""
+    """`text[start:end]` is typed; `positions` are the starts of its words."""
 
     file: str
     text: str
     start: int
     end: int
-    positions: list[int]
-    suggestions: dict[int, list[str]] = field(default_factory=dict)  # by position, best first
-    latency_ms: dict[int, float] = field(default_factory=dict)
+    positions: tuple[int, ...]
 
-    def context(self, position: int) -> str:
-        return self.text[max(0, position - CONTEXT_CHARS) : position]
+    def context(self, position: int, num_characters: int | None = None) -> str:
+        """The text before a position: as much as the editor sends, or this many characters."""
+        if num_characters is None:
+            return trim_context(self.text[:position])
+        return self.text[max(0, position - num_characters) : position]
 
 
-def choose_passages(texts: Mapping[str, str], num_passages: int, num_words: int, rng: random.Random) -> list[Passage]:
-    """`num_passages` random passages of each text, none of which starts in the text's first words."""
+@dataclass(slots=True, kw_only=True)
+class Usage:
+    """What a writer did with the suggestions. A moment is a request, or a key after which nothing may be shown."""
+
+    num_characters: int = 0
+    num_keys: int = 0
+    num_moments: int = 0
+    num_moments_shown: int = 0  # with at least one suggestion on show
+    num_accepted: int = 0
+    num_accepted_characters: int = 0
+    num_kept_characters: int = 0  # accepted and not deleted
+    num_accepted_words: int = 0
+    num_holding: int = 0  # suggestions that still agreed with the text at the next moment
+    num_replaced: int = 0  # of these, those whose place then had another text or none
+
+    def __add__(self, other: Usage) -> Usage:
+        names = [each.name for each in fields(self)]
+        return Usage(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+class SavingsRow(msgspec.Struct, kw_only=True, frozen=True):
+    """One suggester under one rule: keystroke savings with a 95 % confidence interval, and how it was used.
+
+    Shares are None where there was nothing to divide by. For the meaning of the counts, see `Usage`.
+    """
+
+    file: str  # or "all"
+    rule: str
+    suggester: str
+    num_suggestions: int
+    share: float
+    low: float
+    high: float
+    # Savings as a multiple of those with one suggestion; the passages are resampled in pairs.
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    num_characters: int
+    num_keys: int
+    num_moments: int
+    shown: float | None  # share of moments
+    accepted: float | None  # share of moments at which something was shown
+    accepted_characters: float | None  # share of the characters
+    kept_characters: float | None
+    words_per_acceptance: float | None
+    flicker: float | None  # share of the suggestions that still held
+
+
+def choose_passages(
+    texts: Mapping[str, str], num_passages: int, num_words: int, rng: random.Random, num_characters: int | None = None
+) -> list[Passage]:
+    """`num_passages` random passages of each text, none of which starts in the text's first words.
+
+    Args:
+        num_words: length of each passage.
+        num_characters: instead of `num_words`: the passage's last word is the one that reaches this length.
+    """
     passages = []
     for file, text in texts.items():
         starts = [found.start() for found in _WORD_START.finditer(text)]
-        last = max(1, len(starts) - num_words - 1)
+        if num_characters is None:
+            last = max(1, len(starts) - num_words - 1)
+        else:
+            last = max(1, sum(start + num_characters < len(text) for start in starts) - 1)
         for _ in range(num_passages):
             first = rng.randrange(min(100, last), last + 1)
-            positions = starts[first : first + num_words]
-            end = starts[first + num_words] if first + num_words < len(starts) else len(text)
-            passages.append(Passage(file, text, positions[0], end, positions))
+            after = first + num_words
+            if num_characters is not None:
+                end = starts[first] + num_characters
+                after = next((at for at in range(first, len(starts)) if starts[at] >= end), len(starts))
+            end = starts[after] if after < len(starts) else len(text)
+            passages.append(Passage(file, text, starts[first], end, tuple(starts[first:after])))
     return passages
 
 
-def matching_length(suggestion: str, text: str) -> int:
-    """The length of the longest common prefix that ends inside a word of neither."""
-    equal = takewhile(lambda pair: pair[0] == pair[1], zip(suggestion, text, strict=False))
-    num_equal = sum(1 for _ in equal)
-    return max(
-        (at for at in range(num_equal + 1) if not _is_inside_word(suggestion, at) and not _is_inside_word(text, at)),
-        default=0,
-    )
+def trim_context(text: str) -> str:
+    """The end of a document, as the editor sends it (`trimContext` in gateway/static/text.js)."""
+    return text[max(0, (len(text) - MAX_CONTEXT_CHARS) // TRIM_STEP_CHARS * TRIM_STEP_CHARS) :]
 
 
-def count_keys(passage: Passage, num_suggestions: int, budget_ms: float) -> int:
-    """The keys that a passage takes if `num_suggestions` are shown, and those later than `budget_ms` are ignored."""
-    num_keys, at = 0, passage.start
-    positions = set(passage.positions)
-    while at < passage.end:
-        best_length, best_cost = 0, 0
-        if at in positions and passage.latency_ms[at] <= budget_ms:
-            for rank, suggestion in enumerate(passage.suggestions[at][:num_suggestions]):
-                length = min(matching_length(suggestion, passage.text[at:]), passage.end - at)
-                cost = 1 if rank == 0 else 2
-                if length - cost > best_length - best_cost:
-                    best_length, best_cost = length, cost
-        num_keys += best_cost or 1
-        at += best_length or 1
-    return num_keys
-
-
-def keystroke_savings(
-    passages: Sequence[Passage], file: str, num_suggestions: int, budget_ms: float
-) -> KeystrokeSavings:
-    """The savings over all these passages."""
-    counts = [(count_keys(found, num_suggestions, budget_ms), found.end - found.start) for found in passages]
+def savings_row(
+    file: str, rule: str, suggester: str, num_suggestions: int, usages: Sequence[Usage], base: Sequence[Usage] = ()
+) -> SavingsRow:
+    """
+    Args:
+        usages: one for each passage.
+        base: of the same passages with one suggestion, for the ratio; empty: no ratio.
+    """
+    total = sum(usages, Usage())
+    counts = [(usage.num_keys, usage.num_characters) for usage in usages]
     rng = random.Random(0)
-    resampled = [_saved_share(rng.choices(counts, k=len(counts))) for _ in range(NUM_RESAMPLES)]
-    low, high = percentile(resampled, 0.025), percentile(resampled, 0.975)
-    return KeystrokeSavings(
+    low, high = _interval([_savings(rng.choices(counts, k=len(counts))) for _ in range(NUM_RESAMPLES)])
+    return SavingsRow(
         file=file,
+        rule=rule,
+        suggester=suggester,
         num_suggestions=num_suggestions,
-        budget_ms=None if math.isinf(budget_ms) else budget_ms,
-        share=round(_saved_share(counts), 4),
-        low=round(low, 4),
-        high=round(high, 4),
-        num_characters=sum(num_characters for _, num_characters in counts),
+        share=round(_savings(counts), 4),
+        low=low,
+        high=high,
+        **_ratio(usages, base),
+        num_characters=total.num_characters,
+        num_keys=total.num_keys,
+        num_moments=total.num_moments,
+        shown=_share(total.num_moments_shown, total.num_moments),
+        accepted=_share(total.num_accepted, total.num_moments_shown),
+        accepted_characters=_share(total.num_accepted_characters, total.num_characters),
+        kept_characters=_share(total.num_kept_characters, total.num_characters),
+        words_per_acceptance=_share(total.num_accepted_words, total.num_accepted),
+        flicker=_share(total.num_replaced, total.num_holding),
     )
 
 
-def _saved_share(counts: Sequence[tuple[int, int]]) -> float:
+def _ratio(usages: Sequence[Usage], base: Sequence[Usage]) -> dict[str, float]:
+    """The ratio of the savings and its interval; empty if one suggestion saves nothing in some resample."""
+    counts = [((one.num_keys, one.num_characters), (other.num_keys, other.num_characters))
+              for one, other in zip(usages, base, strict=bool(base))]  # fmt: skip
+    rng = random.Random(0)
+    ratios = []
+    for resample in [counts, *(rng.choices(counts, k=len(counts)) for _ in range(NUM_RESAMPLES if counts else 0))]:
+        saved, base_saved = _savings([pair[0] for pair in resample]), _savings([pair[1] for pair in resample])
+        if base_saved <= 0:
+            return {}
+        ratios.append(saved / base_saved)
+    low, high = _interval(ratios[1:])
+    return {"ratio": round(ratios[0], 4), "ratio_low": low, "ratio_high": high}
+
+
+def _savings(counts: Sequence[tuple[int, int]]) -> float:
     """From (keys, characters) of each passage."""
-    return 1 - sum(num_keys for num_keys, _ in counts) / sum(num_characters for _, num_characters in counts)
+    num_characters = sum(characters for _, characters in counts)
+    return 1 - sum(keys for keys, _ in counts) / num_characters if num_characters else 0.0
 
 
-def _is_inside_word(text: str, at: int) -> bool:
-    return 0 < at < len(text) and text[at - 1].isalnum() and text[at].isalnum()
+def _interval(resampled: Sequence[float]) -> tuple[float, float]:
+    return round(percentile(resampled, 0.025), 4), round(percentile(resampled, 0.975), 4)
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None

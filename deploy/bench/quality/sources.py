@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import httpx
 import msgspec
 from rich.console import Console
 
+from deploy.bench.harness.clients import LOOPBACK, Connection
 from deploy.bench.harness.options import Options
 from deploy.bench.harness.run import start_server
+from deploy.bench.quality.keystrokes import Answer
 from gateway.api.autocomplete import DEFAULT_MAX_TOKENS, sampling_of
 from gateway.api.schema import AutocompleteRequest
 from gateway.generation.request import BranchResult, rank_first_token
@@ -30,50 +34,59 @@ from workers.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from workers.engine.engine import Engine
 
-BATCH = 16  # contexts that the engine gets at once
+MAX_WRITERS = 16  # contexts that the engine gets at once
+NUM_WARM_UPS = 10
+NOMINAL_LATENCY_MS = 1.0  # of the engine's answers: they arrive after the key that requested them, before the next
 MAX_BRANCHES = 8  # of a request
 _Branch: TypeAlias = tuple[GenerateRequest, EngineRequest, ResultStream]
 
 
 class SuggestionSource(Protocol):
-    """Suggests continuations."""
+    """Suggests continuations. Any thread may call it."""
 
-    def suggest(self, contexts: Sequence[str], seeds: Sequence[int]) -> list[tuple[list[str], float]]:
-        """For each context: its sentences, best first, and the latency in milliseconds."""
+    def suggest(self, context: str, seed: int) -> Answer:
+        """
+        Raises:
+            StartError: the request failed, so that savings would be too low.
+        """
 
 
 class GatewaySource:
-    """The gateway, one request after another, so that the latencies are those of a single writer."""
+    """The gateway, over a connection of each thread's own."""
 
-    def __init__(self, client: httpx.Client, fields: Mapping[str, Any]) -> None:
+    def __init__(self, port: int, fields: Mapping[str, Any]) -> None:
         """
         Args:
+            port: the gateway's, on the loopback interface.
             fields: of each request, as in `POST /autocomplete`.
         """
-        self._client = client
+        self._port = port
         self._fields = fields
+        self._thread = threading.local()
 
-    def suggest(self, contexts: Sequence[str], seeds: Sequence[int]) -> list[tuple[list[str], float]]:
-        answers = []
-        for context, seed in zip(contexts, seeds, strict=True):
-            start = time.perf_counter()
-            response = self._client.post("/autocomplete", json={"context": context, "seed": seed, **self._fields})
-            ms = 1e3 * (time.perf_counter() - start)
-            answers.append(([found["value"] for found in response.json().get("sentences", [])], ms))
-        return answers
+    def suggest(self, context: str, seed: int) -> Answer:
+        if not hasattr(self._thread, "connection"):
+            self._thread.connection = Connection(LOOPBACK, self._port)
+        body = {"context": context, "seed": seed, **self._fields}
+        done = self._thread.connection.exchange(body)
+        if done.status == 0:  # the gateway closes connections that were idle
+            done = self._thread.connection.exchange(body)
+        if done.status != HTTPStatus.OK:
+            raise StartError(f"The server under test answered with status {done.status} (0: connection lost).")
+        sentences = json.loads(done.answer)["sentences"]
+        return Answer(tuple(sentence["value"] for sentence in sentences), done.ms)
 
 
 class EngineSource:
-    """An engine with many contexts in its batch, and the gateway's selection; no HTTP, latencies or top-up branches."""
+    """An engine and the gateway's selection; no HTTP, measured latencies or top-up branches."""
 
     def __init__(self, engine: Engine, codec: Codec, fields: Mapping[str, Any]) -> None:
         self._engine = engine
         self._codec = codec
         self._request = msgspec.convert({"context": "", **fields}, AutocompleteRequest)
 
-    def suggest(self, contexts: Sequence[str], seeds: Sequence[int]) -> list[tuple[list[str], float]]:
-        submitted = [self._submit(context, seed) for context, seed in zip(contexts, seeds, strict=True)]
-        return [(self._select(context, branches), 0.0) for context, branches in zip(contexts, submitted, strict=True)]
+    def suggest(self, context: str, seed: int) -> Answer:
+        return Answer(tuple(self._select(context, self._submit(context, seed))), NOMINAL_LATENCY_MS)
 
     def _submit(self, context: str, seed: int) -> list[_Branch]:
         request = self._request
@@ -105,12 +118,10 @@ class EngineSource:
 @contextmanager
 def gateway_source(options: Options, fields: Mapping[str, Any], console: Console) -> Iterator[SuggestionSource]:
     """A server of its own, warmed up."""
-    with (
-        start_server(console, options.models, options.server_settings) as server,
-        httpx.Client(base_url=server.url, trust_env=False, timeout=60) as client,
-    ):
-        source = GatewaySource(client, fields)
-        source.suggest(["Once upon a time there was"] * 10, range(10))
+    with start_server(console, options.models, options.server_settings) as server:
+        source = GatewaySource(server.port, fields)
+        for seed in range(NUM_WARM_UPS):
+            source.suggest("Once upon a time there was", seed)
         yield source
 
 
@@ -126,7 +137,7 @@ def engine_source(options: Options, fields: Mapping[str, Any]) -> Iterator[Sugge
     tokenizer = Tokenizer.from_directory(directory, checkpoint.vocab_size)
     loaded = load_model(directory, dtype=options.settings.get("dtype", "int8"), tokenizer=tokenizer)
     fatal: list[BaseException] = []
-    config = EngineConfig(max_batch=BATCH * MAX_BRANCHES, num_threads=options.num_threads, hang_s=0)
+    config = EngineConfig(max_batch=MAX_WRITERS * MAX_BRANCHES, num_threads=options.num_threads, hang_s=0)
     engine = Engine(config, lambda _: loaded, on_fatal=fatal.append)
     engine.start()
     while engine.status().state not in {"warm", "failed"}:

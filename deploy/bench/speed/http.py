@@ -107,7 +107,7 @@ class HttpBench:
         if address is None:
             server = contenders.start_server(options.models)
             address = LOOPBACK, server.port
-            document.settings["dtype in effect"] = server.slots()[0]["dtype"]
+            document.settings |= server.in_effect()
         if "model" in document.not_measured:
             # Prompts from another tokenizer, truncated by the server.
             subject, more = Subject.of(resolve("embedded")), {"max_tokens": options.workload.num_prompt_tokens}
@@ -162,6 +162,8 @@ class HttpBench:
         document.model = model["model"]
         document.device = "cpu" if slot["device"] == "cpu" else "cuda"
         document.settings = {"dtype in effect": slot["dtype"], "workers": str(len(page["slots"]))}
+        if slot.get("kernels"):
+            document.settings["kernels in effect"] = slot["kernels"]
         self._options = dataclasses.replace(self._options, models=model["model"], device=document.device)
         if model["source"] not in {"embedded", "synthetic"}:
             document.not_measured["model"] = (

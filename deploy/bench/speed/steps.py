@@ -17,10 +17,10 @@ from typing import Literal
 import torch
 
 from deploy.bench.harness.workload import Subject
-from workers.engine.cuda.forward import DecodeKernels
 from workers.engine.cuda.graphs import Batch, GraphRecorder, bucket_for
+from workers.engine.cuda.kernel_choice import choose_kernels, make_kernels
+from workers.engine.cuda.kernel_store import Kernels, KernelStore
 from workers.engine.cuda.kv_cache import KVCache
-from workers.engine.cuda.runner import choose_kernels
 from workers.engine.cuda.step_kernels import (
     ENTRY,
     ID,
@@ -48,47 +48,53 @@ def load(subject: Subject, device: str, dtype: str) -> LoadedModel:
 
 
 class DecodeSteps:
-    """Decode steps of one model. On a device that is no GPU nothing is captured, and a clock of the host is read."""
+    """Decode steps of one model. On a device that is no GPU nothing is captured, and a clock of the host is read.
+
+    Attributes:
+        loaded: the model.
+        kernels: which kernels the steps use, and why, for operators.
+    """
 
     @torch.inference_mode()
     def __init__(
-        self, subject: Subject, device: str, dtype: str, max_rows: int, kernels: DecodeKernels | None = None
+        self, subject: Subject, device: str, dtype: str, max_rows: int, kernels: Kernels | None = None
     ) -> None:
         """
         Args:
-            kernels: None for those that a worker uses on this device.
+            kernels: by name; None for those that a worker takes on this device before any were tuned.
 
         Raises:
-            MemoryError: the keys and values of `max_rows` whole contexts do not fit.
+            MemoryError: not even one context fits, or the suffixes of `max_rows` rows do not.
         """
         self._is_captured = device.startswith("cuda")
         if self._is_captured:
             torch.cuda.set_device(device)
+            torch.cuda.empty_cache()  # of an earlier model: the KV cache takes a share of what is free
         self.loaded = load(subject, device, dtype)
         self.device = device
-        self._kernels = choose_kernels(self.loaded, torch.device(device)) if kernels is None else kernels
-        weights_dtype = self.loaded.model.token_embedding.dtype
-        self._cache = KVCache(self.loaded.config, max_rows, weights_dtype, torch.device(device))
+        weights_dtype, place = self.loaded.model.token_embedding.dtype, torch.device(device)
+        self.kernels = str(kernels)
+        if kernels is None:
+            choice = choose_kernels(self.loaded.config, weights_dtype, max_rows, place, KernelStore(None))
+            self.kernels, kernels = str(choice), choice.kernels
+        self._kernels = make_kernels(kernels, self.loaded.model, max_rows, place)
+        self._cache = KVCache(self.loaded.config, max_rows, weights_dtype, place)
         # Random, so that no kernel meets values that are equal everywhere.
         for layer in self._cache.layers:
             layer.normal_()
         self._batches: dict[tuple[int, int], Callable[[], object]] = {}
         self._recorder: GraphRecorder | None = None
 
-    @property
-    def max_rows(self) -> int:
-        """Rows with a whole context of their own that fit in the KV cache."""
-        return min(self._cache.layout.num_entries, self._cache.layout.max_sequences)
-
     @torch.inference_mode()
     def replay(self, num_rows: int, num_tokens: int) -> Callable[[], object]:
         """A function that replays the step of `num_rows` sequences whose contexts have `num_tokens` tokens.
 
         Raises:
-            MemoryError: more rows than `max_rows`.
+            MemoryError: the contexts, or their suffixes, do not fit in the KV cache.
         """
-        if num_rows > self.max_rows:
-            raise MemoryError(f"the KV cache has {self.max_rows} whole contexts, not {num_rows}")
+        layout = self._cache.layout
+        if num_rows * num_tokens > layout.num_entries * layout.n_ctx or num_rows > layout.max_sequences:
+            raise MemoryError(f"the KV cache has no room for {num_rows} contexts of {num_tokens} tokens")
         if (num_rows, num_tokens) not in self._batches:
             self._batches[num_rows, num_tokens] = self._capture(num_rows, num_tokens)
         return self._batches[num_rows, num_tokens]
@@ -111,12 +117,13 @@ class DecodeSteps:
         return partial(_call, program, batch)
 
     def _fill(self, batch: Batch, num_tokens: int) -> None:
-        """The table of a batch whose rows each read an entry of their own, and write into their suffix."""
+        """The table of a batch whose rows each read slots of their own, one context after the other, and write into
+        their suffix."""
         layout, table, position = self._cache.layout, batch.table, num_tokens - 1
         for row in range(batch.size):
             table[ID, row] = row + 1
             table[START, row] = position
-            table[ENTRY, row] = layout.first_of_entry(row)
+            table[ENTRY, row] = row * num_tokens
             table[SUFFIX, row] = layout.first_of_suffix(row) - position
         table[MOVES] = 0  # the next replay has the same context
         table[POSITION] = position
@@ -124,6 +131,7 @@ class DecodeSteps:
         table[UNIFORMS:] = 0.5
 
 
+@torch.inference_mode()
 def _call(program: Callable[[], object], _batch: Batch) -> object:
     """The batch is held because the program reads its table."""
     return program()

@@ -142,9 +142,10 @@ def _num_warm(tercet: Tercet) -> int:
 
 
 def end_after_device_errors(context: Context, findings: Findings) -> None:
-    """R5. Requests whose seed makes the device fail, and pairs of requests whose seed runs out of memory.
+    """R5. Requests whose seed makes the device fail, and different requests whose seed runs out of memory.
 
-    A failed branch is retried on other slots, which fail too. Failures and exits are paired in their order: each
+    A failed branch is retried on other slots (once, if it ran out of memory), which fail too. Of four slots, one then
+    has a second such failure in a row after three requests. Fatal failures and exits are paired in their order: each
     process ends a fixed time after its failure.
     """
     wanted = context.amount(5, 50)
@@ -159,16 +160,19 @@ def end_after_device_errors(context: Context, findings: Findings) -> None:
             before = pids(tercet)
             num_events = len(tercet.events("engine_failed"))
             with _Exits(before) as exits:
-                seed, num_requests = ((601, 1), (602, 2))[num_rounds % 2]
-                for _ in range(num_requests):
-                    exchange(endpoint, completion_request(seed=seed, n_samples=1, length=4, max_time=5))
+                seed, num_requests = ((601, 1), (602, 3))[num_rounds % 2]
+                for number in range(num_requests):
+                    request = completion_request(f"Number {number}", seed=seed, n_samples=1, length=4, max_time=5)
+                    exchange(endpoint, request)
                 time.sleep(1.0)
             if not exits.times:
                 findings.shortfalls.append(f"round {num_rounds}: no process ended after its failure")
                 break
             failed_at = [
-                datetime.fromisoformat(line["timestamp"]).timestamp() for line in tercet.events("engine_failed")
-            ][num_events:][-len(exits.times) :]
+                datetime.fromisoformat(line["timestamp"]).timestamp()
+                for line in tercet.events("engine_failed")[num_events:]
+                if line["is_fatal"]
+            ]
             gone_ms += [1e3 * (gone - failed) for failed, gone in zip(failed_at, sorted(exits.times), strict=True)]
             wait_until_replaced(tercet, [pid for pid in before if not psutil.pid_exists(pid)])
     findings.figures |= {"rounds": num_rounds, "processes that failed": len(gone_ms)}

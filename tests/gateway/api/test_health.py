@@ -9,8 +9,8 @@ from shared.protocol import State
 from tests.gateway.conftest import Gateway
 
 WARM = State(
-    state="warm", ms_per_token=1.23456, progress=1.0, dtype="int8", revision="abc", max_batch=3, in_flight=2, pid=7,
-    age=4, counters={"prompt_tokens": 5},
+    state="warm", ms_per_token=1.23456, progress=1.0, dtype="int8", kernels="triton; graphs: on",
+    revision="abc", max_batch=3, in_flight=2, pid=7, age=4, counters={"prompt_tokens": 5},
 )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def test_the_body_has_a_row_per_slot_and_per_model(gateway: Gateway) -> None:
     ]
     assert body["slots"][0] == {
         "slot": 0, "model": "small", "device": "cpu", "state": "warm", "reason": None, "progress": 1.0,
-        "dtype": "int8", "ms_per_token": 1.235,
+        "dtype": "int8", "kernels": "triton; graphs: on", "ms_per_token": 1.235,
     }  # fmt: skip
     assert [(slot["model"], slot["state"]) for slot in body["slots"]] == [
         ("small", "warm"), ("small", "down"), ("medium", "failed"),
@@ -72,8 +72,8 @@ def test_slots_has_all_that_is_known_of_each_slot(gateway: Gateway) -> None:
     first, second, third = gateway.client.simulate_get("/slots").json["slots"]
     assert second == {
         "slot": 1, "state": "warm", "reason": None, "progress": 1.0, "model": "small", "device": "cpu",
-        "dtype": "int8", "revision": "abc", "max_batch": 3, "n_ctx": 0, "in_flight": 2, "ms_per_token": 1.23456,
-        "pid": 7, "age": 4, "counters": {"prompt_tokens": 5},
+        "dtype": "int8", "kernels": "triton; graphs: on", "revision": "abc", "max_batch": 3, "n_ctx": 0,
+        "in_flight": 2, "ms_per_token": 1.23456, "pid": 7, "age": 4, "counters": {"prompt_tokens": 5},
     }  # fmt: skip
     assert [(slot["slot"], slot["model"], slot["state"]) for slot in (first, third)] == [
         (0, "small", "down"), (2, "medium", "down"),

@@ -161,6 +161,26 @@ def test_a_refusal_that_every_slot_would_repeat_is_not_retried(make_pool: MakePo
     assert [len(worker.calls) for worker in pool.workers] == [1, 0]
 
 
+@pytest.mark.parametrize(("num_slots", "num_calls"), [(1, 1), (2, 2), (4, 2)])
+def test_a_request_too_large_for_the_memory_reaches_two_workers_at_most_and_each_once(
+    make_pool: MakePool, num_slots: int, num_calls: int
+) -> None:
+    """A worker ends after its second failure of this kind in a row."""
+    pool = make_pool(*[lambda _: [Accepted(), Failed(code="out_of_memory", detail="d")]] * num_slots)
+    [failure] = start(pool, RequestContext(make_spec(num_completions=1)))
+    assert failure == BranchFailure(0, "out_of_memory", "d")
+    calls = [len(worker.calls) for worker in pool.workers]
+    assert (sum(calls), max(calls)) == (num_calls, 1)
+    pool.wait_until_idle()
+
+
+def test_a_request_too_large_for_one_worker_is_served_by_another(make_pool: MakePool) -> None:
+    pool = make_pool(lambda _: [Accepted(), Failed(code="out_of_memory", detail="d")], by_seed)
+    [result] = start(pool, RequestContext(make_spec(num_completions=1)))
+    assert isinstance(result, BranchResult)
+    assert result.slot == 1
+
+
 def test_a_branch_fails_after_its_last_attempt_with_that_attempts_reason(make_pool: MakePool) -> None:
     responses = iter([[Break()], [Refusal(500, "internal_error")], [Accepted(), Failed(code="oom", detail="d")]])
     pool = make_pool(lambda _: next(responses))

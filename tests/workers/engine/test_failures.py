@@ -75,12 +75,20 @@ def test_out_of_memory_in_one_request_fails_that_request_only(tiny: LoadedModel)
     assert fatal == []
 
 
+def test_siblings_that_do_not_arrive_together_are_one_out_of_memory(tiny: LoadedModel) -> None:
+    with faulty_engine(tiny) as (engine, fatal):
+        for _ in range(3):
+            assert isinstance(engine.submit(request(OOM)).result().failure, OutOfMemory)
+        assert engine.submit(request(GOOD)).result().failure is None
+    assert fatal == []
+
+
 def test_a_running_batch_does_not_make_a_second_out_of_memory_the_first(tiny: LoadedModel) -> None:
     """Its tokens need no new memory, so they do not show that there is some again."""
     with faulty_engine(tiny, step_delay_s=0.005) as (engine, fatal):
         mate = engine.submit(request(GOOD, 600, prompt=(7, 8)))
-        for _ in range(2):
-            assert isinstance(engine.submit(request(OOM)).result().failure, OutOfMemory)
+        for number in range(2):
+            assert isinstance(engine.submit(request(OOM, prompt=(number,))).result().failure, OutOfMemory)
         wait_until(lambda: bool(fatal))
         assert isinstance(mate.result().failure, OutOfMemory)
         assert engine.status().failures == {"out_of_memory": 2}
@@ -107,7 +115,7 @@ def test_a_second_out_of_memory_in_a_row_is_fatal(tiny: LoadedModel) -> None:
     with faulty_engine(tiny) as (engine, fatal):
         assert isinstance(engine.submit(request(OOM)).result().failure, OutOfMemory)
         assert engine.status().state == "warm"
-        assert isinstance(engine.submit(request(OOM)).result().failure, OutOfMemory)
+        assert isinstance(engine.submit(request(OOM, prompt=(4, 5))).result().failure, OutOfMemory)
         wait_until(lambda: bool(fatal))
         assert [type(failure) for _, failure in fatal] == [OutOfMemory]
         assert engine.status().state == "failed"

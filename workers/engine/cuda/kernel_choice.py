@@ -10,18 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 
 import structlog
 import torch
 
-from workers.engine.cuda.kernel_store import Gpu, Kernels, KernelStore, StoredChoice, driver_version, kernel_key
+from workers.engine.cuda.forward import PLAIN_KERNELS, DecodeKernels
+from workers.engine.cuda.kernel_store import (
+    Gpu,
+    Kernels,
+    KernelStore,
+    StoredChoice,
+    driver_version,
+    kernel_key,
+    refusal,
+)
 from workers.engine.errors import LoadFailure
-from workers.engine.model.gpt2 import GPT2Config
+from workers.engine.model.gpt2 import GPT2, GPT2Config
 
-# Compute capabilities for which the kernels are compiled ahead of time in the tests, and their registers bounded.
-OLDEST_CAPABILITY = (7, 5)
-NEWEST_CAPABILITY = (9, 0)
 # Module → the package that has it.
 REQUIRED_PACKAGES = {"triton": "triton", "cuda.bindings": "cuda-bindings"}
 PROCESS_ENDED = "the check of the kernels ended its process; tercet tune --kernels checks them again"
@@ -30,8 +37,9 @@ NOT_COMPILED = "the compiled kernels cannot be written: set TERCET_CACHE_DIR to 
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 log = structlog.get_logger()
 
-# The first difference between the Triton kernels and plain torch on a device, in words; None if they agree.
-CheckFn = Callable[[GPT2Config, torch.dtype, torch.device], str | None]
+# The first difference between the Triton kernels and plain torch on a device, in words; None if they agree. The number
+# is that of the rows of the largest batch.
+CheckFn = Callable[[GPT2Config, torch.dtype, int, torch.device], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,7 @@ class KernelChoice:
 def choose_kernels(
     config: GPT2Config,
     dtype: torch.dtype,
+    max_sequences: int,
     device: torch.device,
     store: KernelStore,
     check: CheckFn | None = None,
@@ -58,6 +67,7 @@ def choose_kernels(
     makes the device unusable costs one restart.
 
     Args:
+        max_sequences: rows of the largest batch.
         check: default: `kernels.self_check`.
 
     Raises:
@@ -83,7 +93,7 @@ def choose_kernels(
         else:
             store.write(key, StoredChoice("checking"))
             try:
-                choice = _checked(config, dtype, device, check or _self_check)
+                difference = check_kernels("triton", config, dtype, max_sequences, device, check)
             except OUT_OF_MEMORY:
                 store.write(key, None)  # not the kernels' fault
                 raise
@@ -91,22 +101,12 @@ def choose_kernels(
                 store.write(key, None)
                 log.warning("kernels_rejected", device=gpu.name, reason=NOT_COMPILED, exc_info=error)
                 return KernelChoice("torch", NOT_COMPILED)
+            choice = KernelChoice("torch", difference) if difference else KernelChoice("triton")
+            torch.cuda.empty_cache()  # the KV cache is sized by what is free
         store.write(key, StoredChoice(choice.kernels, choice.reason))
     level = log.warning if choice.reason else log.info
     level("kernels_chosen", kernels=choice.kernels, reason=choice.reason, key=key)
     return choice
-
-
-def refusal(capability: tuple[int, int]) -> str | None:
-    """Why a GPU of this compute capability takes the plain kernels; None if it does not have to."""
-    if capability < OLDEST_CAPABILITY:
-        return f"the kernels need compute capability {_dotted(OLDEST_CAPABILITY)}, this GPU has {_dotted(capability)}"
-    if capability > NEWEST_CAPABILITY:
-        return (
-            f"the kernels are compiled for compute capabilities up to {_dotted(NEWEST_CAPABILITY)}, this GPU has "
-            f"{_dotted(capability)}"
-        )
-    return None
 
 
 def require_packages() -> None:
@@ -142,10 +142,28 @@ def _settled(stored: StoredChoice | None) -> KernelChoice | None:
     return KernelChoice(stored.status, stored.reason)
 
 
-def _checked(config: GPT2Config, dtype: torch.dtype, device: torch.device, check: CheckFn) -> KernelChoice:
-    """Triton's kernels if they agree with plain torch; raises if the device failed."""
+def check_kernels(
+    kernels: Kernels,
+    config: GPT2Config,
+    dtype: torch.dtype,
+    max_sequences: int,
+    device: torch.device,
+    check: CheckFn | None = None,
+) -> str | None:
+    """Why a model cannot use these kernels on a device; None if it can.
+
+    Args:
+        max_sequences: rows of the largest batch.
+        check: default: `kernels.self_check`.
+
+    Raises:
+        RuntimeError: the device failed, or has no memory for the check.
+        OSError: the compiled kernels cannot be written.
+    """
     try:
-        difference = check(config, dtype, device)
+        reason = _not_fused(config, dtype, device) if kernels == "fused" else None
+        if reason is None:
+            reason = (check or _self_check)(config, dtype, max_sequences, device)
         torch.cuda.synchronize(device)
     except (*OUT_OF_MEMORY, OSError):
         raise
@@ -153,16 +171,43 @@ def _checked(config: GPT2Config, dtype: torch.dtype, device: torch.device, check
         # After an error of the device this fails as well, and ends the load; after a compiler's error it does not.
         torch.cuda.synchronize(device)
         log.warning("kernel_check_failed", exc_info=error)
-        return KernelChoice("torch", CHECK_FAILED)
-    return KernelChoice("torch", difference) if difference else KernelChoice("triton")
+        return CHECK_FAILED
+    return reason
 
 
-def _self_check(config: GPT2Config, dtype: torch.dtype, device: torch.device) -> str | None:
-    from workers.engine.cuda.kernels import self_check  # type: ignore[attr-defined]  # only here: it imports Triton
+def make_kernels(kernels: Kernels, model: GPT2, max_sequences: int, device: torch.device) -> DecodeKernels:
+    """The kernels of a decode step.
 
-    found: str | None = self_check(config, dtype, device)
-    return found
+    Args:
+        max_sequences: rows of the largest batch.
+    """
+    if kernels == "torch":
+        return PLAIN_KERNELS
+    from workers.engine.cuda.kernels import make_triton_kernels
+
+    step_kernels = make_triton_kernels(model.config, max_sequences, device)
+    fused_layers = None
+    if kernels == "fused":
+        fused_layers = import_module("workers.engine.cuda.kernels.fused_layer").FusedLayers(model, step_kernels)
+    return DecodeKernels(lambda _length: step_kernels, is_length_bound=False, fused_layers=fused_layers)
 
 
-def _dotted(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))
+def _not_fused(config: GPT2Config, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why there are no fused layers for a model on a device; None if there are."""
+    fused_layer = import_module("workers.engine.cuda.kernels.fused_layer")  # only here: it imports Triton
+    major, minor = torch.cuda.get_device_capability(device)
+    reason: str | None = fused_layer.supports(10 * major + minor, config, dtype)
+    return reason
+
+
+def _self_check(config: GPT2Config, dtype: torch.dtype, max_sequences: int, device: torch.device) -> str | None:
+    from workers.engine.cuda.kernels import make_triton_kernels  # only here: it imports Triton
+
+    self_check = import_module("workers.engine.cuda.kernels.self_check")
+    kernels = make_triton_kernels(config, max_sequences, device)
+    setting = self_check.CheckSetting(config, dtype, max_sequences, device)
+    for result in self_check.check_kernels(kernels, setting):
+        if not result.is_correct:
+            fault = ", ".join(result.faults) or f"differs from plain torch by {result.difference:.2g}"
+            return f"{result.name}: {fault}"
+    return None

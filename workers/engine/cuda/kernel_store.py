@@ -1,8 +1,8 @@
 """The stored choices of kernels: a JSON file that all workers of a machine share.
 
 A choice holds for one key: the GPU's model, the versions of everything that the kernels are compiled and run by, the
-kernels' sources, and the model's shape and dtype. Imports no torch, so that the command line can read it. Does not know
-how a choice is made, nor where the file lies.
+kernels' sources, and the model's shape and dtype. Also says for which GPUs there is a choice at all. Imports no torch,
+so that the command line can read it. Does not know how a choice is made, nor where the file lies.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from typing import Literal, Protocol
 import msgspec
 import structlog
 
+# Compute capabilities for which the kernels are compiled ahead of time in the tests, and their registers bounded.
+OLDEST_CAPABILITY = (7, 5)
+NEWEST_CAPABILITY = (9, 0)
 FILE_NAME = "kernels.json"
 FORMAT = 1
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
@@ -99,6 +102,22 @@ def kernel_key(gpu: Gpu, shape: Shape, dtype: str) -> str:
         dtype,
     ]
     return "; ".join(parts)
+
+
+def refusal(capability: tuple[int, int]) -> str | None:
+    """Why a GPU of this compute capability takes the plain kernels; None if it does not have to."""
+    if capability < OLDEST_CAPABILITY:
+        return f"the kernels need compute capability {_dotted(OLDEST_CAPABILITY)}, this GPU has {_dotted(capability)}"
+    if capability > NEWEST_CAPABILITY:
+        return (
+            f"the kernels are compiled for compute capabilities up to {_dotted(NEWEST_CAPABILITY)}, this GPU has "
+            f"{_dotted(capability)}"
+        )
+    return None
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
 
 
 def installed_version(package: str) -> str | None:

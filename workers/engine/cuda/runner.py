@@ -19,12 +19,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 
 import structlog
 import torch
 from torch import Tensor
 
-from workers.engine.cuda.forward import PLAIN_KERNELS, DecodeKernels
+from workers.engine.cuda.forward import DecodeKernels
 from workers.engine.cuda.graphs import (
     CHUNK_SIZES,
     Batch,
@@ -34,11 +35,14 @@ from workers.engine.cuda.graphs import (
     batch_sizes,
     bucket_for,
 )
+from workers.engine.cuda.kernel_choice import choose_kernels, make_kernels
+from workers.engine.cuda.kernel_store import KernelStore
 from workers.engine.cuda.kv_cache import KVCache
 from workers.engine.cuda.step_kernels import AT, MAX_STEPS
 from workers.engine.cuda.step_table import StepTable, first_column
 from workers.engine.draw import NUM_CANDIDATES, num_needed
-from workers.engine.errors import LoadFailure
+from workers.engine.errors import EngineFailure, LoadFailure
+from workers.engine.failures import request_failure
 from workers.engine.model.gpt2 import LoadedModel
 from workers.engine.model.linear import HEAD_ROWS_MULTIPLE
 from workers.engine.request import GeneratedToken, PromptLogprobs
@@ -56,6 +60,7 @@ UNTIMED_MS = 0.5  # stands for the duration of a step that is not captured: on a
 _RowState = tuple[int, int, int, int]
 _Drawn = tuple[Sequence, GeneratedToken]
 _Echo = tuple[Sequence, PromptLogprobs]
+_Failed = tuple[Sequence, EngineFailure]
 
 
 @dataclass(slots=True)
@@ -95,7 +100,13 @@ class _InFlightSteps:
 
 
 class CudaRunner:
-    """Runs a model on a GPU, from one thread. For tests also on a CPU, where nothing is captured."""
+    """Runs a model on a GPU, from one thread. For tests also on a CPU, where nothing is captured.
+
+    Attributes:
+        kernels: which kernels were chosen, and whether steps are CUDA graphs, for operators; empty on a CPU.
+    """
+
+    kernels = ""
 
     @torch.inference_mode()
     def __init__(
@@ -104,12 +115,15 @@ class CudaRunner:
         max_sequences: int,
         cache_bytes: int | None = None,
         kernels: DecodeKernels | None = None,
+        *,
+        kernel_directory: Path | None = None,
     ) -> None:
         """
         Args:
             max_sequences: sequences that can run at once.
             cache_bytes: memory of the KV cache; by default a share of what is free.
             kernels: of the decode steps; None for those of `choose_kernels`.
+            kernel_directory: where that choice is stored; None stores nothing.
 
         Raises:
             LoadFailure: if `cache_bytes` are not free, or a step cannot be captured as a CUDA graph.
@@ -121,20 +135,25 @@ class CudaRunner:
         if self._device.index is not None and self._is_cuda:
             torch.cuda.set_device(self._device)
         dtype = self._model.token_embedding.dtype
+        if kernels is None:
+            # Before the cache is allocated: a check needs memory, too.
+            choice = choose_kernels(loaded.config, dtype, max_sequences, self._device, KernelStore(kernel_directory))
+            kernels = make_kernels(choice.kernels, self._model, max_sequences, self._device)
+            if self._is_cuda:
+                self.kernels = f"{choice}; graphs: on"  # what cannot be captured is refused
         self._cache = KVCache(loaded.config, max_sequences, dtype, self._device, cache_bytes)
         self.num_entries = self._cache.layout.num_entries
         log.info(
             "kv_cache_allocated", device=str(self._device), memory_mib=self._cache.num_bytes >> 20,
             num_entries=self.num_entries, n_ctx=loaded.config.n_positions, num_suffixes=max_sequences,
         )  # fmt: skip
-        chosen = choose_kernels(loaded, self._device) if kernels is None else kernels
         sizes = batch_sizes(max_sequences)
-        self._batches = {size: Batch(self._model, self._cache, size, chosen) for size in sizes}
+        self._batches = {size: Batch(self._model, self._cache, size, kernels) for size in sizes}
         self._chunks = {size: PrefillProgram(self._model, self._cache, size) for size in CHUNK_SIZES}
         vocab_size = loaded.config.vocab_size
         padded = vocab_size + -vocab_size % HEAD_ROWS_MULTIPLE
         logits = torch.zeros(max_sequences, padded, device=self._device)[:, :vocab_size]
-        drawing = chosen.make(loaded.config.n_positions)
+        drawing = kernels.make(loaded.config.n_positions)
         self._first_tokens = {size: FirstTokens(logits[:size], drawing) for size in sizes}
         self._table = StepTable(self._cache.layout)
         self._kept_logits: dict[int, Tensor] = {}  # entry → [1 + forced ids, vocab], the last after its prompt
@@ -181,19 +200,21 @@ class CudaRunner:
         ready = [self._kept_logits[row.entry.index][-1 - len(row.sequence.forced_ids) :] for row in plan.prefilled_rows]
         logits: list[Tensor] = []
         echoes: list[_Echo] = []
+        failures: list[_Failed] = []
+        sampled: list[Sequence] = []
         for chunk in plan.chunks:
-            hidden, after = self._compute(chunk)
-            if chunk.is_last:
-                if number := chunk.group.num_forced_ids:
-                    last = chunk.stop - chunk.start
-                    after = self._model.logits(hidden[last - 1 - number : last])
-                self._kept_logits[chunk.entry.index] = after = after.clone()
-                logits += [after] * len(chunk.sampled_sequences)
-            if chunk.group.is_echoed:
-                echoes += self._echo(chunk, hidden)
-        first = self._draw_first(logits + ready, plan.sampled_sequences[len(plan.rows) :])
-        drawn = [] if steps is None else self._collect(plan.rows, steps, num_steps)
-        return RunnerOutput(drawn + first(), echoes, num_steps)
+            try:
+                after, echo = self._prefill(chunk)
+            except Exception as error:  # noqa: BLE001 - raised again if it is not of this chunk alone
+                failures += _failed(chunk.group.sequences, error)
+                continue
+            logits += [after] * len(chunk.sampled_sequences)
+            sampled += chunk.sampled_sequences
+            echoes += echo
+        sampled += [row.sequence for row in plan.prefilled_rows]
+        first = self._draw_first(logits + ready, sampled, failures)
+        drawn = [] if steps is None else self._collect(plan.rows, steps, num_steps, failures)
+        return RunnerOutput(drawn + first(), echoes, num_steps, failures)
 
     @torch.inference_mode()
     def drop_caches(self) -> None:
@@ -271,8 +292,14 @@ class CudaRunner:
                 steps.events.append(_record_event())
         self._in_flight.append(steps)
 
-    def _collect(self, rows: Items[BatchRow], steps: _InFlightSteps, num_steps: int) -> list[_Drawn]:
-        """The tokens of the next `num_steps` of `steps`, step by step; waits until they are computed."""
+    def _collect(
+        self, rows: Items[BatchRow], steps: _InFlightSteps, num_steps: int, failures: list[_Failed]
+    ) -> list[_Drawn]:
+        """The tokens of the next `num_steps` of `steps`, step by step; waits until they are computed.
+
+        Args:
+            failures: sequences whose draw fails are appended.
+        """
         stop = steps.num_taken + num_steps
         if steps.events:
             steps.events[stop - 1].synchronize()
@@ -286,17 +313,22 @@ class CudaRunner:
         steps.num_taken = stop
         if steps.logits:
             others = [number for number, column in enumerate(columns) if column in steps.logits]
-            logits = torch.stack([steps.logits[columns[number]] for number in others])
-            sampled = sample(logits, [draw_of(rows[number].sequence) for number in others])
-            for number, token in zip(others, sampled, strict=True):
-                drawn[number] = rows[number].sequence, token
+            sampled = _draw_on_host(
+                [rows[number].sequence for number in others],
+                [steps.logits[columns[number]][None] for number in others],
+                failures,
+            )
+            drawn = [pair for number, pair in enumerate(drawn) if number not in others] + sampled
         return drawn
 
-    def _draw_first(self, logits: list[Tensor], sequences: list[Sequence]) -> Callable[[], list[_Drawn]]:
+    def _draw_first(
+        self, logits: list[Tensor], sequences: list[Sequence], failures: list[_Failed]
+    ) -> Callable[[], list[_Drawn]]:
         """Launches the draw of each sequence's first tokens; the function that it returns waits for them.
 
         Args:
             logits: [1 + forced ids, vocab] of each sequence.
+            failures: sequences whose draw fails are appended, by the function that is returned.
         """
         if not sequences:
             return list
@@ -314,7 +346,7 @@ class CudaRunner:
                 (sequences[at], GeneratedToken(int(ids[column]), logprobs[column])) for column, at in enumerate(plain)
             ]
             if others:
-                drawn += _draw_on_host([sequences[at] for at in others], on_host)
+                drawn += _draw_on_host([sequences[at] for at in others], on_host, failures)
             return drawn
 
         return collect
@@ -330,6 +362,17 @@ class CudaRunner:
         program.table.copy_(table, non_blocking=True)
         torch.cat(logits, out=program.logits[: len(logits)])
         return self._download(program.program())
+
+    def _prefill(self, chunk: PrefillChunk) -> tuple[Tensor, list[_Echo]]:
+        """The logits [1 + forced ids, vocab] at the end of a chunk, which are kept if it is the last, and its echo."""
+        hidden, after = self._compute(chunk)
+        echo = self._echo(chunk, hidden) if chunk.group.is_echoed else []
+        if chunk.is_last:
+            if number := chunk.group.num_forced_ids:
+                last = chunk.stop - chunk.start
+                after = self._model.logits(hidden[last - 1 - number : last])
+            self._kept_logits[chunk.entry.index] = after = after.clone()
+        return after, echo
 
     def _compute(self, chunk: PrefillChunk) -> tuple[Tensor, Tensor]:
         """Hidden states [tokens and padding, n_embd], and the logits [1, vocab] after the last token.
@@ -364,11 +407,6 @@ class CudaRunner:
         return torch.empty(shape, dtype=dtype, pin_memory=self._is_cuda)
 
 
-def choose_kernels(loaded: LoadedModel, device: torch.device) -> DecodeKernels:  # noqa: ARG001 - plain torch has no choice
-    """The kernels of the decode steps of a model on a device."""
-    return PLAIN_KERNELS
-
-
 def _record_event() -> torch.cuda.Event:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
@@ -389,8 +427,33 @@ def _is_plain(sequence: Sequence) -> bool:
     return num_needed(draw_of(sequence)) <= NUM_CANDIDATES
 
 
-def _draw_on_host(sequences: list[Sequence], logits: list[Tensor]) -> list[_Drawn]:
-    """The first tokens of sequences, each with its logits [1 + forced ids, vocab]."""
+def _failed(sequences: list[Sequence], error: Exception) -> list[_Failed]:
+    """The sequences with their failure; raises `error` if it is not of them alone."""
+    failure = request_failure(error)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()  # what is free but in pieces may do for the next request
+    return [(sequence, failure) for sequence in sequences]
+
+
+def _draw_on_host(sequences: list[Sequence], logits: list[Tensor], failures: list[_Failed]) -> list[_Drawn]:
+    """The next tokens of sequences, each with its logits [1 + forced ids, vocab].
+
+    Args:
+        failures: if the memory does not suffice for all sequences together, those for which it does not suffice alone
+            are appended.
+    """
+    try:
+        return _draw_together(sequences, logits)
+    except Exception as error:  # noqa: BLE001 - raised again if it is not of these sequences alone
+        failed = _failed(sequences, error)
+    if len(sequences) == 1:
+        failures += failed
+        return []
+    pairs = zip(sequences, logits, strict=True)
+    return [drawn for one, rows in pairs for drawn in _draw_on_host([one], [rows], failures)]
+
+
+def _draw_together(sequences: list[Sequence], logits: list[Tensor]) -> list[_Drawn]:
     rows = torch.cat(logits)
     sources = list(accumulate(map(len, logits), initial=0))[:-1]
     return draw_all(sequences, sources, lambda places, draws: sample(rows[places], draws))

@@ -129,6 +129,9 @@ def test_a_damaged_result_is_measured_again(tmp_path: Path) -> None:
     assert read_result(path) is None
 
 
-def test_the_stages_fit_into_a_run_if_each_takes_half_its_limit() -> None:
-    """The limits are twice the estimates; the training takes what is left."""
-    assert sum(stage.limit_s for stage in STAGES.values() if stage.name != "train") / 2 <= 560 + 20
+def test_the_most_valuable_stages_fit_into_the_budget_at_their_limits() -> None:
+    """Whatever hangs, the targets and the texts are measured before a run of 560 s ends."""
+    names = list(STAGES)
+    first = names[: names.index("profile") + 1]
+    assert {"machine", "decode", "tests", "request", "seeds"} <= set(first)
+    assert sum(STAGES[name].limit_s for name in first) <= 560

@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
-import pytest
+import lzma
+from pathlib import Path
 
+from deploy.bench.quality.corpus import HELD_OUT
+from deploy.bench.quality.replay import PROSE
 from tests.deploy.bench.command import run_bench
 
 
-@pytest.mark.parametrize("options", [[], ["--engine"]])
-def test_bench_typist_reports_savings_by_suggestions_and_latency_budget(options: list[str]) -> None:
-    document, shown = run_bench("typist", "workers/checkpoints/page.txt", "--field", "length=8", *options)
-    shares = [row["share"] for row in document["rows"]]
-    assert len(shares) == (3 if options else 12)
-    assert all(-1 <= share <= 1 for share in shares)
+def test_bench_typist_reports_savings_by_rule_and_number_of_suggestions(tmp_path: Path) -> None:
+    """The prose is a corpus's held-out books, typed through the gateway; the trigrams are those of its other book."""
+    corpus, plot = tmp_path / "corpus.xz", tmp_path / "plot.png"
+    prose = PROSE.read_text(encoding="utf-8")
+    books = [f"<|book|> Author - {title}\n\n{prose}\n\n" for title in (*HELD_OUT, "Another")]
+    corpus.write_bytes(lzma.compress("".join(books).encode()))
+    document, shown = run_bench(
+        "typist", "--corpus", str(corpus), "--field", "length=8", "--writers", "2", "--plot", str(plot)
+    )
+    rows = {(row["file"], row["rule"], row["suggester"], row["num_suggestions"]): row for row in document["rows"]}
+    files = ["anne-of-avonlea.txt", "pragmatism.txt", "three-men-in-a-boat.txt", "all"]
+    wanted = [(rule, "tercet", number) for rule in ("literature", "page", "pause") for number in (1, 2, 3)]
+    wanted += [("literature", "one key per word", 1)]
+    wanted += [("literature", name, number) for name in ("trigrams", "trigrams + document") for number in (1, 3)]
+    assert set(rows) == {(file, *key) for file in files for key in wanted}
+    # The trigrams have read these books, so they know every word that follows.
+    assert rows["all", "literature", "trigrams", 3]["share"] > 0.5
+    assert all(row["low"] <= row["share"] <= row["high"] for row in rows.values())
     assert "Keystroke savings" in shown
     assert any("8 to 15 %" in note for note in document["notes"])
+    assert plot.stat().st_size > 10_000
+
+
+def test_bench_typist_uses_an_engine_in_the_process() -> None:
+    document, _ = run_bench(
+        "typist", str(PROSE.relative_to(Path.cwd())), "--field", "length=8", "--engine", "--rule", "pause,literature",
+        "--samples", "1",
+    )  # fmt: skip
+    found = [(row["rule"], row["suggester"], row["num_suggestions"]) for row in document["rows"]]
+    assert found == [("literature", "tercet", 1), ("pause", "tercet", 1), ("literature", "one key per word", 1)]
+    assert "trigrams" in document["not_measured"]
 
 
 def test_bench_samples_reports_fifty_different_suggestions() -> None:

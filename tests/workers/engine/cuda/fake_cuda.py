@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ENVIRONMENT = "TERCET_TEST_FAKE_CUDA"  # JSON: the arguments of FakeCuda, and "failures": a list of arguments of `fail`
+ENVIRONMENT = "FAKE_CUDA"  # JSON: the arguments of FakeCuda, and "failures": a list of arguments of `fail`
 _FACTORIES = (
     "arange", "empty", "empty_like", "full", "full_like", "ones", "ones_like", "rand", "randint", "randn", "tensor",
     "zeros", "zeros_like",

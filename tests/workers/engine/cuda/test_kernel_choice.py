@@ -55,7 +55,7 @@ class Checks:
 def choose(
     directory: Path | None, check: Callable[..., str | None], dtype: torch.dtype = torch.bfloat16
 ) -> KernelChoice:
-    return choose_kernels(SMALL, dtype, CUDA, KernelStore(directory), check)
+    return choose_kernels(SMALL, dtype, 48, CUDA, KernelStore(directory), check)
 
 
 def stored(directory: Path) -> dict[str, Any]:
@@ -291,7 +291,7 @@ def test_a_missing_package_is_named(
 
 def test_a_cpu_needs_no_choice() -> None:
     choice = choose_kernels(
-        SMALL, torch.float32, torch.device("cpu:0"), KernelStore(None), Checks(error=AssertionError())
+        SMALL, torch.float32, 48, torch.device("cpu:0"), KernelStore(None), Checks(error=AssertionError())
     )
     assert choice == KernelChoice("torch")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -70,7 +71,7 @@ class Launcher:
         if self._device.type != "cuda":
             _interpret(kernel, grid, arguments, constants)
             return
-        types = tuple(map(argument_type, arguments))
+        types = argument_types(kernel, arguments, constants)
         key = (kernel, types, *constants.values())
         loaded = self._loaded.get(key)
         if loaded is None:
@@ -118,6 +119,20 @@ class _LoadedKernel:
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.hStream = stream
         check("cuLaunchKernelEx", self._driver.cuLaunchKernelEx(config, self._function, self._address, 0))
+
+
+def argument_types(
+    kernel: Kernel, arguments: Sequence[Tensor | int | float], constants: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """As `compile_kernel` takes them.
+
+    The divisibility of a number in the kernel's `do_not_specialize` is left out: where it is the number of rows, the
+    same machine code computes all batches.
+    """
+    names = [name for name in kernel.function.arg_names if name not in constants]
+    types = zip(names, map(argument_type, arguments), strict=True)
+    unspecialized = kernel.function.do_not_specialize
+    return tuple(one.partition(":")[0] if name in unspecialized else one for name, one in types)
 
 
 def argument_type(argument: Tensor | int | float) -> str:

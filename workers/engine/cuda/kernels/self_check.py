@@ -28,7 +28,7 @@ NUM_IDS = 300  # of the token embedding, so that a check needs little memory
 PADDING = 47  # columns behind the vocabulary
 ROWS_AT_ONCE = 8  # of plain torch's attention, which copies what it reads
 # Temperature, top-k and top-p as `sampling.limits`; 0: greedy.
-DRAWS = ((0.0, float("inf"), 2.0), (1.0, 50.0, 0.95), (0.7, 64.0, 2.0), (1.5, 1.0, 2.0), (1.0, 7.0, 0.3))
+DRAWS = ((0.0, float("inf"), 2.0), (2.0, 50.0, 0.8), (0.7, 64.0, 2.0), (2.0, 7.0, 2.0), (2.0, 64.0, 0.3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ class CheckSetting:
             position, suffix_length = lengths[row % len(lengths)]
             start = position - suffix_length
             suffix = self.config.n_positions + row * suffix_size
-            uniforms = [(row * MAX_STEPS + step + 0.5) / (MAX_STEPS * self.max_sequences) for step in range(MAX_STEPS)]
+            # High ones, which depend on every limit.
+            uniforms = [0.97 - 0.001 * row - 0.05 * step for step in range(MAX_STEPS)]
             if row % 7 == 6:
                 columns.append([0, 0, 0, dummy, 0, 0, 0, 0, 1, 2, *uniforms])
                 continue
@@ -193,8 +194,8 @@ def _logits(setting: CheckSetting) -> Tensor:
 
 
 def _num_alone(x: Tensor) -> int:
-    """Rows that are also computed alone."""
-    return min(len(x), ROWS_AT_ONCE)
+    """Rows that are also computed alone; none if the batch is a single row."""
+    return min(len(x), ROWS_AT_ONCE) if len(x) > 1 else 0
 
 
 def _each(table: Tensor) -> list[Tensor]:

@@ -36,5 +36,5 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
-if "TERCET_TEST_FAKE_CUDA" in os.environ:
+if "FAKE_CUDA" in os.environ:
     sys.meta_path.insert(0, _TorchFinder())
