@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 
 import structlog
@@ -183,28 +182,28 @@ def make_kernels(kernels: Kernels, model: GPT2, max_sequences: int, device: torc
     """
     if kernels == "torch":
         return PLAIN_KERNELS
-    from workers.engine.cuda.kernels import triton_kernels
+    # Only here, as in the functions below: they import Triton.
+    from workers.engine.cuda.kernels.fused_layer import FusedLayers
+    from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 
-    step_kernels = triton_kernels(model.config, max_sequences, device)
-    fused_layers = None
-    if kernels == "fused":
-        fused_layers = import_module("workers.engine.cuda.kernels.fused_layer").FusedLayers(model, step_kernels)
+    step_kernels = TritonKernels(model.config, max_sequences, device)
+    fused_layers = FusedLayers(model, step_kernels) if kernels == "fused" else None
     return DecodeKernels(lambda _length: step_kernels, is_length_bound=False, fused_layers=fused_layers)
 
 
 def _not_fused(config: GPT2Config, dtype: torch.dtype, device: torch.device) -> str | None:
     """Why there are no fused layers for a model on a device; None if there are."""
-    fused_layer = import_module("workers.engine.cuda.kernels.fused_layer")  # only here: it imports Triton
+    from workers.engine.cuda.kernels.fused_layer import supports
+
     major, minor = torch.cuda.get_device_capability(device)
-    reason: str | None = fused_layer.supports(10 * major + minor, config, dtype)
-    return reason
+    return supports(10 * major + minor, config, dtype)
 
 
 def _self_check(config: GPT2Config, dtype: torch.dtype, max_sequences: int, device: torch.device) -> str | None:
-    from workers.engine.cuda.kernels import triton_kernels  # only here: it imports Triton
+    from workers.engine.cuda.kernels import self_check
+    from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 
-    self_check = import_module("workers.engine.cuda.kernels.self_check")
-    kernels = triton_kernels(config, max_sequences, device)
+    kernels = TritonKernels(config, max_sequences, device)
     setting = self_check.CheckSetting(config, dtype, max_sequences, device)
     for result in self_check.check_kernels(kernels, setting):
         if not result.is_correct:

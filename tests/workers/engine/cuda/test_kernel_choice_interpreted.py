@@ -1,0 +1,58 @@
+"""The check of the real Triton kernels, and a decode step with those that were chosen, in Triton's interpreter.
+
+Triton reads TRITON_INTERPRET when it is imported, so this runs in a process of its own, on the CPU. The stand-in for
+`torch.cuda` only answers what a check asks of the device.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+ROOT = Path(__file__).parents[4]
+PROGRAM = """
+import torch
+from tests.workers.engine.cuda.fake_cuda import fake_cuda
+from tests.workers.engine.helpers import TINY, peaked_weights
+from workers.engine.cuda.forward import decode
+from workers.engine.cuda.kernel_choice import check_kernels, make_kernels
+from workers.engine.cuda.kernels.triton_kernels import TritonKernels
+from workers.engine.cuda.step_kernels import MAX_STEPS
+from workers.engine.loader import build
+
+cpu, rows = torch.device("cpu"), 2
+with fake_cuda(), torch.inference_mode():
+    print(check_kernels("triton", TINY, torch.float32, rows, cpu))
+    model = build(TINY, peaked_weights(TINY), "fp32", device="cpu:0")
+    logits = []
+    for name in ("torch", "triton", "fused"):
+        kernels = make_kernels(name, model, rows, cpu)
+        generator = torch.Generator().manual_seed(0)
+        layers = torch.randn(TINY.n_layer, 200, 2, TINY.n_head, TINY.head_size, generator=generator)
+        columns = [[row, 5, 0, 100 + 20 * row - 5, 0, 5, 0, 1.0, 5, 0.9, *[0.5] * MAX_STEPS] for row in range(rows)]
+        table = torch.tensor(columns, dtype=torch.float64).T.contiguous()
+        made = kernels.make(TINY.n_positions)
+        logits.append(decode(model, layers, table, made, kernels.fused_layers)[0])
+    print(*(bool((other - logits[0]).abs().max() < 1e-3) for other in logits[1:]))
+    right = TritonKernels.add_norm
+    TritonKernels.add_norm = lambda self, x, y, norm: right(self, x, y, norm) + 0.1
+    print(check_kernels("triton", TINY, torch.float32, rows, cpu))
+"""
+
+
+def test_right_kernels_are_accepted_and_a_wrong_kernel_is_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    right, steps, wrong = done.stdout.splitlines()[-3:]
+    assert right == "None", done.stdout
+    assert steps == "True True"
+    assert wrong.startswith("add_norm: differs from plain torch by 0.1")
