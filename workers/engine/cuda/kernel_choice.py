@@ -183,10 +183,10 @@ def make_kernels(kernels: Kernels, model: GPT2, max_sequences: int, device: torc
     if kernels == "torch":
         return PLAIN_KERNELS
     # Only here, as in the functions below: they import Triton.
+    from workers.engine.cuda.kernels import make_triton_kernels
     from workers.engine.cuda.kernels.fused_layer import FusedLayers
-    from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 
-    step_kernels = TritonKernels(model.config, max_sequences, device)
+    step_kernels = make_triton_kernels(model.config, max_sequences, device)
     fused_layers = FusedLayers(model, step_kernels) if kernels == "fused" else None
     return DecodeKernels(lambda _length: step_kernels, is_length_bound=False, fused_layers=fused_layers)
 
@@ -200,10 +200,9 @@ def _not_fused(config: GPT2Config, dtype: torch.dtype, device: torch.device) -> 
 
 
 def _self_check(config: GPT2Config, dtype: torch.dtype, max_sequences: int, device: torch.device) -> str | None:
-    from workers.engine.cuda.kernels import self_check
-    from workers.engine.cuda.kernels.triton_kernels import TritonKernels
+    from workers.engine.cuda.kernels import make_triton_kernels, self_check
 
-    kernels = TritonKernels(config, max_sequences, device)
+    kernels = make_triton_kernels(config, max_sequences, device)
     setting = self_check.CheckSetting(config, dtype, max_sequences, device)
     for result in self_check.check_kernels(kernels, setting):
         if not result.is_correct:
