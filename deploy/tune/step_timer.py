@@ -13,7 +13,7 @@ from torch import Tensor
 from shared.telemetry import configure_structlog
 from workers.engine.cuda.forward import PLAIN_KERNELS, DecodeKernels, decode
 from workers.engine.cuda.graphs import Batch, GraphRecorder, Program, StepResult
-from workers.engine.cuda.kernel_choice import check_kernels, dtype_name, gpu_of, make_kernels
+from workers.engine.cuda.kernel_choice import check_kernels, dtype_name, gpu_of, make_kernels, require_packages
 from workers.engine.cuda.kernel_store import Kernels, kernel_key, refusal
 from workers.engine.cuda.kv_cache import KVCache
 from workers.engine.cuda.step_kernels import MAX_STEPS
@@ -36,6 +36,7 @@ class StepTimer:
             synthetic: "small" or "medium" for random weights of that shape; empty for the checkpoint.
             dtype: auto, bf16, fp16 or fp32.
         """
+        require_packages()
         if synthetic:
             loaded = random_model("medium" if synthetic == "medium" else "small", device=device, dtype=dtype)
         else:

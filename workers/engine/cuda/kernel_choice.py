@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -187,30 +186,29 @@ def make_kernels(kernels: Kernels, model: GPT2, max_sequences: int, device: torc
     """
     if kernels == "torch":
         return PLAIN_KERNELS
+    # Only here, as in the functions below: they import Triton.
     from workers.engine.cuda.kernels import make_triton_kernels
+    from workers.engine.cuda.kernels.fused_layer import FusedLayers
 
     step_kernels = make_triton_kernels(model.config, max_sequences, device)
-    fused_layers = None
-    if kernels == "fused":
-        fused_layers = import_module("workers.engine.cuda.kernels.fused_layer").FusedLayers(model, step_kernels)
+    fused_layers = FusedLayers(model, step_kernels) if kernels == "fused" else None
     return DecodeKernels(lambda _length: step_kernels, is_length_bound=False, fused_layers=fused_layers)
 
 
 def _not_fused(config: GPT2Config, dtype: torch.dtype, device: torch.device) -> str | None:
     """Why there are no fused layers for a model on a device, or what is wrong with them; None if there are."""
-    fused_layer = import_module("workers.engine.cuda.kernels.fused_layer")  # only here: it imports Triton
+    from workers.engine.cuda.kernels.fused_check import check_fused_layers  # only here: it imports Triton
+    from workers.engine.cuda.kernels.fused_layer import supports
+
     major, minor = torch.cuda.get_device_capability(device)
-    reason: str | None = fused_layer.supports(10 * major + minor, config, dtype)
-    if reason is not None:
+    if (reason := supports(10 * major + minor, config, dtype)) is not None:
         return reason
-    fused_check = import_module("workers.engine.cuda.kernels.fused_check")
-    return _first_fault(fused_check.check_fused_layers(config, dtype, device))
+    return _first_fault(check_fused_layers(config, dtype, device))
 
 
 def _self_check(config: GPT2Config, dtype: torch.dtype, max_sequences: int, device: torch.device) -> str | None:
-    from workers.engine.cuda.kernels import make_triton_kernels  # only here: it imports Triton
+    from workers.engine.cuda.kernels import make_triton_kernels, self_check
 
-    self_check = import_module("workers.engine.cuda.kernels.self_check")
     kernels = make_triton_kernels(config, max_sequences, device)
     setting = self_check.CheckSetting(config, dtype, max_sequences, device)
     return _first_fault(self_check.check_kernels(kernels, setting))
