@@ -407,6 +407,39 @@ def test_cuda_graphs_change_nothing(dtype: str, monkeypatch: pytest.MonkeyPatch)
         assert_same(ours, theirs)
 
 
+def share_of_equal_texts(loaded: LoadedModel, num_tokens: int, max_batch: int = 48) -> float:
+    """Of seeded requests alone and among others: of prompts in chunks of all sizes, in all batch buckets."""
+    rng = random.Random(9)
+    lengths = [1, 15, 16, 17, 40, 64, 65, 130, 257, 300]
+    requests = [
+        EngineRequest(
+            tuple(random_ids(rng, lengths[seed % len(lengths)], loaded.config.vocab_size)),
+            SamplingParams(1 + seed % num_tokens, temperature=0 if seed % 5 == 0 else 1.0),
+            seed,
+        )
+        for seed in range(max_batch)
+    ]
+    with running_engine(loaded, max_batch=max_batch) as engine:
+        alone = [results(engine, [one])[0].token_ids for one in requests]
+    with running_engine(loaded, max_batch=max_batch) as engine:  # with nothing cached
+        together = [one.token_ids for one in results(engine, requests)]
+    return sum(map(tuple.__eq__, alone, together)) / len(requests)
+
+
+def test_a_text_is_the_same_alone_and_among_48(device_tiny: LoadedModel) -> None:
+    assert share_of_equal_texts(device_tiny, 5) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_share_of_texts_that_are_the_same_alone_and_among_48(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Published, not bounded: products may sum in another order in another batch bucket."""
+    share = share_of_equal_texts(load_model(CHECKPOINT, device="cuda", dtype=dtype), 20)
+    with capsys.disabled():
+        print(f"\n{dtype}: {100 * share:.1f} % of the texts are the same alone and among 48")
+    assert 0 < share <= 1
+
+
 @pytest.mark.gpu
 def test_the_text_is_the_same_with_plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load_model(CHECKPOINT, device="cuda", dtype="fp32")
