@@ -8,9 +8,10 @@ workers and restarts use the same kernels, and equal seeds give equal texts. `fu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import structlog
 import torch
@@ -27,6 +28,9 @@ from workers.engine.cuda.kernel_store import (
 )
 from workers.engine.errors import LoadFailure
 from workers.engine.model.gpt2 import GPT2, GPT2Config
+
+if TYPE_CHECKING:
+    from workers.engine.cuda.kernels.self_check import KernelCheck
 
 # Module → the package that has it.
 REQUIRED_PACKAGES = {"triton": "triton", "cuda.bindings": "cuda-bindings"}
@@ -192,11 +196,13 @@ def make_kernels(kernels: Kernels, model: GPT2, max_sequences: int, device: torc
 
 
 def _not_fused(config: GPT2Config, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why there are no fused layers for a model on a device; None if there are."""
-    from workers.engine.cuda.kernels.fused_layer import supports
+    """Why there are no fused layers for a model on a device, or what is wrong with them; None if there are."""
+    from workers.engine.cuda.kernels import fused_check, fused_layer
 
     major, minor = torch.cuda.get_device_capability(device)
-    return supports(10 * major + minor, config, dtype)
+    if (reason := fused_layer.supports(10 * major + minor, config, dtype)) is not None:
+        return reason
+    return _first_fault(fused_check.check_fused_layers(config, dtype, device))
 
 
 def _self_check(config: GPT2Config, dtype: torch.dtype, max_sequences: int, device: torch.device) -> str | None:
@@ -204,7 +210,11 @@ def _self_check(config: GPT2Config, dtype: torch.dtype, max_sequences: int, devi
 
     kernels = make_triton_kernels(config, max_sequences, device)
     setting = self_check.CheckSetting(config, dtype, max_sequences, device)
-    for result in self_check.check_kernels(kernels, setting):
+    return _first_fault(self_check.check_kernels(kernels, setting))
+
+
+def _first_fault(results: Iterable[KernelCheck]) -> str | None:
+    for result in results:
         if not result.is_correct:
             fault = ", ".join(result.faults) or f"differs from plain torch by {result.difference:.2g}"
             return f"{result.name}: {fault}"
