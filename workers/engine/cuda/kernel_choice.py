@@ -197,13 +197,12 @@ def make_kernels(kernels: Kernels, model: GPT2, max_sequences: int, device: torc
 
 def _not_fused(config: GPT2Config, dtype: torch.dtype, device: torch.device) -> str | None:
     """Why there are no fused layers for a model on a device, or what is wrong with them; None if there are."""
-    from workers.engine.cuda.kernels.fused_check import check_fused_layers  # only here: it imports Triton
-    from workers.engine.cuda.kernels.fused_layer import supports
+    from workers.engine.cuda.kernels import fused_check, fused_layer
 
     major, minor = torch.cuda.get_device_capability(device)
-    if (reason := supports(10 * major + minor, config, dtype)) is not None:
+    if (reason := fused_layer.supports(10 * major + minor, config, dtype)) is not None:
         return reason
-    return _first_fault(check_fused_layers(config, dtype, device))
+    return _first_fault(fused_check.check_fused_layers(config, dtype, device))
 
 
 def _self_check(config: GPT2Config, dtype: torch.dtype, max_sequences: int, device: torch.device) -> str | None:

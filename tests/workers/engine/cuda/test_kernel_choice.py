@@ -21,10 +21,12 @@ import torch
 from structlog.testing import capture_logs
 
 from tests.workers.engine.cuda.fake_cuda import FakeCuda, fake_cuda
+from tests.workers.engine.helpers import TINY, peaked_weights, running_engine
 from workers.engine.cuda import kernel_choice, kernel_store
 from workers.engine.cuda.kernel_choice import KernelChoice, choose_kernels
 from workers.engine.cuda.kernel_store import Gpu, KernelStore, StoredChoice, driver_version, kernel_key, source_digest
 from workers.engine.errors import LoadFailure
+from workers.engine.loader import LoadedModel, build
 from workers.engine.model.gpt2 import SHAPES
 
 SMALL, MEDIUM = SHAPES["small"], SHAPES["medium"]
@@ -308,3 +310,12 @@ def test_writers_of_different_keys_keep_each_others_choices(tmp_path: Path) -> N
         list(pool.map(write, range(4)))
     assert set(stored(tmp_path)) == {"0", "1", "2", "3"}
     assert msgspec.json.decode((tmp_path / "kernels.json").read_bytes())["format"] == 1
+
+
+def test_the_engine_says_which_kernels_it_uses(tmp_path: Path, fake: FakeCuda) -> None:
+    store = KernelStore(tmp_path)
+    key = kernel_key(kernel_choice.gpu_of(CUDA), TINY, "fp32")
+    store.write(key, StoredChoice("torch", DIFFERS))
+    loaded = LoadedModel(build(TINY, peaked_weights(TINY), "fp32", device="cuda"), "cuda", "fp32")
+    with running_engine(loaded, max_batch=1, kernel_directory=tmp_path) as engine:
+        assert engine.status().kernels == f"torch: {DIFFERS}; graphs: on"
