@@ -280,7 +280,7 @@ def plot_savings(document: Document, rows: Sequence[SavingsRow], path: Path) -> 
         axis.set_xticks(range(len(files)), [file.removesuffix(".txt") for file in files], rotation=15, fontsize=8)
         axis.set_title(f"rule: {rule}", fontsize=9)
         axis.set_ylabel("keystroke savings")
-        axis.legend(fontsize=8)
+        axis.legend(fontsize=8, ncol=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     plot.save(figure, document, path)
 
 
