@@ -8,10 +8,11 @@ workers and restarts use the same kernels, and equal seeds give equal texts. `fu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import structlog
 import torch
@@ -28,6 +29,9 @@ from workers.engine.cuda.kernel_store import (
 )
 from workers.engine.errors import LoadFailure
 from workers.engine.model.gpt2 import GPT2, GPT2Config
+
+if TYPE_CHECKING:
+    from workers.engine.cuda.kernels.self_check import KernelCheck
 
 # Module → the package that has it.
 REQUIRED_PACKAGES = {"triton": "triton", "cuda.bindings": "cuda-bindings"}
@@ -193,11 +197,14 @@ def make_kernels(kernels: Kernels, model: GPT2, max_sequences: int, device: torc
 
 
 def _not_fused(config: GPT2Config, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why there are no fused layers for a model on a device; None if there are."""
+    """Why there are no fused layers for a model on a device, or what is wrong with them; None if there are."""
     fused_layer = import_module("workers.engine.cuda.kernels.fused_layer")  # only here: it imports Triton
     major, minor = torch.cuda.get_device_capability(device)
     reason: str | None = fused_layer.supports(10 * major + minor, config, dtype)
-    return reason
+    if reason is not None:
+        return reason
+    fused_check = import_module("workers.engine.cuda.kernels.fused_check")
+    return _first_fault(fused_check.check_fused_layers(config, dtype, device))
 
 
 def _self_check(config: GPT2Config, dtype: torch.dtype, max_sequences: int, device: torch.device) -> str | None:
@@ -206,7 +213,11 @@ def _self_check(config: GPT2Config, dtype: torch.dtype, max_sequences: int, devi
     self_check = import_module("workers.engine.cuda.kernels.self_check")
     kernels = make_triton_kernels(config, max_sequences, device)
     setting = self_check.CheckSetting(config, dtype, max_sequences, device)
-    for result in self_check.check_kernels(kernels, setting):
+    return _first_fault(self_check.check_kernels(kernels, setting))
+
+
+def _first_fault(results: Iterable[KernelCheck]) -> str | None:
+    for result in results:
         if not result.is_correct:
             fault = ", ".join(result.faults) or f"differs from plain torch by {result.difference:.2g}"
             return f"{result.name}: {fault}"

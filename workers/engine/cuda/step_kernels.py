@@ -6,6 +6,7 @@ tensors, KV slots and the layout of a batch's table. Does not know sequences, gr
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -81,6 +82,32 @@ class StepKernels(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the tokens of a step's sequences are.
+
+    Attributes:
+        integers: the table's integer rows, which the others are computed from.
+        writes: [sequences] KV slots of the new tokens.
+        reads: [sequences, length] KV slots of all tokens; of those that a sequence does not have, the new token's.
+        is_hidden: [sequences, 1, 1, length] which of them a sequence does not have.
+    """
+
+    integers: Tensor
+    writes: Tensor
+    reads: Tensor
+    is_hidden: Tensor
+
+    @classmethod
+    def of(cls, integers: Tensor, length: int) -> _Places:
+        start, entry, suffix = integers[START : SUFFIX + 1, :, None]
+        position = integers[POSITION, :, None]
+        place = torch.arange(length, device=integers.device)
+        is_hidden, newest = place > position, suffix + position
+        reads = torch.where(is_hidden, newest, place + torch.where(place < start, entry, suffix))
+        return cls(integers, newest[:, 0], reads, is_hidden[:, None, None])
+
+
 class TorchKernels:
     """`StepKernels` in plain torch: many small kernels on a GPU, and the meaning of all others."""
 
@@ -92,6 +119,7 @@ class TorchKernels:
             length: `attend` reads this many tokens of each sequence, and ignores those that it does not have.
         """
         self._length = length
+        self._places: _Places | None = None  # of the step that is being computed
 
     def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor) -> tuple[Tensor, Tensor]:
         integers = table[:TEMPERATURE].long()
@@ -104,16 +132,14 @@ class TorchKernels:
         return norm(x)
 
     def attend(self, qkv: Tensor, slots: Tensor, integers: Tensor) -> Tensor:
-        start, entry, suffix = integers[START : SUFFIX + 1, :, None]
-        position = integers[POSITION, :, None]
+        places = self._places
+        if places is None or places.integers is not integers:  # once for all layers
+            places = self._places = _Places.of(integers, self._length)
         split = qkv.view(len(qkv), 3, *slots.shape[-2:])
-        slots.index_copy_(0, (suffix + position)[:, 0], split[:, 1:])
-        place = torch.arange(self._length, device=qkv.device)
-        is_seen = place <= position
-        reads = torch.where(is_seen, place + torch.where(place < start, entry, suffix), (suffix + position))
-        keys, values = slots[reads].float().permute(2, 0, 3, 1, 4)  # [sequences, heads, length, head_size]
+        slots.index_copy_(0, places.writes, split[:, 1:])
+        keys, values = slots[places.reads].float().permute(2, 0, 3, 1, 4)  # [sequences, heads, length, head_size]
         scores = split[:, 0].float()[:, :, None] @ keys.mT
-        weights = scores.masked_fill(~is_seen[:, None, None], float("-inf")).softmax(-1)
+        weights = scores.masked_fill(places.is_hidden, float("-inf")).softmax(-1)
         mean: Tensor = weights @ values
         return mean.to(qkv.dtype).reshape(len(qkv), -1)
 

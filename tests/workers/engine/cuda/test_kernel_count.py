@@ -65,11 +65,9 @@ def test_a_step_of_triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_step_of_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Published beside the other: a GPU takes about 20 kernels for `topk` alone, which count as one here."""
+    """Published beside the other. A GPU takes more: about 20 kernels for `topk` alone, which counts as one here."""
     monkeypatch.setattr(forward, "has_gelu_epilogue", lambda _: True)
-    per_layer, outside = per_layer_and_outside(lambda _: TorchKernels(64))
-    assert per_layer <= 40
-    assert outside <= 80
+    assert per_layer_and_outside(lambda _: TorchKernels(64)) == (17, 62)
 
 
 DRAWN_ON_THE_HOST = (

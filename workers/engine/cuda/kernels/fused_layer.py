@@ -22,7 +22,7 @@ from workers.engine.model.gpt2 import GPT2, GPT2Config, Layer, Linear, Norm
 
 MIN_CAPABILITY = 80  # before 8.0 Triton has no tensor-core instructions for these products, and spills registers
 MIN_DEPENDENT_CAPABILITY = 90  # programmatic dependent launch
-# The depth of a norm, which a block holds in registers: more would spill.
+# The depth of a norm, which a block holds in registers: up to these nothing is spilled.
 MAX_EMBD = {torch.float16: 1600, torch.bfloat16: 1600, torch.float32: 1280}
 TANH_GELUS = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 
