@@ -18,21 +18,23 @@ from deploy.bench.gpu.record import Recorder
 from deploy.bench.harness.clients import LOOPBACK, Clients, raise_for_status
 from deploy.bench.harness.server import Server
 from deploy.bench.harness.workload import W
+from shared.errors import StartError
 
 NUM_WORKERS = 4
-# Free memory for four workers: two generations of them, with weights of 0.25 GB, a context of 0.5 GB and KV each.
-LEFT_BYTES = (16 << 30, 8 << 30)
+# Of the GPU's memory, what is free: the plan gives workers and their successors 0.8 of it. With less they must be
+# refused with a reason, not crash one another.
+LEFT_SHARES = (0.85, 0.5)
 NUM_REQUESTS = 6
 
 
 def run(context: Context, record: Recorder) -> None:
-    for left in LEFT_BYTES[: 1 if context.is_rehearsal else None]:
-        record.measure(f"{left >> 30} GiB free", partial(_start_and_reload, context, left))
+    for left in LEFT_SHARES[: 1 if context.is_rehearsal else None]:
+        record.measure(f"{left:.0%} of the memory free", partial(_start_and_reload, context, left))
 
 
-def _start_and_reload(context: Context, left_bytes: int) -> dict[str, Any]:
+def _start_and_reload(context: Context, left: float) -> dict[str, Any]:
     model = "embedded" if context.is_rehearsal else "synthetic:small"
-    hog = None if context.is_rehearsal else _take_memory(context.device, left_bytes)
+    hog = None if context.is_rehearsal else _take_memory(context.device, left)
     start = time.monotonic()
     try:
         num_workers = 2 if context.is_rehearsal else NUM_WORKERS
@@ -47,13 +49,19 @@ def _start_and_reload(context: Context, left_bytes: int) -> dict[str, Any]:
             raise_for_status(clients.send_new(NUM_REQUESTS))
             after = process_memory_mib()
             slots = server.slots()
+    except StartError as error:
+        return {
+            "is_refused": True,
+            "reason": str(error).partition("\n")[0],
+            "elapsed_s": round(time.monotonic() - start, 1),
+        }
     finally:
         del hog
         if not context.is_rehearsal:
             torch.cuda.empty_cache()
     return {
         "workers": num_workers,
-        "left_bytes": left_bytes if not context.is_rehearsal else None,
+        "is_refused": False,
         "all_warm_after_s": round(started_s, 1),
         "reloaded_after_s": round(reloaded_s, 1),
         "memory_mib": memory,
@@ -62,9 +70,10 @@ def _start_and_reload(context: Context, left_bytes: int) -> dict[str, Any]:
     }
 
 
-def _take_memory(device: str, left_bytes: int) -> torch.Tensor:
-    free, _ = torch.cuda.mem_get_info()
-    return torch.empty(max(0, free - left_bytes), dtype=torch.uint8, device=device)
+def _take_memory(device: str, left: float) -> torch.Tensor:
+    """Memory of the GPU, so much that a share of `left` of all is free."""
+    free, total = torch.cuda.mem_get_info()
+    return torch.empty(max(0, int(free - left * total)), dtype=torch.uint8, device=device)
 
 
 def process_memory_mib() -> dict[str, int]:

@@ -32,7 +32,7 @@ STAGES = {
     for stage in (
         Stage("machine", "machine, versions, bandwidth, launch cost, kernels in use", "machine", 60),
         Stage("decode", "decode step, replays timed by events", "decode", 110),
-        Stage("tests", "GPU tests", "gpu_tests", 120),
+        Stage("tests", "GPU tests", "gpu_tests", 120, 200),
         Stage("request", "whole request against three generate calls, bf16", "requests", 90),
         Stage("seeds", "same seed alone and among 48", "seeds", 90),
         Stage("profile", "kernels and µs per replay", "profiles", 60),
