@@ -106,7 +106,7 @@ def _shape(model: Model) -> ModelShape:
 
 
 def list_cards() -> list[Card]:
-    """The GPUs and MIG instances of this machine; none where `nvidia-smi` is missing or fails."""
+    """The GPUs of this machine; none where `nvidia-smi` is missing or fails."""
     listed = _run("--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits")
     cards = []
     for line in listed.splitlines():

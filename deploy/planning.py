@@ -1,16 +1,16 @@
 """Makes the slot plan: finds the devices of this machine and resolves the checkpoints.
 
-GPUs are counted without CUDA (`nvidia-smi -L`). Checkpoints are fetched here, once, before any worker starts. Runs in a
+GPUs are found without CUDA (`deploy.gpus`). Checkpoints are fetched here, once, before any worker starts. Runs in a
 process of its own or in the supervisor's, never in a gunicorn master, and does not know how workers load a model.
 """
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from deploy.gpu_memory import with_memory
+from deploy.gpus import check_gpus, list_gpus
 from shared.errors import StartError
 from shared.plan import Model, Plan, make_slots, plan_inputs
 from shared.run_directory import prepare_run_directory
@@ -35,6 +35,7 @@ def make_plan(
     devices = settings.devices or _visible_devices(environ)
     if settings.compute != "cpu":
         _check_devices(devices, environ)
+        check_gpus(devices, settings.dtype, environ)
     if settings.models:
         found = [(resolve(spec.name, spec.source, on_progress=on_progress), spec.count) for spec in settings.models]
     else:
@@ -78,16 +79,16 @@ def _revision(checkpoint: Checkpoint) -> str:
 
 
 def count_gpus(environ: Mapping[str, str]) -> int:
-    """GPUs that this process may use: the entries of `CUDA_VISIBLE_DEVICES` if it is set, else the driver's list."""
+    """GPUs that this process may use: the entries of `CUDA_VISIBLE_DEVICES` if it is set, else the driver's list.
+
+    Raises:
+        StartError: as `list_gpus`.
+    """
     if (visible := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         entries = [entry.strip() for entry in visible.split(",")]
         # As in CUDA, an entry that names no device hides all entries after it.
         return next((index for index, entry in enumerate(entries) if entry in {"", "-1"}), len(entries))
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return sum(line.startswith("GPU ") for line in listed.splitlines())
+    return len(list_gpus())
 
 
 def _visible_devices(environ: Mapping[str, str]) -> tuple[str, ...]:

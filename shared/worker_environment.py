@@ -45,6 +45,8 @@ def worker_environment(slot: Slot, plan: Plan, settings: Settings, environ: Mapp
         caches = {"NUMBA_CACHE_DIR": str(settings.cache_dir), "TRITON_CACHE_DIR": str(settings.cache_dir / "triton")}
     return {
         **caches,
+        # The order of nvidia-smi, by which GPUs are planned; CUDA's own puts the fastest first.
+        "CUDA_DEVICE_ORDER": environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
         "CUDA_VISIBLE_DEVICES": visible,
         "OMP_NUM_THREADS": str(num_threads),
         "GOMP_SPINCOUNT": environ.get("GOMP_SPINCOUNT", SPIN_COUNT),

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from deploy.planning import make_plan
+from deploy.rolling_reload import reload_slots
 from shared.errors import StartError
 from shared.memory_plan import PROCESS_BYTES, ModelShape, needed_bytes
-from shared.plan import Plan
+from shared.plan import Plan, write_plan
+from shared.run_directory import lock_run_directory
 from shared.settings import ModelSpec, Settings
 from tests.workers.engine.helpers import TINY
 from workers.engine.cuda import kv_cache
@@ -212,3 +214,15 @@ def test_a_small_card_holds_more_than_the_estimate_of_a_process(tmp_path: Path, 
     fake_smi(f"0, GPU-4a4a, {PROCESS_BYTES >> 20}, Quadro K620")
     with pytest.raises(StartError, match="take models out of TERCET_MODELS"):
         planned(tmp_path, "small")
+
+
+def test_tercet_reload_refuses_to_change_the_workers_memory(tmp_path: Path, fake_smi: FakeSmi) -> None:
+    """Slot after slot, old and new sizes could exceed the card together."""
+    fake_smi(T4)
+    settings = Settings(
+        run_dir=tmp_path / "run", devices=("cuda:0",), compute="cpu", models=(ModelSpec("synthetic:small", None, 4),)
+    )
+    write_plan(make_plan(settings, {}), settings.run_path)
+    fake_smi(H100.replace("1,", "0,"))
+    with lock_run_directory(settings, "workers"), pytest.raises(StartError, match="shares of a GPU's memory"):
+        reload_slots(settings, {}, None, lambda slot: pytest.fail(f"slot {slot.index} is replaced"))

@@ -40,6 +40,14 @@ def test_visible_devices_are_indexed_into(visible: str | None, expected: list[st
     assert got == expected
 
 
+def test_gpus_are_numbered_as_nvidia_smi_numbers_them() -> None:
+    """CUDA's own order puts the fastest first, so that cuda:1 would be another card than the plan's."""
+    plan = make_plan(["cuda:0"], [("small", 1)])
+    assert worker_environment(plan.slots[0], plan, Settings(), {})["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    environ = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    assert worker_environment(plan.slots[0], plan, Settings(), environ)["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
 def test_cpu_workers_see_no_gpu_and_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
     plan = make_plan(["cpu"], [("small", 3)])

@@ -100,7 +100,7 @@ def test_a_job_store_without_its_library_is_refused(
     settings = Settings.load({"TERCET_JOBS": jobs})
     check_access(settings)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(StartError, match=rf"Python package {module}: pip install 'tercet\[{extra}\]'"):
+    with pytest.raises(StartError, match=rf"Python package {module}: run .venv/bin/pip install -e '\.\[{extra}\]'"):
         check_access(settings)
     check_access(Settings())
 

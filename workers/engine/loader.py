@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from workers.engine.errors import LoadFailure
+from workers.engine.gpu_check import check_gpu
 from workers.engine.model.gpt2 import GPT2, MAX_HEAD_ROWS, SHAPES, GPT2Config, Layer, Linear, LoadedModel, Norm
 from workers.engine.model.linear import DeviceHead, device_dtype, device_linear
 from workers.text.tokenizer import Tokenizer
@@ -51,11 +52,11 @@ def load_model(
         OSError: if a file cannot be read.
         ValueError: if the device does not support `dtype`.
     """
+    dtype = _checked_dtype(dtype, device)
     config = read_config(directory)
     weights = read_weights(directory, lambda done: progress(0.5 * done))
     if tokenizer is None and _has_tokenizer(directory):
         tokenizer = Tokenizer.from_directory(directory, config.vocab_size)
-    dtype = default_dtype(device) if dtype == "auto" else dtype
     model = build(config, weights, dtype, lambda done: progress(0.5 + 0.5 * done), device)
     return LoadedModel(model, device, dtype, tokenizer)
 
@@ -71,7 +72,7 @@ def random_model(
 ) -> LoadedModel:
     """A model of a real shape with random weights, for benchmarks that have no checkpoint."""
     config = SHAPES[shape] if isinstance(shape, str) else shape
-    dtype = default_dtype(device) if dtype == "auto" else dtype
+    dtype = _checked_dtype(dtype, device)
     model = build(config, random_weights(config, seed), dtype, progress, device)
     return LoadedModel(model, device, dtype, tokenizer)
 
@@ -81,6 +82,13 @@ def default_dtype(device: str) -> str:
     if not device.startswith("cuda"):
         return "int8"
     return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
+
+
+def _checked_dtype(dtype: str, device: str) -> str:
+    """The dtype of the model; raises as `check_gpu`."""
+    if device.startswith("cuda"):
+        check_gpu(device, dtype)
+    return default_dtype(device) if dtype == "auto" else dtype
 
 
 def random_weights(config: GPT2Config, seed: int = 0) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from datetime import UTC, datetime
@@ -13,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
+
+from deploy.gpus import list_gpus
 
 # The flags of /proc/cpuinfo that decide which matrix kernels a CPU can run.
 KERNEL_FLAGS = (
@@ -96,15 +97,8 @@ def read_cpuinfo(cpuinfo: str) -> tuple[str, list[str]]:
 
 
 def gpus() -> list[str]:
-    """The names of the GPUs that `nvidia-smi` lists; CUDA is not initialized."""
-    try:
-        listed = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
-            capture_output=True, text=True, timeout=10, check=True,
-        ).stdout  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in listed.splitlines() if line.strip()]
+    """The names of the GPUs that `nvidia-smi` lists; raises as `list_gpus`."""
+    return [gpu.name for gpu in list_gpus()]
 
 
 def versions() -> dict[str, str]:

@@ -54,6 +54,10 @@ class FusedLayers(Protocol):
         """
         ...
 
+    def logits(self, x: Tensor, norm: Norm, head: Linear) -> Tensor:
+        """`head` of `norm` of x [sequences, n_embd]: [sequences, vocab] float32, whose rows may be padded."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeKernels:
@@ -94,13 +98,13 @@ def decode(
         Logits [sequences, vocab] float32, and the tokens, as `StepKernels.draw` gives them.
     """
     integers, x = kernels.begin(table, model.token_embedding, model.position_embedding)
-    y: Tensor | None = None
     if fused_layers is None:
         y = run_layers(model, x, kernels.add_norm, lambda layer, qkv: kernels.attend(qkv, layers[layer], integers))
+        logits = model.head(kernels.add_norm(x, y, model.norm))
     else:
-        for index, layer in enumerate(model.layers):
-            fused_layers.run(layer, x, layers[index], integers)
-    logits = model.head(kernels.add_norm(x, y, model.norm))
+        for layer, slots in zip(model.layers, layers, strict=True):
+            fused_layers.run(layer, x, slots, integers)
+        logits = fused_layers.logits(x, model.norm, model.head)
     return logits, kernels.draw(logits, table)
 
 

@@ -183,9 +183,9 @@ def make_kernels(kernels: Kernels, model: GPT2, max_sequences: int, device: torc
     """
     if kernels == "torch":
         return PLAIN_KERNELS
-    from workers.engine.cuda.kernels import triton_kernels
+    from workers.engine.cuda.kernels import make_triton_kernels
 
-    step_kernels = triton_kernels(model.config, max_sequences, device)
+    step_kernels = make_triton_kernels(model.config, max_sequences, device)
     fused_layers = None
     if kernels == "fused":
         fused_layers = import_module("workers.engine.cuda.kernels.fused_layer").FusedLayers(model, step_kernels)
@@ -201,10 +201,10 @@ def _not_fused(config: GPT2Config, dtype: torch.dtype, device: torch.device) -> 
 
 
 def _self_check(config: GPT2Config, dtype: torch.dtype, max_sequences: int, device: torch.device) -> str | None:
-    from workers.engine.cuda.kernels import triton_kernels  # only here: it imports Triton
+    from workers.engine.cuda.kernels import make_triton_kernels  # only here: it imports Triton
 
     self_check = import_module("workers.engine.cuda.kernels.self_check")
-    kernels = triton_kernels(config, max_sequences, device)
+    kernels = make_triton_kernels(config, max_sequences, device)
     setting = self_check.CheckSetting(config, dtype, max_sequences, device)
     for result in self_check.check_kernels(kernels, setting):
         if not result.is_correct:

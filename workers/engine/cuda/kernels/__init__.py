@@ -21,7 +21,7 @@ class MissingPackage(ImportError):
     """A package that the Triton kernels need is not installed."""
 
 
-def triton_kernels(config: GPT2Config, max_sequences: int, device: torch.device) -> TritonKernels:
+def make_triton_kernels(config: GPT2Config, max_sequences: int, device: torch.device) -> TritonKernels:
     """The Triton kernels for a model, on a GPU, or on a CPU in Triton's interpreter.
 
     Args:

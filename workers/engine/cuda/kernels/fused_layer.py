@@ -8,7 +8,7 @@ are supported. Does not know sequences and graphs, and not whether it is used: t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -47,6 +47,29 @@ class Attends(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """What products are compiled for.
+
+    Attributes:
+        is_dependent: programmatic dependent launch: weights are loaded while the kernel before is running.
+        is_interpreted: they run in Triton's interpreter.
+    """
+
+    is_dependent: bool = False
+    is_interpreted: bool = False
+
+    @classmethod
+    def of(cls, capability: int | None) -> Target:
+        """The best for a compute capability, 90 for 9.0; None for Triton's interpreter."""
+        return cls(capability is not None and capability >= MIN_DEPENDENT_CAPABILITY, capability is None)
+
+    @property
+    def kernel(self) -> Kernel:
+        """`fused_product`."""
+        return _DEPENDENT_KERNEL if self.is_dependent else _KERNEL
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """A kind of fused product, with what `fused_product` is compiled for.
 
@@ -74,12 +97,8 @@ class Product:
         """Of a block. Few where a row is long, or the columns would not fill the device."""
         return 16 if self.has_norm else 8
 
-    def kernel(self, capability: int | None) -> Kernel:
-        """`capability` as in `supports`."""
-        return _DEPENDENT_KERNEL if _is_dependent(capability) else _KERNEL
-
-    def constants(self, capability: int | None) -> dict[str, Any]:
-        """The kernel's constants; `capability` as in `supports`."""
+    def constants(self, target: Target) -> dict[str, Any]:
+        """The kernel's constants."""
         sizes = CHUNKS[self.dtype]
         chunk = next((size for size in sizes if self.num_in % size == 0), sizes[-1])
         num_chunks = -(-self.num_in // chunk)
@@ -97,8 +116,8 @@ class Product:
             "SPLITS": NUM_WARPS,
             "SPLIT": chunk // NUM_WARPS,
             "PRELOADED": min(num_chunks, max_preloaded),
-            "IS_DEPENDENT": _is_dependent(capability),
-            "IS_WIDENED": capability is None and self.dtype == torch.bfloat16,
+            "IS_DEPENDENT": target.is_dependent,
+            "IS_WIDENED": target.is_interpreted and self.dtype == torch.bfloat16,
         }
 
     def grid(self, num_rows: int) -> tuple[int, int, int]:
@@ -144,18 +163,23 @@ class FusedLayers:
 
     name = "fused"
 
-    def __init__(self, model: GPT2, kernels: Attends, launcher: Launcher | None = None) -> None:
+    def __init__(self, model: GPT2, kernels: Attends, *, is_dependent: bool = True) -> None:
         """
+        Args:
+            is_dependent: False to measure without programmatic dependent launch where the device has it.
+
         Raises:
             ValueError: if `supports` gives a reason.
             RuntimeError: as `Launcher`.
         """
         weight = model.token_embedding
-        self._capability = device_capability(weight.device)
-        if reason := supports(self._capability, model.config, weight.dtype):
+        capability = device_capability(weight.device)
+        if reason := supports(capability, model.config, weight.dtype):
             raise ValueError(reason)
+        best = Target.of(capability)
+        self._target = replace(best, is_dependent=best.is_dependent and is_dependent)
         self._kernels = kernels
-        self._launcher = Launcher(weight.device) if launcher is None else launcher
+        self._launcher = Launcher(weight.device)
         self._products = layer_products(model.config, weight.dtype)
 
     def run(self, layer: Layer, x: Tensor, slots: Tensor, integers: Tensor) -> None:
@@ -179,7 +203,7 @@ class FusedLayers:
         self, name: str, x: Tensor, linear: Linear, norm: Norm | None = None, residual: Tensor | None = None
     ) -> Tensor:
         weights = weights_of(linear, norm)
-        return multiply(self._launcher, self._products[name], x, weights, residual, self._capability)
+        return multiply(self._launcher, self._products[name], x, weights, residual, target=self._target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +230,14 @@ def multiply(
     x: Tensor,
     weights: Weights,
     residual: Tensor | None = None,
-    capability: int | None = None,
+    *,
+    target: Target,
 ) -> Tensor:
     """Launches a product.
 
     Args:
         x: [rows, num_in], contiguous.
         residual: [rows, num_out], contiguous; overwritten with the result.
-        capability: of the launcher's device, as in `supports`.
 
     Returns:
         [rows, num_out]; `residual` if there is one.
@@ -226,10 +250,10 @@ def multiply(
         out = torch.empty(num_rows, product.stride, dtype=dtype, device=x.device)
     # x also stands for the tensors that this product does not read.
     launcher.launch(
-        product.kernel(capability), product.grid(num_rows),
+        target.kernel, product.grid(num_rows),
         x, x if norm is None else norm.weight, x if norm is None else norm.bias,
         weights.weight, x if weights.bias is None else weights.bias, x if residual is None else residual, out,
-        num_rows, 1.0 if norm is None else norm.epsilon, **product.constants(capability),
+        num_rows, 1.0 if norm is None else norm.epsilon, **product.constants(target),
     )  # fmt: skip
     return out[:, : product.num_out]
 
@@ -254,7 +278,3 @@ def device_capability(device: torch.device) -> int | None:
         return None
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
-
-
-def _is_dependent(capability: int | None) -> bool:
-    return capability is not None and capability >= MIN_DEPENDENT_CAPABILITY

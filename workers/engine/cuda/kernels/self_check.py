@@ -194,8 +194,8 @@ def _logits(setting: CheckSetting) -> Tensor:
 
 
 def _num_alone(x: Tensor) -> int:
-    """Rows that are also computed alone."""
-    return min(len(x), ROWS_AT_ONCE)
+    """Rows that are also computed alone; none if the batch is a single row."""
+    return min(len(x), ROWS_AT_ONCE) if len(x) > 1 else 0
 
 
 def _each(table: Tensor) -> list[Tensor]:

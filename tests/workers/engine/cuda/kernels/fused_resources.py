@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from workers.engine.cuda.kernels.compile import compile_kernel, read_resources
-from workers.engine.cuda.kernels.fused_layer import Product, layer_products
+from workers.engine.cuda.kernels.fused_layer import Product, Target, layer_products
 from workers.engine.cuda.kernels.launch import argument_types
 from workers.engine.loader import read_config
 from workers.engine.model.gpt2 import SHAPES
@@ -35,7 +35,8 @@ KINDS = [("fp16", 75), ("bf16", 80), ("fp16", 86), ("bf16", 90), ("fp32", 90)]
 
 def describe(kind: Product, capability: int) -> dict[str, int]:
     """Registers, spilled bytes and shared memory; 16-byte loads of the whole kernel and of those before its wait."""
-    kernel, constants = kind.kernel(capability), kind.constants(capability)
+    target = Target.of(capability)
+    kernel, constants = target.kernel, kind.constants(target)
     x = torch.empty(1, dtype=kind.dtype)
     out = x.float() if kind.is_float_out else x
     types, *others = [argument_types(kernel, [*[x] * 6, out, rows, 1e-5], constants) for rows in (3, 16, 48)]

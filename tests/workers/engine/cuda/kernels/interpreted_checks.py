@@ -6,11 +6,13 @@ GPU rounds.
 
 import json
 from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 
-from workers.engine.cuda.kernels import triton_kernels
+from workers.engine.cuda.kernels import make_triton_kernels
 from workers.engine.cuda.kernels.self_check import CHECKS, CheckSetting
+from workers.engine.cuda.step_kernels import StepKernels
 from workers.engine.model.gpt2 import SHAPES, GPT2Config
 
 CPU = torch.device("cpu")
@@ -19,16 +21,16 @@ OF_LAYERS = ("begin", "add_norm", "attend")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Fewer positions and tokens than in a model, as the interpreter takes milliseconds for a block.
 LAYERS = {
-    "small": (replace(SHAPES["small"], n_positions=128, vocab_size=64), 2),
-    "medium": (replace(SHAPES["medium"], n_positions=72, vocab_size=64), 2),
-    "embedded": (replace(EMBEDDED, n_positions=256, vocab_size=64), 9),
+    "small": (replace(SHAPES["small"], n_positions=72, vocab_size=64), 1),
+    "medium": (replace(SHAPES["medium"], n_positions=72, vocab_size=64), 1),
+    "embedded": (replace(EMBEDDED, n_positions=256, vocab_size=64), 7),
     # Head size and width are no powers of two; splits of 128 positions.
-    "odd": (GPT2Config(n_embd=72, n_head=3, n_positions=1100, vocab_size=64), 7),
+    "odd": (GPT2Config(n_embd=72, n_head=3, n_positions=1100, vocab_size=64), 2),
 }
 DRAWS = {
     "small": (SHAPES["small"], 1),
     "three blocks": (GPT2Config(vocab_size=5000, n_positions=256, n_embd=8, n_head=1), 5),
-    "few tokens": (GPT2Config(vocab_size=40, n_positions=256, n_embd=8, n_head=1), 8),
+    "few tokens": (GPT2Config(vocab_size=40, n_positions=256, n_embd=8, n_head=1), 5),
 }
 
 
@@ -36,17 +38,17 @@ def main() -> None:
     torch.set_num_threads(1)
     results = []
     for shape, (config, max_sequences) in LAYERS.items():
-        kernels = triton_kernels(config, max_sequences, CPU)
+        kernels = make_triton_kernels(config, max_sequences, CPU)
         for dtype in DTYPES:
             setting = CheckSetting(config, dtype, max_sequences, CPU)
             results += [{"dtype": str(dtype), **run(name, kernels, setting, shape)} for name in OF_LAYERS]
     for shape, (config, max_sequences) in DRAWS.items():
         setting = CheckSetting(config, torch.float32, max_sequences, CPU)
-        results.append(run("draw", triton_kernels(config, max_sequences, CPU), setting, shape))
+        results.append(run("draw", make_triton_kernels(config, max_sequences, CPU), setting, shape))
     print(json.dumps(results))
 
 
-def run(name, kernels, setting, shape):
+def run(name: str, kernels: StepKernels, setting: CheckSetting, shape: str) -> dict[str, Any]:
     check = CHECKS[name](kernels, setting)
     return {"shape": shape, **asdict(check), "is_correct": check.is_correct}
 

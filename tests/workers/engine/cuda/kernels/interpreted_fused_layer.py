@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.workers.engine.helpers import CHECKPOINT, peaked_weights
+from workers.engine.cuda.forward import decode
+from workers.engine.cuda.kernels.compile import Kernel
+from workers.engine.cuda.kernels.fused_check import check_products, operands
 from workers.engine.cuda.kernels.fused_layer import (
     FusedLayers,
     Product,
-    Weights,
+    Target,
     layer_products,
     multiply,
     multiply_reference,
 )
-from workers.engine.cuda.kernels.launch import Launcher
+from workers.engine.cuda.kernels.launch import Grid, Launcher
 from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 from workers.engine.cuda.step_kernels import MAX_STEPS, StepKernels, TorchKernels
 from workers.engine.loader import build, read_config
-from workers.engine.model.gpt2 import GPT2, SHAPES, GPT2Config, Norm, gelu_new
+from workers.engine.model.gpt2 import GPT2, SHAPES, GPT2Config
 
 CPU = torch.device("cpu:0")
+TARGET = Target.of(None)
 # Neither widths nor depths are powers of two, and a head's row is padded.
 ODD = GPT2Config(vocab_size=200, n_positions=64, n_embd=96, n_layer=2, n_head=2, n_inner=384, eos_token_id=None)
 CONFIGS = {**SHAPES, "embedded": read_config(CHECKPOINT), "odd": ODD}
@@ -41,22 +46,6 @@ def products(dtype: torch.dtype) -> Iterator[Product]:
             yield replace(product, num_out=min(product.num_out, MAX_COLUMNS))
 
 
-def operands(product: Product, num_rows: int) -> tuple[Tensor, Weights, Tensor | None]:
-    """Random numbers around 0 and, for a norm, other means and scales."""
-    generator = torch.Generator().manual_seed(product.num_in)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
-
-    depth, width, dtype = product.num_in, product.num_out, product.dtype
-    x = (3 * normal(num_rows, depth) + 2).to(dtype) if product.has_norm else normal(num_rows, depth).to(dtype)
-    norm = Norm((1 + 0.3 * normal(depth)).to(dtype), (0.3 * normal(depth)).to(dtype), 1e-5)
-    weight = (depth**-0.5 * normal(width, depth)).to(dtype)
-    bias = normal(width).to(dtype) if product.has_bias else None
-    residual = normal(num_rows, width).to(dtype) if product.has_residual else None
-    return x, Weights(weight, bias, norm if product.has_norm else None), residual
-
-
 @pytest.fixture(scope="module")
 def launcher() -> Launcher:
     return Launcher(CPU)
@@ -67,31 +56,54 @@ def test_products_equal_their_twins(launcher: Launcher, dtype: torch.dtype) -> N
     """With a number of rows that fills no tile; what is behind the result stays as it was."""
     for product in products(dtype):
         num_rows = 19
-        x, weights, residual = operands(product, num_rows)
+        x, weights, residual = operands(product, num_rows, CPU)
         expected = multiply_reference(product, x, weights, residual)
         if residual is None:
-            ours = multiply(launcher, product, x, weights)
+            ours = multiply(launcher, product, x, weights, target=TARGET)
             assert ours.stride(0) == product.stride
         else:
             room = torch.cat([residual, torch.full_like(residual[:13], 7.0)])
-            ours = multiply(launcher, product, x, weights, room[:num_rows])
+            ours = multiply(launcher, product, x, weights, room[:num_rows], target=TARGET)
             assert ours.equal(room[:num_rows])
             assert (room[num_rows:] == 7).all()
-        tolerance = TOLERANCE[dtype]
         assert ours.dtype == (torch.float32 if product.is_float_out else dtype)
         difference = ((ours - expected).abs() / (1 + expected.abs())).max()
-        assert difference <= tolerance, product
+        assert difference <= TOLERANCE[dtype], product
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_has_the_same_bits_alone_and_among_others(launcher: Launcher, dtype: torch.dtype) -> None:
-    for product in [*products(dtype)][-5:]:  # of ODD: a depth of a part of a chunk, and of a chunk and a part
-        x, weights, residual = operands(product, NUM_ROWS)
-        together = multiply(launcher, product, x, weights, None if residual is None else residual.clone())
-        for first, stop in [(0, 1), (7, 8), (16, 17), (47, 48), (14, 17)]:
-            own = None if residual is None else residual[first:stop].clone()
-            alone = multiply(launcher, product, x[first:stop], weights, own)
-            assert alone.equal(together[first:stop]), (product, first)
+def test_the_check_finds_products_correct_and_equal_alone_and_among_others(
+    launcher: Launcher, dtype: torch.dtype
+) -> None:
+    """Depths of a part of a chunk, and of a chunk and a part."""
+    kinds = {name: replace(one, num_out=MAX_COLUMNS) for name, one in layer_products(ODD, dtype).items()}
+    for check in check_products(kinds, launcher, TARGET, CPU):
+        assert check.is_correct, check
+
+
+class FaultyLauncher(Launcher):
+    """Changes the weights' first column, for batches of the given sizes."""
+
+    def __init__(self, sizes: range) -> None:
+        super().__init__(CPU)
+        self._sizes = sizes
+
+    def launch(self, kernel: Kernel, grid: Grid, *arguments: Any, **constants: Any) -> None:
+        x, gain, shift, weight, *others = arguments
+        if len(x) in self._sizes:
+            weight = weight.clone()
+            weight[:, 0] += 1e-3
+        super().launch(kernel, grid, x, gain, shift, weight, *others, **constants)
+
+
+def test_the_check_finds_faults() -> None:
+    kinds = {"up": replace(layer_products(ODD, torch.float32)["up"], num_out=8)}
+    (wrong,) = check_products(kinds, FaultyLauncher(range(100)), TARGET, CPU)
+    assert not wrong.is_correct
+    assert not wrong.faults
+    (unequal,) = check_products(kinds, FaultyLauncher(range(3, 4)), TARGET, CPU)
+    assert unequal.difference <= unequal.bound
+    assert [fault.partition(" have")[0] for fault in unequal.faults] == ["rows 4 to 6", "rows 14 to 16"]
 
 
 def make_table(num_rows: int) -> Tensor:
@@ -116,43 +128,38 @@ def layers() -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
-def run_plain(model: GPT2, kernels: StepKernels, layers: Tensor, table: Tensor) -> Tensor:
-    integers, x = kernels.begin(table, model.token_embedding, model.position_embedding)
-    y: Tensor | None = None
-    for layer, slots in zip(model.layers, layers, strict=True):
-        qkv = layer.qkv(kernels.add_norm(x, y, layer.norm_1))
-        y = layer.out(kernels.attend(qkv, slots, integers))
-        y = layer.down(gelu_new(layer.up(kernels.add_norm(x, y, layer.norm_2))))
-    return model.head(kernels.add_norm(x, y, model.norm))
-
-
-def run_fused(model: GPT2, kernels: StepKernels, layers: Tensor, table: Tensor) -> Tensor:
-    fused = FusedLayers(model, kernels)
-    integers, x = kernels.begin(table, model.token_embedding, model.position_embedding)
-    for layer, slots in zip(model.layers, layers, strict=False):
-        fused.run(layer, x, slots, integers)
-    return fused.logits(x, model.norm, model.head)
+def run(model: GPT2, kernels: StepKernels, layers: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    return decode(model, layers, table, kernels, FusedLayers(model, kernels))
 
 
 def test_a_step_equals_the_plain_path(model: GPT2, layers: Tensor) -> None:
-    table = make_table(5)
     kernels = TorchKernels(ODD.n_positions)
     ours, theirs = layers.clone(), layers.clone()
-    expected = run_plain(model, kernels, theirs, table)
+    table, other_table = make_table(5), make_table(5)
+    logits, tokens = run(model, kernels, ours, table)
+    expected, expected_tokens = decode(model, theirs, other_table, kernels)
     assert len(set(expected.argmax(-1).tolist())) > 1  # the logits depend on the row
-    torch.testing.assert_close(run_fused(model, kernels, ours, table), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(tokens, expected_tokens, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert table.equal(other_table)
     assert not ours.equal(layers)
 
 
+class QuickDraw(TritonKernels):
+    """Without the sort of all logits, which takes the interpreter minutes; a draw reads only its row."""
+
+    def draw(self, logits: Tensor, table: Tensor) -> Tensor:
+        return logits
+
+
 def test_a_step_has_the_same_bits_alone_and_among_others(model: GPT2, layers: Tensor) -> None:
-    """From the table through a layer to the logits; a draw reads only its row."""
-    kernels = TritonKernels(ODD, NUM_ROWS, CPU)
-    layers = layers[:1]
+    kernels = QuickDraw(ODD, NUM_ROWS, CPU)
+    shallow = replace(model, layers=model.layers[:1])
 
     def step(first: int, stop: int) -> tuple[Tensor, Tensor]:
-        own_layers, table = layers.clone(), make_table(NUM_ROWS)[:, first:stop].contiguous()
-        logits = run_fused(model, kernels, own_layers, table)
+        own_layers, table = layers[:1].clone(), make_table(NUM_ROWS)[:, first:stop].contiguous()
+        logits, _ = run(shallow, kernels, own_layers, table)
         return logits, own_layers[:, 64 * (1 + first) : 64 * (1 + stop)]
 
     logits, slots = step(0, NUM_ROWS)

@@ -40,7 +40,7 @@ def run(*arguments: str | Path, is_interpreted: bool) -> str:
 
 def test_in_the_interpreter() -> None:
     out = run("-m", "pytest", "-q", "-p", "no:cacheprovider", HERE / "interpreted_fused_layer.py", is_interpreted=True)
-    assert "8 passed" in out
+    assert "9 passed" in out
 
 
 def test_what_a_product_takes_of_a_gpu() -> None:

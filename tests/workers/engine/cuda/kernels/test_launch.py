@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("triton")
 real_driver = pytest.importorskip("cuda.bindings.driver")
 
-from workers.engine.cuda.kernels import MissingPackage, triton_kernels  # noqa: E402 - needs Triton
+from workers.engine.cuda.kernels import MissingPackage, make_triton_kernels  # noqa: E402 - needs Triton
 from workers.engine.cuda.kernels.launch import Launcher  # noqa: E402
 from workers.engine.cuda.kernels.norm import ADD_NORM  # noqa: E402
 from workers.engine.model.gpt2 import GPT2Config  # noqa: E402
@@ -153,4 +153,4 @@ def test_a_missing_package_is_named(module: str, package: str, monkeypatch: pyte
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingPackage, match=f"pip install {package}$"):
-        triton_kernels(CONFIG, 1, GPU)
+        make_triton_kernels(CONFIG, 1, GPU)

@@ -1,0 +1,148 @@
+"""Which build of torch serves which GPU, and which driver it needs.
+
+The tables are PyTorch's and NVIDIA's; docs/GPU.md shows them by card, with their sources. They are used before a worker
+starts, from what `nvidia-smi` says, and again by the worker, from the architectures of the torch that it has imported.
+This module imports no torch and asks no driver.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+Capability = tuple[int, int]
+
+OLDEST_BF16: Capability = (8, 0)
+INDEX = "https://download.pytorch.org/whl"
+TABLE = "docs/GPU.md has the table"
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A build of torch, 2.11 or newer, for Linux on x86-64.
+
+    Source: the CUDA support matrix in PyTorch's RELEASE.md (of 2.11, and of 2.12 to 2.14).
+
+    Attributes:
+        tag: as in the name of its package index.
+        cuda: version of CUDA.
+        architectures: as `torch.cuda.get_arch_list()` names them.
+    """
+
+    tag: str
+    cuda: str
+    architectures: tuple[str, ...]
+
+
+_TURING_AND_NEWER = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+BUILDS = (
+    Build("cu126", "12.6", ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")),
+    Build("cu128", "12.8", _TURING_AND_NEWER),
+    Build("cu130", "13.0", (*_TURING_AND_NEWER, "compute_120")),
+    Build("cu132", "13.2", (*_TURING_AND_NEWER, "compute_120")),
+)
+# Oldest driver for each major version of CUDA (minor version compatibility).
+# Source: docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+MIN_DRIVERS = {11: 450, 12: 525, 13: 580}
+
+
+def is_served(capability: Capability, architectures: Sequence[str]) -> bool:
+    """Whether a build with code for `architectures` runs on a GPU of this compute capability.
+
+    Code for sm_XY runs on X.Z with Z ≥ Y; compute_XY is compiled by the driver for anything newer.
+    """
+    for name in architectures:
+        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name)
+        if match is None:
+            continue
+        compiled = int(match[2]), int(match[3])
+        if match[4]:  # code of such an architecture runs there only
+            is_match = compiled == capability
+        elif match[1] == "sm":
+            is_match = compiled[0] == capability[0] and compiled <= capability
+        else:
+            is_match = compiled <= capability
+        if is_match:
+            return True
+    return False
+
+
+def dtype_problem(name: str, capability: Capability, dtype: str) -> str | None:
+    """Why a GPU cannot compute in `dtype` (a value of TERCET_DTYPE), and what to do; None if it can."""
+    if dtype == "bf16" and capability < OLDEST_BF16:
+        return f"{_card(name, capability)} computes no bf16: set TERCET_DTYPE=fp16 or auto."
+    return None
+
+
+def build_problem(
+    name: str, capability: Capability, cuda: str | None, architectures: Sequence[str] | None
+) -> str | None:
+    """Why the installed torch does not serve a GPU, and what to install; None if it does, or if that is not known.
+
+    Args:
+        cuda: version of CUDA that torch was built for; None if it was built without.
+        architectures: that torch has code for; None to look them up for `cuda`.
+    """
+    if architectures is None:
+        architectures = next((build.architectures for build in BUILDS if build.cuda == cuda), None)
+        if architectures is None and cuda is not None:
+            return None
+    if cuda is not None and is_served(capability, architectures or ()):
+        return None
+    what = "was built without CUDA" if cuda is None else f"was built for CUDA {cuda} and has no code for this GPU"
+    fitting = [build.tag for build in BUILDS if is_served(capability, build.architectures)]
+    if not fitting:
+        return (
+            f"No build of torch that Tercet runs with serves {_card(name, capability)}: name other GPUs in "
+            f"TERCET_DEVICES, or cpu ({TABLE})."
+        )
+    return (
+        f"{_card(name, capability)} needs another build of torch, as the installed one {what}: {_install(fitting)} "
+        f"({TABLE})."
+    )
+
+
+def driver_problem(name: str, capability: Capability | None, driver: str, cuda: str | None) -> str | None:
+    """Why a driver does not serve the installed torch, and what to do; None if it does, or if that is not known.
+
+    Args:
+        driver: version, like 535.183.01.
+        cuda: version of CUDA that torch was built for; None if it was built without.
+    """
+    needed = None if cuda is None else MIN_DRIVERS.get(int(cuda.partition(".")[0]))
+    major = driver.partition(".")[0]
+    if needed is None or not major.isdigit() or int(major) >= needed:
+        return None
+    fitting = [
+        build.tag
+        for build in BUILDS
+        if int(major) >= MIN_DRIVERS[int(build.cuda.partition(".")[0])]
+        and (capability is None or is_served(capability, build.architectures))
+    ]
+    or_build = f", or install a build of torch for it: {_install(fitting)}" if fitting else ""
+    return (
+        f"The driver {driver} of {name} is too old for torch's build for CUDA {cuda}, which needs {needed} or newer: "
+        f"update the driver{or_build} ({TABLE})."
+    )
+
+
+def installed_cuda() -> tuple[bool, str | None]:
+    """Whether torch is installed, and the version of CUDA that it was built for, if any. Does not import torch."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False, None
+    text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    match = re.search(r"^cuda(?::[^=]*)?\s*=\s*['\"]([0-9.]+)['\"]", text, re.MULTILINE)
+    return True, match[1] if match else None
+
+
+def _install(tags: Sequence[str]) -> str:
+    others = f" (or {', '.join(tags[:-1])})" if tags[:-1] else ""
+    return f"pip install torch --index-url {INDEX}/{tags[-1]}{others}"
+
+
+def _card(name: str, capability: Capability) -> str:
+    return f"{name} (compute capability {capability[0]}.{capability[1]})"

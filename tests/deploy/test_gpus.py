@@ -1,0 +1,186 @@
+"""The GPUs of a machine, as a real executable named `nvidia-smi` describes them. There is no GPU: its output and the
+device nodes are the tests' own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from deploy import gpus, planning
+from deploy.gpus import check_gpus, list_gpus
+from deploy.planning import count_gpus
+from shared import gpu_builds
+from shared.errors import StartError
+from shared.settings import ModelSpec, Settings
+
+Install = Callable[[str], None]
+T4 = "0, GPU-aaaa, Tesla T4, 580.65.06, 7.5"
+V100 = "1, GPU-bbbb, Tesla V100-SXM2-16GB, 580.65.06, 7.0"
+K80 = "0, GPU-cccc, Tesla K80, 470.82.01, 3.7"
+H100 = "0, GPU-dddd, NVIDIA H100 80GB HBM3, 580.65.06, 9.0"
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts an `nvidia-smi` with this shell script as its body into the only directory of PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def install(body: str) -> None:
+        path = tmp_path / "nvidia-smi"
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    return install
+
+
+def print_rows(*rows: str) -> str:
+    return "\n".join(f"echo '{row}'" for row in rows)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A device node exists."""
+    node = tmp_path / "nvidia0"
+    node.touch()
+    monkeypatch.setattr(list_gpus, "__defaults__", (((str(tmp_path / "nvidia[0-9]*"),),), 1.0))
+    return node
+
+
+FAILURES = {
+    "fails": ("exit 9", "fails"),
+    "hangs": ("exec /bin/sleep 30", "does not answer within 1 s"),
+    "prints nothing": ("exit 0", "lists no GPU"),
+    "prints something else": ("echo No devices were found", "lists no GPU"),
+}
+
+
+@pytest.mark.parametrize(("body", "reason"), FAILURES.values(), ids=FAILURES)
+def test_an_nvidia_smi_that_fails_is_an_error_where_a_device_node_exists(
+    install: Install, nodes: Path, body: str, reason: str
+) -> None:
+    install(body)
+    with pytest.raises(StartError, match=reason) as refused:
+        count_gpus({})
+    for text in (str(nodes), "driver", "--gpus all", "TERCET_DEVICES=cpu"):
+        assert text in str(refused.value)
+
+
+@pytest.mark.usefixtures("install")
+def test_a_missing_nvidia_smi_is_an_error_where_a_device_node_exists(nodes: Path) -> None:
+    with pytest.raises(StartError, match="is not installed"):
+        count_gpus({})
+    nodes.unlink()
+    assert count_gpus({}) == 0
+
+
+def test_without_a_device_node_there_is_no_gpu(install: Install, tmp_path: Path) -> None:
+    install("exit 9")
+    assert list_gpus(nodes=[[str(tmp_path / "nvidia[0-9]*")]]) == []
+
+
+def test_wsl_has_a_gpu_of_nvidia_only_with_its_library(install: Install, tmp_path: Path) -> None:
+    install("exit 9")
+    group = (str(tmp_path / "dxg"), str(tmp_path / "libcuda.so*"))
+    (tmp_path / "dxg").touch()
+    assert list_gpus(nodes=[group]) == []
+    (tmp_path / "libcuda.so.1").touch()
+    with pytest.raises(StartError, match="dxg"):
+        list_gpus(nodes=[group])
+
+
+def test_gpus_are_listed_also_by_a_driver_that_knows_no_capability(install: Install) -> None:
+    install(print_rows(T4, V100))
+    assert [(gpu.name, gpu.capability) for gpu in list_gpus()] == [
+        ("Tesla T4", (7, 5)),
+        ("Tesla V100-SXM2-16GB", (7, 0)),
+    ]
+    install('case "$1" in *compute_cap*) exit 2;; esac\n' + print_rows("0, GPU-aaaa, Tesla K80, 470.82.01"))
+    [gpu] = list_gpus()
+    assert (gpu.name, gpu.driver, gpu.capability) == ("Tesla K80", "470.82.01", None)
+
+
+def test_a_plan_for_cpus_asks_no_driver(install: Install, nodes: Path) -> None:
+    install("exit 9")
+    check_gpus(("cpu",), "auto", {})
+    assert nodes.exists()
+
+
+REFUSALS = {
+    "T4 in bf16": (T4, "bf16", "13.0", ("cuda:0: Tesla T4 (compute capability 7.5) computes no bf16", "fp16 or auto")),
+    "V100 with CUDA 13": (
+        V100.replace("1, ", "0, ", 1), "auto", "13.0", ("Tesla V100", "no code for this GPU", "/cu126", "docs/GPU.md")
+    ),
+    "V100 in bf16": (V100.replace("1, ", "0, ", 1), "bf16", "12.6", ("computes no bf16",)),
+    "K80": (K80, "auto", "12.6", ("No build of torch", "Tesla K80", "TERCET_DEVICES")),
+    "old driver": (
+        H100.replace("580.65.06", "535.183.01"), "auto", "13.0",
+        ("The driver 535.183.01 of NVIDIA H100", "580 or newer", "update the driver", "/cu128"),
+    ),
+    "older driver": (H100.replace("580.65.06", "470.1"), "auto", "12.6", ("525 or newer: update the driver (",)),
+    "no CUDA": (H100, "auto", None, ("was built without CUDA", "/cu132")),
+    "newer than the build": ("0, GPU-e, NVIDIA B200, 580.65.06, 10.0", "auto", "12.6", ("NVIDIA B200", "/cu132")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "dtype", "cuda", "texts"), REFUSALS.values(), ids=REFUSALS)
+def test_what_the_installed_torch_does_not_serve_is_refused_by_name(
+    install: Install, monkeypatch: pytest.MonkeyPatch, row: str, dtype: str, cuda: str | None, texts: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(gpus, "installed_cuda", lambda: (True, cuda))
+    install(print_rows(row))
+    with pytest.raises(StartError) as refused:
+        check_gpus(("cuda:0",), dtype, {})
+    for text in texts:
+        assert text in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "dtype", "cuda"),
+    [
+        (T4, "fp16", "13.0"),
+        (T4, "auto", "12.8"),
+        (V100.replace("1, ", "0, ", 1), "auto", "12.6"),
+        (H100, "bf16", "13.0"),
+        (H100.replace("580.65.06", "535.183.01"), "bf16", "12.8"),
+        ("0, GPU-e, NVIDIA L4, 580.65.06, 8.9", "bf16", "13.0"),  # code for 8.6 runs
+        ("0, GPU-e, NVIDIA of 2030, 999.1, 15.0", "bf16", "13.0"),  # the driver compiles for it
+        (H100, "auto", "14.1"),  # a build that the table does not have
+    ],
+)
+def test_what_the_installed_torch_serves_is_not_refused(
+    install: Install, monkeypatch: pytest.MonkeyPatch, row: str, dtype: str, cuda: str
+) -> None:
+    monkeypatch.setattr(gpus, "installed_cuda", lambda: (True, cuda))
+    install(print_rows(row))
+    check_gpus(("cuda:0",), dtype, {})
+
+
+@pytest.mark.parametrize(
+    ("visible", "is_refused"), [("1", True), ("0", False), ("GPU-bb", True), ("MIG-x", False), ("", False)]
+)
+def test_the_gpu_that_is_checked_is_the_visible_one(
+    install: Install, monkeypatch: pytest.MonkeyPatch, visible: str, is_refused: bool
+) -> None:
+    monkeypatch.setattr(gpus, "installed_cuda", lambda: (True, "13.0"))
+    install(print_rows(T4, V100))
+    if is_refused:
+        with pytest.raises(StartError, match="V100"):
+            check_gpus(("cuda:0",), "auto", {"CUDA_VISIBLE_DEVICES": visible})
+    else:
+        check_gpus(("cuda:0",), "auto", {"CUDA_VISIBLE_DEVICES": visible})
+
+
+def test_the_build_of_torch_is_read_without_importing_it() -> None:
+    assert gpu_builds.installed_cuda() == (True, torch.version.cuda)
+
+
+def test_planning_checks_gpus(install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpus, "installed_cuda", lambda: (True, "13.0"))
+    install(print_rows(V100.replace("1, ", "0, ", 1)))
+    settings = Settings(run_dir=tmp_path / "run", models=(ModelSpec("embedded"),))
+    with pytest.raises(StartError, match="V100"):
+        planning.make_plan(settings, {name: os.environ[name] for name in ("PATH",)})
