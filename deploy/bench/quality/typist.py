@@ -227,7 +227,8 @@ def savings_table(rows: Sequence[SavingsRow]) -> Table:
     table = Table("text", "rule", "suggestions of", title="Keystroke savings (95 % confidence interval)")
     for number in numbers:
         table.add_column(f"{number} suggestion{'s' * (number > 1)}", justify="right")
-    table.add_column(f"{numbers[-1]} ÷ 1", justify="right")
+    if len(numbers) > 1:
+        table.add_column(f"{numbers[-1]} ÷ 1", justify="right")
     lines: dict[tuple[str, str, str], dict[int, SavingsRow]] = {}
     for row in rows:
         lines.setdefault((row.file, row.rule, row.suggester), {})[row.num_suggestions] = row
@@ -238,7 +239,7 @@ def savings_table(rows: Sequence[SavingsRow]) -> Table:
         last = own.get(numbers[-1])
         has_ratio = last is not None and last.ratio is not None
         ratio = f"{last.ratio:.2f} ({last.ratio_low:.2f}–{last.ratio_high:.2f})" if last and has_ratio else ""
-        table.add_row(*key, *cells, ratio)
+        table.add_row(*key, *cells, *([ratio] if len(numbers) > 1 else []))
     return table
 
 
