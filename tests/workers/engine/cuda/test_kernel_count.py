@@ -24,6 +24,7 @@ from workers.engine.loader import LoadedModel, build
 from workers.engine.model.gpt2 import GPT2
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams
 from workers.engine.result_stream import ResultStream
+from workers.engine.runner import draw_all
 from workers.engine.sampling import sample
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Sequence
@@ -95,7 +96,9 @@ def test_rows_that_are_drawn_on_the_host_cost_the_device_copies_only(monkeypatch
         runner = CudaRunner(LoadedModel(model_of(2), "cuda", "fp32"), 2)
         core = EngineCore(Scheduler(runner.num_entries, 2), runner, eos_id=None)
         monkeypatch.setattr(cuda_runner, "sample", counter.uncounted(sample_on_host))
-        monkeypatch.setattr(torch, "stack", counter.uncounted(torch.stack))  # of logits on the host
+        # Of logits on the host.
+        monkeypatch.setattr(torch, "cat", counter.uncounted(torch.cat))
+        monkeypatch.setattr(cuda_runner, "draw_all", counter.uncounted(draw_all))
         monkeypatch.setattr(FakeGraph, "replay", counter.uncounted(FakeGraph.replay))
         monkeypatch.setattr(FakeCuda, "copy_later", counter.uncounted(FakeCuda.copy_later, "download", 1))
         monkeypatch.setattr(FakeCuda, "finish_copies", counter.uncounted(FakeCuda.finish_copies))

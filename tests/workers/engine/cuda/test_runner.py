@@ -347,11 +347,12 @@ def draw_each(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
 def test_draws_are_those_of_sample() -> None:
     rng = random.Random(4)
     logits = 3 * torch.randn(400, 1000, generator=torch.Generator().manual_seed(4))
-    logits[::5] = logits[::5].round()  # ties among the likeliest
+    # Ties among the likeliest, for greedy draws: `sample` leaves their order open where it samples.
+    logits[::5] = logits[::5].round()
     draws = [
         Draw(
             SamplingParams(
-                temperature=rng.choice([0, 0.5, 1.0, 2.0]),
+                temperature=rng.choice([0.5, 1.0, 2.0]) if seed % 5 else 0,
                 top_k=rng.choice([1, 7, 50, 64]),
                 top_p=rng.choice([0, 0.3, 0.9, 1]),
             ),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from workers.engine.cuda.kernels.compile import CompiledKernel, Kernel, compile_kernel
-from workers.engine.cuda.kernels.launch import Grid, argument_type
+from workers.engine.cuda.kernels.launch import Grid, argument_types
 from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 from workers.engine.cuda.step_kernels import TABLE_ROWS
 from workers.engine.model.gpt2 import GPT2Config, Norm
@@ -33,7 +33,7 @@ class CompilingLauncher:
         self.compiled: dict[str, CompiledKernel] = {}
 
     def launch(self, kernel: Kernel, grid: Grid, *arguments: Tensor | int | float, **constants: Any) -> None:
-        compiled = compile_kernel(kernel, tuple(map(argument_type, arguments)), constants, self._capability)
+        compiled = compile_kernel(kernel, argument_types(kernel, arguments, constants), constants, self._capability)
         before = self.compiled.get(kernel.name)
         if before is None or len(before.cubin) < len(compiled.cubin):
             self.compiled[kernel.name] = compiled

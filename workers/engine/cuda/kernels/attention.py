@@ -25,7 +25,7 @@ def num_splits(n_ctx: int) -> int:
     return -(-n_ctx // split_size(n_ctx))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _attend(
     qkv,
     slots,

@@ -10,7 +10,7 @@ from workers.engine.cuda.kernels.compile import Kernel
 ROWS = 8  # read together: a power of two of at least TEMPERATURE
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "size"])
 def _begin(
     table,
     token_embedding,

@@ -105,7 +105,7 @@ def _find_candidates(
     tl.store(sums + row * 2 * NUM_BLOCKS + NUM_BLOCKS + block, tl.sum(tl.exp(values - finite), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "size"])
 def _draw(
     keys,
     sums,
