@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
 
@@ -19,9 +20,10 @@ from shared.errors import StartError
 COMBINATIONS = {75: ("fp16",), 80: ("fp16", "bf16", "fp32"), 86: ("fp16", "bf16", "fp32"), 90: ("fp16", "bf16", "fp32")}
 NUM_PROCESSES = 2
 VOCAB_PADDING = 64  # logits are that many numbers apart, or a multiple
-# In the order of a step; the last two compute in float32 and float64 for any type of weights.
-KERNELS = ("begin", "add_norm", "attend", "find_candidates", "draw")
-DRAW_KERNELS = KERNELS[3:]
+# In the order of a step; those of the draw compute in float32 and float64 for any type of weights.
+DRAW_KERNELS = ("find_candidates", "draw")
+KERNELS = ("begin", "add_norm", "attend", *DRAW_KERNELS)
+PRODUCTS = ("qkv", "out", "up", "down", "head")  # of the fused layers
 COLUMNS = ("kernel", "architecture", "dtype", "registers", "spilled bytes", "shared bytes")
 
 
@@ -42,11 +44,14 @@ class KernelRow:
         return self.kernel, f"sm_{self.capability}", self.dtype, *(f"{number:,}" for number in numbers)
 
 
-def measure_kernels(shape: str, combinations: Sequence[tuple[int, str]] | None = None) -> list[KernelRow]:
+def measure_kernels(
+    shape: str, combinations: Sequence[tuple[int, str]] | None = None, products: Sequence[str] = PRODUCTS
+) -> list[KernelRow]:
     """
     Args:
         shape: of `SHAPES`.
         combinations: compute capabilities and data types; None for all.
+        products: of the fused layers.
 
     Raises:
         StartError: if Triton is not installed.
@@ -55,11 +60,16 @@ def measure_kernels(shape: str, combinations: Sequence[tuple[int, str]] | None =
         raise StartError("The kernels are compiled by Triton, which is not installed: pip install triton")
     if combinations is None:
         combinations = [(capability, dtype) for capability, dtypes in COMBINATIONS.items() for dtype in dtypes]
-    shapes, capabilities, dtypes = zip(*((shape, *one) for one in combinations), strict=True)
+    capabilities, dtypes = zip(*combinations, strict=True)
     with ProcessPoolExecutor(NUM_PROCESSES, mp_context=get_context("spawn")) as pool:
-        measured = list(pool.map(_measure, shapes, capabilities, dtypes))
+        measured = list(pool.map(partial(_measure, shape, products), capabilities, dtypes))
     rows = {(row.kernel, row.capability, row.dtype): row for rows in measured for row in rows}
-    return sorted(rows.values(), key=lambda row: (KERNELS.index(row.kernel), row.capability, row.dtype))
+    order = (*KERNELS, *map(fused_name, PRODUCTS))
+    return sorted(rows.values(), key=lambda row: (order.index(row.kernel), row.capability, row.dtype))
+
+
+def fused_name(product: str) -> str:
+    return f"fused {product}"
 
 
 def kernels_table(rows: Sequence[KernelRow]) -> Table:
@@ -77,17 +87,21 @@ def kernels_markdown(rows: Sequence[KernelRow]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _measure(shape: str, capability: int, dtype: str) -> list[KernelRow]:
+def _measure(shape: str, products: Sequence[str], capability: int, dtype: str) -> list[KernelRow]:
     import torch
 
-    from workers.engine.cuda.kernels.ahead_of_time import compile_step_kernels
+    from workers.engine.cuda.kernels.ahead_of_time import compile_product, compile_step_kernels
     from workers.engine.cuda.kernels.compile import read_resources
+    from workers.engine.cuda.kernels.fused_layer import MIN_CAPABILITY, layer_products
     from workers.engine.model.gpt2 import SHAPES
 
     config = SHAPES[shape]
     dtypes = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
     stride = -(-config.vocab_size // VOCAB_PADDING) * VOCAB_PADDING
     compiled = compile_step_kernels(config, dtypes[dtype], capability, stride)
+    if capability >= MIN_CAPABILITY:
+        kinds = layer_products(config, dtypes[dtype])
+        compiled |= {fused_name(name): compile_product(kinds[name], capability) for name in products}
     rows = []
     for name, kernel in compiled.items():
         used = read_resources(kernel)

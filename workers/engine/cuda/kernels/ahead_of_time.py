@@ -1,4 +1,4 @@
-"""Compiles all kernels of a model's decode step without a GPU, as they are compiled when they are first launched.
+"""Compiles the kernels of a model's decode step without a GPU, as they are compiled when they are first launched.
 
 For set-up, which fills Triton's disk cache, and for what the kernels take of a GPU. Knows shapes. Launches nothing.
 """
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from workers.engine.cuda.kernels.compile import CompiledKernel, Kernel, compile_kernel
+from workers.engine.cuda.kernels.fused_layer import Product, Target
 from workers.engine.cuda.kernels.launch import Grid, argument_types
 from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 from workers.engine.cuda.step_kernels import TABLE_ROWS
@@ -63,3 +64,20 @@ def compile_step_kernels(
     logits = torch.empty(1, logits_stride or config.vocab_size)[:, : config.vocab_size]
     kernels.draw(logits, table)
     return launcher.compiled
+
+
+def compile_product(kind: Product, capability: int) -> CompiledKernel:
+    """A product of the fused layers. Any number of rows runs the same machine code.
+
+    Args:
+        capability: compute capability, 90 for 9.0.
+    """
+    target = Target.of(capability)
+    x = torch.empty(1, dtype=kind.dtype)
+    out = x.float() if kind.is_float_out else x
+    constants = kind.constants(target)
+    types, *others = (
+        argument_types(target.kernel, [*[x] * 6, out, num_rows, 1e-5], constants) for num_rows in (3, 16, 48)
+    )
+    assert others == [types] * 2
+    return compile_kernel(target.kernel, types, constants, capability)

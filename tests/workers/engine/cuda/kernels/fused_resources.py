@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from workers.engine.cuda.kernels.compile import compile_kernel, read_resources
-from workers.engine.cuda.kernels.fused_layer import Product, Target, layer_products
-from workers.engine.cuda.kernels.launch import argument_types
+from workers.engine.cuda.kernels.ahead_of_time import compile_product
+from workers.engine.cuda.kernels.compile import read_resources
+from workers.engine.cuda.kernels.fused_layer import Product, layer_products
 from workers.engine.loader import read_config
 from workers.engine.model.gpt2 import SHAPES
 
@@ -35,13 +35,7 @@ KINDS = [("fp16", 75), ("bf16", 80), ("fp16", 86), ("bf16", 90), ("fp32", 90)]
 
 def describe(kind: Product, capability: int) -> dict[str, int]:
     """Registers, spilled bytes and shared memory; 16-byte loads of the whole kernel and of those before its wait."""
-    target = Target.of(capability)
-    kernel, constants = target.kernel, kind.constants(target)
-    x = torch.empty(1, dtype=kind.dtype)
-    out = x.float() if kind.is_float_out else x
-    types, *others = [argument_types(kernel, [*[x] * 6, out, rows, 1e-5], constants) for rows in (3, 16, 48)]
-    assert others == [types] * 2  # the same code for any number of rows
-    compiled = compile_kernel(kernel, types, constants, capability)
+    compiled = compile_product(kind, capability)
     with TemporaryDirectory() as directory:
         path = Path(directory, "kernel.cubin")
         path.write_bytes(compiled.cubin)
