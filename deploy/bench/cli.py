@@ -122,7 +122,7 @@ def bench_engine(
 
 
 @bench.command("host")
-def bench_host(rounds: Rounds = 7, quick: Quick = False) -> None:
+def bench_host(rounds: Rounds = 30, quick: Quick = False) -> None:
     """Host time of a decode step on the GPU path, with the device's part left out. Needs no GPU."""
     from deploy.bench.speed import host_cost  # only here: it imports torch
 
