@@ -88,7 +88,7 @@ def check_gpus(devices: Iterable[str], dtype: str, environ: Mapping[str, str]) -
                 or dtype_problem(gpu.name, gpu.capability, dtype)
             )
         if problem is not None:
-            raise StartError(f"{device}: {problem}")
+            raise StartError(f"{device}: {problem} TERCET_DEVICES=cpu serves on the CPU.")
 
 
 def _gpu_of(device: str, gpus: Sequence[InstalledGpu], environ: Mapping[str, str]) -> InstalledGpu | None:

@@ -141,7 +141,7 @@ def installed_cuda() -> tuple[bool, str | None]:
 
 def _install(tags: Sequence[str]) -> str:
     others = f" (or {', '.join(tags[:-1])})" if tags[:-1] else ""
-    return f"pip install torch --index-url {INDEX}/{tags[-1]}{others}"
+    return f".venv/bin/pip install torch --index-url {INDEX}/{tags[-1]}{others}"
 
 
 def _card(name: str, capability: Capability) -> str:
