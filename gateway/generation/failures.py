@@ -8,6 +8,9 @@ from gateway.generation.request import BranchFailure
 from gateway.generation.selection import REJECTION_DETAILS
 from shared.errors import DeadlineExceeded, InvalidRequest, NoCompletion, PromptTooLong, TercetError, retry_after_s
 
+# Begins the detail of a `NoCompletion` whose completions were all rejected.
+NOTHING_TO_SHOW = "No completion was worth showing."
+
 
 def no_completion_error(failures: Sequence[BranchFailure], *, faster: str) -> TercetError:
     """The error of a request whose branches failed, or whose completions were rejected.
@@ -25,7 +28,7 @@ def no_completion_error(failures: Sequence[BranchFailure], *, faster: str) -> Te
     reasons = " ".join(sorted({f"{failure.code}: {failure.detail}" for failure in failures}))
     if codes <= REJECTION_DETAILS.keys():
         return NoCompletion(
-            f"No completion was worth showing. {reasons} Try another seed, a higher temperature, or more context.",
+            f"{NOTHING_TO_SHOW} {reasons} Try another seed, a higher temperature, or more context.",
             retry_after_s=retry_after_s(),
         )
     return NoCompletion(f"Generation failed. {reasons} Try again.", retry_after_s=retry_after_s())
