@@ -255,7 +255,8 @@ class Supervisor:
             if self._failed_slots
             else "Every slot is warm"
         )
-        self._console.print(f"[green]{warm}[/] ({models}). Serving at [bold]{url}[/]; Ctrl-C stops. Try:\n")
+        color = "yellow" if self._failed_slots else "green"
+        self._console.print(f"[{color}]{warm}[/] ({models}). Serving at [bold]{url}[/]; Ctrl-C stops. Try:\n")
         self._console.print(
             f"""  curl {cert}{key}-d '{{"context": "The old man looked at the sea and"}}' {url}{path}\n""",
             highlight=False, soft_wrap=True,
