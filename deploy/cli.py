@@ -237,6 +237,8 @@ def complete(
         page.print(Text.assemble((text, "dim"), (sentence["value"], "bold"), end="\n\n"))
         if explain:
             page.print(_explanation(sentence), end="\n\n")
+    if not answer["sentences"]:
+        page.print(f"No completion was worth showing: {answer['errors'][0]['detail']}", highlight=False)
     replay = f"--seed {answer['seed']} reproduces it"
     page.print(f"[dim]{answer['model']}, {answer['time'] * 1e3:.0f} ms, {replay}[/]", highlight=False)
     if svg:

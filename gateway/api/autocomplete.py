@@ -31,7 +31,7 @@ from gateway.api.schema import (
     TokenExplanation,
     parse_autocomplete_request,
 )
-from gateway.generation.failures import no_completion_error
+from gateway.generation.failures import are_rejections, no_completion_error
 from gateway.generation.request import GenerationSpec, RequestContext
 from gateway.generation.runner import Caller, CompletionRunner, document_key, draw_seed
 from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
@@ -61,7 +61,8 @@ class AutocompleteResource:
         "POST": Operation(
             tag="Completions",
             summary="Complete a text",
-            description="Answers up to `n_samples` sentences that continue `context`, best first. The body is parsed as"
+            description="Answers up to `n_samples` sentences that continue `context`, best first; none if no"
+            " completion was worth showing. The body is parsed as"
             " JSON, whatever its `Content-Type`. With `stream`, errors after the first event are its last event.",
             bodies=(parse_autocomplete_request,),
             examples={
@@ -125,7 +126,7 @@ class AutocompleteResource:
         Raises:
             InvalidJson, InvalidRequest, UnknownModel: the request is wrong.
             QuotaExceeded, Overloaded, NotReady, Superseded, ClientGone: it was not started, or cancelled.
-            NoCompletion, DeadlineExceeded, InvalidRequest: it has no suggestion. A stream has begun then: the error is
+            NoCompletion, DeadlineExceeded, InvalidRequest: it has no completion. A stream has begun then: the error is
                 its last event.
         """
         started_at = time.monotonic()
@@ -186,12 +187,13 @@ class AutocompleteResource:
         """The whole answer; also fills in what the middleware logs, and remembers the answer for feedback.
 
         Raises:
-            NoCompletion, DeadlineExceeded: there is no suggestion.
+            NoCompletion, DeadlineExceeded: there is no completion.
         """
         response = _response(context, started_at, render_sentence, result)
         now = time.monotonic()
-        slowest = max(response.sentences, key=lambda sentence: sentence.time)
-        log.timing = {"queue": slowest.queue_ms, "prefill": slowest.prefill_ms, "decode": slowest.decode_ms}
+        if response.sentences:
+            slowest = max(response.sentences, key=lambda sentence: sentence.time)
+            log.timing = {"queue": slowest.queue_ms, "prefill": slowest.prefill_ms, "decode": slowest.decode_ms}
         log.log = {
             "model": response.model,
             "context_chars": context.num_prompt_chars,
@@ -271,9 +273,10 @@ def _response(
 ) -> AutocompleteResponse:
     """
     Raises:
-        NoCompletion, DeadlineExceeded, InvalidRequest: there is no suggestion.
+        NoCompletion, DeadlineExceeded, InvalidRequest: there is no completion. If all were rejected, the answer is
+            whole and has no sentence: another attempt would end alike.
     """
-    if not result.suggestions:
+    if not result.suggestions and not are_rejections(result.failures):
         raise no_completion_error(result.failures, faster="allow a longer max_time or a shorter length")
     spec = context.spec
     return AutocompleteResponse(

@@ -8,8 +8,10 @@ from gateway.generation.request import BranchFailure
 from gateway.generation.selection import REJECTION_DETAILS
 from shared.errors import DeadlineExceeded, InvalidRequest, NoCompletion, PromptTooLong, TercetError, retry_after_s
 
-# Begins the detail of a `NoCompletion` whose completions were all rejected.
-NOTHING_TO_SHOW = "No completion was worth showing."
+
+def are_rejections(failures: Sequence[BranchFailure]) -> bool:
+    """Whether every branch had a completion, and all were rejected."""
+    return all(failure.code in REJECTION_DETAILS for failure in failures)
 
 
 def no_completion_error(failures: Sequence[BranchFailure], *, faster: str) -> TercetError:
@@ -26,9 +28,9 @@ def no_completion_error(failures: Sequence[BranchFailure], *, faster: str) -> Te
     if codes == {DeadlineExceeded.code}:
         return DeadlineExceeded(f"No completion was ready in time; {faster}.", retry_after_s=retry_after_s())
     reasons = " ".join(sorted({f"{failure.code}: {failure.detail}" for failure in failures}))
-    if codes <= REJECTION_DETAILS.keys():
+    if are_rejections(failures):
         return NoCompletion(
-            f"{NOTHING_TO_SHOW} {reasons} Try another seed, a higher temperature, or more context.",
+            f"No completion was worth showing. {reasons} Try another seed, a higher temperature, or more context.",
             retry_after_s=retry_after_s(),
         )
     return NoCompletion(f"Generation failed. {reasons} Try again.", retry_after_s=retry_after_s())

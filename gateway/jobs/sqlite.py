@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +19,8 @@ from shared.errors import JobsUnavailable, retry_after_s
 
 # How long a write waits for another process.
 BUSY_TIMEOUT_S = 5.0
+# Pause before another attempt to open a file that another process is switching to WAL.
+OPEN_PAUSE_S = 0.01
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     id TEXT PRIMARY KEY, version INTEGER NOT NULL, owner TEXT NOT NULL, idempotency TEXT UNIQUE,
@@ -102,13 +105,32 @@ class SqliteStore:
         with self._lock:
             try:
                 if self._connection is None:
-                    self._connection = _connect(self._path)
+                    self._connection = _open(self._path)
                 yield self._connection
             except (sqlite3.Error, OSError) as error:
                 raise JobsUnavailable(
                     "The job store of this server cannot be used: its file (TERCET_JOBS) must be writable.",
                     retry_after_s=retry_after_s(),
                 ) from error
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """A connection to the file, also while others create it.
+
+    SQLite does not wait for a lock while it switches a file to WAL: it refuses one of two processes at once
+    (sqlite.org/wal.html, "Sometimes Queries Return SQLITE_BUSY In WAL Mode").
+
+    Raises:
+        sqlite3.Error, OSError: the file cannot be opened, or was locked for `BUSY_TIMEOUT_S`.
+    """
+    until = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            return _connect(path)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= until:
+                raise
+        time.sleep(OPEN_PAUSE_S)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import msgspec
 from rich.console import Console
 
-from deploy.bench.harness.clients import LOOPBACK, Connection, Exchange
+from deploy.bench.harness.clients import LOOPBACK, Connection
 from deploy.bench.harness.options import Options
 from deploy.bench.harness.run import start_server
 from deploy.bench.quality.keystrokes import Answer
 from gateway.api.autocomplete import DEFAULT_MAX_TOKENS, sampling_of
 from gateway.api.schema import AutocompleteRequest
-from gateway.generation.failures import NOTHING_TO_SHOW
 from gateway.generation.request import BranchResult, rank_first_token
 from gateway.generation.selection import Selection, SelectionPolicy
-from shared.errors import NoCompletion, StartError
+from shared.errors import StartError
 from shared.protocol import Failed, GenerateRequest
 from shared.settings import Settings
 from workers.checkpoints.resolve import resolve
@@ -74,12 +73,10 @@ class GatewaySource:
         body = {"context": context, "seed": seed, **self._fields}
         done = self._thread.connection.exchange(body)
         for wait_s in RETRY_WAITS_S:
-            if done.status not in RETRIED or _shows_nothing(done):
+            if done.status not in RETRIED:
                 break
             time.sleep(wait_s)
             done = self._thread.connection.exchange(body)
-        if _shows_nothing(done):
-            return Answer((), done.ms)
         if done.status != HTTPStatus.OK:
             raise StartError(f"The server under test answered with status {done.status} (0: connection lost).")
         sentences = json.loads(done.answer)["sentences"]
@@ -88,14 +85,6 @@ class GatewaySource:
     def close(self) -> None:
         """Close the calling thread's connection."""
         self._thread.connection.__exit__()
-
-
-def _shows_nothing(done: Exchange) -> bool:
-    """Whether the gateway rejected all completions, which it would do again."""
-    if done.status != NoCompletion.status:
-        return False
-    detail: str = json.loads(done.answer)["detail"]
-    return detail.startswith(NOTHING_TO_SHOW)
 
 
 class EngineSource:

@@ -11,13 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from deploy.bench.quality import sources
-from gateway.generation.failures import no_completion_error
-from gateway.generation.request import BranchFailure
 from shared.errors import StartError
 
 
 @contextmanager
-def gateway(*statuses: int, detail: str = "The queue is full.") -> Iterator[int]:
+def gateway(*statuses: int) -> Iterator[int]:
     """Answers with these statuses in turn, then with 200. Its port."""
     left = list(statuses)
 
@@ -26,7 +24,7 @@ def gateway(*statuses: int, detail: str = "The queue is full.") -> Iterator[int]
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            data = json.dumps({"sentences": [{"value": " sea"}], "detail": detail}).encode()
+            data = json.dumps({"sentences": [{"value": " sea"}]}).encode()
             self.send_response(left.pop(0) if left else 200)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
@@ -62,13 +60,4 @@ def test_a_request_without_an_answer_ends_the_run(statuses: tuple[int, ...]) -> 
         source = sources.GatewaySource(port, {})
         with pytest.raises(StartError, match=str(statuses[0])):
             source.suggest("the", 0)
-        source.close()
-
-
-def test_completions_that_were_all_rejected_are_no_suggestion() -> None:
-    error = no_completion_error([BranchFailure(0, "empty", "It was empty.")], faster="")
-    with gateway(error.status, detail=error.detail) as port:
-        source = sources.GatewaySource(port, {})
-        assert source.suggest("the", 0).suggestions == ()
-        assert source.suggest("the", 0).suggestions == (" sea",)  # the first was not repeated
         source.close()
