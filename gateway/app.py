@@ -17,7 +17,7 @@ import falcon
 import structlog
 from falcon.routing import CompiledRouter
 
-from gateway.api.autocomplete import AutocompleteResource
+from gateway.api.autocomplete import AutocompleteResource, PredictionSettings
 from gateway.api.early_refusals import EarlyRefusals
 from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
@@ -148,7 +148,13 @@ def create_app(
     runner = CompletionRunner(plan, fanout, OwnerQuota(settings.key_concurrency), hangups, settings.timeout_s)
     feedback_store = FeedbackStore(metrics)
     submitter = None if jobs is None else JobSubmitter(jobs)
-    autocomplete = AutocompleteResource(runner, feedback_store, settings.similarity, submitter)
+    autocomplete = AutocompleteResource(
+        runner,
+        feedback_store,
+        settings.similarity,
+        PredictionSettings(settings.predict_temperature, settings.min_usefulness),
+        submitter,
+    )
     completions = CompletionsResource(runner, settings.similarity)
     tgi = TgiResponder(runner, settings.similarity)
     if settings.sagemaker:

@@ -39,6 +39,17 @@ class Group(Struct, kw_only=True, frozen=True):
     size: Annotated[int, Meta(ge=1)]
 
 
+class Prediction(Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """The branch answers the continuation with the `rank`-th likeliest next word, and ignores how tokens are drawn.
+
+    `temperature` calibrates the probabilities of words; with `is_verbatim` the continuation is not cut after the words
+    that are worth reading."""
+
+    rank: Annotated[int, Meta(ge=0, le=7)] = 0
+    temperature: Annotated[float, Meta(gt=0)] = 1.0
+    is_verbatim: bool = False
+
+
 class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True, omit_defaults=True):
     """`POST /generate` on a slot's socket: one branch. `deadline_ms` starts when the worker reads the request.
 
@@ -54,6 +65,7 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
     max_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
     heal: bool = False
     sampling: Sampling = Sampling()
+    predict: Prediction | None = None
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] = 0
     deadline_ms: Annotated[float, Meta(gt=0)] = 30_000.0
     group: Group | None = None
@@ -104,6 +116,8 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     token: nothing precedes it. They are null if the branch ended before its prompt was computed.
 
     With `logprobs` 0, the lists of most likely tokens are empty.
+
+    `usefulness` of a prediction: keys that showing it should save. Its `text` is empty if there is no such word.
     """
 
     text: str
@@ -112,6 +126,7 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     ends: list[int]
     num_kept_tokens: int
     num_typed_tokens: int = 0
+    usefulness: float | None = None
     finish_reason: str
     num_prompt_tokens: int
     cached_tokens: int

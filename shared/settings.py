@@ -296,6 +296,12 @@ class Settings:
         80.0, "percent", "sentences at least this similar, character by character, are duplicates: the second is "
         "replaced",
     )  # fmt: skip
+    predict_temperature: Annotated[float, Meta(ge=0.1, le=10)] = _setting(
+        1.0, "", "calibrates the probabilities of predicted words (strategy predict); tercet calibrate fits it",
+    )  # fmt: skip
+    min_usefulness: Annotated[float, Meta(ge=0, le=100)] = _setting(
+        0.0, "keys", "predictions that should save fewer keys are not shown; tercet calibrate fits it",
+    )  # fmt: skip
     timeout_s: Annotated[float, Meta(ge=0.05, le=600)] = _setting(
         30.0, "seconds", "longest time that a request may take; the default of max_time",
     )  # fmt: skip

@@ -28,6 +28,7 @@ from shared.settings import Settings
 from shared.telemetry import configure_structlog
 from shared.worker_environment import cache_directory
 from workers.engine.engine import EngineConfig, EngineFailure
+from workers.predictor import PredictedBranch
 from workers.service import Branch, SlotService
 
 # gunicorn replaces a process that exits, but halts the whole pool on exit codes 3 and 4.
@@ -71,7 +72,7 @@ class GenerateResource:
 class _ResponseBody:
     """A branch's lines as WSGI chunks. The server calls `close` in every case, which ends the branch."""
 
-    def __init__(self, branch: Branch, hangups: HangupWatcher, client: socket.socket | None) -> None:
+    def __init__(self, branch: Branch | PredictedBranch, hangups: HangupWatcher, client: socket.socket | None) -> None:
         self._branch = branch
         self._watching = ExitStack()
         self._watching.enter_context(hangups.watching(client, branch.cancel))

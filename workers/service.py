@@ -35,6 +35,7 @@ from workers.engine.errors import LoadFailure
 from workers.engine.loader import LoadedModel, load_model, random_model
 from workers.engine.request import EngineRequest, SequenceOutput
 from workers.engine.result_stream import ResultStream
+from workers.predictor import PredictedBranch, Predictor
 from workers.text.tokenizer import Tokenizer
 
 STATE_PERIOD_S = 0.5
@@ -76,6 +77,7 @@ class SlotService:
         self._version = 0
         self._counters: Counter[str] = Counter()
         self._engine = Engine(config, self._load, on_change=self._announce, on_fatal=on_fatal)
+        self._predictor = Predictor(self._engine)
 
     def start(
         self,
@@ -102,7 +104,7 @@ class SlotService:
             log.warning("load_delayed", slot=self.slot.index, failures=num_failures, pause_s=pause_s)
         self._engine.start(pause_s)
 
-    def submit(self, request: GenerateRequest) -> Branch:
+    def submit(self, request: GenerateRequest) -> Branch | PredictedBranch:
         """Queue a sequence; its deadline counts from this call.
 
         Raises:
@@ -112,8 +114,10 @@ class SlotService:
         """
         started_at, now = time.time(), time.monotonic()
         codec = self._loaded_codec()
-        engine_request = codec.request(request, now)
         try:
+            if request.predict is not None:
+                return self._predictor.join(request, codec, now, partial(self._finish, request, started_at))
+            engine_request = codec.request(request, now)
             results = self._engine.submit(engine_request)
         except EngineFull as error:
             raise SlotFull(str(error), retry_after_s=retry_after_s()) from error
@@ -124,7 +128,7 @@ class SlotService:
         except InvalidPrompt as error:
             raise InvalidRequest(str(error)) from error
         return Branch(
-            request, engine_request, results, codec, partial(self._finish, request, engine_request, started_at)
+            request, engine_request, results, codec, partial(self._finish, request, started_at, engine_request)
         )
 
     def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
@@ -205,7 +209,7 @@ class SlotService:
         return not self._engine.is_running
 
     def _finish(
-        self, request: GenerateRequest, engine_request: EngineRequest, started_at: float, output: SequenceOutput
+        self, request: GenerateRequest, started_at: float, engine_request: EngineRequest, output: SequenceOutput
     ) -> None:
         """Count and log a branch that has ended."""
         num_prompt_tokens = len(engine_request.prompt_ids)

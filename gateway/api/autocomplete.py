@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -46,12 +47,25 @@ from shared.errors import (
     Superseded,
     UnknownModel,
 )
-from shared.protocol import Done, Sampling
+from shared.protocol import Done, Prediction, Sampling
 
 # Prompt tokens, where the request does not say.
 DEFAULT_MAX_TOKENS = 256
 _SAMPLING_FIELDS = tuple(set(Sampling.__struct_fields__) & set(AutocompleteRequest.__struct_fields__))
 _encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionSettings:
+    """What `tercet calibrate` fits.
+
+    Attributes:
+        temperature: calibrates the probabilities of predicted words.
+        min_usefulness: keys that a prediction should save, to be shown.
+    """
+
+    temperature: float = 1.0
+    min_usefulness: float = 0.0
 
 
 class AutocompleteResource:
@@ -97,16 +111,19 @@ class AutocompleteResource:
         runner: CompletionRunner,
         feedback_store: FeedbackStore,
         similarity: float,
+        prediction: PredictionSettings,
         submitter: JobSubmitter | None = None,
     ) -> None:
         """
         Args:
             similarity: percent from which two sentences are near-duplicates.
+            prediction: of requests whose strategy is `predict`.
             submitter: None: there are no jobs.
         """
         self._runner = runner
         self._feedback_store = feedback_store
         self._similarity = similarity
+        self._prediction = prediction
         self._submitter = submitter
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
@@ -214,6 +231,7 @@ class AutocompleteResource:
             similarity=self._similarity,
             keeps_greedy_text=request.temperature == 0,
             is_verbatim=not request.clean,
+            min_usefulness=self._prediction.min_usefulness if request.strategy == "predict" else None,
         )
 
     def _spec(self, request: AutocompleteRequest, caller: Caller, started_at: float) -> GenerationSpec:
@@ -251,6 +269,9 @@ class AutocompleteResource:
             owner=caller.owner,
             session=session,
             document=document_key(caller.owner, session, request.context),
+            predict=Prediction(temperature=self._prediction.temperature, is_verbatim=not request.clean)
+            if request.strategy == "predict"
+            else None,
         )
 
 
@@ -324,6 +345,7 @@ def _sentence(suggestion: Suggestion, *, is_explained: bool) -> Sentence:
         queue_ms=round(done.queue_ms, 2),
         prefill_ms=round(done.prefill_ms, 2),
         decode_ms=round(done.decode_ms, 2),
+        usefulness=done.usefulness,
         explanation=_explanation(done, suggestion.num_tokens) if is_explained else None,
     )
 

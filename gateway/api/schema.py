@@ -34,6 +34,13 @@ class JobRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
         Annotated[str, Meta(max_length=128)] | None,
         Meta(description="the name of a model being served, of up to 128 characters"),
     ] = None
+    strategy: Annotated[
+        Literal["sample", "predict"],
+        Meta(
+            description="sample (three ideas, drawn by temperature, top_k and top_p) or predict (the likeliest next"
+            " words, ranked by the keys that they save; those parameters and seed have no effect)"
+        ),
+    ] = "sample"
     temperature: Annotated[float, Meta(ge=0, le=5, description="a number from 0 to 5")] = 1.0
     top_k: Annotated[int, Meta(ge=0, description="a whole number, 0 (off) or more")] = 50
     top_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1 (0 and 1: off)")] = 0.95
@@ -93,7 +100,8 @@ class Sentence(Struct, kw_only=True, omit_defaults=True):
     """A suggestion. `time` is in seconds.
 
     `score` is the mean log-probability of its tokens under the model's unmodified distribution, null if it has no
-    tokens. `explanation` is present if the request has `explain`.
+    tokens. `explanation` is present if the request has `explain`, `usefulness` if its strategy is `predict`: the keys
+    that taking the sentence should save, on average over right and wrong ones.
     """
 
     value: str
@@ -108,6 +116,7 @@ class Sentence(Struct, kw_only=True, omit_defaults=True):
     queue_ms: float
     prefill_ms: float
     decode_ms: float
+    usefulness: float | None = None
     explanation: list[TokenExplanation] | None = None
 
 

@@ -238,6 +238,7 @@ class Fanout:
             max_prompt_tokens=spec.max_prompt_tokens,
             heal=spec.heals,
             sampling=branch.sampling,
+            predict=branch.predict,
             seed=branch.seed,
             deadline_ms=left_s * 1e3,
             group=branch.group,

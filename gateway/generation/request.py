@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.pool.revision_pin import RevisionPin
 from shared.errors import TercetError
-from shared.protocol import MAX_SEED, Done, Group, Sampling, Token
+from shared.protocol import MAX_SEED, Done, Group, Prediction, Sampling, Token
 
 # A branch's last events can still be on their way when the deadline passes: wait this much longer for them.
 COLLECT_GRACE_S = 0.03
@@ -36,6 +36,7 @@ class BranchSpec:
     seed: int
     sampling: Sampling
     group: Group
+    predict: Prediction | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,7 @@ class GenerationSpec:
         seed: of the first branch of each prompt; its k-th draws with `seed + k`. So a completion does not depend on the
             other prompts of its request.
         ranks_first_token: greedy branches differ: branch k starts with its k-th most likely token (from 0).
+        predict: branch k answers the continuation with the k-th likeliest next word; None: samples.
         heals: token healing: where the prompt ends mid-word, the worker backs up to the word's start and constrains the
             output to match it.
         echoes: report the prompt's tokens and their log-probabilities.
@@ -77,6 +79,7 @@ class GenerationSpec:
     owner: str
     session: str | None
     document: int | None
+    predict: Prediction | None = None
 
     @property
     def num_branches(self) -> int:
@@ -88,7 +91,8 @@ class GenerationSpec:
         number, k = divmod(index, self.num_completions) if index < self.num_branches else (0, index)
         sampling = rank_first_token(self.sampling, k) if self.ranks_first_token else self.sampling
         group = Group(id=f"{self.request_id}.{number}", size=self.num_completions)
-        return BranchSpec(index, self.prompts[number], (self.seed + k) % (MAX_SEED + 1), sampling, group)
+        predict = None if self.predict is None else msgspec.structs.replace(self.predict, rank=k)
+        return BranchSpec(index, self.prompts[number], (self.seed + k) % (MAX_SEED + 1), sampling, group, predict)
 
 
 def rank_first_token(sampling: Sampling, index: int) -> Sampling:

@@ -22,6 +22,8 @@ REJECTION_DETAILS = {
     "repeats_context": "It only repeated the end of the text before it.",
     "no_word": "It did not contain a whole word; allow a greater length.",
     "empty": "The model ended the text here.",
+    "no_prediction": "There was no other word to predict.",
+    "not_useful": "It would save too few keys (TERCET_MIN_USEFULNESS).",
 }
 
 
@@ -37,6 +39,8 @@ class SelectionPolicy:
         keeps_greedy_text: keep loops, repetitions and a partial word: for greedy decoding, where the most likely text
             is what is wanted, whatever it is.
         is_verbatim: every completion is a suggestion, with its text unchanged.
+        min_usefulness: completions are predictions, ranked by usefulness; those below this many keys are rejected, and
+            none is replaced. None: they are samples.
     """
 
     prompt: str
@@ -45,6 +49,7 @@ class SelectionPolicy:
     similarity: float
     keeps_greedy_text: bool = False
     is_verbatim: bool = False
+    min_usefulness: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,9 @@ class Selection:
 
     @property
     def num_missing(self) -> int:
-        """Suggestions to be replaced: neither selected nor failed."""
+        """Suggestions to be replaced: neither selected nor failed. There is one prediction of each rank."""
+        if self._policy.min_usefulness is not None:
+            return 0
         return self._policy.num_suggestions - len(self._selected) - len(self._failures)
 
     def add(self, outcome: BranchOutcome) -> list[Suggestion]:
@@ -145,6 +152,8 @@ class Selection:
             self._failures.append(failure)
 
     def _rejection_reason(self, text: str, done: Done) -> str | None:
+        if self._policy.min_usefulness is not None:
+            return self._misprediction(text, done, self._policy.min_usefulness)
         if self._policy.is_verbatim:
             return None
         if not text:
@@ -159,6 +168,12 @@ class Selection:
                 return "near_duplicate"
         return None
 
+    @staticmethod
+    def _misprediction(text: str, done: Done, min_usefulness: float) -> str | None:
+        if not text:
+            return "no_prediction"
+        return "not_useful" if (done.usefulness or 0.0) < min_usefulness else None
+
 
 def deadline_failure(branch: int) -> BranchFailure:
     """The failure of a branch that has no whole word at the deadline."""
@@ -166,8 +181,8 @@ def deadline_failure(branch: int) -> BranchFailure:
 
 
 def trim_completion(done: Done, policy: SelectionPolicy) -> str:
-    """A completion's text, trimmed by the policy's length unless it is wanted verbatim."""
-    if policy.is_verbatim:
+    """A completion's text, trimmed by the policy's length, unless it is verbatim or the worker has trimmed it."""
+    if policy.is_verbatim or policy.min_usefulness is not None:
         return done.text
     ends = done.ends[done.num_typed_tokens :]
     return trim(done.text, ends, policy.length, done.finish_reason, keeps_partial_word=policy.keeps_greedy_text)
@@ -194,4 +209,6 @@ def _score(done: Done, num_tokens: int) -> float | None:
 
 
 def _rank(suggestion: Suggestion) -> tuple[float, int]:
+    if suggestion.result.done.usefulness is not None:
+        return (-suggestion.result.done.usefulness, suggestion.result.branch)
     return (-suggestion.score if suggestion.score is not None else float("inf"), suggestion.result.seed)

@@ -43,13 +43,13 @@ class EngineCore:
         runner: Runner,
         *,
         eos_id: int | None,
-        on_finish: Callable[[], None] = lambda: None,
+        on_finish: Callable[[Sequence], None] = lambda _: None,
         on_failure: Callable[[EngineFailure], None] = lambda _: None,
     ) -> None:
         """
         Args:
             eos_id: the token that ends a sequence; None if no token does.
-            on_finish: called after a sequence has left the scheduler, before its result is delivered.
+            on_finish: called with a sequence after it has left the scheduler, before its result is delivered.
             on_failure: called for a failure that ends a single sequence.
         """
         self._scheduler = scheduler
@@ -157,5 +157,5 @@ class EngineCore:
     def _finish(self, sequence: Sequence, reason: str, failure: EngineFailure | None = None) -> None:
         sequence.finish_reason = reason
         self._scheduler.remove(sequence)
-        self._on_finish()
+        self._on_finish(sequence)
         sequence.result_stream.deliver(sequence.output(reason, time.monotonic(), failure))

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,7 +141,8 @@ class Engine:
         self._lock = threading.Condition()
         # Guarded by the lock.
         self._incoming: deque[Sequence] = deque()
-        self._num_in_flight = 0
+        self._num_left: dict[Sequence, list[int]] = {}  # unfinished sequences of its group, shared by the group
+        self._num_groups = 0
         self._num_running = 0
         self._state = EngineState.STARTING
         self._reason: str | None = None
@@ -176,28 +178,39 @@ class Engine:
         return self._thread.is_alive()
 
     def submit(self, request: EngineRequest) -> ResultStream:
-        """Queues a request for the next step.
+        """Queues a request for the next step; raises as `submit_group`."""
+        return self.submit_group([request])[0]
+
+    def submit_group(self, requests: Items[EngineRequest]) -> list[ResultStream]:
+        """Queues requests that together count as one. Where there are more sequences than rows, they wait for a row.
 
         Raises:
             EngineNotReady: if no model is warm, or the engine drains.
-            InvalidPrompt: if this model can never serve the request; `ContextExceeded` if it is too long.
-            EngineFull: if `max_batch` sequences are in the engine.
+            InvalidPrompt: if this model can never serve a request; `ContextExceeded` if it is too long.
+            EngineFull: if `max_batch` groups are in the engine.
         """
         loaded = self._loaded
         if loaded is None or self._state is not EngineState.WARM:
             raise EngineNotReady(f"the engine is {self._state}")
-        _check(request, loaded)
-        stream = ResultStream(on_cancel=self._wake)
-        sequence = Sequence(request, stream, start_id=loaded.eos_id or 0, tokenizer=loaded.tokenizer)
+        for request in requests:
+            _check(request, loaded)
+        sequences = [
+            Sequence(
+                request, ResultStream(on_cancel=self._wake), start_id=loaded.eos_id or 0, tokenizer=loaded.tokenizer
+            )
+            for request in requests
+        ]
         with self._lock:
             if self._state is not EngineState.WARM:
                 raise EngineNotReady(f"the engine is {self._state}")
-            if self._num_in_flight >= self._config.max_batch:
+            if self._num_groups >= self._config.max_batch:
                 raise EngineFull(f"the engine already has {self._config.max_batch} sequences, its maximum")
-            self._num_in_flight += 1
-            self._incoming.append(sequence)
+            self._num_groups += 1
+            num_left = [len(sequences)]
+            self._num_left |= dict.fromkeys(sequences, num_left)
+            self._incoming += sequences
             self._interrupt_step()
-        return stream
+        return [sequence.result_stream for sequence in sequences]
 
     def status(self) -> EngineStatus:
         loaded = self._loaded
@@ -207,7 +220,7 @@ class Engine:
                 reason=self._reason,
                 progress=self._progress,
                 num_running=self._num_running,
-                num_waiting=self._num_in_flight - self._num_running,
+                num_waiting=len(self._num_left) - self._num_running,
                 ms_per_token=self._ms_per_token,
                 max_batch=self._config.max_batch,
                 n_ctx=loaded.config.n_positions if loaded else 0,
@@ -418,9 +431,11 @@ class Engine:
             if not self._incoming and 0 < pause_s < float("inf"):
                 self._lock.wait(pause_s)
 
-    def _count_finished(self) -> None:
+    def _count_finished(self, sequence: Sequence) -> None:
         with self._lock:
-            self._num_in_flight -= 1
+            num_left = self._num_left.pop(sequence)
+            num_left[0] -= 1
+            self._num_groups -= num_left[0] == 0
 
     def _finish_all(self, failure: EngineFailure) -> None:
         core = self._core

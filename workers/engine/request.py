@@ -12,6 +12,8 @@ from workers.engine.errors import EngineFailure
 
 # Biases are applied at each draw, in the engine's thread.
 MAX_BIASED_TOKENS = 1024
+# Paths that a step ranks.
+MAX_PATH_RANK = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,9 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     single_line: bool = False  # a line break is a stop string
     first_rank: int = 0  # greedy only: the first token with new text is the one with this rank among the likeliest
+    path_rank: int | None = (
+        None  # greedy only: rank of the tokens up to the first with new text, as `engine.paths` says
+    )
     top_logprobs: int = 0  # likeliest tokens to report for each generated token, and each echoed one of the prompt
 
     @property
@@ -66,6 +71,8 @@ class SamplingParams:
                 -100 <= bias <= 100 for _, bias in self.logit_bias
             ),
             f"first_rank must be between 0 and {vocab_size - 1}": 0 <= self.first_rank < vocab_size,
+            f"path_rank must be between 0 and {MAX_PATH_RANK}": 0 <= (self.path_rank or 0) <= MAX_PATH_RANK,
+            "path_rank needs temperature 0": self.path_rank is None or self.temperature == 0,
             f"top_logprobs must be between 0 and {vocab_size}": 0 <= self.top_logprobs <= vocab_size,
             "a stop string must not be empty": all(self.stop),
         }

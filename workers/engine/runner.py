@@ -97,16 +97,22 @@ def draw_of(sequence: Sequence, num_forced_ids: int = 0) -> Draw:
 
 
 def draw_all(
-    sequences: Items[Sequence], sources: Items[int], sample: Callable[[list[int], list[Draw]], list[GeneratedToken]]
+    sequences: Items[Sequence],
+    sources: Items[int],
+    sample: Callable[[list[int], list[Draw]], list[GeneratedToken]],
+    path: Callable[[Sequence, int], list[GeneratedToken]],
 ) -> list[tuple[Sequence, GeneratedToken]]:
     """Draws a token for each sequence, and further tokens as long as they are the prefilled forced ids.
 
     Args:
         sources: row of the logits for each sequence's next token; the rows for the tokens after its forced ids follow.
         sample: draws from the given rows of the logits.
+        path: the tokens of a sequence that starts with a ranked path, and the row after its prompt.
     """
-    drawn: list[tuple[Sequence, GeneratedToken]] = []
-    pending = [(sequence, source, 0) for sequence, source in zip(sequences, sources, strict=True)]
+    pairs = list(zip(sequences, sources, strict=True))
+    drawn = [(sequence, token) for sequence, source in pairs if sequence.starts_with_path
+             for token in path(sequence, source)]  # fmt: skip
+    pending = [(sequence, source, 0) for sequence, source in pairs if not sequence.starts_with_path]
     while pending:
         draws = [draw_of(sequence, number) for sequence, _, number in pending]
         tokens = sample([source + number for _, source, number in pending], draws)

@@ -38,7 +38,7 @@ class Scheduler:
         """
         Args:
             num_entries: prefix-cache entries of the device.
-            max_sequences: sequences that can run at once; the caller adds no more.
+            max_sequences: sequences that can run at once; further ones wait after their first token.
             max_chunk: prompt tokens prefilled in one step.
         """
         self._num_entries, self._max_sequences = num_entries, max_sequences
@@ -190,10 +190,12 @@ class Scheduler:
         """The rows that can decode in this step, each with a KV suffix that has room."""
         rows = [row for row in self._rows if row.sequence.token_ids]
         copies += self._cache.suffixes.close_gaps()
-        new = [row for row in rows if row.suffix < 0]
+        num_free = self._max_sequences - sum(row.suffix >= 0 for row in rows)
+        new = [row for row in rows if row.suffix < 0][:num_free]
         for row in new:
             row.start = row.sequence.num_tokens - 1  # the entry has all but the newest, drawn forced ids included
         self._cache.suffixes.assign(new)
+        rows = [row for row in rows if row.suffix >= 0]
         rows = [row for row in rows if row.suffix_length < SUFFIX_TOKENS or self._cache.flush_suffix(row, copies)]
         return sorted(rows, key=lambda row: row.suffix)
 

@@ -111,6 +111,11 @@ class Sequence:
         return self._constraint.allowed_next(self.forced_ids[:num_forced_ids])
 
     @property
+    def starts_with_path(self) -> bool:
+        """Whether its next tokens are those of a ranked path (`engine.paths`)."""
+        return self._sampling.path_rank is not None and not self.token_ids
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the prompt and generated ones."""
         return len(self.prompt) + len(self.token_ids)

@@ -67,12 +67,12 @@ class Finished:
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self) -> None:
+    def __call__(self, _sequence: Sequence) -> None:
         self.count += 1
 
 
 def make_core(
-    runner: FakeRunner, *, eos_id: int | None = None, on_finish: Callable[[], None] | None = None
+    runner: FakeRunner, *, eos_id: int | None = None, on_finish: Callable[[Sequence], None] | None = None
 ) -> EngineCore:
     return EngineCore(Scheduler(runner.num_entries, 8), runner, eos_id=eos_id, on_finish=on_finish or Finished())
 

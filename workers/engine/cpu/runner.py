@@ -21,6 +21,7 @@ from workers.engine.cpu.sampler import can_draw
 from workers.engine.interrupt import Interrupt
 from workers.engine.memory import cache_budget_bytes
 from workers.engine.model.gpt2 import LoadedModel
+from workers.engine.paths import PathRanking
 from workers.engine.request import PromptLogprobs
 from workers.engine.runner import MAX_MULTI_STEP_S, RunnerOutput, draw_all, draw_of, multi_step_budget_s, num_left
 from workers.engine.scheduler import MAX_CHUNK
@@ -116,7 +117,8 @@ class CpuRunner:
             logits = torch.cat(parts)
         sample = partial(self._forward.sampler.sample, logits)
         return RunnerOutput(
-            draw_all(scheduled.sampled_sequences, sources, sample), self._echoes(scheduled, logits, needed.echoed)
+            draw_all(scheduled.sampled_sequences, sources, sample, PathRanking(logits).tokens),
+            self._echoes(scheduled, logits, needed.echoed),
         )
 
     def _echoes(

@@ -45,6 +45,7 @@ from workers.engine.errors import EngineFailure, LoadFailure
 from workers.engine.failures import request_failure
 from workers.engine.model.gpt2 import LoadedModel
 from workers.engine.model.linear import HEAD_ROWS_MULTIPLE
+from workers.engine.paths import PathRanking
 from workers.engine.request import GeneratedToken, PromptLogprobs
 from workers.engine.runner import RunnerOutput, draw_all, draw_of, multi_step_budget_s, num_left
 from workers.engine.sampling import sample, score
@@ -421,7 +422,7 @@ def _row_state(row: BatchRow, num_steps: int = 0) -> _RowState:
 def _is_plain(sequence: Sequence) -> bool:
     """Whether the kernels of a step can draw its token; if not, `sampling.sample` does."""
     params = sequence.request.sampling
-    is_ranked = params.first_rank > 0 and sequence.num_new == 0
+    is_ranked = (params.first_rank > 0 and sequence.num_new == 0) or sequence.starts_with_path
     if not params.is_plain or is_ranked or sequence.allowed_next() is not None:
         return False
     return num_needed(draw_of(sequence)) <= NUM_CANDIDATES
@@ -456,4 +457,4 @@ def _draw_on_host(sequences: list[Sequence], logits: list[Tensor], failures: lis
 def _draw_together(sequences: list[Sequence], logits: list[Tensor]) -> list[_Drawn]:
     rows = torch.cat(logits)
     sources = list(accumulate(map(len, logits), initial=0))[:-1]
-    return draw_all(sequences, sources, lambda places, draws: sample(rows[places], draws))
+    return draw_all(sequences, sources, lambda places, draws: sample(rows[places], draws), PathRanking(rows).tokens)

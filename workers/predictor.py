@@ -1,0 +1,199 @@
+"""Predictions: for each branch of a request, the continuation that begins with another of the likeliest next words.
+
+Branches do not talk to each other, so each computes the same `NUM_PATHS` greedy continuations, which start with the
+likeliest paths (`engine.paths`), ranks their first words, and answers the one of its own rank. Branches of a request
+that meet in one worker share the computation; the result does not depend on it. Knows the engine and the codec; does
+not know HTTP.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import msgspec
+
+from shared.protocol import Accepted, Done, Failed, GenerateLine, GenerateRequest, Sampling
+from workers.codec import Codec
+from workers.engine.engine import Engine
+from workers.engine.request import EngineRequest, SequenceOutput
+from workers.engine.result_stream import ResultStream
+from workers.text.predicted_words import PredictedWords, predict_words, rank_predictions
+
+# The likeliest word is among the first three of eight paths as often as of thirty-two (docs/QUALITY.md).
+NUM_PATHS = 8
+# A word or two beyond the first: the probability that all are right falls fast.
+MAX_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A continuation; `words` is None if it has no whole word."""
+
+    output: SequenceOutput
+    line: Done | Failed
+    words: PredictedWords | None
+
+
+class Search:
+    """The continuations of one prompt. Any thread may wait for the result; the last member to leave cancels it."""
+
+    def __init__(
+        self, request: GenerateRequest, engine_request: EngineRequest, streams: Sequence[ResultStream]
+    ) -> None:
+        self.request = request
+        self.engine_request = engine_request
+        self.num_members = 0
+        self._streams = streams
+        self._lock = threading.Lock()
+        self._ranked: list[Prediction] = []
+
+    def cancel(self) -> None:
+        """End the sequences after at most one more decode step."""
+        for stream in self._streams:
+            stream.cancel()
+
+    def result(self, codec: Codec) -> list[Prediction]:
+        """Best first; waits for all sequences. Not empty: if there is no whole word, the first has none."""
+        with self._lock:
+            if not self._ranked:
+                self._ranked = self._rank(codec, [stream.result() for stream in self._streams])
+            return self._ranked
+
+    def _rank(self, codec: Codec, outputs: Sequence[SequenceOutput]) -> list[Prediction]:
+        assert self.request.predict is not None
+        temperature = self.request.predict.temperature
+        lines = [codec.last_line(self.request, self.engine_request, output) for output in outputs]
+        predictions = [
+            Prediction(output, line, _words(line, temperature)) for output, line in zip(outputs, lines, strict=True)
+        ]
+        # Without one of the paths, the ranks would differ from those of a sibling on another worker.
+        failed = [prediction for prediction in predictions if isinstance(prediction.line, Failed)]
+        order = rank_predictions([prediction.words for prediction in predictions])
+        return failed[:1] or [predictions[index] for index in order] or predictions[:1]
+
+
+class Predictor:
+    """The searches of one engine. Thread-safe."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._searches: dict[tuple[object, ...], Search] = {}
+
+    def join(
+        self,
+        request: GenerateRequest,
+        codec: Codec,
+        now: float,
+        on_finish: Callable[[EngineRequest, SequenceOutput], None] = lambda *_: None,
+    ) -> PredictedBranch:
+        """The branch of `request`: of the search of its group, which the first branch starts.
+
+        Args:
+            now: when the request arrived, in seconds of `time.monotonic()`.
+            on_finish: called when the branch is closed.
+
+        Raises:
+            EngineError: as `Engine.submit_group`.
+            InvalidRequest, PromptTooLong: as `Codec.request`.
+        """
+        group = request.group
+        key = (request.owner, request.session, group.id) if group else (object(),)
+        with self._lock:
+            search = self._searches.get(key)
+            if search is None:
+                search = self._searches[key] = self._start(request, codec, now)
+            search.num_members += 1
+        return PredictedBranch(request, search, codec, partial(self._leave, key, search), on_finish)
+
+    def _leave(self, key: tuple[object, ...], search: Search) -> None:
+        with self._lock:
+            search.num_members -= 1
+            is_last = search.num_members == 0
+            if is_last:
+                del self._searches[key]
+        if is_last:
+            search.cancel()
+
+    def _start(self, request: GenerateRequest, codec: Codec, now: float) -> Search:
+        sampling = Sampling(
+            max_new_tokens=min(request.sampling.max_new_tokens, MAX_TOKENS), temperature=0.0, stop=request.sampling.stop
+        )
+        request = msgspec.structs.replace(request, sampling=sampling, stream=False)
+        engine_request = replace(codec.request(request, now), group_size=NUM_PATHS)
+        requests = [
+            replace(engine_request, sampling=replace(engine_request.sampling, path_rank=rank))
+            for rank in range(NUM_PATHS)
+        ]
+        return Search(request, engine_request, self._engine.submit_group(requests))
+
+
+class PredictedBranch:
+    """One branch of a prediction, with the interface of `workers.service.Branch`."""
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        search: Search,
+        codec: Codec,
+        leave: Callable[[], None],
+        on_finish: Callable[[EngineRequest, SequenceOutput], None],
+    ) -> None:
+        self._request = request
+        self._search = search
+        self._codec = codec
+        self._leave = leave
+        self._on_finish = on_finish
+        self._lock = threading.Lock()
+        self._has_left = False
+
+    def __iter__(self) -> Iterator[list[GenerateLine]]:
+        yield [Accepted()]
+        yield [self.last_line()]
+
+    def last_line(self) -> Done | Failed:
+        """The prediction of the request's rank; one without text if there are fewer. Waits for the search."""
+        assert self._request.predict is not None
+        ranked = self._search.result(self._codec)
+        rank = self._request.predict.rank
+        prediction = ranked[min(rank, len(ranked) - 1)]
+        line, words = prediction.line, prediction.words
+        if isinstance(line, Failed):
+            return line
+        if words is None or rank >= len(ranked):
+            return msgspec.structs.replace(line, text="", ends=[0] * len(line.ends), usefulness=0.0)
+        usefulness = round(words.usefulness, 3)
+        if self._request.predict.is_verbatim:
+            return msgspec.structs.replace(line, usefulness=usefulness)
+        ends = [min(end, len(words.text)) for end in line.ends]
+        return msgspec.structs.replace(line, text=words.text, ends=ends, usefulness=usefulness)
+
+    def cancel(self) -> None:
+        """Leave the search, which ends when no branch needs it. Idempotent."""
+        with self._lock:
+            has_left, self._has_left = self._has_left, True
+        if not has_left:
+            self._leave()
+
+    def close(self) -> None:
+        """As `workers.service.Branch.close`."""
+        self.cancel()
+        assert self._request.predict is not None
+        ranked = self._search.result(self._codec)
+        self._on_finish(self._search.engine_request, ranked[min(self._request.predict.rank, len(ranked) - 1)].output)
+
+
+def _words(line: Done | Failed, temperature: float) -> PredictedWords | None:
+    if isinstance(line, Failed):
+        return None
+    first = line.num_typed_tokens
+    return predict_words(
+        line.text,
+        line.ends[first:],
+        line.logprobs[first:],
+        is_complete=line.finish_reason in {"eos", "stop"},
+        temperature=temperature,
+    )

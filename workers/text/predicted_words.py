@@ -1,0 +1,93 @@
+"""Which words a generated continuation is worth showing for: their probabilities, and the keys that they should save.
+
+Pure functions of texts and log-probabilities. Does not know models, tokens' ids and the wire.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# A word with what precedes it: white space, quotation marks, a dash.
+_WORD = re.compile(r"\W*?\w+(?:['’]\w+)*")
+_SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]»]*(?=\s|$)|[。！？]|\n")
+# A word is kept while the keys that it should save are at least this: reading it costs more than less would save.
+MIN_WORD_KEYS = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedWords:
+    """The first words of a continuation.
+
+    Attributes:
+        text: of the words, from the end of the context on.
+        first_word: `text` to the end of its first word, which tells predictions apart.
+        logprobs: for each word, the log-probability of it and all words before it, calibrated.
+        usefulness: keys that showing the words should save, against typing them.
+    """
+
+    text: str
+    first_word: str
+    logprobs: tuple[float, ...]
+    usefulness: float
+
+
+def predict_words(
+    text: str, ends: Sequence[int], logprobs: Sequence[float], *, is_complete: bool, temperature: float
+) -> PredictedWords | None:
+    """The words of a continuation that are worth reading; None if it has no whole word.
+
+    U = Σ over words of P(this word and all before it) · characters of the word − P(first word): taking costs one key.
+    Never past the end of a sentence or of a line.
+
+    Args:
+        text: the continuation, from the end of the context on.
+        ends: of each token in `text`, in characters.
+        logprobs: of each token, given the context.
+        is_complete: the last word of `text` cannot be continued.
+        temperature: calibration; log-probabilities are divided by it.
+    """
+    stop = _SENTENCE_END.search(text)
+    limit = stop.start() if stop else len(text)
+    words: list[tuple[int, float]] = []
+    usefulness, begin = 0.0, 0
+    while (found := _WORD.match(text, begin, limit)) is not None:
+        end = found.end()
+        if end == len(text) and not is_complete:
+            break
+        # Tokens that begin before the word's end.
+        number = next((index + 1 for index, token_end in enumerate(ends) if token_end >= end), len(ends))
+        logprob = sum(logprobs[:number]) / temperature
+        keys = math.exp(logprob) * (end - begin)
+        if words and keys < MIN_WORD_KEYS:
+            break
+        usefulness += keys if words else keys - math.exp(logprob)
+        words.append((end, logprob))
+        begin = end
+    if not words:
+        return None
+    return PredictedWords(text[:begin], text[: words[0][0]], tuple(logprob for _, logprob in words), usefulness)
+
+
+def rank_predictions(predictions: Sequence[PredictedWords | None]) -> list[int]:
+    """Indices of the predictions with distinct first words, the likeliest first word first."""
+    order = sorted(
+        (index for index, words in enumerate(predictions) if words is not None),
+        key=lambda index: _sort_key(predictions[index], index),
+    )
+    ranked: list[int] = []
+    seen: set[str] = set()
+    for index in order:
+        words = predictions[index]
+        assert words is not None
+        if words.first_word not in seen:
+            seen.add(words.first_word)
+            ranked.append(index)
+    return ranked
+
+
+def _sort_key(words: PredictedWords | None, index: int) -> tuple[float, int]:
+    assert words is not None
+    return (-words.logprobs[0], index)
