@@ -297,7 +297,7 @@ class Settings:
         "replaced",
     )  # fmt: skip
     predict_temperature: Annotated[float, Meta(ge=0.1, le=10)] = _setting(
-        1.0, "", "calibrates the probabilities of predicted words (strategy predict); tercet calibrate fits it",
+        1.0, "ratio", "calibrates the probabilities of predicted words (strategy predict); tercet calibrate fits it",
     )  # fmt: skip
     min_usefulness: Annotated[float, Meta(ge=0, le=100)] = _setting(
         0.0, "keys", "predictions that should save fewer keys are not shown; tercet calibrate fits it",

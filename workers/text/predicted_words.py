@@ -14,7 +14,7 @@ from dataclasses import dataclass
 _WORD = re.compile(r"\W*?\w+(?:['’]\w+)*")
 _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]»]*(?=\s|$)|[。！？]|\n")
 # A word is kept while the keys that it should save are at least this: reading it costs more than less would save.
-MIN_WORD_KEYS = 0.3
+MIN_WORD_KEYS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,4 +90,4 @@ def rank_predictions(predictions: Sequence[PredictedWords | None]) -> list[int]:
 
 def _sort_key(words: PredictedWords | None, index: int) -> tuple[float, int]:
     assert words is not None
-    return (-words.logprobs[0], index)
+    return (-words.logprobs[0] - 0.5 * math.log(len(words.first_word)), index)

@@ -14,10 +14,11 @@ import msgspec
 import pytest
 import structlog
 from falcon import testing
+from msgspec import structs
 
 from gateway.generation.runner import MAX_DRAWN_SEED
 from gateway.generation.trimming import MIN_TOKENS
-from shared.protocol import MAX_SEED, Accepted, Failed, GenerateRequest, State
+from shared.protocol import MAX_SEED, Accepted, Done, Failed, GenerateRequest, State
 from tests.gateway.api.conftest import Api
 from tests.gateway.generation.stubs import Hang, Refusal, Respond, Step, Together, completion
 
@@ -120,6 +121,41 @@ def test_at_temperature_zero_branches_start_from_different_ranks(make_api: MakeA
     api = make_api(respond)
     api.complete(seed=0, temperature=0)
     assert sorted(call.sampling.first_rank for call in api.pool.workers[0].calls) == [0, 1, 2]
+
+
+def test_a_prediction_asks_each_branch_for_another_rank(make_api: MakeApi) -> None:
+    def predict(request: GenerateRequest) -> Iterator[Step]:
+        assert request.predict is not None
+        text, usefulness = [(" sea", 0.5), (" gull on", 2.0), ("", 0.0)][request.predict.rank]
+        for step in completion(request, text):
+            yield structs.replace(step, usefulness=usefulness) if isinstance(step, Done) else step
+
+    api = make_api(predict, settings={"predict_temperature": "1.5"})
+    body = api.complete(strategy="predict", temperature=0.3).json
+    calls = [call.predict for call in api.pool.workers[0].calls]
+    assert sorted(call.rank for call in calls if call) == [0, 1, 2]
+    assert {(call.temperature, call.is_verbatim) for call in calls if call} == {(1.5, False)}
+    assert [(each["value"], each["usefulness"]) for each in body["sentences"]] == [(" gull on", 2.0), (" sea", 0.5)]
+    assert [error["code"] for error in body["errors"]] == ["no_prediction"]
+    assert not body["partial"]
+
+
+def test_predictions_that_would_save_too_little_are_held_back(make_api: MakeApi) -> None:
+    def predict(request: GenerateRequest) -> Iterator[Step]:
+        for step in completion(request, " sea"):
+            yield structs.replace(step, usefulness=0.4) if isinstance(step, Done) else step
+
+    api = make_api(predict, settings={"min_usefulness": "0.5"})
+    body = api.complete(strategy="predict").json
+    assert (body["sentences"], body["partial"]) == ([], False)
+    assert [error["code"] for error in body["errors"]] == ["not_useful"] * 3
+    assert "TERCET_MIN_USEFULNESS" in body["errors"][0]["detail"]
+
+
+def test_an_unknown_strategy_is_refused(make_api: MakeApi) -> None:
+    response = make_api(respond).complete(strategy="guess")
+    assert (response.status_code, response.json["code"]) == (422, "invalid_request")
+    assert response.json["detail"].startswith("strategy must be sample")
 
 
 def test_at_temperature_zero_a_loop_is_an_answer(make_api: MakeApi) -> None:

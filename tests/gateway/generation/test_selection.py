@@ -1,9 +1,11 @@
 """Selection: clean completions that differ, best score first, whatever order they arrive in."""
 
+from dataclasses import replace
 from itertools import accumulate, combinations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gateway.generation.request import BranchFailure, BranchOutcome, BranchResult
 from gateway.generation.selection import Selection, SelectionPolicy, SelectionResult
@@ -194,3 +196,27 @@ def test_loops_and_repetitions_are_rejected_except_from_greedy_decoding() -> Non
 def test_greedy_text_without_a_whole_word_is_kept() -> None:
     greedy = SelectionPolicy(prompt="He saw", num_suggestions=1, length=20, similarity=80, keeps_greedy_text=True)
     assert texts(select(result(0, [" unbeliev"], reason="length"), policy=greedy)) == [" unbeliev"]
+
+
+def predicted(branch: int, text: str, usefulness: float) -> BranchResult:
+    found = result(branch, [text] if text else [""])
+    return replace(found, done=structs.replace(found.done, usefulness=usefulness))
+
+
+def test_predictions_are_ranked_by_usefulness_and_never_replaced() -> None:
+    policy = replace(POLICY, num_suggestions=4, min_usefulness=0.5)
+    selection = Selection(policy)
+    for outcome in (predicted(0, " sea", 0.9), predicted(1, " gull on", 2.5), predicted(2, " the the the", 0.4)):
+        selection.add(outcome)
+    selection.add(predicted(3, "", 0.0))
+    assert selection.num_missing == 0
+    answer = selection.result()
+    assert texts(answer) == [" gull on", " sea"]
+    assert codes(answer) == ["not_useful", "no_prediction"]
+    assert not answer.is_partial
+
+
+def test_a_failed_branch_of_a_prediction_makes_the_answer_partial() -> None:
+    policy = replace(POLICY, min_usefulness=0.0)
+    answer = select(predicted(0, " sea", 0.9), predicted(1, " gull", 0.4), FAILURE, policy=policy)
+    assert (texts(answer), codes(answer), answer.is_partial) == ([" sea", " gull"], ["broken"], True)

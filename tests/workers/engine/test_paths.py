@@ -1,0 +1,89 @@
+"""Ranked paths: the likeliest ways to begin a text with what was typed, against the model's own probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from transformers import GPT2LMHeadModel
+
+from tests.workers.engine.helpers import CHECKPOINT, running_engine
+from workers.engine.engine import Engine, InvalidPrompt
+from workers.engine.loader import LoadedModel
+from workers.engine.request import MAX_PATH_RANK, EngineRequest, SamplingParams, SequenceOutput
+from workers.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_directory(CHECKPOINT, 8192)
+
+
+@pytest.fixture(scope="module")
+def engine(embedded: LoadedModel) -> Iterator[Engine]:
+    with running_engine(embedded, max_batch=4) as engine:
+        yield engine
+
+
+def request(tokenizer: Tokenizer, text: str, rank: int, max_new_tokens: int = 3) -> EngineRequest:
+    head, typed = tokenizer.healing.split(text)
+    sampling = SamplingParams(max_new_tokens, temperature=0.0, path_rank=rank)
+    return EngineRequest(
+        tuple(tokenizer.encode(head)), sampling, 0, typed, tuple(tokenizer.encode(typed.decode())), group_size=8
+    )
+
+
+def paths(engine: Engine, tokenizer: Tokenizer, text: str) -> list[SequenceOutput]:
+    """More sequences than the engine has rows: some wait."""
+    streams = engine.submit_group([request(tokenizer, text, rank) for rank in range(8)])
+    outputs = [stream.result() for stream in streams]
+    assert not any(output.failure for output in outputs)
+    return outputs
+
+
+@pytest.mark.parametrize(
+    "text", ["The old man looked at the sea and s", "She was sai", "The sea ", "It was the", "“Oh"]
+)
+def test_paths_are_ranked_by_the_probability_of_all_their_tokens(
+    engine: Engine, tokenizer: Tokenizer, text: str
+) -> None:
+    outputs = paths(engine, tokenizer, text)
+    head, typed = tokenizer.healing.split(text)
+    prompt, forced = tokenizer.encode(head), tokenizer.encode(typed.decode())
+    model = GPT2LMHeadModel.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *forced]])).logits[0]
+    logprobs = torch.log_softmax(logits, -1)[len(prompt) - 1 :]
+    found: dict[tuple[int, ...], float] = {}
+    for depth in range(len(forced) + 1):
+        before = sum(float(logprobs[number, forced[number]]) for number in range(depth))
+        rest = typed[sum(len(tokenizer.token_bytes(id_)) for id_ in forced[:depth]) :]
+        for token in range(8192):
+            data = tokenizer.token_bytes(token)
+            if data.startswith(rest) and (len(data) > len(rest) or not rest):
+                found[(*forced[:depth], token)] = before + float(logprobs[depth, token])
+    total = math.log(sum(map(math.exp, found.values())))
+    best = sorted(found, key=lambda path: -found[path])[:8]
+    for path, output in zip(best, outputs, strict=True):
+        assert output.token_ids[: len(path)] == path
+        assert sum(output.logprobs[: len(path)]) == pytest.approx(found[path] - total, abs=1e-3)
+        assert output.num_forced == len(path) - 1
+        assert len(output.token_ids) == len(path) + 2
+
+
+def test_the_rest_of_a_path_is_greedy(engine: Engine, tokenizer: Tokenizer) -> None:
+    for output in paths(engine, tokenizer, "The old man looked at the sea and"):
+        prompt = tokenizer.encode("The old man looked at the sea") + list(output.token_ids[:1])
+        greedy = engine.submit(EngineRequest(tuple(prompt), SamplingParams(2, temperature=0.0), 0)).result()
+        first_new = output.num_forced + 1
+        if first_new == 1:
+            assert output.token_ids[1:] == greedy.token_ids
+
+
+def test_a_path_rank_out_of_range_is_refused(engine: Engine, tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidPrompt, match="path_rank must be between 0 and 15"):
+        engine.submit(request(tokenizer, "The", MAX_PATH_RANK + 1))
+    with pytest.raises(InvalidPrompt, match="path_rank needs temperature 0"):
+        engine.submit(EngineRequest((1,), SamplingParams(path_rank=0), 0))

@@ -1,0 +1,88 @@
+"""Predictions of a slot's service: distinct words by rank, the same for each branch, alone or in a crowd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from shared.protocol import Done, GenerateRequest, Group, Prediction, Sampling
+from tests.workers.helpers import wait_until
+from tests.workers.slots import PROMPT, warm_service
+from workers.service import SlotService
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[SlotService]:
+    with warm_service(max_batch=4) as service:
+        yield service
+
+
+def predict(
+    service: SlotService, prompt: str = PROMPT, rank: int = 0, group: str = "", size: int = 1, **fields: object
+) -> Done:
+    request = GenerateRequest(
+        prompt=prompt, max_prompt_tokens=64, heal=True, predict=Prediction(rank=rank, **fields),  # type: ignore[arg-type]
+        group=Group(id=group, size=size) if group else None,
+    )  # fmt: skip
+    branch = service.submit(request)
+    try:
+        [_, [done]] = list(branch)
+    finally:
+        branch.close()
+    assert isinstance(done, Done), done
+    return done
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, f"{PROMPT} s", "He said that it was impo", "", "Once upon a time "])
+def test_ranks_have_distinct_first_words_and_descending_probabilities(service: SlotService, prompt: str) -> None:
+    found = [predict(service, prompt, rank) for rank in range(3)]
+    firsts = [done.text.split()[0] if done.text[:1] == " " else done.text.split(" ")[0] for done in found]
+    assert len(set(firsts)) == 3
+    assert all(done.usefulness is not None and done.usefulness >= 0 for done in found)
+    assert not any("\n" in done.text for done in found)
+    assert all(done.ends[-1] == len(done.text) for done in found)
+
+
+def test_a_rank_does_not_depend_on_siblings_or_on_other_requests(service: SlotService) -> None:
+    alone = [predict(service, rank=rank) for rank in range(3)]
+    with ThreadPoolExecutor(12) as pool:
+        crowd = [pool.submit(predict, service, f"It was raining when {number}") for number in range(2)]
+        group = [pool.submit(predict, service, rank=rank, group="one", size=3) for rank in range(3)]
+        together = [future.result() for future in group]
+        for future in crowd:
+            future.result()
+    assert [(done.text, done.usefulness) for done in together] == [(done.text, done.usefulness) for done in alone]
+
+
+def test_beyond_the_last_prediction_the_text_is_empty(service: SlotService) -> None:
+    """Eight paths, some of which begin with the same word, have no eighth word."""
+    found = [predict(service, f"{PROMPT} sai", rank) for rank in range(8)]
+    assert found[0].text
+    assert (found[-1].text, found[-1].usefulness) == ("", 0.0)
+
+
+def test_verbatim_predictions_are_not_cut(service: SlotService) -> None:
+    cut, whole = predict(service), predict(service, is_verbatim=True)
+    assert whole.text.startswith(cut.text)
+    assert len(whole.token_ids) - whole.num_typed_tokens == 8
+    assert whole.ends[-1] == len(whole.text) > len(cut.text)
+
+
+def test_the_last_branch_to_leave_cancels_the_search() -> None:
+    with warm_service(max_batch=4, step_delay_s=0.05) as service:
+        requests = [
+            GenerateRequest(prompt=PROMPT, heal=True, predict=Prediction(rank=rank), group=Group(id="g", size=2),
+                            sampling=Sampling(max_new_tokens=8))
+            for rank in range(2)
+        ]  # fmt: skip
+        first, second = (service.submit(request) for request in requests)
+        wait_until(lambda: service.state().in_flight == 8)
+        first.cancel()
+        first.cancel()
+        assert service.state().in_flight == 8
+        second.close()
+        assert service.state().in_flight == 0
+        first.close()
+        assert service.state().counters["sequences.cancelled"] == 2
