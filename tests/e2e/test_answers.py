@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
@@ -187,6 +188,36 @@ def test_min_p_of_one_leaves_only_the_most_likely_token(tercet: Tercet) -> None:
     texts = {tercet.ask(n=1, length=8, min_p=1, seed=seed)["sentences"][0]["value"] for seed in range(5)}
     assert texts == {greedy}
     assert len({tercet.ask(n=1, length=8, min_p=0.01, seed=seed)["sentences"][0]["value"] for seed in range(5)}) > 1
+
+
+def test_predictions_depend_on_the_text_alone(tercet: Tercet) -> None:
+    """Branches on one slot share a search, those on two slots do not."""
+    context = "The old man looked at the sea and s"
+    first = tercet.ask(context, strategy="predict")
+    firsts = [sentence["value"].split()[0] for sentence in first["sentences"]]
+    assert len(set(firsts)) == 3
+    usefulness = [sentence["usefulness"] for sentence in first["sentences"]]
+    assert usefulness == sorted(usefulness, reverse=True)
+    with ThreadPoolExecutor(8) as pool:
+        crowd = [pool.submit(tercet.ask, f"She opened the door {number}, and", n=8) for number in range(4)]
+        again = list(pool.map(lambda seed: tercet.ask(context, strategy="predict", seed=seed), range(6)))
+        for future in crowd:
+            future.result()
+    values = [[sentence["value"] for sentence in answer["sentences"]] for answer in (first, *again)]
+    assert values == values[:1] * 7
+
+
+def test_a_streamed_prediction_is_the_whole_one(tercet: Tercet) -> None:
+    fields = {"context": "It was raining when w", "strategy": "predict", "explain": 2}
+    whole = tercet.client.post("/autocomplete", json=fields).json()
+    text = tercet.client.post("/autocomplete", json={**fields, "stream": True}).text
+    done = json.loads(text[text.rindex("data: ") + len("data: ") :])
+    assert [sentence["value"] for sentence in done["sentences"]] == [
+        sentence["value"] for sentence in whole["sentences"]
+    ]
+    for sentence in whole["sentences"]:
+        explained = "".join(token["text"] for token in sentence["explanation"])
+        assert explained.lstrip(" w").startswith(sentence["value"][:3])
 
 
 def test_an_empty_context_starts_a_text(tercet: Tercet) -> None:

@@ -90,4 +90,4 @@ def rank_predictions(predictions: Sequence[PredictedWords | None]) -> list[int]:
 
 def _sort_key(words: PredictedWords | None, index: int) -> tuple[float, int]:
     assert words is not None
-    return (-words.logprobs[0] - 0.5 * math.log(len(words.first_word)), index)
+    return (-words.logprobs[0], index)

@@ -11,7 +11,7 @@ from transformers import GPT2LMHeadModel
 
 from tests.workers.engine.helpers import CHECKPOINT, running_engine
 from workers.engine.engine import Engine, InvalidPrompt
-from workers.engine.loader import LoadedModel
+from workers.engine.loader import LoadedModel, load_model
 from workers.engine.request import MAX_PATH_RANK, EngineRequest, SamplingParams, SequenceOutput
 from workers.text.tokenizer import Tokenizer
 
@@ -21,13 +21,18 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_directory(CHECKPOINT, 8192)
 
 
-@pytest.fixture(scope="module")
-def engine(embedded: LoadedModel) -> Iterator[Engine]:
-    with running_engine(embedded, max_batch=4) as engine:
+@pytest.fixture(scope="module", params=["cpu", "cpu:0"])
+def engine(embedded: LoadedModel, tokenizer: Tokenizer, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """With the device "cpu:0", that of the GPU path."""
+    is_gpu_path = request.param != "cpu"
+    loaded = (
+        load_model(CHECKPOINT, device=request.param, dtype="fp32", tokenizer=tokenizer) if is_gpu_path else embedded
+    )
+    with running_engine(loaded, max_batch=4) as engine:
         yield engine
 
 
-def request(tokenizer: Tokenizer, text: str, rank: int, max_new_tokens: int = 3) -> EngineRequest:
+def path_request(tokenizer: Tokenizer, text: str, rank: int, max_new_tokens: int = 3) -> EngineRequest:
     head, typed = tokenizer.healing.split(text)
     sampling = SamplingParams(max_new_tokens, temperature=0.0, path_rank=rank)
     return EngineRequest(
@@ -37,7 +42,7 @@ def request(tokenizer: Tokenizer, text: str, rank: int, max_new_tokens: int = 3)
 
 def paths(engine: Engine, tokenizer: Tokenizer, text: str) -> list[SequenceOutput]:
     """More sequences than the engine has rows: some wait."""
-    streams = engine.submit_group([request(tokenizer, text, rank) for rank in range(8)])
+    streams = engine.submit_group([path_request(tokenizer, text, rank) for rank in range(8)])
     outputs = [stream.result() for stream in streams]
     assert not any(output.failure for output in outputs)
     return outputs
@@ -84,6 +89,6 @@ def test_the_rest_of_a_path_is_greedy(engine: Engine, tokenizer: Tokenizer) -> N
 
 def test_a_path_rank_out_of_range_is_refused(engine: Engine, tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidPrompt, match="path_rank must be between 0 and 15"):
-        engine.submit(request(tokenizer, "The", MAX_PATH_RANK + 1))
+        engine.submit(path_request(tokenizer, "The", MAX_PATH_RANK + 1))
     with pytest.raises(InvalidPrompt, match="path_rank needs temperature 0"):
         engine.submit(EngineRequest((1,), SamplingParams(path_rank=0), 0))
