@@ -26,6 +26,7 @@ from deploy.bench.harness.run import measured_run, start_server
 from deploy.bench.harness.server import ROOT
 from deploy.bench.quality import distinct, replay
 from deploy.bench.quality.corpus import read_held_out, read_training_texts
+from deploy.bench.quality.duplicates import DuplicatesBench, duplicates_table
 from deploy.bench.quality.samples import SamplesBench, samples_table
 from deploy.bench.quality.typist import (
     RULES,
@@ -54,6 +55,7 @@ err = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
 
 QUICK_ROUNDS = 1
 QUICK_PASSAGES, QUICK_WORDS = 2, 5
+QUICK_CONTEXTS = 20
 MAX_CLIENTS = 256
 # `bench writer` types 500 keys after up to 1,200 characters of context.
 MIN_TEXT_CHARS = 2000
@@ -271,6 +273,31 @@ def bench_samples(
     with _run("samples", options) as result:
         SamplesBench(options, fields, err).run(result)
     _report(result, [samples_table(result.rows)])
+
+
+@bench.command("duplicates")
+def bench_duplicates(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Prose to take contexts from; default: a page.", exists=True, dir_okay=False),
+    ] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Training corpus, whose held-out books are the prose.", dir_okay=False)
+    ] = None,
+    contexts: Annotated[int, typer.Option(min=1, help="Contexts from each text.")] = 1000,
+    field: Fields = None,
+    quick: Quick = False,
+    models: Models = "embedded",
+    setting: Setting = None,
+    seed: Seed = 0,
+) -> None:
+    """Share of requests with branches that begin alike, by the seeds of the branches: consecutive, or independent."""
+    options = _options(models, "cpu", 1, quick, setting, seed)
+    texts = _read_texts(files or []) or (read_held_out(corpus) if corpus else _read_texts([replay.PROSE]))
+    duplicates = DuplicatesBench(options, texts, QUICK_CONTEXTS if quick else contexts, _fields(field), err)
+    with _run("duplicates", options) as result:
+        duplicates.run(result)
+    _report(result, [duplicates_table(result.rows)])
 
 
 @bench.command("replay")

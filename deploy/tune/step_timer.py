@@ -115,8 +115,8 @@ class StepTimer:
         columns = [
             (
                 *(row % self._config.vocab_size, start, layout.first_of_entry(row % layout.num_entries)),
-                *(layout.first_of_suffix(row) - start, 0, start, 0),  # the position does not move
-                *(1.0, 50, 0.95),
+                *(layout.first_of_suffix(row) - start, 0, start),  # the position does not move
+                *(1.0, 50, 0.95, 0.5, 1.0, 0),
                 *[0.5] * MAX_STEPS,
             )
             for row in range(rows)

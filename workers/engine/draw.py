@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from workers.engine.arithmetic_code import Code, uniform
 from workers.engine.request import SamplingParams
 from workers.text.token_healing import AllowedTokens
 
 # Draws that need no more of the likeliest tokens than this share one `topk`, and kernels can take them. The width is
 # fixed: if it were the batch's largest top_k, the order of equal logits could depend on the other rows of the batch.
 NUM_CANDIDATES = 64
-_MASK_64 = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +20,7 @@ class Draw:
 
     Attributes:
         position: of the token among the generated ones, from 0.
+        code: of the sequence, before the draw.
         seen: token ids of the prompt and the generated text; empty unless repetition is penalised.
         constraint: the tokens allowed next; None if any is.
         is_first: no generated token carries new text yet.
@@ -31,26 +31,16 @@ class Draw:
     params: SamplingParams
     seed: int
     position: int
+    code: Code
     seen: Sequence[int] = ()
     constraint: AllowedTokens | None = None
     is_first: bool = False
     generated: Sequence[int] = ()
 
-
-def uniform(seed: int, position: int) -> float:
-    """A number in (0, 1) that depends on nothing but `seed` and `position`.
-
-    It is output `position` of SplitMix64 started from the mixed seed, reduced to 52 bits. Source: Steele, Lea, Flood,
-    "Fast splittable pseudorandom number generators", OOPSLA 2014.
-    """
-    bits = _mix(_mix(seed & _MASK_64) + (position + 1) * _GOLDEN & _MASK_64)
-    return ((bits >> 12) + 0.5) * 2.0**-52
-
-
-def _mix(z: int) -> int:
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK_64
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK_64
-    return z ^ (z >> 31)
+    @property
+    def next_point(self) -> float:
+        """The code point after the draw if the width is below MIN_WIDTH then."""
+        return uniform(self.seed, self.position + 1)
 
 
 def rank(draw: Draw) -> int:

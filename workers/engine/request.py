@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from workers.engine.arithmetic_code import Code
 from workers.engine.errors import EngineFailure
 
 # Biases are applied at each draw, in the engine's thread.
@@ -32,9 +33,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     single_line: bool = False  # a line break is a stop string
     first_rank: int = 0  # greedy only: the first token with new text is the one with this rank among the likeliest
-    path_rank: int | None = (
-        None  # greedy only: rank of the tokens up to the first with new text, as `engine.paths` says
-    )
+    path_rank: int | None = None  # greedy only: the tokens up to the first with new text are this path (`engine.paths`)
     top_logprobs: int = 0  # likeliest tokens to report for each generated token, and each echoed one of the prompt
 
     @property
@@ -89,7 +88,8 @@ class EngineRequest:
 
     Attributes:
         prompt_ids: may be empty: generation then starts from `<|endoftext|>`.
-        seed: with the position of a token, all that its sampling depends on.
+        seed: all that sampling depends on besides the distributions. Consecutive seeds give texts that are spread out
+            (`arithmetic_code`).
         forced_prefix: bytes that the generated text must begin with (token healing). Tokens that carry nothing else do
             not count towards `max_new_tokens`.
         forced_ids: `forced_prefix` as the tokenizer would encode it. They are prefilled with the prompt: as far as the
@@ -133,11 +133,16 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedToken:
-    """A generated token. Log-probabilities are under the model's own distribution, before any logits processor."""
+    """A generated token. Log-probabilities are under the model's own distribution, before any logits processor.
+
+    Attributes:
+        code: of the sequence, after the draw; None if the draw did not change it.
+    """
 
     token_id: int
     logprob: float
     top: TopLogprobs = ()
+    code: Code | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from workers.engine.arithmetic_code import Code
 from workers.engine.draw import Draw
 from workers.engine.errors import EngineFailure
 from workers.engine.request import GeneratedToken, PromptLogprobs
@@ -83,15 +84,19 @@ def multi_step_budget_s(sequence: Sequence, now: float) -> float:
     return budget_s
 
 
-def draw_of(sequence: Sequence, num_forced_ids: int = 0) -> Draw:
-    """The draw of the next token of `sequence`, or of the token after the first `num_forced_ids` forced ids."""
+def draw_of(sequence: Sequence, num_forced_ids: int = 0, code: Code | None = None) -> Draw:
+    """The draw of the next token of `sequence`, or of the token after the first `num_forced_ids` forced ids.
+
+    Args:
+        code: after the draw of the last of these ids; None for the sequence's.
+    """
     params = sequence.request.sampling
     ahead = sequence.forced_ids[:num_forced_ids]
     seen = (*sequence.tokens(0, sequence.num_tokens), *ahead) if params.repetition_penalty != 1 else ()
     # Without those of the forced prefix, and `ahead` are such: the user typed them.
     generated = tuple(sequence.token_ids[sequence.num_forced :]) if params.has_count_penalty else ()
     return Draw(
-        params, sequence.request.seed, len(sequence.token_ids) + num_forced_ids, seen,
+        params, sequence.request.seed, len(sequence.token_ids) + num_forced_ids, code or sequence.code, seen,
         sequence.allowed_next(num_forced_ids), is_first=sequence.num_new == 0, generated=generated,
     )  # fmt: skip
 
@@ -112,14 +117,14 @@ def draw_all(
     pairs = list(zip(sequences, sources, strict=True))
     drawn = [(sequence, token) for sequence, source in pairs if sequence.starts_with_path
              for token in path(sequence, source)]  # fmt: skip
-    pending = [(sequence, source, 0) for sequence, source in pairs if not sequence.starts_with_path]
+    pending = [(sequence, source, 0, sequence.code) for sequence, source in pairs if not sequence.starts_with_path]
     while pending:
-        draws = [draw_of(sequence, number) for sequence, _, number in pending]
-        tokens = sample([source + number for _, source, number in pending], draws)
+        draws = [draw_of(sequence, number, code) for sequence, _, number, code in pending]
+        tokens = sample([source + number for _, source, number, _ in pending], draws)
         matching = []
-        for (sequence, source, number), token in zip(pending, tokens, strict=True):
+        for (sequence, source, number, code), token in zip(pending, tokens, strict=True):
             drawn.append((sequence, token))
             if number < len(sequence.forced_ids) and token.token_id == sequence.forced_ids[number]:
-                matching.append((sequence, source, number + 1))
+                matching.append((sequence, source, number + 1, token.code or code))
         pending = matching
     return drawn

@@ -1,4 +1,4 @@
-"""From logits to tokens: each row is drawn with its own parameters, seed and position, and nothing else.
+"""From logits to tokens: each row is drawn with its own parameters and arithmetic code, and nothing else.
 
 Knows logits and draws. Does not know models, sequences and time; keeps no random state.
 
@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from workers.engine.draw import NUM_CANDIDATES, Draw, num_needed, rank, uniform
+from workers.engine.arithmetic_code import MIN_WIDTH, Code
+from workers.engine.draw import NUM_CANDIDATES, Draw, num_needed, rank
 from workers.engine.logits_processors import all_limits, limits, process, warp
 from workers.engine.request import GeneratedToken, PromptLogprobs, TopLogprobs
 
@@ -28,8 +29,10 @@ __all__ = [
     "rank",
     "sample",
     "score",
-    "uniform",
 ]
+
+# Token ids [rows], and the points and widths of their codes after the draw, [2, rows] float64.
+_Drawn = tuple[Tensor, Tensor]
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[GeneratedToken]:
@@ -40,7 +43,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[GeneratedToken]:
         draws: one for each row.
     """
     log_totals = torch.logsumexp(logits, -1)
-    token_ids = _draw(process(logits, draws), draws)
+    token_ids, code_table = _draw(process(logits, draws), draws)
     rows = torch.arange(len(draws), device=logits.device)
     chosen = logits[rows, token_ids] - log_totals
     ids: list[int] = token_ids.tolist()
@@ -49,7 +52,8 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[GeneratedToken]:
         _top_logprobs(row, total, draw.params.top_logprobs)
         for row, total, draw in zip(logits, log_totals, draws, strict=True)
     ]
-    return [GeneratedToken(*token) for token in zip(ids, logprobs, tops, strict=True)]
+    codes = [Code(*code) for code in code_table.T.tolist()]
+    return [GeneratedToken(*token) for token in zip(ids, logprobs, tops, codes, strict=True)]
 
 
 def _top_logprobs(row: Tensor, log_total: Tensor, number: int) -> TopLogprobs:
@@ -76,22 +80,23 @@ def score(logits: Tensor, token_ids: Sequence[int], num_tops: int) -> PromptLogp
     return PromptLogprobs(logprobs, tops)
 
 
-def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Token ids [rows], from processed logits [rows, vocab]."""
+def _draw(logits: Tensor, draws: Sequence[Draw]) -> _Drawn:
+    """Draws from processed logits [rows, vocab]."""
     singles = [row for row, draw in enumerate(draws) if num_needed(draw) > NUM_CANDIDATES]
     if not singles:
         return _draw_batch(logits, draws)
     token_ids = torch.empty(len(draws), dtype=torch.long, device=logits.device)
+    codes = torch.empty(2, len(draws), dtype=torch.float64, device=logits.device)
     for row in singles:
-        token_ids[row] = _draw_single(logits[row], draws[row])
+        token_ids[row : row + 1], codes[:, row : row + 1] = _draw_single(logits[row : row + 1], draws[row])
     batch = [row for row in range(len(draws)) if row not in set(singles)]
     if batch:
-        token_ids[batch] = _draw_batch(logits[batch], [draws[row] for row in batch])
-    return token_ids
+        token_ids[batch], codes[:, batch] = _draw_batch(logits[batch], [draws[row] for row in batch])
+    return token_ids, codes
 
 
-def _draw_batch(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Token ids [rows] of rows that need at most NUM_CANDIDATES candidates each."""
+def _draw_batch(logits: Tensor, draws: Sequence[Draw]) -> _Drawn:
+    """Draws for rows that need at most NUM_CANDIDATES candidates each."""
     values, ids = logits.topk(min(NUM_CANDIDATES, logits.shape[1]))
     greedy = [draw.params.temperature == 0 for draw in draws]
     if all(greedy):
@@ -100,32 +105,32 @@ def _draw_batch(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     if not any(greedy):
         return sampled
     mask = torch.tensor(greedy, device=logits.device)
-    return torch.where(mask, _pick_rank(values, ids, draws), sampled)
+    token_ids, codes = (torch.where(mask, *pair) for pair in zip(_pick_rank(values, ids, draws), sampled, strict=True))
+    return token_ids, codes
 
 
-def _draw_single(logits: Tensor, draw: Draw) -> Tensor:
-    """The token id [] of a row [vocab] that needs more candidates."""
-    params = draw.params
-    number = min(num_needed(draw), len(logits))
-    if number < len(logits) or params.temperature == 0:
+def _draw_single(logits: Tensor, draw: Draw) -> _Drawn:
+    """Draws for a row [1, vocab] that needs more candidates."""
+    params, vocab = draw.params, logits.shape[1]
+    number = min(num_needed(draw), vocab)
+    if number < vocab or params.temperature == 0:
         values, ids = logits.topk(int(number))
     elif 0 < params.top_p < 1:
         values, ids = logits.sort(descending=True)
     else:
-        values, ids = logits, torch.arange(len(logits), device=logits.device)
-    if params.temperature == 0:
-        return _pick_rank(values[None], ids[None], [draw])[0]
-    return _pick_sampled(values[None], ids[None], [draw])[0]
+        values, ids = logits, torch.arange(vocab, device=logits.device)[None]
+    return (_pick_rank if params.temperature == 0 else _pick_sampled)(values, ids, [draw])
 
 
-def _pick_rank(values: Tensor, ids: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Greedy: the candidate of the draw's rank; for rank 0, argmax's choice.
+def _pick_rank(values: Tensor, ids: Tensor, draws: Sequence[Draw]) -> _Drawn:
+    """Greedy: the candidate of the draw's rank; for rank 0, argmax's choice. The codes stay as they are.
 
     A constrained draw has its rank applied by `apply_constraint`.
     """
     ranks = torch.tensor([rank(draw) if draw.constraint is None else 0 for draw in draws], device=ids.device)[:, None]
     ranked = ids.gather(1, ranks)[:, 0]
-    return torch.where(ranks[:, 0] == 0, first_of_equals(values, ids), ranked)
+    codes = torch.tensor([draw.code for draw in draws], dtype=torch.float64, device=ids.device).T
+    return torch.where(ranks[:, 0] == 0, first_of_equals(values, ids), ranked), codes
 
 
 def first_of_equals(values: Tensor, ids: Tensor) -> Tensor:
@@ -141,25 +146,37 @@ def first_of_equals(values: Tensor, ids: Tensor) -> Tensor:
     return ids.masked_fill(values < values[:, :1], torch.iinfo(ids.dtype).max).amin(1)
 
 
-def _pick_sampled(values: Tensor, ids: Tensor, draws: Sequence[Draw]) -> Tensor:
-    columns = [(*all_limits(draw.params), uniform(draw.seed, draw.position)) for draw in draws]
+def _pick_sampled(values: Tensor, ids: Tensor, draws: Sequence[Draw]) -> _Drawn:
+    columns = [(*all_limits(draw.params), *draw.code, draw.next_point) for draw in draws]
     table = torch.tensor(columns, dtype=torch.float64, device=values.device)
     return pick(values, ids, table.T)
 
 
-def pick(values: Tensor, ids: Tensor, table: Tensor) -> Tensor:
-    """Samples by inverting the cumulative distribution: the first candidate at which it exceeds u.
+def pick(values: Tensor, ids: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Samples by inverting the cumulative distribution: the first candidate at which it exceeds the code point.
+
+    With the candidate's interval [low, high) of the distribution, width becomes width · (high - low), and point
+    (point - low) / (high - low), or the next point where the new width is below MIN_WIDTH.
 
     Args:
         values: [rows, candidates] float32 logits, as `warp` takes them.
         ids: [rows, candidates] token ids.
-        table: [limits + 1, rows] float64: the limits of the first warpers, then the uniform number u of each row.
+        table: [limits + 3, rows] float64: the limits of the first warpers, then each row's code point, its width, and
+            the next point.
 
     Returns:
-        Token ids [rows].
+        Token ids [rows], and the points and widths after the draw, [2, rows] float64.
     """
-    *warper_limits, u = table[:, :, None]
-    cumulative = warp(values, warper_limits).cumsum(-1)
-    choice = (cumulative <= u * cumulative[:, -1:]).sum(-1, keepdim=True)
-    last = (cumulative < cumulative[:, -1:]).sum(-1, keepdim=True)  # rounding must not step past the end
-    return ids.gather(1, torch.minimum(choice, last))[:, 0]
+    *warper_limits, point, width, next_point = table[:, :, None]
+    probs = warp(values, warper_limits)
+    cumulative = probs.cumsum(-1)
+    total = cumulative[:, -1:]
+    target = point * total
+    choice = (cumulative <= target).sum(-1, keepdim=True)
+    last = (cumulative < total).sum(-1, keepdim=True)  # rounding must not step past the end
+    choice = torch.minimum(choice, last)
+    interval = probs.gather(1, choice)
+    inside = (target - (cumulative.gather(1, choice) - interval)) / interval
+    width = width * interval / total
+    point = torch.where(width < MIN_WIDTH, next_point, inside.clamp(0, 1))
+    return ids.gather(1, choice)[:, 0], torch.cat((point, width), 1).T

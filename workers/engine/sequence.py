@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from workers.engine.arithmetic_code import first_code
 from workers.engine.errors import EngineFailure
 from workers.engine.request import EngineRequest, GeneratedToken, PromptLogprobs, SequenceOutput, TopLogprobs
 from workers.engine.result_stream import ResultStream
@@ -22,6 +23,7 @@ class Sequence:
     Attributes:
         prompt: token ids of the prompt; at least one.
         token_ids: generated so far, those of a forced prefix included.
+        code: by which the next token is drawn.
         num_kept: generated tokens that remain when a stop string or the end token is cut off.
         finish_reason: None while the sequence runs.
         submitted_at: in `time.monotonic()` seconds.
@@ -38,6 +40,7 @@ class Sequence:
         "_scheduled_at",
         "_stop_search",
         "_tops",
+        "code",
         "finish_reason",
         "num_kept",
         "prompt",
@@ -64,6 +67,7 @@ class Sequence:
         self.result_stream = result_stream
         self.prompt = request.prompt_ids or (start_id,)
         self.token_ids: list[int] = []
+        self.code = first_code(request.seed)
         self.num_kept = 0
         self.finish_reason: str | None = None
         self.submitted_at = time.monotonic()
@@ -145,6 +149,8 @@ class Sequence:
         token_id, sampling, constraint = token.token_id, self._sampling, self._constraint
         self.token_ids.append(token_id)
         self._logprobs.append(token.logprob)
+        if token.code is not None:
+            self.code = token.code
         if sampling.top_logprobs:
             self._tops.append(token.top)
         self.num_kept = num_new = len(self.token_ids)

@@ -23,7 +23,7 @@ from gateway.api.schema import AutocompleteRequest
 from gateway.generation.request import BranchResult, rank_first_token
 from gateway.generation.selection import Selection, SelectionPolicy
 from shared.errors import StartError
-from shared.protocol import Failed, GenerateRequest
+from shared.protocol import Done, Failed, GenerateRequest
 from shared.settings import Settings
 from workers.checkpoints.resolve import resolve
 from workers.codec import Codec
@@ -96,15 +96,24 @@ class EngineSource:
         self._request = msgspec.convert({"context": "", **fields}, AutocompleteRequest)
 
     def suggest(self, context: str, seed: int) -> Answer:
-        return Answer(tuple(self._select(context, self._submit(context, seed))), NOMINAL_LATENCY_MS)
+        branches = self._submit(context, range(seed, seed + self._request.n_samples))
+        return Answer(tuple(self._select(context, branches)), NOMINAL_LATENCY_MS)
 
-    def _submit(self, context: str, seed: int) -> list[_Branch]:
+    def continuations(self, context: str, seeds: Sequence[int]) -> list[str]:
+        """The text of each seed, as a worker returns it.
+
+        Raises:
+            StartError: the engine failed.
+        """
+        return [self._result(branch).text for branch in self._submit(context, seeds)]
+
+    def _submit(self, context: str, seeds: Sequence[int]) -> list[_Branch]:
         request = self._request
         branches = []
-        for number in range(request.n_samples):
+        for number, seed in enumerate(seeds):
             ask = GenerateRequest(
                 prompt=context, max_prompt_tokens=request.max_tokens or DEFAULT_MAX_TOKENS, heal=True,
-                sampling=rank_first_token(sampling_of(request), number), seed=seed + number, deadline_ms=1e9,
+                sampling=rank_first_token(sampling_of(request), number), seed=seed, deadline_ms=1e9,
             )  # fmt: skip
             engine_request = self._codec.request(ask, time.monotonic())
             branches.append((ask, engine_request, self._engine.submit(engine_request)))
@@ -117,12 +126,17 @@ class EngineSource:
                 context, request.n_samples, request.length, Settings.load({}).similarity, request.temperature == 0
             )
         )
-        for number, (ask, engine_request, stream) in enumerate(branches):
-            done = self._codec.last_line(ask, engine_request, stream.result())
-            if isinstance(done, Failed):
-                raise StartError(done.detail)
-            selection.add(BranchResult(number, ask.seed, 0, "", done, 0.0))
+        for number, branch in enumerate(branches):
+            selection.add(BranchResult(number, branch[0].seed, 0, "", self._result(branch), 0.0))
         return [suggestion.text for suggestion in selection.result().suggestions]
+
+    def _result(self, branch: _Branch) -> Done:
+        """Waits for the branch to end."""
+        ask, engine_request, stream = branch
+        done = self._codec.last_line(ask, engine_request, stream.result())
+        if isinstance(done, Failed):
+            raise StartError(done.detail)
+        return done
 
 
 @contextmanager
@@ -136,7 +150,7 @@ def gateway_source(options: Options, fields: Mapping[str, Any], console: Console
 
 
 @contextmanager
-def engine_source(options: Options, fields: Mapping[str, Any]) -> Iterator[SuggestionSource]:
+def engine_source(options: Options, fields: Mapping[str, Any]) -> Iterator[EngineSource]:
     """An engine in this process."""
     from workers.engine.engine import Engine, EngineConfig  # imports torch, which the gateway's source does without
     from workers.engine.loader import load_model

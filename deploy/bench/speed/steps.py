@@ -25,13 +25,15 @@ from workers.engine.cuda.step_kernels import (
     ENTRY,
     ID,
     MOVES,
+    NEXT_POINTS,
+    POINT,
     POSITION,
     START,
     SUFFIX,
     TEMPERATURE,
     TOP_K,
     TOP_P,
-    UNIFORMS,
+    WIDTH,
 )
 from workers.engine.loader import LoadedModel, load_model, random_model
 
@@ -128,7 +130,7 @@ class DecodeSteps:
         table[MOVES] = 0  # the next replay has the same context
         table[POSITION] = position
         table[TEMPERATURE], table[TOP_K], table[TOP_P] = 1.0, 50, 0.95
-        table[UNIFORMS:] = 0.5
+        table[POINT], table[WIDTH], table[NEXT_POINTS:] = 0.5, 1.0, 0.5
 
 
 @torch.inference_mode()

@@ -14,6 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from workers.engine.arithmetic_code import first_code
 from workers.engine.draw import Draw
 from workers.engine.logits_processors import (
     add_bias,
@@ -29,6 +30,7 @@ from workers.engine.request import SamplingParams
 from workers.text.token_healing import AllowedTokens
 
 VOCAB = 300
+CODE = first_code(0)
 OFF = SamplingParams(temperature=1, top_k=0, top_p=0)
 
 
@@ -47,7 +49,7 @@ def warped(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, 
 @settings(max_examples=50, deadline=None)
 def test_repetition_penalty_is_transformers_to_the_bit(penalty: float, seen: list[int], seed: int) -> None:
     logits = logits_for(seed)
-    ours = penalize_repetition(logits, [Draw(SamplingParams(repetition_penalty=penalty), 0, 0, seen)])
+    ours = penalize_repetition(logits, [Draw(SamplingParams(repetition_penalty=penalty), 0, 0, CODE, seen)])
     assert torch.equal(ours, RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([seen]), logits.clone()))
 
 
@@ -56,9 +58,9 @@ def test_penalties_count_generated_tokens_by_openais_formula() -> None:
     before = logits.clone()
     params = SamplingParams(frequency_penalty=0.5, presence_penalty=-0.25)
     draws = [
-        Draw(params, 0, 0, seen=[9, 9, 4], generated=[4, 7, 7, 7]),
-        Draw(params, 0, 0, seen=[9]),
-        Draw(SamplingParams(), 0, 0, generated=[4]),
+        Draw(params, 0, 0, CODE, seen=[9, 9, 4], generated=[4, 7, 7, 7]),
+        Draw(params, 0, 0, CODE, seen=[9]),
+        Draw(SamplingParams(), 0, 0, CODE, generated=[4]),
     ]
     ours = penalize_counts(logits, draws)
     expected = before.clone()
@@ -73,7 +75,7 @@ def test_a_bias_is_added_to_its_token_after_the_penalties() -> None:
     logits = logits_for(6, 7)
     before = logits.clone()
     params = SamplingParams(repetition_penalty=2.0, presence_penalty=1.0, logit_bias=((5, -100.0), (4, 2.5)))
-    draws = [Draw(params, 0, 0, seen=[4], generated=[4]), Draw(SamplingParams(), 0, 0)]
+    draws = [Draw(params, 0, 0, CODE, seen=[4], generated=[4]), Draw(SamplingParams(), 0, 0, CODE)]
     ours = process(logits, draws)
     expected = before.clone()
     expected[0, 4] = (expected[0, 4] * 2 if expected[0, 4] < 0 else expected[0, 4] / 2) - 1.0 + 2.5
@@ -86,7 +88,7 @@ def test_a_bias_is_added_to_its_token_after_the_penalties() -> None:
 def test_a_row_without_a_penalty_is_not_changed() -> None:
     logits = logits_for(1, 2)
     before = logits.clone()
-    draws = [Draw(SamplingParams(repetition_penalty=2.0), 0, 0, [7]), Draw(SamplingParams(), 0, 0)]
+    draws = [Draw(SamplingParams(repetition_penalty=2.0), 0, 0, CODE, [7]), Draw(SamplingParams(), 0, 0, CODE)]
     ours = penalize_repetition(logits, draws)
     assert torch.equal(ours[1], logits[1])
     assert (ours[0] != logits[0]).nonzero().tolist() == [[7]]
@@ -98,7 +100,7 @@ def test_a_constraint_leaves_the_allowed_tokens_and_the_likeliest_exception() ->
     allowed = AllowedTokens(allowed=(3, 5, 70), if_likeliest=(9, 10), longer=frozenset({70}))
     logits = logits_for(3)
     logits[0, 9] = logits.max() + 1
-    draws = [Draw(OFF, 0, 0, constraint=allowed)]
+    draws = [Draw(OFF, 0, 0, CODE, constraint=allowed)]
     constrained = apply_constraint(logits, draws)
     assert constrained.isfinite().nonzero()[:, 1].tolist() == [3, 5, 9, 70]
     assert torch.equal(constrained[0, [3, 5, 9, 70]], logits[0, [3, 5, 9, 70]])
@@ -110,7 +112,7 @@ def test_a_rank_applies_to_continuations_only() -> None:
     allowed = AllowedTokens(allowed=(3, 5, 70), if_likeliest=(), longer=frozenset({5, 70}))
     logits = torch.zeros(1, VOCAB)
     logits[0, [3, 5, 70]] = torch.tensor([1.0, 3.0, 2.0])
-    draw = Draw(SamplingParams(temperature=0, first_rank=1), 0, 0, constraint=allowed, is_first=True)
+    draw = Draw(SamplingParams(temperature=0, first_rank=1), 0, 0, CODE, constraint=allowed, is_first=True)
     assert apply_constraint(logits, [draw]).isfinite().nonzero()[:, 1].tolist() == [70]
     logits[0, 3] = 4.0  # the likeliest carries no new text: every sibling begins with it
     assert apply_constraint(logits, [draw]).isfinite().nonzero()[:, 1].tolist() == [3]

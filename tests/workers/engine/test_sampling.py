@@ -1,4 +1,4 @@
-"""Sampling: the right distribution, which depends on seed, position and the row's logits only."""
+"""Sampling: the right distribution, which depends on the row's code and logits only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare, kstest
+from scipy.stats import chisquare
 from transformers import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -19,10 +19,11 @@ from transformers import (
 )
 
 from workers.engine import sampling
+from workers.engine.arithmetic_code import MIN_WIDTH, first_code
 from workers.engine.cpu.kernels import ThreadTeam
 from workers.engine.cpu.sampler import CpuSampler
 from workers.engine.request import GeneratedToken, SamplingParams
-from workers.engine.sampling import Draw, uniform
+from workers.engine.sampling import Draw
 from workers.text.token_healing import AllowedTokens
 
 VOCAB = 1000
@@ -87,7 +88,7 @@ def test_draws_follow_transformers_distribution(sample: SampleFn, params: Sampli
     counts = torch.zeros(VOCAB, dtype=torch.long)
     size = 500
     for first in range(0, NUM_DRAWS, size):
-        draws = [Draw(params, seed, 3, seen) for seed in range(first, first + size)]
+        draws = [Draw(params, seed, 3, first_code(seed), seen) for seed in range(first, first + size)]
         for step in sample(logits.expand(size, -1), draws):
             counts[step.token_id] += 1
     assert counts[expected == 0].sum() == 0
@@ -113,7 +114,7 @@ def test_draws_follow_penalties_and_biases(sample: SampleFn) -> None:
     for token, logit in enumerate(logits.tolist()):
         count = generated.count(token)
         weights.append(math.exp((logit - 0.6 * count + 0.9 * (count > 0) + biases.get(token, 0.0)) / 0.8))
-    draws = [Draw(params, seed, 6, generated=generated) for seed in range(NUM_DRAWS)]
+    draws = [Draw(params, seed, 6, first_code(seed), generated=generated) for seed in range(NUM_DRAWS)]
     drawn = sample(logits.expand(len(draws), -1), draws)
     counts = torch.tensor([step.token_id for step in drawn]).bincount(minlength=40)
     assert counts[30] == 0
@@ -121,21 +122,6 @@ def test_draws_follow_penalties_and_biases(sample: SampleFn) -> None:
     common = expected >= 5
     assert common.sum() == 39
     assert chisquare(counts[common].double(), expected[common] * counts.sum() / expected[common].sum()).pvalue > 1e-3
-
-
-@given(st.integers(0, 2**63 - 1), st.integers(0, 2000))
-def test_uniform_is_inside_the_open_interval(seed: int, position: int) -> None:
-    assert 0 < uniform(seed, position) < 1
-    assert uniform(seed, position) == uniform(seed, position)
-
-
-def test_neighbouring_seeds_and_positions_are_independent() -> None:
-    """The three branches of a request have seeds one apart, and draw at the same positions."""
-    grid = torch.tensor([[uniform(seed, at) for at in range(200)] for seed in range(200)])
-    assert kstest(grid.flatten().numpy(), "uniform").pvalue > 1e-3
-    centred = grid - 0.5
-    for lagged in (centred[1:] * centred[:-1], centred[:, 1:] * centred[:, :-1]):
-        assert abs(float(lagged.mean())) < 4 / 12 / lagged.numel() ** 0.5
 
 
 params_strategy = st.builds(
@@ -157,7 +143,8 @@ ALLOWED = AllowedTokens(allowed=(3, 5, 70, 200, 201), if_likeliest=(9,), longer=
 
 def some_draw(params: SamplingParams, seed: int) -> Draw:
     constraint = ALLOWED if seed % 3 == 0 else None
-    return Draw(params, seed, seed % 2, [1, 2, 3], constraint, is_first=seed % 2 == 0, generated=[2, 3, 3])
+    code = first_code(seed)._replace(width=1.0 if seed % 4 else 2 * MIN_WIDTH)
+    return Draw(params, seed, seed % 2, code, [1, 2, 3], constraint, is_first=seed % 2 == 0, generated=[2, 3, 3])
 
 
 @settings(max_examples=40, deadline=None)
@@ -173,7 +160,7 @@ def test_other_rows_change_no_draw(sample: SampleFn, rows: list[tuple[SamplingPa
 def test_score_is_under_the_unmodified_distribution(sample: SampleFn) -> None:
     logits = logits_for(5)
     params = SamplingParams(temperature=0.3, top_k=5, repetition_penalty=2.0, top_logprobs=2)
-    (step,) = sample(logits[None], [Draw(params, 1, 0, [3, 4])])
+    (step,) = sample(logits[None], [Draw(params, 1, 0, first_code(1), [3, 4])])
     reference = logits.log_softmax(-1)
     assert step.logprob == pytest.approx(float(reference[step.token_id]), abs=1e-5)
     best = reference.topk(2)
@@ -185,7 +172,7 @@ def test_greedy_takes_the_first_of_equals(sample: SampleFn) -> None:
     """As argmax does; `topk` gives no order to equal values."""
     logits = torch.zeros(2, VOCAB)
     logits[:, [17, 400, 900]] = 5.0
-    steps = sample(logits, [Draw(SamplingParams(temperature=0), 0, 0)] * 2)
+    steps = sample(logits, [Draw(SamplingParams(temperature=0), 0, 0, first_code(0))] * 2)
     assert [step.token_id for step in steps] == [17, 17]
 
 
@@ -193,7 +180,7 @@ def test_a_constrained_draw_follows_the_distribution_of_allowed_tokens(sample: S
     logits = logits_for(11)
     logits[[5, 70]] = logits.max() + torch.tensor([2.0, 1.0])
     params = SamplingParams(temperature=1, top_k=0, top_p=1)
-    draws = [Draw(params, seed, 1, constraint=ALLOWED) for seed in range(3000)]
+    draws = [Draw(params, seed, 1, first_code(seed), constraint=ALLOWED) for seed in range(3000)]
     counts = torch.tensor([step.token_id for step in sample(logits.expand(len(draws), -1), draws)]).bincount()
     allowed = list(ALLOWED.allowed)
     assert counts[allowed].sum() == len(draws)
@@ -209,11 +196,11 @@ def test_a_conditional_token_is_drawn_only_if_it_is_the_likeliest(sample: Sample
     greedy = SamplingParams(temperature=0)
     logits = logits_for(12)
     logits[9] = logits.max() + 1
-    assert sample(logits[None], [Draw(greedy, 0, 0, constraint=ALLOWED)])[0].token_id == 9
+    assert sample(logits[None], [Draw(greedy, 0, 0, first_code(0), constraint=ALLOWED)])[0].token_id == 9
     logits[100] = logits.max() + 1
     allowed = list(ALLOWED.allowed)
     best = allowed[int(logits[allowed].argmax())]
-    assert sample(logits[None], [Draw(greedy, 0, 0, constraint=ALLOWED)])[0].token_id == best
+    assert sample(logits[None], [Draw(greedy, 0, 0, first_code(0), constraint=ALLOWED)])[0].token_id == best
 
 
 def test_a_rank_counts_tokens_with_new_text(sample: SampleFn) -> None:
@@ -221,7 +208,7 @@ def test_a_rank_counts_tokens_with_new_text(sample: SampleFn) -> None:
     logits[[5, 70, 200]] = torch.tensor([3.0, 2.0, 1.0])
     params = [SamplingParams(temperature=0, first_rank=rank) for rank in range(3)]
     # The likeliest carries no new text: all siblings begin with it, and differ after it.
-    draws = [Draw(one, 0, 0, constraint=ALLOWED, is_first=True) for one in params]
+    draws = [Draw(one, 0, 0, first_code(0), constraint=ALLOWED, is_first=True) for one in params]
     assert [step.token_id for step in sample(logits.expand(3, -1), draws)] == [5, 5, 5]
     logits[5] = 0.5
     assert [step.token_id for step in sample(logits.expand(3, -1), draws)] == [70, 200, 5]
@@ -235,11 +222,13 @@ def test_kernel_and_torch_draw_the_same(rows: list[tuple[SamplingParams, int]]) 
     ours, theirs = by_kernel(logits, draws), sampling.sample(logits, draws)
     assert [step.token_id for step in ours] == [step.token_id for step in theirs]
     assert [step.logprob for step in ours] == pytest.approx([step.logprob for step in theirs], abs=1e-5)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.code == pytest.approx(other.code, abs=1e-6)
 
 
 @pytest.mark.parametrize("vocab", [3, 64, 1000, 1024, 1025, 50257])
 def test_equal_logits_are_drawn_alike_for_any_vocabulary_size(vocab: int) -> None:
     params = SamplingParams(temperature=1, top_k=2, top_p=1)
-    drawn = by_kernel(torch.zeros(200, vocab), [Draw(params, seed, 1) for seed in range(200)])
+    drawn = by_kernel(torch.zeros(200, vocab), [Draw(params, seed, 1, first_code(seed)) for seed in range(200)])
     assert {step.token_id for step in drawn} == {0, 1}
     assert drawn[0].logprob == pytest.approx(-torch.tensor(float(vocab)).log().item(), abs=1e-4)

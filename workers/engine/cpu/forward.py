@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workers.engine.arithmetic_code import uniform
 from workers.engine.cpu.kv_cache import CacheShape, KVCache
 from workers.engine.cpu.layouts import (
     ACTIVATIONS,
@@ -35,11 +36,11 @@ from workers.engine.cpu.layouts import (
     VECTOR,
 )
 from workers.engine.cpu.linear import CpuLinear, Int8Product, PackedInt8Linear
-from workers.engine.cpu.sampler import CpuSampler
+from workers.engine.cpu.sampler import CpuSampler, drawn_tokens
 from workers.engine.interrupt import Interrupt
 from workers.engine.model.gpt2 import GPT2, MAX_HEAD_ROWS, Activate, AddAndNorm, Attend, Linear, Multiply
 from workers.engine.request import GeneratedToken
-from workers.engine.sampling import Draw, uniform
+from workers.engine.sampling import Draw
 from workers.engine.scheduler_output import BatchRow, SchedulerOutput
 
 # Numbers that a kernel processes from which on it pays to divide them among threads: measured on two cores, for a call
@@ -242,15 +243,15 @@ class ForwardPass:
             The tokens of each step that was computed, [steps][rows].
         """
         num_rows = self._load_batch(SchedulerOutput([], list(rows), [], []))
-        table = np.zeros((num_steps, num_rows), DRAW)
+        table = np.zeros((num_steps + 1, num_rows), DRAW)  # the last step hands its codes on, too
         for column, draw in enumerate(draws):
             table[:, column] = self.sampler.describe(draw, column)
-            table["uniform"][1:, column] = [uniform(draw.seed, draw.position + step) for step in range(1, num_steps)]
+            following = range(draw.position + 2, draw.position + 1 + num_steps)
+            table["next_point"][1:num_steps, column] = [uniform(draw.seed, position) for position in following]
         table["rank"][1:] = 0  # a rank is the first token's
         self.sampler.use(table[0])
         num_done = self._run_program(num_rows, len(self._program_sizes), range(num_rows), num_steps)
-        ids, logprobs = table["token_id"][:num_done].tolist(), table["logprob"][:num_done].tolist()
-        return [list(map(GeneratedToken, *step)) for step in zip(ids, logprobs, strict=True)]
+        return [drawn_tokens(step) for step in table[:num_done]]
 
     def logits(self, scheduled: SchedulerOutput, wanted: Sequence[int]) -> Tensor:
         """Computes one step; stores the keys and values of all rows.

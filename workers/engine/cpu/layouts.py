@@ -16,6 +16,7 @@ LANES = 32  # partial sums of a reduction over a row's width, and their distance
 TILE = 4  # rows of the batch that read a prefix-cache entry's keys and values together
 ROW_GROUP = 8  # rows whose keys and values a thread stores together
 NUM_CANDIDATES = 64  # most tokens that the sampling kernel can choose among (`sampling.NUM_CANDIDATES`)
+MIN_WIDTH = 2.0**-6  # of an arithmetic code whose point is not replaced (`arithmetic_code.MIN_WIDTH`)
 NUM_GROUPS = 1024  # groups of the vocabulary whose maxima preselect the candidates
 TOTALS = 2 * VECTOR  # floats after a row's weighted values: the sum of its weights, and an unused vector
 BLOCK = 4 * VECTOR  # outputs of a packed 8-bit weight that are computed together
@@ -125,7 +126,7 @@ SAMPLER = _record(
 )
 SAMPLER_SCRATCH = NUM_GROUPS + LANES + NUM_CANDIDATES  # float32 of a thread: group maxima, partial sums, logits
 
-# One draw; the kernel writes `token_id` and `logprob`.
+# One draw; the kernel writes `token_id` and `logprob`, and replaces the code by that of the sequence's next draw.
 DRAW = _record(
     "row",  # of the logits
     "rank",  # greedy: which of the likeliest tokens
@@ -136,7 +137,9 @@ DRAW = _record(
     temperature="f8",  # 0: greedy
     top_k="f8",  # infinity: off
     top_p="f8",  # above 1: off
-    uniform="f8",  # in (0, 1)
+    point="f8",  # from 0 to 1, of the arithmetic code
+    width="f8",  # of the arithmetic code
+    next_point="f8",  # the point after the draw if the width is below MIN_WIDTH then
     logprob="f8",
 )
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from workers.engine.arithmetic_code import Code
 from workers.engine.cpu.layouts import DRAW, SAMPLER, SAMPLER_SCRATCH
 from workers.engine.request import GeneratedToken, PromptLogprobs
-from workers.engine.sampling import NUM_CANDIDATES, Draw, limits, num_needed, rank, sample, score, uniform
+from workers.engine.sampling import NUM_CANDIDATES, Draw, limits, num_needed, rank, sample, score
 
 if TYPE_CHECKING:
     from workers.engine.cpu.kernels import ThreadTeam
@@ -43,7 +44,7 @@ class CpuSampler:
         is_greedy = draw.params.temperature == 0
         return (
             *(row, rank(draw) if is_greedy else 0, -1, *_allowed(draw)),
-            *(0.0 if is_greedy else temperature, top_k, top_p, uniform(draw.seed, draw.position), 0.0),
+            *(0.0 if is_greedy else temperature, top_k, top_p, *draw.code, draw.next_point, 0.0),
         )
 
     def use(self, draws: Any) -> None:
@@ -57,10 +58,8 @@ class CpuSampler:
         if usual:
             table = np.array([self.describe(draws[number], sources[number]) for number in usual], DRAW)
             self._run(table, logits)
-            for number, token_id, logprob in zip(
-                usual, table["token_id"].tolist(), table["logprob"].tolist(), strict=True
-            ):
-                tokens[number] = GeneratedToken(token_id, logprob)
+            for number, token in zip(usual, drawn_tokens(table), strict=True):
+                tokens[number] = token
         others = [number for number, token in enumerate(tokens) if token is None]
         if others:
             rows = logits[[sources[number] for number in others]]
@@ -83,6 +82,13 @@ class CpuSampler:
         holds_gil = len(draws) * logits.shape[1] <= MAX_LOGITS_WITH_GIL
         call = self._kernels.KernelCall(self._kernels.sample, self.address, 0, logits.data_ptr())
         self._team.run(call, len(draws) > 1, holds_gil=holds_gil)
+
+
+def drawn_tokens(table: Any) -> list[GeneratedToken]:
+    """The tokens of `table` [draws] DRAW after the kernel has run."""
+    codes = map(Code, table["point"].tolist(), table["width"].tolist())
+    columns = zip(table["token_id"].tolist(), table["logprob"].tolist(), codes, strict=True)
+    return [GeneratedToken(token_id, logprob, code=code) for token_id, logprob, code in columns]
 
 
 def can_draw(draw: Draw) -> bool:

@@ -113,7 +113,7 @@ class StepResult:
     """The result of one decode step of a batch."""
 
     logits: Tensor  # [size, vocab] float32
-    tokens: Tensor  # [2, size], as `draw` gives them
+    tokens: Tensor  # [4, size], as `draw` gives them
 
 
 class Batch:
@@ -146,7 +146,7 @@ class Batch:
 
 def padding_column(dummy_slot: int) -> tuple[float, ...]:
     """A table's column that never advances, reads and writes the dummy slot only, and draws greedily."""
-    return (0, 0, 0, dummy_slot, 0, 0, 0, 0, 1, 2, *[0.5] * MAX_STEPS)
+    return (0, 0, 0, dummy_slot, 0, 0, 0, 1, 2, 0.5, 1, 0, *[0.5] * MAX_STEPS)
 
 
 class PrefillProgram:

@@ -25,6 +25,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from workers.engine.arithmetic_code import Code
 from workers.engine.cuda.forward import DecodeKernels
 from workers.engine.cuda.graphs import (
     CHUNK_SIZES,
@@ -71,7 +72,7 @@ class _InFlightSteps:
     Attributes:
         columns: of the batch's table, for each row.
         states: of each column's row, before the first step.
-        tokens: [steps, 2, size] on the host; those of a step are valid after its event.
+        tokens: [steps, 4, size] on the host, as `StepKernels.draw`; those of a step are valid after its event.
         logits: on the host, of the columns whose tokens the step has not drawn itself; valid after the events.
         events: of each step; none if everything is valid already.
         num_taken: steps whose tokens have been returned.
@@ -283,7 +284,7 @@ class CudaRunner:
             batch.table[AT:].copy_(self._upload(self._table.extend(num_steps)), non_blocking=True)
             columns, states, past = before.columns, before.states, len(before.tokens)
             states = [(entry, start, suffix, length + past) for entry, start, suffix, length in states]
-        tokens = self._host_memory((num_steps, 2, batch.size), torch.float64)
+        tokens = self._host_memory((num_steps, 4, batch.size), torch.float64)
         steps = _InFlightSteps(columns, states, tokens, {}, [], step_ms)
         for step in range(num_steps):
             result = program()
@@ -306,11 +307,9 @@ class CudaRunner:
             steps.events[stop - 1].synchronize()
         columns = [steps.columns[row.sequence] for row in rows]
         drawn: list[_Drawn] = []
-        for ids, logprobs in steps.tokens[steps.num_taken : stop].tolist():
-            drawn += [
-                (row.sequence, GeneratedToken(int(ids[column]), logprobs[column]))
-                for row, column in zip(rows, columns, strict=True)
-            ]
+        for step in steps.tokens[steps.num_taken : stop]:
+            tokens = _drawn_tokens(step)
+            drawn += [(row.sequence, tokens[column]) for row, column in zip(rows, columns, strict=True)]
         steps.num_taken = stop
         if steps.logits:
             others = [number for number, column in enumerate(columns) if column in steps.logits]
@@ -342,10 +341,7 @@ class CudaRunner:
         def collect() -> list[_Drawn]:
             if event is not None:
                 event.synchronize()
-            ids, logprobs = tokens.tolist()
-            drawn = [
-                (sequences[at], GeneratedToken(int(ids[column]), logprobs[column])) for column, at in enumerate(plain)
-            ]
+            drawn = [(sequences[at], token) for at, token in zip(plain, _drawn_tokens(tokens), strict=False)]
             if others:
                 drawn += _draw_on_host([sequences[at] for at in others], on_host, failures)
             return drawn
@@ -353,9 +349,9 @@ class CudaRunner:
         return collect
 
     def _draw_plain(self, logits: list[Tensor], sequences: list[Sequence]) -> Tensor:
-        """[2, sequences or more] tokens on the host, not valid before an event that is recorded after this."""
+        """[4, sequences or more] tokens on the host, not valid before an event that is recorded after this."""
         if not sequences:
-            return torch.empty(2, 0)
+            return torch.empty(4, 0)
         program = self._first_tokens[bucket_for(tuple(self._first_tokens), len(sequences))]
         columns = [first_column(one) for one in sequences]
         columns += [program.padding] * (program.size - len(columns))
@@ -412,6 +408,12 @@ def _record_event() -> torch.cuda.Event:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event
+
+
+def _drawn_tokens(drawn: Tensor) -> list[GeneratedToken]:
+    """The tokens of each column of `drawn` [4, columns], as `StepKernels.draw` gives them."""
+    columns = zip(*drawn.tolist(), strict=True)
+    return [GeneratedToken(int(id_), logprob, code=Code(point, width)) for id_, logprob, point, width in columns]
 
 
 def _row_state(row: BatchRow, num_steps: int = 0) -> _RowState:

@@ -17,15 +17,15 @@ from workers.engine.draw import NUM_CANDIDATES
 from workers.engine.model.gpt2 import Norm
 from workers.engine.sampling import pick
 
-# Decode steps that can be launched together: a table has their uniform numbers.
+# Decode steps that can be launched together: a table has their next code points.
 MAX_STEPS = 16
 
 # Rows of a batch's table, a column for each sequence; the rows before TEMPERATURE are integers:
 # ID of the newest token; START, the number of tokens in the entry; ENTRY, the entry's first slot; SUFFIX, the suffix's
-# first slot - START; MOVES, by how much POSITION and AT grow each step (0 for padding); POSITION of the newest token;
-# AT, which of the UNIFORMS is next.
-ID, START, ENTRY, SUFFIX, MOVES, POSITION, AT, TEMPERATURE, TOP_K, TOP_P, UNIFORMS = range(11)
-TABLE_ROWS = UNIFORMS + MAX_STEPS
+# first slot - START; MOVES, by how much POSITION and AT grow each step (0 for padding); POSITION of the newest token.
+# POINT and WIDTH: the arithmetic code of the next draw. AT: which of the NEXT_POINTS may replace the point after it.
+ID, START, ENTRY, SUFFIX, MOVES, POSITION, TEMPERATURE, TOP_K, TOP_P, POINT, WIDTH, AT, NEXT_POINTS = range(13)
+TABLE_ROWS = NEXT_POINTS + MAX_STEPS
 
 
 class StepKernels(Protocol):
@@ -68,7 +68,7 @@ class StepKernels(Protocol):
         ...
 
     def draw(self, logits: Tensor, table: Tensor) -> Tensor:
-        """Draws the next tokens, and advances the table to the step after: ID, POSITION and AT.
+        """Draws the next tokens, and advances the table to the step after: ID, POSITION, POINT, WIDTH and AT.
 
         Of equal logits the smaller id precedes. Draws need at most NUM_CANDIDATES candidates.
 
@@ -77,7 +77,8 @@ class StepKernels(Protocol):
             table: [TABLE_ROWS, sequences] float64.
 
         Returns:
-            [2, sequences] float64: token ids, and their log-probabilities under the model's own distribution.
+            [4, sequences] float64: token ids, their log-probabilities under the model's own distribution, and the
+            points and widths of the codes after the draw.
         """
         ...
 
@@ -144,32 +145,33 @@ class TorchKernels:
         return mean.to(qkv.dtype).reshape(len(qkv), -1)
 
     def draw(self, logits: Tensor, table: Tensor) -> Tensor:
-        limits = table[TEMPERATURE:UNIFORMS]
-        uniforms = table[UNIFORMS:].gather(0, table[AT].long()[None])
-        tokens = draw(logits, limits, uniforms)
-        table[ID] = tokens[0]
-        table[POSITION:TEMPERATURE] += table[MOVES]
-        return tokens
+        next_points = table[NEXT_POINTS:].gather(0, table[AT].long()[None])
+        drawn = draw(logits, table[TEMPERATURE:POINT], torch.cat((table[POINT:AT], next_points)))
+        table[ID] = drawn[0]
+        table[POINT:AT] = drawn[2:]
+        for moving in (POSITION, AT):
+            table[moving] += table[MOVES]
+        return drawn
 
 
-def draw(logits: Tensor, limits: Tensor, uniforms: Tensor) -> Tensor:
+def draw(logits: Tensor, limits: Tensor, codes: Tensor) -> Tensor:
     """Draws tokens that need at most NUM_CANDIDATES candidates: the same tokens as `sampling.sample`.
 
     Args:
         logits: [rows, vocab] float32.
         limits: [3, rows] float64, as `sampling.limits`, but with a temperature of 0 for greedy draws.
-        uniforms: [1, rows] float64.
+        codes: [3, rows] float64: the point and the width of each row's code, and its next point, as `pick`.
 
     Returns:
-        [2, rows] float64: token ids, and their log-probabilities under the model's own distribution.
+        [4, rows] float64, as `StepKernels.draw`.
     """
     values, ids = _find_candidates(logits)
     is_greedy = limits[0] == 0
     temperature = torch.where(is_greedy, 1.0, limits[0])
-    sampled = pick(values, ids, torch.cat((temperature[None], limits[1:], uniforms)))
+    sampled, after = pick(values, ids, torch.cat((temperature[None], limits[1:], codes)))
     token_ids = torch.where(is_greedy, ids[:, 0], sampled)
     chosen = logits.gather(1, token_ids[:, None])[:, 0] - torch.logsumexp(logits, -1)
-    return torch.stack((token_ids.double(), chosen.double()))
+    return torch.stack((token_ids.double(), chosen.double(), *torch.where(is_greedy, codes[:2], after)))
 
 
 def _find_candidates(logits: Tensor) -> tuple[Tensor, Tensor]:

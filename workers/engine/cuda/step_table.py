@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from workers.engine.arithmetic_code import uniform
 from workers.engine.cuda.kv_cache import SlotLayout
-from workers.engine.cuda.step_kernels import AT, MAX_STEPS, TABLE_ROWS, UNIFORMS
-from workers.engine.draw import uniform
+from workers.engine.cuda.step_kernels import AT, MAX_STEPS, NEXT_POINTS, TABLE_ROWS
 from workers.engine.sampling import limits
 from workers.engine.scheduler_output import BatchRow
 from workers.engine.sequence import Sequence
@@ -30,7 +30,7 @@ class StepTable:
         self._layout = layout
         self._numbers = np.zeros((TABLE_ROWS, 0))
         self._seeds = np.zeros(0, np.uint64)
-        self._next_draws = np.zeros(0, np.uint64)  # positions of the draws after the steps launched last
+        self._next_draws = np.zeros(0, np.uint64)  # positions of the draws after those whose NEXT_POINTS are set
 
     def start(self, rows: Items[BatchRow], padding: tuple[float, ...], size: int, num_steps: int) -> Tensor:
         """[TABLE_ROWS, size] float64: the table for the next `num_steps` steps of `rows`.
@@ -40,10 +40,10 @@ class StepTable:
         """
         self._numbers = np.empty((TABLE_ROWS, size))
         self._numbers[:, len(rows) :] = np.array(padding)[:, None]
-        self._numbers[:UNIFORMS, : len(rows)] = np.array([self._column(row) for row in rows]).T
+        self._numbers[:NEXT_POINTS, : len(rows)] = np.array([self._column(row) for row in rows]).T
         self._seeds = np.array([row.sequence.request.seed & (2**64 - 1) for row in rows], np.uint64)
-        self._next_draws = np.array([len(row.sequence.token_ids) for row in rows], np.uint64)
-        self._draw(num_steps)
+        self._next_draws = np.array([1 + len(row.sequence.token_ids) for row in rows], np.uint64)
+        self._set_next_points(num_steps)
         return torch.from_numpy(self._numbers)
 
     def extend(self, num_steps: int) -> Tensor:
@@ -51,20 +51,20 @@ class StepTable:
 
         The rows above are as the device has left them.
         """
-        self._draw(num_steps)
+        self._set_next_points(num_steps)
         return torch.from_numpy(self._numbers[AT:])
 
-    def _draw(self, num_steps: int) -> None:
-        """Sets the uniform numbers of the next steps."""
+    def _set_next_points(self, num_steps: int) -> None:
+        """Sets what may replace the code points of the next steps."""
         positions = self._next_draws + np.arange(num_steps, dtype=np.uint64)[:, None]
-        self._numbers[UNIFORMS : UNIFORMS + num_steps, : len(self._seeds)] = uniforms(self._seeds, positions)
+        self._numbers[NEXT_POINTS : NEXT_POINTS + num_steps, : len(self._seeds)] = uniforms(self._seeds, positions)
         self._next_draws = self._next_draws + np.uint64(num_steps)
 
     def _column(self, row: BatchRow) -> tuple[float, ...]:
-        """The rows of a column before the uniform numbers."""
+        """The rows of a column before NEXT_POINTS."""
         entry, suffix = self._layout.first_of_entry(row.entry.index), self._layout.first_of_suffix(row.suffix)
-        newest = row.sequence.token_ids[-1]
-        return (newest, row.start, entry, suffix - row.start, 1, row.position, 0, *draw_limits(row.sequence))
+        newest, code = row.sequence.token_ids[-1], row.sequence.code
+        return (newest, row.start, entry, suffix - row.start, 1, row.position, *draw_limits(row.sequence), *code, 0)
 
 
 def draw_limits(sequence: Sequence) -> tuple[float, float, float]:
@@ -75,7 +75,7 @@ def draw_limits(sequence: Sequence) -> tuple[float, float, float]:
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """`draw.uniform` of each seed and position.
+    """`arithmetic_code.uniform` of each seed and position.
 
     Args:
         seeds: [sequences].
@@ -93,4 +93,5 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def first_column(sequence: Sequence) -> tuple[float, ...]:
     """A column of the table that draws the first token of a sequence. It reads no KV slots."""
-    return (0, 0, 0, 0, 0, 0, 0, *draw_limits(sequence), uniform(sequence.request.seed, 0), *[0.5] * (MAX_STEPS - 1))
+    next_points = (uniform(sequence.request.seed, 1), *[0.5] * (MAX_STEPS - 1))
+    return (0, 0, 0, 0, 0, 0, *draw_limits(sequence), *sequence.code, 0, *next_points)

@@ -1,4 +1,4 @@
-"""`tercet bench typist` and `samples` end to end."""
+"""`tercet bench typist`, `samples` and `duplicates` end to end."""
 
 from __future__ import annotations
 
@@ -49,3 +49,15 @@ def test_bench_samples_reports_fifty_different_suggestions() -> None:
     suggestions = [text for row in document["rows"] for text in row["suggestions"]]
     assert len(set(suggestions)) == len(suggestions) == 50
     assert "It was raining when we" in shown
+
+
+def test_bench_duplicates_compares_consecutive_with_independent_seeds() -> None:
+    """At a low temperature, independent branches are often equal."""
+    document, shown = run_bench("duplicates", "--field", "temperature=0.3", "--field", "length=2")
+    consecutive, independent = document["rows"]
+    assert (consecutive["seeds"], independent["seeds"]) == ("consecutive", "independent")
+    assert consecutive["num_requests"] == independent["num_requests"] == 20
+    assert set(consecutive["shares"]) == {"text", "first word", "first three words"}
+    assert 0 < independent["shares"]["text"] <= independent["shares"]["first word"]
+    assert consecutive["shares"]["text"] <= independent["shares"]["text"]
+    assert "Requests with two of 3 branches alike" in shown

@@ -11,7 +11,8 @@ import torch
 from tests.workers.engine.cpu import twins
 from tests.workers.engine.cpu.twins import Array
 from workers.engine import sampling
-from workers.engine.cpu import kernels
+from workers.engine.arithmetic_code import MIN_WIDTH
+from workers.engine.cpu import kernels, layouts
 from workers.engine.cpu.kernels import HAS_AMX, HAS_DOT_PRODUCTS, KernelCall, ThreadTeam
 from workers.engine.cpu.layouts import (
     ACTIVATIONS,
@@ -306,13 +307,33 @@ def test_sample(team: ThreadTeam, rng: np.random.Generator, vocab: int, num_leve
         draw["temperature"] = rng.choice([0, 0.5, 1, 1.7])
         draw["rank"] = rng.integers(5) if draw["temperature"] == 0 else 0
         draw["top_k"], draw["top_p"] = rng.choice([1, 2, 5, 40, 64]), rng.choice([0.1, 0.7, 0.95, 2.0])
-        draw["uniform"] = rng.random()
+        draw["point"], draw["next_point"] = rng.random(2)
+        draw["width"] = rng.choice([1.0, 0.02, 1e-4])
+    before = draws.copy()
     run_sampler(team, logits, draws)
-    for draw in draws:
+    for draw, given in zip(draws, before, strict=True):
         row = logits[draw["row"]]
-        fields = {name: draw[name] for name in ("temperature", "top_k", "top_p", "uniform", "rank")}
-        assert draw["token_id"] == twins.draw(row, **fields, allowed=None)
+        fields = {name: draw[name] for name in ("temperature", "top_k", "top_p", "rank")}
+        token_id, point, width = twins.draw(row, **fields, code=code_of(given), allowed=None)
+        assert draw["token_id"] == token_id
+        assert draw["point"] == pytest.approx(point, abs=1e-9)
+        assert draw["width"] == pytest.approx(width, rel=1e-9)
         assert draw["logprob"] == pytest.approx(twins.log_softmax(row)[draw["token_id"]], abs=1e-5)
+
+
+def code_of(draw: Any) -> tuple[float, float, float]:
+    return draw["point"], draw["width"], draw["next_point"]
+
+
+@pytest.mark.parametrize("point", [0.0, 1.0])
+def test_a_code_at_the_ends_of_its_range_stays_within_the_candidates(team: ThreadTeam, point: float) -> None:
+    """The last candidate's probability is 0 in float64: not even 1 draws it."""
+    logits, draws = np.array([[1, 0, -2000]], _f32), np.zeros(1, DRAW)
+    draws["token_id"], draws["temperature"], draws["top_k"], draws["top_p"] = -1, 1.0, 50, 2.0
+    draws["point"], draws["width"], draws["next_point"] = point, 1.0, 0.5
+    run_sampler(team, logits, draws)
+    assert draws["token_id"] == [0, 1][int(point)]
+    assert draws["point"] == point
 
 
 def test_sample_obeys_a_constraint(team: ThreadTeam, rng: np.random.Generator) -> None:
@@ -322,14 +343,15 @@ def test_sample_obeys_a_constraint(team: ThreadTeam, rng: np.random.Generator) -
     listed = np.concatenate([allowed, if_likeliest]).astype(np.int32)
     draws = np.zeros(30, DRAW)
     draws["row"], draws["token_id"], draws["temperature"] = range(30), -1, 1.0
-    draws["top_k"], draws["top_p"], draws["uniform"] = 50, 2.0, rng.random(30)
+    draws["top_k"], draws["top_p"], draws["point"], draws["width"] = 50, 2.0, rng.random(30), 1.0
     draws["allowed_at"], draws["num_allowed"] = listed.ctypes.data, len(allowed)
     draws["num_if_likeliest"] = len(if_likeliest)
+    before = draws.copy()
     run_sampler(team, logits, draws)
-    for draw, row in zip(draws, logits, strict=True):
+    for draw, given, row in zip(draws, before, logits, strict=True):
         best = row.argmax()
         ids = np.append(allowed, best) if best in if_likeliest else allowed
-        assert draw["token_id"] == twins.draw(row, 1.0, 50, 2.0, draw["uniform"], 0, ids)
+        assert draw["token_id"] == twins.draw(row, 1.0, 50, 2.0, code_of(given), 0, ids)[0]
 
 
 def test_a_given_token_only_gets_its_log_probability(team: ThreadTeam, rng: np.random.Generator) -> None:
@@ -346,6 +368,7 @@ def test_advance(team: ThreadTeam, end_id: int, is_set: int) -> None:
     rows = np.array([(1, 10, 0, 9, 0, 1), (2, 20, 0, 15, 1, 5)], ROW)
     draws = np.zeros((2, 2), DRAW)
     draws["token_id"] = [[6, 7], [8, 9]]
+    draws["point"][0], draws["width"][0], draws["next_point"][1] = [0.1, 0.2], [0.5, 0.25], [0.3, 0.4]
     flag = np.zeros(1, np.int64)
     step = step_for(team, 2, 8, PLAIN, rows_at=rows, end_id=end_id)
     sampler = Record(SAMPLER, num_draws=2, draws_at=draws)
@@ -353,7 +376,12 @@ def test_advance(team: ThreadTeam, end_id: int, is_set: int) -> None:
     assert rows.tolist() == [(6, 11, 0, 9, 0, 2), (7, 21, 0, 15, 1, 6)]
     assert sampler.array["draws_at"][0] == draws[1].ctypes.data
     assert flag[0] == is_set
+    assert [code_of(draw) for draw in draws[1]] == [(0.1, 0.5, 0.3), (0.2, 0.25, 0.4)]
 
 
 def test_the_kernel_takes_as_many_candidates_as_sampling() -> None:
     assert NUM_CANDIDATES == sampling.NUM_CANDIDATES
+
+
+def test_the_kernel_replaces_codes_when_sampling_does() -> None:
+    assert layouts.MIN_WIDTH == MIN_WIDTH

@@ -94,16 +94,32 @@ def log_softmax(logits: Array) -> Array:
 
 
 def draw(
-    logits: Array, temperature: float, top_k: float, top_p: float, uniform: float, rank: int, allowed: Array | None
-) -> int:
-    """A token id: by the inverse of the cumulative distribution, over candidates ordered by logit, then id."""
+    logits: Array,
+    temperature: float,
+    top_k: float,
+    top_p: float,
+    code: tuple[float, float, float],
+    rank: int,
+    allowed: Array | None,
+) -> tuple[int, float, float]:
+    """A token id: by the inverse of the cumulative distribution, over candidates ordered by logit, then id; and the
+    code point and width after it.
+
+    Args:
+        code: the point, the width, and the point that follows where the width is below 2^-6 then.
+    """
+    point, width, next_point = code
     ids = np.arange(len(logits)) if allowed is None else allowed
     ids = ids[np.lexsort((ids, -logits[ids]))]
     if temperature == 0:
-        return int(ids[rank])
+        return int(ids[rank]), point, width
     ids = ids[: int(min(top_k, len(ids)))]
     powers = np.exp((logits[ids].astype(np.float64) - float(logits[ids[0]])) / temperature)
     probs = powers / powers.sum()
     before = np.cumsum(probs) - probs
     kept = probs[(before < top_p) | (np.arange(len(ids)) == 0)]
-    return int(ids[min(np.searchsorted(np.cumsum(kept), uniform * kept.sum(), side="right"), len(kept) - 1)])
+    kept /= kept.sum()
+    ends = np.cumsum(kept)
+    choice = min(int(np.searchsorted(ends, point, side="right")), len(kept) - 1)
+    inside, width = (point - (ends[choice] - kept[choice])) / kept[choice], width * kept[choice]
+    return int(ids[choice]), next_point if width < 2**-6 else inside, width

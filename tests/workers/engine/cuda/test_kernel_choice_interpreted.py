@@ -35,7 +35,8 @@ with fake_cuda(), torch.inference_mode():
         kernels = make_kernels(name, model, rows, cpu)
         generator = torch.Generator().manual_seed(0)
         layers = torch.randn(config.n_layer, 200, 2, config.n_head, config.head_size, generator=generator)
-        columns = [[row, 5, 0, 100 + 20 * row - 5, 0, 5, 0, 1.0, 5, 0.9, *[0.5] * MAX_STEPS] for row in range(rows)]
+        draw = (1.0, 5, 0.9, 0.5, 1, 0, *[0.5] * MAX_STEPS)
+        columns = [[row, 5, 0, 100 + 20 * row - 5, 0, 5, *draw] for row in range(rows)]
         table = torch.tensor(columns, dtype=torch.float64).T.contiguous()
         made = kernels.make(config.n_positions)
         logits.append(decode(model, layers, table, made, kernels.fused_layers)[0])

@@ -68,7 +68,7 @@ def test_a_step_of_triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_of_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Published beside the other. A GPU takes more: about 20 kernels for `topk` alone, which counts as one here."""
     monkeypatch.setattr(forward, "has_gelu_epilogue", lambda _: True)
-    assert per_layer_and_outside(lambda _: TorchKernels(64)) == (17, 62)
+    assert per_layer_and_outside(lambda _: TorchKernels(64)) == (17, 78)
 
 
 DRAWN_ON_THE_HOST = (

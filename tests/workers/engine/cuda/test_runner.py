@@ -24,18 +24,19 @@ from tests.workers.engine.helpers import (
     random_ids,
     running_engine,
 )
+from workers.engine.arithmetic_code import MIN_WIDTH, Code, first_code, uniform
 from workers.engine.cuda import kv_cache as cuda_cache
 from workers.engine.cuda import runner as cuda_runner
 from workers.engine.cuda.forward import PLAIN_KERNELS, DecodeKernels
 from workers.engine.cuda.graphs import CHUNK_SIZES, Batch, Program, StepResult, batch_sizes, bucket_for, length_buckets
 from workers.engine.cuda.kv_cache import KVCache, SlotLayout
 from workers.engine.cuda.runner import CudaRunner
-from workers.engine.cuda.step_kernels import AT, ID, POSITION, START, TorchKernels, draw
+from workers.engine.cuda.step_kernels import AT, ID, POINT, POSITION, START, WIDTH, TorchKernels, draw
 from workers.engine.engine import Engine
 from workers.engine.loader import LoadedModel, build, load_model
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.runner import RunnerOutput
-from workers.engine.sampling import Draw, limits, sample, uniform
+from workers.engine.sampling import Draw, limits, sample
 from workers.engine.scheduler import MAX_CHUNK
 from workers.engine.scheduler_output import SUFFIX_TOKENS, EntryCopy, SchedulerOutput, SuffixCopy, SuffixMove
 
@@ -262,10 +263,9 @@ def test_other_rows_and_padding_change_nothing(device_tiny: LoadedModel) -> None
                 layout.first_of_suffix(suffix) - start,
                 1,
                 start + length,
-                0,
             )
-            uniforms = [uniform(column, step) for step in range(16)]
-            numbers = [*integers, column, 50, 0.9, *uniforms]
+            next_points = [uniform(column, step) for step in range(1, 17)]
+            numbers = [*integers, column, 50, 0.9, *first_code(column), 0, *next_points]
             batch.table[:, column] = torch.tensor(numbers, dtype=torch.float64)
             first = layout.first_of_suffix(suffix)
             written |= {first + length, first + length + 1}
@@ -275,9 +275,12 @@ def test_other_rows_and_padding_change_nothing(device_tiny: LoadedModel) -> None
         tables.append(batch.table[:, :3])
         changed = (cache.layers != before).flatten(2).any(2).any(0).nonzero()
         assert set(changed.flatten().tolist()) <= written
-        assert (batch.table[POSITION : AT + 1, 3:] == 0).all()
+        assert (batch.table[[POSITION, AT], 3:] == 0).all()
     assert torch.allclose(outs[0].logits, outs[1].logits[:3], atol=1e-4)
     assert tables[0][ID].tolist() == outs[1].tokens[0, :3].tolist()
+    codes = slice(POINT, WIDTH + 1)
+    torch.testing.assert_close(tables[0][codes], tables[1][codes], rtol=0, atol=1e-4)
+    tables[0][codes] = tables[1][codes]
     assert tables[0][START:].equal(tables[1][START:])
     assert tables[0][POSITION].tolist() == [65, 3, 64]
 
@@ -287,7 +290,7 @@ class OwnTokensKernels(TorchKernels):
 
     def attend(self, qkv: torch.Tensor, slots: torch.Tensor, integers: torch.Tensor) -> torch.Tensor:
         means = []
-        for row, (_, start, entry, suffix, _, position, _) in zip(qkv, integers.T, strict=True):
+        for row, (_, start, entry, suffix, _, position) in zip(qkv, integers.T, strict=True):
             query, *new = row.view(3, *slots.shape[2:])
             slots[suffix + position] = torch.stack(new)
             read = [*range(entry, entry + start), *range(suffix + start, suffix + position + 1)]
@@ -335,13 +338,13 @@ def test_int8_is_not_for_a_gpu() -> None:
         build(TINY, peaked_weights(TINY), "int8", device=DEVICE)
 
 
-def draw_each(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
-    """Token ids by the sampler of a step."""
+def draw_each(logits: torch.Tensor, draws: list[Draw]) -> tuple[list[int], list[list[float]]]:
+    """Token ids by the sampler of a step, and the code points and widths after it."""
     columns = [(one.params.temperature, *limits(one.params)[1:]) for one in draws]
-    uniforms = [[uniform(one.seed, one.position) for one in draws]]
-    table = torch.tensor(columns, dtype=torch.float64).T
-    tokens = draw(logits, table, torch.tensor(uniforms, dtype=torch.float64))
-    return [int(number) for number in tokens[0]]
+    codes = [(*one.code, one.next_point) for one in draws]
+    tables = [torch.tensor(columns, dtype=torch.float64).T for columns in (columns, codes)]
+    ids, _, *after = draw(logits, *tables)
+    return [int(number) for number in ids], torch.stack(after, 1).tolist()
 
 
 def test_draws_are_those_of_sample() -> None:
@@ -358,10 +361,15 @@ def test_draws_are_those_of_sample() -> None:
             ),
             seed,
             rng.randint(1, 500),
+            Code(rng.random(), rng.choice([1.0, 1.5 * MIN_WIDTH])),
         )
         for seed in range(400)
     ]
-    assert draw_each(logits, draws) == [step.token_id for step in sample(logits, draws)]
+    token_ids, codes = draw_each(logits, draws)
+    expected = sample(logits, draws)
+    assert token_ids == [step.token_id for step in expected]
+    for code, step in zip(codes, expected, strict=True):
+        assert code == pytest.approx(step.code, abs=1e-6)
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -371,8 +379,9 @@ def test_draws_follow_the_distribution() -> None:
     probs = values.softmax(-1)
     probs = torch.where(probs.cumsum(-1) - probs < 0.9, probs, 0)
     probs /= probs.sum()
-    draws = [Draw(params, seed, 1) for seed in range(20_000)]
-    counts = torch.tensor(draw_each(row.expand(len(draws), -1), draws)).bincount(minlength=300)
+    draws = [Draw(params, seed, 1, first_code(seed)) for seed in range(20_000)]
+    token_ids, _ = draw_each(row.expand(len(draws), -1), draws)
+    counts = torch.tensor(token_ids).bincount(minlength=300)
     observed = counts[ids]
     kept = probs > 0
     assert observed[~kept].sum() == 0

@@ -36,6 +36,7 @@ from workers.engine.cpu.layouts import (
     CALL,
     DRAW,
     LANES,
+    MIN_WIDTH,
     NUM_CANDIDATES,
     NUM_GROUPS,
     ROW,
@@ -45,7 +46,7 @@ from workers.engine.cpu.layouts import (
     VECTOR,
 )
 
-_f32, _i32, _i64 = np.float32, np.int32, np.int64
+_f32, _f64, _i32, _i64 = np.float32, np.float64, np.int32, np.int64
 _DRAW_BYTES = DRAW.itemsize
 
 
@@ -182,10 +183,10 @@ def _allowed_candidates(logits: Any, most: Any, draw: Any, values: Any, ids: Any
 
 @njit(**FAST)
 def _pick(values: Any, number: int, draw: Any, probs: Any) -> int:
-    """The index of the chosen candidate: `sampling.pick` in its order of operations, float64.
+    """The index of the chosen candidate, and the draw's next code: `sampling.pick` in its order of operations, float64.
 
     p[i] = exp((v[i] − v[0]) / temperature) / Σ of these over the top_k first
-    the candidates before which Σ p < top_p are kept; the result is the first i with Σ p[0…i] > uniform · Σ p[kept]
+    the candidates before which Σ p < top_p are kept; the result is the first i with Σ p[0…i] > point · Σ p[kept]
     """
     temperature = draw.temperature
     if temperature == 0:
@@ -193,7 +194,7 @@ def _pick(values: Any, number: int, draw: Any, probs: Any) -> int:
     kept = number if draw.top_k > number else _i64(draw.top_k)
     total = 0.0
     for i in range(kept):
-        probs[i] = math.exp((float(values[i]) - float(values[0])) / temperature)
+        probs[i] = math.exp((_f64(values[i]) - _f64(values[0])) / temperature)  # `float` would leave them float32
         total += probs[i]
     mass, end, top_p = 0.0, 0, draw.top_p
     for i in range(kept):
@@ -201,12 +202,20 @@ def _pick(values: Any, number: int, draw: Any, probs: Any) -> int:
             break
         mass += probs[i] / total
         end = i + 1
-    target, after = draw.uniform * mass, 0.0
+    target, after = draw.point * mass, 0.0
+    choice = end - 1
     for i in range(end):
         after += probs[i] / total
-        if after > target:
-            return i
-    return end - 1
+        if after > target or after == mass:  # rounding must not step past the end
+            choice = i
+            break
+    interval = probs[choice] / total
+    draw.width = draw.width * interval / mass
+    if draw.width < MIN_WIDTH:
+        draw.point = draw.next_point
+    else:
+        draw.point = min(max((target - (after - interval)) / interval, 0.0), 1.0)
+    return choice
 
 
 @cfunc(KERNEL, **FAST)
@@ -251,7 +260,8 @@ def sample(call_at: int, thread: int) -> None:
 
 @cfunc(KERNEL, **FAST)
 def advance(call_at: int, _thread: int) -> None:
-    """Makes each row the row of the token that was drawn from it, and the next draws those of the next step.
+    """Makes each row the row of the token that was drawn from it, and the next draws those of the next step, with the
+    codes that these leave.
 
     Draw i is row i's. Sets the interrupt flag if a token is the end-of-text token.
     The call has a STEP, the flag's address in `layer_at`, and the SAMPLER in `product_at`.
@@ -259,10 +269,11 @@ def advance(call_at: int, _thread: int) -> None:
     call = record(call_at, CALL)
     step, sampler = record(call.step_at, STEP), record(call.product_at, SAMPLER)
     num_rows = step.num_rows
-    draws, rows = records(sampler.draws_at, num_rows, DRAW), records(step.rows_at, num_rows, ROW)
+    draws, rows = records(sampler.draws_at, 2 * num_rows, DRAW), records(step.rows_at, num_rows, ROW)
     for number in range(num_rows):
-        row = rows[number]
-        row.token_id = draws[number].token_id
+        row, draw, following = rows[number], draws[number], draws[num_rows + number]
+        following.point, following.width = draw.point, draw.width
+        row.token_id = draw.token_id
         if row.token_id == step.end_id:
             atomic_add(call.layer_at, 1)
         row.position += 1

@@ -9,12 +9,14 @@ in any batch. Computes what `sampling.pick` does, in float64.
 import triton
 import triton.language as tl
 
+from workers.engine import arithmetic_code
 from workers.engine.cuda.kernels.compile import Kernel
 
 LOG_BLOCK = 11  # of 2,048 tokens of the vocabulary
 # Below the key of any logit.
 NO_KEY = tl.constexpr(-(2**63))
 LOW_BITS = tl.constexpr(2**32 - 1)
+MIN_WIDTH = tl.constexpr(arithmetic_code.MIN_WIDTH)
 
 
 @triton.jit
@@ -121,7 +123,9 @@ def _draw(
     TEMPERATURE: tl.constexpr,
     TOP_K: tl.constexpr,
     TOP_P: tl.constexpr,
-    UNIFORMS: tl.constexpr,
+    POINT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    NEXT_POINTS: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
     LOG_BLOCKS: tl.constexpr,
     LOG_CANDIDATES: tl.constexpr,
@@ -129,7 +133,8 @@ def _draw(
     """One row: draws its token, and advances its column of the table [rows, size] float64.
 
     Args:
-        out: [2, size] float64: token ids and their log-probabilities.
+        out: [4, size] float64: token ids, their log-probabilities, and the points and widths of the codes after the
+            draw.
     """
     MAX_BLOCKS: tl.constexpr = 2**LOG_BLOCKS
     CANDIDATES: tl.constexpr = 2**LOG_CANDIDATES
@@ -157,8 +162,7 @@ def _draw(
     temperature = tl.load(column + TEMPERATURE * table_stride)
     top_k = tl.load(column + TOP_K * table_stride)
     top_p = tl.load(column + TOP_P * table_stride)
-    at = tl.load(column + AT * table_stride)
-    u = tl.load(column + (UNIFORMS + at.to(tl.int64)) * table_stride)
+    point = tl.load(column + POINT * table_stride)
     is_greedy = temperature == 0.0
 
     scores = values.to(tl.float64) / tl.where(is_greedy, 1.0, temperature)
@@ -168,11 +172,16 @@ def _draw(
     probs = tl.where(tl.cumsum(probs, 0) - probs < top_p, probs, 0.0)
     cumulative = tl.cumsum(probs, 0)
     total = tl.sum(tl.where(candidates == CANDIDATES - 1, cumulative, 0.0), 0)
-    choice = tl.sum((cumulative <= u * total).to(tl.int32), 0)
+    target = point * total
+    choice = tl.sum((cumulative <= target).to(tl.int32), 0)
     last = tl.max(tl.where(probs > 0, candidates, 0), 0)  # rounding must not step past the end
     choice = tl.where(is_greedy, 0, tl.minimum(choice, last))
 
     is_choice = candidates == choice
+    interval = tl.sum(tl.where(is_choice, probs, 0.0), 0)
+    low = tl.sum(tl.where(is_choice, cumulative, 0.0), 0) - interval
+    inside = tl.minimum(tl.maximum((target - low) / interval, 0.0), 1.0)
+
     token = tl.sum(tl.where(is_choice, ids, 0), 0)
     # Not a number or not, the token is one of the vocabulary's.
     token = tl.minimum(token, vocab - 1)
@@ -182,9 +191,19 @@ def _draw(
 
     moves = tl.load(column + MOVES * table_stride)
     position = tl.load(column + POSITION * table_stride)
+    at = tl.load(column + AT * table_stride)
     tl.store(column + ID * table_stride, token.to(tl.float64))
     tl.store(column + POSITION * table_stride, position + moves)
     tl.store(column + AT * table_stride, at + moves)
+
+    width = tl.load(column + WIDTH * table_stride)
+    next_point = tl.load(column + (NEXT_POINTS + at.to(tl.int64)) * table_stride)
+    width = tl.where(is_greedy, width, width * interval / total)
+    point = tl.where(is_greedy, point, tl.where(width < MIN_WIDTH, next_point, inside))
+    tl.store(out + 2 * size + row, point)
+    tl.store(out + 3 * size + row, width)
+    tl.store(column + POINT * table_stride, point)
+    tl.store(column + WIDTH * table_stride, width)
 
 
 FIND_CANDIDATES = Kernel(_find_candidates, num_warps=8)

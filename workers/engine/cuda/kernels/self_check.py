@@ -13,17 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.engine.cuda.step_kernels import (
-    MAX_STEPS,
-    TEMPERATURE,
-    StepKernels,
-    TorchKernels,
-)
+from workers.engine.arithmetic_code import MIN_WIDTH
+from workers.engine.cuda.step_kernels import AT, MAX_STEPS, POINT, TEMPERATURE, StepKernels, TorchKernels
 from workers.engine.model.gpt2 import GPT2Config, Norm
 
 # Of the difference, relative to a number if that exceeds 1. About four units in the last place of the 16-bit types.
 BOUNDS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
 LOGPROB_BOUND = 1e-4
+CODE_BOUND = 1e-6  # a place within an interval of a thousandth has a thousand times the interval's rounding error
 NUM_IDS = 300  # of the token embedding, so that a check needs little memory
 PADDING = 47  # columns behind the vocabulary
 ROWS_AT_ONCE = 8  # of plain torch, which copies what it reads
@@ -80,13 +77,14 @@ class CheckSetting:
             position, suffix_length = lengths[row % len(lengths)]
             start = position - suffix_length
             suffix = self.config.n_positions + row * suffix_size
-            # High ones, which depend on every limit.
-            uniforms = [0.97 - 0.001 * row - 0.05 * step for step in range(MAX_STEPS)]
+            # A high one, which depends on every limit; every other is replaced after most tokens.
+            code = 0.97 - 0.001 * row, 1.0 if row % 2 else 1.5 * MIN_WIDTH
+            next_points = [0.9 - 0.05 * step for step in range(MAX_STEPS)]
             if row % 7 == 6:
-                columns.append([0, 0, 0, dummy, 0, 0, 0, 0, 1, 2, *uniforms])
+                columns.append([0, 0, 0, dummy, 0, 0, 0, 1, 2, *code, 0, *next_points])
                 continue
-            draw = DRAWS[row % len(DRAWS)]
-            columns.append([row * 31 % NUM_IDS, start, 0, suffix - start, 1, position, row % 3, *draw, *uniforms])
+            draw = *DRAWS[row % len(DRAWS)], *code, row % 3
+            columns.append([row * 31 % NUM_IDS, start, 0, suffix - start, 1, position, *draw, *next_points])
         return torch.tensor(columns, dtype=torch.float64, device=self.device).T.contiguous()
 
     def num_slots(self) -> int:
@@ -161,6 +159,10 @@ def check_draw(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
     expected = torch.cat([TorchKernels(1).draw(*part) for part in parts], 1)
     expected_table = torch.cat(tables, 1)
     faults = [] if out[0].equal(expected[0]) else ["other tokens are drawn"]
+    codes, expected_codes = advanced[POINT:AT], expected_table[POINT:AT].clone()
+    if _difference(codes, expected_codes) > CODE_BOUND or not codes.equal(out[2:]):
+        faults.append("other codes follow")
+    expected_table[POINT:AT] = codes
     if not advanced.equal(expected_table):
         faults.append("the table is advanced differently")
     alone = [kernels.draw(logits[row : row + 1], column)[:, 0] for row, column in enumerate(_each(table))]

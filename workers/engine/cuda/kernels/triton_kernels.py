@@ -23,13 +23,15 @@ from workers.engine.cuda.step_kernels import (
     ENTRY,
     ID,
     MOVES,
+    NEXT_POINTS,
+    POINT,
     POSITION,
     START,
     SUFFIX,
     TEMPERATURE,
     TOP_K,
     TOP_P,
-    UNIFORMS,
+    WIDTH,
 )
 from workers.engine.draw import NUM_CANDIDATES
 from workers.engine.model.gpt2 import GPT2Config, Norm
@@ -101,7 +103,7 @@ class TritonKernels:
 
     def draw(self, logits: Tensor, table: Tensor) -> Tensor:
         size, vocab = logits.shape
-        out = torch.empty(2, size, dtype=torch.float64, device=table.device)
+        out = torch.empty(4, size, dtype=torch.float64, device=table.device)
         self._launcher.launch(
             FIND_CANDIDATES, (self._num_blocks, size, 1), logits, self._keys, self._sums, vocab,
             STRIDE=logits.stride(0), NUM_BLOCKS=self._num_blocks, LOG_BLOCK=LOG_BLOCK, LOG_CANDIDATES=LOG_CANDIDATES,
@@ -109,7 +111,7 @@ class TritonKernels:
         self._launcher.launch(
             DRAW, (size, 1, 1), self._keys, self._sums, table, out, table.stride(0), size, vocab,
             ID=ID, MOVES=MOVES, POSITION=POSITION, AT=AT, TEMPERATURE=TEMPERATURE, TOP_K=TOP_K, TOP_P=TOP_P,
-            UNIFORMS=UNIFORMS, NUM_BLOCKS=self._num_blocks, LOG_BLOCKS=(self._num_blocks - 1).bit_length(),
-            LOG_CANDIDATES=LOG_CANDIDATES,
+            POINT=POINT, WIDTH=WIDTH, NEXT_POINTS=NEXT_POINTS, NUM_BLOCKS=self._num_blocks,
+            LOG_BLOCKS=(self._num_blocks - 1).bit_length(), LOG_CANDIDATES=LOG_CANDIDATES,
         )  # fmt: skip
         return out

@@ -114,7 +114,8 @@ def make_table(num_rows: int) -> Tensor:
     for row in range(num_rows):
         start = row * 5 % 40
         suffix = 64 * (1 + row)
-        columns.append([row, start, 0, suffix - start, 1, start + row % 8, 0, 0.8, 20, 0.9, *[row / 50] * MAX_STEPS])
+        draw = (0.8, 20, 0.9, row / 50, 1, 0)
+        columns.append([row, start, 0, suffix - start, 1, start + row % 8, *draw, *[0.5] * MAX_STEPS])
     return torch.tensor(columns, dtype=torch.float64).T.contiguous()
 
 

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from workers.engine.cuda.kernels.self_check import CHECKS, CheckSetting, check_kernels
-from workers.engine.cuda.step_kernels import AT, ID, POSITION, START, TOP_P, TorchKernels
+from workers.engine.cuda.step_kernels import AT, ID, POINT, POSITION, START, TOP_P, WIDTH, TorchKernels
 from workers.engine.model.gpt2 import GPT2Config, Norm
 
 CPU = torch.device("cpu")
+CODE = [POINT, WIDTH]
 CONFIG = GPT2Config(vocab_size=300, n_embd=32, n_head=2, n_positions=256)
 SETTING = CheckSetting(CONFIG, torch.float32, 9, CPU)
 
@@ -56,7 +57,7 @@ class _WrongPosition(_RowByRow):
 class _WrongIntegers(_RowByRow):
     def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor) -> tuple[Tensor, Tensor]:
         integers, x = super().begin(table, token_embedding, position_embedding)
-        integers[AT] = 0
+        integers[START] = 0
         return integers, x
 
 
@@ -118,7 +119,25 @@ class _TopPIsIgnored(_RowByRow):
         changed[TOP_P] = 2
         tokens = super().draw(logits, changed)
         table[ID] = tokens[0]
-        table[[POSITION, AT]] = changed[[POSITION, AT]]
+        table[[POSITION, *CODE, AT]] = changed[[POSITION, *CODE, AT]]
+        return tokens
+
+
+class _UsedUpPointsAreKept(_RowByRow):
+    def draw(self, logits: Tensor, table: Tensor) -> Tensor:
+        changed = table.clone()
+        changed[WIDTH] = 1
+        tokens = super().draw(logits, changed)
+        tokens[3] *= table[WIDTH]
+        table[:WIDTH], table[WIDTH], table[AT] = changed[:WIDTH], tokens[3], changed[AT]
+        return tokens
+
+
+class _CodesAreNotAdvanced(_RowByRow):
+    def draw(self, logits: Tensor, table: Tensor) -> Tensor:
+        before = table.clone()
+        tokens = super().draw(logits, table)
+        table[CODE] = before[CODE]
         return tokens
 
 
@@ -148,6 +167,8 @@ class _NotANumber(_RowByRow):
         (_LargerIdFirst, "draw"),
         (_PaddingIsRead, "draw"),
         (_TopPIsIgnored, "draw"),
+        (_UsedUpPointsAreKept, "draw"),
+        (_CodesAreNotAdvanced, "draw"),
         (_TableIsNotAdvanced, "draw"),
         (_NotANumber, "draw"),
     ],
