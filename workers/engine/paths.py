@@ -44,14 +44,15 @@ class PathRanking:
 
     def _rank(self, sequence: Sequence, source: int) -> list[list[GeneratedToken]]:
         forced_ids = sequence.forced_ids
-        logprobs = torch.log_softmax(self._logits[source : source + len(forced_ids) + 1].float(), -1)
+        logprobs = torch.log_softmax(self._logits[source : source + len(forced_ids) + 1].float(), -1).cpu()
         ids, depths, scores, before = [], [], [], 0.0
         for depth in range(len(forced_ids) + 1):
             allowed = sequence.allowed_next(depth)
-            longer = range(logprobs.shape[1]) if allowed is None else sorted(allowed.longer)
-            ids.append(torch.tensor(longer, dtype=torch.long))
-            depths.append(torch.full((len(longer),), depth))
-            scores.append(logprobs[depth, ids[-1].to(logprobs.device)].cpu() + before)
+            # A tensor from a range of Python numbers would take as long as the step (50,257 tokens: 7 ms).
+            own = torch.arange(logprobs.shape[1]) if allowed is None else torch.tensor(sorted(allowed.longer))
+            ids.append(own.long())
+            depths.append(torch.full((len(own),), depth))
+            scores.append((logprobs[depth] if allowed is None else logprobs[depth, ids[-1]]) + before)
             if depth < len(forced_ids):
                 before += float(logprobs[depth, forced_ids[depth]])
         values, order = (all_scores := torch.cat(scores)).topk(min(MAX_PATH_RANK + 1, len(all_scores)))
