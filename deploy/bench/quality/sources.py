@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from http import HTTPStatus
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from rich.console import Console
@@ -23,16 +23,14 @@ from gateway.api.schema import AutocompleteRequest
 from gateway.generation.request import BranchResult, rank_first_token
 from gateway.generation.selection import Selection, SelectionPolicy
 from shared.errors import StartError
-from shared.protocol import Failed, GenerateRequest
+from shared.plan import Model, Slot
+from shared.protocol import Done, GenerateRequest, Group, Prediction
 from shared.settings import Settings
+from shared.telemetry import configure_structlog
 from workers.checkpoints.resolve import resolve
-from workers.codec import Codec
-from workers.engine.request import EngineRequest
-from workers.engine.result_stream import ResultStream
-from workers.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from workers.engine.engine import Engine
+    from workers.service import SlotService
 
 MAX_WRITERS = 16  # contexts that the engine gets at once
 NUM_WARM_UPS = 10
@@ -41,7 +39,7 @@ RETRIED = {0, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 RETRY_WAITS_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 NOMINAL_LATENCY_MS = 1.0  # of the engine's answers: they arrive after the key that requested them, before the next
 MAX_BRANCHES = 8  # of a request
-_Branch: TypeAlias = tuple[GenerateRequest, EngineRequest, ResultStream]
+DEADLINE_MS = 1e9  # none
 
 
 class SuggestionSource(Protocol):
@@ -88,41 +86,67 @@ class GatewaySource:
 
 
 class EngineSource:
-    """An engine and the gateway's selection; no HTTP, measured latencies or top-up branches."""
+    """A worker's service in this process, and the gateway's selection; no HTTP, measured latencies or top-up branches.
 
-    def __init__(self, engine: Engine, codec: Codec, fields: Mapping[str, Any]) -> None:
-        self._engine = engine
-        self._codec = codec
+    Without top-ups, samples differ from the gateway's where it replaces a rejected one; predictions never do.
+    """
+
+    def __init__(self, service: SlotService, settings: Settings, fields: Mapping[str, Any]) -> None:
+        """
+        Args:
+            service: warm.
+            settings: of the gateway that this stands for.
+            fields: of each request, as in `POST /autocomplete`.
+        """
+        self._service = service
+        self._settings = settings
         self._request = msgspec.convert({"context": "", **fields}, AutocompleteRequest)
+        self._is_predicting = self._request.strategy == "predict"
+        self._group_numbers = count()
 
     def suggest(self, context: str, seed: int) -> Answer:
-        return Answer(tuple(self._select(context, self._submit(context, seed))), NOMINAL_LATENCY_MS)
+        selection = Selection(self._policy(context))
+        asks = self._asks(context, seed)
+        with ExitStack() as stack:
+            # All are submitted before the first is awaited: siblings share their prompt, and predictions their search.
+            branches = [stack.enter_context(closing(self._service.submit(ask))) for ask in asks]
+            for number, (ask, branch) in enumerate(zip(asks, branches, strict=True)):
+                *_, [done] = branch
+                if not isinstance(done, Done):
+                    raise StartError(f"A branch failed in the engine: {done}.")
+                selection.add(BranchResult(number, ask.seed, 0, "", done, 0.0))
+        return Answer(tuple(suggestion.text for suggestion in selection.result().suggestions), NOMINAL_LATENCY_MS)
 
-    def _submit(self, context: str, seed: int) -> list[_Branch]:
-        request = self._request
-        branches = []
-        for number in range(request.n_samples):
-            ask = GenerateRequest(
-                prompt=context, max_prompt_tokens=request.max_tokens or DEFAULT_MAX_TOKENS, heal=True,
-                sampling=rank_first_token(sampling_of(request), number), seed=seed + number, deadline_ms=1e9,
-            )  # fmt: skip
-            engine_request = self._codec.request(ask, time.monotonic())
-            branches.append((ask, engine_request, self._engine.submit(engine_request)))
-        return branches
-
-    def _select(self, context: str, branches: Sequence[_Branch]) -> list[str]:
-        request = self._request
-        selection = Selection(
-            SelectionPolicy(
-                context, request.n_samples, request.length, Settings.load({}).similarity, request.temperature == 0
+    def _asks(self, context: str, seed: int) -> list[GenerateRequest]:
+        request, sampling = self._request, sampling_of(self._request)
+        group = Group(id=str(next(self._group_numbers)), size=request.n_samples)
+        temperature = self._settings.predict_temperature
+        return [
+            GenerateRequest(
+                prompt=context,
+                max_prompt_tokens=request.max_tokens or DEFAULT_MAX_TOKENS,
+                heal=request.clean,
+                sampling=rank_first_token(sampling, number),
+                predict=Prediction(rank=number, temperature=temperature, is_verbatim=not request.clean)
+                if self._is_predicting
+                else None,
+                seed=seed + number,
+                deadline_ms=DEADLINE_MS,
+                group=group,
             )
+            for number in range(request.n_samples)
+        ]
+
+    def _policy(self, context: str) -> SelectionPolicy:
+        return SelectionPolicy(
+            prompt=context,
+            num_suggestions=self._request.n_samples,
+            length=self._request.length,
+            similarity=self._settings.similarity,
+            keeps_greedy_text=self._request.temperature == 0,
+            is_verbatim=not self._request.clean,
+            min_usefulness=self._settings.min_usefulness if self._is_predicting else None,
         )
-        for number, (ask, engine_request, stream) in enumerate(branches):
-            done = self._codec.last_line(ask, engine_request, stream.result())
-            if isinstance(done, Failed):
-                raise StartError(done.detail)
-            selection.add(BranchResult(number, ask.seed, 0, "", done, 0.0))
-        return [suggestion.text for suggestion in selection.result().suggestions]
 
 
 @contextmanager
@@ -137,22 +161,29 @@ def gateway_source(options: Options, fields: Mapping[str, Any], console: Console
 
 @contextmanager
 def engine_source(options: Options, fields: Mapping[str, Any]) -> Iterator[SuggestionSource]:
-    """An engine in this process."""
-    from workers.engine.engine import Engine, EngineConfig  # imports torch, which the gateway's source does without
-    from workers.engine.loader import load_model
+    """An engine in this process, on the CPU.
 
-    [spec] = options.load_settings().models
+    Raises:
+        StartError: it does not get warm.
+    """
+    from workers.engine.engine import EngineConfig  # imports torch, which the gateway's source does without
+    from workers.service import SlotService
+
+    settings = options.load_settings()
+    [spec] = settings.models
     checkpoint = resolve(spec.name, spec.source)
-    directory = Path(checkpoint.directory)
-    tokenizer = Tokenizer.from_directory(directory, checkpoint.vocab_size)
-    loaded = load_model(directory, dtype=options.settings.get("dtype", "int8"), tokenizer=tokenizer)
-    fatal: list[BaseException] = []
-    config = EngineConfig(max_batch=MAX_WRITERS * MAX_BRANCHES, num_threads=options.num_threads, hang_s=0)
-    engine = Engine(config, lambda _: loaded, on_fatal=fatal.append)
-    engine.start()
-    while engine.status().state not in {"warm", "failed"}:
+    model = Model(checkpoint.name, checkpoint.directory, checkpoint.source, checkpoint.n_ctx, checkpoint.vocab_size)
+    max_batch = MAX_WRITERS * MAX_BRANCHES
+    config = EngineConfig(dtype=settings.dtype, max_batch=max_batch, num_threads=options.num_threads, hang_s=0)
+    slot = Slot(index=0, device="cpu", model=model.name, socket="", max_batch=max_batch)
+    configure_structlog("bench", "error")  # the service logs every branch
+    service = SlotService(slot, model, config, int8_results=None, on_fatal=lambda _: None)
+    service.start()
+    while (state := service.state()).state not in {"warm", "failed"}:
         time.sleep(0.01)
+    if state.state == "failed":
+        raise StartError(f"The engine could not load its model: {state.reason}")
     try:
-        yield EngineSource(engine, Codec(tokenizer, loaded.config.n_positions), fields)
+        yield EngineSource(service, settings, fields)
     finally:
-        engine.stop(0)
+        service.close()
