@@ -55,7 +55,7 @@ err = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
 QUICK_ROUNDS = 1
 QUICK_PASSAGES, QUICK_WORDS = 2, 5
 MAX_CLIENTS = 256
-# `bench writer` types 500 keys after up to 1,200 characters of context.
+# `bench writer` takes contexts of up to 1,200 characters.
 MIN_TEXT_CHARS = 2000
 # The parts of `bench writer`.
 PARTS = {
@@ -77,6 +77,14 @@ Setting = Annotated[
 ]
 Fields = Annotated[
     list[str] | None, typer.Option("--field", help="Field of each request, like temperature=0.8; repeatable.")
+]
+Corpus = Annotated[
+    Path | None,
+    typer.Option(
+        help="Training corpus, as for `make embedded`: its held-out books are written if there is no other prose.",
+        exists=True,
+        dir_okay=False,
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the prompts.")]
 PlotPath = Annotated[Path | None, typer.Option("--plot", help="Also write a plot to this PNG file.", dir_okay=False)]
@@ -166,6 +174,15 @@ def bench_writer(
         list[str] | None,
         typer.Option(help=f"Parts to measure, repeatable or separated by commas: {', '.join(PARTS)}."),
     ] = None,
+    corpus: Corpus = None,
+    writers: Annotated[
+        int, typer.Option(min=1, max=MAX_CLIENTS, help="Part typing: writers at once, after one alone.")
+    ] = 8,
+    keys_per_second: Annotated[float, typer.Option(min=0.1, help="Part typing: keys of each writer.")] = 8.0,
+    context_chars: Annotated[
+        int, typer.Option(min=1, help="Part typing: characters before each writer's first key.")
+    ] = writer.MIN_CONTEXT_CHARS,
+    field: Fields = None,
     quick: Quick = False,
     models: Models = "embedded",
     device: Device = "auto",
@@ -175,9 +192,15 @@ def bench_writer(
     what each dialect adds."""
     names = _choose("--only", "part", only, PARTS)
     options = _options(models, device, 1, quick, setting, 0)
-    texts = _read_texts(files or [ROOT / "workers" / "checkpoints" / "page.txt"])
+    writing = writer.WriterOptions(
+        fields=_fields(field), num_writers=writers, keys_per_s=keys_per_second, context_chars=context_chars
+    )
+    texts = _read_prose(files, corpus) or _read_texts([ROOT / "workers" / "checkpoints" / "page.txt"])
+    num_chars = context_chars + latency.NUM_KEYS
+    if short := [name for name, text in texts.items() if len(text) < num_chars]:
+        raise typer.BadParameter(f"{short[0]} has fewer than {num_chars} characters", param_hint="--context-chars")
     with _run("writer", options) as result:
-        writer.run_parts([PARTS[name] for name in names], options, list(texts.values()), result, err)
+        writer.run_parts([PARTS[name] for name in names], options, writing, list(texts.values()), result, err)
     _report(result, writer.part_tables(result.rows, latency.PERCENTAGES | distinct.PERCENTAGES))
 
 
@@ -246,9 +269,7 @@ def bench_typist(
         fields=_fields(field),
         is_engine=engine,
     )
-    texts = _read_texts([*(files or []), *(books or [])])
-    if corpus is not None and not texts:
-        texts = read_held_out(corpus)
+    texts = _read_prose([*(files or []), *(books or [])], corpus)
     if not texts:
         raise typer.BadParameter("name the prose to type, or a corpus with held-out books", param_hint="FILES")
     read_training = partial(read_training_texts, corpus) if corpus is not None else None
@@ -407,6 +428,11 @@ def _read_texts(files: Sequence[Path]) -> dict[str, str]:
     if short := [name for name, text in texts.items() if len(text) < MIN_TEXT_CHARS]:
         raise typer.BadParameter(f"{short[0]} has fewer than {MIN_TEXT_CHARS} characters", param_hint="FILES")
     return texts
+
+
+def _read_prose(files: Sequence[Path] | None, corpus: Path | None) -> dict[str, str]:
+    """File name → text, of the files or else of the corpus's held-out books; empty if there is neither."""
+    return read_held_out(corpus) if corpus is not None and not files else _read_texts(files or [])
 
 
 def _why_not(name: str) -> str:
