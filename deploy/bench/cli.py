@@ -55,6 +55,7 @@ err = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
 QUICK_ROUNDS = 1
 QUICK_PASSAGES, QUICK_WORDS = 2, 5
 MAX_CLIENTS = 256
+PAGE = ROOT / "workers" / "checkpoints" / "page.txt"
 # `bench writer` takes contexts of up to 1,200 characters.
 MIN_TEXT_CHARS = 2000
 # The parts of `bench writer`.
@@ -195,13 +196,36 @@ def bench_writer(
     writing = writer.WriterOptions(
         fields=_fields(field), num_writers=writers, keys_per_s=keys_per_second, context_chars=context_chars
     )
-    texts = _read_prose(files, corpus) or _read_texts([ROOT / "workers" / "checkpoints" / "page.txt"])
+    texts = _read_prose(files, corpus) or _read_texts([PAGE])
     num_chars = context_chars + latency.NUM_KEYS
     if short := [name for name, text in texts.items() if len(text) < num_chars]:
         raise typer.BadParameter(f"{short[0]} has fewer than {num_chars} characters", param_hint="--context-chars")
     with _run("writer", options) as result:
         writer.run_parts([PARTS[name] for name in names], options, writing, list(texts.values()), result, err)
     _report(result, writer.part_tables(result.rows, latency.PERCENTAGES | distinct.PERCENTAGES))
+
+
+@bench.command("predict")
+def bench_predict(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Prose to write; default: the page that Tercet ships with.", exists=True, dir_okay=False),
+    ] = None,
+    corpus: Corpus = None,
+    quick: Quick = False,
+    models: Models = "embedded",
+    device: Device = "auto",
+    setting: Setting = None,
+    seed: Seed = 0,
+) -> None:
+    """What the strategy predict costs besides the model's work, and what it adds to the benchmark workload W."""
+    from deploy.bench.speed import predict  # only here: it imports torch
+
+    options = _options(models, device, 1, quick, setting, seed)
+    texts = _read_prose(files, corpus) or _read_texts([PAGE])
+    with _run("predict", options) as result:
+        predict.PredictBench(options, list(texts.values()), err).run(result)
+    _report(result, writer.part_tables(result.rows, frozenset()))
 
 
 @bench.command("typist")

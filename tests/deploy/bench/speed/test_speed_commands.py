@@ -93,3 +93,15 @@ def test_bench_writer_types_as_its_options_say() -> None:
         "fields": {"strategy": "predict"}, "num_writers": 2, "keys_per_s": 20.0, "context_chars": 900
     }  # fmt: skip
     assert "superseded" in shown
+
+
+def test_bench_predict_compares_strategies() -> None:
+    document, shown = run_bench("predict", "--device", "cpu")
+    rows = {(row["part"], row["what"]): row["figures"] for row in document["rows"]}
+    assert [part for part, _ in rows] == ["request"] * 5 + ["W through the gateway, cold"] * 2 + [
+        "W: predict − sample"
+    ]  # fmt: skip
+    medians = [figures["p50 ms"] for (part, _), figures in rows.items() if part.startswith("W through")]
+    assert rows["W: predict − sample", "difference of medians"]["ms"] == pytest.approx(medians[1] - medians[0])
+    assert {figures["n"] for (part, _), figures in rows.items() if part == "request"} == {8.0}
+    assert "ranking paths" in shown
