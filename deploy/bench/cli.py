@@ -26,6 +26,7 @@ from deploy.bench.harness.run import measured_run, start_server
 from deploy.bench.harness.server import ROOT
 from deploy.bench.quality import distinct, replay
 from deploy.bench.quality.corpus import read_held_out, read_training_texts
+from deploy.bench.quality.moments import MomentsBench, moments_markdown
 from deploy.bench.quality.samples import SamplesBench, samples_table
 from deploy.bench.quality.typist import (
     RULES,
@@ -316,6 +317,38 @@ def bench_samples(
     with _run("samples", options) as result:
         SamplesBench(options, fields, err).run(result)
     _report(result, [samples_table(result.rows)])
+
+
+@bench.command("moments")
+def bench_moments(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Prose unknown to the model.", exists=True, dir_okay=False, show_default=False),
+    ] = None,
+    corpus: Corpus = None,
+    number: Annotated[int, typer.Option(min=1, help="Number of moments.")] = 50,
+    min_usefulness: Annotated[
+        float | None,
+        typer.Option(min=0, help="Keys that the best suggestion should save, to be shown; default: the setting."),
+    ] = None,
+    field: Fields = None,
+    models: Models = "embedded",
+    device: Device = "auto",
+    setting: Setting = None,
+    seed: Seed = 0,
+) -> None:
+    """What a live writer would see at random moments, as a Markdown table for a person to read."""
+    options = _options(models, device, 1, False, setting, seed)
+    fields = _fields(field)
+    texts = _read_prose(files, corpus)
+    if not texts:
+        raise typer.BadParameter("name the prose to write, or a corpus with held-out books", param_hint="FILES")
+    if min_usefulness is None:
+        min_usefulness = options.load_settings().min_usefulness
+    with _run("moments", options) as result:
+        MomentsBench(options, texts, fields, err, num_moments=number, min_usefulness=min_usefulness).run(result)
+    err.print(moments_markdown(result.rows), markup=False, highlight=False, soft_wrap=True)
+    _report(result, [])
 
 
 @bench.command("replay")
