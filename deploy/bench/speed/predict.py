@@ -40,7 +40,6 @@ NUM_KEYS = 400
 NUM_W = 100
 CONTEXT_CHARS = 1200
 MAX_BATCH = 48  # the default of a slot
-MAX_FORCED = 64  # tokens of a typed word
 DEADLINE_MS = 1e9  # none
 STRATEGIES = ("sample", "predict")
 
@@ -117,8 +116,8 @@ class _Meter:
         self._engine = engine
         self._tokenizer = tokenizer
         self._codec = Codec(tokenizer, n_ctx)
-        # Ranking takes as long whatever the values are.
-        self._logits = torch.randn(MAX_FORCED + 1, vocab_size, device=device)
+        self._vocab_size = vocab_size
+        self._device = device
         self._predictor = Predictor(engine)
 
     def measure(self, context: str, number: int, *, is_counted: bool) -> None:
@@ -181,8 +180,10 @@ class _Meter:
             replace(request, sampling=replace(request.sampling, path_rank=0)),
             ResultStream(), start_id=self._tokenizer.eos_id or 0, tokenizer=self._tokenizer,
         )  # fmt: skip
+        # Ranking takes as long whatever the values are.
+        logits = torch.randn(len(request.forced_ids) + 1, self._vocab_size, device=self._device)
         start = time.perf_counter()
-        PathRanking(self._logits).tokens(sequence, 0)
+        PathRanking(logits).tokens(sequence, 0)
         return _ms_since(start)
 
     def _rank_words(self, ask: GenerateRequest, request: EngineRequest, streams: Items[ResultStream]) -> float:
