@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -23,14 +24,14 @@ from gateway.api.schema import AutocompleteRequest
 from gateway.generation.request import BranchResult, rank_first_token
 from gateway.generation.selection import Selection, SelectionPolicy
 from shared.errors import StartError
-from shared.plan import Model, Slot
-from shared.protocol import Done, GenerateRequest, Group, Prediction
+from shared.protocol import Done, Failed, GenerateRequest, Group, Prediction
 from shared.settings import Settings
-from shared.telemetry import configure_structlog
 from workers.checkpoints.resolve import resolve
+from workers.codec import Codec
+from workers.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from workers.service import SlotService
+    from workers.engine.engine import Engine
 
 MAX_WRITERS = 16  # contexts that the engine gets at once
 NUM_WARM_UPS = 10
@@ -86,56 +87,80 @@ class GatewaySource:
 
 
 class EngineSource:
-    """A worker's service in this process, and the gateway's selection; no HTTP, measured latencies or top-up branches.
+    """An engine, predictions as a worker makes them, and the gateway's selection; no HTTP and no measured latencies.
 
-    Without top-ups, samples differ from the gateway's where it replaces a rejected one; predictions never do.
+    There are no top-up branches: samples differ from the gateway's where it replaces a rejected one. Predictions are
+    those of a server with the same settings.
     """
 
-    def __init__(self, service: SlotService, settings: Settings, fields: Mapping[str, Any]) -> None:
+    def __init__(self, engine: Engine, codec: Codec, settings: Settings, fields: Mapping[str, Any]) -> None:
         """
         Args:
-            service: warm.
             settings: of the gateway that this stands for.
             fields: of each request, as in `POST /autocomplete`.
         """
-        self._service = service
+        from workers.predictor import Predictor  # imports torch
+
+        self._engine = engine
+        self._codec = codec
         self._settings = settings
         self._request = msgspec.convert({"context": "", **fields}, AutocompleteRequest)
         self._is_predicting = self._request.strategy == "predict"
+        self._predictor = Predictor(engine)
         self._group_numbers = count()
 
     def suggest(self, context: str, seed: int) -> Answer:
         selection = Selection(self._policy(context))
-        asks = self._asks(context, seed)
-        with ExitStack() as stack:
-            # All are submitted before the first is awaited: siblings share their prompt, and predictions their search.
-            branches = [stack.enter_context(closing(self._service.submit(ask))) for ask in asks]
-            for number, (ask, branch) in enumerate(zip(asks, branches, strict=True)):
-                *_, [done] = branch
-                if not isinstance(done, Done):
-                    raise StartError(f"A branch failed in the engine: {done}.")
-                selection.add(BranchResult(number, ask.seed, 0, "", done, 0.0))
+        seeds = range(seed, seed + self._request.n_samples)
+        found = self._predict(context, seeds) if self._is_predicting else self._sample(context, seeds)
+        for number, done in enumerate(found):
+            selection.add(BranchResult(number, seeds[number], 0, "", done, 0.0))
         return Answer(tuple(suggestion.text for suggestion in selection.result().suggestions), NOMINAL_LATENCY_MS)
 
-    def _asks(self, context: str, seed: int) -> list[GenerateRequest]:
-        request, sampling = self._request, sampling_of(self._request)
-        group = Group(id=str(next(self._group_numbers)), size=request.n_samples)
-        temperature = self._settings.predict_temperature
+    def continuations(self, context: str, seeds: Sequence[int]) -> list[str]:
+        """The text of each seed, as a worker returns it.
+
+        Raises:
+            StartError: the engine failed.
+        """
+        return [done.text for done in self._sample(context, seeds)]
+
+    def _sample(self, context: str, seeds: Sequence[int]) -> list[Done]:
+        branches = []
+        for number, seed in enumerate(seeds):
+            ask = self._ask(context, number, seed)
+            engine_request = self._codec.request(ask, time.monotonic())
+            branches.append((ask, engine_request, self._engine.submit(engine_request)))
         return [
-            GenerateRequest(
-                prompt=context,
-                max_prompt_tokens=request.max_tokens or DEFAULT_MAX_TOKENS,
-                heal=request.clean,
-                sampling=rank_first_token(sampling, number),
-                predict=Prediction(rank=number, temperature=temperature, is_verbatim=not request.clean)
-                if self._is_predicting
-                else None,
-                seed=seed + number,
-                deadline_ms=DEADLINE_MS,
-                group=group,
-            )
-            for number in range(request.n_samples)
+            _check(self._codec.last_line(ask, engine_request, stream.result()))
+            for ask, engine_request, stream in branches
         ]
+
+    def _predict(self, context: str, seeds: Sequence[int]) -> list[Done]:
+        group = Group(id=str(next(self._group_numbers)), size=len(seeds))
+        with ExitStack() as stack:
+            branches = []
+            for number, seed in enumerate(seeds):
+                prediction = Prediction(
+                    rank=number,
+                    temperature=self._settings.predict_temperature,
+                    is_verbatim=not self._request.clean,
+                )
+                ask = msgspec.structs.replace(self._ask(context, number, seed), predict=prediction, group=group)
+                branches.append(self._predictor.join(ask, self._codec, time.monotonic()))
+                stack.callback(branches[-1].cancel)
+            return [_check(branch.last_line()) for branch in branches]
+
+    def _ask(self, context: str, number: int, seed: int) -> GenerateRequest:
+        request = self._request
+        return GenerateRequest(
+            prompt=context,
+            max_prompt_tokens=request.max_tokens or DEFAULT_MAX_TOKENS,
+            heal=request.clean,
+            sampling=rank_first_token(sampling_of(request), number),
+            seed=seed,
+            deadline_ms=DEADLINE_MS,
+        )
 
     def _policy(self, context: str) -> SelectionPolicy:
         return SelectionPolicy(
@@ -149,6 +174,16 @@ class EngineSource:
         )
 
 
+def _check(line: Done | Failed) -> Done:
+    """
+    Raises:
+        StartError: the branch failed.
+    """
+    if isinstance(line, Failed):
+        raise StartError(line.detail)
+    return line
+
+
 @contextmanager
 def gateway_source(options: Options, fields: Mapping[str, Any], console: Console) -> Iterator[SuggestionSource]:
     """A server of its own, warmed up."""
@@ -160,30 +195,30 @@ def gateway_source(options: Options, fields: Mapping[str, Any], console: Console
 
 
 @contextmanager
-def engine_source(options: Options, fields: Mapping[str, Any]) -> Iterator[SuggestionSource]:
-    """An engine in this process, on the CPU.
+def engine_source(options: Options, fields: Mapping[str, Any]) -> Iterator[EngineSource]:
+    """An engine in this process."""
+    with running_engine(options) as (engine, codec):
+        yield EngineSource(engine, codec, options.load_settings(), fields)
 
-    Raises:
-        StartError: it does not get warm.
-    """
-    from workers.engine.engine import EngineConfig  # imports torch, which the gateway's source does without
-    from workers.service import SlotService
 
-    settings = options.load_settings()
-    [spec] = settings.models
+@contextmanager
+def running_engine(options: Options) -> Iterator[tuple[Engine, Codec]]:
+    """A warm engine in this process, with room for `MAX_WRITERS` requests of `MAX_BRANCHES` branches."""
+    from workers.engine.engine import Engine, EngineConfig  # imports torch, which the gateway's source does without
+    from workers.engine.loader import load_model
+
+    [spec] = options.load_settings().models
     checkpoint = resolve(spec.name, spec.source)
-    model = Model(checkpoint.name, checkpoint.directory, checkpoint.source, checkpoint.n_ctx, checkpoint.vocab_size)
-    max_batch = MAX_WRITERS * MAX_BRANCHES
-    config = EngineConfig(dtype=settings.dtype, max_batch=max_batch, num_threads=options.num_threads, hang_s=0)
-    slot = Slot(index=0, device="cpu", model=model.name, socket="", max_batch=max_batch)
-    configure_structlog("bench", "error")  # the service logs every branch
-    service = SlotService(slot, model, config, int8_results=None, on_fatal=lambda _: None)
-    service.start()
-    while (state := service.state()).state not in {"warm", "failed"}:
+    directory = Path(checkpoint.directory)
+    tokenizer = Tokenizer.from_directory(directory, checkpoint.vocab_size)
+    loaded = load_model(directory, dtype=options.settings.get("dtype", "int8"), tokenizer=tokenizer)
+    fatal: list[BaseException] = []
+    config = EngineConfig(max_batch=MAX_WRITERS * MAX_BRANCHES, num_threads=options.num_threads, hang_s=0)
+    engine = Engine(config, lambda _: loaded, on_fatal=fatal.append)
+    engine.start()
+    while engine.status().state not in {"warm", "failed"}:
         time.sleep(0.01)
-    if state.state == "failed":
-        raise StartError(f"The engine could not load its model: {state.reason}")
     try:
-        yield EngineSource(service, settings, fields)
+        yield engine, Codec(tokenizer, loaded.config.n_positions)
     finally:
-        service.close()
+        engine.stop(0)
