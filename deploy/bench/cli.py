@@ -27,6 +27,7 @@ from deploy.bench.harness.server import ROOT
 from deploy.bench.quality import distinct, replay
 from deploy.bench.quality.corpus import read_held_out, read_training_texts
 from deploy.bench.quality.duplicates import DuplicatesBench, duplicates_table
+from deploy.bench.quality.moments import MomentsBench, moments_markdown
 from deploy.bench.quality.samples import SamplesBench, samples_table
 from deploy.bench.quality.typist import (
     RULES,
@@ -57,7 +58,8 @@ QUICK_ROUNDS = 1
 QUICK_PASSAGES, QUICK_WORDS = 2, 5
 QUICK_CONTEXTS = 20
 MAX_CLIENTS = 256
-# `bench writer` types 500 keys after up to 1,200 characters of context.
+PAGE = ROOT / "workers" / "checkpoints" / "page.txt"
+# `bench writer` takes contexts of up to 1,200 characters.
 MIN_TEXT_CHARS = 2000
 # The parts of `bench writer`.
 PARTS = {
@@ -79,6 +81,14 @@ Setting = Annotated[
 ]
 Fields = Annotated[
     list[str] | None, typer.Option("--field", help="Field of each request, like temperature=0.8; repeatable.")
+]
+Corpus = Annotated[
+    Path | None,
+    typer.Option(
+        help="Training corpus, as for `make embedded`: its held-out books are written if there is no other prose.",
+        exists=True,
+        dir_okay=False,
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the prompts.")]
 PlotPath = Annotated[Path | None, typer.Option("--plot", help="Also write a plot to this PNG file.", dir_okay=False)]
@@ -168,6 +178,15 @@ def bench_writer(
         list[str] | None,
         typer.Option(help=f"Parts to measure, repeatable or separated by commas: {', '.join(PARTS)}."),
     ] = None,
+    corpus: Corpus = None,
+    writers: Annotated[
+        int, typer.Option(min=1, max=MAX_CLIENTS, help="Part typing: writers at once, after one alone.")
+    ] = 8,
+    keys_per_second: Annotated[float, typer.Option(min=0.1, help="Part typing: keys of each writer.")] = 8.0,
+    context_chars: Annotated[
+        int, typer.Option(min=1, help="Part typing: characters before each writer's first key.")
+    ] = writer.MIN_CONTEXT_CHARS,
+    field: Fields = None,
     quick: Quick = False,
     models: Models = "embedded",
     device: Device = "auto",
@@ -177,10 +196,39 @@ def bench_writer(
     what each dialect adds."""
     names = _choose("--only", "part", only, PARTS)
     options = _options(models, device, 1, quick, setting, 0)
-    texts = _read_texts(files or [ROOT / "workers" / "checkpoints" / "page.txt"])
+    writing = writer.WriterOptions(
+        fields=_fields(field), num_writers=writers, keys_per_s=keys_per_second, context_chars=context_chars
+    )
+    texts = _read_prose(files, corpus) or _read_texts([PAGE])
+    num_chars = context_chars + latency.NUM_KEYS
+    if short := [name for name, text in texts.items() if len(text) < num_chars]:
+        raise typer.BadParameter(f"{short[0]} has fewer than {num_chars} characters", param_hint="--context-chars")
     with _run("writer", options) as result:
-        writer.run_parts([PARTS[name] for name in names], options, list(texts.values()), result, err)
+        writer.run_parts([PARTS[name] for name in names], options, writing, list(texts.values()), result, err)
     _report(result, writer.part_tables(result.rows, latency.PERCENTAGES | distinct.PERCENTAGES))
+
+
+@bench.command("predict")
+def bench_predict(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Prose to write; default: the page that Tercet ships with.", exists=True, dir_okay=False),
+    ] = None,
+    corpus: Corpus = None,
+    quick: Quick = False,
+    models: Models = "embedded",
+    device: Device = "auto",
+    setting: Setting = None,
+    seed: Seed = 0,
+) -> None:
+    """What the strategy predict costs besides the model's work, and what it adds to the benchmark workload W."""
+    from deploy.bench.speed import predict  # only here: it imports torch
+
+    options = _options(models, device, 1, quick, setting, seed)
+    texts = _read_prose(files, corpus) or _read_texts([PAGE])
+    with _run("predict", options) as result:
+        predict.PredictBench(options, list(texts.values()), err).run(result)
+    _report(result, writer.part_tables(result.rows, frozenset()))
 
 
 @bench.command("typist")
@@ -248,9 +296,7 @@ def bench_typist(
         fields=_fields(field),
         is_engine=engine,
     )
-    texts = _read_texts([*(files or []), *(books or [])])
-    if corpus is not None and not texts:
-        texts = read_held_out(corpus)
+    texts = _read_prose([*(files or []), *(books or [])], corpus)
     if not texts:
         raise typer.BadParameter("name the prose to type, or a corpus with held-out books", param_hint="FILES")
     read_training = partial(read_training_texts, corpus) if corpus is not None else None
@@ -298,6 +344,38 @@ def bench_duplicates(
     with _run("duplicates", options) as result:
         duplicates.run(result)
     _report(result, [duplicates_table(result.rows)])
+
+
+@bench.command("moments")
+def bench_moments(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Prose unknown to the model.", exists=True, dir_okay=False, show_default=False),
+    ] = None,
+    corpus: Corpus = None,
+    number: Annotated[int, typer.Option(min=1, help="Number of moments.")] = 50,
+    min_usefulness: Annotated[
+        float | None,
+        typer.Option(min=0, help="Keys that the best suggestion should save, to be shown; default: the setting."),
+    ] = None,
+    field: Fields = None,
+    models: Models = "embedded",
+    device: Device = "auto",
+    setting: Setting = None,
+    seed: Seed = 0,
+) -> None:
+    """What a live writer would see at random moments, as a Markdown table for a person to read."""
+    options = _options(models, device, 1, False, setting, seed)
+    fields = _fields(field)
+    texts = _read_prose(files, corpus)
+    if not texts:
+        raise typer.BadParameter("name the prose to write, or a corpus with held-out books", param_hint="FILES")
+    if min_usefulness is None:
+        min_usefulness = options.load_settings().min_usefulness
+    with _run("moments", options) as result:
+        MomentsBench(options, texts, fields, err, num_moments=number, min_usefulness=min_usefulness).run(result)
+    err.print(moments_markdown(result.rows), markup=False, highlight=False, soft_wrap=True)
+    _report(result, [])
 
 
 @bench.command("replay")
@@ -434,6 +512,11 @@ def _read_texts(files: Sequence[Path]) -> dict[str, str]:
     if short := [name for name, text in texts.items() if len(text) < MIN_TEXT_CHARS]:
         raise typer.BadParameter(f"{short[0]} has fewer than {MIN_TEXT_CHARS} characters", param_hint="FILES")
     return texts
+
+
+def _read_prose(files: Sequence[Path] | None, corpus: Path | None) -> dict[str, str]:
+    """File name → text, of the files or else of the corpus's held-out books; empty if there is neither."""
+    return read_held_out(corpus) if corpus is not None and not files else _read_texts(files or [])
 
 
 def _why_not(name: str) -> str:

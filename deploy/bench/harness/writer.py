@@ -10,6 +10,7 @@ import random
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
@@ -32,6 +33,23 @@ MIN_REPEATS = 4
 LogLine = Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterOptions:
+    """How the writers of a run write.
+
+    Attributes:
+        fields: of each request to `POST /autocomplete`, unless a part sets them itself.
+        num_writers: writers at once, where a part has several.
+        keys_per_s: of each writer.
+        context_chars: text before a writer's first key.
+    """
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    num_writers: int = 8
+    keys_per_s: float = 8.0
+    context_chars: int = MIN_CONTEXT_CHARS
+
+
 class Part(msgspec.Struct, kw_only=True):
     """One row of a part's table: what was measured, and its figures by heading."""
 
@@ -43,8 +61,11 @@ class Part(msgspec.Struct, kw_only=True):
 class WriterSession:
     """A warm server and the texts that its writers write. Any thread may send requests."""
 
-    def __init__(self, server: Server, texts: Sequence[str], console: Console, *, is_quick: bool) -> None:
+    def __init__(
+        self, server: Server, texts: Sequence[str], options: WriterOptions, console: Console, *, is_quick: bool
+    ) -> None:
         self.server = server
+        self.options = options
         self.console = console
         self._texts = texts
         self._share = QUICK_SHARE if is_quick else 1.0
@@ -66,10 +87,11 @@ class WriterSession:
         return contexts
 
     def passage(self, num_keys: int, rng: random.Random) -> str:
-        """`MIN_CONTEXT_CHARS` of context, then `num_keys` characters to type."""
+        """The context before a writer's first key, then `num_keys` characters to type."""
         text = rng.choice(self._texts)
-        start = rng.randrange(0, max(1, len(text) - MIN_CONTEXT_CHARS - num_keys))
-        return text[start : start + MIN_CONTEXT_CHARS + num_keys]
+        num_chars = self.options.context_chars + num_keys
+        start = rng.randrange(0, max(1, len(text) - num_chars))
+        return text[start : start + num_chars]
 
     def words(self, number: int, rng: random.Random) -> list[str]:
         """The beginnings of a document of `number` words at the end of each word; the document is some prose."""
@@ -79,7 +101,7 @@ class WriterSession:
 
     def request(self, context: str, *, request_id: str = "", **fields: Any) -> Exchange:
         """`POST /autocomplete` on the calling thread's own connection."""
-        return self.post("/autocomplete", {"context": context, **fields}, request_id=request_id)
+        return self.post("/autocomplete", {"context": context, **self.options.fields, **fields}, request_id=request_id)
 
     def post(self, path: str, body: Body, *, request_id: str = "") -> Exchange:
         """A request of any dialect on the calling thread's own connection."""
@@ -101,14 +123,16 @@ class WriterSession:
 def run_parts(
     parts: Sequence[Callable[[WriterSession], list[Part]]],
     options: Options,
+    writing: WriterOptions,
     texts: Sequence[str],
     document: Document,
     console: Console,
 ) -> None:
     """Start a server and run the parts one after another; their rows go into the document."""
+    document.workload = asdict(writing)
     with start_server(console, options.models, {**options.server_settings, "log": "info"}) as server:
         document.settings |= server.in_effect()
-        session = WriterSession(server, texts, console, is_quick=options.is_quick)
+        session = WriterSession(server, texts, writing, console, is_quick=options.is_quick)
         for context in session.contexts(NUM_WARM_UPS, random.Random(1)):
             session.request(context)
         for run_part in parts:

@@ -6,10 +6,11 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from rich.console import Console
@@ -23,12 +24,10 @@ from gateway.api.schema import AutocompleteRequest
 from gateway.generation.request import BranchResult, rank_first_token
 from gateway.generation.selection import Selection, SelectionPolicy
 from shared.errors import StartError
-from shared.protocol import Done, Failed, GenerateRequest
+from shared.protocol import Done, Failed, GenerateRequest, Group, Prediction
 from shared.settings import Settings
 from workers.checkpoints.resolve import resolve
 from workers.codec import Codec
-from workers.engine.request import EngineRequest
-from workers.engine.result_stream import ResultStream
 from workers.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ RETRIED = {0, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 RETRY_WAITS_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 NOMINAL_LATENCY_MS = 1.0  # of the engine's answers: they arrive after the key that requested them, before the next
 MAX_BRANCHES = 8  # of a request
-_Branch: TypeAlias = tuple[GenerateRequest, EngineRequest, ResultStream]
+DEADLINE_MS = 1e9  # none
 
 
 class SuggestionSource(Protocol):
@@ -88,16 +87,35 @@ class GatewaySource:
 
 
 class EngineSource:
-    """An engine and the gateway's selection; no HTTP, measured latencies or top-up branches."""
+    """An engine, predictions as a worker makes them, and the gateway's selection; no HTTP and no measured latencies.
 
-    def __init__(self, engine: Engine, codec: Codec, fields: Mapping[str, Any]) -> None:
+    There are no top-up branches: samples differ from the gateway's where it replaces a rejected one. Predictions are
+    those of a server with the same settings.
+    """
+
+    def __init__(self, engine: Engine, codec: Codec, settings: Settings, fields: Mapping[str, Any]) -> None:
+        """
+        Args:
+            settings: of the gateway that this stands for.
+            fields: of each request, as in `POST /autocomplete`.
+        """
+        from workers.predictor import Predictor  # imports torch
+
         self._engine = engine
         self._codec = codec
+        self._settings = settings
         self._request = msgspec.convert({"context": "", **fields}, AutocompleteRequest)
+        self._is_predicting = self._request.strategy == "predict"
+        self._predictor = Predictor(engine)
+        self._group_numbers = count()
 
     def suggest(self, context: str, seed: int) -> Answer:
-        branches = self._submit(context, range(seed, seed + self._request.n_samples))
-        return Answer(tuple(self._select(context, branches)), NOMINAL_LATENCY_MS)
+        selection = Selection(self._policy(context))
+        seeds = range(seed, seed + self._request.n_samples)
+        found = self._predict(context, seeds) if self._is_predicting else self._sample(context, seeds)
+        for number, done in enumerate(found):
+            selection.add(BranchResult(number, seeds[number], 0, "", done, 0.0))
+        return Answer(tuple(suggestion.text for suggestion in selection.result().suggestions), NOMINAL_LATENCY_MS)
 
     def continuations(self, context: str, seeds: Sequence[int]) -> list[str]:
         """The text of each seed, as a worker returns it.
@@ -105,38 +123,65 @@ class EngineSource:
         Raises:
             StartError: the engine failed.
         """
-        return [self._result(branch).text for branch in self._submit(context, seeds)]
+        return [done.text for done in self._sample(context, seeds)]
 
-    def _submit(self, context: str, seeds: Sequence[int]) -> list[_Branch]:
-        request = self._request
+    def _sample(self, context: str, seeds: Sequence[int]) -> list[Done]:
         branches = []
         for number, seed in enumerate(seeds):
-            ask = GenerateRequest(
-                prompt=context, max_prompt_tokens=request.max_tokens or DEFAULT_MAX_TOKENS, heal=True,
-                sampling=rank_first_token(sampling_of(request), number), seed=seed, deadline_ms=1e9,
-            )  # fmt: skip
+            ask = self._ask(context, number, seed)
             engine_request = self._codec.request(ask, time.monotonic())
             branches.append((ask, engine_request, self._engine.submit(engine_request)))
-        return branches
+        return [
+            _check(self._codec.last_line(ask, engine_request, stream.result()))
+            for ask, engine_request, stream in branches
+        ]
 
-    def _select(self, context: str, branches: Sequence[_Branch]) -> list[str]:
+    def _predict(self, context: str, seeds: Sequence[int]) -> list[Done]:
+        group = Group(id=str(next(self._group_numbers)), size=len(seeds))
+        with ExitStack() as stack:
+            branches = []
+            for number, seed in enumerate(seeds):
+                prediction = Prediction(
+                    rank=number,
+                    temperature=self._settings.predict_temperature,
+                    is_verbatim=not self._request.clean,
+                )
+                ask = msgspec.structs.replace(self._ask(context, number, seed), predict=prediction, group=group)
+                branches.append(self._predictor.join(ask, self._codec, time.monotonic()))
+                stack.callback(branches[-1].cancel)
+            return [_check(branch.last_line()) for branch in branches]
+
+    def _ask(self, context: str, number: int, seed: int) -> GenerateRequest:
         request = self._request
-        selection = Selection(
-            SelectionPolicy(
-                context, request.n_samples, request.length, Settings.load({}).similarity, request.temperature == 0
-            )
+        return GenerateRequest(
+            prompt=context,
+            max_prompt_tokens=request.max_tokens or DEFAULT_MAX_TOKENS,
+            heal=request.clean,
+            sampling=rank_first_token(sampling_of(request), number),
+            seed=seed,
+            deadline_ms=DEADLINE_MS,
         )
-        for number, branch in enumerate(branches):
-            selection.add(BranchResult(number, branch[0].seed, 0, "", self._result(branch), 0.0))
-        return [suggestion.text for suggestion in selection.result().suggestions]
 
-    def _result(self, branch: _Branch) -> Done:
-        """Waits for the branch to end."""
-        ask, engine_request, stream = branch
-        done = self._codec.last_line(ask, engine_request, stream.result())
-        if isinstance(done, Failed):
-            raise StartError(done.detail)
-        return done
+    def _policy(self, context: str) -> SelectionPolicy:
+        return SelectionPolicy(
+            prompt=context,
+            num_suggestions=self._request.n_samples,
+            length=self._request.length,
+            similarity=self._settings.similarity,
+            keeps_greedy_text=self._request.temperature == 0,
+            is_verbatim=not self._request.clean,
+            min_usefulness=self._settings.min_usefulness if self._is_predicting else None,
+        )
+
+
+def _check(line: Done | Failed) -> Done:
+    """
+    Raises:
+        StartError: the branch failed.
+    """
+    if isinstance(line, Failed):
+        raise StartError(line.detail)
+    return line
 
 
 @contextmanager
@@ -152,6 +197,13 @@ def gateway_source(options: Options, fields: Mapping[str, Any], console: Console
 @contextmanager
 def engine_source(options: Options, fields: Mapping[str, Any]) -> Iterator[EngineSource]:
     """An engine in this process."""
+    with running_engine(options) as (engine, codec):
+        yield EngineSource(engine, codec, options.load_settings(), fields)
+
+
+@contextmanager
+def running_engine(options: Options) -> Iterator[tuple[Engine, Codec]]:
+    """A warm engine in this process, with room for `MAX_WRITERS` requests of `MAX_BRANCHES` branches."""
     from workers.engine.engine import Engine, EngineConfig  # imports torch, which the gateway's source does without
     from workers.engine.loader import load_model
 
@@ -167,6 +219,6 @@ def engine_source(options: Options, fields: Mapping[str, Any]) -> Iterator[Engin
     while engine.status().state not in {"warm", "failed"}:
         time.sleep(0.01)
     try:
-        yield EngineSource(engine, Codec(tokenizer, loaded.config.n_positions), fields)
+        yield engine, Codec(tokenizer, loaded.config.n_positions)
     finally:
         engine.stop(0)

@@ -20,7 +20,11 @@ MAX_TRIES = 8
 
 
 class EngineAlone:
-    """An engine configured as a worker configures it, driven through `Engine.submit`."""
+    """An engine configured as a worker configures it, driven through `Engine.submit`.
+
+    Attributes:
+        engine: warm.
+    """
 
     def __init__(self, subject: Subject, device: str, dtype: str, max_batch: int, num_threads: int | None) -> None:
         """
@@ -33,23 +37,24 @@ class EngineAlone:
             if subject.source == "synthetic"
             else partial(load_model, Path(subject.directory))
         )
+        tokenizer = subject.tokenizer()
         self._changed = threading.Condition()
-        self._engine = Engine(
+        self.engine = Engine(
             EngineConfig(device=device, dtype=dtype, max_batch=max_batch, num_threads=num_threads),
-            lambda progress: make(device=device, dtype=dtype, progress=progress),
+            lambda progress: make(device=device, dtype=dtype, progress=progress, tokenizer=tokenizer),
             on_change=self._announce,
             on_fatal=lambda _error: os._exit(70),
         )
-        self._engine.start()
+        self.engine.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._engine.status().state in {"warm", "failed"}, LOAD_S)
-        status = self._engine.status()
+            self._changed.wait_for(lambda: self.engine.status().state in {"warm", "failed"}, LOAD_S)
+        status = self.engine.status()
         if status.state != "warm":
             raise RuntimeError(f"the engine is {status.state}: {status.reason}")
 
     def dtype(self) -> str:
         """The dtype in effect."""
-        return self._engine.status().dtype
+        return self.engine.status().dtype
 
     def run(self, prompt_ids: tuple[int, ...], workload: Workload, seed: int) -> EngineTiming:
         """Time one request: the workload's branches of one prompt, submitted as a prefill group.
@@ -69,7 +74,7 @@ class EngineAlone:
                 for index in range(workload.num_samples)
             ]
             start = time.perf_counter()
-            streams = [self._engine.submit(request) for request in requests]
+            streams = [self.engine.submit(request) for request in requests]
             outputs = [stream.result() for stream in streams]
             wall_ms = 1e3 * (time.perf_counter() - start)
             if all(len(output.token_ids) == workload.num_new_tokens for output in outputs):

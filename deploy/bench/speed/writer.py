@@ -1,7 +1,7 @@
 """The latency parts of `tercet bench writer`: streaming, typing, deadlines.
 
-`stream`: how long after the engine's first token the client has the first text delta. `typing`: writers who press
-eight keys per second, each key a request. `deadlines`: what is returned by a deadline, and how punctually. Knows the
+`stream`: how long after the engine's first token the client has the first text delta. `typing`: writers whose every
+key is a request. `deadlines`: what is returned by a deadline, and how punctually. Knows the
 server only by its responses and the times in its log.
 """
 
@@ -18,7 +18,6 @@ from deploy.bench.harness.clients import Exchange
 from deploy.bench.harness.rounds import percentile
 from deploy.bench.harness.run import progress
 from deploy.bench.harness.writer import (
-    MIN_CONTEXT_CHARS,
     LogLine,
     Part,
     WriterSession,
@@ -27,12 +26,9 @@ from deploy.bench.harness.writer import (
     read_body,
 )
 
-KEYS_PER_S = 8
 NUM_KEYS = 500
-NUM_WRITERS = 8
 THREADS_PER_WRITER = 8
 START_DELAY_S = 0.2  # until all writers' threads have started
-NUM_CONNECTIONS = NUM_WRITERS * THREADS_PER_WRITER
 NUM_STREAMS = 300
 DEADLINES_S = (0.02, 0.05, 0.1, 0.2)
 LENGTHS = (20, 256)  # tokens: an editor's default, and more than any of the deadlines allows for
@@ -72,23 +68,31 @@ def measure_streams(session: WriterSession) -> list[Part]:
 
 
 def measure_typing(session: WriterSession) -> list[Part]:
-    """The same keys one request at a time on an idle server, then typed by one writer and by eight at once."""
+    """The same keys one request at a time on an idle server, then typed by one writer and by several at once.
+
+    On the idle server a writer waits for each answer, and then for as long as a key takes: no work of an earlier
+    request is left. Every writer has a session of its own, so a request that is unfinished at the next key is
+    superseded.
+    """
     num_keys = session.num_repeats(NUM_KEYS)
+    num_writers = session.options.num_writers
     rng = random.Random(3)
-    texts = [session.passage(num_keys, rng) for _ in range(NUM_WRITERS)]
+    texts = [session.passage(num_keys, rng) for _ in range(num_writers)]
     # The server starts a thread when it first needs it, and keeps it.
-    with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
-        list(pool.map(session.request, session.contexts(2 * NUM_CONNECTIONS, rng)))
+    num_connections = num_writers * THREADS_PER_WRITER
+    with ThreadPoolExecutor(num_connections) as pool:
+        list(pool.map(session.request, session.contexts(2 * num_connections, rng)))
     session.server.wait_until_idle()
     before = session.server.resources()
-    with progress(session.console, "Typing", 2 + NUM_WRITERS * num_keys) as turn:
+    with progress(session.console, "Typing", 2 + num_keys) as turn:
         idle = []
         for key in range(num_keys):
             turn("idle server")
-            idle.append(session.request(texts[0][: MIN_CONTEXT_CHARS + key], session="idle"))
+            idle.append(session.request(texts[0][: session.options.context_chars + key], session="idle"))
+            time.sleep(1 / session.options.keys_per_s)
         turn("one writer")
         one_writer = _type(session, texts[:1], "one")
-        turn(f"{NUM_WRITERS} writers")
+        turn(f"{num_writers} writers")
         all_writers = _type(session, texts, "all")
     session.server.wait_until_idle()
     after = session.server.resources()
@@ -99,7 +103,7 @@ def measure_typing(session: WriterSession) -> list[Part]:
     return [
         Part(part="typing", what="idle server", figures=latency_figures(idle_ms)),
         _typing_row("one writer", one_writer, branches, idle_ms),
-        _typing_row(f"{NUM_WRITERS} writers", all_writers, branches, idle_ms),
+        _typing_row(f"{num_writers} writers", all_writers, branches, idle_ms),
         Part(part="typing", what="resources afterwards, server idle", figures=resources),
     ]
 
@@ -128,20 +132,21 @@ def _typing_row(
 def _type(session: WriterSession, texts: Sequence[str], name: str) -> list[dict[str, Exchange]]:
     """Writers who start together, one for each text. For each: request id → exchange, in typing order."""
     start = time.monotonic() + START_DELAY_S
+    context_chars, keys_per_s = session.options.context_chars, session.options.keys_per_s
     found: list[dict[int, Exchange]] = [{} for _ in texts]  # by key
 
     def write(writer: int) -> None:
-        offset_s = writer / len(texts) / KEYS_PER_S  # the writers' keys are evenly spaced
+        offset_s = writer / len(texts) / keys_per_s  # the writers' keys are evenly spaced
         requests: list[Future[None]] = []
         with ThreadPoolExecutor(THREADS_PER_WRITER) as pool:
-            for key in range(len(texts[writer]) - MIN_CONTEXT_CHARS):
-                time.sleep(max(0.0, start + offset_s + key / KEYS_PER_S - time.monotonic()))
+            for key in range(len(texts[writer]) - context_chars):
+                time.sleep(max(0.0, start + offset_s + key / keys_per_s - time.monotonic()))
                 requests.append(pool.submit(press, writer, key))
         for request in requests:
             request.result()
 
     def press(writer: int, key: int) -> None:
-        context, editor = texts[writer][: MIN_CONTEXT_CHARS + key], f"{name}-{writer}"
+        context, editor = texts[writer][: context_chars + key], f"{name}-{writer}"
         found[writer][key] = session.request(context, session=editor, request_id=f"{editor}-{key}")
 
     threads = [threading.Thread(target=write, args=(writer,)) for writer in range(len(texts))]

@@ -74,3 +74,34 @@ def test_bench_writer_runs_all_parts() -> None:
     assert {row["part"] for row in document["rows"]} == {"stream", "typing", "deadlines", "distinct", "dialects"}
     [resources] = [row["figures"] for row in document["rows"] if "sequences" in row["figures"]]
     assert resources["sequences"] == 0
+
+
+def test_bench_writer_types_as_its_options_say() -> None:
+    document, shown = run_bench(
+        "writer", "--only", "typing", "--writers", "2", "--keys-per-second", "20", "--context-chars", "900",
+        "--field", "strategy=predict",
+    )  # fmt: skip
+    idle, one_writer, all_writers, _ = document["rows"]
+    assert [row["what"] for row in (idle, one_writer, all_writers)] == ["idle server", "one writer", "2 writers"]
+    for row, num_requests in ((one_writer, 10), (all_writers, 20)):
+        figures = row["figures"]
+        ratio = figures["p99 ms"] / idle["figures"]["p99 ms"]
+        assert figures["p99 ÷ idle p99"] == pytest.approx(ratio)
+        num_unanswered = figures["superseded"] * num_requests + figures["other"]
+        assert figures["n"] + num_unanswered == pytest.approx(num_requests)
+    assert document["workload"] == {
+        "fields": {"strategy": "predict"}, "num_writers": 2, "keys_per_s": 20.0, "context_chars": 900
+    }  # fmt: skip
+    assert "superseded" in shown
+
+
+def test_bench_predict_compares_strategies() -> None:
+    document, shown = run_bench("predict", "--device", "cpu")
+    rows = {(row["part"], row["what"]): row["figures"] for row in document["rows"]}
+    assert [part for part, _ in rows] == ["request"] * 5 + ["W through the gateway, cold"] * 2 + [
+        "W: predict − sample"
+    ]  # fmt: skip
+    medians = [figures["p50 ms"] for (part, _), figures in rows.items() if part.startswith("W through")]
+    assert rows["W: predict − sample", "difference of medians"]["ms"] == pytest.approx(medians[1] - medians[0])
+    assert {figures["n"] for (part, _), figures in rows.items() if part == "request"} == {8.0}
+    assert "ranking paths" in shown
