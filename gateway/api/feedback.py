@@ -29,9 +29,9 @@ MAX_ACCEPTED_ANSWERS = 20_000
 # Upper bounds of an answer's latency; the label `within_s` has their texts.
 LATENCY_BOUNDS_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _WITHIN_S = (*(f"{bound:g}" for bound in LATENCY_BOUNDS_S), "+Inf")
-# Upper bounds of a prediction's usefulness; the label `up_to_keys` has their texts.
+# Upper bounds of a prediction's usefulness, and the values of the label `up_to_keys`, which `tercet calibrate` reads.
 USEFULNESS_BOUNDS_KEYS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-_UP_TO_KEYS = (*(f"{bound:g}" for bound in USEFULNESS_BOUNDS_KEYS), "+Inf")
+UP_TO_KEYS = (*(f"{bound:g}" for bound in USEFULNESS_BOUNDS_KEYS), "+Inf")
 _ACTIONS = get_args(get_type_hints(FeedbackRequest)["action"])
 # An answer is one integer, which takes less memory than objects. From the lowest bit: its number of sentences, the
 # index of its latency bound, and the sentences.
@@ -70,7 +70,7 @@ class _SentenceRecord:
     @property
     def up_to_keys(self) -> str | None:
         """None for the strategy sample."""
-        return _UP_TO_KEYS[self.bucket - 1] if self.bucket else None
+        return UP_TO_KEYS[self.bucket - 1] if self.bucket else None
 
 
 class FeedbackStore:
@@ -102,8 +102,10 @@ class FeedbackStore:
         answer = len(records) | latency << _COUNT_BITS
         for rank, record in enumerate(records):
             answer |= record.pack() << _offset(rank)
+        key = hash((owner, answer_id))
         with self._lock:
-            _add(self._answers, hash((owner, answer_id)), answer, MAX_ANSWERS)
+            self._accepted.pop(key, None)  # of an earlier answer with the same id, which a client may choose
+            _add(self._answers, key, answer, MAX_ANSWERS)
         for rank, record in enumerate(records):
             self._count("shown", record, rank, latency)
 

@@ -138,6 +138,13 @@ def gateway_source(options: Options, fields: Mapping[str, Any], console: Console
 @contextmanager
 def engine_source(options: Options, fields: Mapping[str, Any]) -> Iterator[SuggestionSource]:
     """An engine in this process."""
+    with running_engine(options) as (engine, codec):
+        yield EngineSource(engine, codec, fields)
+
+
+@contextmanager
+def running_engine(options: Options) -> Iterator[tuple[Engine, Codec]]:
+    """A warm engine in this process, with room for `MAX_WRITERS` requests of `MAX_BRANCHES` branches."""
     from workers.engine.engine import Engine, EngineConfig  # imports torch, which the gateway's source does without
     from workers.engine.loader import load_model
 
@@ -153,6 +160,6 @@ def engine_source(options: Options, fields: Mapping[str, Any]) -> Iterator[Sugge
     while engine.status().state not in {"warm", "failed"}:
         time.sleep(0.01)
     try:
-        yield EngineSource(engine, Codec(tokenizer, loaded.config.n_positions), fields)
+        yield engine, Codec(tokenizer, loaded.config.n_positions)
     finally:
         engine.stop(0)

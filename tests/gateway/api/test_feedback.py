@@ -154,6 +154,16 @@ def test_an_answer_without_sentences_shows_nothing_and_displaces_no_other(metric
     )
 
 
+def test_an_id_that_is_used_again_means_the_new_answer(metrics: Metrics) -> None:
+    """Clients may choose ids."""
+    store = FeedbackStore(metrics)
+    for kept in (4, 5):
+        store.add_answer("owner", "a", [None], 0.1)
+        store.record("owner", feedback("a", characters=5))
+        store.record("owner", feedback("a", kept=kept))
+    assert list(samples(metrics, "tercet_kept_characters_total").values()) == [9]
+
+
 @pytest.mark.parametrize("has_first_report", [True, False])
 def test_kept_characters_count_once_with_the_acceptance_or_later(metrics: Metrics, has_first_report: bool) -> None:
     store = FeedbackStore(metrics)
