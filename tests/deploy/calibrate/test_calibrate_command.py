@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,10 +18,10 @@ from tests.deploy.calibrate.test_feedback_threshold import FEEDBACK, exposition
 ROOT = Path(__file__).parents[3]
 
 
-def calibrate(*args: str) -> subprocess.CompletedProcess[str]:
+def calibrate(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "deploy", "calibrate", *args],
-        cwd=ROOT, capture_output=True, text=True, timeout=200, check=False,
+        cwd=ROOT, env={**os.environ, **environ}, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
 
 
@@ -47,6 +50,30 @@ def test_the_threshold_is_fitted_to_metrics(tmp_path: Path) -> None:
     done = calibrate("--metrics", str(metrics), "--price", "0.2")
     assert (done.returncode, done.stdout) == (0, "TERCET_MIN_USEFULNESS=2\n")
     assert "Feedback on predictions" in done.stderr
+
+
+def test_metrics_are_read_from_a_url_with_the_api_key() -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.headers["Authorization"] == "Bearer tct_key" else 401)
+            self.end_headers()
+            self.wfile.write(FEEDBACK.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/metrics"
+        done, refused = (
+            calibrate("--metrics", url, "--price", "0.05", TERCET_API_KEY=key) for key in ("tct_key", "tct_other")
+        )
+        server.shutdown()
+        thread.join()
+    assert done.stdout == "TERCET_MIN_USEFULNESS=0.5\n"
+    assert refused.returncode == 1
+    assert "set TERCET_API_KEY" in refused.stderr
 
 
 @pytest.mark.parametrize(
