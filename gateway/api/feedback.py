@@ -39,7 +39,8 @@ _COUNT_BITS, _LATENCY_BITS = 4, 3
 _SENTENCES_AT = _COUNT_BITS + _LATENCY_BITS
 # From a sentence's lowest bit: 0 for the strategy sample, else the index of its usefulness bound + 1; a bit for each
 # action that is reported, and one for `kept`; the characters that were accepted.
-_BUCKET_BITS, _REPORT_BITS, _CHARACTER_BITS = 3, len(_ACTIONS) + 1, MAX_FEEDBACK_CHARS.bit_length()
+_BUCKET_BITS = len(UP_TO_KEYS).bit_length()
+_REPORT_BITS, _CHARACTER_BITS = len(_ACTIONS) + 1, MAX_FEEDBACK_CHARS.bit_length()
 _KEPT_BIT = 1 << len(_ACTIONS)
 _SENTENCE_BITS = _BUCKET_BITS + _REPORT_BITS + _CHARACTER_BITS
 

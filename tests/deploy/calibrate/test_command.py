@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploy.bench.quality.replay import PROSE
-from tests.deploy.calibrate.test_feedback_threshold import FEEDBACK, exposition
+from tests.deploy.calibrate.test_feedback import FEEDBACK, exposition
 
 ROOT = Path(__file__).parents[3]
 
