@@ -1,4 +1,4 @@
-"""The command line: `tercet serve | plan | settings | key | reload | complete | bench | tune`."""
+"""The command line: `tercet serve | plan | settings | key | reload | complete | bench | tune | calibrate`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.bench.cli import bench
+from deploy.calibrate.command import calibrate
 from deploy.gpu_memory import memory_tables
 from deploy.local_client import local_client
 from deploy.planning import make_plan
@@ -40,6 +41,7 @@ cli.add_typer(bench, name="bench")
 key_commands = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys (the file TERCET_KEYS).")
 cli.add_typer(key_commands, name="key")
 cli.command("tune")(tune)
+cli.command("calibrate")(calibrate)
 NUM_LIKELIEST = 5
 # A web font would make each viewer's browser contact the host of the font.
 _SVG_WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)

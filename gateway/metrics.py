@@ -45,12 +45,32 @@ class Metrics:
             registry=self._registry,
         )  # fmt: skip
         self.suggestions = Counter(
-            "tercet_suggestions", "Suggestions by action (shown, or the feedback), rank and time to answer",
-            ["action", "rank", "within_s"], registry=self._registry,
+            "tercet_suggestions", "Suggestions by action (shown, or the feedback), strategy, rank and time to answer",
+            ["action", "strategy", "rank", "within_s"], registry=self._registry,
         )  # fmt: skip
         self.saved_characters = Counter(
-            "tercet_saved_characters", "Characters of accepted suggestions", ["rank", "within_s"],
+            "tercet_saved_characters", "Characters of accepted suggestions", ["strategy", "rank", "within_s"],
             registry=self._registry,
+        )  # fmt: skip
+        self.kept_characters = Counter(
+            "tercet_kept_characters", "Characters of accepted suggestions that were reported as still there later",
+            ["strategy", "rank"], registry=self._registry,
+        )  # fmt: skip
+        # What `tercet calibrate --metrics` reads.
+        self.predictions = Counter(
+            "tercet_predictions",
+            "Suggestions of the strategy predict by action (shown, the feedback, or kept: reports of kept characters)"
+            " and usefulness, at most up_to_keys",
+            ["action", "up_to_keys"], registry=self._registry,
+        )  # fmt: skip
+        self.prediction_saved_characters = Counter(
+            "tercet_prediction_saved_characters", "Characters of accepted predictions by usefulness", ["up_to_keys"],
+            registry=self._registry,
+        )  # fmt: skip
+        self.prediction_kept_characters = Counter(
+            "tercet_prediction_kept_characters", "Characters of accepted predictions that were reported as still there"
+            " later, by usefulness",
+            ["up_to_keys"], registry=self._registry,
         )  # fmt: skip
         self.jobs = Counter("tercet_jobs", "Jobs by event", ["event"], registry=self._registry)
         waiting = Gauge("tercet_waiting_branches", "Branches that wait for room in a slot", registry=self._registry)

@@ -220,7 +220,8 @@ class AutocompleteResource:
             # Time for trimming, selection and replacements, after the first branches had finished.
             "added_ms": round(1e3 * (now - (context.first_outcomes_at or now)), 2),
         }
-        self._feedback_store.add_answer(context.spec.owner, response.id, len(response.sentences), response.time)
+        usefulness = [sentence.usefulness for sentence in response.sentences]
+        self._feedback_store.add_answer(context.spec.owner, response.id, usefulness, response.time)
         return response
 
     def _policy(self, request: AutocompleteRequest) -> SelectionPolicy:

@@ -1,7 +1,8 @@
 """`POST /feedback`: how often suggestions of each rank are accepted, and how many characters that saves.
 
-The counts are metrics. Of an answer only its id, its owner, its number of sentences and its latency are kept, and only
-of recent answers. Each gateway process knows its own answers: after a reload, feedback on earlier answers is refused.
+The counts are metrics. Of an answer only its id, its owner, its latency, the strategy and usefulness of each sentence
+and the reports on it are kept, and only of recent answers. Each gateway process knows its own answers: after a reload,
+feedback on earlier answers is refused.
 """
 
 from __future__ import annotations
@@ -9,25 +10,68 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, get_args, get_type_hints
 
 import falcon
 
 from gateway.api.operation import Answer, Operation, Operations
-from gateway.api.schema import FeedbackRequest, parse_feedback_request
+from gateway.api.schema import MAX_FEEDBACK_CHARS, FeedbackRequest, parse_feedback_request
 from gateway.metrics import Metrics
 from shared.errors import FieldError, InvalidJson, InvalidRequest, NotFound
 
-# Recent answers: ten minutes of a hundred writers.
+# Recent answers: ten minutes of a hundred writers who request at pauses, half a minute of as many who do at each key.
 MAX_ANSWERS = 20_000
+# Recent answers with an accepted sentence, on which `kept` is reported later: fifteen minutes of a hundred writers who
+# accept one every five seconds.
+MAX_ACCEPTED_ANSWERS = 20_000
 # Upper bounds of an answer's latency; the label `within_s` has their texts.
 LATENCY_BOUNDS_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _WITHIN_S = (*(f"{bound:g}" for bound in LATENCY_BOUNDS_S), "+Inf")
+# Upper bounds of a prediction's usefulness, and the values of the label `up_to_keys`, which `tercet calibrate` reads.
+USEFULNESS_BOUNDS_KEYS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+UP_TO_KEYS = (*(f"{bound:g}" for bound in USEFULNESS_BOUNDS_KEYS), "+Inf")
 _ACTIONS = get_args(get_type_hints(FeedbackRequest)["action"])
-# An answer is one integer, from the lowest bit: its number of sentences, the index of its latency bound, and a bit for
-# each sentence and action, set when it is reported.
+# An answer is one integer, which takes less memory than objects. From the lowest bit: its number of sentences, the
+# index of its latency bound, and the sentences.
 _COUNT_BITS, _LATENCY_BITS = 4, 3
-_REPORTS_AT = _COUNT_BITS + _LATENCY_BITS
+_SENTENCES_AT = _COUNT_BITS + _LATENCY_BITS
+# From a sentence's lowest bit: 0 for the strategy sample, else the index of its usefulness bound + 1; a bit for each
+# action that is reported, and one for `kept`; the characters that were accepted.
+_BUCKET_BITS = len(UP_TO_KEYS).bit_length()
+_REPORT_BITS, _CHARACTER_BITS = len(_ACTIONS) + 1, MAX_FEEDBACK_CHARS.bit_length()
+_KEPT_BIT = 1 << len(_ACTIONS)
+_SENTENCE_BITS = _BUCKET_BITS + _REPORT_BITS + _CHARACTER_BITS
+
+
+@dataclass(frozen=True, slots=True)
+class _SentenceRecord:
+    """What is remembered of a sentence. `bucket` is 0 for the strategy sample; `reports` has a bit for each report."""
+
+    bucket: int
+    reports: int = 0
+    num_characters: int = 0
+
+    @classmethod
+    def unpack(cls, packed: int) -> _SentenceRecord:
+        return cls(
+            packed & (1 << _BUCKET_BITS) - 1,
+            packed >> _BUCKET_BITS & (1 << _REPORT_BITS) - 1,
+            packed >> _BUCKET_BITS + _REPORT_BITS & (1 << _CHARACTER_BITS) - 1,
+        )
+
+    def pack(self) -> int:
+        return self.bucket | self.reports << _BUCKET_BITS | self.num_characters << _BUCKET_BITS + _REPORT_BITS
+
+    @property
+    def strategy(self) -> str:
+        return "predict" if self.bucket else "sample"
+
+    @property
+    def up_to_keys(self) -> str | None:
+        """None for the strategy sample."""
+        return UP_TO_KEYS[self.bucket - 1] if self.bucket else None
 
 
 class FeedbackStore:
@@ -39,49 +83,126 @@ class FeedbackStore:
         # By the hash of owner and id, which takes less memory than both. Python salts it, so no client can choose an
         # id that collides with an answer of another owner.
         self._answers: OrderedDict[int, int] = OrderedDict()
+        # An answer moves here with the first acceptance, so that requests at each key do not displace it.
+        self._accepted: OrderedDict[int, int] = OrderedDict()
 
-    def add_answer(self, owner: str, answer_id: str, num_sentences: int, seconds: float) -> None:
-        """Remember an answer and count its sentences as shown.
+    def add_answer(self, owner: str, answer_id: str, usefulness: Sequence[float | None], seconds: float) -> None:
+        """Remember an answer and count its sentences as shown. One without sentences is not remembered.
 
         Args:
             owner: id of the request's API key.
+            usefulness: of each sentence, in keys; None: the strategy is `sample`.
             seconds: the answer's latency.
         """
+        if not usefulness:
+            return
         latency = bisect_left(LATENCY_BOUNDS_S, seconds)
+        records = [
+            _SentenceRecord(0 if keys is None else bisect_left(USEFULNESS_BOUNDS_KEYS, keys) + 1) for keys in usefulness
+        ]
+        answer = len(records) | latency << _COUNT_BITS
+        for rank, record in enumerate(records):
+            answer |= record.pack() << _offset(rank)
+        key = hash((owner, answer_id))
         with self._lock:
-            self._answers[hash((owner, answer_id))] = num_sentences | latency << _COUNT_BITS
-            if len(self._answers) > MAX_ANSWERS:
-                self._answers.popitem(last=False)
-        for rank in range(num_sentences):
-            self._metrics.suggestions.labels(action="shown", rank=str(rank), within_s=_WITHIN_S[latency]).inc()
+            self._accepted.pop(key, None)  # of an earlier answer with the same id, which a client may choose
+            _add(self._answers, key, answer, MAX_ANSWERS)
+        for rank, record in enumerate(records):
+            self._count("shown", record, rank, latency)
 
     def record(self, owner: str, feedback: FeedbackRequest) -> None:
-        """Count what a writer did with a sentence. A repeated report counts once.
+        """Count what a writer did with a sentence. A repeated report counts once; `kept` may come with a repeated one.
 
         Raises:
             NotFound: the owner has no such answer, or it is no longer remembered.
-            InvalidRequest: the answer has no such sentence.
+            InvalidRequest: the answer has no such sentence; `kept` with another action than `accepted`, or above the
+                number of accepted characters.
         """
         key = hash((owner, feedback.id))
         with self._lock:
-            answer = self._answers.get(key)
+            answer = self._answers.get(key, self._accepted.get(key))
             if answer is None:
                 raise NotFound(
                     f"No answer with the id {feedback.id!r} is remembered here; send the id of a recent answer."
                 )
-            num_sentences = answer & ~(-1 << _COUNT_BITS)
-            latency = answer >> _COUNT_BITS & ~(-1 << _LATENCY_BITS)
+            num_sentences = answer & (1 << _COUNT_BITS) - 1
+            latency = answer >> _COUNT_BITS & (1 << _LATENCY_BITS) - 1
             if feedback.index >= num_sentences:
-                message = f"must be below {num_sentences}, the number of that answer's sentences"
-                raise InvalidRequest(f"index {message}.", fields=(FieldError("index", message),))
-            report = 1 << _REPORTS_AT + feedback.index * len(_ACTIONS) + _ACTIONS.index(feedback.action)
-            if answer & report:
-                return
-            self._answers[key] = answer | report
-        rank, within_s = str(feedback.index), _WITHIN_S[latency]
-        self._metrics.suggestions.labels(action=feedback.action, rank=rank, within_s=within_s).inc()
-        if feedback.action == "accepted":
-            self._metrics.saved_characters.labels(rank=rank, within_s=within_s).inc(feedback.characters)
+                raise _invalid("index", f"must be below {num_sentences}, the number of that answer's sentences")
+            offset = _offset(feedback.index)
+            before = _SentenceRecord.unpack(answer >> offset)
+            after = _reported(before, feedback)
+            answer ^= (before.pack() ^ after.pack()) << offset
+            if key in self._accepted:
+                self._accepted[key] = answer
+            elif feedback.action == "accepted":
+                del self._answers[key]
+                _add(self._accepted, key, answer, MAX_ACCEPTED_ANSWERS)
+            else:
+                self._answers[key] = answer
+        new = after.reports & ~before.reports
+        if new & _report_bit(feedback.action):
+            self._count(feedback.action, after, feedback.index, latency)
+            if feedback.action == "accepted":
+                self._count_saved(after, feedback.index, latency)
+        if feedback.kept is not None and new & _KEPT_BIT:
+            self._count_kept(after, feedback.index, feedback.kept)
+
+    def _count(self, action: str, record: _SentenceRecord, rank: int, latency: int) -> None:
+        self._metrics.suggestions.labels(
+            action=action, strategy=record.strategy, rank=str(rank), within_s=_WITHIN_S[latency]
+        ).inc()
+        if record.up_to_keys is not None:
+            self._metrics.predictions.labels(action=action, up_to_keys=record.up_to_keys).inc()
+
+    def _count_saved(self, record: _SentenceRecord, rank: int, latency: int) -> None:
+        self._metrics.saved_characters.labels(
+            strategy=record.strategy, rank=str(rank), within_s=_WITHIN_S[latency]
+        ).inc(record.num_characters)
+        if record.up_to_keys is not None:
+            self._metrics.prediction_saved_characters.labels(up_to_keys=record.up_to_keys).inc(record.num_characters)
+
+    def _count_kept(self, record: _SentenceRecord, rank: int, num_characters: int) -> None:
+        self._metrics.kept_characters.labels(strategy=record.strategy, rank=str(rank)).inc(num_characters)
+        if record.up_to_keys is not None:
+            self._metrics.predictions.labels(action="kept", up_to_keys=record.up_to_keys).inc()
+            self._metrics.prediction_kept_characters.labels(up_to_keys=record.up_to_keys).inc(num_characters)
+
+
+def _add(answers: OrderedDict[int, int], key: int, answer: int, max_answers: int) -> None:
+    answers[key] = answer
+    if len(answers) > max_answers:
+        answers.popitem(last=False)
+
+
+def _reported(record: _SentenceRecord, feedback: FeedbackRequest) -> _SentenceRecord:
+    """The record with a report.
+
+    Raises:
+        InvalidRequest: `kept` with another action than `accepted`, or above the number of characters of the first
+            report on the acceptance.
+    """
+    if feedback.kept is not None and feedback.action != "accepted":
+        raise _invalid("kept", f"needs the action accepted, not {feedback.action}")
+    bit = _report_bit(feedback.action)
+    is_first_acceptance = feedback.action == "accepted" and not record.reports & bit
+    num_characters = feedback.characters if is_first_acceptance else record.num_characters
+    if feedback.kept is not None and feedback.kept > num_characters:
+        raise _invalid("kept", f"must be at most {num_characters}, the characters of that sentence that were accepted")
+    kept = 0 if feedback.kept is None else _KEPT_BIT
+    return replace(record, reports=record.reports | bit | kept, num_characters=num_characters)
+
+
+def _report_bit(action: str) -> int:
+    return 1 << _ACTIONS.index(action)
+
+
+def _offset(index: int) -> int:
+    return _SENTENCES_AT + index * _SENTENCE_BITS
+
+
+def _invalid(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{field} {message}.", fields=(FieldError(field, message),))
 
 
 class FeedbackResource:
@@ -91,9 +212,15 @@ class FeedbackResource:
         "POST": Operation(
             tag="Completions",
             summary="Report what a writer did with a sentence",
-            description="A report may be repeated; it counts once. Answers are remembered for a few minutes.",
+            description="A report may be repeated; it counts once. Answers are remembered for a few minutes."
+            " Of an accepted sentence, report `characters` at once and, some time later, how many of them are still in"
+            " the document: the same `id`, `index` and `action` with `kept`, which counts once and is at most the"
+            " `characters` of the first report.",
             bodies=(parse_feedback_request,),
-            examples={"accepted": {"id": "req_4f1c", "index": 0, "action": "accepted", "characters": 42}},
+            examples={
+                "accepted": {"id": "req_4f1c", "index": 0, "action": "accepted", "characters": 42},
+                "still there later": {"id": "req_4f1c", "index": 0, "action": "accepted", "kept": 37},
+            },
             answers={204: Answer("The report is counted.")},
             errors=(InvalidJson, InvalidRequest, NotFound),
         )

@@ -14,6 +14,7 @@ from shared.protocol import MAX_SEED
 
 # No model reads more, and TERCET_MAX_BODY_BYTES is this by default.
 MAX_CONTEXT_CHARS = 1 << 20
+MAX_FEEDBACK_CHARS = 10_000
 
 
 class JobRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
@@ -154,7 +155,11 @@ class AutocompleteResponse(Struct, kw_only=True):
 
 
 class FeedbackRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """`POST /feedback`: what a writer did with a sentence. `index` is its rank in the answer."""
+    """`POST /feedback`: what a writer did with a sentence. `index` is its rank in the answer.
+
+    `kept` belongs to the action `accepted`. It may come with the first report or, once, with a later one of the same
+    `id`, `index` and `action`, whose `characters` are ignored.
+    """
 
     id: Annotated[str, Meta(max_length=128, description="the id of an answer, of up to 128 characters")]
     index: Annotated[int, Meta(ge=0, le=7, description="a whole number from 0 to 7: the sentence's place")]
@@ -162,8 +167,15 @@ class FeedbackRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
         Literal["accepted", "rejected", "ignored"], Meta(description="one of accepted, rejected, ignored")
     ]
     characters: Annotated[
-        int, Meta(ge=0, le=10_000, description="a whole number from 0 to 10000: characters taken over")
+        int, Meta(ge=0, le=MAX_FEEDBACK_CHARS, description="a whole number from 0 to 10000: characters taken over")
     ] = 0
+    kept: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_FEEDBACK_CHARS)] | None,
+        Meta(
+            description="a whole number from 0 to 10000: characters taken over that are still in the document later, at"
+            " most those taken over; null: not known"
+        ),
+    ] = None
 
 
 parse_autocomplete_request = BodyParser(AutocompleteRequest, ALIASES)

@@ -158,6 +158,18 @@ def test_feedback_is_counted_once_by_rank(tercet: Tercet) -> None:
     assert count(tercet, "tercet_suggestions_total", action="shown") == shown + 3
 
 
+def test_kept_characters_of_a_prediction_are_counted_later(tercet: Tercet) -> None:
+    answer = tercet.ask(strategy="predict")
+    assert answer["sentences"][0]["usefulness"] >= answer["sentences"][-1]["usefulness"] >= 0
+    names = {"tercet_kept_characters_total": {"strategy": "predict"}, "tercet_prediction_kept_characters_total": {}}
+    before = [count(tercet, name, **labels) for name, labels in names.items()]
+    accepted = {"id": answer["id"], "index": 0, "action": "accepted"}
+    assert feedback(tercet, **accepted, characters=6) == 204
+    assert feedback(tercet, **accepted, kept=7) == 422
+    assert feedback(tercet, **accepted, kept=4) == 204
+    assert [count(tercet, name, **labels) for name, labels in names.items()] == [number + 4 for number in before]
+
+
 def test_invalid_feedback_is_refused(tercet: Tercet) -> None:
     answer = tercet.ask()
     assert feedback(tercet, id="unknown", index=0, action="accepted") == 404

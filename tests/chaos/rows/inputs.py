@@ -169,7 +169,7 @@ def _no_object(rng: random.Random) -> bytes:
 
 
 def _feedback(rng: random.Random) -> bytes:
-    body = {"id": _value(rng), "index": _value(rng), "action": _value(rng), "characters": _value(rng)}
+    body = {name: _value(rng) for name in ("id", "index", "action", "characters", "kept")}
     return _post(json.dumps(body).encode(), "/feedback")
 
 

@@ -1,18 +1,19 @@
-"""Feedback in-process: counted once, by rank and latency; nonsense is refused."""
+"""Feedback in-process: counted once, by strategy, rank, latency and usefulness; nonsense is refused."""
 
 from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable, Iterator
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
+from msgspec import structs
 
-from gateway.api.feedback import MAX_ANSWERS, FeedbackStore
+from gateway.api.feedback import MAX_ACCEPTED_ANSWERS, MAX_ANSWERS, USEFULNESS_BOUNDS_KEYS, FeedbackStore
 from gateway.api.schema import FeedbackRequest
 from gateway.metrics import Metrics
-from shared.errors import NotFound
-from shared.protocol import GenerateRequest
+from shared.errors import InvalidRequest, NotFound
+from shared.protocol import Done, GenerateRequest
 from tests.gateway.api.conftest import Api
 from tests.gateway.generation.stubs import Step, completion
 
@@ -64,8 +65,16 @@ def test_a_refused_request_shows_no_suggestion(make_api: Callable[..., Api]) -> 
     assert counts(api, "tercet_suggestions_total") == {}
 
 
-def feedback(answer_id: str, index: int = 0, action: str = "accepted") -> FeedbackRequest:
-    return FeedbackRequest(id=answer_id, index=index, action=action)  # type: ignore[arg-type]
+def feedback(answer_id: str, index: int = 0, action: str = "accepted", **fields: Any) -> FeedbackRequest:
+    return FeedbackRequest(id=answer_id, index=index, action=action, **fields)  # type: ignore[arg-type]
+
+
+def samples(metrics: Metrics, name: str) -> dict[str, float]:
+    """Value of each series of a metric, by its labels as in the exposition."""
+    lines = [
+        line.rpartition(" ") for line in metrics.exposition().decode().splitlines() if line.startswith(f"{name}{{")
+    ]
+    return {line[0].removeprefix(name): float(line[2]) for line in lines}
 
 
 @pytest.fixture
@@ -76,7 +85,7 @@ def metrics() -> Metrics:
 def test_every_sentence_and_action_is_reported_for_itself(metrics: Metrics) -> None:
     store = FeedbackStore(metrics)
     for seconds in (0.01, 0.7, 60):
-        store.add_answer("owner", f"answer-{seconds}", 8, seconds)
+        store.add_answer("owner", f"answer-{seconds}", [None] * 8, seconds)
         for _ in range(2):
             for index in range(8):
                 for action in get_args(get_type_hints(FeedbackRequest)["action"]):
@@ -90,7 +99,7 @@ def test_every_sentence_and_action_is_reported_for_itself(metrics: Metrics) -> N
 
 def test_an_answer_of_another_owner_is_unknown(metrics: Metrics) -> None:
     store = FeedbackStore(metrics)
-    store.add_answer("first", "a", 1, 0.1)
+    store.add_answer("first", "a", [None], 0.1)
     details = []
     for owner, answer_id in (("second", "a"), ("", "a"), ("first", "b")):
         with pytest.raises(NotFound) as caught:
@@ -106,9 +115,9 @@ def test_the_oldest_answers_are_forgotten_and_memory_is_bounded(metrics: Metrics
     tracemalloc.start()
     try:
         for number in range(MAX_ANSWERS + 100):
-            store.add_answer("owner", f"{number:064}", 1, 0.3)
+            store.add_answer("owner", f"{number:064}", [0.3] * 3, 0.3)
             if number % 8 == 0:
-                store.record("owner", feedback(f"{number:064}"))
+                store.record("owner", feedback(f"{number:064}", action="ignored"))
         used_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -116,3 +125,115 @@ def test_the_oldest_answers_are_forgotten_and_memory_is_bounded(metrics: Metrics
     store.record("owner", feedback(f"{100:064}"))
     with pytest.raises(NotFound):
         store.record("owner", feedback(f"{99:064}"))
+
+
+def test_an_acceptance_is_remembered_while_requests_at_each_key_displace_other_answers(metrics: Metrics) -> None:
+    """Else no client could report `kept` after the time that it takes to know."""
+    store = FeedbackStore(metrics)
+    store.add_answer("owner", "taken", [1.5, 0.4], 0.1)
+    store.record("owner", feedback("taken", characters=9))
+    for number in range(MAX_ANSWERS + 1):
+        store.add_answer("owner", f"{number}", [0.3], 0.1)
+    store.record("owner", feedback("taken", kept=7))
+    assert samples(metrics, "tercet_kept_characters_total") == {'{rank="0",strategy="predict"}': 7}
+    for number in range(MAX_ACCEPTED_ANSWERS):
+        store.add_answer("owner", f"{number}", [0.3], 0.1)
+        store.record("owner", feedback(f"{number}"))
+    with pytest.raises(NotFound):
+        store.record("owner", feedback("taken", index=1))
+
+
+def test_an_answer_without_sentences_shows_nothing_and_displaces_no_other(metrics: Metrics) -> None:
+    store = FeedbackStore(metrics)
+    store.add_answer("owner", "a", [None], 0.1)
+    for number in range(MAX_ANSWERS + 1):
+        store.add_answer("owner", f"{number}", [], 0.1)
+    store.record("owner", feedback("a"))
+    assert (
+        sum(value for labels, value in samples(metrics, "tercet_suggestions_total").items() if "shown" in labels) == 1
+    )
+
+
+def test_an_id_that_is_used_again_means_the_new_answer(metrics: Metrics) -> None:
+    """Clients may choose ids."""
+    store = FeedbackStore(metrics)
+    for kept in (4, 5):
+        store.add_answer("owner", "a", [None], 0.1)
+        store.record("owner", feedback("a", characters=5))
+        store.record("owner", feedback("a", kept=kept))
+    assert list(samples(metrics, "tercet_kept_characters_total").values()) == [9]
+
+
+@pytest.mark.parametrize("has_first_report", [True, False])
+def test_kept_characters_count_once_with_the_acceptance_or_later(metrics: Metrics, has_first_report: bool) -> None:
+    store = FeedbackStore(metrics)
+    store.add_answer("owner", "a", [None, None], 0.1)
+    if has_first_report:
+        store.record("owner", feedback("a", 1, characters=12))
+    for kept in (8, 3):
+        store.record("owner", feedback("a", 1, characters=12, kept=kept))
+    store.record("owner", feedback("a", 1, characters=99))
+    assert samples(metrics, "tercet_kept_characters_total") == {'{rank="1",strategy="sample"}': 8}
+    assert list(samples(metrics, "tercet_saved_characters_total").values()) == [12]
+    accepted = {
+        labels: value for labels, value in samples(metrics, "tercet_suggestions_total").items() if "acc" in labels
+    }
+    assert list(accepted.values()) == [1]
+
+
+def test_more_characters_than_were_accepted_cannot_be_kept(metrics: Metrics) -> None:
+    """The first report says how many; a refused report changes nothing."""
+    store = FeedbackStore(metrics)
+    store.add_answer("owner", "a", [None, None], 0.1)
+    store.record("owner", feedback("a", characters=10_000))
+    store.record("owner", feedback("a", kept=10_000))
+    for characters, kept in ((4, 5), (0, 1)):
+        with pytest.raises(InvalidRequest, match=r"kept must be at most \d") as caught:
+            store.record("owner", feedback("a", 1, characters=characters, kept=kept))
+        assert [error.field for error in caught.value.fields] == ["kept"]
+    store.record("owner", feedback("a", 1, characters=4, kept=4))
+    assert list(samples(metrics, "tercet_kept_characters_total").values()) == [10_000, 4]
+
+
+@pytest.mark.parametrize("action", ["rejected", "ignored"])
+def test_only_accepted_characters_can_be_kept(make_api: Callable[..., Api], action: str) -> None:
+    api = make_api(respond)
+    answer_id = api.complete(seed=0).json["id"]
+    refused = api.post("/feedback", {"id": answer_id, "index": 0, "action": action, "kept": 0})
+    assert (refused.status_code, refused.json["errors"][0]["field"]) == (422, "kept")
+    assert refused.json["detail"] == f"kept needs the action accepted, not {action}."
+
+
+def test_predictions_are_counted_by_usefulness(metrics: Metrics) -> None:
+    store = FeedbackStore(metrics)
+    usefulness = [0.0, 0.25, 0.26, *USEFULNESS_BOUNDS_KEYS[-3:], 8.5, 1e9]
+    store.add_answer("owner", "a", usefulness, 0.1)
+    store.record("owner", feedback("a", 7, characters=20))
+    store.record("owner", feedback("a", 7, kept=15))
+    store.record("owner", feedback("a", 2, "rejected"))
+    assert samples(metrics, "tercet_predictions_total") == {
+        **{f'{{action="shown",up_to_keys="{bound}"}}': number for bound, number in
+           (("0.25", 2), ("0.5", 1), ("2", 1), ("4", 1), ("8", 1), ("+Inf", 2))},
+        '{action="accepted",up_to_keys="+Inf"}': 1,
+        '{action="kept",up_to_keys="+Inf"}': 1,
+        '{action="rejected",up_to_keys="0.5"}': 1,
+    }  # fmt: skip
+    assert samples(metrics, "tercet_prediction_saved_characters_total") == {'{up_to_keys="+Inf"}': 20}
+    assert samples(metrics, "tercet_prediction_kept_characters_total") == {'{up_to_keys="+Inf"}': 15}
+    assert all('strategy="predict"' in labels for labels in samples(metrics, "tercet_suggestions_total"))
+
+
+def test_strategy_and_usefulness_are_those_of_the_request(make_api: Callable[..., Api]) -> None:
+    def predict(request: GenerateRequest) -> Iterator[Step]:
+        assert request.predict is not None
+        for step in completion(request, TEXTS[request.predict.rank]):
+            yield structs.replace(step, usefulness=0.4 + request.predict.rank) if isinstance(step, Done) else step
+
+    api = make_api(predict)
+    answer_id = api.complete(strategy="predict").json["id"]
+    assert (
+        api.post("/feedback", {"id": answer_id, "index": 0, "action": "accepted", "characters": 5}).status_code == 204
+    )
+    found = {line.rpartition(" ")[0] for line in api.pool.exposition() if line.startswith("tercet_predictions_total")}
+    series = [("shown", "0.5"), ("shown", "2"), ("shown", "4"), ("accepted", "4")]  # the most useful has rank 0
+    assert found == {f'tercet_predictions_total{{action="{action}",up_to_keys="{keys}"}}' for action, keys in series}

@@ -79,6 +79,7 @@ def test_a_body_that_is_not_a_json_object_is_refused_with_the_position(raw: byte
         (b'{"id": "a", "index": 8, "action": "accepted"}', "index", "from 0 to 7: the sentence's place, not 8"),
         (b'{"id": "a", "index": 0, "action": "liked"}', "action", "accepted, rejected, ignored"),
         (b'{"id": "a", "index": 0, "action": "accepted", "characters": -1}', "characters", "from 0 to 10000"),
+        (b'{"id": "a", "index": 0, "action": "accepted", "kept": 10001}', "kept", "from 0 to 10000"),
         (b'{"index": 0, "action": "accepted"}', "id", "id is required"),
     ],
 )

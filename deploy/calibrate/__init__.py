@@ -1,0 +1,1 @@
+"""`tercet calibrate`: fits the settings of predictions on texts or to feedback."""

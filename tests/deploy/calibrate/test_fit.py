@@ -1,0 +1,103 @@
+"""The fit of temperature and threshold to synthetic data, where the answer is known."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from scipy.optimize import minimize_scalar
+
+from deploy.calibrate.fit import (
+    MAX_TEMPERATURE,
+    MIN_TEMPERATURE,
+    Outcome,
+    Suggestion,
+    fit_temperature,
+    fit_threshold,
+    log_loss,
+    reliability,
+    threshold_row,
+)
+
+
+def outcomes(temperature: float, number: int = 40_000, seed: int = 0) -> list[Outcome]:
+    """Words that are right with the probability exp(logprob ÷ temperature)."""
+    rng = random.Random(seed)
+    logprobs = [-rng.expovariate(0.7) for _ in range(number)]
+    return [Outcome(logprob, rng.random() < math.exp(logprob / temperature)) for logprob in logprobs]
+
+
+@pytest.mark.parametrize("temperature", [0.4, 0.8, 1.0, 1.7, 4.0])
+def test_a_known_temperature_is_recovered(temperature: float) -> None:
+    found = outcomes(temperature)
+    fitted = fit_temperature(found)
+    assert fitted == pytest.approx(temperature, rel=0.03)
+    assert log_loss(found, fitted) <= log_loss(found, temperature)
+
+
+def test_the_search_finds_what_scipy_finds() -> None:
+    found = outcomes(1.3, 500, seed=7)
+    best = minimize_scalar(lambda value: log_loss(found, value), bounds=(0.1, 10), method="bounded")
+    assert fit_temperature(found) == pytest.approx(best.x, rel=1e-3)
+
+
+@pytest.mark.parametrize(("is_right", "bound"), [(True, MAX_TEMPERATURE), (False, MIN_TEMPERATURE)])
+def test_the_temperature_stays_within_the_range_of_the_setting(is_right: bool, bound: float) -> None:
+    """Words of which all are right, or none, would take it to infinity or to 0."""
+    fitted = fit_temperature([Outcome(-1.0, is_right)] * 10)
+    assert fitted == pytest.approx(bound, rel=1e-3)
+    assert MIN_TEMPERATURE <= fitted <= MAX_TEMPERATURE
+
+
+def test_a_certain_word_that_is_wrong_has_a_finite_loss() -> None:
+    assert log_loss([Outcome(0.0, False)], 1.0) == pytest.approx(-math.log(1e-6), rel=1e-3)
+    assert log_loss([Outcome(math.log(0.25), True)], 0.5) == pytest.approx(-math.log(0.0625))
+
+
+def test_no_outcomes_are_refused() -> None:
+    with pytest.raises(ValueError, match="no outcomes"):
+        fit_temperature([])
+
+
+def suggestions(*pairs: tuple[float, int]) -> list[Suggestion]:
+    return [Suggestion(moment, usefulness, saved) for moment, (usefulness, saved) in enumerate(pairs)]
+
+
+@pytest.mark.parametrize(("price", "threshold"), [(0.0, 0.1), (0.2, 0.5), (1.5, 2.0), (4.0, None)])
+def test_the_threshold_is_where_showing_begins_to_pay(price: float, threshold: float | None) -> None:
+    found = suggestions(
+        (2.0, 4), (2.0, 2), (0.5, 1), (0.5, 0), (0.1, 0), (0.1, 0), (0.1, 0), (0.1, 0), (0.1, 1), (0.0, 0)
+    )
+    random.Random(3).shuffle(found)
+    assert fit_threshold(found, price) == threshold
+
+
+def test_the_threshold_of_calibrated_suggestions_is_the_price() -> None:
+    rng = random.Random(0)
+    found = []
+    for moment in range(60_000):
+        usefulness = rng.uniform(0, 2)
+        found.append(Suggestion(moment, usefulness, 5 if rng.random() < usefulness / 5 else 0))
+    assert fit_threshold(found, 0.6) == pytest.approx(0.6, abs=0.1)
+
+
+def test_suggestions_of_equal_usefulness_are_shown_together() -> None:
+    assert fit_threshold(suggestions((1.0, 3), (1.0, 0), (1.0, 0), (1.0, 0)), 1.0) is None
+
+
+def test_the_figures_of_a_threshold() -> None:
+    found = [Suggestion(0, 1.0, 4), Suggestion(0, 0.5, 0), Suggestion(1, 0.4, 0), Suggestion(2, 0.6, 0)]
+    row = threshold_row(found, 4, 0.5)
+    assert (row.shown, row.accepted, row.num_per_moment, row.saved_keys) == (0.5, 0.5, 1.5, 4 / 3)
+    nothing = threshold_row(found, 4, 2.0)
+    assert (nothing.shown, nothing.accepted, nothing.num_per_moment, nothing.saved_keys) == (0, None, None, None)
+
+
+def test_calibrated_words_lie_on_the_diagonal() -> None:
+    found = outcomes(0.6)
+    bins = reliability(found, 0.6, 10)
+    assert sum(one.num_words for one in bins) == len(found)
+    assert all(one.observed == pytest.approx(one.predicted, abs=0.05) for one in bins)
+    assert any(abs(one.observed - one.predicted) > 0.1 for one in reliability(found, 1.0, 10))
+    assert reliability([Outcome(0.0, True)], 1.0, 10)[0].num_words == 1
