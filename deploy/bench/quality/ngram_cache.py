@@ -25,7 +25,7 @@ class Weight(NamedTuple):
 class Frequency(NamedTuple):
     """How often a token followed a context, and how often any token did."""
 
-    count: int
+    occurrences: int
     total: int
 
 
@@ -83,7 +83,7 @@ def mix(probability: float, frequencies: Sequence[Frequency], weights: Sequence[
         frequencies: `NgramIndex.frequencies` of the token, before the index has it.
         weights: `[NUM_ORDERS]`, the shortest context first.
     """
-    for (count, total), (cap, k) in zip(frequencies, weights, strict=False):
+    for (occurrences, total), (cap, k) in zip(frequencies, weights, strict=False):
         share = cap * total / (total + k)
-        probability = share * count / total + (1 - share) * probability
+        probability = share * occurrences / total + (1 - share) * probability
     return probability

@@ -36,7 +36,7 @@ def test_the_beginning_has_no_contexts() -> None:
 
 
 def test_a_context_is_not_taken_for_another_of_the_same_tokens() -> None:
-    """Token 0 counts as a token of the context: "a b" (0, 1) and "b" are different contexts, and so are "a b", "b a"."""
+    """ "c" followed "a b", which has the tokens of "b a"; a is token 0."""
     assert index_of(A, B, C, B, A).frequencies(C) == [(1, 5), (0, 1)]
 
 
@@ -74,9 +74,7 @@ def test_mixtures_sum_to_one_at_each_position() -> None:
     index = NgramIndex()
     for token_id in rng.choices(range(vocab_size), range(vocab_size), k=100):
         masses = [rng.random() for _ in range(vocab_size)]
-        mixtures = [
-            mix(mass / sum(masses), index.frequencies(token), WEIGHTS) for token, mass in enumerate(masses)
-        ]
+        mixtures = [mix(mass / sum(masses), index.frequencies(token), WEIGHTS) for token, mass in enumerate(masses)]
         assert sum(mixtures) == pytest.approx(1)
         index.extend([token_id])
     assert len(index.frequencies(0)) == NUM_ORDERS
