@@ -168,7 +168,8 @@ def score_passage(passage: Passage, scorer: PromptScorer) -> PassageScores:
 def window_runs(passage: Passage, window: int, tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
     """The passage as runs of (prompt, tokens that follow it), because the start of the window moves only now and then.
 
-    Each word's tokens follow the prompt that a request at the word's start has: `window` tokens at most.
+    Each word's tokens follow the prompt that a request at the word's start has, `window` tokens at most; token healing
+    leaves out the space before the word.
     """
     runs: list[tuple[list[int], list[int]]] = []
     for start, word in zip(passage.positions, passage_words(passage), strict=True):
