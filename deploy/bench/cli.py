@@ -26,6 +26,7 @@ from deploy.bench.harness.run import measured_run, start_server
 from deploy.bench.harness.server import ROOT
 from deploy.bench.quality import distinct, replay
 from deploy.bench.quality.corpus import read_held_out, read_training_texts
+from deploy.bench.quality.document_cache import CacheBench, cache_table
 from deploy.bench.quality.duplicates import DuplicatesBench, duplicates_table
 from deploy.bench.quality.moments import MomentsBench, moments_markdown
 from deploy.bench.quality.samples import SamplesBench, samples_table
@@ -303,6 +304,40 @@ def bench_typist(
     with _run("typist", options, plot_path) as result:
         TypistBench(options, typist, texts, read_training, err).run(result)
     _report(result, [savings_table(result.rows), usage_table(result.rows)], plot_savings, plot_path)
+
+
+@bench.command("cache")
+def bench_cache(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Prose unknown to the model.", exists=True, dir_okay=False, show_default=False),
+    ] = None,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(
+            help="Training corpus, as for `make embedded`: its held-out books are used if there is no other prose.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    passages: Annotated[int, typer.Option(min=2, help="Number of passages of each file.")] = 12,
+    words: Annotated[int, typer.Option(min=1, help="Number of words of each passage.")] = 100,
+    quick: Quick = False,
+    models: Models = "embedded",
+    setting: Setting = None,
+    seed: Seed = 0,
+) -> None:
+    """Bits per character of unseen prose with longer windows, and with an n-gram cache of the text before; CPU."""
+    options = _options(models, "cpu", 1, quick, setting, seed)
+    texts = _read_texts(files or [])
+    if corpus is not None and not texts:
+        texts = read_held_out(corpus)
+    if not texts:
+        raise typer.BadParameter("name the prose, or a corpus with held-out books", param_hint="FILES")
+    num_passages, num_words = (QUICK_PASSAGES, QUICK_WORDS) if quick else (passages, words)
+    with _run("cache", options) as result:
+        CacheBench(options, texts, num_passages, num_words, err).run(result)
+    _report(result, [cache_table(result.rows)])
 
 
 @bench.command("samples")

@@ -1,11 +1,14 @@
-"""`tercet bench typist`, `samples` and `duplicates` end to end."""
+"""`tercet bench typist`, `cache`, `samples` and `duplicates` end to end."""
 
 from __future__ import annotations
 
 import lzma
+import subprocess
+import sys
 from pathlib import Path
 
 from deploy.bench.quality.corpus import HELD_OUT
+from deploy.bench.quality.document_cache import HISTORIES, MIXTURES, WINDOWS
 from deploy.bench.quality.replay import PROSE
 from tests.deploy.bench.command import run_bench
 
@@ -41,6 +44,27 @@ def test_bench_typist_uses_an_engine_in_the_process() -> None:
     found = [(row["rule"], row["suggester"], row["num_suggestions"]) for row in document["rows"]]
     assert found == [("literature", "tercet", 1), ("pause", "tercet", 1), ("literature", "one key per word", 1)]
     assert "trigrams" in document["not_measured"]
+
+
+def test_bench_cache_reports_each_window_and_each_cache() -> None:
+    document, shown = run_bench("cache", str(PROSE))
+    rows = {(row["window_tokens"], row["history"], row["mixture"]): row for row in document["rows"]}
+    caches = {(256, history, mixture) for history in HISTORIES for mixture in MIXTURES}
+    assert set(rows) == {(window, "", "") for window in WINDOWS} | caches
+    assert rows[256, "", ""]["change"] == 0
+    # Contexts of 2 tokens need not recur in a few words; the empty context always occurs.
+    assert all(rows[256, history, next(iter(MIXTURES))]["change"] != 0 for history in HISTORIES)
+    assert all(0.5 < row["bits_per_character"] < 4 for row in rows.values())
+    assert "µs per key" in shown
+
+
+def test_bench_cache_needs_prose() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy", "bench", "cache"],
+        cwd=Path(__file__).parents[4], capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "name the prose" in done.stderr
 
 
 def test_bench_samples_reports_fifty_different_suggestions() -> None:

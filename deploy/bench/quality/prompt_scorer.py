@@ -1,0 +1,70 @@
+"""Log-probabilities of given tokens, and the time of a prefill, from a worker's CPU runner in this process.
+
+Without the engine's thread and its prefix cache, so each prompt is computed from its beginning. Knows token ids; does
+not know where they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from pathlib import Path
+
+from deploy.bench.harness.options import Options
+from shared.errors import StartError
+from workers.checkpoints.resolve import resolve
+from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
+from workers.text.tokenizer import Tokenizer
+
+_ONE_TOKEN = SamplingParams(max_new_tokens=1, temperature=0)
+
+
+class PromptScorer:
+    """The model under test, loaded once."""
+
+    def __init__(self, options: Options) -> None:
+        """
+        Raises:
+            StartError: the model is not on this machine and cannot be downloaded.
+        """
+        from workers.engine.cpu.runner import CpuRunner  # imports torch, which the other benchmarks do without
+        from workers.engine.interrupt import Interrupt
+        from workers.engine.loader import load_model
+
+        [spec] = options.load_settings().models
+        checkpoint = resolve(spec.name, spec.source)
+        directory = Path(checkpoint.directory)
+        self.tokenizer = Tokenizer.from_directory(directory, checkpoint.vocab_size)
+        loaded = load_model(directory, dtype=options.settings.get("dtype", "int8"), tokenizer=self.tokenizer)
+        self._n_ctx = loaded.config.n_positions
+        self._runner = CpuRunner(loaded, 1, Interrupt())
+
+    def logprobs(self, context_ids: Items[int], token_ids: Items[int]) -> list[float]:
+        """Natural logarithms of the probability of each of `token_ids`, which follow `context_ids`.
+
+        Raises:
+            StartError: together they are longer than the model's context.
+        """
+        prompt_ids = (*context_ids, *token_ids)
+        if len(prompt_ids) >= self._n_ctx:
+            raise StartError(
+                f"A window and the text after it have {len(prompt_ids)} tokens; this model takes {self._n_ctx - 1}."
+            )
+        output = self._run(EngineRequest(prompt_ids, _ONE_TOKEN, seed=0, echo_logprobs=True))
+        return [logprob for logprob in output.prompt_logprobs[len(context_ids) :] if logprob is not None]
+
+    def prefill_ms(self, token_ids: Items[int]) -> float:
+        """Wall time of a prefill without cached keys and values."""
+        return self._run(EngineRequest(tuple(token_ids), _ONE_TOKEN, seed=0)).prefill_ms
+
+    def _run(self, request: EngineRequest) -> SequenceOutput:
+        from workers.engine.core import EngineCore
+        from workers.engine.result_stream import ResultStream
+        from workers.engine.scheduler import Scheduler
+        from workers.engine.sequence import Sequence
+
+        core = EngineCore(Scheduler(self._runner.num_entries, 1), self._runner, eos_id=None)
+        stream = ResultStream()
+        core.add(Sequence(request, stream, start_id=0, tokenizer=None))
+        while core.sequences:
+            core.step()
+        return stream.result()
