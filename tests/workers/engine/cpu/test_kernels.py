@@ -87,10 +87,10 @@ def test_a_program_gives_the_bits_of_single_calls(monkeypatch: pytest.MonkeyPatc
 
     num_steps = 0
 
-    def count(self: Program, num_rows: int, num_entries: int, *args: Any, **more: Any) -> None:
+    def count(self: Program, num_rows: int, num_entries: int, *args: Any, **more: Any) -> int:
         nonlocal num_steps
         num_steps += more.get("num_times", 1) if num_entries > 1 else 0
-        run(self, num_rows, num_entries, *args, **more)
+        return run(self, num_rows, num_entries, *args, **more)
 
     run = Program.run
     monkeypatch.setattr(Program, "run", count)
