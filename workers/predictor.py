@@ -8,6 +8,7 @@ not know HTTP.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from workers.text.predicted_words import PredictedWords, predict_words, rank_pre
 NUM_PATHS = 8
 # A word or two beyond the first: the probability that all are right falls fast.
 MAX_TOKENS = 8
+# A continuation that is less likely than this is not continued: its next word would be cut (`MIN_WORD_KEYS`).
+MIN_PROBABILITY = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +127,9 @@ class Predictor:
         )
         request = msgspec.structs.replace(request, sampling=sampling, stream=False)
         engine_request = replace(codec.request(request, now), group_size=NUM_PATHS)
+        sampling_params = replace(engine_request.sampling, min_logprob=math.log(MIN_PROBABILITY))
         requests = [
-            replace(engine_request, sampling=replace(engine_request.sampling, path_rank=rank))
+            replace(engine_request, sampling=replace(sampling_params, path_rank=rank))
             for rank in range(NUM_PATHS)
         ]
         return Search(request, engine_request, self._engine.submit_group(requests))

@@ -34,6 +34,7 @@ class SamplingParams:
     single_line: bool = False  # a line break is a stop string
     first_rank: int = 0  # greedy only: the first token with new text is the one with this rank among the likeliest
     path_rank: int | None = None  # greedy only: the tokens up to the first with new text are this path (`engine.paths`)
+    min_logprob: float | None = None  # the sequence ends when its tokens together are less likely than this
     top_logprobs: int = 0  # likeliest tokens to report for each generated token, and each echoed one of the prompt
 
     @property
@@ -72,6 +73,7 @@ class SamplingParams:
             f"first_rank must be between 0 and {vocab_size - 1}": 0 <= self.first_rank < vocab_size,
             f"path_rank must be between 0 and {MAX_PATH_RANK}": 0 <= (self.path_rank or 0) <= MAX_PATH_RANK,
             "path_rank needs temperature 0": self.path_rank is None or self.temperature == 0,
+            "min_logprob must not be positive": (self.min_logprob or 0.0) <= 0,
             f"top_logprobs must be between 0 and {vocab_size}": 0 <= self.top_logprobs <= vocab_size,
             "a stop string must not be empty": all(self.stop),
         }

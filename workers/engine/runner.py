@@ -61,7 +61,9 @@ class Runner(Protocol):
 
 
 def num_left(row: BatchRow) -> int:
-    """Decode steps until the row's sequence has `max_new_tokens`, or its KV suffix is full."""
+    """Decode steps until the row's sequence may end: it has `max_new_tokens`, or its KV suffix is full."""
+    if row.sequence.request.sampling.min_logprob is not None:
+        return 1
     num_new = row.sequence.request.sampling.max_new_tokens - row.sequence.num_new
     return min(num_new, SUFFIX_TOKENS - row.suffix_length)
 

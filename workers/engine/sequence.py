@@ -164,8 +164,12 @@ class Sequence:
         elif self._stop_search is not None and self._stop_search.feed(token_id, num_forced_bytes):
             self.num_kept = self.num_forced + self._stop_search.count_kept(self.num_forced)
             self.finish_reason = "stop"
-        elif num_new >= sampling.max_new_tokens:
+        elif num_new >= sampling.max_new_tokens or self._is_improbable():
             self.finish_reason = "length"
+
+    def _is_improbable(self) -> bool:
+        min_logprob = self._sampling.min_logprob
+        return min_logprob is not None and sum(self._logprobs) < min_logprob
 
     def add_prompt_logprobs(self, scored: PromptLogprobs) -> None:
         """Adds the log-probabilities of the next tokens of the prompt."""
