@@ -23,12 +23,12 @@ from workers.engine.request import EngineRequest, SequenceOutput
 from workers.engine.result_stream import ResultStream
 from workers.text.predicted_words import PredictedWords, predict_words, rank_predictions
 
-# The likeliest word is among the first three of eight paths as often as of thirty-two (docs/QUALITY.md).
+# More paths find no more of the right words (docs/QUALITY.md).
 NUM_PATHS = 8
 # A word or two beyond the first: the probability that all are right falls fast.
 MAX_TOKENS = 8
-# A continuation that is less likely than this is not continued: its next word would be cut (`MIN_WORD_KEYS`).
-MIN_PROBABILITY = 0.005
+# A continuation that is less likely than this is not continued: its next word would save next to nothing.
+MIN_PROBABILITY = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,7 @@ class Predictor:
         engine_request = replace(codec.request(request, now), group_size=NUM_PATHS)
         sampling_params = replace(engine_request.sampling, min_logprob=math.log(MIN_PROBABILITY))
         requests = [
-            replace(engine_request, sampling=replace(sampling_params, path_rank=rank))
-            for rank in range(NUM_PATHS)
+            replace(engine_request, sampling=replace(sampling_params, path_rank=rank)) for rank in range(NUM_PATHS)
         ]
         return Search(request, engine_request, self._engine.submit_group(requests))
 

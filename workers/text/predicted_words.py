@@ -13,8 +13,11 @@ from dataclasses import dataclass
 # A word with what precedes it: white space, quotation marks, a dash.
 _WORD = re.compile(r"\W*?\w+(?:['’]\w+)*")
 _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]»]*(?=\s|$)|[。！？]|\n")
-# A word is kept while the keys that it should save are at least this: reading it costs more than less would save.
-MIN_WORD_KEYS = 0.02
+# A word is kept while it should save at least this many keys. Longer texts save more where any beginning can be taken,
+# and less where they keep the place of a better one (docs/QUALITY.md).
+MIN_WORD_KEYS = 0.005
+# Which words are shown: those with the highest P(word) · characters^this. At 0 they cover most, at 1 they save most.
+LENGTH_EXPONENT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ def predict_words(
 
 
 def rank_predictions(predictions: Sequence[PredictedWords | None]) -> list[int]:
-    """Indices of the predictions with distinct first words, the likeliest first word first."""
+    """Indices of the predictions with distinct first words, those first that should be shown first."""
     order = sorted(
         (index for index, words in enumerate(predictions) if words is not None),
         key=lambda index: _sort_key(predictions[index], index),
@@ -90,4 +93,4 @@ def rank_predictions(predictions: Sequence[PredictedWords | None]) -> list[int]:
 
 def _sort_key(words: PredictedWords | None, index: int) -> tuple[float, int]:
     assert words is not None
-    return (-words.logprobs[0], index)
+    return (-words.logprobs[0] - LENGTH_EXPONENT * math.log(len(words.first_word)), index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,3 +93,16 @@ def test_a_path_rank_out_of_range_is_refused(engine: Engine, tokenizer: Tokenize
         engine.submit(path_request(tokenizer, "The", MAX_PATH_RANK + 1))
     with pytest.raises(InvalidPrompt, match="path_rank needs temperature 0"):
         engine.submit(EngineRequest((1,), SamplingParams(path_rank=0), 0))
+
+
+def test_a_sequence_ends_when_its_tokens_are_too_unlikely(engine: Engine, tokenizer: Tokenizer) -> None:
+    """After each step: a multi-step decode would compute tokens past the end."""
+    for min_logprob in (-1.0, -3.0, -6.0):
+        one = path_request(tokenizer, "The old man looked at the sea and", 0, 12)
+        one = replace(one, group_size=1, sampling=replace(one.sampling, min_logprob=min_logprob))
+        output = engine.submit(one).result()
+        assert output.finish_reason == "length"
+        is_long = len(output.token_ids) - output.num_forced == 12
+        assert is_long or sum(output.logprobs) < min_logprob <= sum(output.logprobs[:-1])
+    with pytest.raises(InvalidPrompt, match="min_logprob must not be positive"):
+        engine.submit(EngineRequest((1,), SamplingParams(min_logprob=0.1), 0))
