@@ -28,7 +28,9 @@ NUM_PATHS = 8
 # A word or two beyond the first: the probability that all are right falls fast.
 MAX_TOKENS = 8
 # A continuation that is less likely than this is not continued: its next word would save next to nothing.
-MIN_PROBABILITY = 0.001
+MIN_PROBABILITY = 0.003
+# The same for the paths beyond the branches of the request: they compete by their first word, and few are answered.
+MIN_OTHER_PROBABILITY = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +129,12 @@ class Predictor:
         )
         request = msgspec.structs.replace(request, sampling=sampling, stream=False)
         engine_request = replace(codec.request(request, now), group_size=NUM_PATHS)
-        sampling_params = replace(engine_request.sampling, min_logprob=math.log(MIN_PROBABILITY))
-        requests = [
-            replace(engine_request, sampling=replace(sampling_params, path_rank=rank)) for rank in range(NUM_PATHS)
-        ]
+        num_branches = request.group.size if request.group else 1
+        requests = []
+        for rank in range(NUM_PATHS):
+            min_probability = MIN_PROBABILITY if rank < num_branches else MIN_OTHER_PROBABILITY
+            sampling_params = replace(engine_request.sampling, path_rank=rank, min_logprob=math.log(min_probability))
+            requests.append(replace(engine_request, sampling=sampling_params))
         return Search(request, engine_request, self._engine.submit_group(requests))
 
 

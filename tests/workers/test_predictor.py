@@ -46,7 +46,7 @@ def test_ranks_have_distinct_first_words_and_descending_probabilities(service: S
 
 
 def test_a_rank_does_not_depend_on_siblings_or_on_other_requests(service: SlotService) -> None:
-    alone = [predict(service, rank=rank) for rank in range(3)]
+    alone = [predict(service, rank=rank, group=f"alone {rank}", size=3) for rank in range(3)]
     with ThreadPoolExecutor(12) as pool:
         crowd = [pool.submit(predict, service, f"It was raining when {number}") for number in range(2)]
         group = [pool.submit(predict, service, rank=rank, group="one", size=3) for rank in range(3)]
