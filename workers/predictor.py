@@ -105,8 +105,7 @@ class Predictor:
             EngineError: as `Engine.submit_group`.
             InvalidRequest, PromptTooLong: as `Codec.request`.
         """
-        group = request.group
-        key = (request.owner, request.session, group.id) if group else (object(),)
+        key = _key(request)
         with self._lock:
             search = self._searches.get(key)
             if search is None:
@@ -191,6 +190,15 @@ class PredictedBranch:
         assert self._request.predict is not None
         ranked = self._search.result(self._codec)
         self._on_finish(self._search.engine_request, ranked[min(self._request.predict.rank, len(ranked) - 1)].output)
+
+
+def _key(request: GenerateRequest) -> tuple[object, ...]:
+    """Equal for branches that share a search. Clients may give several requests the same id, so it is not enough."""
+    prompt = request.prompt if request.prompt_ids is None else tuple(request.prompt_ids)
+    if request.group is None or request.predict is None:
+        return (object(),)
+    own = request.owner, request.session, request.group, prompt, request.max_prompt_tokens, request.heal
+    return (*own, request.sampling, request.logprobs, request.predict.temperature)
 
 
 def _words(line: Done | Failed, temperature: float) -> PredictedWords | None:

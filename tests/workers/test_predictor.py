@@ -56,6 +56,16 @@ def test_a_rank_does_not_depend_on_siblings_or_on_other_requests(service: SlotSe
     assert [(done.text, done.usefulness) for done in together] == [(done.text, done.usefulness) for done in alone]
 
 
+def test_requests_with_the_same_id_have_searches_of_their_own(service: SlotService) -> None:
+    """Clients choose the ids of their requests, so two at a time may have the same."""
+    prompts = [PROMPT, "It was raining when w", "He said that it was impo"]
+    expected = [predict(service, prompt, group="first", size=3).text for prompt in prompts]
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(5):
+            found = list(pool.map(lambda prompt: predict(service, prompt, group="same", size=3).text, prompts))
+            assert found == expected
+
+
 def test_beyond_the_last_prediction_the_text_is_empty(service: SlotService) -> None:
     """Eight paths, some of which begin with the same word, have no eighth word."""
     found = [predict(service, f"{PROMPT} sai", rank) for rank in range(8)]
