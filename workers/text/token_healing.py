@@ -34,15 +34,18 @@ class AllowedTokens:
         if_likeliest: may come too if no other token of the whole vocabulary has a higher logit; ascending.
         longer: those of `allowed` and `if_likeliest` that carry text past the forced prefix.
         table: int32 [allowed + if_likeliest], both lists one after the other, for kernels.
+        longer_table: int64 [longer], ascending. After a space there are tens of thousands: too many to list in a step.
     """
 
     allowed: tuple[int, ...]
     if_likeliest: tuple[int, ...]
     longer: frozenset[int]
     table: Any = field(init=False, compare=False)
+    longer_table: Any = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "table", np.array(self.allowed + self.if_likeliest, np.int32))
+        object.__setattr__(self, "longer_table", np.array(sorted(self.longer), np.int64))
 
 
 class TokenConstraint(Protocol):
