@@ -29,6 +29,7 @@ def tercet(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_readme_has_the_table_of_settings() -> None:
     done = tercet("settings", "--markdown")
+    assert done.returncode == 0
     assert done.stdout.strip() in (ROOT / "README.md").read_text()
 
 
