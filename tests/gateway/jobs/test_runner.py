@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,7 @@ def test_jobs_survive_a_killed_redis(redis: RedisServer, make_runner: MakeRunner
 
     make_runner(finished, compute)
     accepted: list[str] = []
+    num_unconfirmed = 0
 
     def kill_and_restart() -> None:
         for _ in range(2):
@@ -131,8 +132,10 @@ def test_jobs_survive_a_killed_redis(redis: RedisServer, make_runner: MakeRunner
     killer = threading.Thread(target=kill_and_restart)
     killer.start()
     while killer.is_alive():
-        with suppress(JobsUnavailable):
+        try:
             accepted.append(queue.submit("", b"%d" % len(accepted))[0].id)
+        except JobsUnavailable:
+            num_unconfirmed += 1
         time.sleep(0.01)
     killer.join()
     until(lambda: queue.num_open() == 0, 30, "all jobs are final")
@@ -141,8 +144,8 @@ def test_jobs_survive_a_killed_redis(redis: RedisServer, make_runner: MakeRunner
         ("succeeded", b"%d" % number) for number in range(len(accepted))
     ]
     assert len(accepted) > 10
-    # A result whose confirmation was lost is stored and not counted.
-    assert 0 < counts["succeeded"] <= len(accepted)
+    # A job or a result whose confirmation was lost may be stored: that job is computed, that result is not counted.
+    assert 0 < counts["succeeded"] <= len(accepted) + num_unconfirmed
     queue.close()
 
 

@@ -163,16 +163,19 @@ def test_a_load_that_hangs_is_ended_by_its_own_deadline(how: str) -> None:
     """CUDA's initialization holds the interpreter lock."""
     script = textwrap.dedent(
         f"""
-        import ctypes, os, time
+        import ctypes, os, threading, time
         from workers.engine.engine import Engine, EngineConfig
+
+        printed = threading.Event()
 
         def end(failure):
             print(type(failure).__name__, engine.status().state, failure.detail, flush=True)
             os._exit(70)
 
-        engine = Engine(EngineConfig(hang_s=30, load_s=1.0), lambda _: {HANGS[how]}, on_fatal=end)
+        engine = Engine(EngineConfig(hang_s=30, load_s=1.0), lambda _: (printed.wait(), {HANGS[how]}), on_fatal=end)
         engine.start()
         print("started", flush=True)
+        printed.set()
         time.sleep(20)
         """
     )

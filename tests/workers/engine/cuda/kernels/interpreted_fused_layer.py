@@ -24,7 +24,7 @@ from workers.engine.cuda.kernels.fused_layer import (
 )
 from workers.engine.cuda.kernels.launch import Grid, Launcher
 from workers.engine.cuda.kernels.triton_kernels import TritonKernels
-from workers.engine.cuda.step_kernels import MAX_STEPS, StepKernels, TorchKernels
+from workers.engine.cuda.step_kernels import AT, MAX_STEPS, POINT, StepKernels, TorchKernels
 from workers.engine.loader import build, read_config
 from workers.engine.model.gpt2 import GPT2, SHAPES, GPT2Config
 
@@ -145,7 +145,10 @@ def test_a_step_equals_the_plain_path(model: GPT2, layers: Tensor) -> None:
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(tokens, expected_tokens, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    assert table.equal(other_table)
+    # The code of the next draw depends on the logits' last bits; the rest is counted.
+    torch.testing.assert_close(table[POINT:AT], other_table[POINT:AT], rtol=1e-4, atol=1e-4)
+    assert table[:POINT].equal(other_table[:POINT])
+    assert table[AT:].equal(other_table[AT:])
     assert not ours.equal(layers)
 
 
