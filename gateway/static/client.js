@@ -15,6 +15,7 @@
  * @property {number} prefill_ms
  * @property {number} decode_ms
  * @property {string} finish_reason
+ * @property {number} [usefulness]  Expected keystrokes saved. Only of the strategy `predict`.
  * @property {{text: string, logprob: number, likeliest: [string, number][]}[]} [explanation]  One entry per token,
  *   with the likeliest alternatives and their log-probabilities. Only in responses to requests with `explain`.
  *
@@ -153,10 +154,12 @@ export class Client {
    * @param {number} index  Index of the sentence in the response.
    * @param {"accepted"|"rejected"|"ignored"} action
    * @param {number} [numChars]  Number of characters that were inserted for the writer.
+   * @param {number} [numKept]  Number of these that are still in the document later. Sent with a second report.
    * @returns {Promise<void>}  Never rejects.
    */
-  async feedback(id, index, action, numChars = 0) {
-    const body = { id, index, action, characters: Math.min(numChars, MAX_FEEDBACK_CHARS) };
+  async feedback(id, index, action, numChars = 0, numKept) {
+    const kept = numKept === undefined ? {} : { kept: Math.min(numKept, MAX_FEEDBACK_CHARS) };
+    const body = { id, index, action, characters: Math.min(numChars, MAX_FEEDBACK_CHARS), ...kept };
     await this.#post("feedback", body, { keepalive: true }).catch(() => {});
   }
 

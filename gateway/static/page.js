@@ -7,7 +7,7 @@ import { MirroredTextarea } from "./mirrored_textarea.js";
 import { Settings } from "./settings.js";
 import { load, remove, save, watch } from "./store.js";
 import { renderDetails, SuggestionPanel } from "./suggestion_panel.js";
-import { Client, Completer } from "./tercet.js";
+import { attachTextarea, Client, textBefore } from "./tercet.js";
 
 /** @typedef {import("./tercet.js").View} View */
 
@@ -17,10 +17,15 @@ const SAVE_DELAY_MS = 300;
 const HEALTH_INTERVAL_MS = 10_000;
 /** Scrolling keeps this much visible above the caret, for the preceding lines. */
 const MARGIN_ABOVE_PX = 120;
-/** Scrolling keeps this much visible below the caret while the panel is closed. */
-const MARGIN_BELOW_PX = 80;
+/** Scrolling keeps this much visible below the caret, so that a list that opens unasked needs no scrolling. */
+const MARGIN_BELOW_PX = 190;
 /** Space between the panel and the status line. */
 const MARGIN_STATUS_PX = 16;
+/**
+ * Live suggestions expected to save fewer keystrokes are held back, by eagerness.
+ * @type {Record<string, number>}
+ */
+const MIN_USEFULNESS = { eager: 0, normal: 1, quiet: 3 };
 
 /**
  * @template {HTMLElement} T
@@ -43,20 +48,18 @@ const panel = new SuggestionPanel(panelElement);
 const settings = new Settings(find("settings", HTMLFormElement), applySettings);
 const keyField = new KeyField(find("key-form", HTMLFormElement), find("key-note", HTMLElement), applyKey, useKey);
 const client = new Client({ key: keyField.key });
-const completer = new Completer({
+textarea.addEventListener("keydown", handleKey); // before the completer does
+const { completer } = attachTextarea(textarea, {
   client,
-  context: () => editor.context,
+  panel: container,
   insert: insertSuggestion,
   show: showView,
   options: () => settings.requestFields,
-  isAutomatic: settings.isAutomatic,
 });
 
 /** The view shown last. @type {View} */
 let currentView = completer.view;
 let areDetailsOpen = false;
-/** After an Escape that had nothing to dismiss, the next Tab moves the focus instead of requesting suggestions. */
-let doesTabMoveFocus = false;
 let numSavedKeys = Number(load("saved")) || 0;
 /** Keys pressed to use the current suggestions, subtracted from the characters that they insert. */
 let numSpentKeys = 0;
@@ -68,20 +71,19 @@ function showView(view) {
   const previous = currentView;
   currentView = view;
   const becameReady = view.status === "ready" && previous.status !== "ready";
-  panel.show(view, editor.context);
+  panel.show(view, textBefore(textarea));
   if (becameReady && !view.isChosenByUser) panel.resetPosition();
   renderAtCaret();
-  if (view.status !== "idle" || previous.status !== "idle") scrollToCaret();
-  textarea.ariaExpanded = String(panel.isOpen);
-  // Automatic suggestions must not make a screen reader interrupt the typing.
+  // Unasked suggestions must neither scroll the page nor make a screen reader interrupt the typing.
   const isAnnounced = panel.isOpen && (view.isExplicit || view.isChosenByUser);
+  if (isAnnounced) scrollToCaret();
   if (isAnnounced) textarea.setAttribute("aria-activedescendant", panel.chosenId);
   else textarea.removeAttribute("aria-activedescendant");
   if (view.chosen?.sentence !== previous.chosen?.sentence || !panel.isOpen) void showDetails();
   showLatency();
   if (becameReady) {
     showKeyProblem("");
-    announceSuggestions();
+    if (view.isExplicit) announceSuggestions();
   }
   if (view.status === "empty" && previous.status !== "empty") {
     announce("No suggestions: the model predicts the end of the text.");
@@ -95,13 +97,19 @@ function renderAtCaret() {
   if (panel.isOpen) panel.placeAt(editor.caretBottom);
 }
 
-/** Scroll down until the caret's line and the panel are above the status line. */
+/** Scroll down until the caret's line and the room for the panel, or the panel itself, are above the status line. */
 function scrollToCaret() {
   const caretBottom = container.getBoundingClientRect().top + editor.caretBottom;
-  const bottom = panel.isOpen ? panelElement.getBoundingClientRect().bottom : caretBottom + MARGIN_BELOW_PX;
+  const panelBottom = panel.isOpen && !isDocked() ? panelElement.getBoundingClientRect().bottom : 0;
+  const bottom = Math.max(panelBottom, caretBottom + MARGIN_BELOW_PX);
   const hiddenPx = bottom - find("suggest", HTMLButtonElement).getBoundingClientRect().top + MARGIN_STATUS_PX;
   const maxScrollPx = caretBottom - MARGIN_ABOVE_PX; // the caret stays visible even if the panel does not fit
   if (hiddenPx > 0 && maxScrollPx > 0) scrollBy({ top: Math.min(hiddenPx, maxScrollPx) });
+}
+
+/** Whether the panel is docked above the status line, as on touch screens (style.css). */
+function isDocked() {
+  return getComputedStyle(panelElement).position === "fixed";
 }
 
 function announceSuggestions() {
@@ -115,11 +123,12 @@ function announce(message) {
 }
 
 function showLatency() {
-  const { status, problem, totalMs } = currentView;
+  const { status, problem, totalMs, restMs } = currentView;
   const output = find("latency", HTMLSpanElement);
   output.classList.toggle("is-problem", Boolean(problem));
   if (problem) setText(output, describe(problem));
   else if (status === "waiting" || status === "streaming") setText(output, "…");
+  else if (restMs) setText(output, `resting for ${Math.ceil(restMs / 1000)} s`);
   else if (status === "empty") setText(output, "the model predicts the end of the text");
   else setText(output, totalMs === null ? "" : `${Math.round(totalMs).toLocaleString()} ms`);
 }
@@ -164,9 +173,10 @@ async function showDetails() {
 
 // ---- actions ----
 
-/** @param {string} text */
-function insertSuggestion(text) {
-  editor.insert(text);
+/** @param {string} text @param {number} numReplaced */
+function insertSuggestion(text, numReplaced) {
+  editor.insert(text, numReplaced);
+  if (numReplaced) return; // typed punctuation in place of a space
   numSavedKeys += Math.max(0, text.length - numSpentKeys);
   numSpentKeys = 0;
   save("saved", numSavedKeys);
@@ -180,7 +190,9 @@ function toggleDetails() {
 }
 
 function applySettings() {
-  completer.isAutomatic = settings.isAutomatic;
+  const { eagerness } = settings;
+  completer.mode = eagerness === "pauses" || eagerness === "off" ? eagerness : "live";
+  completer.minUsefulness = MIN_USEFULNESS[eagerness] ?? 0;
   completer.close();
 }
 
@@ -198,28 +210,20 @@ function handleKey(event) {
     toggleDetails();
     return;
   }
-  if (event.key === "Tab" && doesTabMoveFocus) return;
-  const isCharacter = event.key.length === 1;
-  numSpentKeys = panel.isOpen ? numSpentKeys + Number(!isCharacter) : Number(event.key === "Tab");
-  const isHandled = completer.press(event);
-  if (event.key === "Escape" && isHandled) announce("Dismissed.");
-  doesTabMoveFocus = event.key === "Escape" && !isHandled;
-  if (doesTabMoveFocus) announce("Press Tab to leave the text field.");
+  const isCharacter = event.key.length === 1 && !event.altKey;
+  const numKeys = Number(!isCharacter) * (event.altKey ? 2 : 1); // a chord counts as two
+  numSpentKeys = currentView.chosen ? numSpentKeys + numKeys : Number(event.key === "Tab");
 }
 
-/** @param {Event} event */
-function handleInput(event) {
-  doesTabMoveFocus = false;
-  completer.changed(event);
+/** Announce what a key did that the completer has handled. @param {KeyboardEvent} event */
+function announceKey(event) {
+  if (event.key !== "Escape") return;
+  announce(completer.isTabFree ? "Press Tab to leave the text field." : "Dismissed.");
+}
+
+function handleInput() {
   scrollToCaret();
   scheduleSave();
-}
-
-function handleSelectionChange() {
-  if (document.activeElement !== textarea) return;
-  if (textarea.selectionStart !== textarea.selectionEnd) completer.close();
-  else completer.moved();
-  renderAtCaret();
 }
 
 // ---- the text in the browser's storage ----
@@ -292,23 +296,17 @@ function onClick(id, action) {
 }
 
 function addListeners() {
-  textarea.addEventListener("keydown", handleKey);
+  textarea.addEventListener("keydown", announceKey);
   textarea.addEventListener("input", handleInput);
-  textarea.addEventListener("compositionend", handleInput);
-  textarea.addEventListener("blur", (event) => {
-    doesTabMoveFocus = false;
-    const isFocusInside = event.relatedTarget instanceof Node && container.contains(event.relatedTarget);
-    if (!isFocusInside && !document.hidden && document.hasFocus()) completer.close();
-  });
-  document.addEventListener("selectionchange", handleSelectionChange);
+  document.addEventListener("selectionchange", renderAtCaret);
   find("details", HTMLElement).addEventListener("keydown", (event) => {
     if (event.key === "Escape") dismiss();
   });
-  const list = find("suggestions", HTMLUListElement);
+  const list = find("suggestions", HTMLOListElement);
   list.addEventListener("mousedown", (event) => event.preventDefault());
   list.addEventListener("click", (event) => {
     const option = event.target instanceof Element ? event.target.closest("li") : null;
-    if (option) completer.accept(Number(option.dataset.branch));
+    if (option) completer.accept(Number(option.dataset.place));
   });
   onClick("suggest", () => (textarea.focus(), completer.request()));
   onClick("accept", () => completer.accept());
@@ -329,7 +327,7 @@ function start() {
   textarea.value = load("text") ?? "";
   textarea.setSelectionRange(textarea.value.length, textarea.value.length);
   addListeners();
-  renderAtCaret();
+  applySettings();
   scrollToCaret();
   showSavedKeys();
   void checkHealth();

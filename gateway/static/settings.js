@@ -5,8 +5,8 @@ import { load, save } from "./store.js";
 
 /** @typedef {{model: string, warning: string|null}} Model  An entry of `models` in `GET /health/ready`. */
 
-/** Name of the input that controls automatic requests; the other inputs are named like request fields. */
-const AUTOMATIC_INPUT = "pauses";
+/** Name of the input that says when suggestions appear; the other inputs are named like request fields. */
+const MODE_INPUT = "mode";
 
 export class Settings {
   #form;
@@ -31,16 +31,16 @@ export class Settings {
     /** @type {import("./tercet.js").RequestFields} */
     const fields = {};
     for (const input of this.#inputs()) {
-      if (input.name === AUTOMATIC_INPUT || !input.checkValidity() || input.value === "") continue;
+      if (input.name === MODE_INPUT || !input.checkValidity() || input.value === "") continue;
       fields[input.name] = readValue(input);
     }
     return fields;
   }
 
-  /** Whether a pause in typing requests suggestions. @returns {boolean} */
-  get isAutomatic() {
-    const input = /** @type {HTMLInputElement} */ (this.#form.elements.namedItem(AUTOMATIC_INPUT));
-    return input.checked;
+  /** When suggestions appear unasked, and how readily. @returns {"eager"|"normal"|"quiet"|"pauses"|"off"} */
+  get eagerness() {
+    const input = /** @type {HTMLSelectElement} */ (this.#form.elements.namedItem(MODE_INPUT));
+    return /** @type {any} */ (input.value);
   }
 
   /**

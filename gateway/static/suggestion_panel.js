@@ -1,4 +1,4 @@
-// The suggestion panel below the caret: a listbox of suggestions and the details of the chosen suggestion.
+// The suggestion panel: a listbox of suggestions and the details of the chosen suggestion.
 // It renders what it is given, and does not know the textarea or the server.
 
 import { createElement, setText } from "./dom.js";
@@ -16,7 +16,10 @@ export class SuggestionPanel {
   #details;
   #topPx = 0;
 
-  /** @param {HTMLElement} panel  Contains an element with `role=listbox` and a `section` for the details. */
+  /**
+   * @param {HTMLElement} panel  Contains an element with `role=listbox`, an option for each place, and a `section` for
+   *   the details.
+   */
   constructor(panel) {
     this.#panel = panel;
     this.#container = /** @type {HTMLElement} */ (panel.parentElement);
@@ -34,30 +37,30 @@ export class SuggestionPanel {
   }
 
   /**
-   * Show the suggestions of a view; hide the panel if there are none.
+   * Show the list of a view, or hide the panel.
    * @param {View} view
    * @param {string} context  All text before the caret.
    */
-  show({ suggestions, chosen }, context) {
-    this.#panel.hidden = !suggestions.length;
+  show({ suggestions, chosen, isListed }, context) {
+    this.#panel.hidden = !isListed;
     if (this.#panel.hidden) {
       this.resetPosition();
       this.#container.style.minHeight = "";
       return;
     }
-    const options = suggestions.map((suggestion) => {
-      const option = this.#findOrCreateOption(suggestion.branch);
+    // A list that stays open for a moment, so that it does not flicker, shows what it did, dimmed.
+    this.#list.classList.toggle("is-past", !suggestions.length);
+    if (!suggestions.length) return;
+    // Free places are hidden, not removed: removing a node ends the typing undo step (see `setText`).
+    for (const [place, option] of Array.from(this.#list.children).entries()) {
+      const suggestion = suggestions.find((each) => each.place === place);
+      option.toggleAttribute("hidden", !suggestion);
+      if (!suggestion) continue;
       option.ariaSelected = String(suggestion === chosen);
       option.classList.toggle("is-streaming", !suggestion.isFinished);
-      setText(option.children[0], typedPrefix(context, suggestion.rest));
-      setText(option.children[1], singleLine(suggestion.rest));
-      return option;
-    });
-    // Hide the other options instead of removing them: removing a node ends the typing undo step (see `setText`).
-    const existing = /** @type {HTMLElement[]} */ (Array.from(this.#list.children));
-    for (const option of existing) option.hidden = !options.includes(option);
-    const visible = existing.filter((option) => !option.hidden);
-    if (options.some((option, index) => visible[index] !== option)) this.#list.replaceChildren(...options);
+      setText(option.children[1], typedPrefix(context, suggestion.rest));
+      setText(option.children[2], singleLine(suggestion.rest));
+    }
   }
 
   /**
@@ -81,19 +84,6 @@ export class SuggestionPanel {
     if (this.#details.hidden && !nodes.length) return;
     this.#details.hidden = !nodes.length;
     this.#details.replaceChildren(...nodes);
-  }
-
-  /** @param {number} branch @returns {HTMLElement} */
-  #findOrCreateOption(branch) {
-    const id = `suggestion-${branch}`;
-    const existing = /** @type {HTMLElement|null} */ (this.#list.querySelector(`#${id}`));
-    if (existing) return existing;
-    const option = document.createElement("li");
-    option.id = id;
-    option.role = "option";
-    option.dataset.branch = String(branch);
-    option.append(createElement("span", "typed-prefix", ""), createElement("span", "", ""));
-    return option;
   }
 }
 

@@ -1,19 +1,12 @@
-// The suggestions of one request: streamed text, the chosen suggestion, what the writer typed since.
+// One request and its suggestions: streamed text, and what of it still agrees with the document.
 // It does not know HTTP, timers or the editor.
+
+import { fitBefore } from "./text.js";
 
 /** @typedef {import("./client.js").AutocompleteResponse} AutocompleteResponse */
 /** @typedef {import("./client.js").RequestFields} RequestFields */
 /** @typedef {import("./client.js").Sentence} Sentence */
 /** @typedef {import("./client.js").ServerEvent} ServerEvent */
-
-/**
- * @typedef {object} Suggestion  One suggestion, as an editor shows it.
- * @property {number} branch  Identifies the suggestion within its session.
- * @property {string} text  All text received so far.
- * @property {string} rest  The part of `text` that the document does not contain yet.
- * @property {boolean} isFinished  The whole sentence has arrived.
- * @property {Sentence|null} sentence  Null until finished.
- */
 
 /**
  * A response that completes within this time is reordered best first. A slower one keeps its order, because the writer
@@ -22,19 +15,43 @@
 const MAX_REORDER_MS = 250;
 
 /** Value of `n_samples` that the server uses by default. */
-const DEFAULT_NUM_SUGGESTIONS = 3;
+export const DEFAULT_NUM_SUGGESTIONS = 3;
 
-/** Text received for one branch of the request. */
-class Candidate {
+/** Text received for one branch of a request. */
+export class Candidate {
   text = "";
   /** @type {Sentence|null} */
   sentence = null;
   /** The server gave this branch up, and another branch may replace it. */
   isDropped = false;
+  /** Since when it has been on display, on the clock of `performance.now()`; null: it is not. @type {number|null} */
+  shownAtMs = null;
 
-  /** @param {number} branch */
-  constructor(branch) {
+  /**
+   * @param {SuggestionSession} session
+   * @param {number} branch
+   */
+  constructor(session, branch) {
+    this.session = session;
     this.branch = branch;
+  }
+
+  /** The text that would be inserted where the request was sent: before text on the same line, only what fits. */
+  get fitting() {
+    const { context, after } = this.session;
+    return fitBefore(this.text, context, after, this.sentence !== null);
+  }
+
+  /**
+   * What the document does not contain yet.
+   * @param {string} context  Everything before the caret.
+   * @returns {string|null}  Null: the document does not agree with it. Empty: the document contains all of it.
+   */
+  rest(context) {
+    if (this.isDropped || !context.startsWith(this.session.context)) return null;
+    const typed = context.slice(this.session.context.length);
+    const text = this.fitting;
+    return text.startsWith(typed) ? text.slice(typed.length) : null;
   }
 }
 
@@ -48,48 +65,24 @@ export class SuggestionSession {
   totalMs = null;
   /** In order of arrival; best first once a fast response is complete. @type {Candidate[]} */
   candidates = [];
-  /** The candidate shown as ghost text. @type {Candidate|null} */
-  chosen = null;
-  /** The writer moved the choice with a key. */
-  isChosenByUser = false;
   /** Null while the request is in flight. @type {AutocompleteResponse|null} */
   response = null;
   /** Response to the same request with `explain`; null until needed. @type {Promise<AutocompleteResponse>|null} */
   explanation = null;
-  /** Text added to the document since the request, typed or accepted word by word. */
-  typedText = "";
-  /** Characters inserted by accepting suggestions. */
-  numAcceptedChars = 0;
-  /** Null while the suggestions are shown. @type {"accepted"|"rejected"|"ignored"|null} */
-  outcome = null;
+  /** The order of the candidates must not change any more: the writer chose or accepted one of them. */
+  isOrderFixed = false;
 
   /**
    * @param {string} context  Everything before the caret when the request was sent.
+   * @param {string} after  Text after the caret, at least to the end of its line.
    * @param {RequestFields} request
-   * @param {boolean} isExplicit  Requested with a key or button rather than by a pause.
+   * @param {boolean} isExplicit  Requested by the writer, with a key or button.
    */
-  constructor(context, request, isExplicit) {
+  constructor(context, after, request, isExplicit) {
     this.context = context;
+    this.after = after;
     this.request = request;
     this.isExplicit = isExplicit;
-  }
-
-  /** Candidates that agree with the typed text and extend it. @returns {Candidate[]} */
-  get visible() {
-    return this.candidates.filter(
-      ({ isDropped, text }) => !isDropped && text.startsWith(this.typedText) && text.length > this.typedText.length,
-    );
-  }
-
-  /** Visible candidates, as an editor shows them. @returns {Suggestion[]} */
-  get suggestions() {
-    return this.visible.map((candidate) => ({
-      branch: candidate.branch,
-      text: candidate.text,
-      rest: candidate.text.slice(this.typedText.length),
-      isFinished: candidate.sentence !== null,
-      sentence: candidate.sentence,
-    }));
   }
 
   /** @returns {"waiting"|"streaming"|"ready"} */
@@ -98,9 +91,14 @@ export class SuggestionSession {
     return this.candidates.length ? "streaming" : "waiting";
   }
 
-  /** Whether the first text arrived more than this many milliseconds ago. @param {number} ms @returns {boolean} */
-  isOlderThan(ms) {
-    return this.firstMs !== null && performance.now() - this.startedAtMs - this.firstMs > ms;
+  /**
+   * Whether the document agrees with a candidate, or may agree once more text has arrived.
+   * @param {string} context  Everything before the caret.
+   */
+  agreesWith(context) {
+    if (context === this.context) return true;
+    const rests = this.candidates.map((candidate) => candidate.rest(context));
+    return rests.some((rest) => rest !== null && (rest !== "" || !this.response));
   }
 
   /**
@@ -119,45 +117,30 @@ export class SuggestionSession {
       this.totalMs = performance.now() - this.startedAtMs;
       this.response = /** @type {AutocompleteResponse} */ (data);
       this.#dropUnfinished(() => true);
-      if (this.totalMs < MAX_REORDER_MS && !this.isChosenByUser && !this.numAcceptedChars) this.#reorder(this.response);
+      if (this.totalMs < MAX_REORDER_MS && !this.isOrderFixed) this.#reorder(this.response);
     }
-    if (!this.chosen || this.chosen.isDropped) this.chosen = this.visible[0] ?? null;
   }
 
   /**
-   * Compare the document with the suggestions after an edit.
-   * @param {string} context  Everything before the caret.
-   * @returns {boolean}  Whether the document still agrees with a suggestion, so that the session may stay open.
+   * Apply a response that was not streamed.
+   * @param {AutocompleteResponse} response
    */
-  followEdit(context) {
-    if (!context.startsWith(this.context)) return false;
-    this.typedText = context.slice(this.context.length);
-    if (!this.typedText) return true;
-    const { visible } = this;
-    if (this.chosen && !visible.includes(this.chosen) && visible.length) this.chosen = visible[0] ?? null;
-    if (visible.length) return true;
-    // A candidate that has been typed to its end may still grow while the request is in flight.
-    return !this.response && this.candidates.some((other) => !other.isDropped && other.text.startsWith(this.typedText));
-  }
-
-  /** Choose another visible candidate. @param {number} step  1: the next; −1: the previous; wraps around. */
-  choose(step) {
-    const { visible } = this;
-    const index = visible.indexOf(/** @type {Candidate} */ (this.chosen));
-    this.chosen = visible[(index + step + visible.length) % visible.length] ?? null;
-    this.isChosenByUser = true;
-  }
-
-  /** @param {number} branch  @returns {Candidate|null} */
-  findCandidate(branch) {
-    return this.candidates.find((candidate) => candidate.branch === branch) ?? null;
+  applyResponse(response) {
+    this.totalMs = this.firstMs = performance.now() - this.startedAtMs;
+    this.response = response;
+    this.candidates = response.sentences.map((sentence, branch) => {
+      const candidate = new Candidate(this, branch);
+      candidate.text = sentence.value;
+      candidate.sentence = sentence;
+      return candidate;
+    });
   }
 
   /** @param {number} branch */
   #findOrAddCandidate(branch) {
-    let candidate = this.findCandidate(branch);
+    let candidate = this.candidates.find((existing) => existing.branch === branch);
     if (!candidate) {
-      candidate = new Candidate(branch);
+      candidate = new Candidate(this, branch);
       this.candidates.push(candidate); // in order of arrival: a suggestion that is being read keeps its position
       const numRequested = /** @type {number|undefined} */ (this.request.n_samples) ?? DEFAULT_NUM_SUGGESTIONS;
       // A replacement branch starts only after the requested branches ended, so the unfinished ones were dropped.
@@ -177,6 +160,5 @@ export class SuggestionSession {
     /** @param {Candidate} candidate */
     const rank = (candidate) => ranks.get(candidate.sentence?.seed ?? -1) ?? Infinity;
     this.candidates.sort((a, b) => rank(a) - rank(b));
-    this.chosen = this.visible[0] ?? null;
   }
 }

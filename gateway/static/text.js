@@ -1,4 +1,5 @@
-// Pure functions on text: the part of a document that is sent to the server, and the next word of a suggestion.
+// Pure functions on text: the part of a document that is sent to the server, the next word of a suggestion, and what of
+// a suggestion fits before the text that follows it.
 
 /** The server reads only the last few hundred tokens of a document, so the client does not send more than this. */
 const MAX_CONTEXT_CHARS = 8192;
@@ -35,4 +36,42 @@ export function firstWord(text) {
     hasWord ||= Boolean(segment.trim());
   }
   return word;
+}
+
+/**
+ * What of a suggestion fits between the text before the caret and the text after it on the same line. Inside a word,
+ * the part of its first word before the rest of the word: "erful" fits into "wond|ful" as "er". Before other text, the
+ * words up to where it meets the next word, or up to the end of the sentence.
+ * @param {string} text  A suggestion for what follows `before`.
+ * @param {string} before  Everything before the caret.
+ * @param {string} after  Text after the caret, at least to the end of its line.
+ * @param {boolean} isFinished  The suggestion is complete; false: its last word may still grow.
+ * @returns {string}  All of the text if nothing follows on the line; empty if nothing fits.
+ */
+export function fitBefore(text, before, after, isFinished) {
+  const line = after.split("\n", 1)[0] ?? "";
+  if (!line.trim()) return text;
+  const restOfWord = isWordEnd(before) ? leadingWord(line) : "";
+  if (restOfWord) {
+    const word = leadingWord(text);
+    if (!isFinished && word.length === text.length) return "";
+    return word.endsWith(restOfWord) ? word.slice(0, word.length - restOfWord.length) : "";
+  }
+  const sentence = text.split(/[.!?\n]/, 1)[0] ?? "";
+  const nextWord = leadingWord(line.trimStart());
+  const words = sentence.matchAll(/[\p{L}\p{N}'’]+/gu);
+  for (const { 0: word, index } of words) {
+    if (word === nextWord) return sentence.slice(0, index).trimEnd();
+  }
+  return sentence.trimEnd();
+}
+
+/** Whether a text ends inside or at the end of a word. @param {string} text */
+export function isWordEnd(text) {
+  return /[\p{L}\p{N}]$/u.test(text.slice(-2));
+}
+
+/** The word that a text begins with; empty: none. @param {string} text */
+function leadingWord(text) {
+  return text.match(/^[\p{L}\p{N}'’]+/u)?.[0] ?? "";
 }

@@ -1,4 +1,10 @@
-// The two functions that `Completer` needs to work with a plain textarea. They do not know suggestions or the server.
+// Suggestions for a plain textarea: `attachTextarea` connects its events to a `Completer`, and can fill a list. It does
+// not draw ghost text, which a textarea cannot show.
+
+import { Completer } from "./completer.js";
+
+/** @typedef {import("./completer.js").View} View */
+/** @typedef {Partial<ConstructorParameters<typeof Completer>[0]>} CompleterOptions */
 
 /**
  * All text before the caret, or before the end of the selection.
@@ -14,24 +20,90 @@ export function textBefore(textarea) {
  * textarea dispatches an `input` event.
  * @param {HTMLTextAreaElement} textarea
  * @param {string} text
+ * @param {number} [numReplaced]  Number of characters before the caret that the text replaces.
  */
-export function insertText(textarea, text) {
+export function insertText(textarea, text, numReplaced = 0) {
   textarea.focus();
-  endUndoStep(textarea);
+  const end = textarea.selectionEnd;
+  setSelection(textarea, end - numReplaced, end);
   // execCommand is deprecated, but nothing else writes to the undo stack. Chromium, Firefox and Safari support it.
   if (!document.execCommand("insertText", false, text)) {
-    const end = textarea.selectionEnd;
-    textarea.setRangeText(text, end, end, "end");
+    textarea.setRangeText(text, end - numReplaced, end, "end");
     textarea.dispatchEvent(new InputEvent("input", { bubbles: true, inputType: "insertText", data: text }));
   }
-  endUndoStep(textarea);
+  setSelection(textarea, textarea.selectionEnd, textarea.selectionEnd);
 }
 
 /**
  * Browsers merge an insertion with the typing before and after it, unless the selection was set in between, even to its
  * current position.
  * @param {HTMLTextAreaElement} textarea
+ * @param {number} start
+ * @param {number} end
  */
-function endUndoStep(textarea) {
-  textarea.setSelectionRange(textarea.selectionEnd, textarea.selectionEnd);
+function setSelection(textarea, start, end) {
+  textarea.setSelectionRange(start, end);
+}
+
+/**
+ * Suggest in a textarea. Tab, Enter, Escape and the arrow keys follow `Completer.press`, undo removes exactly what was
+ * accepted, an IME composition is left alone, and Escape, then Tab, leaves the textarea.
+ * @param {HTMLTextAreaElement} textarea
+ * @param {CompleterOptions & {list?: HTMLElement, panel?: HTMLElement}} [options]  Options of `Completer`, and:
+ *   `list`: an `ol` or `ul` that is filled with the suggestions while there are some to choose from; a click accepts.
+ *   `panel`: moving the focus into this element does not close the suggestions. Default: the list.
+ * @returns {{completer: Completer, detach: () => void}}  `detach` removes all listeners and aborts the request.
+ */
+export function attachTextarea(textarea, { list, panel = list, ...options } = {}) {
+  const completer = new Completer({
+    context: () => textBefore(textarea),
+    after: () => textarea.value.slice(textarea.selectionEnd),
+    insert: (text, numReplaced) => insertText(textarea, text, numReplaced),
+    show: (view) => list && renderList(list, view),
+    insertsSpace: true,
+    ...options,
+  });
+  const controller = new AbortController();
+  const { signal } = controller;
+  textarea.setAttribute("writingsuggestions", "false"); // the browser's own inline predictions
+  textarea.addEventListener("keydown", (event) => void completer.press(event), { signal });
+  textarea.addEventListener("beforeinput", (event) => {
+    const text = event.inputType === "insertLineBreak" ? "\n" : event.data;
+    const isTyped = event.inputType === "insertText" || event.inputType === "insertLineBreak";
+    if (isTyped && text && !event.isComposing && completer.type(text)) event.preventDefault();
+  }, { signal });
+  textarea.addEventListener("input", (event) => completer.changed(/** @type {InputEvent} */ (event)), { signal });
+  textarea.addEventListener("compositionend", () => completer.changed(), { signal });
+  textarea.addEventListener("blur", (event) => {
+    const isFocusInside = event.relatedTarget instanceof Node && panel?.contains(event.relatedTarget);
+    // Another window may have the focus for a moment; the suggestions are still there when the writer comes back.
+    if (!isFocusInside && !document.hidden && document.hasFocus()) completer.close();
+  }, { signal });
+  document.addEventListener("selectionchange", () => {
+    if (document.activeElement !== textarea) return;
+    if (textarea.selectionStart === textarea.selectionEnd) completer.moved();
+    else completer.close();
+  }, { signal });
+  list?.addEventListener("mousedown", (event) => event.preventDefault(), { signal }); // keeps the focus in the textarea
+  list?.addEventListener("click", (event) => {
+    const item = event.target instanceof Element ? event.target.closest("li") : null;
+    if (item) completer.accept(Number(item.value) - 1);
+  }, { signal });
+  return { completer, detach: () => (controller.abort(), completer.close()) };
+}
+
+/**
+ * Show a view as list items, each with its number, which is the digit that accepts it together with Alt.
+ * @param {HTMLElement} list
+ * @param {View} view
+ */
+function renderList(list, { suggestions, chosen, isListed }) {
+  const items = suggestions.map((suggestion) => {
+    const item = document.createElement("li");
+    item.value = suggestion.place + 1;
+    item.textContent = suggestion.rest.trim();
+    item.ariaCurrent = String(suggestion === chosen);
+    return item;
+  });
+  if (items.length || !isListed) list.replaceChildren(...(isListed ? items : []));
 }

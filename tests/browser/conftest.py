@@ -68,10 +68,10 @@ def open_page(browser: Browser, tercet: Tercet) -> Iterator[Callable[..., Editor
 @pytest.fixture
 def editor(open_page: Callable[..., Editor]) -> Editor:
     """The page without automatic requests: only Tab and the Suggest button send requests."""
-    return open_page(pauses=False)
+    return open_page(mode="off")
 
 
 @pytest.fixture
 def slow_editor(open_page: Callable[..., Editor]) -> Editor:
     """Like `editor`, with the slow model."""
-    return open_page(pauses=False, model_size="slow")
+    return open_page(mode="off", model_size="slow")

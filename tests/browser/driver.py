@@ -21,6 +21,7 @@ from tests.e2e.harness import Tercet, until
 
 OPENING = "The old man looked at the sea and"
 TIMEOUT_MS = 10_000
+MIN_VISIBLE_MS = 250  # a suggestion can be accepted after 200 ms (completer.js)
 PHONE = {"viewport": {"width": 360, "height": 720}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 expect.set_options(timeout=TIMEOUT_MS)
 
@@ -74,7 +75,7 @@ class Editor(ObservedPage):
     def __init__(self, page: Page, tercet: Tercet) -> None:
         super().__init__(page, tercet)
         self.requests: list[dict[str, Any]] = []  # bodies sent to /autocomplete
-        self.text = page.get_by_role("combobox", name="Text")
+        self.text = page.get_by_role("textbox", name="Text")
         self.list = page.get_by_role("listbox", name="Suggestions")
         self.options = self.list.get_by_role("option")
         self.chosen = self.list.get_by_role("option", selected=True)
@@ -121,6 +122,7 @@ class Editor(ObservedPage):
         latency = self.page.locator("#latency")
         until(lambda: re.fullmatch(r"[\d,]+ ms", latency.inner_text()), 10, "the complete response")
         expect(self.options.first).to_be_visible()
+        self.page.wait_for_timeout(MIN_VISIBLE_MS)
         return self.suggestions
 
     @property

@@ -75,7 +75,7 @@ def _take_snapshot(editor: Editor, snapshots: list[list[str]]) -> bool:
 
 
 def test_a_pause_sends_a_request_and_enter_still_inserts_a_line_break(open_page: OpenPage) -> None:
-    editor = open_page()
+    editor = open_page(mode="pauses")
     editor.type(OPENING)
     editor.wait_for_response()
     assert len(editor.requests) == 1
@@ -84,7 +84,7 @@ def test_a_pause_sends_a_request_and_enter_still_inserts_a_line_break(open_page:
     editor.wait_for_num_requests(2)
     editor.wait_for_response()
     assert [body["context"] for body in editor.requests] == [OPENING, OPENING + "\n"]
-    editor.press("ArrowDown")  # from here on, Enter accepts
+    editor.press("Alt+ArrowDown")  # from here on, Enter accepts
     ghost = editor.ghost_text
     editor.press("Enter")
     assert editor.value == OPENING + "\n" + ghost
@@ -92,7 +92,7 @@ def test_a_pause_sends_a_request_and_enter_still_inserts_a_line_break(open_page:
 
 def test_tab_accepts_nothing_before_suggestions_are_visible(open_page: OpenPage) -> None:
     """The debounce sends a request just before the writer presses Tab: Tab makes it an explicit request."""
-    editor = open_page()
+    editor = open_page(mode="pauses")
     held: list[Route] = []
     # A lambda, because Playwright sets an attribute on the handler, which a built-in method does not allow.
     editor.page.route("**/autocomplete", lambda route: held.append(route))  # noqa: PLW0108
@@ -109,7 +109,7 @@ def test_tab_accepts_nothing_before_suggestions_are_visible(open_page: OpenPage)
 
 def test_steady_typing_sends_no_request(open_page: OpenPage) -> None:
     """The adaptive debounce is longer than the intervals of 60 to 120 ms between these keys."""
-    editor = open_page()
+    editor = open_page(mode="pauses")
     text = OPENING[:20]
     editor.text.focus()
     for index, letter in enumerate(text):
@@ -213,7 +213,7 @@ def test_the_pointer_requests_and_accepts(editor: Editor) -> None:
 
 
 def test_typing_what_a_suggestion_says_sends_no_request(open_page: OpenPage) -> None:
-    editor = open_page()  # with automatic requests
+    editor = open_page(mode="pauses")
     editor.request_suggestions()
     whole = editor.ghost_text
     num_typed = min(8, len(whole) - 1)  # some of it is left to accept
@@ -234,7 +234,7 @@ def test_typing_what_a_suggestion_says_sends_no_request(open_page: OpenPage) -> 
 def test_an_edit_that_no_suggestion_agrees_with_closes_them_and_the_next_pause_sends_a_request(
     open_page: OpenPage,
 ) -> None:
-    editor = open_page()
+    editor = open_page(mode="pauses")
     editor.request_suggestions()
     editor.type("~")
     assert editor.ghost_text == ""
@@ -245,7 +245,7 @@ def test_an_edit_that_no_suggestion_agrees_with_closes_them_and_the_next_pause_s
 
 
 def test_an_edit_cancels_the_request_in_flight_in_the_worker(open_page: OpenPage) -> None:
-    editor = open_page(pauses=False, model_size="slow", length=256)
+    editor = open_page(mode="off", model_size="slow", length=256)
     tercet = editor.tercet
     before = num_cancelled(tercet)
     editor.type(OPENING)
@@ -261,7 +261,7 @@ def test_an_edit_cancels_the_request_in_flight_in_the_worker(open_page: OpenPage
 
 
 def test_escape_and_a_newer_request_cancel_the_request_in_flight(open_page: OpenPage) -> None:
-    editor = open_page(pauses=False, model_size="slow", length=256)
+    editor = open_page(mode="off", model_size="slow", length=256)
     editor.type(OPENING)
     editor.press("Tab")
     expect(editor.options.first).to_be_visible()

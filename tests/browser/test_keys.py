@@ -94,7 +94,7 @@ def stored(page: Page) -> tuple[str | None, str | None]:
 def test_a_missing_and_a_wrong_key_are_named_and_the_right_one_brings_suggestions(
     open_page: Callable[..., Editor], key: str
 ) -> None:
-    editor = open_page(pauses=False)
+    editor = open_page(mode="off")
     page = editor.page
     offer = page.get_by_role("button", name="Enter API key")
     expect(offer).to_be_hidden()
@@ -122,7 +122,7 @@ def test_a_missing_and_a_wrong_key_are_named_and_the_right_one_brings_suggestion
 
 
 def test_typing_is_not_disturbed_while_the_key_is_missing(open_page: Callable[..., Editor]) -> None:
-    editor = open_page(pauses=True)
+    editor = open_page(mode="pauses")
     written = ""
     for words in (OPENING, " then he went", " home again"):
         editor.type(words)
@@ -135,7 +135,7 @@ def test_typing_is_not_disturbed_while_the_key_is_missing(open_page: Callable[..
 
 
 def test_the_key_is_kept_as_long_as_the_writer_chooses(open_page: Callable[..., Editor], key: str) -> None:
-    editor = open_page(pauses=False)
+    editor = open_page(mode="off")
     page = editor.page
     editor.type(OPENING)
     editor.press("Tab")

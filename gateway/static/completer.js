@@ -1,0 +1,552 @@
+// Decides when to request suggestions, which of them to show, which keys are theirs, and what to insert.
+//
+// It does not access the editor or the page: the editor passes functions that return the text around the caret, insert
+// text and show a `View`. `Client` sends the HTTP requests.
+
+import { AdaptiveDebounce } from "./adaptive_debounce.js";
+import { Backoff } from "./backoff.js";
+import { Client, Problem } from "./client.js";
+import { FeedbackReports } from "./feedback_reports.js";
+import { ListTiming } from "./list_timing.js";
+import { ShownSuggestions } from "./shown_suggestions.js";
+import { DEFAULT_NUM_SUGGESTIONS, SuggestionSession } from "./suggestion_session.js";
+import { firstWord, trimContext } from "./text.js";
+
+/** @typedef {import("./client.js").RequestFields} RequestFields */
+/** @typedef {import("./client.js").Sentence} Sentence */
+/** @typedef {import("./feedback_reports.js").Outcome} Outcome */
+/** @typedef {import("./shown_suggestions.js").Suggestion} Suggestion */
+/** @typedef {import("./suggestion_session.js").Candidate} Candidate */
+
+/**
+ * @typedef {"live"|"pauses"|"off"} Mode  When suggestions are requested unasked. `live`: likely next words, at every
+ *   key that is not a deletion. `pauses`: ideas, when typing pauses. `off`: never.
+ */
+
+/**
+ * @typedef {object} View  What an editor shows.
+ * @property {"idle"|"waiting"|"streaming"|"ready"|"empty"} status  `idle`: no suggestions; `waiting`: requested, no
+ *   text yet; `streaming`: text is arriving; `ready`: complete; `empty`: requested by the writer, and the model had
+ *   nothing to add.
+ * @property {Suggestion[]} suggestions  In display order.
+ * @property {Suggestion|null} chosen  The element of `suggestions` to show as ghost text.
+ * @property {boolean} isListed  Show the list too. It may be true for a moment after the suggestions are gone, so that
+ *   the list does not flicker.
+ * @property {boolean} isExplicit  Requested by the writer, with a key or button.
+ * @property {boolean} isChosenByUser  The writer moved the choice, or accepted a word.
+ * @property {Problem|null} problem  Why the last request failed.
+ * @property {number|null} firstMs  Latest request: milliseconds to the first text.
+ * @property {number|null} totalMs  Latest request: milliseconds to the complete response.
+ * @property {number} restMs  Milliseconds until unasked suggestions come back after dismissals; 0: they do not rest.
+ */
+
+/** A change of the text, as in `InputEvent`. @typedef {{inputType?: string, isComposing?: boolean}} Change */
+
+/**
+ * A suggestion can be accepted only after it has been visible for this long: an earlier key was pressed before the
+ * writer could have read it.
+ */
+const MIN_VISIBLE_MS = 200;
+
+/** Typed after a word, these take the place of the space that came with it. */
+const REPLACES_SPACE = /^(?:[.,;:!?…)\]}”’]|\n)/u;
+
+/** A text that ends with white space, or in a script that puts no spaces between words. */
+const ENDS_WITHOUT_SPACE = /(?:\s|[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc=Thai}\p{sc=Lao}\p{sc=Khmer}\p{sc=Myanmar}])$/u;
+
+/** After a failure, unasked requests wait for this long. */
+const RETRY_AFTER_MS = 1000;
+
+/** Suggestions for one text field. Only one request is in flight at a time; a newer one aborts it. */
+export class Completer {
+  /** The request of the writer or of a pause, whose suggestions are shown or awaited. @type {SuggestionSession|null} */
+  #session = null;
+  /** The request in flight. @type {SuggestionSession|null} */
+  #inFlight = null;
+  /** The last request. @type {SuggestionSession|null} */
+  #latest = null;
+  #shown = new ShownSuggestions();
+  #list = new ListTiming(() => this.#render());
+  #backoff = new Backoff();
+  #debounce = new AdaptiveDebounce();
+  #reports;
+  /** The suggestion that is being accepted word by word. @type {{candidate: Candidate, context: string, text: string}|null} */
+  #accepted = null;
+  /** @type {Problem|null} */
+  #problem = null;
+  #retryAtMs = -Infinity;
+  #isResponseEmpty = false;
+  #isInserting = false;
+  /** The next Tab belongs to the editor, to leave the field. */
+  #isTabFree = false;
+  /** Text before the caret at the last edit or request. */
+  #lastContext = "";
+  /** Text before the caret if it ends with a space that came with a suggestion. @type {string|null} */
+  #contextWithSpace = null;
+  /** @type {ReturnType<typeof setTimeout>|undefined} */
+  #pauseTimer;
+  #getContext;
+  #getAfter;
+  #insert;
+  #show;
+  #getRequestFields;
+  #insertsSpace;
+
+  /**
+   * @param {object} editor
+   * @param {() => string} editor.context  Returns all text before the caret.
+   * @param {() => string} [editor.after]  Returns the text after the caret, at least to the end of its line. Unasked,
+   *   nothing is suggested before text on the same line. Default: none.
+   * @param {(text: string, numReplaced: number) => void} editor.insert  Inserts text at the caret, in place of the
+   *   `numReplaced` characters before it (0 or 1), as one undo step. May call `changed` synchronously.
+   * @param {(view: View) => void} editor.show  Shows suggestions; called after every change.
+   * @param {() => RequestFields} [editor.options]  Returns further fields of the next request. Default: none.
+   * @param {Client} [editor.client]  Default: a client of the server that served this module.
+   * @param {Mode} [editor.mode]  Default: `live`.
+   * @param {number} [editor.minUsefulness]  Predictions expected to save fewer keystrokes are held back. Default: 0.
+   * @param {boolean} [editor.insertsSpace]  A space comes with an accepted word and gives way to punctuation; requires
+   *   that the editor calls `type`. Default: false.
+   */
+  constructor({
+    context, after = () => "", insert, show, options = () => ({}), client = new Client(), mode = "live",
+    minUsefulness = 0, insertsSpace = false,
+  }) {
+    this.#getContext = context;
+    this.#getAfter = after;
+    this.#insert = insert;
+    this.#show = show;
+    this.#getRequestFields = options;
+    this.#insertsSpace = insertsSpace;
+    this.client = client;
+    /** When suggestions are requested unasked. May be changed at any time. */
+    this.mode = mode;
+    /** Predictions expected to save fewer keystrokes are held back. May be changed at any time. */
+    this.minUsefulness = minUsefulness;
+    this.#reports = new FeedbackReports(() => this.client, () => context() + after());
+  }
+
+  /** Request suggestions for the text before the caret. Errors appear in the view's `problem`. */
+  request() {
+    this.#backoff.reset();
+    void this.#requestIdeas(true);
+  }
+
+  /**
+   * The writer is about to type this text. The space that came with an accepted word gives way to punctuation, and
+   * swallows a typed space.
+   * @param {string} text  "\n" for a line break.
+   * @returns {boolean}  True if the text was handled; the editor must not insert it.
+   */
+  type(text) {
+    if (this.#contextWithSpace === null || this.#contextWithSpace !== this.#getContext()) return false;
+    this.#contextWithSpace = null;
+    if (text === " ") return true;
+    if (!REPLACES_SPACE.test(text)) return false;
+    this.#insert(text, 1);
+    return true;
+  }
+
+  /**
+   * The editor's text has changed: suggestions that no longer agree with it disappear. In live mode, insertions request
+   * predictions; in pauses mode they start the debounce. Deletions, undo, and changes of an IME composition do neither.
+   * @param {Change} [change]  The `input` event, for example. Default: typing.
+   */
+  changed({ inputType = "insertText", isComposing = false } = {}) {
+    const isInsertion = inputType.startsWith("insert") && !isComposing;
+    if (isInsertion && !this.#isInserting) this.#debounce.recordKey(performance.now());
+    this.#lastContext = this.#getContext();
+    this.#problem = null;
+    this.#isResponseEmpty = false;
+    this.#isTabFree = false;
+    this.#stopPauseTimer();
+    if (this.#inFlight && !this.#inFlight.isExplicit && this.#inFlight !== this.#session) this.#abort();
+    if (isInsertion || this.#session) this.#follow();
+    else this.#closeAll("ignored");
+    if (isInsertion && !this.#session) this.#requestUnasked();
+    this.#render();
+  }
+
+  /** The caret may have moved. Closes the suggestions if it did, because they belong to its old position. */
+  moved() {
+    if (this.#getContext() !== this.#lastContext) this.close();
+  }
+
+  /** Hide the suggestions and abort the request, for example when the editor loses focus. */
+  close() {
+    this.#stopPauseTimer();
+    this.#lastContext = this.#getContext();
+    this.#isTabFree = false;
+    this.#closeAll("ignored");
+    this.#list.close();
+    this.#reports.flush();
+    this.#render();
+  }
+
+  /**
+   * The writer dismisses the suggestions: hide them and abort the request. Unasked suggestions rest for a while, and
+   * longer with each dismissal in a row.
+   */
+  dismiss() {
+    this.#stopPauseTimer();
+    if (!this.#session?.isExplicit) this.#backoff.dismiss(performance.now());
+    this.#closeAll("rejected");
+    this.#list.close();
+    this.#render();
+  }
+
+  /**
+   * Choose another suggestion. Does nothing if none are shown.
+   * @param {number} step  1: the next; −1: the previous; wraps around.
+   */
+  choose(step) {
+    if (!this.#shown.candidates.length) return;
+    this.#shown.choose(step);
+    this.#fixOrder();
+    this.#render();
+  }
+
+  /**
+   * Insert the rest of a suggestion and hide the others. Does nothing if it was not visible long enough to be read.
+   * @param {number} [place]  Default: the chosen suggestion.
+   */
+  accept(place) {
+    const candidate = place === undefined ? this.#shown.chosen : this.#shown.at(place);
+    if (!candidate || !this.#isReadable(candidate)) return;
+    this.#backoff.reset();
+    const rest = this.#shown.rest(candidate);
+    this.#recordAcceptance(candidate, rest);
+    this.#closeAll("accepted");
+    this.#list.close();
+    const hasSpace = candidate.sentence !== null && this.#needsSpaceAfter(rest); // while it streams, a word may grow
+    this.#insertText(hasSpace ? `${rest} ` : rest);
+    if (hasSpace) this.#contextWithSpace = this.#getContext();
+  }
+
+  /** Insert the next word of the chosen suggestion. The suggestion stays open while text remains. */
+  acceptWord() {
+    const { chosen } = this.#shown;
+    if (!chosen || !this.#isReadable(chosen)) return;
+    this.#backoff.reset();
+    this.#shown.chooseCandidate(chosen);
+    this.#fixOrder();
+    const rest = this.#shown.rest(chosen);
+    const word = firstWord(rest);
+    if (word.length === rest.length) {
+      this.accept();
+      return;
+    }
+    const isSpaceNext = this.#insertsSpace && rest[word.length] === " ";
+    const text = isSpaceNext ? `${word} ` : word;
+    this.#recordAcceptance(chosen, text);
+    this.#insertText(text);
+    if (isSpaceNext) this.#contextWithSpace = this.#getContext();
+  }
+
+  /**
+   * Handle a `keydown` event. Tab accepts the chosen suggestion, or requests suggestions; Alt+1, Alt+2 and Alt+3 accept
+   * any; Alt+↑ and Alt+↓ choose; Alt+→ accepts a word; Alt+Enter requests; Escape dismisses. Once the writer requested or chose, Enter, ↑, ↓
+   * and → do so without Alt. Escape with nothing to dismiss leaves the next Tab to the editor. A held key accepts nothing.
+   * @param {KeyboardEvent} event
+   * @returns {boolean}  True if the key was handled; its default action is prevented, and the editor must ignore it.
+   */
+  press(event) {
+    if (event.isComposing || event.ctrlKey || event.metaKey || event.shiftKey) return false;
+    const isTabFree = this.#isTabFree;
+    this.#isTabFree = false;
+    if (event.key === "Tab" && isTabFree) return false;
+    const action = event.altKey ? this.#chordAction(event.code) : this.#keyAction(event.key);
+    if (!action) {
+      this.#isTabFree = event.key === "Escape" && !event.altKey;
+      return false;
+    }
+    event.preventDefault();
+    if (!event.repeat || event.key === "ArrowUp" || event.key === "ArrowDown") action();
+    return true;
+  }
+
+  /** Whether the next Tab is left to the editor, because Escape had nothing to dismiss. */
+  get isTabFree() {
+    return this.#isTabFree;
+  }
+
+  /**
+   * The chosen suggestion with its `explanation`: the likeliest tokens at each position. The first call repeats the
+   * request with the same seed, which gives the same text; further calls for the same response reuse the answer.
+   * @param {number} numLikeliest  Alternatives per token, 1 to 10.
+   * @returns {Promise<Sentence|null>}  Null if the response is incomplete or nothing is chosen.
+   * @throws {Problem} If the request fails.
+   */
+  async explain(numLikeliest) {
+    const chosen = this.#shown.chosen;
+    const seed = chosen?.sentence?.seed;
+    if (!chosen?.session.response || seed === undefined) return null;
+    const { session } = chosen;
+    session.explanation ??= this.client.complete(
+      { ...session.request, explain: numLikeliest }, session.abortController.signal,
+    );
+    const response = await session.explanation;
+    return response.sentences.find((sentence) => sentence.seed === seed) ?? null;
+  }
+
+  /** The current view, in the form passed to `show`. @returns {View} */
+  get view() {
+    const { suggestions, isChosenByUser, chosen } = this.#shown;
+    return {
+      status: this.#session?.status ?? (suggestions.length ? "ready" : this.#isResponseEmpty ? "empty" : "idle"),
+      suggestions,
+      chosen: suggestions.find(({ place }) => this.#shown.at(place) === chosen) ?? null,
+      isListed: this.#list.isOpen,
+      isExplicit: this.#session?.isExplicit ?? false,
+      isChosenByUser,
+      problem: this.#problem,
+      firstMs: this.#latest?.firstMs ?? null,
+      totalMs: this.#latest?.totalMs ?? null,
+      restMs: this.#backoff.restMs(performance.now()),
+    };
+  }
+
+  // ---- keys ----
+
+  /** @param {string} key  @returns {(() => void)|null}  Null: the key belongs to the editor. */
+  #keyAction(key) {
+    if (key === "Escape") return this.#isBusy ? () => this.dismiss() : null;
+    if (key === "Tab") return () => this.#pressTab();
+    // Suggestions that came unasked own no other plain key until the writer chose one of them.
+    if (!this.#shown.candidates.length || !(this.#session?.isExplicit || this.#shown.isChosenByUser)) return null;
+    switch (key) {
+      case "Enter":
+        return () => this.accept();
+      case "ArrowDown":
+        return () => this.choose(1);
+      case "ArrowUp":
+        return () => this.choose(-1);
+      case "ArrowRight":
+        return () => this.acceptWord();
+      default:
+        return null;
+    }
+  }
+
+  /**
+   * @param {string} code  A physical key: with Alt, `key` depends on the layout and the system.
+   * @returns {(() => void)|null}
+   */
+  #chordAction(code) {
+    if (code === "Enter") return () => this.request();
+    if (!this.#shown.candidates.length) return null;
+    const digit = code.match(/^Digit([1-9])$/)?.[1];
+    if (digit) return Number(digit) <= DEFAULT_NUM_SUGGESTIONS ? () => this.accept(Number(digit) - 1) : null;
+    switch (code) {
+      case "ArrowDown":
+        return () => this.choose(1);
+      case "ArrowUp":
+        return () => this.choose(-1);
+      case "ArrowRight":
+        return () => this.acceptWord();
+      default:
+        return null;
+    }
+  }
+
+  #pressTab() {
+    if (this.#shown.chosen) this.accept();
+    else if (!this.#session) this.request();
+    else this.#session.isExplicit = true; // a pause sent the request just before the writer pressed Tab
+    this.#render();
+  }
+
+  /** Whether there is something to dismiss: suggestions, a request, or one that is about to be sent. */
+  get #isBusy() {
+    return this.#shown.candidates.length > 0 || this.#inFlight !== null || this.#pauseTimer !== undefined;
+  }
+
+  // ---- requests ----
+
+  #requestUnasked() {
+    const isLineEnd = !this.#getAfter().split("\n", 1)[0]?.trim();
+    const nowMs = performance.now();
+    if (!isLineEnd || !this.#lastContext.trim() || this.#backoff.restMs(nowMs) || nowMs < this.#retryAtMs) return;
+    if (this.mode === "live") void this.#requestPredictions();
+    else if (this.mode === "pauses") this.#pauseTimer = setTimeout(() => this.#requestAtPause(), this.#debounce.delayMs);
+  }
+
+  #stopPauseTimer() {
+    clearTimeout(this.#pauseTimer);
+    this.#pauseTimer = undefined;
+  }
+
+  #requestAtPause() {
+    this.#pauseTimer = undefined;
+    void this.#requestIdeas(false);
+  }
+
+  /** Request likely next words, and fill the free places with them. */
+  async #requestPredictions() {
+    const session = this.#start({ strategy: "predict" }, false);
+    try {
+      const response = await this.client.complete(session.request, session.abortController.signal);
+      if (session !== this.#inFlight) return;
+      this.#inFlight = null;
+      session.applyResponse(response);
+      const isUseful = (/** @type {Candidate} */ { sentence }) => (sentence?.usefulness ?? 0) >= this.minUsefulness;
+      const maxSuggestions = Number(session.request.n_samples ?? DEFAULT_NUM_SUGGESTIONS);
+      this.#shown.merge(session.candidates.filter(isUseful), maxSuggestions);
+    } catch (error) {
+      this.#fail(session, error);
+    }
+    this.#render();
+  }
+
+  /**
+   * Request sampled continuations, and show them while they stream in.
+   * @param {boolean} isExplicit
+   */
+  async #requestIdeas(isExplicit) {
+    this.#stopPauseTimer();
+    this.#closeAll("ignored");
+    const session = this.#start({}, isExplicit);
+    this.#session = session;
+    this.#lastContext = session.context;
+    this.#shown.follow(session.context);
+    this.#problem = null;
+    this.#isResponseEmpty = false;
+    this.#render();
+    try {
+      for await (const event of this.client.stream(session.request, session.abortController.signal)) {
+        session.applyEvent(event);
+        if (session === this.#session) this.#showProgress(session);
+      }
+    } catch (error) {
+      this.#fail(session, error);
+    }
+    this.#reports.end(session);
+    if (this.#inFlight === session) this.#inFlight = null;
+    this.#render();
+  }
+
+  /**
+   * @param {RequestFields} fields
+   * @param {boolean} isExplicit
+   */
+  #start(fields, isExplicit) {
+    this.#abort();
+    const context = this.#getContext();
+    // Always send a seed, so that `explain` can repeat the request: a seed chosen by the server may exceed 2⁵³.
+    const request = { seed: randomSeed(), ...this.#getRequestFields(), ...fields, context: trimContext(context) };
+    const session = new SuggestionSession(context, this.#getAfter(), request, isExplicit);
+    this.#inFlight = this.#latest = session;
+    return session;
+  }
+
+  #abort() {
+    this.#inFlight?.abortController.abort();
+    this.#inFlight = null;
+  }
+
+  /** @param {SuggestionSession} session */
+  #showProgress(session) {
+    this.#shown.replace(session.candidates);
+    if (session.response && !this.#shown.candidates.length) {
+      this.#isResponseEmpty = session.isExplicit && session.context === this.#lastContext;
+      this.#session = null;
+    }
+    this.#render();
+  }
+
+  /**
+   * @param {SuggestionSession} session
+   * @param {unknown} error
+   */
+  #fail(session, error) {
+    if (session !== this.#inFlight) return; // aborted or superseded
+    this.#inFlight = null;
+    if (session === this.#session) this.#closeAll("ignored");
+    this.#retryAtMs = performance.now() + RETRY_AFTER_MS;
+    this.#problem = error instanceof Problem ? error : new Problem({ detail: String(error) });
+  }
+
+  // ---- what is shown ----
+
+  /** After an insertion: keep what agrees with the document. */
+  #follow() {
+    const first = this.#shown.chosen;
+    this.#shown.follow(this.#lastContext);
+    if (first && this.#shown.chosen !== first) this.#leave(first);
+    if (!this.#session) return;
+    if (this.#session.agreesWith(this.#lastContext)) this.#shown.replace(this.#session.candidates);
+    else this.#closeAll("ignored");
+  }
+
+  /** The suggestion that was shown as ghost text does not agree with the document any more. @param {Candidate} candidate */
+  #leave(candidate) {
+    if (this.#accepted?.candidate === candidate) this.#reportAccepted();
+    else if (candidate.session !== this.#session && this.#isReadable(candidate)) this.#reports.report(candidate, "ignored");
+  }
+
+  /**
+   * Hide all suggestions and report the outcome. A partly accepted suggestion counts as accepted.
+   * @param {Outcome} outcome
+   */
+  #closeAll(outcome) {
+    const { chosen } = this.#shown;
+    const session = this.#session;
+    if (this.#accepted) this.#reportAccepted();
+    else if (chosen && (outcome === "rejected" || this.#isReadable(chosen))) this.#reports.report(chosen, outcome);
+    this.#shown.clear();
+    this.#session = null;
+    // Feedback needs the id of the complete response, so an accepted request runs to its end.
+    if (this.#inFlight && !(this.#inFlight === session && outcome === "accepted")) this.#abort();
+  }
+
+  /** @param {Candidate} candidate @param {string} text */
+  #recordAcceptance(candidate, text) {
+    if (this.#accepted?.candidate === candidate) this.#accepted.text += text;
+    else this.#accepted = { candidate, context: this.#getContext(), text };
+  }
+
+  #reportAccepted() {
+    const accepted = this.#accepted;
+    this.#accepted = null;
+    if (accepted) this.#reports.report(accepted.candidate, "accepted", accepted.text, accepted.context);
+  }
+
+  /** The writer uses this order. */
+  #fixOrder() {
+    if (this.#session) this.#session.isOrderFixed = true;
+  }
+
+  /** Whether the writer can have read it. @param {Candidate} candidate */
+  #isReadable({ shownAtMs }) {
+    return shownAtMs !== null && performance.now() - shownAtMs >= MIN_VISIBLE_MS;
+  }
+
+  /** Whether a space comes with an accepted text. @param {string} text */
+  #needsSpaceAfter(text) {
+    const after = this.#getAfter();
+    return this.#insertsSpace && !ENDS_WITHOUT_SPACE.test(text) && !/^(?:[^\S\n]|[.,;:!?…)\]}”’])/u.test(after);
+  }
+
+  /** @param {string} text */
+  #insertText(text) {
+    this.#isInserting = true; // insertions are not keystrokes and must not affect the debounce
+    this.#insert(text, 0);
+    this.#isInserting = false;
+  }
+
+  #render() {
+    const { chosen, candidates } = this.#shown;
+    const isAsked = (this.#session?.isExplicit ?? false) || this.#shown.isChosenByUser;
+    const mayOpen = candidates.length > 1 && !this.#getAfter().trim(); // a list would hide the text that follows
+    this.#list.update(this.#shown.at(0) ?? candidates[0] ?? null, isAsked ? "now" : mayOpen ? "still" : "never");
+    const nowMs = performance.now();
+    for (const candidate of this.#session?.candidates ?? candidates) {
+      const isVisible = candidates.includes(candidate) && (candidate === chosen || this.#list.isOpen);
+      candidate.shownAtMs = isVisible ? candidate.shownAtMs ?? nowMs : null;
+    }
+    this.#show(this.view);
+  }
+}
+
+function randomSeed() {
+  return crypto.getRandomValues(new Uint32Array(1))[0];
+}

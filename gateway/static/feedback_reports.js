@@ -1,0 +1,84 @@
+// Reports what the writer did with suggestions, and later how much of an accepted one is still in the document.
+// It does not know which suggestions are shown.
+
+/** @typedef {import("./client.js").Client} Client */
+/** @typedef {import("./suggestion_session.js").Candidate} Candidate */
+/** @typedef {import("./suggestion_session.js").SuggestionSession} SuggestionSession */
+/** @typedef {"accepted"|"rejected"|"ignored"} Outcome */
+
+/** An accepted text counts as kept as far as it is in the document after this time, or when the editor is closed. */
+const KEPT_AFTER_MS = 15_000;
+
+/** @typedef {{id: string, index: number, context: string, text: string}} Acceptance  `context`: what was before it. */
+
+export class FeedbackReports {
+  /** Outcomes of requests whose response is not complete. @type {Map<SuggestionSession, () => void>} */
+  #waiting = new Map();
+  /** @type {WeakSet<SuggestionSession>} */
+  #reported = new WeakSet();
+  /** @type {Acceptance[]} */
+  #acceptances = [];
+  /** @type {ReturnType<typeof setTimeout>|undefined} */
+  #timer;
+  #getClient;
+  #getText;
+
+  /**
+   * @param {() => Client} getClient
+   * @param {() => string} getText  Returns the document.
+   */
+  constructor(getClient, getText) {
+    this.#getClient = getClient;
+    this.#getText = getText;
+  }
+
+  /**
+   * Report the outcome of a request, once. Feedback needs the id of the response: call `end` when it is complete.
+   * @param {Candidate} candidate  The suggestion that was used, or shown first.
+   * @param {Outcome} outcome
+   * @param {string} [text]  What was inserted of it.
+   * @param {string} [context]  Everything before that.
+   */
+  report(candidate, outcome, text = "", context = "") {
+    const { session } = candidate;
+    if (this.#reported.has(session)) return;
+    this.#reported.add(session);
+    const send = () => this.#send(candidate, outcome, text, context);
+    if (session.response) send();
+    else this.#waiting.set(session, send);
+  }
+
+  /** A request has ended, with a complete response or without. @param {SuggestionSession} session */
+  end(session) {
+    if (session.response) this.#waiting.get(session)?.();
+    this.#waiting.delete(session);
+  }
+
+  /** Report now what is kept of all accepted texts, for example because the page is closed. */
+  flush() {
+    clearTimeout(this.#timer);
+    this.#timer = undefined;
+    const document = this.#getText();
+    for (const { id, index, context, text } of this.#acceptances.splice(0)) {
+      const kept = document.startsWith(context) ? numEqualChars(document.slice(context.length), text) : 0;
+      void this.#getClient().feedback(id, index, "accepted", text.length, kept);
+    }
+  }
+
+  /** @param {Candidate} candidate @param {Outcome} outcome @param {string} text @param {string} context */
+  #send({ session: { response }, sentence }, outcome, text, context) {
+    const index = response?.sentences.findIndex(({ seed }) => seed === sentence?.seed) ?? -1;
+    if (!response || index < 0) return;
+    void this.#getClient().feedback(response.id, index, outcome, text.length);
+    if (outcome !== "accepted") return;
+    this.#acceptances.push({ id: response.id, index, context, text });
+    this.#timer ??= setTimeout(() => this.flush(), KEPT_AFTER_MS);
+  }
+}
+
+/** Length of the common prefix. @param {string} one @param {string} other */
+function numEqualChars(one, other) {
+  let num = 0;
+  while (num < other.length && one[num] === other[num]) num += 1;
+  return num;
+}
