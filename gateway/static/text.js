@@ -57,8 +57,10 @@ export function fitBefore(text, before, after, isFinished) {
     if (!isFinished && word.length === text.length) return "";
     return word.endsWith(restOfWord) ? word.slice(0, word.length - restOfWord.length) : "";
   }
-  const sentence = text.split(/[.!?\n]/, 1)[0] ?? "";
   const nextWord = leadingWord(line.trimStart());
+  // The full stop of a sentence stays only before another sentence.
+  const isBeforeSentence = /^\p{Lu}/u.test(nextWord);
+  const sentence = text.match(isBeforeSentence ? /^[^.!?\n]*[.!?]*/ : /^[^.!?\n]*/)?.[0] ?? "";
   const words = sentence.matchAll(/[\p{L}\p{N}'’]+/gu);
   for (const { 0: word, index } of words) {
     if (word === nextWord) return sentence.slice(0, index).trimEnd();
