@@ -32,8 +32,8 @@
  */
 
 /**
- * Base URL of the Tercet server that served this file. Undefined where another one did, or a bundle or package contains it:
- * the path is then another, and in a bundle that is no module there is no `import.meta.url`.
+ * Base URL of the Tercet server that served this file. Undefined in a bundle or package, which has another path; a
+ * bundle that is no module has no `import.meta.url` either.
  */
 const [, SERVER_URL] = /^(https?:.*\/)static\/client\.js$/.exec(import.meta.url ?? "") ?? [];
 
@@ -107,7 +107,7 @@ export class Client {
    * @throws {TypeError} If `url` is required and missing.
    */
   constructor({ url = SERVER_URL, key = "", session = randomId() } = {}) {
-    if (!url) throw new TypeError("Client requires `url`, the base URL of a Tercet server: no such server sent this code.");
+    if (!url) throw new TypeError("Client requires `url`, because no Tercet server served this module.");
     this.#url = url.endsWith("/") ? url : `${url}/`;
     this.#sessionId = session;
     /** API key, sent with every POST request; empty: none. May be changed at any time. */

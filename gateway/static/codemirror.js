@@ -98,7 +98,7 @@ class Suggestions {
     });
     completers.set(view, this.completer);
     adoptStyles(/** @type {Document|ShadowRoot} */ (view.root));
-    // In the capture phase, before CodeMirror: its handlers cannot leave a key to the browser and keep it from key maps.
+    // In the capture phase, because CodeMirror's handlers cannot both leave a key to the browser and stop its key maps.
     const { signal } = this.#listeners;
     view.contentDOM.addEventListener("keydown", (event) => this.#press(event), { capture: true, signal });
   }
@@ -112,7 +112,7 @@ class Suggestions {
       const transaction = transactions.findLast((candidate) => candidate.docChanged);
       const match = INPUT_TYPES.find(({ userEvent }) => transaction?.isUserEvent(userEvent));
       this.#wasComposing = view.composing;
-      // A change without a user event is a program's or another writer's: no insertion of this one.
+      // A change without a user event was made by a program or another writer.
       this.completer.changed({ inputType: match?.inputType ?? "", isComposing: view.composing });
     } else {
       this.completer.moved();

@@ -100,8 +100,8 @@ export class SuggestionList {
 }
 
 /**
- * What a screen reader should say about a view: the chosen suggestion, if the writer requested suggestions or chose one.
- * Automatic suggestions must not interrupt the writing.
+ * What a screen reader should say about a view: the chosen suggestion, if the writer requested suggestions or chose
+ * one. Automatic suggestions must not interrupt the writing.
  * @param {View|null} view
  * @param {View|null} previous  The view before it.
  * @returns {string}  Empty: nothing.
