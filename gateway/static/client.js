@@ -32,8 +32,11 @@
  * @typedef {{name: string, data: any}} ServerEvent  One server-sent event with its parsed JSON data.
  */
 
-/** Base URL of the server that served this file. */
-const DEFAULT_SERVER_URL = new URL("..", import.meta.url).href;
+/**
+ * Base URL of the Tercet server that served this file. Undefined in a bundle or package, which has another path; a
+ * bundle that is no module has no `import.meta.url` either.
+ */
+const [, SERVER_URL] = /^(https?:.*\/)static\/client\.js$/.exec(import.meta.url ?? "") ?? [];
 
 /** The server rejects feedback with a larger count. */
 const MAX_FEEDBACK_CHARS = 10_000;
@@ -97,12 +100,15 @@ export class Client {
 
   /**
    * @param {object} [options]
-   * @param {string} [options.url]  Base URL of the server. Default: the server that served this module.
+   * @param {string} [options.url]  Base URL of the server. Default: the Tercet server that served this module. Required
+   *   where none did, for example in a bundle.
    * @param {string} [options.key]  API key.
    * @param {string} [options.session]  Session id, random by default. The server cancels a session's request when a
    *   newer request of the same session arrives.
+   * @throws {TypeError} If `url` is required and missing.
    */
-  constructor({ url = DEFAULT_SERVER_URL, key = "", session = randomId() } = {}) {
+  constructor({ url = SERVER_URL, key = "", session = randomId() } = {}) {
+    if (!url) throw new TypeError("Client requires `url`, because no Tercet server served this module.");
     this.#url = url.endsWith("/") ? url : `${url}/`;
     this.#sessionId = session;
     /** API key, sent with every POST request; empty: none. May be changed at any time. */

@@ -1,0 +1,128 @@
+"""Builds the npm package of the client module: `python -m deploy.npm.build DIRECTORY`.
+
+Copies what the package's entry points import from gateway/static/, lets TypeScript make declarations (`.d.ts`) from the
+JSDoc, and packs the result. Requires npm, which installs the pinned tools into the directory. Knows the files' imports,
+not what they do. Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+STATIC = ROOT / "gateway/static"
+MANIFEST = Path(__file__).with_name("package.json")
+README = Path(__file__).with_name("README.md")
+# Exact versions of the tools and of the editors' packages, whose types the declarations name, with all that they require.
+TOOLS = Path(__file__).with_name("tools.json")
+INSTALL_TIMEOUT_S = 180
+# TypeScript's options for checking the modules, and those for their declarations.
+CHECK = (
+    "--ignoreConfig", "--strict", "--allowJs", "--checkJs", "--target", "es2023", "--lib", "esnext,dom",
+    "--module", "esnext", "--moduleResolution", "bundler",
+)  # fmt: skip
+DECLARE = ("--declaration", "--emitDeclarationOnly")
+
+
+def npm(*arguments: str, directory: Path) -> None:
+    """Run npm in a directory.
+
+    Raises:
+        FileNotFoundError: npm is not installed.
+        subprocess.CalledProcessError: it failed; `stderr` says why.
+        subprocess.TimeoutExpired: it did not end within INSTALL_TIMEOUT_S.
+    """
+    command = shutil.which("npm")
+    if command is None:
+        raise FileNotFoundError("npm is not installed (apt-get install npm)")
+    subprocess.run(
+        [command, *arguments], cwd=directory, capture_output=True, text=True, check=True, timeout=INSTALL_TIMEOUT_S
+    )
+
+
+def install_tools(directory: Path) -> None:
+    """Install the pinned packages into `directory`/node_modules, unless these versions are there.
+
+    Raises what `npm` does.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    manifest = TOOLS.read_text("utf-8")
+    installed = directory / "installed.json"  # written last, so an interrupted installation is repeated
+    if installed.exists() and installed.read_text("utf-8") == manifest:
+        return
+    (directory / "package.json").write_text(manifest, "utf-8")
+    options = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock", "--fetch-timeout=20000"]
+    npm("install", *options, directory=directory)
+    installed.write_text(manifest, "utf-8")
+
+
+def imported(entries: Iterable[str], folder: Path = STATIC) -> list[str]:
+    """The names of these modules and of all that they import from the same folder, types included; sorted.
+
+    Raises:
+        FileNotFoundError: one of them does not exist.
+    """
+    found: set[str] = set()
+    waiting = list(entries)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += re.findall(r'"\./([\w.-]+\.js)"', (folder / name).read_text("utf-8"))
+    return sorted(found)
+
+
+def check_types(files: Iterable[Path], directory: Path, *options: str) -> None:
+    """Type-check modules whose folder is in `directory`, where the tools are.
+
+    Raises:
+        subprocess.CalledProcessError: they have errors; `stdout` lists them.
+    """
+    tsc = directory / "node_modules/.bin/tsc"
+    command = [str(tsc), *CHECK, *options, *(str(path) for path in files)]
+    subprocess.run(command, cwd=directory, capture_output=True, text=True, check=True)
+
+
+def build(directory: Path) -> Path:
+    """Build the package in `directory`; returns the packed file.
+
+    Raises what `npm` and `check_types` do.
+    """
+    install_tools(directory)
+    package = directory / "package"
+    shutil.rmtree(package, ignore_errors=True)
+    package.mkdir()
+    manifest = json.loads(MANIFEST.read_text("utf-8"))
+    manifest["version"] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    (package / "package.json").write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
+    entries = [path.removeprefix("./") for path in manifest["exports"].values()]
+    files = [STATIC / name for name in imported(entries)]
+    for path in (*files, README, ROOT / "LICENSE"):
+        shutil.copy(path, package)
+    check_types([package / path.name for path in files], directory, *DECLARE)
+    npm("pack", "--ignore-scripts", f"--pack-destination={directory}", directory=package)
+    return directory / f"{manifest['name']}-{manifest['version']}.tgz"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build the npm package of the client module.")
+    parser.add_argument("directory", type=Path, help="for the packed file, and for the tools that make it")
+    try:
+        packed = build(parser.parse_args().directory.resolve())
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{error}\n{error.stdout}{error.stderr}")
+    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+        sys.exit(str(error))
+    sys.stdout.write(f"{packed}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+// What the adapters for CodeMirror and ProseMirror share: their options, ghost text, and a list of the suggestions that
+// takes clicks. It does not know any editor or the server.
+
+/** @typedef {import("./completer.js").Completer} Completer */
+/** @typedef {Completer["view"]} View */
+
+/**
+ * @typedef {object} DisplayOptions
+ * @property {HTMLElement|false} [list]  Filled with the suggestions; false: no list. Default: a list at the caret.
+ * @property {(view: View) => void} [show]  Also called after every change, for other displays.
+ *
+ * @typedef {ConstructorParameters<typeof import("./completer.js").Completer>[0]} CompleterOptions
+ *
+ * @typedef {Omit<CompleterOptions, "context"|"after"|"insert"|"show"> & DisplayOptions} Options
+ *   `Completer`'s options, except for those that the adapter provides.
+ */
+
+// A site's own rules for these classes win, because these have no specificity. A Content-Security-Policy does not
+// restrict a style sheet made by a script. System colors follow the page's color scheme.
+const STYLES = `
+  :where(.tercet-ghost) { color: color-mix(in srgb, currentColor 62%, transparent); white-space: pre-wrap }
+  :where(.tercet-list) {
+    margin: 0; padding: 4px 10px 4px 30px; max-width: min(36em, 90vw); border-radius: 6px;
+    border: 1px solid color-mix(in srgb, CanvasText 25%, transparent);
+    background: Canvas; color: CanvasText; font: 14px/1.5 system-ui, sans-serif;
+  }
+  :where(.tercet-list:empty) { display: none }
+  :where(.tercet-list li) { cursor: pointer }
+  :where(.tercet-list [aria-current=true]) { font-weight: 600 }
+  @media (forced-colors: active) { :where(.tercet-ghost) { color: GrayText } }
+`;
+
+/** Filled once, shared by all documents and shadow roots of the page. @type {CSSStyleSheet|undefined} */
+let styleSheet;
+
+/**
+ * Apply the styles to everything in a document or shadow root.
+ * @param {Document|ShadowRoot} root
+ */
+export function adoptStyles(root) {
+  if (!styleSheet) {
+    styleSheet = new CSSStyleSheet();
+    styleSheet.replaceSync(STYLES);
+  }
+  if (!root.adoptedStyleSheets.includes(styleSheet)) root.adoptedStyleSheets.push(styleSheet);
+}
+
+/**
+ * An element for text that is not part of the document. Hidden from screen readers, which would read it as if it were.
+ * @param {string} text
+ * @returns {HTMLElement}
+ */
+export function ghostElement(text) {
+  const element = document.createElement("span");
+  element.className = "tercet-ghost";
+  element.setAttribute("aria-hidden", "true");
+  element.textContent = text;
+  return element;
+}
+
+/** Shows suggestions in a list element; the number of each is the one of its key (Alt+1, …). */
+export class SuggestionList {
+  #listeners = new AbortController();
+
+  /**
+   * @param {HTMLElement} element  Emptied and filled; an `ol` shows the numbers.
+   * @param {(place: number) => void} accept  Called with the place of a clicked suggestion.
+   */
+  constructor(element, accept) {
+    this.element = element;
+    element.classList.add("tercet-list");
+    const { signal } = this.#listeners;
+    // On mousedown, because the item may be replaced before the click; prevented, so that the editor keeps the focus.
+    element.addEventListener("mousedown", (event) => {
+      event.preventDefault();
+      const item = event.target instanceof Element ? event.target.closest("li") : null;
+      if (item && event.button === 0) accept(item.value - 1);
+    }, { signal });
+  }
+
+  /** @param {View|null} view */
+  show(view) {
+    const suggestions = view?.isListed ? view.suggestions : [];
+    const items = suggestions.map((suggestion) => {
+      const item = document.createElement("li");
+      item.value = suggestion.place + 1;
+      item.textContent = suggestion.rest;
+      item.ariaCurrent = String(suggestion === view?.chosen);
+      return item;
+    });
+    this.element.replaceChildren(...items);
+  }
+
+  /** Empty the element and stop listening. */
+  destroy() {
+    this.#listeners.abort();
+    this.element.classList.remove("tercet-list");
+    this.element.replaceChildren();
+  }
+}
+
+/**
+ * What a screen reader should say about a view: the chosen suggestion, if the writer requested suggestions or chose
+ * one. Automatic suggestions must not interrupt the writing.
+ * @param {View|null} view
+ * @param {View|null} previous  The view before it.
+ * @returns {string}  Empty: nothing.
+ */
+export function announcement(view, previous) {
+  if (!view?.chosen || view.status !== "ready" || !(view.isExplicit || view.isChosenByUser)) return "";
+  if (previous?.status === "ready" && previous.chosen?.text === view.chosen.text) return "";
+  const { suggestions, chosen } = view;
+  return `Suggestion ${suggestions.indexOf(chosen) + 1} of ${suggestions.length}: ${chosen.rest}`;
+}
+
+/**
+ * A Tab that the completer leaves to the browser, because the writer pressed Escape before it: the editor's own
+ * binding, such as one that indents, must not see it.
+ * @param {KeyboardEvent} event
+ * @returns {boolean}
+ */
+export function isPlainTab({ key, altKey, ctrlKey, metaKey, shiftKey, isComposing }) {
+  return key === "Tab" && !altKey && !ctrlKey && !metaKey && !shiftKey && !isComposing;
+}

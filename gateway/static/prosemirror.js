@@ -1,0 +1,285 @@
+// Suggestions in ProseMirror: a plugin around `Completer`. It knows ProseMirror's transactions, selection, undo history
+// and decorations; it does not know the server or when suggestions are requested.
+
+import { closeHistory, isHistoryTransaction } from "prosemirror-history";
+import { Plugin, PluginKey, TextSelection } from "prosemirror-state";
+import { Decoration, DecorationSet } from "prosemirror-view";
+import { Completer } from "./completer.js";
+import { adoptStyles, announcement, ghostElement, isPlainTab, SuggestionList } from "./editor_adapter.js";
+
+/** @typedef {import("prosemirror-model").Node} Node */
+/** @typedef {import("prosemirror-state").EditorState} EditorState */
+/** @typedef {import("prosemirror-state").Transaction} Transaction */
+/** @typedef {import("prosemirror-view").EditorView} EditorView */
+/** @typedef {import("./editor_adapter.js").Options} Options */
+/** @typedef {import("./editor_adapter.js").View} View */
+
+/**
+ * @typedef {object} PluginState
+ * @property {View|null} shown
+ * @property {string} inputType  Of the last change of the document, as in `InputEvent`; empty: not made at the caret.
+ */
+
+/** Space between the caret and the list. */
+const LIST_GAP_PX = 4;
+
+/** @type {PluginKey<PluginState>} */
+const pluginKey = new PluginKey("tercet");
+
+/** @type {WeakMap<EditorView, Suggestions>} */
+const suggestionsOf = new WeakMap();
+
+/**
+ * A plugin that shows suggestions and handles their keys. Each view that uses it has a `Completer` of its own.
+ * @param {Options} [options]
+ * @returns {Plugin<PluginState>}
+ * @throws {TypeError} Once a view uses it: if `client` is missing and this module was not served by a Tercet server.
+ */
+export function tercet(options = {}) {
+  return new Plugin({
+    key: pluginKey,
+    state: {
+      init: () => /** @type {PluginState} */ ({ shown: null, inputType: "" }),
+      apply(transaction, { shown, inputType }) {
+        // A transaction that a plugin appends to the writer's is not the writer's.
+        const isEdit = transaction.docChanged && !transaction.getMeta("appendedTransaction");
+        return {
+          shown: transaction.getMeta(pluginKey) ?? shown,
+          inputType: isEdit ? inputTypeOf(transaction) : inputType,
+        };
+      },
+    },
+    view: (view) => new Suggestions(view, options),
+    props: {
+      decorations: drawGhostText,
+      handleTextInput: (view, from, to, text) => suggestionsOf.get(view)?.type(from, to, text) ?? false,
+      handleDOMEvents: {
+        // Not `handleKeyDown`: only here can a key be left to the browser and kept from the key maps of other plugins.
+        keydown: (view, event) => suggestionsOf.get(view)?.press(event) ?? false,
+        compositionend: (view) => suggestionsOf.get(view)?.followComposition(),
+        blur: (view) => completerOf(view)?.close(),
+      },
+    },
+  });
+}
+
+/**
+ * The completer of a view, for an editor's own commands: `completerOf(view)?.request()`.
+ * @param {EditorView} view
+ * @returns {Completer|undefined}  Undefined if the view does not use the plugin.
+ */
+export function completerOf(view) {
+  return suggestionsOf.get(view)?.completer;
+}
+
+/** Connects the completer with one editor view. */
+class Suggestions {
+  #view;
+  #list;
+  #floating;
+  #show;
+  #isDestroyed = false;
+  /** The last change belonged to an IME composition. */
+  #wasComposing = false;
+
+  /**
+   * @param {EditorView} view
+   * @param {Options} options
+   */
+  constructor(view, { list, show = () => {}, ...options }) {
+    this.#view = view;
+    this.#show = show;
+    this.#floating = new FloatingElement(view);
+    const element = list ?? this.#floating.element.appendChild(document.createElement("ol"));
+    this.#list = element && new SuggestionList(element, (place) => this.completer.accept(place));
+    this.completer = new Completer({
+      ...options,
+      context: () => textBefore(view.state),
+      after: () => textAfter(view.state),
+      insert: (text, numReplaced) => this.#insert(text, numReplaced),
+      show: (shown) => this.#draw(shown),
+    });
+    suggestionsOf.set(view, this);
+    adoptStyles(/** @type {Document|ShadowRoot} */ (view.root));
+  }
+
+  /**
+   * The editor's state has changed.
+   * @param {EditorView} view
+   * @param {EditorState} previous
+   */
+  update({ composing, state }, previous) {
+    const isDocChanged = !state.doc.eq(previous.doc);
+    if (!isDocChanged && state.selection.eq(previous.selection)) return;
+    if (!this.#isWritableAtCaret) {
+      this.completer.close();
+    } else if (isDocChanged) {
+      this.#wasComposing = composing;
+      this.completer.changed({ inputType: pluginKey.getState(state)?.inputType ?? "", isComposing: composing });
+    } else {
+      this.completer.moved();
+    }
+  }
+
+  /** A composition has ended, perhaps without another change. ProseMirror reads its text from the DOM first. */
+  followComposition() {
+    setTimeout(() => {
+      if (this.#isDestroyed || !this.#wasComposing) return;
+      this.#wasComposing = false;
+      this.completer.changed({ inputType: "insertText", isComposing: false });
+    });
+  }
+
+  /** @param {KeyboardEvent} event  @returns {boolean}  True: ProseMirror must ignore the key. */
+  press(event) {
+    return this.#isWritableAtCaret && (this.completer.press(event) || isPlainTab(event));
+  }
+
+  /** @param {number} from  @param {number} to  @param {string} text  @returns {boolean} */
+  type(from, to, text) {
+    const isAtCaret = this.#isWritableAtCaret && from === to && from === this.#view.state.selection.head;
+    return !this.#view.composing && isAtCaret && this.completer.type(text);
+  }
+
+  destroy() {
+    this.#isDestroyed = true;
+    this.completer.close();
+    if (this.#list) this.#list.destroy();
+    this.#floating.destroy();
+    suggestionsOf.delete(this.#view);
+  }
+
+  /** Suggestions need a caret in a text block. */
+  get #isWritableAtCaret() {
+    const { editable, state } = this.#view;
+    return editable && state.selection instanceof TextSelection && state.selection.empty;
+  }
+
+  /** @param {string} text  @param {number} numReplaced */
+  #insert(text, numReplaced) {
+    const { editable, state } = this.#view;
+    if (!editable) return;
+    const { head } = state.selection;
+    // `closeHistory` separates a change from the one before it. The second one separates the text from typing after it.
+    this.#view.dispatch(closeHistory(state.tr.insertText(text, head - numReplaced, head)).scrollIntoView());
+    this.#view.dispatch(closeHistory(this.#view.state.tr));
+  }
+
+  /** @param {View} shown */
+  #draw(shown) {
+    if (this.#list) this.#list.show(shown);
+    this.#show(shown);
+    if (this.#isDestroyed) return; // an update that removes the plugin is under way
+    const previous = pluginKey.getState(this.#view.state)?.shown ?? null;
+    if (previous?.chosen || shown.chosen) {
+      this.#floating.announce(announcement(shown, previous));
+      this.#view.dispatch(this.#view.state.tr.setMeta(pluginKey, shown));
+    }
+    this.#floating.place();
+  }
+}
+
+/** An element below the caret, with a message for screen readers. It stays below the caret when the page scrolls. */
+class FloatingElement {
+  #view;
+  #status = document.createElement("div");
+  #listeners = new AbortController();
+
+  /** @param {EditorView} view */
+  constructor(view) {
+    this.#view = view;
+    this.element = document.createElement("div");
+    Object.assign(this.element.style, { position: "fixed", zIndex: "1000" });
+    Object.assign(this.#status.style, { position: "absolute", clipPath: "inset(50%)", width: "1px", height: "1px" });
+    this.#status.style.overflow = "hidden";
+    this.#status.role = "status";
+    this.element.append(this.#status);
+    const { root } = view;
+    (root instanceof Document ? root.body : root).append(this.element);
+    const { signal } = this.#listeners;
+    addEventListener("scroll", () => this.place(), { capture: true, passive: true, signal });
+    addEventListener("resize", () => this.place(), { signal });
+  }
+
+  /** Move it to the caret, above the line if there is no room below. */
+  place() {
+    if (this.#view.isDestroyed || !this.element.offsetHeight) return; // nothing is shown
+    const { left, top, bottom } = this.#view.coordsAtPos(this.#view.state.selection.head);
+    const { offsetHeight, offsetWidth, style } = this.element;
+    const isRoomBelow = bottom + LIST_GAP_PX + offsetHeight <= innerHeight;
+    style.left = `${Math.max(0, Math.min(left, innerWidth - offsetWidth))}px`;
+    style.top = `${isRoomBelow ? bottom + LIST_GAP_PX : top - LIST_GAP_PX - offsetHeight}px`;
+  }
+
+  /** @param {string} message */
+  announce(message) {
+    if (message) this.#status.textContent = message;
+  }
+
+  destroy() {
+    this.#listeners.abort();
+    this.element.remove();
+  }
+}
+
+/** @param {Transaction} transaction  @returns {string} */
+function inputTypeOf(transaction) {
+  if (isHistoryTransaction(transaction)) return "historyUndo";
+  const uiEvent = transaction.getMeta("uiEvent");
+  if (uiEvent === "paste") return "insertFromPaste";
+  if (uiEvent === "drop") return "insertFromDrop";
+  const sizes = sizesAtCaret(transaction);
+  if (sizes.some(({ inserted }) => inserted)) return "insertText";
+  return sizes.some(({ deleted }) => deleted) ? "deleteContentBackward" : "";
+}
+
+/**
+ * Sizes of the changes that end at the caret. ProseMirror does not mark typing; changes made elsewhere, for example by
+ * another writer of the same document, are not the writer's.
+ * @param {Transaction} transaction
+ */
+function sizesAtCaret({ mapping, selection }) {
+  /** @type {{inserted: number, deleted: number}[]} */
+  const sizes = [];
+  mapping.maps.forEach((map, index) => {
+    map.forEach((oldStart, oldEnd, newStart, newEnd) => {
+      if (mapping.slice(index + 1).map(newEnd) !== selection.head) return;
+      sizes.push({ inserted: newEnd - newStart, deleted: oldEnd - oldStart });
+    });
+  });
+  return sizes;
+}
+
+/** All text before the caret; text blocks are separated by line breaks. @param {EditorState} state */
+function textBefore({ doc, selection }) {
+  return doc.textBetween(0, selection.head, "\n", leafText);
+}
+
+/** The rest of the caret's text block. @param {EditorState} state */
+function textAfter({ doc, selection }) {
+  return doc.textBetween(selection.head, selection.$head.end(), "\n", leafText);
+}
+
+/**
+ * What stands for a node without text, such as a line break, an image or a mention.
+ * @param {Node} leaf
+ * @returns {string}
+ */
+function leafText(leaf) {
+  if (leaf.type.spec.leafText) return leaf.type.spec.leafText(leaf);
+  if (!leaf.isInline) return "";
+  return leaf.type.name === "hard_break" || leaf.type.name === "hardBreak" ? "\n" : " ";
+}
+
+/** @param {EditorState} state */
+function drawGhostText(state) {
+  const rest = pluginKey.getState(state)?.shown?.chosen?.rest;
+  if (!rest || !state.selection.empty) return DecorationSet.empty;
+  const widget = Decoration.widget(state.selection.head, () => ghostElement(rest), {
+    key: `tercet ${rest}`, // an equal key keeps the element
+    side: 1,
+    ignoreSelection: true,
+    marks: [], // the text is not in the document, so it has no link, code or bold style
+  });
+  return DecorationSet.create(state.doc, [widget]);
+}
