@@ -217,7 +217,8 @@ export class Completer {
     this.#recordAcceptance(candidate, rest);
     this.#closeAll("accepted");
     this.#list.close();
-    const hasSpace = candidate.sentence !== null && this.#needsSpaceAfter(rest); // while it streams, a word may grow
+    const isWhole = candidate.sentence !== null && !candidate.isInsideWord; // while it streams, its last word may grow
+    const hasSpace = isWhole && this.#needsSpaceAfter(rest);
     this.#insertText(hasSpace ? `${rest} ` : rest);
     if (hasSpace) this.#contextWithSpace = this.#getContext();
   }
@@ -392,6 +393,11 @@ export class Completer {
       const maxSuggestions = Number(session.request.n_samples ?? DEFAULT_NUM_SUGGESTIONS);
       this.#shown.merge(session.candidates.filter(isUseful), maxSuggestions);
     } catch (error) {
+      // An aborted request may reach the server after the newer one, and supersede it there.
+      if (session === this.#inFlight && error instanceof Problem && error.code === "superseded") {
+        void this.#requestPredictions();
+        return;
+      }
       this.#fail(session, error);
     }
     this.#render();

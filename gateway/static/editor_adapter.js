@@ -1,5 +1,5 @@
-// What the adapters for CodeMirror and ProseMirror share: their options, ghost text, and a list of the suggestions that
-// takes clicks. It does not know any editor or the server.
+// What the adapters for textareas, CodeMirror and ProseMirror share: options, ghost text, and a list of the suggestions
+// that takes clicks. It does not know any editor or the server.
 
 /** @typedef {import("./completer.js").Completer} Completer */
 /** @typedef {Completer["view"]} View */
@@ -81,6 +81,7 @@ export class SuggestionList {
   /** @param {View|null} view */
   show(view) {
     const suggestions = view?.isListed ? view.suggestions : [];
+    if (view?.isListed && !suggestions.length) return; // a list that stays for a moment, so that it does not flicker
     const items = suggestions.map((suggestion) => {
       const item = document.createElement("li");
       item.value = suggestion.place + 1;

@@ -5,7 +5,7 @@
 const STILL_MS = 300;
 
 /** A list stays open for at least this long, unless the writer accepts, dismisses or moves away. */
-const MIN_OPEN_MS = 300;
+const MIN_OPEN_MS = 400;
 
 export class ListTiming {
   isOpen = false;

@@ -1,7 +1,7 @@
 // One request and its suggestions: streamed text, and what of it still agrees with the document.
 // It does not know HTTP, timers or the editor.
 
-import { fitBefore } from "./text.js";
+import { fitBefore, isInsideWord } from "./text.js";
 
 /** @typedef {import("./client.js").AutocompleteResponse} AutocompleteResponse */
 /** @typedef {import("./client.js").RequestFields} RequestFields */
@@ -40,6 +40,11 @@ export class Candidate {
   get fitting() {
     const { context, after } = this.session;
     return fitBefore(this.text, context, after, this.sentence !== null);
+  }
+
+  /** Whether it fills a gap in a word. */
+  get isInsideWord() {
+    return isInsideWord(this.session.context, this.session.after);
   }
 
   /**

@@ -51,9 +51,9 @@ export function firstWord(text) {
 export function fitBefore(text, before, after, isFinished) {
   const line = after.split("\n", 1)[0] ?? "";
   if (!line.trim()) return text;
-  const restOfWord = isWordEnd(before) ? leadingWord(line) : "";
-  if (restOfWord) {
+  if (isInsideWord(before, after)) {
     const word = leadingWord(text);
+    const restOfWord = leadingWord(line);
     if (!isFinished && word.length === text.length) return "";
     return word.endsWith(restOfWord) ? word.slice(0, word.length - restOfWord.length) : "";
   }
@@ -68,9 +68,9 @@ export function fitBefore(text, before, after, isFinished) {
   return sentence.trimEnd();
 }
 
-/** Whether a text ends inside or at the end of a word. @param {string} text */
-export function isWordEnd(text) {
-  return /[\p{L}\p{N}]$/u.test(text.slice(-2));
+/** Whether the caret is inside a word. @param {string} before @param {string} after */
+export function isInsideWord(before, after) {
+  return /[\p{L}\p{N}]$/u.test(before.slice(-2)) && leadingWord(after) !== "";
 }
 
 /** The word that a text begins with; empty: none. @param {string} text */

@@ -2,8 +2,8 @@
 // not draw ghost text, which a textarea cannot show.
 
 import { Completer } from "./completer.js";
+import { adoptStyles, SuggestionList } from "./editor_adapter.js";
 
-/** @typedef {import("./completer.js").View} View */
 /** @typedef {Partial<ConstructorParameters<typeof Completer>[0]>} CompleterOptions */
 
 /**
@@ -55,11 +55,12 @@ function setSelection(textarea, start, end) {
  * @returns {{completer: Completer, detach: () => void}}  `detach` removes all listeners and aborts the request.
  */
 export function attachTextarea(textarea, { list, panel = list, ...options } = {}) {
+  const suggestionList = list && new SuggestionList(list, (place) => completer.accept(place));
   const completer = new Completer({
     context: () => textBefore(textarea),
     after: () => textarea.value.slice(textarea.selectionEnd),
     insert: (text, numReplaced) => insertText(textarea, text, numReplaced),
-    show: (view) => list && renderList(list, view),
+    show: (view) => suggestionList?.show(view),
     insertsSpace: true,
     ...options,
   });
@@ -84,26 +85,6 @@ export function attachTextarea(textarea, { list, panel = list, ...options } = {}
     if (textarea.selectionStart === textarea.selectionEnd) completer.moved();
     else completer.close();
   }, { signal });
-  list?.addEventListener("mousedown", (event) => event.preventDefault(), { signal }); // keeps the focus in the textarea
-  list?.addEventListener("click", (event) => {
-    const item = event.target instanceof Element ? event.target.closest("li") : null;
-    if (item) completer.accept(Number(item.value) - 1);
-  }, { signal });
-  return { completer, detach: () => (controller.abort(), completer.close()) };
-}
-
-/**
- * Show a view as list items, each with its number, which is the digit that accepts it together with Alt.
- * @param {HTMLElement} list
- * @param {View} view
- */
-function renderList(list, { suggestions, chosen, isListed }) {
-  const items = suggestions.map((suggestion) => {
-    const item = document.createElement("li");
-    item.value = suggestion.place + 1;
-    item.textContent = suggestion.rest.trim();
-    item.ariaCurrent = String(suggestion === chosen);
-    return item;
-  });
-  if (items.length || !isListed) list.replaceChildren(...(isListed ? items : []));
+  if (list) adoptStyles(/** @type {Document|ShadowRoot} */ (list.getRootNode()));
+  return { completer, detach: () => (controller.abort(), completer.close(), suggestionList?.destroy()) };
 }

@@ -52,6 +52,6 @@ def test_a_listed_origin_may_import_the_client(tercet: Tercet, site: StaticSite)
 
 
 def test_the_client_module_is_served_as_javascript(tercet: Tercet) -> None:
-    response = httpx.get(f"{tercet.url}/static/tercet.js", trust_env=False)
+    response = httpx.get(f"{tercet.url}/static/completer.js", trust_env=False)
     assert response.headers["content-type"] == "text/javascript; charset=utf-8"
     assert "export class Completer" in response.text

@@ -1,0 +1,295 @@
+"""Suggestions at every key: what is shown while a writer types, which keys are theirs, and what never happens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.driver import MIN_VISIBLE_MS, OPENING, Editor
+from tests.e2e.harness import until
+
+OpenPage = Callable[..., Editor]
+STILL_MS = 700  # the list opens after 300 ms
+
+
+@pytest.fixture
+def live(open_page: OpenPage) -> Editor:
+    return open_page(mode="eager")
+
+
+def type_until_shown(editor: Editor, text: str = OPENING) -> str:
+    """Type a text and wait until ghost text can be accepted."""
+    editor.type(text)
+    until(lambda: editor.ghost_text, 10, "ghost text")
+    editor.page.wait_for_timeout(MIN_VISIBLE_MS)
+    return editor.ghost_text
+
+
+def hold(page: Page, key: str, num_repeats: int) -> None:
+    """Press a key and hold it: the browser repeats it."""
+    for _ in range(1 + num_repeats):
+        page.keyboard.down(key)
+        page.wait_for_timeout(30)
+    page.keyboard.up(key)
+
+
+# ---- what is shown ----
+
+
+def test_every_insertion_requests_predictions(live: Editor) -> None:
+    live.text.focus()
+    for number, letter in enumerate(OPENING, 1):
+        live.page.keyboard.type(letter)
+        live.wait_for_num_requests(number)
+    assert [body["context"] for body in live.requests] == [OPENING[:end] for end in range(1, len(OPENING) + 1)]
+    assert {body["strategy"] for body in live.requests} == {"predict"}
+    until(lambda: live.ghost_text, 10, "ghost text")
+
+
+def test_the_list_waits_until_the_first_suggestion_stands_still(live: Editor) -> None:
+    live.type(OPENING)
+    until(lambda: live.ghost_text, 10, "ghost text")
+    expect(live.list).to_be_hidden()
+    expect(live.list).to_be_visible()
+    assert len(live.suggestions) >= 2
+    expect(live.announcements).to_have_text("")
+
+
+def test_a_list_never_opens_for_a_moment(live: Editor) -> None:
+    """At human rhythm, with pauses that let the list open just before the next key."""
+    live.page.evaluate(
+        """() => {
+          const panel = document.querySelector("#panel");
+          window.openings = [];
+          let openedAt = null;
+          new MutationObserver(() => {
+            if (!panel.hidden && openedAt === null) openedAt = performance.now();
+            if (panel.hidden && openedAt !== null) {
+              window.openings.push(performance.now() - openedAt);
+              openedAt = null;
+            }
+          }).observe(panel, { attributes: true, attributeFilter: ["hidden"] });
+        }"""
+    )
+    live.text.focus()
+    for number, letter in enumerate("She went down to the harbour with her brother and looked at the ships."):
+        live.page.keyboard.type(letter)
+        live.page.wait_for_timeout([90, 120, 150, 360, 110, 380, 340][number % 7])
+    live.page.wait_for_timeout(STILL_MS)
+    openings = live.page.evaluate("window.openings")
+    assert openings
+    assert min(openings) >= 300, openings
+
+
+def test_what_still_agrees_keeps_its_place(live: Editor) -> None:
+    ghost = type_until_shown(live)
+    letters = ghost[: min(4, len(ghost) - 1)]
+    for index, letter in enumerate(letters, 1):
+        live.page.keyboard.type(letter)
+        assert live.ghost_text == ghost[index:]
+
+
+# ---- taking ----
+
+
+def test_tab_takes_the_first_with_a_space_that_gives_way(live: Editor) -> None:
+    ghost = type_until_shown(live)
+    live.press("Tab")
+    assert live.value == f"{OPENING}{ghost} "
+    live.type(",")
+    assert live.value == f"{OPENING}{ghost},"
+    ghost = type_until_shown(live, " ")
+    before = live.value
+    live.press("Tab")
+    live.type(" x")  # the typed space is the one that came
+    assert live.value == f"{before}{ghost} x"
+    live.press("Enter")
+    ghost = type_until_shown(live, "He said that")
+    live.press("Tab", "Enter")
+    assert live.value.endswith(f"He said that{ghost}\n")
+
+
+def test_chords_take_any_of_the_list(live: Editor) -> None:
+    type_until_shown(live)
+    expect(live.list).to_be_visible()
+    live.page.wait_for_timeout(MIN_VISIBLE_MS)
+    second = live.options.nth(1).locator("span").last.text_content()
+    live.press("Alt+2")
+    assert second
+    assert live.value.removeprefix(OPENING).strip() == second
+    undone = live.value
+    live.press("Control+z")
+    assert live.value == OPENING
+    live.press("Control+Shift+z")
+    assert live.value == undone
+
+
+def test_a_tap_takes_any_of_the_list(live: Editor) -> None:
+    type_until_shown(live)
+    expect(live.list).to_be_visible()
+    live.page.wait_for_timeout(MIN_VISIBLE_MS)
+    second = live.options.nth(1).locator("span").last.text_content()
+    assert second
+    live.options.nth(1).click()
+    assert live.value.removeprefix(OPENING).strip() == second
+
+
+def test_words_are_taken_one_by_one_once_one_is_chosen(live: Editor) -> None:
+    live.type("Once upon a")
+    until(lambda: live.ghost_text, 10, "ghost text")
+    live.press("Alt+Enter")
+    live.wait_for_response()
+    whole = live.ghost_text
+    live.press("Alt+ArrowRight", "ArrowRight")
+    taken = live.value.removeprefix("Once upon a")
+    assert len(taken.split()) == 2
+    assert (whole + " ").startswith(taken)
+
+
+def test_what_was_not_visible_is_not_taken(live: Editor) -> None:
+    """Two Tabs in a hurry, and a held Tab: the first requests, the others find nothing that was read."""
+    live.page.locator("#text").fill("")
+    live.type("~~~")
+    live.press("Escape", "Escape")
+    live.text.focus()
+    before = live.value
+    live.press("Alt+Enter")
+    live.page.wait_for_timeout(100)
+    live.press("Tab")
+    assert live.value == before
+    live.press("Escape")
+    hold(live.page, "Tab", 40)
+    assert live.value == before
+
+
+def test_a_held_tab_takes_one_suggestion(live: Editor) -> None:
+    ghost = type_until_shown(live)
+    hold(live.page, "Tab", 40)
+    assert live.value == f"{OPENING}{ghost} "
+
+
+# ---- leaving the writer alone ----
+
+
+def test_unasked_suggestions_leave_the_plain_keys_to_the_writer(live: Editor) -> None:
+    type_until_shown(live, "one\ntwo\nthree and then the")
+    expect(live.list).to_be_visible()
+    live.press("ArrowUp")
+    assert live.text.evaluate("text => text.selectionEnd") < len("one\ntwo\n")
+    live.press("Control+End")
+    type_until_shown(live, " old")
+    live.press("Home")
+    assert live.text.evaluate("text => text.selectionEnd") == len("one\ntwo\n")
+    live.press("Control+End")
+    type_until_shown(live, " man")
+    live.press("Enter")
+    assert live.value.endswith(" man\n")
+
+
+def test_escape_cancels_what_is_under_way_and_the_next_tab_stays(open_page: OpenPage) -> None:
+    editor = open_page(mode="pauses")
+    editor.type(OPENING)
+    editor.press("Escape")
+    editor.page.wait_for_timeout(1200)  # longer than the longest debounce delay
+    assert not editor.requests
+    expect(editor.list).to_be_hidden()
+    editor.press("Tab")
+    expect(editor.text).to_be_focused()
+    editor.wait_for_response()
+
+
+def test_dismissed_suggestions_rest_and_come_back(live: Editor) -> None:
+    type_until_shown(live)
+    live.press("Escape")
+    num_requests = len(live.requests)
+    live.type(" the")
+    live.page.wait_for_timeout(200)
+    assert (live.ghost_text, len(live.requests)) == ("", num_requests)
+    expect(live.status).to_contain_text("resting for")
+    live.page.wait_for_timeout(5000)
+    type_until_shown(live, " sea")
+
+
+def test_nothing_is_suggested_after_deletion_and_undo(live: Editor) -> None:
+    ghost = type_until_shown(live)
+    live.press("Tab")
+    assert ghost
+    type_until_shown(live, "the")
+    live.press("Backspace")
+    num_requests = len(live.requests)
+    assert live.ghost_text == ""
+    live.press("Control+z", "Control+z", "Control+Backspace")
+    live.page.wait_for_timeout(STILL_MS)
+    assert (live.ghost_text, len(live.requests)) == ("", num_requests)
+
+
+def test_nothing_is_suggested_during_a_composition(live: Editor) -> None:
+    live.type(OPENING)
+    until(lambda: live.ghost_text, 10, "ghost text")
+    session = live.page.context.new_cdp_session(live.page)
+    num_requests = len(live.requests)
+    for text in ("s", "sh", "she"):
+        session.send("Input.imeSetComposition", {"text": text, "selectionStart": len(text), "selectionEnd": len(text)})
+        assert live.ghost_text == ""
+    live.page.wait_for_timeout(STILL_MS)
+    assert len(live.requests) == num_requests
+    session.send("Input.insertText", {"text": " she"})
+    assert live.value == f"{OPENING} she"
+    live.wait_for_num_requests(num_requests + 1)
+    assert live.requests[-1]["context"] == f"{OPENING} she"
+
+
+@pytest.mark.parametrize("after", ["or", " the house", "ing."])
+def test_nothing_unasked_before_text_on_the_line(live: Editor, after: str) -> None:
+    live.type(f"He opened the d{after}")
+    live.press("Control+End", *["ArrowLeft"] * len(after))
+    num_requests = len(live.requests)
+    live.type("o")
+    live.page.wait_for_timeout(STILL_MS)
+    assert (live.ghost_text, len(live.requests)) == ("", num_requests)
+    expect(live.list).to_be_hidden()
+
+
+def test_asked_inside_a_word_only_what_fits_is_inserted(live: Editor) -> None:
+    live.type("She was very beautiful. It was a wondful day")
+    live.press(*["ArrowLeft"] * len("ful day"))
+    live.press("Alt+Enter")
+    expect(live.page.locator("#latency")).to_contain_text("ms")
+    live.page.wait_for_timeout(MIN_VISIBLE_MS)
+    assert live.suggestions
+    for row in live.suggestions:
+        assert re.fullmatch(r"Alt \d\s*wond\w*", row), row
+    live.press("Enter")
+    assert re.fullmatch(r"She was very beautiful. It was a wond\w*ful day", live.value)
+
+
+def test_text_below_the_caret_neither_moves_nor_is_hidden(live: Editor) -> None:
+    live.type("The first paragraph\n\nThe second paragraph of it.")
+    live.press("ArrowUp", "ArrowUp", "End")
+    live.type(" of the old man and")
+    before = live.value
+    until(lambda: live.ghost_text, 10, "ghost text")
+    live.page.wait_for_timeout(STILL_MS)
+    expect(live.list).to_be_hidden()
+    assert live.value == before
+    box = live.ghost.bounding_box()
+    assert box is not None
+    assert box["height"] < 50  # one line
+
+
+def test_quiet_shows_less_than_eager(open_page: OpenPage) -> None:
+    text = "The captain looked at the men and said that he would go with them to the end of the world."
+    num_shown = {}
+    for mode in ("quiet", "eager"):
+        editor = open_page(mode=mode)
+        editor.text.focus()
+        num_shown[mode] = 0
+        for number, letter in enumerate(text, 1):
+            editor.page.keyboard.type(letter)
+            editor.wait_for_num_requests(number)
+            editor.page.wait_for_timeout(60)
+            num_shown[mode] += bool(editor.ghost_text)
+    assert num_shown["quiet"] < num_shown["eager"]
