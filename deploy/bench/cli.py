@@ -260,10 +260,10 @@ def bench_typist(
     writers: Annotated[
         int, typer.Option(min=1, max=MAX_CLIENTS, help="Writers at the same time; latencies are longer with several.")
     ] = 1,
-    display: Annotated[
-        Literal["keep", "replace"],
-        typer.Option(help="Rule page: suggestions that still hold keep their place, or the newest answer takes all."),
-    ] = "keep",
+    min_usefulness: Annotated[
+        float,
+        typer.Option(min=0, help="Rule page: keys that a prediction must save to be shown; the editor's normal: 1."),
+    ] = 0,
     latency_limit: Annotated[
         float | None, typer.Option(min=0, help="Milliseconds; answers that take longer are not used.")
     ] = None,
@@ -291,7 +291,7 @@ def bench_typist(
         rules=_choose("--rule", "rule", rule, RULES),
         num_samples=samples,
         num_writers=writers,
-        display=display,
+        min_usefulness=min_usefulness,
         latency_limit_ms=latency_limit,
         context_chars=context_chars,
         fields=_fields(field),

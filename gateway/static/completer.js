@@ -103,7 +103,7 @@ export class Completer {
    * @param {() => RequestFields} [editor.options]  Returns further fields of the next request. Default: none.
    * @param {Client} [editor.client]  Default: a client of the server that served this module.
    * @param {Mode} [editor.mode]  Default: `live`.
-   * @param {number} [editor.minUsefulness]  Predictions expected to save fewer keystrokes are held back. Default: 0.
+   * @param {number} [editor.minUsefulness]  See the property. Default: 0.
    * @param {boolean} [editor.insertsSpace]  A space comes with an accepted word and gives way to punctuation; requires
    *   that the editor calls `type`. Default: false.
    */
@@ -120,9 +120,20 @@ export class Completer {
     this.client = client;
     /** When suggestions are requested unasked. May be changed at any time. */
     this.mode = mode;
-    /** Predictions expected to save fewer keystrokes are held back. May be changed at any time. */
     this.minUsefulness = minUsefulness;
     this.#reports = new FeedbackReports(() => this.client, () => context() + after());
+  }
+
+  /**
+   * Predictions expected to save fewer keystrokes are held back, until the writer has typed as many of their characters
+   * as they lack. May be changed at any time.
+   */
+  get minUsefulness() {
+    return this.#shown.minUsefulness;
+  }
+
+  set minUsefulness(minUsefulness) {
+    this.#shown.minUsefulness = minUsefulness;
   }
 
   /** Request suggestions for the text before the caret. Errors appear in the view's `problem`. */
@@ -389,9 +400,7 @@ export class Completer {
       if (session !== this.#inFlight) return;
       this.#inFlight = null;
       session.applyResponse(response);
-      const isUseful = (/** @type {Candidate} */ { sentence }) => (sentence?.usefulness ?? 0) >= this.minUsefulness;
-      const maxSuggestions = Number(session.request.n_samples ?? DEFAULT_NUM_SUGGESTIONS);
-      this.#shown.merge(session.candidates.filter(isUseful), maxSuggestions);
+      this.#shown.merge(session.candidates, Number(session.request.n_samples ?? DEFAULT_NUM_SUGGESTIONS));
     } catch (error) {
       // An aborted request may reach the server after the newer one, and supersede it there.
       if (session === this.#inFlight && error instanceof Problem && error.code === "superseded") {
@@ -543,7 +552,7 @@ export class Completer {
     const { chosen, candidates } = this.#shown;
     const isAsked = (this.#session?.isExplicit ?? false) || this.#shown.isChosenByUser;
     const mayOpen = candidates.length > 1 && !this.#getAfter().trim(); // a list would hide the text that follows
-    this.#list.update(this.#shown.at(0) ?? candidates[0] ?? null, isAsked ? "now" : mayOpen ? "still" : "never");
+    this.#list.update(candidates[0] ?? null, isAsked ? "now" : mayOpen ? "still" : "never");
     const nowMs = performance.now();
     for (const candidate of this.#session?.candidates ?? candidates) {
       const isVisible = candidates.includes(candidate) && (candidate === chosen || this.#list.isOpen);

@@ -25,7 +25,7 @@ const MARGIN_STATUS_PX = 16;
  * Live suggestions expected to save fewer keystrokes are held back, by eagerness.
  * @type {Record<string, number>}
  */
-const MIN_USEFULNESS = { eager: 0, normal: 1, quiet: 3 };
+const MIN_USEFULNESS = { eager: 0, normal: 1, quiet: 2 };
 
 /**
  * @template {HTMLElement} T

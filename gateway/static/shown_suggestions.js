@@ -1,5 +1,6 @@
 // The suggestions on show: which candidate has which place, and which of them the writer chose. Suggestions that still
-// agree with the document keep their place. Pure state: it does not know requests, timers or the editor.
+// agree with the document keep their order, and move up when one before them leaves. Pure state: it does not know
+// requests, timers or the editor.
 
 /** @typedef {import("./suggestion_session.js").Candidate} Candidate */
 /** @typedef {import("./client.js").Sentence} Sentence */
@@ -14,21 +15,27 @@
  */
 
 export class ShownSuggestions {
-  /** The candidate of each place; null: the place is free. @type {(Candidate|null)[]} */
-  #places = [];
+  /** The candidates that agree with the document; those on show come first, in display order. @type {Candidate[]} */
+  #all = [];
   /** @type {Candidate|null} */
   #choice = null;
   /** Text before the caret. */
   #context = "";
 
+  /**
+   * Predictions are held back until their usefulness, in keystrokes, and the number of their characters that the writer
+   * has typed reach this together.
+   */
+  minUsefulness = 0;
+
   /** The candidates on show, in display order. @returns {Candidate[]} */
   get candidates() {
-    return this.#places.filter((candidate) => candidate !== null);
+    return this.#all.filter((candidate) => this.#isWorthShowing(candidate));
   }
 
   /** The candidate whose rest is ghost text: the writer's choice, or the one of the first place. @returns {Candidate|null} */
   get chosen() {
-    return this.#choice ?? this.#places[0] ?? null;
+    return this.#choice ?? this.candidates[0] ?? null;
   }
 
   /** Whether the writer chose one. */
@@ -38,12 +45,12 @@ export class ShownSuggestions {
 
   /** @returns {Suggestion[]} */
   get suggestions() {
-    return this.#places.flatMap((candidate, place) => (candidate ? [this.#describe(candidate, place)] : []));
+    return this.candidates.map((candidate, place) => this.#describe(candidate, place));
   }
 
   /** @param {number} place @returns {Candidate|null} */
   at(place) {
-    return this.#places[place] ?? null;
+    return this.candidates[place] ?? null;
   }
 
   /** @param {Candidate} candidate @returns {string}  What the document does not contain of it. */
@@ -52,37 +59,36 @@ export class ShownSuggestions {
   }
 
   /**
-   * The document has changed: what does not agree with it leaves its place.
+   * The document has changed: what does not agree with it leaves.
    * @param {string} context  Everything before the caret.
    */
   follow(context) {
+    const shown = this.candidates;
     this.#context = context;
-    this.#places = this.#places.map((candidate) => (candidate && this.rest(candidate) ? candidate : null));
-    if (this.#choice && !this.#places.includes(this.#choice)) this.#choice = null;
+    this.replace([...shown, ...this.#all.filter((candidate) => !shown.includes(candidate))]);
   }
 
   /**
-   * Show all candidates of one request, in their order.
+   * Show these candidates, in this order.
    * @param {Candidate[]} candidates
    */
   replace(candidates) {
-    this.#places = candidates.filter((candidate) => this.rest(candidate));
-    if (this.#choice && !this.#places.includes(this.#choice)) this.#choice = null;
+    this.#all = candidates.filter((candidate) => this.rest(candidate));
+    if (this.#choice && !this.#all.includes(this.#choice)) this.#choice = null;
   }
 
   /**
-   * Fill the free places. A candidate that only says what one on show says, or begins or continues it, is left out.
+   * Fill the free places at the end. A candidate that only says what one on show says, or begins or continues it, is left out.
    * @param {Candidate[]} candidates  Best first.
    * @param {number} maxSuggestions
    */
   merge(candidates, maxSuggestions) {
-    const rests = this.candidates.map((candidate) => this.rest(candidate));
+    const rests = this.#all.map((candidate) => this.rest(candidate));
     const added = candidates.filter((candidate) => {
       const rest = this.rest(candidate);
       return rest && !rests.some((kept) => kept.startsWith(rest) || rest.startsWith(kept));
     });
-    const places = Array.from({ length: maxSuggestions }, (_, place) => this.at(place) ?? added.shift() ?? null);
-    this.#places = places.filter((candidate) => candidate !== null);
+    this.#all = [...this.#all, ...added].slice(0, maxSuggestions);
   }
 
   /** Choose the next candidate or the previous. @param {number} step  1: the next; −1: the previous; wraps around. */
@@ -98,8 +104,14 @@ export class ShownSuggestions {
   }
 
   clear() {
-    this.#places = [];
+    this.#all = [];
     this.#choice = null;
+  }
+
+  /** @param {Candidate} candidate */
+  #isWorthShowing({ sentence, session }) {
+    const numTyped = this.#context.length - session.context.length;
+    return (sentence?.usefulness ?? Infinity) + numTyped >= this.minUsefulness;
   }
 
   /** @param {Candidate} candidate @param {number} place @returns {Suggestion} */

@@ -24,10 +24,15 @@ _WORD_START = re.compile(r"(?<=\s)\S")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Suggestions at a position, best first, and the time from the request to the answer."""
+    """Suggestions at a position, best first, and the time from the request to the answer.
+
+    Attributes:
+        usefulness: of each suggestion, the keys that it is expected to save; empty: not predictions.
+    """
 
     suggestions: tuple[str, ...] = ()
     latency_ms: float = 0.0
+    usefulness: tuple[float, ...] = ()
 
 
 # The answer at a position of the text; the same for the same position.

@@ -79,7 +79,8 @@ class GatewaySource:
         if done.status != HTTPStatus.OK:
             raise StartError(f"The server under test answered with status {done.status} (0: connection lost).")
         sentences = json.loads(done.answer)["sentences"]
-        return Answer(tuple(sentence["value"] for sentence in sentences), done.ms)
+        usefulness = tuple(sentence["usefulness"] for sentence in sentences if "usefulness" in sentence)
+        return Answer(tuple(sentence["value"] for sentence in sentences), done.ms, usefulness)
 
     def close(self) -> None:
         """Close the calling thread's connection."""
@@ -115,7 +116,12 @@ class EngineSource:
         found = self._predict(context, seeds) if self._is_predicting else self._sample(context, seeds)
         for number, done in enumerate(found):
             selection.add(BranchResult(number, seeds[number], 0, "", done, 0.0))
-        return Answer(tuple(suggestion.text for suggestion in selection.result().suggestions), NOMINAL_LATENCY_MS)
+        suggestions = selection.result().suggestions
+        return Answer(
+            tuple(suggestion.text for suggestion in suggestions),
+            NOMINAL_LATENCY_MS,
+            tuple(keys for suggestion in suggestions if (keys := suggestion.result.done.usefulness) is not None),
+        )
 
     def continuations(self, context: str, seeds: Sequence[int]) -> list[str]:
         """The text of each seed, as a worker returns it.

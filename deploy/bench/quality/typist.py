@@ -34,7 +34,6 @@ from deploy.bench.quality.keystrokes import Answer, Passage, SavingsRow, Suggest
 from deploy.bench.quality.sources import MAX_WRITERS, SuggestionSource, engine_source, gateway_source
 from deploy.bench.quality.writers import (
     KEY_INTERVAL_MS,
-    Display,
     PageWriter,
     Writer,
     write_by_literature,
@@ -62,7 +61,7 @@ class TypistOptions:
         rules: a selection of `RULES`.
         num_samples: suggestions of each request, and on show at most.
         num_writers: writers who type at the same time, each another passage.
-        display: of the page's rule.
+        min_usefulness: of the editor, by the rule page (`PageWriter`).
         latency_limit_ms: answers that take longer are not used.
         context_chars: of each request; None: as many as the editor sends.
         fields: of each request, as in `POST /autocomplete`.
@@ -75,7 +74,7 @@ class TypistOptions:
     rules: Sequence[str] = RULES
     num_samples: int = 3
     num_writers: int = 1
-    display: Display = "keep"
+    min_usefulness: float = 0.0
     latency_limit_ms: float | None = None
     context_chars: int | None = None
     fields: Mapping[str, Any]
@@ -86,7 +85,7 @@ class TypistOptions:
         """By rule."""
         all_writers: dict[str, Writer] = {
             "literature": write_by_literature,
-            "page": PageWriter(self.display),
+            "page": PageWriter(self.min_usefulness),
             "pause": write_by_pause,
         }
         return {rule: all_writers[rule] for rule in self.rules}
@@ -123,7 +122,7 @@ class TypistBench:
             **({"characters": typist.num_characters} if typist.num_characters else {"words": typist.num_words}),
             "rules": list(typist.rules),
             "writers": self._num_writers,
-            "display": typist.display,
+            "min_usefulness": typist.min_usefulness,
             "latency_limit_ms": typist.latency_limit_ms,
             "context_chars": typist.context_chars,
         }

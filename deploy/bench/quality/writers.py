@@ -6,37 +6,45 @@ take what saves the most keys at the moment, although another choice might save 
 - literature: suggestions at every character; a taken one costs one key, whichever its place; the space after it comes
   with it. The rule of word-prediction research (for example keystroke_savings.py of github.com/kdv123/textpredict),
   with suggestions of several words.
-- page: what the editor (gateway/static/tercet.js) costs if it requests suggestions at every key that is not a deletion;
-  a writer who types five keys a second, and takes only what has been visible for 200 ms.
+- page: the editor (gateway/static/completer.js) as it is: suggestions at every key that is not a deletion; a writer who
+  types five keys a second, and takes only what has been visible for 200 ms. The list of the others than the first is
+  visible once the first has stood still.
 - pause: suggestions at the start of each word; one key for the first, two for the others; the space is typed.
 """
 
 from __future__ import annotations
 
+import math
+import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, takewhile
-from typing import Literal, Protocol, TypeAlias
+from itertools import accumulate, islice, takewhile
+from typing import Protocol
 
-from deploy.bench.quality.keystrokes import Passage, Suggest, Usage
+from deploy.bench.quality.keystrokes import Answer, Passage, Suggest, Usage
 
-Display: TypeAlias = Literal["keep", "replace"]
-
-KEY_INTERVAL_MS = 200.0  # five keys a second
-# The editor ignores Tab before (MIN_VISIBLE_MS in gateway/static/tercet.js).
+KEY_INTERVAL_MS = 200.0  # five keys a second, on average
+# Of the logarithm of the time between two keys. An assumption: a regular rhythm, with a key every 200 ms, would decide
+# by a millisecond whether a suggestion was visible for 200.
+RHYTHM_SIGMA = 0.35
+PAINT_MS = 8.0  # half a frame at 60 Hz, from a change to its display
+# The editor (gateway/static/completer.js, list_timing.js) ignores keys before a suggestion was visible for so long, and
+# opens the list once the first suggestion has stood still for so long.
 MIN_VISIBLE_MS = 200.0
+LIST_DELAY_MS = 300.0
 
-# Keys of the editor: Tab takes the whole suggestion, arrow right its next word, arrow up and down choose another. A
-# chord would count two.
+# Keys of the editor: Tab takes the first suggestion, Alt with a digit any other, Alt with an arrow chooses another or
+# takes a word, after which the arrow right alone takes one more. A chord counts two.
 TAKE_KEYS = 1
-TAKE_WORD_KEYS = 1
-CHOOSE_KEYS = 1
+CHORD_KEYS = 2
 DELETE_KEYS = 1  # for each character
 
 # What arrow right takes (`firstWord` in gateway/static/text.js): white space, a word, the punctuation after it.
 # Unicode's word boundaries keep an apostrophe or a full stop between letters inside the word.
 _NEXT_WORD = re.compile(r"\s*(?:\w+(?:['’.]\w+)*)?[^\w\s]*")
+# A space that came with a taken suggestion gives way to these (`REPLACES_SPACE` in completer.js).
+_REPLACES_SPACE = re.compile(r"[.,;:!?…)\]}”’\n]")
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
 
 
@@ -91,59 +99,162 @@ class PageWriter:
     """The page's rule.
 
     Attributes:
-        display: keep: a suggestion that still agrees with the typed text keeps its place, and the newest answer fills
-            the free places; replace: the newest answer takes all places.
+        min_usefulness: of the editor: a prediction is held back until its usefulness, in keys, and the number of its
+            characters that were typed reach this together.
     """
 
-    display: Display = "keep"
+    min_usefulness: float = 0.0
 
     def __call__(self, passage: Passage, suggest: Suggest, num_suggestions: int) -> Usage:
         """
-        A key that takes a suggestion is pressed `KEY_INTERVAL_MS` after the key before it, as every other key. An
-        answer that arrives after the next key is dropped, as the editor aborts its request. Taking several words of a
-        suggestion, and deleting what does not fit, are one acceptance; suggestions are requested after it, unless it
-        ended with a deletion, which leaves nothing on show.
+        A key comes after an interval of a human rhythm, whether it types or takes. An answer that comes after the next
+        key is dropped, as the editor aborts its request. A taken suggestion brings a space, which punctuation replaces
+        at no cost. Taking several words of a suggestion, and deleting what does not fit, are one acceptance, which
+        hides the others; suggestions are requested after it, unless it ended with a deletion.
         """
         text, at, now_ms = passage.text, passage.start, 0.0
         usage = Usage(num_characters=passage.end - passage.start)
-        shown, is_deletion = _Shown(), False
+        intervals_ms, page, is_deletion = key_intervals_ms(passage.start), _Page(self.min_usefulness), False
         while at < passage.end:
-            if is_deletion:
-                shown = _Shown()
-                usage.num_moments += 1
-            else:
+            interval_ms = next(intervals_ms)
+            page.show(now_ms)
+            if not is_deletion:
                 answer = suggest(at)
-                is_late = answer.latency_ms > KEY_INTERVAL_MS
-                suggestions = () if is_late else answer.suggestions[:num_suggestions]
-                if self.display == "keep" or is_late:
-                    suggestions = shown.merge(suggestions, text, at, num_suggestions)
-                usage += shown.replace(suggestions, text, at, now_ms + answer.latency_ms)
-            now_ms += KEY_INTERVAL_MS
-            best = max(self._takes(shown, text, at, passage.end, now_ms), key=_Take.by_savings, default=None)
+                if answer.latency_ms <= interval_ms:
+                    page.merge(answer, num_suggestions, now_ms + answer.latency_ms)
+                    page.show(now_ms + answer.latency_ms)
+            usage += page.count()
+            now_ms += interval_ms
+            page.show(now_ms)
+            takes = _takes_on_page(page.visible, text, at, passage.end, now_ms)
+            best = max(takes, key=_Take.by_savings, default=None)
             if best is None or best.num_kept <= best.num_keys:
                 usage.num_keys += 1
+                page.follow(text[at])
                 at, is_deletion = at + 1, False
                 continue
             usage += _take(text[at : at + best.num_kept], best.num_deleted)
             usage.num_keys += best.num_keys
-            now_ms += (best.num_keys - 1) * KEY_INTERVAL_MS
+            now_ms += sum(islice(intervals_ms, best.num_keys - 1))
+            page.clear()
             at, is_deletion = at + best.num_kept, best.num_deleted > 0
         return usage
 
-    @staticmethod
-    def _takes(shown: _Shown, text: str, at: int, end: int, now_ms: float) -> Iterator[_Take]:
-        """All ways to take one of the suggestions on show."""
-        for place, suggestion in enumerate(shown.suggestions):
-            if now_ms - shown.visible_since_ms[place] < MIN_VISIBLE_MS:
+
+def key_intervals_ms(seed: int) -> Iterator[float]:
+    """Times between keys: log-normal, five keys a second on average."""
+    rng = random.Random(seed)
+    while True:
+        yield rng.lognormvariate(math.log(KEY_INTERVAL_MS) - RHYTHM_SIGMA**2 / 2, RHYTHM_SIGMA)
+
+
+@dataclass(slots=True)
+class _OnPage:
+    """A suggestion that agrees with the text: what is left of it, and since when it has been on the page, or visible."""
+
+    rest: str
+    usefulness: float
+    added_ms: float
+    num_typed: int = 0
+    is_held_back: bool = True
+    visible_since_ms: float | None = None
+
+
+class _Page:
+    """What the page shows (gateway/static/shown_suggestions.js): what agrees keeps its order, new ones follow."""
+
+    def __init__(self, min_usefulness: float) -> None:
+        self._min_usefulness = min_usefulness
+        self._all: list[_OnPage] = []
+        self._first: _OnPage | None = None
+        self._list_opens_ms = math.inf
+        self._counted: list[_OnPage] = []  # visible at the last count
+
+    @property
+    def visible(self) -> list[_OnPage]:
+        return [each for each in self._all if each.usefulness + each.num_typed >= self._min_usefulness]
+
+    def show(self, now_ms: float) -> None:
+        """Show what is worth it; what was shown before comes first. The list opens once the first has stood still."""
+        visible = self.visible
+        for each in visible:
+            each.is_held_back = False
+        self._all.sort(key=lambda each: each.is_held_back)
+        first = visible[0] if visible else None
+        if first is not self._first:
+            self._first, self._list_opens_ms = first, now_ms + PAINT_MS + LIST_DELAY_MS
+            for each in visible[1:]:
+                each.visible_since_ms = None
+        for each in visible:
+            if each is first:
+                shown_ms = now_ms + PAINT_MS
+            elif now_ms >= self._list_opens_ms:
+                shown_ms = max(self._list_opens_ms, each.added_ms)
+            else:
                 continue
-            choose_keys = CHOOSE_KEYS * min(place, len(shown.suggestions) - place)  # the choice wraps around
-            num_equal = _num_equal(suggestion, text, at)
-            ends = accumulate(len(word) for word in _NEXT_WORD.findall(suggestion) if word)
-            takes = [(TAKE_WORD_KEYS * number, length) for number, length in enumerate(ends, 1)]
-            for take_keys, length in [(TAKE_KEYS, len(suggestion)), *takes]:
-                num_deleted = max(0, length - num_equal)
-                num_keys = choose_keys + take_keys + DELETE_KEYS * num_deleted
-                yield _Take(min(length, num_equal, end - at), num_deleted, num_keys)
+            if each.visible_since_ms is None:
+                each.visible_since_ms = shown_ms
+
+    def merge(self, answer: Answer, num_suggestions: int, now_ms: float) -> None:
+        """Add what says something else than those that agree."""
+        usefulness = answer.usefulness or (math.inf,) * len(answer.suggestions)
+        for suggestion, keys in list(zip(answer.suggestions, usefulness, strict=True))[:num_suggestions]:
+            if suggestion and not any(_agree(suggestion, each.rest) for each in self._all):
+                self._all.append(_OnPage(suggestion, keys, now_ms + PAINT_MS))
+        del self._all[num_suggestions:]
+
+    def follow(self, typed: str) -> None:
+        """A character was typed: what does not agree with it leaves."""
+        self._all = [each for each in self._all if each.rest.startswith(typed) and each.rest != typed]
+        for each in self._all:
+            each.rest = each.rest.removeprefix(typed)
+            each.num_typed += len(typed)
+
+    def clear(self) -> None:
+        self._all = []
+
+    def count(self) -> Usage:
+        """The counts of one moment: of what was visible and still agrees, what is not visible or first any more."""
+        visible, before = self.visible, self._counted
+        holding = [each for each in before if any(each is other for other in self._all)]
+        num_replaced = sum(not any(each is other for other in visible) for each in holding)
+        if before and visible and holding[:1] == before[:1] and before[0] is not visible[0]:
+            num_replaced += 1
+        self._counted = visible
+        return Usage(
+            num_moments=1,
+            num_moments_shown=int(bool(visible)),
+            num_holding=len(holding),
+            num_replaced=num_replaced,
+        )
+
+
+def _takes_on_page(visible: Sequence[_OnPage], text: str, at: int, end: int, now_ms: float) -> Iterator[_Take]:
+    """All ways to take one of the suggestions that have been visible for long enough."""
+    for place, suggestion in enumerate(visible):
+        if suggestion.visible_since_ms is None or now_ms - suggestion.visible_since_ms < MIN_VISIBLE_MS:
+            continue
+        rest = suggestion.rest
+        ends = accumulate(len(word) for word in _NEXT_WORD.findall(rest) if word)
+        choose_keys = CHORD_KEYS * min(place, len(visible) - place)  # the choice wraps around
+        # Without a choice, the first word is a chord; it is one, so the next words are single keys.
+        first_word_keys = choose_keys + TAKE_KEYS if place else CHORD_KEYS
+        takes = [(first_word_keys + TAKE_KEYS * number, length) for number, length in enumerate(ends)]
+        for take_keys, length in [(CHORD_KEYS if place else TAKE_KEYS, len(rest)), *takes]:
+            yield _page_take(rest[:length], text, at, end, take_keys)
+
+
+def _page_take(taken: str, text: str, at: int, end: int, take_keys: int) -> _Take:
+    """Taking this much of a suggestion, with its space, and deleting what does not fit."""
+    num_equal = _num_equal(taken, text, at)
+    num_deleted = len(taken) - num_equal
+    if not taken[-1:].isspace():
+        follows = text[at + num_equal : at + num_equal + 1]
+        if num_deleted == 0 and follows == " ":
+            num_equal += 1
+        elif num_deleted or (at + num_equal < end and not _REPLACES_SPACE.match(follows)):
+            num_deleted += 1
+    return _Take(min(num_equal, end - at), num_deleted, take_keys + DELETE_KEYS * num_deleted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,35 +268,19 @@ class _Take:
 
 
 class _Shown:
-    """Suggestions on show at a position, best first, each with the time since which it has been visible."""
+    """Suggestions on show at a position, best first. The newest answer takes all places."""
 
     def __init__(self) -> None:
         self.suggestions: tuple[str, ...] = ()
-        self.visible_since_ms: tuple[float, ...] = ()
         self._at = 0
 
-    def merge(self, suggestions: Sequence[str], text: str, at: int, num_suggestions: int) -> tuple[str, ...]:
-        """What is on show if those that still hold keep their place and new ones fill the free places.
-
-        A new one that only says what a kept one says, or begins or continues it, is left out.
-        """
-        places = [*self._rests(text, at), *[""] * num_suggestions][:num_suggestions]
-        kept = [rest for rest in places if rest]
-        new = [each for each in suggestions if each and not any(_agree(each, rest) for rest in kept)]
-        return tuple(filter(None, (rest or (new.pop(0) if new else "") for rest in places)))
-
-    def replace(self, suggestions: Sequence[str], text: str, at: int, now_ms: float = 0.0) -> Usage:
-        """Show these at `at`. The counts of one moment: what still held, and what of it was replaced.
-
-        A text that was on show already has been visible since then.
-        """
+    def replace(self, suggestions: Sequence[str], text: str, at: int) -> Usage:
+        """Show these at `at`. The counts of one moment: what still held, and what of it was replaced."""
         rests = self._rests(text, at)
         suggestions = tuple(filter(None, suggestions))
-        since_ms = dict(zip(rests, self.visible_since_ms, strict=True))
         now_shown = [*suggestions, *[""] * len(rests)]
         holding = [(rest, now_shown[place]) for place, rest in enumerate(rests) if rest]
         self.suggestions, self._at = suggestions, at
-        self.visible_since_ms = tuple(since_ms.get(suggestion, now_ms) for suggestion in suggestions)
         return Usage(
             num_moments=1,
             num_moments_shown=int(bool(suggestions)),

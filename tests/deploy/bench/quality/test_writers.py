@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
+from deploy.bench.quality import writers
 from deploy.bench.quality.keystrokes import Answer, Passage, Suggest
 from deploy.bench.quality.writers import PageWriter, Writer, matching_length, write_by_literature, write_by_pause
 
 LATENCY_MS = 12.0
-RULES = [write_by_literature, PageWriter("keep"), PageWriter("replace"), write_by_pause]
+RULES = [write_by_literature, PageWriter(), PageWriter(1), write_by_pause]
 
 
 def passage(text: str, end: int | None = None) -> Passage:
@@ -97,46 +100,84 @@ def test_pause_has_suggestions_at_the_starts_of_words_only_and_types_the_space()
     assert write_by_pause(passage("the old"), answers({0: ["the"], 4: ["old"]}), 1).num_keys == 3
 
 
-@pytest.mark.parametrize("display", ["keep", "replace"])
-def test_page_takes_only_what_has_been_visible_for_200_ms(display: str) -> None:
-    """Keys come every 200 ms and answers 12 ms after a key: 188 ms before the next key, 388 before the one after it.
-    "the sea" is on show from 0 on: "t" is typed, then Tab takes "he sea": 2 keys. What is on show from 1 on could be
-    taken at 2, but is not there any more: 7 keys."""
-    write = PageWriter("keep" if display == "keep" else "replace")
-    assert write(passage("the sea"), following("the sea"), 1).num_keys == 2
-    gone = answers({1: ["he sea"], 2: ["x"]}) if display == "replace" else answers({1: ["hey"]})
-    assert write(passage("the sea"), gone, 1).num_keys == 7
+@pytest.fixture
+def regular_rhythm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key every 200 ms. Answers take 12 ms and painting 8: visible for 180 ms at the next key, 380 at the one after."""
+    monkeypatch.setattr(writers, "RHYTHM_SIGMA", 0.0)
 
 
-def test_page_keeps_what_still_holds_and_fills_free_places() -> None:
-    """At 0: "thus" and "the sea". "t" is typed; the answer at 1 says "hat", which is not shown: both still hold. At 1
-    the second place costs an arrow and Tab: "he sea" for 2 keys, 3 in all. If the answer replaces them, "hat" is on
-    show at 1, and everything is typed. Three then hold and are replaced: both at 1, and what is left of "hat" at 2."""
-    suggested = {0: ["thus", "the sea"], **{at: ["hat"] for at in range(1, 7)}}
-    kept = PageWriter("keep")(passage("the sea"), answers(suggested), 2)
-    assert (kept.num_keys, kept.num_holding, kept.num_replaced) == (3, 2, 0)
-    replaced = PageWriter("replace")(passage("the sea"), answers(suggested), 2)
-    assert (replaced.num_keys, replaced.num_holding, replaced.num_replaced) == (7, 3, 3)
+@pytest.mark.usefixtures("regular_rhythm")
+def test_page_takes_only_what_has_been_visible_for_200_ms() -> None:
+    """ "the sea" is on show from 0 on: "t" is typed, then Tab takes "he sea": 2 keys. What is on show from 1 on could
+    be taken at 2, but does not hold there: 7 keys."""
+    assert PageWriter()(passage("the sea"), following("the sea"), 1).num_keys == 2
+    assert PageWriter()(passage("the sea"), answers({1: ["hey"]}), 1).num_keys == 7
 
 
+@pytest.mark.usefixtures("regular_rhythm")
+def test_page_keeps_what_holds_and_moves_it_up() -> None:
+    """At 0: "to be" and "the sea". "t" and "h" are typed. At 2 "to be" has left, and "e sea" moved up; it is visible for
+    192 ms at the next key, which types "e", and Tab takes " sea": 4 keys. "hat" at 1 comes after what holds."""
+    suggested = {0: ["to be", "the sea"], **{at: ["hat"] for at in range(1, 7)}}
+    usage = PageWriter()(passage("the sea"), answers(suggested), 2)
+    assert (usage.num_keys, usage.num_holding, usage.num_replaced) == (4, 4, 0)
+
+
+@pytest.mark.usefixtures("regular_rhythm")
+def test_page_opens_the_list_once_the_first_stands_still() -> None:
+    """ "thermal": the second is visible from 320 ms on. "t" and "h" are typed; at 600 ms a chord takes "ermal" for two
+    keys: 4."""
+    assert PageWriter()(passage("thermal"), answers({0: ["these are", "thermal"]}), 2).num_keys == 4
+
+
+@pytest.mark.usefixtures("regular_rhythm")
+def test_page_brings_a_space_that_gives_way_to_punctuation() -> None:
+    """ "a sea, an": " sea" brings a space, which the comma replaces; " an" is typed: "a", " ", Tab, ",", " ", "a", "n".
+    Before a letter the space is deleted: "a", " ", Tab, backspace, "b"."""
+    assert PageWriter()(passage("a sea, an"), answers({0: ["a sea"]}), 1).num_keys == 6
+    assert PageWriter()(passage("a seab"), answers({0: ["a sea"]}), 1).num_keys == 4
+
+
+@pytest.mark.usefixtures("regular_rhythm")
+def test_page_holds_back_what_saves_little_until_it_is_typed() -> None:
+    """Usefulness 0.5 and a minimum of 2: shown after two typed characters, taken a key later."""
+
+    def suggest(at: int) -> Answer:
+        return Answer(("the sea",), 12.0, (0.5,)) if at == 0 else Answer((), 12.0)
+
+    assert PageWriter(0.5)(passage("the sea"), suggest, 1).num_keys == 2
+    held_back = PageWriter(2)(passage("the sea"), suggest, 1)
+    assert held_back.num_keys == 4
+    assert held_back.num_moments_shown == 2
+
+
+def test_the_rhythm_has_five_keys_a_second() -> None:
+    intervals_ms = list(islice(writers.key_intervals_ms(3), 20_000))
+    assert 195 < sum(intervals_ms) / len(intervals_ms) < 205
+    assert min(intervals_ms) > 0
+
+
+@pytest.mark.usefixtures("regular_rhythm")
 def test_page_takes_word_by_word_what_does_not_match_as_a_whole() -> None:
-    """ "the old man sat": at 0 "the old man was very". "t"; then arrow right takes "he", " old", " man": 3 keys for
-    10 characters. " sat" is typed: 1 + 3 + 4 = 8."""
+    """ "the old man sat": at 0 "the old man was very". "t"; then a chord takes "he", and arrow right alone " old" and
+    " man": 4 keys for 11 characters with the space. "sat" is typed: 1 + 4 + 3 = 8."""
     usage = PageWriter()(passage("the old man sat"), answers({0: ["the old man was very"]}), 1)
     assert (usage.num_keys, usage.num_accepted, usage.num_accepted_words) == (8, 1, 3)
-    assert usage.num_accepted_characters == usage.num_kept_characters == 10
+    assert usage.num_accepted_characters == usage.num_kept_characters == 11
 
 
+@pytest.mark.usefixtures("regular_rhythm")
 def test_page_deletes_what_does_not_match_and_shows_nothing_after_it() -> None:
-    """ "the season. it": at 0 "the seasons". "t"; Tab takes "he seasons", backspace removes "s": 2 keys for 9
-    characters. Nothing is requested at 10, where the second place would be free: ". it" is 4 keys. 7 in all. Moments:
+    """ "the season. it": at 0 "the seasons". "t"; Tab takes "he seasons ", backspace removes " " and "s": 3 keys for 9
+    characters. Nothing is requested at 10, where the second place would be free: ". it" is 4 keys. 8 in all. Moments:
     0, 1, the deletion, and the positions 11 to 13."""
     suggested = {0: ["the seasons"], 10: [". it"]}
     usage = PageWriter()(passage("the season. it"), answers(suggested), 2)
-    assert (usage.num_keys, usage.num_moments) == (7, 6)
-    assert (usage.num_accepted_characters, usage.num_kept_characters) == (10, 9)
+    assert (usage.num_keys, usage.num_moments) == (8, 6)
+    assert (usage.num_accepted_characters, usage.num_kept_characters) == (11, 9)
 
 
+@pytest.mark.usefixtures("regular_rhythm")
 def test_page_drops_answers_after_the_next_key() -> None:
     """Answers take 250 ms, and a key comes every 200: nothing is ever on show."""
     usage = PageWriter()(passage("the sea"), answers({0: ["the sea"], 1: ["he sea"]}, 250), 1)
