@@ -84,11 +84,12 @@ export class SuggestionList {
     const items = suggestions.map((suggestion) => {
       const item = document.createElement("li");
       item.value = suggestion.place + 1;
-      item.textContent = suggestion.rest;
+      item.textContent = suggestion.rest.trim();
       item.ariaCurrent = String(suggestion === view?.chosen);
       return item;
     });
-    this.element.replaceChildren(...items);
+    // A list that is still open for a moment keeps its last items, so that it does not flicker.
+    if (items.length || !view?.isListed) this.element.replaceChildren(...items);
   }
 
   /** Empty the element and stop listening. */
@@ -111,14 +112,4 @@ export function announcement(view, previous) {
   if (previous?.status === "ready" && previous.chosen?.text === view.chosen.text) return "";
   const { suggestions, chosen } = view;
   return `Suggestion ${suggestions.indexOf(chosen) + 1} of ${suggestions.length}: ${chosen.rest}`;
-}
-
-/**
- * A Tab that the completer leaves to the browser, because the writer pressed Escape before it: the editor's own
- * binding, such as one that indents, must not see it.
- * @param {KeyboardEvent} event
- * @returns {boolean}
- */
-export function isPlainTab({ key, altKey, ctrlKey, metaKey, shiftKey, isComposing }) {
-  return key === "Tab" && !altKey && !ctrlKey && !metaKey && !shiftKey && !isComposing;
 }

@@ -2,10 +2,11 @@
 // and decorations; it does not know the server or when suggestions are requested.
 
 import { closeHistory, isHistoryTransaction } from "prosemirror-history";
+import { Fragment, Slice } from "prosemirror-model";
 import { Plugin, PluginKey, TextSelection } from "prosemirror-state";
 import { Decoration, DecorationSet } from "prosemirror-view";
 import { Completer } from "./completer.js";
-import { adoptStyles, announcement, ghostElement, isPlainTab, SuggestionList } from "./editor_adapter.js";
+import { adoptStyles, announcement, ghostElement, SuggestionList } from "./editor_adapter.js";
 
 /** @typedef {import("prosemirror-model").Node} Node */
 /** @typedef {import("prosemirror-state").EditorState} EditorState */
@@ -93,6 +94,7 @@ class Suggestions {
     const element = list ?? this.#floating.element.appendChild(document.createElement("ol"));
     this.#list = element && new SuggestionList(element, (place) => this.completer.accept(place));
     this.completer = new Completer({
+      insertsSpace: true,
       ...options,
       context: () => textBefore(view.state),
       after: () => textAfter(view.state),
@@ -132,7 +134,10 @@ class Suggestions {
 
   /** @param {KeyboardEvent} event  @returns {boolean}  True: ProseMirror must ignore the key. */
   press(event) {
-    return this.#isWritableAtCaret && (this.completer.press(event) || isPlainTab(event));
+    if (!this.#isWritableAtCaret) return false;
+    // After Escape, Tab leaves the editor: a key map that indents with it must not see it.
+    const isLeaving = event.key === "Tab" && this.completer.isTabFree;
+    return this.completer.press(event) || isLeaving;
   }
 
   /** @param {number} from  @param {number} to  @param {string} text  @returns {boolean} */
@@ -161,7 +166,8 @@ class Suggestions {
     if (!editable) return;
     const { head } = state.selection;
     // `closeHistory` separates a change from the one before it. The second one separates the text from typing after it.
-    this.#view.dispatch(closeHistory(state.tr.insertText(text, head - numReplaced, head)).scrollIntoView());
+    const transaction = insertLines(state.tr, text.split("\n"), head - numReplaced, head);
+    this.#view.dispatch(closeHistory(transaction).scrollIntoView());
     this.#view.dispatch(closeHistory(this.#view.state.tr));
   }
 
@@ -171,6 +177,7 @@ class Suggestions {
     this.#show(shown);
     if (this.#isDestroyed) return; // an update that removes the plugin is under way
     const previous = pluginKey.getState(this.#view.state)?.shown ?? null;
+    // Typing costs no further update while nothing is shown.
     if (previous?.chosen || shown.chosen) {
       this.#floating.announce(announcement(shown, previous));
       this.#view.dispatch(this.#view.state.tr.setMeta(pluginKey, shown));
@@ -255,9 +262,25 @@ function textBefore({ doc, selection }) {
   return doc.textBetween(0, selection.head, "\n", leafText);
 }
 
-/** The rest of the caret's text block. @param {EditorState} state */
+/** All text after the caret. @param {EditorState} state */
 function textAfter({ doc, selection }) {
-  return doc.textBetween(selection.head, selection.$head.end(), "\n", leafText);
+  return doc.textBetween(selection.head, doc.content.size, "\n", leafText);
+}
+
+/**
+ * Replace text within a text block. Each line but the first begins a new block, except in code.
+ * @param {Transaction} transaction
+ * @param {string[]} lines
+ * @param {number} from  A position in the document.
+ * @param {number} to
+ * @returns {Transaction}
+ */
+function insertLines(transaction, lines, from, to) {
+  const { parent } = transaction.doc.resolve(from);
+  if (lines.length === 1 || parent.type.spec.code) return transaction.insertText(lines.join("\n"), from, to);
+  const { schema } = parent.type;
+  const blocks = lines.map((line) => parent.type.create(parent.attrs, line ? schema.text(line) : null));
+  return transaction.replace(from, to, new Slice(Fragment.from(blocks), 1, 1));
 }
 
 /**
