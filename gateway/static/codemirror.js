@@ -50,7 +50,8 @@ export function tercet({ list, show = () => {}, ...options } = {}) {
     ],
     eventObservers: {
       blur() {
-        this.completer.close();
+        // Later, because an update that makes the editor read-only blurs it, and must end first.
+        queueMicrotask(() => this.completer.close());
       },
       compositionend() {
         this.followComposition();

@@ -58,7 +58,8 @@ export function tercet(options = {}) {
         // Not `handleKeyDown`: only here can a key be left to the browser and kept from the key maps of other plugins.
         keydown: (view, event) => suggestionsOf.get(view)?.press(event) ?? false,
         compositionend: (view) => suggestionsOf.get(view)?.followComposition(),
-        blur: (view) => completerOf(view)?.close(),
+        // Later, because an update that makes the editor read-only blurs it, and must end first.
+        blur: (view) => queueMicrotask(() => completerOf(view)?.close()),
       },
     },
   });
@@ -82,6 +83,7 @@ class Suggestions {
   #isDestroyed = false;
   /** The last change belonged to an IME composition. */
   #wasComposing = false;
+  #wasWritable = true;
 
   /**
    * @param {EditorView} view
@@ -112,8 +114,10 @@ class Suggestions {
    */
   update({ composing, state }, previous) {
     const isDocChanged = !state.doc.eq(previous.doc);
-    if (!isDocChanged && state.selection.eq(previous.selection)) return;
-    if (!this.#isWritableAtCaret) {
+    const wasWritable = this.#wasWritable;
+    this.#wasWritable = this.#isWritableAtCaret;
+    if (!isDocChanged && state.selection.eq(previous.selection) && wasWritable === this.#wasWritable) return;
+    if (!this.#wasWritable) {
       this.completer.close();
     } else if (isDocChanged) {
       this.#wasComposing = composing;

@@ -1,0 +1,18 @@
+// The options of the editors' pages, from the page's address.
+
+import { Client, type Mode } from "tercet-client";
+
+const parameters = new URLSearchParams(location.search);
+
+export const options = {
+  client: new Client({ url: parameters.get("server") ?? "" }),
+  mode: (parameters.get("mode") ?? "live") as Mode,
+  options: () => ({ model_size: parameters.get("model") ?? "embedded", seed: 1 }),
+};
+
+/** Function keys stand for what a program does to the editor. */
+export function onKey(key: string, action: () => void): void {
+  document.addEventListener("keydown", (event) => {
+    if (event.key === key) action();
+  });
+}
