@@ -30,17 +30,20 @@ const STYLES = `
   @media (forced-colors: active) { :where(.tercet-ghost) { color: GrayText } }
 `;
 
-/** Filled once, shared by all documents and shadow roots of the page. @type {CSSStyleSheet|undefined} */
-let styleSheet;
+/** A document and its shadow roots can share a style sheet; documents of other windows and frames cannot. */
+const styleSheets = /** @type {WeakMap<Document, CSSStyleSheet>} */ (new WeakMap());
 
 /**
  * Apply the styles to everything in a document or shadow root.
  * @param {Document|ShadowRoot} root
  */
 export function adoptStyles(root) {
+  const owner = root.ownerDocument ?? /** @type {Document} */ (root);
+  let styleSheet = styleSheets.get(owner);
   if (!styleSheet) {
-    styleSheet = new CSSStyleSheet();
+    styleSheet = new (owner.defaultView ?? globalThis).CSSStyleSheet();
     styleSheet.replaceSync(STYLES);
+    styleSheets.set(owner, styleSheet);
   }
   if (!root.adoptedStyleSheets.includes(styleSheet)) root.adoptedStyleSheets.push(styleSheet);
 }
@@ -73,7 +76,7 @@ export class SuggestionList {
     // On mousedown, because the item may be replaced before the click; prevented, so that the editor keeps the focus.
     element.addEventListener("mousedown", (event) => {
       event.preventDefault();
-      const item = event.target instanceof Element ? event.target.closest("li") : null;
+      const item = /** @type {Element} */ (event.target).closest("li");
       if (item && event.button === 0) accept(item.value - 1);
     }, { signal });
   }

@@ -84,6 +84,8 @@ class Suggestions {
   /** The last change belonged to an IME composition. */
   #wasComposing = false;
   #wasWritable = true;
+  /** @type {{doc: Node, head: number, before: string, after: string}|null} */
+  #cachedTexts = null;
 
   /**
    * @param {EditorView} view
@@ -98,8 +100,8 @@ class Suggestions {
     this.completer = new Completer({
       insertsSpace: true,
       ...options,
-      context: () => textBefore(view.state),
-      after: () => textAfter(view.state),
+      context: () => this.#texts.before,
+      after: () => this.#texts.after,
       insert: (text, numReplaced) => this.#insert(text, numReplaced),
       show: (shown) => this.#draw(shown),
     });
@@ -158,6 +160,16 @@ class Suggestions {
     suggestionsOf.delete(this.#view);
   }
 
+  /** Text around the caret. Read once per document and caret: reading a long document takes a millisecond or more. */
+  get #texts() {
+    const { doc, selection } = this.#view.state;
+    if (this.#cachedTexts?.doc !== doc || this.#cachedTexts.head !== selection.head) {
+      const [before, after] = textsAround(doc, selection.head);
+      this.#cachedTexts = { doc, head: selection.head, before, after };
+    }
+    return this.#cachedTexts;
+  }
+
   /** Suggestions need a caret in a text block. */
   get #isWritableAtCaret() {
     const { editable, state } = this.#view;
@@ -193,12 +205,14 @@ class Suggestions {
 /** An element below the caret, with a message for screen readers. It stays below the caret when the page scrolls. */
 class FloatingElement {
   #view;
+  #window;
   #status = document.createElement("div");
   #listeners = new AbortController();
 
   /** @param {EditorView} view */
   constructor(view) {
     this.#view = view;
+    this.#window = view.dom.ownerDocument.defaultView ?? window; // the editor may be in a frame
     this.element = document.createElement("div");
     Object.assign(this.element.style, { position: "fixed", zIndex: "1000" });
     Object.assign(this.#status.style, { position: "absolute", clipPath: "inset(50%)", width: "1px", height: "1px" });
@@ -206,10 +220,10 @@ class FloatingElement {
     this.#status.role = "status";
     this.element.append(this.#status);
     const { root } = view;
-    (root instanceof Document ? root.body : root).append(this.element);
+    ("body" in root ? root.body : root).append(this.element);
     const { signal } = this.#listeners;
-    addEventListener("scroll", () => this.place(), { capture: true, passive: true, signal });
-    addEventListener("resize", () => this.place(), { signal });
+    this.#window.addEventListener("scroll", () => this.place(), { capture: true, passive: true, signal });
+    this.#window.addEventListener("resize", () => this.place(), { signal });
   }
 
   /** Move it to the caret, above the line if there is no room below. */
@@ -217,6 +231,7 @@ class FloatingElement {
     if (this.#view.isDestroyed || !this.element.offsetHeight) return; // nothing is shown
     const { left, top, bottom } = this.#view.coordsAtPos(this.#view.state.selection.head);
     const { offsetHeight, offsetWidth, style } = this.element;
+    const { innerHeight, innerWidth } = this.#window;
     const isRoomBelow = bottom + LIST_GAP_PX + offsetHeight <= innerHeight;
     style.left = `${Math.max(0, Math.min(left, innerWidth - offsetWidth))}px`;
     style.top = `${isRoomBelow ? bottom + LIST_GAP_PX : top - LIST_GAP_PX - offsetHeight}px`;
@@ -261,14 +276,16 @@ function sizesAtCaret({ mapping, selection }) {
   return sizes;
 }
 
-/** All text before the caret; text blocks are separated by line breaks. @param {EditorState} state */
-function textBefore({ doc, selection }) {
-  return doc.textBetween(0, selection.head, "\n", leafText);
-}
-
-/** All text after the caret. @param {EditorState} state */
-function textAfter({ doc, selection }) {
-  return doc.textBetween(selection.head, doc.content.size, "\n", leafText);
+/**
+ * All text before and after a position; text blocks are separated by line breaks.
+ * @param {Node} doc
+ * @param {number} position
+ */
+function textsAround(doc, position) {
+  return [
+    doc.textBetween(0, position, "\n", leafText),
+    doc.textBetween(position, doc.content.size, "\n", leafText),
+  ];
 }
 
 /**

@@ -35,13 +35,13 @@ QUIET_MS = 400  # longer than an adapter takes to send a request for a change
 class EditorPage:
     """One editor, alone on a page with a button after it."""
 
-    def __init__(self, page: Page, name: str) -> None:
+    def __init__(self, page: Page, name: str, is_framed: bool) -> None:
         self.page = page
         self.is_textarea = name == "textarea"
-        self.text = page.locator(SELECTORS[name])
-        self.items = page.locator("ol li")
-        self.chosen = page.locator("ol li[aria-current=true]")
-        self.ghost = page.locator(".tercet-ghost")
+        root = page.frame_locator("iframe") if is_framed else page
+        self.text = root.locator(SELECTORS[name])
+        self.items = root.locator("ol li")
+        self.ghost = root.locator(".tercet-ghost")
         self.requests: list[dict[str, Any]] = []  # bodies sent to /autocomplete
         self.num_finished = 0
         self.num_aborted = 0
@@ -131,12 +131,13 @@ def open_editor(
     """Opens an editor's page, by default without unasked requests. Teardown fails if a script of a page failed."""
     opened: list[EditorPage] = []
 
-    def open_new(name: str, mode: str = "off", model: str = "embedded") -> EditorPage:
+    def open_new(name: str, *, mode: str = "off", model: str = "embedded", is_framed: bool = False) -> EditorPage:
         page = browser.new_page()
         page.set_default_timeout(TIMEOUT_MS)
-        editor = EditorPage(page, name)
+        editor = EditorPage(page, name, is_framed)
         opened.append(editor)
-        query = urlencode({"server": tercet.url, "mode": mode, "model": model})
+        framed = {"framed": 1} if is_framed else {}
+        query = urlencode({"server": tercet.url, "mode": mode, "model": model, **framed})
         page.goto(f"{site.origin}/{name}.html?{query}")
         return editor
 
@@ -322,6 +323,26 @@ def test_selected_text_is_the_editors(open_editor: Callable[..., EditorPage], na
     editor.press("Tab")
     assert "\t" in editor.value or editor.value.startswith("  ")
     assert len(editor.requests) == 1
+
+
+@pytest.mark.parametrize("name", ["codemirror", "prosemirror"])
+def test_an_editor_in_a_frame(open_editor: Callable[..., EditorPage], name: str) -> None:
+    editor = open_editor(name, is_framed=True)
+    editor.type(OPENING)
+    editor.press("Tab")
+    suggestion = editor.wait_for_list()[2]
+    colors = [
+        locator.evaluate("(element) => getComputedStyle(element).color") for locator in (editor.text, editor.ghost)
+    ]
+    assert colors[0] != colors[1]
+    caret, item = editor.ghost.bounding_box(), editor.items.first.bounding_box()
+    assert caret
+    assert item
+    assert item["y"] >= caret["y"]
+    editor.items.nth(2).click()
+    assert editor.value.removeprefix(OPENING).strip() == suggestion
+    editor.page.keyboard.type("Then")
+    assert editor.value.endswith("Then")
 
 
 @each_editor

@@ -7,7 +7,7 @@ import { schema } from "prosemirror-schema-basic";
 import { type Command, EditorState } from "prosemirror-state";
 import { EditorView } from "prosemirror-view";
 import { tercet } from "tercet-client/prosemirror";
-import { onKey, options } from "./options.js";
+import { onKey, options, root } from "./options.js";
 
 const insertTab: Command = (state, dispatch) => {
   dispatch?.(state.tr.insertText("\t"));
@@ -16,7 +16,7 @@ const insertTab: Command = (state, dispatch) => {
 const keys = keymap({ "Mod-z": undo, "Mod-y": redo, Tab: insertTab });
 const plugins = [keys, keymap(baseKeymap), history(), tercet(options)];
 const parent = document.createElement("main");
-document.body.prepend(parent);
+root.body.prepend(parent);
 const view = new EditorView(parent, { state: EditorState.create({ schema, plugins }) });
 onKey("F8", () => view.destroy());
 onKey("F9", () => view.setProps({ editable: () => false }));
