@@ -84,6 +84,7 @@ export class SuggestionList {
   /** @param {View|null} view */
   show(view) {
     const suggestions = view?.isListed ? view.suggestions : [];
+    if (view?.isListed && !suggestions.length) return; // a list that stays for a moment, so that it does not flicker
     const items = suggestions.map((suggestion) => {
       const item = document.createElement("li");
       item.value = suggestion.place + 1;
@@ -91,8 +92,7 @@ export class SuggestionList {
       item.ariaCurrent = String(suggestion === view?.chosen);
       return item;
     });
-    // A list that is still open for a moment keeps its last items, so that it does not flicker.
-    if (items.length || !view?.isListed) this.element.replaceChildren(...items);
+    this.element.replaceChildren(...items);
   }
 
   /** Empty the element and stop listening. */
@@ -114,5 +114,5 @@ export function announcement(view, previous) {
   if (!view?.chosen || view.status !== "ready" || !(view.isExplicit || view.isChosenByUser)) return "";
   if (previous?.status === "ready" && previous.chosen?.text === view.chosen.text) return "";
   const { suggestions, chosen } = view;
-  return `Suggestion ${suggestions.indexOf(chosen) + 1} of ${suggestions.length}: ${chosen.rest}`;
+  return `Suggestion ${suggestions.indexOf(chosen) + 1} of ${suggestions.length}: ${chosen.rest.trim()}`;
 }

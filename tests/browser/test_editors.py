@@ -42,6 +42,7 @@ class EditorPage:
         self.text = root.locator(SELECTORS[name])
         self.items = root.locator("ol li")
         self.ghost = root.locator(".tercet-ghost")
+        self.announcements = root.locator(".cm-announced, [role=status]")
         self.requests: list[dict[str, Any]] = []  # bodies sent to /autocomplete
         self.num_finished = 0
         self.num_aborted = 0
@@ -160,6 +161,7 @@ def test_request_choose_accept_and_undo(open_editor: Callable[..., EditorPage], 
     expect(editor.items.nth(1)).to_have_attribute("aria-current", "true")
     if not editor.is_textarea:
         assert (editor.ghost.text_content() or "").strip() == suggestions[1]
+        expect(editor.announcements).to_have_text(f"Suggestion 2 of 3: {suggestions[1]}")
     editor.press("ArrowRight")
     with_word = editor.value
     word = with_word.removeprefix(OPENING).strip()
@@ -186,6 +188,8 @@ def test_suggestions_while_typing_and_none_after_undo_and_deletion(
     editor = open_editor(name, mode="live")
     editor.type(OPENING)
     editor.wait_for_unasked()
+    if not editor.is_textarea:
+        assert editor.announcements.text_content() == ""  # a screen reader would interrupt the typing
     editor.press("Tab")
     assert editor.value.startswith(OPENING)
     assert editor.value != OPENING
