@@ -1,8 +1,9 @@
-"""Deselects GPU tests on machines without a GPU."""
+"""Deselects GPU tests on machines without a GPU, and builds the npm package for the tests that need it."""
 
 import pytest
 
 from deploy.planning import count_gpus
+from tests.npm_package import NpmPackage, build_package
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -12,3 +13,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     config.hook.pytest_deselected(items=marked)
     items[:] = [item for item in items if item not in marked]
+
+
+@pytest.fixture(scope="session")
+def npm_package(request: pytest.FixtureRequest) -> NpmPackage:
+    """The package, built from the working tree. Its tools stay in pytest's cache."""
+    return build_package(request.config.cache.mkdir("npm"))

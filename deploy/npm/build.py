@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "gateway/static"
 MANIFEST = Path(__file__).with_name("package.json")
 README = Path(__file__).with_name("README.md")
-# Exact versions of the tools and of the editors' packages, whose types the declarations name, with all that they require.
+# Exact versions of the tools, of the editors' packages, whose types the declarations name, and of what these require.
 TOOLS = Path(__file__).with_name("tools.json")
 INSTALL_TIMEOUT_S = 180
 # TypeScript's options for checking the modules, and those for their declarations.

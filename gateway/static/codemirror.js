@@ -5,7 +5,7 @@ import { isolateHistory } from "@codemirror/commands";
 import { StateEffect, StateField } from "@codemirror/state";
 import { Decoration, EditorView, showTooltip, ViewPlugin, WidgetType } from "@codemirror/view";
 import { Completer } from "./completer.js";
-import { adoptStyles, announcement, ghostElement, isPlainTab, SuggestionList } from "./editor_adapter.js";
+import { adoptStyles, announcement, ghostElement, SuggestionList } from "./editor_adapter.js";
 
 /** @typedef {import("@codemirror/state").EditorState} EditorState */
 /** @typedef {import("@codemirror/state").Extension} Extension */
@@ -50,7 +50,8 @@ export function tercet({ list, show = () => {}, ...options } = {}) {
     ],
     eventObservers: {
       blur() {
-        this.completer.close();
+        // Later, because an update that makes the editor read-only blurs it, and must end first.
+        queueMicrotask(() => this.completer.close());
       },
       compositionend() {
         this.followComposition();
@@ -90,9 +91,10 @@ class Suggestions {
     this.#show = show;
     this.#list = list && new SuggestionList(list, (place) => this.completer.accept(place));
     this.completer = new Completer({
+      insertsSpace: true,
       ...options,
       context: () => view.state.sliceDoc(0, view.state.selection.main.head),
-      after: () => textAfter(view.state),
+      after: () => view.state.sliceDoc(view.state.selection.main.head),
       insert: (text, numReplaced) => this.#insert(text, numReplaced),
       show: (shown) => this.#draw(shown),
     });
@@ -146,7 +148,9 @@ class Suggestions {
   /** @param {KeyboardEvent} event */
   #press(event) {
     if (event.target !== this.#view.contentDOM || !isWritableAtCaret(this.#view.state)) return;
-    if (this.completer.press(event) || isPlainTab(event)) event.stopImmediatePropagation();
+    // After Escape, Tab leaves the editor: a key map that indents with it must not see it.
+    const isLeaving = event.key === "Tab" && this.completer.isTabFree;
+    if (this.completer.press(event) || isLeaving) event.stopImmediatePropagation();
   }
 
   /** @param {string} text  @param {number} numReplaced */
@@ -171,7 +175,7 @@ class Suggestions {
     this.#show(shown);
     if (this.#isDestroyed) return; // an update that removes the extension is under way
     const previous = this.#view.state.field(shownView);
-    if (!previous?.chosen && !shown.chosen) return; // typing costs no further update while nothing is shown
+    if (!isVisible(previous) && !isVisible(shown)) return; // typing costs no further update while nothing is shown
     const text = announcement(shown, previous);
     this.#view.dispatch({ effects: [setView.of(shown), ...(text ? [EditorView.announce.of(text)] : [])] });
   }
@@ -182,10 +186,9 @@ function isWritableAtCaret({ readOnly, selection }) {
   return !readOnly && selection.ranges.length === 1 && selection.main.empty;
 }
 
-/** From the caret to the end of its line. @param {EditorState} state */
-function textAfter(state) {
-  const { head } = state.selection.main;
-  return state.sliceDoc(head, state.doc.lineAt(head).to);
+/** @param {View|null} view */
+function isVisible(view) {
+  return Boolean(view?.chosen || view?.isListed);
 }
 
 /** @param {EditorState} state */
@@ -198,8 +201,7 @@ function drawGhostText(state) {
 
 /** @param {EditorState} state  @returns {import("@codemirror/view").Tooltip|null} */
 function tooltip(state) {
-  const shown = state.field(shownView);
-  if (!shown?.isListed || !shown.suggestions.length) return null;
+  if (!state.field(shownView)?.isListed) return null;
   return { pos: state.selection.main.head, create: createTooltip };
 }
 

@@ -30,17 +30,20 @@ const STYLES = `
   @media (forced-colors: active) { :where(.tercet-ghost) { color: GrayText } }
 `;
 
-/** Filled once, shared by all documents and shadow roots of the page. @type {CSSStyleSheet|undefined} */
-let styleSheet;
+/** A document and its shadow roots can share a style sheet; documents of other windows and frames cannot. */
+const styleSheets = /** @type {WeakMap<Document, CSSStyleSheet>} */ (new WeakMap());
 
 /**
  * Apply the styles to everything in a document or shadow root.
  * @param {Document|ShadowRoot} root
  */
 export function adoptStyles(root) {
+  const owner = root.ownerDocument ?? /** @type {Document} */ (root);
+  let styleSheet = styleSheets.get(owner);
   if (!styleSheet) {
-    styleSheet = new CSSStyleSheet();
+    styleSheet = new (owner.defaultView ?? globalThis).CSSStyleSheet();
     styleSheet.replaceSync(STYLES);
+    styleSheets.set(owner, styleSheet);
   }
   if (!root.adoptedStyleSheets.includes(styleSheet)) root.adoptedStyleSheets.push(styleSheet);
 }
@@ -73,7 +76,7 @@ export class SuggestionList {
     // On mousedown, because the item may be replaced before the click; prevented, so that the editor keeps the focus.
     element.addEventListener("mousedown", (event) => {
       event.preventDefault();
-      const item = event.target instanceof Element ? event.target.closest("li") : null;
+      const item = /** @type {Element} */ (event.target).closest("li");
       if (item && event.button === 0) accept(item.value - 1);
     }, { signal });
   }
@@ -85,7 +88,7 @@ export class SuggestionList {
     const items = suggestions.map((suggestion) => {
       const item = document.createElement("li");
       item.value = suggestion.place + 1;
-      item.textContent = suggestion.rest;
+      item.textContent = suggestion.rest.trim();
       item.ariaCurrent = String(suggestion === view?.chosen);
       return item;
     });
@@ -111,15 +114,5 @@ export function announcement(view, previous) {
   if (!view?.chosen || view.status !== "ready" || !(view.isExplicit || view.isChosenByUser)) return "";
   if (previous?.status === "ready" && previous.chosen?.text === view.chosen.text) return "";
   const { suggestions, chosen } = view;
-  return `Suggestion ${suggestions.indexOf(chosen) + 1} of ${suggestions.length}: ${chosen.rest}`;
-}
-
-/**
- * A Tab that the completer leaves to the browser, because the writer pressed Escape before it: the editor's own
- * binding, such as one that indents, must not see it.
- * @param {KeyboardEvent} event
- * @returns {boolean}
- */
-export function isPlainTab({ key, altKey, ctrlKey, metaKey, shiftKey, isComposing }) {
-  return key === "Tab" && !altKey && !ctrlKey && !metaKey && !shiftKey && !isComposing;
+  return `Suggestion ${suggestions.indexOf(chosen) + 1} of ${suggestions.length}: ${chosen.rest.trim()}`;
 }

@@ -2,10 +2,11 @@
 // and decorations; it does not know the server or when suggestions are requested.
 
 import { closeHistory, isHistoryTransaction } from "prosemirror-history";
+import { Fragment, Slice } from "prosemirror-model";
 import { Plugin, PluginKey, TextSelection } from "prosemirror-state";
 import { Decoration, DecorationSet } from "prosemirror-view";
 import { Completer } from "./completer.js";
-import { adoptStyles, announcement, ghostElement, isPlainTab, SuggestionList } from "./editor_adapter.js";
+import { adoptStyles, announcement, ghostElement, SuggestionList } from "./editor_adapter.js";
 
 /** @typedef {import("prosemirror-model").Node} Node */
 /** @typedef {import("prosemirror-state").EditorState} EditorState */
@@ -57,7 +58,8 @@ export function tercet(options = {}) {
         // Not `handleKeyDown`: only here can a key be left to the browser and kept from the key maps of other plugins.
         keydown: (view, event) => suggestionsOf.get(view)?.press(event) ?? false,
         compositionend: (view) => suggestionsOf.get(view)?.followComposition(),
-        blur: (view) => completerOf(view)?.close(),
+        // Later, because an update that makes the editor read-only blurs it, and must end first.
+        blur: (view) => queueMicrotask(() => completerOf(view)?.close()),
       },
     },
   });
@@ -81,6 +83,9 @@ class Suggestions {
   #isDestroyed = false;
   /** The last change belonged to an IME composition. */
   #wasComposing = false;
+  #wasWritable = true;
+  /** @type {{doc: Node, head: number, before: string, after: string}|null} */
+  #cachedTexts = null;
 
   /**
    * @param {EditorView} view
@@ -93,9 +98,10 @@ class Suggestions {
     const element = list ?? this.#floating.element.appendChild(document.createElement("ol"));
     this.#list = element && new SuggestionList(element, (place) => this.completer.accept(place));
     this.completer = new Completer({
+      insertsSpace: true,
       ...options,
-      context: () => textBefore(view.state),
-      after: () => textAfter(view.state),
+      context: () => this.#texts.before,
+      after: () => this.#texts.after,
       insert: (text, numReplaced) => this.#insert(text, numReplaced),
       show: (shown) => this.#draw(shown),
     });
@@ -110,8 +116,10 @@ class Suggestions {
    */
   update({ composing, state }, previous) {
     const isDocChanged = !state.doc.eq(previous.doc);
-    if (!isDocChanged && state.selection.eq(previous.selection)) return;
-    if (!this.#isWritableAtCaret) {
+    const wasWritable = this.#wasWritable;
+    this.#wasWritable = this.#isWritableAtCaret;
+    if (!isDocChanged && state.selection.eq(previous.selection) && wasWritable === this.#wasWritable) return;
+    if (!this.#wasWritable) {
       this.completer.close();
     } else if (isDocChanged) {
       this.#wasComposing = composing;
@@ -132,7 +140,10 @@ class Suggestions {
 
   /** @param {KeyboardEvent} event  @returns {boolean}  True: ProseMirror must ignore the key. */
   press(event) {
-    return this.#isWritableAtCaret && (this.completer.press(event) || isPlainTab(event));
+    if (!this.#isWritableAtCaret) return false;
+    // After Escape, Tab leaves the editor: a key map that indents with it must not see it.
+    const isLeaving = event.key === "Tab" && this.completer.isTabFree;
+    return this.completer.press(event) || isLeaving;
   }
 
   /** @param {number} from  @param {number} to  @param {string} text  @returns {boolean} */
@@ -149,6 +160,16 @@ class Suggestions {
     suggestionsOf.delete(this.#view);
   }
 
+  /** Text around the caret. Read once per document and caret: reading a long document takes a millisecond or more. */
+  get #texts() {
+    const { doc, selection } = this.#view.state;
+    if (this.#cachedTexts?.doc !== doc || this.#cachedTexts.head !== selection.head) {
+      const [before, after] = textsAround(doc, selection.head);
+      this.#cachedTexts = { doc, head: selection.head, before, after };
+    }
+    return this.#cachedTexts;
+  }
+
   /** Suggestions need a caret in a text block. */
   get #isWritableAtCaret() {
     const { editable, state } = this.#view;
@@ -161,7 +182,8 @@ class Suggestions {
     if (!editable) return;
     const { head } = state.selection;
     // `closeHistory` separates a change from the one before it. The second one separates the text from typing after it.
-    this.#view.dispatch(closeHistory(state.tr.insertText(text, head - numReplaced, head)).scrollIntoView());
+    const transaction = insertLines(state.tr, text.split("\n"), head - numReplaced, head);
+    this.#view.dispatch(closeHistory(transaction).scrollIntoView());
     this.#view.dispatch(closeHistory(this.#view.state.tr));
   }
 
@@ -171,6 +193,7 @@ class Suggestions {
     this.#show(shown);
     if (this.#isDestroyed) return; // an update that removes the plugin is under way
     const previous = pluginKey.getState(this.#view.state)?.shown ?? null;
+    // Typing costs no further update while nothing is shown.
     if (previous?.chosen || shown.chosen) {
       this.#floating.announce(announcement(shown, previous));
       this.#view.dispatch(this.#view.state.tr.setMeta(pluginKey, shown));
@@ -182,12 +205,14 @@ class Suggestions {
 /** An element below the caret, with a message for screen readers. It stays below the caret when the page scrolls. */
 class FloatingElement {
   #view;
+  #window;
   #status = document.createElement("div");
   #listeners = new AbortController();
 
   /** @param {EditorView} view */
   constructor(view) {
     this.#view = view;
+    this.#window = view.dom.ownerDocument.defaultView ?? window; // the editor may be in a frame
     this.element = document.createElement("div");
     Object.assign(this.element.style, { position: "fixed", zIndex: "1000" });
     Object.assign(this.#status.style, { position: "absolute", clipPath: "inset(50%)", width: "1px", height: "1px" });
@@ -195,10 +220,10 @@ class FloatingElement {
     this.#status.role = "status";
     this.element.append(this.#status);
     const { root } = view;
-    (root instanceof Document ? root.body : root).append(this.element);
+    ("body" in root ? root.body : root).append(this.element);
     const { signal } = this.#listeners;
-    addEventListener("scroll", () => this.place(), { capture: true, passive: true, signal });
-    addEventListener("resize", () => this.place(), { signal });
+    this.#window.addEventListener("scroll", () => this.place(), { capture: true, passive: true, signal });
+    this.#window.addEventListener("resize", () => this.place(), { signal });
   }
 
   /** Move it to the caret, above the line if there is no room below. */
@@ -206,6 +231,7 @@ class FloatingElement {
     if (this.#view.isDestroyed || !this.element.offsetHeight) return; // nothing is shown
     const { left, top, bottom } = this.#view.coordsAtPos(this.#view.state.selection.head);
     const { offsetHeight, offsetWidth, style } = this.element;
+    const { innerHeight, innerWidth } = this.#window;
     const isRoomBelow = bottom + LIST_GAP_PX + offsetHeight <= innerHeight;
     style.left = `${Math.max(0, Math.min(left, innerWidth - offsetWidth))}px`;
     style.top = `${isRoomBelow ? bottom + LIST_GAP_PX : top - LIST_GAP_PX - offsetHeight}px`;
@@ -250,14 +276,32 @@ function sizesAtCaret({ mapping, selection }) {
   return sizes;
 }
 
-/** All text before the caret; text blocks are separated by line breaks. @param {EditorState} state */
-function textBefore({ doc, selection }) {
-  return doc.textBetween(0, selection.head, "\n", leafText);
+/**
+ * All text before and after a position; text blocks are separated by line breaks.
+ * @param {Node} doc
+ * @param {number} position
+ */
+function textsAround(doc, position) {
+  return [
+    doc.textBetween(0, position, "\n", leafText),
+    doc.textBetween(position, doc.content.size, "\n", leafText),
+  ];
 }
 
-/** The rest of the caret's text block. @param {EditorState} state */
-function textAfter({ doc, selection }) {
-  return doc.textBetween(selection.head, selection.$head.end(), "\n", leafText);
+/**
+ * Replace text within a text block. Each line but the first begins a new block, except in code.
+ * @param {Transaction} transaction
+ * @param {string[]} lines
+ * @param {number} from  A position in the document.
+ * @param {number} to
+ * @returns {Transaction}
+ */
+function insertLines(transaction, lines, from, to) {
+  const { parent } = transaction.doc.resolve(from);
+  if (lines.length === 1 || parent.type.spec.code) return transaction.insertText(lines.join("\n"), from, to);
+  const { schema } = parent.type;
+  const blocks = lines.map((line) => parent.type.create(parent.attrs, line ? schema.text(line) : null));
+  return transaction.replace(from, to, new Slice(Fragment.from(blocks), 1, 1));
 }
 
 /**

@@ -1,0 +1,96 @@
+"""The npm package of the client module: what is in it, what it declares, and that the module's types are consistent."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from deploy.npm import build
+from tests.npm_package import NpmPackage
+
+CONSUMER = Path(__file__).with_name("consumer.ts")
+
+
+def test_the_modules_are_those_that_the_entry_points_import(tmp_path: Path) -> None:
+    (tmp_path / "a.js").write_text('import { b } from "./b.js";\n/** @typedef {import("./types.js").T} T */\n')
+    (tmp_path / "b.js").write_text('import { x } from "elsewhere";\nexport { a } from "./a.js";\n')
+    (tmp_path / "types.js").write_text("export {};\n")
+    (tmp_path / "page.js").write_text('import "./a.js";\n')
+    assert build.imported(["a.js"], tmp_path) == ["a.js", "b.js", "types.js"]
+    (tmp_path / "b.js").write_text('import "./missing.js";\n')
+    with pytest.raises(FileNotFoundError, match=r"missing\.js"):
+        build.imported(["a.js"], tmp_path)
+
+
+def test_without_npm_the_command_says_so(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "deploy.npm.build", str(tmp_path)],
+        cwd=build.ROOT,
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (process.returncode, process.stderr) == (1, "npm is not installed (apt-get install npm)\n")
+
+
+def test_the_package_has_the_modules_their_declarations_and_nothing_of_the_page(npm_package: NpmPackage) -> None:
+    with tarfile.open(npm_package.packed) as archive:
+        names = {name.removeprefix("package/") for name in archive.getnames()}
+        [manifest] = [json.load(file) for file in [archive.extractfile("package/package.json")] if file]
+    modules = {name for name in names if name.endswith(".js")}
+    assert names == {"package.json", "README.md", "LICENSE", *modules, *(f"{name[:-3]}.d.ts" for name in modules)}
+    assert {"tercet.js", "client.js", "textarea.js", "codemirror.js", "prosemirror.js"} <= modules
+    assert not modules & {"page.js", "settings.js", "store.js"}
+    assert f"-{manifest['version']}.tgz" in npm_package.packed.name
+    assert manifest["peerDependenciesMeta"].keys() == manifest["peerDependencies"].keys()
+
+
+@pytest.mark.parametrize("resolution", ["bundler", "nodenext"])
+def test_declarations_serve_a_strict_program(npm_package: NpmPackage, resolution: str) -> None:
+    """Declarations of the package and of the editors are checked too. An expected error that is missing is an error."""
+    shutil.copy(CONSUMER, npm_package.consumer)
+    module = "esnext" if resolution == "bundler" else resolution
+    npm_package.run(
+        "tsc", "--ignoreConfig", "--strict", "--noEmit", "--target", "es2023", "--lib", "esnext,dom",
+        "--module", module, "--moduleResolution", resolution, CONSUMER.name,
+    )  # fmt: skip
+
+
+def test_the_examples_of_the_readme_are_consistent_in_their_types(npm_package: NpmPackage) -> None:
+    examples = re.findall(r"```js\n(.*?)```", build.README.read_text("utf-8"), re.DOTALL)
+    names = [f"example_{number}.js" for number in range(len(examples))]
+    assert len(names) == 3
+    for name, example in zip(names, examples, strict=True):
+        (npm_package.consumer / name).write_text(example)
+    npm_package.run("tsc", *build.CHECK, "--noEmit", *names)
+
+
+def test_all_modules_of_the_pages_are_consistent_in_their_types(npm_package: NpmPackage) -> None:
+    copies = npm_package.tools / "static"
+    shutil.rmtree(copies, ignore_errors=True)
+    copies.mkdir()
+    files = [Path(shutil.copy(path, copies)) for path in build.STATIC.glob("*.js")]
+    assert files
+    try:
+        build.check_types(files, npm_package.tools, "--noEmit")
+    except subprocess.CalledProcessError as error:
+        pytest.fail(error.stdout)
+
+
+def test_a_client_outside_a_server_requires_a_url(npm_package: NpmPackage) -> None:
+    """In Node, too, the package can be imported."""
+    program = (
+        'import { Client } from "tercet-client";'
+        'new Client({ url: "http://localhost:8000" });'
+        "try { new Client(); } catch (error) { console.log(String(error)); }"
+    )
+    printed = npm_package.run("node", "--input-type=module", "--eval", program)
+    assert printed == "TypeError: Client requires `url`, because no Tercet server served this module.\n"
