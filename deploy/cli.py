@@ -15,6 +15,7 @@ import msgspec
 import typer
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -125,10 +126,13 @@ def show_settings(
         lines += [f"| `{name}` | `{default}` | {unit} | {why} |" for name, default, unit, why in rows]
         sys.stdout.write("\n".join(lines) + "\n")
         return
-    table = Table("setting", "default", "unit", "why", "now")
+    # No table: on a narrow terminal its columns would cut the names.
     for name, default, unit, why in rows:
-        table.add_row(name, default, unit, why, os.environ.get(name, ""))
-    out.print(table)
+        facts = ", ".join(filter(None, (unit, f"default {default}")))
+        out.print(Text.assemble((name, "bold"), f" ({facts})"), soft_wrap=True)
+        out.print(Padding(Text(why), (0, 0, 0, 4)))
+        if name in os.environ:
+            out.print(Text.assemble("    now ", (os.environ[name], "bold")), soft_wrap=True)
     Settings.load(os.environ)
 
 

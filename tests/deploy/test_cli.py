@@ -40,6 +40,13 @@ def test_settings_shows_current_values_and_refuses_wrong_ones() -> None:
     assert "TERCET_QUEUE='many' must be a whole number" in done.stderr
 
 
+@pytest.mark.parametrize("environ", [{}, {"COLUMNS": "20"}], ids=["piped", "narrow"])
+def test_settings_never_cuts_a_name_or_a_default(environ: dict[str, str]) -> None:
+    lines = tercet("settings", **environ).stdout.splitlines()
+    for name, default, _, _ in Settings.table():
+        assert any(line.startswith(f"{name} ") and line.endswith(f"default {default})") for line in lines), name
+
+
 def test_plan_prints_the_plan_that_it_writes(tmp_path: Path) -> None:
     environ = {
         "TERCET_RUN_DIR": str(tmp_path),
