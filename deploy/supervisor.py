@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from deploy.local_client import local_client
+from deploy.gateway_client import local_client
 from deploy.planning import make_plan
 from shared.errors import StartError
 from shared.plan import PLAN_FILE, PLAN_LOCK_FILE, Plan, write_plan

@@ -333,16 +333,23 @@ def test_gunicorn_without_a_supervisor_refuses_a_port_in_use(short_tmp_path: Pat
     assert "set TERCET_BIND" in done.stderr
 
 
+def complete(tercet: Tercet, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "deploy", "complete", "Once upon a time", "--seed", "1", *args],
+        cwd=ROOT, env={**tercet.environ, **environ}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
 def test_complete_prints_three_lines(tercet: Tercet) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "deploy", "complete", "Once upon a time", "--seed", "1"],
-        cwd=ROOT, env=tercet.environ, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert done.stdout.count("Once upon a time") == 3
-    no_server = {**tercet.environ, "TERCET_BIND": f"127.0.0.1:{free_port()}"}
-    done = subprocess.run(
-        [sys.executable, "-m", "deploy", "complete", "Once"],
-        cwd=ROOT, env=no_server, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = complete(tercet)
+    assert (done.returncode, done.stdout.count("Once upon a time")) == (0, 3)
+
+
+def test_complete_asks_the_server_that_it_is_given_and_says_how_without_one(tercet: Tercet) -> None:
+    elsewhere = f"127.0.0.1:{free_port()}"
+    done = complete(tercet, TERCET_BIND=elsewhere)
     assert done.returncode == 1
-    assert "tercet serve" in done.stderr
+    for hint in (f"http://{elsewhere}", "tercet serve", "--url"):
+        assert hint in done.stderr
+    done = complete(tercet, "--url", f"{tercet.url}/", TERCET_BIND=elsewhere)
+    assert (done.returncode, done.stdout.count("Once upon a time")) == (0, 3)
