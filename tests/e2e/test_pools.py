@@ -353,3 +353,7 @@ def test_complete_asks_the_server_that_it_is_given_and_says_how_without_one(terc
         assert hint in done.stderr
     done = complete(tercet, "--url", f"{tercet.url}/", TERCET_BIND=elsewhere)
     assert (done.returncode, done.stdout.count("Once upon a time")) == (0, 3)
+
+
+def test_the_ready_message_names_the_page(tercet: Tercet) -> None:
+    assert f"Write at {tercet.url}/ " in tercet.log()
