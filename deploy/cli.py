@@ -15,13 +15,14 @@ import msgspec
 import typer
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from deploy.bench.cli import bench
 from deploy.calibrate.command import calibrate
+from deploy.gateway_client import local_client, remote_client
 from deploy.gpu_memory import memory_tables
-from deploy.local_client import local_client
 from deploy.planning import make_plan
 from deploy.rolling_reload import reload_slots
 from deploy.sagemaker import sagemaker_environment
@@ -125,10 +126,13 @@ def show_settings(
         lines += [f"| `{name}` | `{default}` | {unit} | {why} |" for name, default, unit, why in rows]
         sys.stdout.write("\n".join(lines) + "\n")
         return
-    table = Table("setting", "default", "unit", "why", "now")
+    # No table: on a narrow terminal its columns would cut the names.
     for name, default, unit, why in rows:
-        table.add_row(name, default, unit, why, os.environ.get(name, ""))
-    out.print(table)
+        facts = ", ".join(filter(None, (unit, f"default {default}")))
+        out.print(Text.assemble((name, "bold"), f" ({facts})"), soft_wrap=True)
+        out.print(Padding(Text(why), (0, 0, 0, 4)))
+        if name in os.environ:
+            out.print(Text.assemble("    now ", (os.environ[name], "bold")), soft_wrap=True)
     Settings.load(os.environ)
 
 
@@ -193,22 +197,43 @@ def reload(
     out.print("Reloaded.")
 
 
-def _call(settings: Settings, client: httpx.Client, method: str, path: str, body: object = None) -> dict[str, Any]:
+def _post(client: httpx.Client, path: str, body: object) -> dict[str, Any]:
     """The gateway's response to a request.
 
     Raises:
-        StartError: no server answers, or it refuses the request.
+        StartError: no server answers, it is not Tercet, or it refuses the request.
+    """
+    url = str(client.base_url).rstrip("/")
+    try:
+        response = client.post(path, json=body)
+    except httpx.TransportError as error:
+        raise StartError(
+            f"No server answers at {url} ({error}): start it with `tercet serve`, or name another with --url."
+        ) from error
+    try:
+        answer = msgspec.json.decode(response.content, type=dict[str, Any])
+        detail = None if response.is_success and "sentences" in answer else answer["detail"]
+    except (msgspec.DecodeError, KeyError) as error:
+        raise StartError(f"The server at {url} is not Tercet (its status: {response.status_code}).") from error
+    if response.status_code == 401:
+        raise StartError(f"{detail} Here, set TERCET_API_KEY.")
+    if detail is not None:
+        raise StartError(detail)
+    return answer
+
+
+def _server_url(text: str | None) -> str | None:
+    """
+    Raises:
+        typer.BadParameter: it is not the URL of an HTTP server.
     """
     try:
-        response = client.request(method, path, json=body)
-    except httpx.TransportError as error:
-        raise StartError(f"No server answers at {settings.url} ({error}): start it with `tercet serve`.") from error
-    answer: dict[str, Any] = response.json()
-    if response.status_code == 401:
-        raise StartError(f"{answer['detail']} Here, set TERCET_API_KEY.")
-    if response.is_error:
-        raise StartError(answer.get("detail", response.text))
-    return answer
+        url = None if text is None else httpx.URL(text)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url is not None and not (url.scheme in {"http", "https"} and url.host):
+        raise typer.BadParameter("it must be like http://127.0.0.1:8000 or https://tercet.example")
+    return text
 
 
 @cli.command()
@@ -219,18 +244,28 @@ def complete(
     temperature: Annotated[float, typer.Option(help="0 to 5; 0 is greedy.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
     model: Annotated[str | None, typer.Option(help="Name of a served model.")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            callback=_server_url, help="The server, like https://tercet.example; default: at TERCET_BIND's address."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the response as JSON.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show the most likely tokens at each step.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Also save the output as an SVG image.")] = None,
 ) -> None:
-    """Complete a text with the running server."""
+    """Complete a text with a running server."""
     settings = Settings.load(os.environ)
     body: dict[str, Any] = {"context": text, "n_samples": samples, "length": length, "temperature": temperature}
     if explain:
         body["explain"] = NUM_LIKELIEST
     body |= {name: value for name, value in (("seed", seed), ("model_size", model)) if value is not None}
-    with local_client(settings, os.environ, timeout_s=settings.timeout_s + 5) as client:
-        answer = _call(settings, client, "POST", "/autocomplete", body)
+    with (
+        local_client(settings, os.environ, settings.timeout_s + 5)
+        if url is None
+        else remote_client(url, os.environ, settings.timeout_s + 5)
+    ) as client:
+        answer = _post(client, "/autocomplete", body)
     if as_json:
         out.print_json(json.dumps(answer))
         return

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from deploy.local_client import local_client
+from deploy.gateway_client import local_client
 from deploy.planning import make_plan
 from shared.errors import StartError
 from shared.plan import PLAN_FILE, PLAN_LOCK_FILE, Plan, write_plan
@@ -256,7 +256,8 @@ class Supervisor:
             else "Every slot is warm"
         )
         color = "yellow" if self._failed_slots else "green"
-        self._console.print(f"[{color}]{warm}[/] ({models}). Serving at [bold]{url}[/]; Ctrl-C stops. Try:\n")
+        self._console.print(f"[{color}]{warm}[/] ({models}). Serving at [bold]{url}[/]; Ctrl-C stops.")
+        self._console.print("Try:\n" if self._settings.sagemaker else f"Write at [bold]{url}/[/] or try:\n")
         self._console.print(
             f"""  curl {cert}{key}-d '{{"context": "The old man looked at the sea and"}}' {url}{path}\n""",
             highlight=False, soft_wrap=True,

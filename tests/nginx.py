@@ -23,7 +23,7 @@ def nginx(base: Path, upstream_port: int, changes: Mapping[str, str] | None = No
     text = (ROOT / "deploy" / "nginx.conf").read_text()
     for old, new in {
         "127.0.0.1:8000": f"127.0.0.1:{upstream_port}",
-        "listen 8080": f"listen 127.0.0.1:{port}",
+        "127.0.0.1:8080": f"127.0.0.1:{port}",
         **(changes or {}),
     }.items():
         assert old in text

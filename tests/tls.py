@@ -34,6 +34,11 @@ class Certificate:
         """Settings of a gateway that serves with these files."""
         return {"tls_cert": str(self.cert), "tls_key": str(self.key)}
 
+    @property
+    def authority_pem(self) -> bytes:
+        """The current authority's own certificate."""
+        return self._authority.cert_pem.bytes()
+
     def client(self) -> ssl.SSLContext:
         """The TLS settings of a client that trusts the current authority alone."""
         context = ssl.create_default_context()

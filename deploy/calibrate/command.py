@@ -33,7 +33,7 @@ from deploy.calibrate.fit import (
     threshold_row,
 )
 from deploy.calibrate.predictions import Moment, judge, read_moments
-from deploy.local_client import local_client
+from deploy.gateway_client import local_client
 from shared.errors import StartError
 from shared.settings import Settings
 

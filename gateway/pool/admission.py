@@ -150,8 +150,9 @@ class Admission:
         Raises:
             ClientGone: cancelled while waiting.
             Overloaded: the queue is full, and the owner has its share of it.
-            NotReady: the model failed to load in all its slots, or none of them is expected to become ready.
-            DeadlineExceeded: no room before the deadline.
+            NotReady: the model failed to load in all its slots, none of them is expected to become ready, or none was
+                ready at the deadline.
+            DeadlineExceeded: no room before the deadline, in slots that are ready.
         """
         reservation = _Reservation(model, owner, num_branches, avoid, is_retry, document, pin or RevisionPin())
         with self._lock:
@@ -164,11 +165,22 @@ class Admission:
         if reservation.error is not None:
             raise reservation.error
         if reservation.slots is None:
-            raise DeadlineExceeded(
-                f"No slot of {model} had room before the deadline; allow a longer max_time, or run more workers.",
+            raise self._lateness(model)
+        return reservation.slots
+
+    def _lateness(self, model: str) -> TercetError:
+        """Why a request got no slot before its deadline."""
+        with self._lock:
+            if self._table.groups(model):
+                return DeadlineExceeded(
+                    f"No slot of {model} had room before the deadline; allow a longer max_time, or run more workers.",
+                    retry_after_s=retry_after_s(),
+                )
+            return NotReady(
+                f"No worker of {model} is ready ({self._table.describe(model)}). Repeat the request in a moment; "
+                "GET /health/ready shows how far each has got.",
                 retry_after_s=retry_after_s(),
             )
-        return reservation.slots
 
     def release(self, index: int, pin: RevisionPin | None = None) -> None:
         """Give back the room of one branch in a slot.
@@ -264,8 +276,8 @@ class Admission:
                 retry_after_s=retry_after_s(),
             )
         return NotReady(
-            f"No slot of {model} is ready, and none is starting; it may stay so until an operator acts. "
-            "GET /slots shows each slot's state.",
+            f"No worker of {model} is ready ({self._table.describe(model)}), and none is expected soon; it may stay so "
+            "until an operator acts. GET /health/ready shows the state of each; the workers' log has the reason.",
             retry_after_s=retry_after_s(),
         )
 

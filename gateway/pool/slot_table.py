@@ -6,6 +6,7 @@ Plain data without a lock; `Admission` holds its own lock around every call.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from gateway.pool.placement import SlotView
@@ -29,6 +30,10 @@ class SlotTable:
         self._slots = slots
         self._max_down_s = max_down_s
         self._down_since = [time.monotonic()] * len(slots)
+        # Process ids of the workers that started last and have not been warm, 0 for none; and whether a worker of the
+        # slot has died like that since the slot was warm. The next one will probably die too.
+        self._starting_pids = [0] * len(slots)
+        self._is_failing = [False] * len(slots)
         self.models = list(dict.fromkeys(slot.model for slot in slots))
         self.states: list[State] = [UNKNOWN] * len(slots)
         self.in_flight: list[int] = [0] * len(slots)
@@ -37,6 +42,14 @@ class SlotTable:
         """Set a slot's state."""
         if not _is_gone(self.states[index]):
             self._down_since[index] = time.monotonic()
+        if state.state in {"starting", "loading"}:
+            if self._starting_pids[index] not in {0, state.pid}:
+                self._is_failing[index] = True
+            self._starting_pids[index] = state.pid
+        elif state.state in {"warm", "draining"}:
+            self._starting_pids[index] = 0
+            if state.state == "warm":
+                self._is_failing[index] = False
         self.states[index] = state
 
     def groups(self, model: str, revision: str | None = None) -> list[list[SlotView]]:
@@ -55,6 +68,8 @@ class SlotTable:
     def is_expected(self, model: str, revision: str | None = None) -> bool:
         """Whether a slot of the model is warm, or will probably be soon: it starts, loads, or has just gone down.
 
+        A slot whose worker died before it was warm is not expected: its next worker may die like that again and again.
+
         Args:
             revision: a warm slot counts only if it has these weights; None: all count.
         """
@@ -63,11 +78,16 @@ class SlotTable:
             if state.state == "warm":
                 if revision in {None, state.revision}:
                     return True
-            elif state.state in {"starting", "loading"} or (
-                _is_gone(state) and self._down_since[slot.index] > earliest
+            elif not self._is_failing[slot.index] and (
+                state.state in {"starting", "loading"} or (_is_gone(state) and self._down_since[slot.index] > earliest)
             ):
                 return True
         return False
+
+    def describe(self, model: str) -> str:
+        """How many slots of the model are in which state, for people."""
+        counts = Counter(state.state for _, state in self._of(model))
+        return ", ".join(f"{number} {state}" for state, number in counts.items())
 
     def load_failure(self, model: str) -> str | None:
         """Why the model cannot be served, if loading failed in every slot that holds it, else None."""

@@ -1,4 +1,4 @@
-"""Fixtures: a real Chromium, and a Tercet server for all browser tests with a fast and an artificially slow slot."""
+"""Fixtures: real browsers, and a Tercet server for all browser tests with a fast and an artificially slow slot."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Playwright, sync_playwright
 
 from tests.browser.driver import Editor, StaticSite, open_editor
 from tests.e2e.harness import ROOT, Tercet, running
@@ -20,14 +20,48 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
+FIREFOX = shutil.which("firefox-esr") or shutil.which("firefox")
+
+
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def playwright() -> Iterator[Playwright]:
+    with sync_playwright() as playwright:
+        yield playwright
+
+
+@pytest.fixture(scope="session")
+def browser(playwright: Playwright) -> Iterator[Browser]:
+    """The browser of `open_page`: Chromium, unless a test module has a fixture of this name."""
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed (apt-get install chromium)")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    with playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS) as chromium:
         yield chromium
-        chromium.close()
+
+
+@pytest.fixture(scope="session")
+def launch_firefox(playwright: Playwright) -> Callable[..., Browser]:
+    """Starts Firefox with the given preferences.
+
+    They replace Playwright's emulation of media, which it lacks for Firefox: `browser.display.document_color_use` 2
+    means forced colors, `layout.css.prefers-color-scheme.content-override` 0 dark and 1 light. It also lacks touch and
+    the bodies of requests.
+    """
+    if FIREFOX is None:
+        pytest.skip("Firefox is not installed (apt-get install firefox-esr)")
+
+    def launch(**preferences: bool | int | str) -> Browser:
+        # The channel: an unpatched Firefox, driven by WebDriver BiDi.
+        return playwright.firefox.launch(
+            channel="moz-firefox", executable_path=FIREFOX, firefox_user_prefs=dict(preferences)
+        )
+
+    return launch
+
+
+@pytest.fixture(scope="session")
+def firefox(launch_firefox: Callable[..., Browser]) -> Iterator[Browser]:
+    with launch_firefox() as firefox:
+        yield firefox
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +72,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StaticSite]:
 
 
 @pytest.fixture(scope="session")
-def tercet(browser: Browser, site: StaticSite, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
+def tercet(site: StaticSite, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
     """Two models: `embedded`, and `slow`, the same checkpoint with at least 30 ms per decode step."""
     models = f"embedded,slow={ROOT}/workers/checkpoints/embedded"
     base = tmp_path_factory.mktemp("t")

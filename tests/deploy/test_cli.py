@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import msgspec
@@ -38,6 +40,30 @@ def test_settings_shows_current_values_and_refuses_wrong_ones() -> None:
     assert done.returncode == 1
     assert "many" in done.stdout
     assert "TERCET_QUEUE='many' must be a whole number" in done.stderr
+
+
+@pytest.mark.parametrize("environ", [{}, {"COLUMNS": "20"}], ids=["piped", "narrow"])
+def test_settings_never_cuts_a_name_or_a_default(environ: dict[str, str]) -> None:
+    lines = tercet("settings", **environ).stdout.splitlines()
+    for name, default, _, _ in Settings.table():
+        assert any(line.startswith(f"{name} ") and line.endswith(f"default {default})") for line in lines), name
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "localhost", "ftp://a", "http://", "http://[::1", "http://a:x"])
+def test_complete_refuses_what_is_not_the_url_of_a_server(url: str) -> None:
+    done = tercet("complete", "Once", "--url", url)
+    assert done.returncode == 2
+    assert "--url" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_complete_says_that_a_server_is_not_tercet() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:  # answers POST with 501 and HTML
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        done = tercet("complete", "Once", "--url", f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert done.returncode == 1
+    assert "is not Tercet" in done.stderr
 
 
 def test_plan_prints_the_plan_that_it_writes(tmp_path: Path) -> None:

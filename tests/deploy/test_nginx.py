@@ -126,6 +126,14 @@ def test_a_gateway_that_is_away_is_answered_503(tmp_path: Path) -> None:
             assert_problem(http.get(f"http://127.0.0.1:{port}/"), 503, "not_ready")
 
 
+def test_it_listens_on_loopback_only(proxy: str) -> None:
+    """A server that listens on all addresses of the machine answers at 127.0.0.2 too."""
+    with client() as http:
+        assert http.get(f"{proxy}/a").status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            http.get(f"{proxy.replace('127.0.0.1', FOREIGN)}/a")
+
+
 def test_the_lines_for_tls_serve_https(tmp_path: Path, upstream: int) -> None:
     certificate = Certificate(tmp_path)
     port = free_port()

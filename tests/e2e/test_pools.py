@@ -333,16 +333,67 @@ def test_gunicorn_without_a_supervisor_refuses_a_port_in_use(short_tmp_path: Pat
     assert "set TERCET_BIND" in done.stderr
 
 
+def complete(tercet: Tercet, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "deploy", "complete", "Once upon a time", "--seed", "1", *args],
+        cwd=ROOT, env={**tercet.environ, **environ}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
 def test_complete_prints_three_lines(tercet: Tercet) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "deploy", "complete", "Once upon a time", "--seed", "1"],
-        cwd=ROOT, env=tercet.environ, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert done.stdout.count("Once upon a time") == 3
-    no_server = {**tercet.environ, "TERCET_BIND": f"127.0.0.1:{free_port()}"}
-    done = subprocess.run(
-        [sys.executable, "-m", "deploy", "complete", "Once"],
-        cwd=ROOT, env=no_server, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = complete(tercet)
+    assert (done.returncode, done.stdout.count("Once upon a time")) == (0, 3)
+
+
+def test_complete_asks_the_server_that_it_is_given_and_says_how_without_one(tercet: Tercet) -> None:
+    elsewhere = f"127.0.0.1:{free_port()}"
+    done = complete(tercet, TERCET_BIND=elsewhere)
     assert done.returncode == 1
-    assert "tercet serve" in done.stderr
+    for hint in (f"http://{elsewhere}", "tercet serve", "--url"):
+        assert hint in done.stderr
+    done = complete(tercet, "--url", f"{tercet.url}/", TERCET_BIND=elsewhere)
+    assert (done.returncode, done.stdout.count("Once upon a time")) == (0, 3)
+
+
+def test_the_ready_message_names_the_page(tercet: Tercet) -> None:
+    assert f"Write at {tercet.url}/ " in tercet.log()
+
+
+def test_a_gateway_without_workers_says_so(short_tmp_path: Path) -> None:
+    tercet = Tercet(short_tmp_path)
+    tercet.environ["TERCET_ROLE"] = "gateway"
+    tercet.start(str(Path(sys.executable).with_name("gunicorn")))
+
+    def post(**fields: object) -> httpx.Response:
+        return tercet.client.post("/autocomplete", json={"context": "The old man", **fields})
+
+    try:
+        until(tercet.slots, 30, "the gateway answers")
+        hasty = post(max_time=0.5)
+        patient = post()
+        for response in (hasty, patient):
+            assert (response.status_code, response.json()["code"]) == (503, "not_ready")
+            assert "No worker of embedded is ready (1 down)" in response.json()["detail"]
+            assert "max_time" not in response.json()["detail"]
+            assert int(response.headers["retry-after"]) > 0
+        assert "until an operator acts" in patient.json()["detail"]
+    finally:
+        tercet.stop()
+
+
+def test_a_pool_whose_workers_die_before_they_are_warm_is_not_waited_for(short_tmp_path: Path) -> None:
+    """Its slot always starts or loads, because the master replaces each worker."""
+    tercet = Tercet(short_tmp_path, test_load_faults="0=hang", timeout_s="600")
+    tercet.start()
+    try:
+        [slot] = until(lambda: (slots := tercet.slots()) and slots[0]["state"] == "loading" and slots, 60, "loading")
+        with ThreadPoolExecutor() as threads:
+            early = threads.submit(tercet.client.post, "/autocomplete", json={"context": "The old man"})
+            os.kill(slot["pid"], signal.SIGKILL)
+            until(lambda: (slots := tercet.slots()) and slots[0]["pid"] not in {0, slot["pid"]}, 60, "another worker")
+            late = tercet.client.post("/autocomplete", json={"context": "The old man"})  # the client waits for 60 s
+        for response in (early.result(), late):
+            assert (response.status_code, response.json()["code"]) == (503, "not_ready")
+            assert "none is expected soon" in response.json()["detail"]
+    finally:
+        tercet.stop()

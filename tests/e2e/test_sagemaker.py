@@ -85,6 +85,11 @@ def test_the_documented_block_runs(front_url: str, tmp_path: Path) -> None:
     assert re.fullmatch(r"\['.+', '.+', '.+'\]\n", printed.replace('"', "'")), printed
 
 
+def test_the_ready_message_names_no_page(container: Container) -> None:
+    until(lambda: "Every slot is warm" in container.log(), 10, "the announcement")
+    assert "Write at" not in container.log()
+
+
 def test_the_ping_answers_200_only_when_the_model_is_warm(container: Container) -> None:
     *before, last = container.ping_statuses
     assert before

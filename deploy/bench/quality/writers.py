@@ -150,7 +150,7 @@ def key_intervals_ms(seed: int) -> Iterator[float]:
 
 @dataclass(slots=True)
 class _OnPage:
-    """A suggestion that agrees with the text: what is left of it, and since when it has been on the page, or visible."""
+    """A suggestion that agrees with the text: what is left of it, and since when it has been known, and visible."""
 
     rest: str
     usefulness: float

@@ -285,6 +285,17 @@ def test_a_model_that_failed_to_load_is_answered_503(make_api: MakeApi) -> None:
     assert "no such file" in response.json["detail"]
 
 
+@pytest.mark.parametrize("fields", [{"max_time": 0.05}, {"max_time": 0.05, "stream": True}])
+def test_a_request_whose_workers_are_all_down_is_answered_503(make_api: MakeApi, fields: dict[str, Any]) -> None:
+    api = make_api(respond)
+    api.pool.admission.update(0, State(state="down"))
+    response = api.complete(**fields)
+    assert (response.status_code, response.json["code"]) == (503, "not_ready")
+    assert "ready (1 down)" in response.json["detail"]
+    assert "max_time" not in response.json["detail"]
+    assert 1 <= int(response.headers["retry-after"]) <= 3
+
+
 @contextmanager
 def open_stream(api: Api, **fields: Any) -> Iterator[tuple[dict[str, str], Iterator[bytes]]]:
     """A streamed answer's headers, and its body part by part, closed at the block's end, as gunicorn does."""

@@ -350,7 +350,7 @@ def test_a_model_whose_slots_stay_down_is_refused_at_once() -> None:
     admission.update(0, State(state="down"))
     admission.update(1, State(state="failed"))
     begin = time.monotonic()
-    with pytest.raises(NotReady, match="No slot of small is ready, and none is starting") as caught:
+    with pytest.raises(NotReady, match=r"ready \(1 down, 1 failed\), and none is expected soon") as caught:
         admission.reserve("small", 3, soon(30))
     assert time.monotonic() - begin < 5
     assert "Retry-After" in caught.value.headers
@@ -376,6 +376,30 @@ def test_a_slot_that_starts_is_waited_for_and_one_that_stays_down_no_longer() ->
         admission.reexamine()
         with pytest.raises(NotReady):
             waiting.future.result(5)
+
+
+def test_requests_are_refused_when_a_worker_dies_before_it_is_warm() -> None:
+    admission = make([("small", 1)], warm=False)
+    admission.update(0, State(state="loading", pid=1))
+    with ThreadPoolExecutor() as pool:
+        waiting = Waiting(pool, admission, "small", 3, soon(30))
+        admission.update(0, State(state="down", pid=1))
+        assert not waiting.future.done()
+        admission.update(0, State(state="starting", pid=2))
+        with pytest.raises(NotReady, match=r"No worker of small is ready \(1 starting\), and none is expected soon"):
+            waiting.future.result(5)
+    with pytest.raises(NotReady):
+        admission.check("")
+    admission.update(0, WARM)
+    assert admission.reserve("small", 3, soon()) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("state", ["starting", "loading", "down"])
+def test_a_deadline_without_a_warm_slot_is_not_blamed(state: Any) -> None:
+    admission = make([("small", 1)])
+    admission.update(0, State(state=state))
+    with pytest.raises(NotReady, match="No worker of small is ready"):
+        admission.reserve("small", 3, soon(0.02))
 
 
 def revisions(admission: Admission, *revisions: str) -> None:

@@ -91,3 +91,28 @@ def test_weights_are_expected_from_slots_that_have_them_or_will_start() -> None:
     assert table.is_expected("small", "a")
     table.update(0, State(state="warm", revision="b"))
     assert not table.is_expected("small", "a")
+
+
+def test_a_slot_whose_workers_die_before_they_are_warm_is_not_expected() -> None:
+    table = make()
+
+    def is_expected_after(*states: State) -> bool:
+        for state in states:
+            table.update(0, state)
+        return table.is_expected("small")
+
+    table.update(1, State(state="failed"))
+    assert is_expected_after(State(state="loading", pid=1), State(state="down", pid=1))
+    assert is_expected_after(State(state="loading", pid=1))  # only the connection was lost
+    assert not is_expected_after(State(state="down", pid=1), State(state="starting", pid=2))
+    assert not is_expected_after(State(state="loading", pid=2), State(state="down", pid=2))
+    assert is_expected_after(State(state="starting", pid=3), State(state="warm", pid=3))
+    assert is_expected_after(State(state="down", pid=3), State(state="starting", pid=4))
+    # A worker that is stopped while it loads has not died.
+    assert is_expected_after(State(state="draining", pid=4), State(state="down", pid=4), State(state="starting", pid=5))
+
+
+def test_the_states_of_a_models_slots_are_described() -> None:
+    table = make()
+    table.update(1, State(state="loading"))
+    assert table.describe("small") == "1 down, 1 loading"

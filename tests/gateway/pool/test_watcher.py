@@ -128,7 +128,7 @@ def test_requests_that_wait_are_refused_when_no_worker_comes(short_path: Path) -
     admission = Admission(plan, "auto", 6, max_down_s=0.3)
     PoolWatcher(plan, admission, ack_s=0.2)
     begin = time.monotonic()
-    with pytest.raises(NotReady, match="none is starting"):
+    with pytest.raises(NotReady, match="none is expected soon"):
         admission.reserve("small", 3, begin + 30)
     assert 0.2 < time.monotonic() - begin < 5
 

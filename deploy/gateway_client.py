@@ -1,7 +1,6 @@
-"""An HTTP client for this instance's own gateway, for the command line and the supervisor.
+"""HTTP clients of a gateway, for the command line and the supervisor: this instance's own, or one at a given URL.
 
-It trusts the instance's certificate and no other, and sends the key of `TERCET_API_KEY`. It does not know what is
-requested.
+They send the key of `TERCET_API_KEY`. They do not know what is requested.
 """
 
 from __future__ import annotations
@@ -16,18 +15,31 @@ from shared.settings import Settings
 
 
 def local_client(settings: Settings, environ: Mapping[str, str], timeout_s: float = 5.0) -> httpx.Client:
-    """A client whose base URL is the gateway's.
+    """A client of this instance's gateway. It trusts the instance's certificate and no other.
 
     Raises:
         StartError: the certificate cannot be read, or the key has characters that no key has.
     """
+    return _client(settings.url, environ, _trust(settings), timeout_s)
+
+
+def remote_client(url: str, environ: Mapping[str, str], timeout_s: float = 5.0) -> httpx.Client:
+    """A client of the gateway at `url`. It trusts the machine's certificate authorities, or those of `SSL_CERT_FILE`.
+
+    Raises:
+        StartError: the key has characters that no key has.
+    """
+    return _client(url, environ, ssl.create_default_context(), timeout_s)
+
+
+def _client(url: str, environ: Mapping[str, str], verify: ssl.SSLContext | bool, timeout_s: float) -> httpx.Client:
     key = environ.get("TERCET_API_KEY", "").strip()
     if not (key.isascii() and key.isprintable()):
         raise StartError("TERCET_API_KEY is not an API key: it has characters other than letters, digits, - and _.")
     return httpx.Client(
-        base_url=settings.url,
+        base_url=url,
         headers={"Authorization": f"Bearer {key}"} if key else None,
-        verify=_trust(settings),
+        verify=verify,
         timeout=timeout_s,
         trust_env=False,
     )

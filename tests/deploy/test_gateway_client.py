@@ -1,4 +1,4 @@
-"""The client of this instance trusts its certificate only, and sends its key."""
+"""The clients of a gateway: which certificates they trust, and that they send the key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deploy.local_client import local_client
+from deploy.gateway_client import local_client, remote_client
 from shared.errors import StartError
 from shared.settings import Address, Settings
 from tests.tls import Certificate
@@ -32,9 +32,13 @@ class EchoKey(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Iterator[Settings]:
-    """Settings of a server that speaks HTTPS with a self-signed certificate."""
-    certificate = Certificate(tmp_path)
+def certificate(tmp_path: Path) -> Certificate:
+    return Certificate(tmp_path)
+
+
+@pytest.fixture
+def settings(certificate: Certificate) -> Iterator[Settings]:
+    """Settings of a server that speaks HTTPS with a certificate of a private authority."""
     cert, key = certificate.cert, certificate.key
     server = ThreadingHTTPServer(("127.0.0.1", 0), EchoKey)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -61,6 +65,25 @@ def test_it_trusts_no_other_certificate(settings: Settings, tmp_path: Path) -> N
     with (
         local_client(Settings(bind=settings.bind, tls_cert=other), {}) as client,
         pytest.raises(httpx.ConnectError, match="certificate verify failed"),
+    ):
+        client.get("/")
+
+
+def test_the_client_of_a_url_trusts_the_configured_authorities_and_sends_the_key(
+    settings: Settings, certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"https://localhost:{settings.bind.port}"
+    with remote_client(url, {}) as client, pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+        client.get("/")
+    authority = tmp_path / "authority.crt"
+    authority.write_bytes(certificate.authority_pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    with remote_client(url, {"TERCET_API_KEY": "tct_key"}) as client:
+        assert client.get("/").text == "Bearer tct_key"
+    with (
+        # 127.0.0.1 by a name that the certificate does not have.
+        remote_client(url.replace("localhost", "127.1"), {}) as client,
+        pytest.raises(httpx.ConnectError, match="mismatch"),
     ):
         client.get("/")
 
