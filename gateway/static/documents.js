@@ -63,18 +63,23 @@ export class Documents {
    * @returns {boolean}  Whether it was stored.
    */
   write(document) {
-    const isStored = save(DOCUMENT + document.id, document);
-    if (isStored) this.#unsaved.delete(document.id);
-    else this.#unsaved.set(document.id, document);
-    return isStored;
+    this.#unsaved.set(document.id, document);
+    this.#saveUnsaved();
+    return !this.#unsaved.has(document.id);
   }
 
-  /** Delete a document, and store those that now fit. @param {string} id */
+  /** Delete a document. @param {string} id */
   remove(id) {
     this.#unsaved.delete(id);
     remove(DOCUMENT + id);
     remove(POSITION + id);
-    for (const document of this.#unsaved.values()) this.write(document);
+    this.#saveUnsaved();
+  }
+
+  #saveUnsaved() {
+    for (const [id, document] of this.#unsaved) {
+      if (save(DOCUMENT + id, document)) this.#unsaved.delete(id);
+    }
   }
 
   /** Whether the browser keeps every document when the page is closed. */

@@ -38,7 +38,7 @@ export class DocumentsPopover {
 
   /** Show the title of the current document, and the list if it is open. */
   show() {
-    const { title } = this.#openDocument;
+    const title = titleOf(this.#openDocument.document);
     setText(/** @type {HTMLElement} */ (this.#button.querySelector("span")), title);
     this.#button.ariaLabel = `Documents: ${title}`;
     setText(/** @type {HTMLElement} */ (document.querySelector("title")), `${title} – Tercet`);
@@ -47,7 +47,7 @@ export class DocumentsPopover {
 
   /** Download the current document. @param {"md"|"txt"} extension */
   download(extension) {
-    downloadText(this.#textarea.value, this.#openDocument.title, extension);
+    downloadText(this.#textarea.value, titleOf(this.#openDocument.document), extension);
   }
 
   #addListeners() {
@@ -84,15 +84,16 @@ export class DocumentsPopover {
   #open(document) {
     this.#openDocument.open(document);
     this.#popover.hidePopover();
-    this.#textarea.focus();
+    this.#textarea.focus(); // scrolls to the caret
   }
 
   /** @param {string} id */
   #delete(id) {
     this.#openDocument.save();
-    const document = this.#documents.read(id);
+    const { document: current } = this.#openDocument;
+    const document = id === current.id ? current : this.#documents.read(id);
     if (!document) return;
-    const wasCurrent = id === this.#openDocument.id;
+    const wasCurrent = document === current;
     const next = this.#documents.list().find((other) => other.id !== id) ?? createDocument("");
     if (wasCurrent) this.#openDocument.open(next);
     this.#documents.remove(id);
@@ -107,6 +108,7 @@ export class DocumentsPopover {
 
   /** Open each file as a new document. @param {File[]} files */
   async #openFiles(files) {
+    this.#openDocument.save();
     for (const file of files) {
       try {
         const document = createDocument(await readTextFile(file));
@@ -120,9 +122,10 @@ export class DocumentsPopover {
   }
 
   #renderList() {
-    const current = this.#openDocument.id;
-    const documents = this.#documents.list().filter(({ id, text }) => text || id === current);
-    this.#list.replaceChildren(...documents.map((document) => renderItem(document, document.id === current)));
+    const current = this.#openDocument.document; // a new one is not stored yet
+    const others = this.#documents.list().filter(({ id, text }) => text && id !== current.id);
+    const documents = [current, ...others].sort((a, b) => b.changedMs - a.changedMs);
+    this.#list.replaceChildren(...documents.map((document) => renderItem(document, document === current)));
   }
 }
 

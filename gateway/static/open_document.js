@@ -19,9 +19,9 @@ export class OpenDocument {
   #replaceText;
   #show;
   #notify;
-  /** The version that this window last read or wrote. @type {TextDocument} */
+  /** @type {TextDocument} */
   #document = createDocument("");
-  /** Whether the textarea differs from it. */
+  /** Whether the textarea may differ from it. */
   #isChanged = false;
   #isSaveScheduled = false;
 
@@ -51,12 +51,9 @@ export class OpenDocument {
     });
   }
 
-  get id() {
-    return this.#document.id;
-  }
-
-  get title() {
-    return titleOf(this.#document);
+  /** The version that this window last read or wrote. @returns {TextDocument} */
+  get document() {
+    return this.#document;
   }
 
   /**
@@ -65,7 +62,7 @@ export class OpenDocument {
    */
   open(document) {
     this.save();
-    if (!this.#document.text && document.id !== this.id) this.#documents.remove(this.id);
+    if (!this.#document.text && document.id !== this.#document.id) this.#documents.remove(this.#document.id);
     this.#document = document;
     this.#load();
   }
@@ -90,24 +87,24 @@ export class OpenDocument {
     const { selectionStart, selectionEnd, value } = this.#textarea;
     if (this.#isChanged && value === this.#document.text) this.#isChanged = false;
     if (this.#isChanged) {
-      const stored = this.#documents.read(this.id);
+      const stored = this.#documents.read(this.#document.id);
       if (stored && !contains(this.#document, stored) && stored.text !== value) this.#continueInCopy();
       else this.#write(changeText(this.#document, value));
     }
     if (!this.#document.text) return;
     const position = { start: selectionStart, end: selectionEnd, scrollPx: Math.round(scrollY) };
-    this.#documents.writePosition(this.id, position);
+    this.#documents.writePosition(this.#document.id, position);
   }
 
   /** Read the stored version, if it is newer: its events may have been missed. */
   #catchUp() {
-    const stored = this.#documents.read(this.id);
+    const stored = this.#documents.read(this.#document.id);
     if (stored) this.#receive(stored);
   }
 
   /** Another window has written a version. @param {TextDocument} document */
   #receive(document) {
-    if (document.id !== this.id || contains(this.#document, document)) return;
+    if (document.id !== this.#document.id || contains(this.#document, document)) return;
     const isNewer = contains(document, this.#document);
     if (document.text === this.#textarea.value || (isNewer && !this.#isChanged)) this.#follow(document);
     else if (isNewer || this.#document.changedMs <= document.changedMs) this.#continueInCopy();
@@ -123,7 +120,8 @@ export class OpenDocument {
     this.#document = document;
     if (document.text !== value) {
       this.#replaceText(document.text);
-      this.#textarea.setSelectionRange(selectionStart, selectionEnd);
+      const [start, end] = moveOffsets([selectionStart, selectionEnd], value, document.text);
+      this.#textarea.setSelectionRange(start, end);
     }
     this.#isChanged = false;
     this.#show();
@@ -132,7 +130,7 @@ export class OpenDocument {
   /** The stored version remains as it is; this window's text becomes a document of its own. */
   #continueInCopy() {
     this.#write({ ...createDocument(this.#textarea.value), isCopy: true });
-    this.#notify(`Another window changed this document too. Both versions are kept; this one is “${this.title}”.`);
+    this.#notify(`Another window changed this document too. Both versions are kept; this one is “${titleOf(this.#document)}”.`);
   }
 
   /** @param {TextDocument} document */
@@ -155,4 +153,19 @@ export class OpenDocument {
     this.#show();
     if (position) scrollTo({ top: position.scrollPx });
   }
+}
+
+/**
+ * Offsets in a text that was changed in one place. An offset after the change, or at the end of the text, moves with what
+ * follows it.
+ * @param {number[]} offsets
+ * @param {string} before
+ * @param {string} after
+ * @returns {number[]}
+ */
+function moveOffsets(offsets, before, after) {
+  let numSame = 0; // characters at the end
+  const maxSame = Math.min(before.length, after.length);
+  while (numSame < maxSame && before.at(-1 - numSame) === after.at(-1 - numSame)) numSame += 1;
+  return offsets.map((offset) => (before.length - offset <= numSame ? offset + after.length - before.length : offset));
 }

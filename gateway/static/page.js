@@ -263,11 +263,19 @@ function clearText() {
   if (!text) return;
   editor.clear();
   openDocument.save();
-  notice.show("Cleared.", () => {
-    // What was written since then stays, after the text that comes back.
-    textarea.setSelectionRange(0, 0);
-    editor.insert(textarea.value ? `${text}\n\n` : text);
-  });
+  notice.show("Cleared.", () => restoreText(text));
+}
+
+/**
+ * Bring back a cleared text. What was written since then stays, after it.
+ * @param {string} text
+ */
+function restoreText(text) {
+  const { value } = textarea;
+  textarea.focus();
+  if (!value) document.execCommand("undo");
+  // Not `editor.insert`: browsers take seconds to insert a long text with many lines.
+  if (textarea.value !== text) editor.replace(value ? `${text}\n\n${value}` : text);
 }
 
 // ---- the server ----
@@ -352,7 +360,6 @@ function start() {
   if (document) openDocument.open(document);
   else showDocument();
   renderAtCaret();
-  scrollToCaret();
   // Only secure contexts have service workers. Elsewhere the page needs its server.
   navigator.serviceWorker?.register("service_worker.js").catch(() => {});
 }

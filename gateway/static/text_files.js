@@ -42,7 +42,7 @@ function decode(bytes) {
 export function downloadText(text, title, extension) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([text], { type: `${CONTENT_TYPES[extension]}; charset=utf-8` }));
-  const name = title.replace(/[\p{Cc}"*/:<>?\\|]+/gu, " ").replace(/^[.\s]+|[.\s]+$/g, "");
+  const name = title.replace(/[\s\p{Cc}"*/:<>?\\|]+/gu, " ").replace(/^[.\s]+|[.\s]+$/g, "");
   link.download = `${name || "Untitled"}.${extension}`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // the download reads it later
