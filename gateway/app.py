@@ -26,7 +26,7 @@ from gateway.api.jobs import JobResource, JobsResource, JobSubmitter
 from gateway.api.openai.errors import OPENAI_ERRORS, UnknownRoutes
 from gateway.api.openai.resources import CompletionsResource, ModelResource, ModelsResource
 from gateway.api.openapi import DocumentResource, build_document
-from gateway.api.page import DocsResource, PageResource, StaticResource, read_assets
+from gateway.api.page import DocsResource, PageResource, ServiceWorkerResource, StaticResource, read_assets
 from gateway.api.root import RootResource
 from gateway.api.sagemaker import Dialect, InvocationsResource, PatsnapResponder
 from gateway.api.tgi import EndpointResource, GenerateResource, GenerateStreamResource, InfoResource, TgiResponder
@@ -59,7 +59,9 @@ READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
 # What may be read without an API key where the server requires one: probes, the API's description, and the pages with
 # their field for the key.
 # Every route that is not listed needs a key.
-OPEN_ROUTES = frozenset({"/", "/static/{name}", "/docs", "/openapi.json", "/health/live", *READY_PATHS})
+OPEN_ROUTES = frozenset(
+    {"/", "/static/{name}", "/service_worker.js", "/docs", "/openapi.json", "/health/live", *READY_PATHS}
+)
 # The share of the pool that jobs may use, if each has this many branches. The rest is left to clients that wait.
 JOB_SHARE = 0.25
 BRANCHES_PER_REQUEST = 3
@@ -189,6 +191,7 @@ def create_app(
         "/metrics": MetricsResource(metrics),
         "/": RootResource(PageResource(assets), tgi),
         "/docs": DocsResource(assets),
+        "/service_worker.js": ServiceWorkerResource(assets),
         "/static/{name}": StaticResource(assets),
     }
     if jobs is not None and submitter is not None:

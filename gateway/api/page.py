@@ -1,7 +1,8 @@
 """Serves the files in `static/`: the pages with the editor and the API's documentation, and the client module.
 
 All files are read once, when the app is created, and are looked up by name, so no request can reach another path. The
-security and cache headers are set here.
+security and cache headers are set here. The editor's service worker is told which files to keep for a reload without
+the server, and their hashes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import falcon
+import msgspec
 
 from gateway.api.operation import Answer, Operation, Operations, Parameter
 from shared.errors import NotFound
@@ -19,6 +21,7 @@ from shared.errors import NotFound
 STATIC = Path(__file__).parents[1] / "static"
 INDEX = "index.html"
 DOCS = "docs.html"
+SERVICE_WORKER = "service_worker.js"
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -48,7 +51,7 @@ class Asset:
 
     @classmethod
     def from_bytes(cls, data: bytes, content_type: str) -> Asset:
-        return cls(data, content_type, falcon.ETag(hashlib.sha256(data).hexdigest()[:32]))
+        return cls(data, content_type, falcon.ETag(_hash(data)))
 
 
 def read_assets(folder: Path = STATIC) -> dict[str, Asset]:
@@ -100,6 +103,36 @@ class DocsResource:
     on_head = on_get
 
 
+class ServiceWorkerResource:
+    """`GET /service_worker.js`: the editor's service worker.
+
+    It is served beside the page, not below `/static`, because a service worker controls only pages below its own path.
+    """
+
+    operations: ClassVar[Operations] = {
+        "GET": Operation(
+            tag="Pages",
+            summary="The service worker of the web editor",
+            answers={200: Answer("The script.", {CONTENT_TYPES[".js"]: str}, HEADERS_OF_FILES), 304: NOT_MODIFIED},
+        )
+    }
+
+    def __init__(self, assets: dict[str, Asset]) -> None:
+        # Addresses are relative to the page's, which a proxy may serve below a prefix. Pages but the editor are left
+        # out: they need the server.
+        files = {f"static/{name}": str(asset.etag) for name, asset in assets.items() if not name.endswith(".html")}
+        files["./"] = str(assets[INDEX].etag)
+        version = _hash("".join(sorted(files.values())).encode())
+        constant = msgspec.json.encode({"version": version, "files": files})
+        data = b"globalThis.TERCET_ASSETS = " + constant + b";\n" + assets[SERVICE_WORKER].data
+        self._script = Asset.from_bytes(data, CONTENT_TYPES[".js"])
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        send_asset(self._script, req, resp)
+
+    on_head = on_get
+
+
 class StaticResource:
     """`GET /static/{name}`: scripts, styles and images, and the client module `tercet.js`."""
 
@@ -127,6 +160,10 @@ class StaticResource:
         send_asset(asset, req, resp)
 
     on_head = on_get
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def send_asset(asset: Asset, req: falcon.Request, resp: falcon.Response) -> None:

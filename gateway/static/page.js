@@ -1,11 +1,16 @@
 // The page: connects the textarea, the suggestion panel, the settings and the completer, and shows the status line.
 // The other modules do not know each other; everything that involves two of them is here.
 
+import { Documents } from "./documents.js";
+import { DocumentsPopover } from "./documents_popover.js";
 import { createElement, setText } from "./dom.js";
 import { KeyField } from "./key_field.js";
 import { MirroredTextarea } from "./mirrored_textarea.js";
+import { Notice } from "./notice.js";
+import { OpenDocument } from "./open_document.js";
+import { SavedKeystrokes } from "./saved_keystrokes.js";
+import { ServerStatus } from "./server_status.js";
 import { Settings } from "./settings.js";
-import { load, remove, save, watch } from "./store.js";
 import { renderDetails, SuggestionPanel } from "./suggestion_panel.js";
 import { attachTextarea, Client, textBefore } from "./tercet.js";
 
@@ -13,8 +18,6 @@ import { attachTextarea, Client, textBefore } from "./tercet.js";
 
 /** Alternatives per token in the details. */
 const NUM_LIKELIEST = 3;
-const SAVE_DELAY_MS = 300;
-const HEALTH_INTERVAL_MS = 10_000;
 /** Scrolling keeps this much visible above the caret, for the preceding lines. */
 const MARGIN_ABOVE_PX = 120;
 /** Scrolling keeps this much visible below the caret, so that a list that opens unasked needs no scrolling. */
@@ -56,11 +59,29 @@ const { completer } = attachTextarea(textarea, {
   show: showView,
   options: () => settings.requestFields,
 });
+const documents = new Documents();
+const notice = new Notice(find("notice", HTMLDivElement), announce);
+const openDocument = new OpenDocument({
+  documents,
+  textarea,
+  replaceText: (text) => editor.replace(text),
+  show: showDocument,
+  notify: (message) => notice.show(message),
+});
+const documentsPopover = new DocumentsPopover({
+  popover: find("documents", HTMLElement),
+  button: find("current-document", HTMLButtonElement),
+  textarea,
+  documents,
+  openDocument,
+  notice,
+});
+const savedKeystrokes = new SavedKeystrokes(textarea, showSavedKeys);
+const server = new ServerStatus(client, showServer);
 
 /** The view shown last. @type {View} */
 let currentView = completer.view;
 let areDetailsOpen = false;
-let numSavedKeys = Number(load("saved")) || 0;
 /** Keys pressed to use the current suggestions, subtracted from the characters that they insert. */
 let numSpentKeys = 0;
 
@@ -80,7 +101,9 @@ function showView(view) {
   if (isAnnounced) textarea.setAttribute("aria-activedescendant", panel.chosenId);
   else textarea.removeAttribute("aria-activedescendant");
   if (view.chosen?.sentence !== previous.chosen?.sentence || !panel.isOpen) void showDetails();
-  showLatency();
+  showProgress();
+  if (view.problem?.code === "unreachable" && view.problem !== previous.problem) server.reportUnreachable();
+  if (view.status === "streaming" || becameReady) server.reportReachable();
   if (becameReady) {
     showKeyProblem("");
     if (view.isExplicit) announceSuggestions();
@@ -122,15 +145,18 @@ function announce(message) {
   setText(find("announcements", HTMLDivElement), message);
 }
 
-function showLatency() {
+function showProgress() {
   const { status, problem, totalMs, restMs } = currentView;
-  const output = find("latency", HTMLSpanElement);
-  output.classList.toggle("is-problem", Boolean(problem));
-  if (problem) setText(output, describe(problem));
-  else if (status === "waiting" || status === "streaming") setText(output, "…");
-  else if (restMs) setText(output, `resting for ${Math.ceil(restMs / 1000)} s`);
+  const output = find("message", HTMLSpanElement);
+  // Whether the server responds is said by `showServer` alone.
+  const message = problem && problem.code !== "unreachable" ? describe(problem) : "";
+  output.classList.toggle("is-problem", Boolean(message));
+  if (status === "waiting" || status === "streaming") setText(output, "…");
+  else if (restMs && !message) setText(output, `suggestions rest for ${Math.ceil(restMs / 1000)} s`);
   else if (status === "empty") setText(output, "the model predicts the end of the text");
-  else setText(output, totalMs === null ? "" : `${Math.round(totalMs).toLocaleString()} ms`);
+  else setText(output, message);
+  const isComplete = totalMs !== null && status !== "waiting" && status !== "streaming";
+  setText(find("latency", HTMLSpanElement), isComplete ? `${Math.round(totalMs).toLocaleString()} ms` : "…");
 }
 
 /** @param {import("./tercet.js").Problem} problem */
@@ -151,9 +177,10 @@ function showKeyProblem(message) {
   find("enter-key", HTMLButtonElement).hidden = !message;
 }
 
-function showSavedKeys() {
-  const number = numSavedKeys.toLocaleString();
-  setText(find("saved", HTMLSpanElement), `${number} ${numSavedKeys === 1 ? "keystroke" : "keystrokes"} saved`);
+/** @param {number} number */
+function showSavedKeys(number) {
+  const unit = number === 1 ? "keystroke" : "keystrokes";
+  setText(find("saved", HTMLSpanElement), `${number.toLocaleString()} ${unit} saved`);
 }
 
 async function showDetails() {
@@ -175,12 +202,12 @@ async function showDetails() {
 
 /** @param {string} text @param {number} numReplaced */
 function insertSuggestion(text, numReplaced) {
-  editor.insert(text, numReplaced);
-  if (numReplaced) return; // typed punctuation in place of a space
-  numSavedKeys += Math.max(0, text.length - numSpentKeys);
+  if (numReplaced) {
+    editor.insert(text, numReplaced); // typed punctuation in place of a space
+    return;
+  }
+  savedKeystrokes.record(() => editor.insert(text, 0), Math.max(0, text.length - numSpentKeys));
   numSpentKeys = 0;
-  save("saved", numSavedKeys);
-  showSavedKeys();
   announce(`Accepted: ${text}`);
 }
 
@@ -223,44 +250,51 @@ function announceKey(event) {
 
 function handleInput() {
   scrollToCaret();
-  scheduleSave();
+  openDocument.changed();
 }
 
 // ---- the text in the browser's storage ----
 
-/** @type {ReturnType<typeof setTimeout>|undefined} */
-let saveTimer;
-
-function scheduleSave() {
-  clearTimeout(saveTimer);
-  saveTimer = setTimeout(saveText, SAVE_DELAY_MS);
-}
-
-function saveText() {
-  clearTimeout(saveTimer);
-  if (!textarea.value) remove("text");
-  else if (!save("text", textarea.value)) announce("The text cannot be saved in this browser.");
+function showDocument() {
+  documentsPopover.show();
+  const { isSaved } = documents;
+  const message = isSaved ? "" : "Not saved: this browser refuses storage. Download it to keep it.";
+  const button = find("download", HTMLButtonElement);
+  if (button.hidden && message) announce(message);
+  setText(find("storage", HTMLSpanElement), message);
+  button.hidden = isSaved;
 }
 
 function clearText() {
+  const text = textarea.value;
+  if (!text) return;
   editor.clear();
-  saveText();
-  announce("Text cleared. Undo restores it.");
+  openDocument.save();
+  notice.show("Cleared.", () => restoreText(text));
+}
+
+/**
+ * Bring back a cleared text. What was written since then stays, after it.
+ * @param {string} text
+ */
+function restoreText(text) {
+  const { value } = textarea;
+  textarea.focus();
+  if (!value) document.execCommand("undo");
+  // Not `editor.insert`: browsers take seconds to insert a long text with many lines.
+  if (textarea.value !== text) editor.replace(value ? `${text}\n\n${value}` : text);
 }
 
 // ---- the server ----
 
-async function checkHealth() {
-  if (document.hidden) return;
-  const output = find("slots", HTMLSpanElement);
-  try {
-    const { models, slots } = await client.ready();
-    const numWarm = slots.filter((/** @type {{state: string}} */ slot) => slot.state === "warm").length;
-    setText(output, `${numWarm} of ${slots.length} ${slots.length === 1 ? "slot" : "slots"} ready`);
-    settings.setModels(models);
-  } catch {
-    setText(output, "server unreachable");
-  }
+/** @param {import("./server_status.js").Status} status */
+function showServer({ isReachable, numWarm, numSlots, models }) {
+  const output = find("server", HTMLSpanElement);
+  output.classList.toggle("is-problem", !isReachable);
+  if (!isReachable) setText(output, "The server is not responding.");
+  else setText(output, numWarm ? "ready" : "the model is loading");
+  setText(find("slots", HTMLSpanElement), `${numWarm} of ${numSlots} ${numSlots === 1 ? "slot" : "slots"} ready`);
+  if (isReachable) settings.setModels(models);
 }
 
 function enterKey() {
@@ -314,24 +348,22 @@ function addListeners() {
   onClick("show-details", toggleDetails);
   onClick("dismiss", dismiss);
   onClick("clear", clearText);
+  onClick("download", () => documentsPopover.download("md"));
   find("enter-key", HTMLButtonElement).addEventListener("click", enterKey);
   addEventListener("resize", renderAtCaret);
-  addEventListener("pagehide", () => (saveText(), completer.close()));
-  document.addEventListener("visibilitychange", () => (document.hidden ? saveText() : void checkHealth()));
-  watch("text", (value) => {
-    if (!document.hasFocus()) editor.replace(value ?? "");
-  });
+  addEventListener("pagehide", () => completer.close());
 }
 
 function start() {
-  textarea.value = load("text") ?? "";
-  textarea.setSelectionRange(textarea.value.length, textarea.value.length);
   addListeners();
+  history.scrollRestoration = "manual"; // the position of the document is restored
+  const document = documents.current;
+  if (document) openDocument.open(document);
+  else showDocument();
   applySettings();
   scrollToCaret();
-  showSavedKeys();
-  void checkHealth();
-  setInterval(checkHealth, HEALTH_INTERVAL_MS);
+  // Only secure contexts have service workers. Elsewhere the page needs its server.
+  navigator.serviceWorker?.register("service_worker.js").catch(() => {});
 }
 
 start();

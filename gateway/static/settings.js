@@ -1,12 +1,18 @@
 // The settings form. Its values become fields of each request and are kept in this browser.
+//
+// Some fields have a slider in words ("cautious … daring") beside the exact number under Details. The number is the
+// value; the slider shows it and changes it.
 
 import { setText } from "./dom.js";
 import { load, save } from "./store.js";
 
 /** @typedef {{model: string, warning: string|null}} Model  An entry of `models` in `GET /health/ready`. */
+/** @typedef {"eager"|"normal"|"quiet"|"pauses"|"off"} Eagerness  When suggestions are requested unasked. */
 
-/** Name of the input that says when suggestions appear; the other inputs are named like request fields. */
-const MODE_INPUT = "mode";
+/** Name of the input for `Eagerness`; the other inputs are named like request fields. */
+const EAGERNESS_INPUT = "mode";
+/** Words per token of English prose. */
+const WORDS_PER_TOKEN = 0.75;
 
 export class Settings {
   #form;
@@ -18,9 +24,9 @@ export class Settings {
    */
   constructor(form, onChange) {
     this.#form = form;
-    this.#restore(load("settings") ?? {});
-    this.#updateOutputs();
-    form.addEventListener("input", () => this.#handleChange(onChange));
+    this.#restore(migrate(load("settings") ?? {}));
+    this.#updateSliders();
+    form.addEventListener("input", (event) => this.#handleInput(event, onChange));
     form.addEventListener("submit", (event) => event.preventDefault());
     // The reset event fires before the inputs change.
     form.addEventListener("reset", () => queueMicrotask(() => this.#handleChange(onChange)));
@@ -31,16 +37,15 @@ export class Settings {
     /** @type {import("./tercet.js").RequestFields} */
     const fields = {};
     for (const input of this.#inputs()) {
-      if (input.name === MODE_INPUT || !input.checkValidity() || input.value === "") continue;
+      if (input.name === EAGERNESS_INPUT || !input.checkValidity() || input.value === "") continue;
       fields[input.name] = readValue(input);
     }
     return fields;
   }
 
-  /** When suggestions appear unasked, and how readily. @returns {"eager"|"normal"|"quiet"|"pauses"|"off"} */
+  /** When suggestions are requested unasked. @returns {Eagerness} */
   get eagerness() {
-    const input = /** @type {HTMLSelectElement} */ (this.#form.elements.namedItem(MODE_INPUT));
-    return /** @type {any} */ (input.value);
+    return /** @type {Eagerness} */ (this.#input(EAGERNESS_INPUT).value);
   }
 
   /**
@@ -48,7 +53,7 @@ export class Settings {
    * @param {Model[]} models  The models being served.
    */
   setModels(models) {
-    const select = /** @type {HTMLSelectElement} */ (this.#form.elements.namedItem("model_size"));
+    const select = /** @type {HTMLSelectElement} */ (this.#input("model_size"));
     const names = models.map(({ model }) => model);
     if (names.join() !== Array.from(select.options, (option) => option.value).join()) {
       const wanted = select.value || load("settings")?.model_size;
@@ -60,10 +65,21 @@ export class Settings {
     setText(note, chosen?.warning ?? "");
   }
 
+  /** The inputs with a value of their own: all but the sliders. */
   #inputs() {
     return /** @type {(HTMLInputElement|HTMLSelectElement)[]} */ (
       Array.from(this.#form.elements).filter((element) => "name" in element && element.name)
     );
+  }
+
+  /** @param {string} name */
+  #input(name) {
+    return /** @type {HTMLInputElement|HTMLSelectElement} */ (this.#form.elements.namedItem(name));
+  }
+
+  /** @returns {NodeListOf<HTMLInputElement>} */
+  #sliders() {
+    return this.#form.querySelectorAll("input[data-field]");
   }
 
   /** @param {Record<string, unknown>} stored */
@@ -76,25 +92,45 @@ export class Settings {
     }
   }
 
+  /** @param {Event} event  @param {() => void} onChange */
+  #handleInput({ target }, onChange) {
+    const field = target instanceof HTMLInputElement && target.dataset.field;
+    if (field) this.#input(field).value = target.value;
+    this.#handleChange(onChange);
+  }
+
   /** @param {() => void} onChange */
   #handleChange(onChange) {
-    this.#updateOutputs();
+    this.#updateSliders();
     save("settings", Object.fromEntries(this.#inputs().map((input) => [input.name, readValue(input)])));
     onChange();
   }
 
-  /** Show the values of the sliders. */
-  #updateOutputs() {
-    for (const output of this.#form.querySelectorAll("output")) {
-      const input = /** @type {HTMLInputElement} */ (this.#form.querySelector(`#${output.htmlFor}`));
-      output.value = input.name === "length" ? `${input.value} tokens` : Number(input.value).toFixed(2);
+  /** Move the sliders to the numbers; a number beyond a slider's end moves it there. */
+  #updateSliders() {
+    for (const slider of this.#sliders()) {
+      const { value } = this.#input(slider.dataset.field ?? "");
+      if (value !== "") slider.value = value;
     }
+    const words = /** @type {HTMLInputElement} */ (this.#form.querySelector("#words"));
+    const output = /** @type {HTMLOutputElement} */ (this.#form.querySelector("output[for=words]"));
+    output.value = `about ${Math.round(Number(this.#input("length").value) * WORDS_PER_TOKEN)} words`;
+    words.ariaValueText = output.value;
   }
+}
+
+/**
+ * Stored settings in their present form: a checkbox for suggestions at pauses is now one of several modes.
+ * @param {Record<string, unknown>} stored
+ * @returns {Record<string, unknown>}
+ */
+function migrate(stored) {
+  return stored.pauses === false ? { [EAGERNESS_INPUT]: "off", ...stored } : stored;
 }
 
 /** @param {HTMLInputElement|HTMLSelectElement} input  @returns {boolean|number|string|null}  Null: an empty number. */
 function readValue(input) {
   if (input.type === "checkbox") return /** @type {HTMLInputElement} */ (input).checked;
-  if (input.type === "number" || input.type === "range") return input.value === "" ? null : Number(input.value);
+  if (input.type === "number") return input.value === "" ? null : Number(input.value);
   return input.value;
 }

@@ -1,5 +1,5 @@
-// Values kept in the browser: the text, the settings, the number of saved keystrokes and the API key. None of them is
-// sent to the server from here. The page works without storage, since private windows and full disks refuse it.
+// Values kept in the browser: documents, settings, the number of saved keystrokes and the API key. None of them is sent
+// to the server from here. The page works without storage, since private windows and full disks refuse it.
 
 /** @typedef {"localStorage"|"sessionStorage"} Place  Until it is removed, or until the tab is closed. */
 
@@ -49,12 +49,27 @@ export function remove(name, place = "localStorage") {
 }
 
 /**
- * Call a function when another window of this page stores or removes a value.
- * @param {string} name
- * @param {(value: any) => void} onChange  Called with the new value; null if it was removed.
+ * Names of the values in localStorage that start with a prefix.
+ * @param {string} prefix
+ * @returns {string[]}
  */
-export function watch(name, onChange) {
-  addEventListener("storage", (event) => {
-    if (event.key === PREFIX + name) onChange(event.newValue === null ? null : JSON.parse(event.newValue));
+export function names(prefix) {
+  try {
+    const stored = Object.keys(localStorage).filter((key) => key.startsWith(PREFIX + prefix));
+    return stored.map((key) => key.slice(PREFIX.length));
+  } catch {
+    return [];
+  }
+}
+
+/**
+ * Call a function when another window of this page stores a value whose name starts with a prefix, or removes one.
+ * @param {string} prefix
+ * @param {(name: string, value: any) => void} onChange  Called with the new value; null if it was removed.
+ */
+export function watch(prefix, onChange) {
+  addEventListener("storage", ({ key, newValue }) => {
+    if (!key?.startsWith(PREFIX + prefix)) return;
+    onChange(key.slice(PREFIX.length), newValue === null ? null : JSON.parse(newValue));
   });
 }

@@ -90,6 +90,7 @@ class Editor(ObservedPage):
         self.ghost = page.locator("#mirror .ghost")
         self.announcements = page.locator("#announcements")
         self.status = page.locator("#status")
+        self.latency = page.locator("#latency")  # in the settings
 
     def _record_request(self, request: Request) -> None:
         super()._record_request(request)
@@ -115,8 +116,8 @@ class Editor(ObservedPage):
     def wait_for_num_requests(self, num_requests: int) -> None:
         """Wait until the page has sent this many requests.
 
-        Needed before `wait_for_response` when a pause sends the request: until it does, the status line still shows the
-        previous response.
+        Needed before `wait_for_response` when a pause sends the request: until it does, the settings still show the
+        latency of the previous response.
         """
 
         def has_sent() -> bool:
@@ -126,9 +127,8 @@ class Editor(ObservedPage):
         until(has_sent, 10, f"{num_requests} requests")
 
     def wait_for_response(self) -> list[str]:
-        """Wait until the status line shows the latency of a complete response; returns the suggestions."""
-        latency = self.page.locator("#latency")
-        until(lambda: re.fullmatch(r"[\d,]+ ms", latency.inner_text()), 10, "the complete response")
+        """Wait until the settings show the latency of a complete response; returns the suggestions."""
+        until(lambda: re.fullmatch(r"[\d,]+ ms", self.latency.text_content() or ""), 10, "the complete response")
         expect(self.options.first).to_be_visible()
         self.page.wait_for_timeout(MIN_VISIBLE_MS)
         return self.suggestions

@@ -52,7 +52,7 @@ def test_suggestions_stream_in(slow_editor: Editor) -> None:
     slow_editor.press("Tab")
     snapshots: list[list[str]] = []
     until(
-        lambda: _take_snapshot(slow_editor, snapshots) and "ms" in slow_editor.status.inner_text(),
+        lambda: _take_snapshot(slow_editor, snapshots) and slow_editor.latency.text_content() != "…",
         10,
         "the complete response",
     )
@@ -349,27 +349,34 @@ def test_settings_are_sent_with_requests_and_survive_a_reload(editor: Editor) ->
 
     page.get_by_role("button", name="Settings").focus()
     editor.press("Enter")
+    press_on("Style", "ArrowLeft", "ArrowLeft")
+    press_on("Length", "Home", "ArrowRight")
+    expect(page.locator("output")).to_have_text("about 5 words")
+    press_on("Stop at a line break", "Space")
+    expect(page.get_by_label("Temperature", exact=True)).to_be_hidden()
+    page.locator("summary").focus()
+    editor.press("Enter")
+    expect(page.get_by_label("Temperature", exact=True)).to_have_value("0.6")
+    press_on("Temperature", "Control+a", "0", ".", "6", "5")
     press_on("Model", "ArrowDown")
-    press_on("Length", "Home", "ArrowRight", "ArrowRight")
-    press_on("Temperature", "ArrowLeft", "ArrowLeft")
-    press_on("Top-p", "ArrowLeft")
+    press_on("Top-p", "ArrowDown")
     press_on("Top-k", "Control+a", "4", "0")
     press_on("Time limit, seconds", "2", ".", "5")
-    press_on("Stop at a line break", "Space")
     editor.press("Escape")
     expect(page.get_by_role("heading", name="Settings")).to_be_hidden()
     page.reload()
-    expect(editor.status).to_contain_text("2 of 2 slots ready")
+    expect(editor.page.locator("#slots")).to_have_text("2 of 2 slots ready")
     editor.request_suggestions()
     body = editor.requests[-1]
     expected = {
-        "model_size": "slow", "length": 6, "temperature": 0.7, "top_p": 0.79, "top_k": 40, "max_time": 2.5,
+        "model_size": "slow", "length": 6, "temperature": 0.65, "top_p": 0.79, "top_k": 40, "max_time": 2.5,
         "single_line": True, "context": OPENING, "stream": True,
     }  # fmt: skip
     assert {name: body[name] for name in expected} == expected
     assert body.keys() - expected.keys() == {"seed", "session"}
     page.get_by_role("button", name="Settings").click()
     page.get_by_role("button", name="Reset").click()
+    expect(page.get_by_label("Style")).to_have_value("0.8")
     editor.press("Escape")
     editor.text.focus()
     editor.press("Tab")
@@ -407,8 +414,9 @@ def test_details_show_statistics_and_likely_tokens(editor: Editor) -> None:
     expect(editor.list).to_be_visible()
 
 
-def test_the_status_line_counts_slots_and_saved_keystrokes(editor: Editor) -> None:
-    expect(editor.status).to_contain_text("2 of 2 slots ready")
+def test_the_status_line_counts_saved_keystrokes_and_an_undo_takes_them_back(editor: Editor) -> None:
+    expect(editor.page.locator("#slots")).to_have_text("2 of 2 slots ready")
+    expect(editor.status).to_contain_text("ready")
     expect(editor.status).to_contain_text("0 keystrokes saved")
     editor.request_suggestions()
     length = len(editor.ghost_text)
@@ -416,6 +424,17 @@ def test_the_status_line_counts_slots_and_saved_keystrokes(editor: Editor) -> No
     expect(editor.status).to_contain_text(f"{length - 1} keystrokes saved")  # plus a space, minus Tab and Enter
     editor.page.reload()
     expect(editor.status).to_contain_text(f"{length - 1} keystrokes saved")
+    editor.request_suggestions(" and then")
+    more = len(editor.ghost_text)
+    editor.press("Enter")
+    expect(editor.status).to_contain_text(f"{length + more - 2} keystrokes saved")
+    editor.type(" so")
+    editor.press("Control+z")
+    expect(editor.status).to_contain_text(f"{length + more - 2} keystrokes saved")
+    editor.press("Control+z")
+    expect(editor.status).to_contain_text(f"{length - 1} keystrokes saved")
+    editor.press("Control+Shift+z")
+    expect(editor.status).to_contain_text(f"{length + more - 2} keystrokes saved")
 
 
 def test_feedback_reports_accepted_and_rejected_suggestions(editor: Editor) -> None:

@@ -209,7 +209,7 @@ def test_dismissed_suggestions_rest_and_come_back(live: Editor) -> None:
     live.type(" the")
     live.page.wait_for_timeout(200)
     assert (live.ghost_text, len(live.requests)) == ("", num_requests)
-    expect(live.status).to_contain_text("resting for")
+    expect(live.status).to_contain_text("suggestions rest for")
     live.page.wait_for_timeout(5000)
     type_until_shown(live, " sea")
 

@@ -16,7 +16,7 @@ from shared.keys import new_key, read_keys, revoke_key
 from tests.gateway.conftest import Gateway
 from tests.gateway.middleware.conftest import Echo
 
-OPEN = {"/", "/static/{name}", "/docs", "/openapi.json", "/health/live", *READY_PATHS}
+OPEN = {"/", "/static/{name}", "/service_worker.js", "/docs", "/openapi.json", "/health/live", *READY_PATHS}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "NONSENSE")
 Make = Callable[..., Gateway]
 

@@ -1,0 +1,69 @@
+// Text files in and out: reads files that the writer picked or dropped, and downloads a text. It does not know
+// documents.
+
+const MAX_FILE_BYTES = 5_000_000;
+const CONTENT_TYPES = { md: "text/markdown", txt: "text/plain" };
+
+/** A file that cannot be opened; the message says why, to the writer. */
+export class FileProblem extends Error {}
+
+/**
+ * The text of a file, without a byte order mark and with `\n` as line break.
+ * @param {File} file
+ * @returns {Promise<string>}
+ * @throws {FileProblem} If the file is too large, cannot be read, or is not UTF-8 text.
+ */
+export async function readTextFile(file) {
+  if (file.size > MAX_FILE_BYTES) throw new FileProblem(`“${file.name}” is larger than 5 MB.`);
+  const bytes = await file.arrayBuffer().catch(() => {
+    throw new FileProblem(`“${file.name}” cannot be read.`); // a folder, or it was removed
+  });
+  const text = decode(bytes);
+  if (text === null) throw new FileProblem(`“${file.name}” is not a text file (UTF-8).`);
+  return text.replace(/\r\n?/g, "\n");
+}
+
+/** @param {ArrayBuffer} bytes  @returns {string|null}  Null if they are not UTF-8 text. */
+function decode(bytes) {
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes); // drops a byte order mark
+    return text.includes("\0") ? null : text;
+  } catch {
+    return null;
+  }
+}
+
+/**
+ * Download a text as a UTF-8 file.
+ * @param {string} text
+ * @param {string} title  Becomes the file's name, without the characters that file systems refuse.
+ * @param {"md"|"txt"} extension
+ */
+export function downloadText(text, title, extension) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type: `${CONTENT_TYPES[extension]}; charset=utf-8` }));
+  const name = title.replace(/[\s\p{Cc}"*/:<>?\\|]+/gu, " ").replace(/^[.\s]+|[.\s]+$/g, "");
+  link.download = `${name || "Untitled"}.${extension}`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // the download reads it later
+}
+
+/**
+ * Call a function with files that are dropped anywhere on the page. Dragged text is left to the browser.
+ * @param {(files: File[]) => void} onFiles
+ */
+export function acceptDroppedFiles(onFiles) {
+  addEventListener("dragover", (event) => {
+    if (hasFiles(event)) event.preventDefault();
+  });
+  addEventListener("drop", (event) => {
+    if (!hasFiles(event)) return;
+    event.preventDefault(); // the browser would leave the page and open the file
+    onFiles(Array.from(event.dataTransfer?.files ?? []));
+  });
+}
+
+/** @param {DragEvent} event */
+function hasFiles(event) {
+  return event.dataTransfer?.types.includes("Files") ?? false;
+}

@@ -1,0 +1,485 @@
+"""Documents in the browser: several, in several windows, through crashes and refused storage, from and to files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Error, Locator, Page, expect
+
+from tests.browser.driver import PHONE, TIMEOUT_MS, Editor, violations
+from tests.e2e.harness import until
+
+OpenPage = Callable[..., Editor]
+LONG = "".join(f"Line {number} of a long text that goes on for a while.\n" for number in range(4000))
+FULL = "Not saved: this browser refuses storage. Download it to keep it."
+
+
+@pytest.fixture
+def editor(open_page: OpenPage) -> Editor:
+    return open_page(mode="off")
+
+
+def named(page: Page) -> Locator:
+    """The button that names the current document and opens the list."""
+    return page.get_by_role("button", name=re.compile("^Documents"))
+
+
+def open_list(editor: Editor) -> Locator:
+    """Open the Documents popover; returns its items."""
+    named(editor.page).click()
+    expect(editor.page.get_by_role("heading", name="Documents")).to_be_visible()
+    return editor.page.locator("#documents li")
+
+
+def titles(items: Locator) -> list[str]:
+    return [text.splitlines()[0] for text in items.locator(".title").all_inner_texts()]
+
+
+def start_new(editor: Editor, text: str = "") -> None:
+    open_list(editor)
+    editor.page.get_by_role("button", name="New document").click()
+    expect(editor.text).to_be_focused()
+    editor.page.keyboard.insert_text(text)
+
+
+def second_window(editor: Editor) -> Editor:
+    """Another window of the same browser."""
+    page = editor.page.context.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    other = Editor(page, editor.tercet)
+    page.goto(editor.tercet.url)
+    expect(other.status).to_contain_text("ready")
+    return other
+
+
+def stored(editor: Editor) -> list[str]:
+    """The texts of all stored documents."""
+    items: dict[str, str] = editor.page.evaluate("({ ...localStorage })")
+    return sorted(json.loads(value)["text"] for name, value in items.items() if name.startswith("tercet.document."))
+
+
+def write_file(folder: Path, name: str, data: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+def drop(page: Page, *files: Path) -> None:
+    """Drag files over the page and drop them: real events, with files made from the same bytes."""
+    contents = [{"name": file.name, "bytes": list(file.read_bytes())} for file in files]
+    transfer = page.evaluate_handle(
+        """contents => {
+            const transfer = new DataTransfer();
+            for (const { name, bytes } of contents) transfer.items.add(new File([new Uint8Array(bytes)], name));
+            return transfer;
+        }""",
+        contents,
+    )
+    for event in ("dragenter", "dragover", "drop"):
+        page.dispatch_event("#text", event, {"dataTransfer": transfer})
+
+
+# ---- several documents ----
+
+
+def test_documents_are_listed_opened_and_created(editor: Editor) -> None:
+    expect(named(editor.page)).to_have_text("Untitled")
+    editor.type("# The first line\nand more")
+    start_new(editor, "\n  Second\nis its title")
+    start_new(editor, "Third")
+    items = open_list(editor)
+    assert titles(items) == ["Third", "Second", "The first line"]
+    expect(items.locator("[aria-current]")).to_have_text(re.compile("^Third"))
+    expect(items.nth(2)).to_contain_text("6 words")
+    items.get_by_text("The first line").click()
+    expect(editor.text).to_be_focused()
+    expect(items.first).to_be_hidden()
+    expect(named(editor.page)).to_have_text("The first line")
+    expect(editor.page).to_have_title("The first line – Tercet")
+    assert editor.value == "# The first line\nand more"
+    editor.page.keyboard.type("!")  # the caret is where it was
+    assert editor.value.endswith("more!")
+    editor.press("Control+Home")
+    editor.page.keyboard.type("Now ")
+    expect(named(editor.page)).to_have_text("Now # The first line")
+
+
+def test_documents_are_reached_with_the_keyboard_alone(editor: Editor) -> None:
+    editor.type("One")
+    start_new(editor, "Two")
+    named(editor.page).focus()
+    editor.press("Enter", "Tab", "Tab", "Tab", "Enter")  # past "Two" and its Delete
+    expect(named(editor.page)).to_have_text("One")
+    expect(editor.text).to_be_focused()
+    assert editor.value == "One"
+
+
+def test_an_empty_document_is_not_kept(editor: Editor) -> None:
+    editor.type("One")
+    start_new(editor)
+    start_new(editor, "Two")
+    editor.press("Control+a", "Delete")
+    start_new(editor)
+    assert titles(open_list(editor)) == ["Untitled", "One"]
+    assert stored(editor) == ["One"]
+
+
+def test_the_text_of_an_earlier_version_becomes_a_document(editor: Editor) -> None:
+    page = editor.page
+    page.evaluate("""localStorage.setItem("tercet.text", JSON.stringify("Written\\nlong ago"))""")
+    page.reload()
+    assert editor.value == "Written\nlong ago"
+    expect(named(page)).to_have_text("Written")
+    assert page.evaluate("localStorage.getItem('tercet.text')") is None
+    assert stored(editor) == ["Written\nlong ago"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violations(open_page: OpenPage, scheme: str) -> None:
+    editor = open_page(mode="off", context={**PHONE, "color_scheme": scheme})
+    editor.page.keyboard.insert_text("A title that is longer than the header of a phone is wide, and more\nand more")
+    open_list(editor)
+    found = {"list": violations(editor.page)}
+    assert editor.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    editor.page.locator("#documents li").get_by_role("button", name=re.compile("^Delete")).tap()
+    undo = editor.page.get_by_role("button", name="Undo")
+    expect(undo).to_be_visible()
+    found["notice"] = violations(editor.page)
+    undo.tap()
+    expect(named(editor.page)).to_contain_text("A title that is longer")
+    editor.page.get_by_role("button", name="Settings").tap()
+    editor.page.locator("#settings summary").tap()
+    found["settings"] = violations(editor.page)
+    assert not any(rule for rules in found.values() for rule in rules if rule["id"] != "aria-allowed-role"), found
+
+
+# ---- undo ----
+
+
+def test_a_deleted_document_comes_back(editor: Editor) -> None:
+    editor.type("Keep this")
+    start_new(editor, "Delete this")
+    items = open_list(editor)
+    items.get_by_role("button", name="Delete Delete this").click()
+    assert titles(items) == ["Keep this"]
+    expect(named(editor.page)).to_have_text("Keep this")
+    assert editor.value == "Keep this"
+    notice = editor.page.locator("#notice")
+    expect(notice).to_contain_text("Deleted “Delete this”.")
+    expect(editor.announcements).to_have_text("Deleted “Delete this”. Undo is available.")
+    assert stored(editor) == ["Keep this"]
+    notice.get_by_role("button", name="Undo").click()
+    expect(notice).to_be_hidden()
+    assert editor.value == "Delete this"
+    assert stored(editor) == ["Delete this", "Keep this"]
+    items = open_list(editor)
+    items.get_by_role("button", name="Delete Keep this").click()
+    assert editor.value == "Delete this"
+    notice.get_by_role("button", name="Undo").click()
+    assert stored(editor) == ["Delete this", "Keep this"]
+
+
+def test_the_last_document_can_be_deleted_too(editor: Editor) -> None:
+    editor.type("Only one")
+    open_list(editor).get_by_role("button", name="Delete Only one").click()
+    assert (editor.value, stored(editor)) == ("", [])
+    editor.page.reload()
+    assert editor.value == ""
+
+
+def test_clear_offers_an_undo_that_keeps_what_was_written_since(editor: Editor) -> None:
+    page = editor.page
+    undo = page.get_by_role("button", name="Undo")
+    editor.type("All of this")
+    page.get_by_role("button", name="Clear").click()
+    assert editor.value == ""
+    page.clock.install()  # from here on, time passes as the test says
+    expect(undo).to_be_visible()
+    undo.click()
+    expect(undo).to_be_hidden()
+    assert editor.value == "All of this"
+    page.get_by_role("button", name="Clear").click()
+    editor.type("Something else")
+    undo.click()
+    assert editor.value == "All of this\n\nSomething else"
+    start_new(editor, "Typed")
+    page.get_by_role("button", name="Clear").click()
+    editor.press("x", "Backspace")
+    undo.click()
+    assert editor.value == "Typed"
+
+
+def test_a_notice_stays_for_ten_seconds_and_while_it_is_pointed_at(editor: Editor) -> None:
+    page = editor.page
+    page.clock.install()
+    page.reload()
+    editor.type("All of this")
+    page.get_by_role("button", name="Clear").click()
+    undo = page.get_by_role("button", name="Undo")
+    page.clock.run_for(10_000)
+    expect(undo).to_be_visible()
+    undo.hover()
+    page.clock.run_for(60_000)
+    expect(undo).to_be_visible()
+    page.mouse.move(0, 0)
+    page.clock.run_for(60_000)
+    expect(undo).to_be_hidden()
+
+
+# ---- nothing is lost ----
+
+
+def test_caret_selection_and_scroll_position_survive_a_reload(editor: Editor) -> None:
+    page = editor.page
+    editor.text.focus()
+    page.keyboard.insert_text(LONG[:20_000])
+    editor.press("Control+Home", *["ArrowDown"] * 60, *["ArrowRight"] * 5, *["Shift+ArrowRight"] * 7)
+    selection = "[document.activeElement.selectionStart, document.activeElement.selectionEnd, Math.round(scrollY)]"
+    before = page.evaluate(selection)
+    assert before[2] > 500
+    page.reload()
+    expect(editor.text).to_be_focused()
+    assert page.evaluate(selection) == before
+    start_new(editor, "Another")
+    open_list(editor).nth(1).locator(".title").click()
+    assert page.evaluate(selection)[:2] == before[:2]
+    assert page.evaluate("scrollY") > 500  # the page is scrolled to the caret
+
+
+def test_a_crash_loses_nothing_that_was_typed_before_a_pause(editor: Editor) -> None:
+    editor.type("Written before the crash.")
+    until(lambda: stored(editor) == ["Written before the crash."], 5, "the text is saved")
+    with editor.page.expect_event("crash"), pytest.raises(Error):
+        editor.page.goto("chrome://crash")
+    other = second_window(editor)
+    assert other.value == "Written before the crash."
+
+
+def test_the_text_is_saved_while_the_writer_keeps_typing(editor: Editor) -> None:
+    """A save that every key postpones would never happen."""
+    editor.text.focus()
+    for _ in range(12):
+        editor.page.keyboard.type("word ")
+        editor.page.wait_for_timeout(100)
+    assert stored(editor)
+    assert stored(editor)[0].startswith("word word ")
+
+
+def test_closing_and_leaving_the_page_saves_at_once(editor: Editor) -> None:
+    editor.type("Saved as the page goes away")
+    editor.page.goto("about:blank")
+    editor.page.go_back()
+    assert editor.value == "Saved as the page goes away"
+    other = second_window(editor)
+    other.type(", or is closed")
+    other.page.close(run_before_unload=True)
+    until(lambda: stored(editor) == ["Saved as the page goes away, or is closed"], 5, "the text is saved")
+
+
+def test_another_window_follows_the_same_document(editor: Editor) -> None:
+    editor.type("First")
+    editor.text.blur()
+    other = second_window(editor)
+    assert other.value == "First"
+    editor.type(", then second")
+    expect(other.text).to_have_value("First, then second")
+    other.type(", then third")
+    expect(editor.text).to_have_value("First, then second, then third")
+    editor.page.get_by_role("button", name="Clear").click()
+    expect(other.text).to_have_value("")
+    expect(editor.page.locator("#documents li")).to_have_count(0)
+
+
+def test_windows_have_documents_of_their_own(editor: Editor) -> None:
+    editor.type("The one")
+    other = second_window(editor)
+    start_new(other, "The other")
+    editor.type(", still")
+    for window, value in ((editor, "The one, still"), (other, "The other")):
+        window.page.reload()
+        assert window.value == value
+    assert titles(open_list(editor)) == titles(open_list(other))
+
+
+@pytest.mark.parametrize("is_first_faster", [True, False])
+def test_changes_in_two_windows_at_the_same_time_are_both_kept(editor: Editor, *, is_first_faster: bool) -> None:
+    editor.type("Start.")
+    editor.text.blur()
+    other = second_window(editor)
+    assert other.value == "Start."
+    # Both type before either has saved.
+    first, second = (editor, other) if is_first_faster else (other, editor)
+    first.page.keyboard.insert_text(" One way.")
+    second.page.keyboard.insert_text(" Another way.")
+    until(lambda: len(stored(editor)) == 2, 5, "two documents")
+    assert stored(editor) == ["Start. Another way.", "Start. One way."]
+    assert {editor.value, other.value} == {"Start. Another way.", "Start. One way."}
+    listed = titles(open_list(editor))
+    assert sorted(title.removesuffix(" (copy)") for title in listed) == stored(editor)
+    assert sum(title.endswith(" (copy)") for title in listed) == 1
+    editor.press("Escape")
+    notices = [window.page.locator("#notice") for window in (editor, other)]
+    assert sum("Both versions are kept" in (notice.text_content() or "") for notice in notices) == 1
+    for window in (editor, other):
+        window.type(" More.")
+        window.text.blur()
+    until(lambda: stored(editor) == ["Start. Another way. More.", "Start. One way. More."], 5, "each goes on")
+
+
+def test_a_full_storage_is_said_and_the_text_can_be_downloaded(editor: Editor) -> None:
+    """The storage is really full: the browser refuses the first key."""
+    page = editor.page
+    page.evaluate(
+        """() => {
+            for (let size = 1 << 22; size; size = Math.floor(size / 2)) {
+                for (;;) {
+                    try { localStorage.setItem("filler" + localStorage.length, "x".repeat(size)); } catch { break; }
+                }
+            }
+        }"""
+    )
+    editor.type("Not to be lost")
+    expect(editor.status).to_contain_text(FULL)
+    expect(editor.announcements).to_have_text(FULL)
+    start_new(editor, "Nor this")
+    items = open_list(editor)
+    assert titles(items) == ["Nor this", "Not to be lost"]
+    items.get_by_text("Not to be lost").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download", exact=True).click()
+    assert download.value.suggested_filename == "Not to be lost.md"
+    assert Path(download.value.path()).read_text() == "Not to be lost"
+    dialogs = []
+    page.on("dialog", lambda dialog: (dialogs.append(dialog.type), dialog.dismiss()))
+    with pytest.raises(Error):
+        page.reload()
+    assert dialogs == ["beforeunload"]
+    assert editor.value == "Not to be lost"
+    page.evaluate(
+        """Object.keys(localStorage)
+            .filter(name => name.startsWith("filler"))
+            .forEach(name => localStorage.removeItem(name))"""
+    )
+    editor.press("Control+End")
+    editor.type(", now saved")
+    expect(editor.status).not_to_contain_text("Not saved")
+    editor.press("Control+End")
+    until(lambda: stored(editor) == ["Nor this", "Not to be lost, now saved"], 5, "both are saved")
+
+
+def test_a_browser_without_storage_says_so(open_page: OpenPage) -> None:
+    """Chromium's setting to block a site's data makes `localStorage` throw, which this script does in its place."""
+    editor = open_page(mode="off")
+    page = editor.page
+    page.add_init_script(
+        "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('', 'SecurityError'); } })"
+    )
+    page.reload()
+    expect(editor.status).to_contain_text("ready")
+    expect(editor.status).not_to_contain_text("Not saved")
+    editor.type("Not kept")
+    expect(editor.status).to_contain_text(FULL)
+    page.on("dialog", lambda dialog: dialog.accept())
+
+
+def test_a_long_document_delays_no_key(editor: Editor, tmp_path: Path) -> None:
+    """Saving 200 kB happens between keys and takes less than a frame; printed, because it depends on the machine."""
+    page = editor.page
+    drop(page, write_file(tmp_path, "long.txt", LONG.encode()))
+    expect(editor.text).to_have_value(LONG)
+    page.evaluate(
+        """() => {
+            window.saves = [];
+            const original = Storage.prototype.setItem;
+            Storage.prototype.setItem = function (...item) {
+                const start = performance.now();
+                original.apply(this, item);
+                window.saves.push([performance.now() - start, window.isInKey === true]);
+            };
+            addEventListener("keydown", () => { window.isInKey = true; }, { capture: true });
+            addEventListener("input", () => { window.isInKey = false; });  // after the page's own listeners
+        }"""
+    )
+    for _ in range(20):
+        page.keyboard.press("x")
+        page.wait_for_timeout(50)
+    until(lambda: stored(editor) == [LONG + "x" * 20], 10, "the text is saved")
+    saves: list[tuple[float, bool]] = page.evaluate("window.saves")
+    assert saves
+    print(f"{len(LONG)} characters: {len(saves)} writes, {max(ms for ms, _ in saves):.1f} ms at most")
+    assert not any(is_in_key for _, is_in_key in saves)
+
+
+# ---- files ----
+
+
+def test_files_are_opened_and_downloaded(editor: Editor, tmp_path: Path) -> None:
+    page = editor.page
+    editor.type("Here before")
+    open_list(editor)
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Open a file").click()
+    data = "\ufeff# Ümlaut: a/b?\r\nsecond\rthird\n".encode()
+    chooser.value.set_files(write_file(tmp_path, "notes.md", data))
+    expect(editor.text).to_have_value("# Ümlaut: a/b?\nsecond\nthird\n")
+    expect(editor.text).to_be_focused()
+    items = open_list(editor)
+    assert titles(items) == ["Ümlaut: a/b?", "Here before"]
+    for extension in ("md", "txt"):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=f"Download as .{extension}").click()
+        assert download.value.suggested_filename == f"Ümlaut a b.{extension}"
+        assert Path(download.value.path()).read_bytes() == "# Ümlaut: a/b?\nsecond\nthird\n".encode()
+
+
+def test_dropped_files_become_documents(editor: Editor, tmp_path: Path) -> None:
+    editor.type("Here before")
+    drop(editor.page, write_file(tmp_path, "a.txt", b"From a"), write_file(tmp_path, "b.md", b"From b"))
+    expect(named(editor.page)).to_have_text("From b")
+    assert sorted(titles(open_list(editor))) == ["From a", "From b", "Here before"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("photo.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "“photo.png” is not a text file (UTF-8)."),
+        ("zeros.txt", b"text\0text", "“zeros.txt” is not a text file (UTF-8)."),
+        ("latin.txt", "Müller".encode("latin-1"), "“latin.txt” is not a text file (UTF-8)."),
+        ("large.txt", b"a" * 5_000_001, "“large.txt” is larger than 5 MB."),
+    ],
+)
+def test_other_files_are_refused_with_the_reason(
+    editor: Editor, tmp_path: Path, name: str, data: bytes, message: str
+) -> None:
+    page = editor.page
+    editor.type("Here before")
+    open_list(editor)
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Open a file").click()
+    chooser.value.set_files(write_file(tmp_path, name, data))
+    expect(page.locator("#notice")).to_contain_text(message)
+    expect(editor.announcements).to_have_text(message)
+    assert editor.value == "Here before"
+
+
+# ---- settings in words ----
+
+
+@pytest.mark.parametrize(
+    ("settings", "label"),
+    [
+        ({}, "As I type: normal"), ({"pauses": True}, "As I type: normal"), ({"pauses": False}, "Only when I ask"),
+        ({"pauses": False, "mode": "quiet"}, "As I type: seldom"), ({"mode": "pauses"}, "When I pause"),
+    ],
+)  # fmt: skip
+def test_the_choice_of_suggestions_is_kept_and_the_earlier_checkbox_is_understood(
+    open_page: OpenPage, settings: dict[str, Any], label: str
+) -> None:
+    editor = open_page(**settings)
+    editor.page.get_by_role("button", name="Settings").click()
+    expect(editor.page.get_by_label("Suggest", exact=True).locator("option:checked")).to_have_text(label)
