@@ -43,6 +43,7 @@ from deploy.bench.speed import writer as latency
 from deploy.bench.speed.cpu import CpuSuite
 from deploy.bench.speed.gpu import GpuSuite
 from deploy.bench.speed.http import LEVELS, HttpBench
+from deploy.bench.speed.page import PageBench, page_tables
 from deploy.bench.speed.plots import plot_levels, plot_rows
 from deploy.bench.speed.rows import NUM_WORDS
 from deploy.bench.speed.tables import levels_table, rows_table, series_table
@@ -58,6 +59,7 @@ err = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
 QUICK_ROUNDS = 1
 QUICK_PASSAGES, QUICK_WORDS = 2, 5
 QUICK_CONTEXTS = 20
+QUICK_KEYS = 40
 MAX_CLIENTS = 256
 PAGE = ROOT / "workers" / "checkpoints" / "page.txt"
 # `bench writer` takes contexts of up to 1,200 characters.
@@ -379,6 +381,30 @@ def bench_duplicates(
     with _run("duplicates", options) as result:
         duplicates.run(result)
     _report(result, [duplicates_table(result.rows)])
+
+
+@bench.command("page")
+def bench_page(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Prose to type; default: a page.", exists=True, dir_okay=False),
+    ] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Training corpus, whose held-out books are the prose.", dir_okay=False)
+    ] = None,
+    keys: Annotated[int, typer.Option(min=10, help="Keys to type with each eagerness.")] = 700,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in the long document.")] = 3,
+    quick: Quick = False,
+    models: Models = "embedded",
+    setting: Setting = None,
+    seed: Seed = 0,
+) -> None:
+    """The web editor in Chromium: from a key to the painted suggestion, flicker, and keys in a long document."""
+    options = _options(models, "cpu", rounds, quick, setting, seed)
+    texts = _read_texts(files or []) or (read_held_out(corpus) if corpus else _read_texts([replay.PROSE]))
+    with _run("page", options) as result:
+        PageBench(options, texts, QUICK_KEYS if quick else keys, err).run(result)
+    _report(result, page_tables(result.rows))
 
 
 @bench.command("moments")
