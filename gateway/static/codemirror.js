@@ -99,7 +99,7 @@ class Suggestions {
       show: (shown) => this.#draw(shown),
     });
     completers.set(view, this.completer);
-    adoptStyles(view.root);
+    adoptStyles(/** @type {Document|ShadowRoot} */ (view.root));
     // In the capture phase, because CodeMirror's handlers cannot both leave a key to the browser and stop its key maps.
     const { signal } = this.#listeners;
     view.contentDOM.addEventListener("keydown", (event) => this.#press(event), { capture: true, signal });
