@@ -34,11 +34,13 @@ const STYLES = `
 const styleSheets = /** @type {WeakMap<Document, CSSStyleSheet>} */ (new WeakMap());
 
 /**
- * Apply the styles to everything in a document or shadow root.
- * @param {Document|ShadowRoot} root
+ * Apply the styles to the document or shadow root that a node belongs to.
+ * @param {Node} node  Of a node that is not attached, its document is meant.
  */
-export function adoptStyles(root) {
-  const owner = root.ownerDocument ?? /** @type {Document} */ (root);
+export function adoptStyles(node) {
+  const owner = node.ownerDocument ?? /** @type {Document} */ (node);
+  const topmost = node.getRootNode();
+  const root = "adoptedStyleSheets" in topmost ? /** @type {Document|ShadowRoot} */ (topmost) : owner;
   let styleSheet = styleSheets.get(owner);
   if (!styleSheet) {
     styleSheet = new (owner.defaultView ?? globalThis).CSSStyleSheet();

@@ -106,7 +106,7 @@ class Suggestions {
       show: (shown) => this.#draw(shown),
     });
     suggestionsOf.set(view, this);
-    adoptStyles(/** @type {Document|ShadowRoot} */ (view.root));
+    adoptStyles(view.root);
   }
 
   /**
