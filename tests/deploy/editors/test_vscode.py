@@ -150,15 +150,15 @@ def test_languages_are_a_setting(editor: Host) -> None:
     assert editor.complete(OPENING, language="python", isExplicit=True)
 
 
-def test_an_acceptance_is_reported(editor: Host, tercet: Tercet) -> None:
+def test_an_acceptance_is_reported(editor: Host, tercet: Tercet, key: str) -> None:
     item = editor.call("complete", before=OPENING, isExplicit=True)[1]
-    before = num_accepted_chars(tercet)
+    before = num_accepted_chars(tercet, key)
     editor.call("execute", command=item["command"]["command"], args=item["command"]["arguments"])
-    assert num_accepted_chars(tercet) - before == len(item["insertText"])
+    assert num_accepted_chars(tercet, key) - before == len(item["insertText"])
 
 
-def num_accepted_chars(tercet: Tercet) -> float:
-    text = tercet.client.get("/metrics").text
+def num_accepted_chars(tercet: Tercet, key: str) -> float:
+    text = tercet.client.get("/metrics", headers={"x-api-key": key}).text
     return sum(float(count) for count in re.findall(r"^tercet_saved_characters_total\{.*\} (\S+)$", text, re.MULTILINE))
 
 
