@@ -1,5 +1,5 @@
-// Obsidian plug-in: the editor's extension, two commands, and what the status bar says. It does not know when suggestions
-// are requested or how they are drawn, which the package tercet-client does.
+// Obsidian plug-in: the editor's extension, two commands, and what the status bar says. It does not know when
+// suggestions are requested or how they are drawn, which the package tercet-client does.
 
 import type { Extension } from "@codemirror/state";
 import type { EditorView } from "@codemirror/view";
@@ -52,8 +52,10 @@ export default class TercetPlugin extends Plugin {
       options: () => (model ? { model_size: model } : {}),
       insertsSpace: true,
       show: ({ problem, suggestions }) => {
-        if (problem) this.#showProblem(problem);
-        else if (suggestions.length) this.#clearProblem();
+        if (suggestions.length) this.#clearProblem();
+        // Superseded: by a request of this editor that it aborted and that reached the server late. The next key sends
+        // another one.
+        else if (problem && problem.code !== "superseded") this.#showProblem(problem);
       },
     });
     this.#extensions.splice(0, Infinity, tabKey, suggestions);

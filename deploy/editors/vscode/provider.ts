@@ -21,12 +21,12 @@ export interface Settings {
 /** Unasked requests wait for this long without a key. In live mode it only joins keys of the same instant. */
 const DEBOUNCE_MS = { live: 30, pauses: 400 };
 
-/** The server reads only the last few hundred tokens of a document, so no more than this is sent, in UTF-16 code units. */
+/** The server reads only the last few hundred tokens of a document, so no more than this is sent. UTF-16 code units. */
 const MAX_CONTEXT_CHARS = 8192;
 
 /**
- * The start of a cut context moves in steps of this, so that consecutive requests share a prefix and the server's prefix
- * cache hits.
+ * The start of a cut context moves in steps of this, so that consecutive requests share a prefix and the server's
+ * prefix cache hits.
  */
 const CUT_STEP_CHARS = 4096;
 

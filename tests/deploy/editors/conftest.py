@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from deploy.editors.build import InstallError
+from deploy.npm import build as npm
 from shared.keys import new_key
 from tests.browser.conftest import browser, site
 from tests.browser.driver import StaticSite
@@ -33,17 +34,29 @@ def key(key_path: Path) -> str:
 def tercet(site: StaticSite, tmp_path_factory: pytest.TempPathFactory, key_path: Path, key: str) -> Iterator[Tercet]:
     """Two models: `embedded`, and `slow`, the same checkpoint with at least 100 ms per decode step."""
     models = f"embedded,slow={ROOT}/workers/checkpoints/embedded"
-    settings = {"models": models, "test_step_delay_ms": "1=100", "origins": site.origin, "keys": str(key_path)}
-    with running(tmp_path_factory.mktemp("t"), **settings, api_key=key) as instance:
+    # No limit of requests: a slow start is polled with the key.
+    keys = {"keys": str(key_path), "api_key": key, "key_rate": "0"}
+    base = tmp_path_factory.mktemp("t")
+    with running(base, models=models, test_step_delay_ms="1=100", origins=site.origin, **keys) as instance:
         yield instance
 
 
-def built(build: Callable[[Path], Path], work: Path) -> Path:
-    """The result of a build; skips the test if its tools cannot be installed."""
+@pytest.fixture(scope="session")
+def client(request: pytest.FixtureRequest) -> Path:
+    """The packed npm package."""
+    folder = request.config.cache.mkdir("npm-package")
+    with skipping_without_npm():
+        npm.install_tools(folder)
+    return npm.build(folder)
+
+
+@contextmanager
+def skipping_without_npm() -> Iterator[None]:
+    """Skips the test if npm cannot install what is installed inside."""
     try:
-        return build(work)
-    except InstallError as error:
-        pytest.skip(f"the plug-in's build tools cannot be installed: {error}")
+        yield
+    except (FileNotFoundError, subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"the build's tools cannot be installed: {error}; {str(getattr(error, 'stderr', ''))[-300:]}")
 
 
 def bundle_host(work: Path, source: Path, types: list[str], *options: str) -> Path:
@@ -57,6 +70,6 @@ def bundle_host(work: Path, source: Path, types: list[str], *options: str) -> Pa
     check = subprocess.run([binaries / "tsc", "--noEmit"], cwd=folder, capture_output=True, text=True, check=False)
     assert check.returncode == 0, check.stdout
     bundle = folder / f"{source.stem}.mjs"
-    command = [binaries / "esbuild", source.name, "--bundle", "--log-level=warning", f"--outfile={bundle}", *options]
-    subprocess.run(command, cwd=folder, check=True)
+    options = (source.name, "--bundle", "--log-level=warning", f"--outfile={bundle}", *options)
+    subprocess.run([binaries / "esbuild", *options], cwd=folder, check=True)
     return bundle

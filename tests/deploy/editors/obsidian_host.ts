@@ -1,6 +1,6 @@
-// Loads the built Obsidian plug-in in a web page, as Obsidian does, with an editor of the CodeMirror versions that
-// Obsidian has. Obsidian itself cannot be downloaded by the tests, so this is a stand-in: it implements the parts of the
-// `obsidian` module that the plug-in uses, with their types from the package `obsidian`.
+// Loads the built Obsidian plug-in in a web page, with an editor of the CodeMirror version that Obsidian has. Obsidian
+// itself cannot be downloaded by the tests, so this is a stand-in: it implements the parts of the `obsidian` module that
+// the plug-in uses, with their types from the package `obsidian`.
 
 import * as commands from "@codemirror/commands";
 import * as state from "@codemirror/state";
@@ -156,17 +156,16 @@ class Notice {
   }
 }
 
-const module = { Notice, Platform: { isDesktop: true }, Plugin, PluginSettingTab, SecretComponent, Setting } as const;
-// What the plug-in imports must exist in Obsidian under the same name.
-module satisfies Partial<Record<keyof typeof obsidian, unknown>>;
-
 const modules: Record<string, unknown> = {
-  obsidian: module,
+  obsidian: {
+    Notice, Platform: { isDesktop: true }, Plugin, PluginSettingTab, SecretComponent, Setting,
+  } satisfies Partial<Record<keyof typeof obsidian, unknown>>, // no name that Obsidian does not have
   "@codemirror/commands": commands,
   "@codemirror/state": state,
   "@codemirror/view": cmView,
 };
 
+type PluginClass = new (app: obsidian.App, manifest: obsidian.PluginManifest) => obsidian.Plugin;
 let plugin: obsidian.Plugin | null = null;
 
 /** Called by the tests. */
@@ -175,7 +174,7 @@ const host = {
   async load(code: string, manifest: obsidian.PluginManifest, data: unknown, itsSecrets: Record<string, string>) {
     stored = data;
     Object.assign(secrets, itsSecrets);
-    const loaded = { exports: {} as { default: new (app: obsidian.App, manifest: obsidian.PluginManifest) => obsidian.Plugin } };
+    const loaded = { exports: {} as { default: PluginClass } };
     const require = (name: string) => {
       if (!(name in modules)) throw new Error(`Obsidian provides no module ${name}`);
       return modules[name];
@@ -195,7 +194,7 @@ const host = {
     const command = registered.commands.find((candidate) => candidate.id === id);
     if (!command) throw new Error(`There is no command ${id}`);
     command.callback?.();
-    command.editorCallback?.({ cm: editor } as unknown as obsidian.Editor, null as unknown as obsidian.MarkdownFileInfo);
+    command.editorCallback?.({ cm: editor } as unknown as obsidian.Editor, {} as obsidian.MarkdownView);
   },
   openSettings() {
     registered.tabs[0]?.display();

@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from deploy.editors.build import build_vscode
+from deploy.editors.build import build_vscode, install_tools
 from tests.browser.driver import OPENING
-from tests.deploy.editors.conftest import built, bundle_host
+from tests.deploy.editors.conftest import bundle_host, skipping_without_npm
 from tests.e2e.harness import Tercet, free_port, until
 
 
@@ -27,7 +27,7 @@ class Host:
     def __init__(self, script: Path, extension: Path) -> None:
         node = shutil.which("node")
         assert node is not None, "npm is here without node"
-        command = [node, script, extension]
+        command: list[str | Path] = [node, script, extension]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._ids = itertools.count()
 
@@ -66,8 +66,11 @@ class Host:
 
 
 @pytest.fixture(scope="session")
-def vsix(request: pytest.FixtureRequest) -> Path:
-    return built(build_vscode, request.config.cache.mkdir("vscode-extension"))
+def vsix(request: pytest.FixtureRequest, client: Path) -> Path:
+    work = request.config.cache.mkdir("vscode-extension")
+    with skipping_without_npm():
+        install_tools("vscode", work)
+    return build_vscode(work, client)
 
 
 @pytest.fixture(scope="session")
