@@ -142,11 +142,11 @@ function isInsideWord(before: string, after: string): boolean {
   return /[\p{L}\p{N}]$/u.test(before) && /^[\p{L}\p{N}]/u.test(after);
 }
 
-/** The text before a position, from the beginning of a line if the document is long. */
+/** The text before a position, from the beginning of a line if the document is long. Lines end with "\n". */
 function textBefore(document: vscode.TextDocument, position: vscode.Position): string {
   const numCut = Math.floor((document.offsetAt(position) - MAX_CONTEXT_CHARS) / CUT_STEP_CHARS) * CUT_STEP_CHARS;
   const firstLine = numCut > 0 ? document.positionAt(numCut).line : 0;
-  return document.getText(new vscode.Range(new vscode.Position(firstLine, 0), position));
+  return document.getText(new vscode.Range(new vscode.Position(firstLine, 0), position)).replaceAll("\r\n", "\n");
 }
 
 /** Waits, and returns whether the token was not cancelled meanwhile. */

@@ -184,6 +184,14 @@ def num_in_slow_engine(tercet: Tercet) -> int:
     return int(found[1])
 
 
+def test_line_ends_of_windows_change_nothing(editor: Host) -> None:
+    verse = "The old man looked at the sea.{0}He sighed.{0}{0}The old man looked "
+    predicted = editor.complete(verse.format("\r\n"))
+    assert predicted
+    editor.complete("Forget them.")
+    assert editor.complete(verse.format("\n")) == predicted
+
+
 def test_a_long_document_is_cut_at_a_line(editor: Host) -> None:
     """The server refuses bodies that are too large."""
     document = "He looked at the sea and sighed.\n" * 60_000
