@@ -53,9 +53,7 @@ export default class TercetPlugin extends Plugin {
       insertsSpace: true,
       show: ({ problem, suggestions }) => {
         if (suggestions.length) this.#clearProblem();
-        // Superseded: by a request of this editor that it aborted and that reached the server late. The next key sends
-        // another one.
-        else if (problem && problem.code !== "superseded") this.#showProblem(problem);
+        else if (problem) this.#showProblem(problem);
       },
     });
     this.#extensions.splice(0, Infinity, tabKey, suggestions);

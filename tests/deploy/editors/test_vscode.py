@@ -19,6 +19,7 @@ from deploy.editors.build import build_vscode, install_tools
 from tests.browser.driver import OPENING
 from tests.deploy.editors.conftest import bundle_host, skipping_without_npm
 from tests.e2e.harness import Tercet, free_port, until
+from tests.npm_package import NpmPackage
 
 
 class Host:
@@ -66,11 +67,11 @@ class Host:
 
 
 @pytest.fixture(scope="session")
-def vsix(request: pytest.FixtureRequest, client: Path) -> Path:
+def vsix(request: pytest.FixtureRequest, npm_package: NpmPackage) -> Path:
     work = request.config.cache.mkdir("vscode-extension")
     with skipping_without_npm():
         install_tools("vscode", work)
-    return build_vscode(work, client)
+    return build_vscode(work, npm_package.packed)
 
 
 @pytest.fixture(scope="session")
