@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
-from deploy.editors.build import build_vscode, install_tools
+from deploy.editors.build import build_vscode
 from tests.browser.driver import OPENING
-from tests.deploy.editors.conftest import bundle_host, skipping_without_npm
 from tests.e2e.harness import Tercet, free_port, until
+from tests.editor_plugins import build_plugin, bundle_host, running_with_key
 from tests.npm_package import NpmPackage
 
 
@@ -66,15 +66,28 @@ class Host:
         return self._process.returncode
 
 
-@pytest.fixture(scope="session")
-def vsix(request: pytest.FixtureRequest, npm_package: NpmPackage) -> Path:
-    work = request.config.cache.mkdir("vscode-extension")
-    with skipping_without_npm():
-        install_tools("vscode", work)
-    return build_vscode(work, npm_package.packed)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tercet, str]]:
+    with running_with_key(tmp_path_factory.mktemp("t")) as server:
+        yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
+def tercet(server: tuple[Tercet, str]) -> Tercet:
+    return server[0]
+
+
+@pytest.fixture
+def key(server: tuple[Tercet, str]) -> str:
+    return server[1]
+
+
+@pytest.fixture(scope="module")
+def vsix(npm_package: NpmPackage, request: pytest.FixtureRequest) -> Path:
+    return build_plugin("vscode", build_vscode, npm_package, request)
+
+
+@pytest.fixture(scope="module")
 def script(vsix: Path) -> Path:
     source = Path(__file__).with_name("vscode_host.ts")
     return bundle_host(vsix.parent, source, ["node", "vscode"], "--platform=node", "--format=esm")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Request, expect
 
-from deploy.editors.build import build_obsidian, install_tools
+from deploy.editors.build import build_obsidian
 from tests.browser.driver import OPENING, TIMEOUT_MS, StaticSite
-from tests.deploy.editors.conftest import bundle_host, skipping_without_npm
 from tests.e2e.harness import Tercet, free_port, until
+from tests.editor_plugins import build_plugin, bundle_host, running_with_key
 from tests.npm_package import NpmPackage
 
 
@@ -72,18 +72,20 @@ class Obsidian:
         assert self.value.startswith(before + shown)  # it may have grown since
 
 
-@pytest.fixture(scope="session")
-def plugin(request: pytest.FixtureRequest, npm_package: NpmPackage) -> Path:
-    work = request.config.cache.mkdir("obsidian-plugin")
-    with skipping_without_npm():
-        install_tools("obsidian", work)
-    return build_obsidian(work, npm_package.packed)
+@pytest.fixture(scope="module")
+def server(site: StaticSite, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tercet, str]]:
+    with running_with_key(tmp_path_factory.mktemp("t"), site.origin) as server:
+        yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def plugin(npm_package: NpmPackage, request: pytest.FixtureRequest) -> Path:
+    return build_plugin("obsidian", build_obsidian, npm_package, request)
+
+
+@pytest.fixture(scope="module")
 def script(plugin: Path) -> Path:
-    source = Path(__file__).with_name("obsidian_host.ts")
-    return bundle_host(plugin.parent, source, [], "--format=esm")
+    return bundle_host(plugin.parent, Path(__file__).with_name("obsidian_host.ts"), [], "--format=esm")
 
 
 @pytest.fixture
@@ -104,8 +106,9 @@ def obsidian(browser: Browser, site: StaticSite, plugin: Path, script: Path) -> 
 
 
 @pytest.fixture
-def load(obsidian: Obsidian, tercet: Tercet, key: str) -> Callable[..., Obsidian]:
+def load(obsidian: Obsidian, server: tuple[Tercet, str]) -> Callable[..., Obsidian]:
     """Loads the plug-in with settings that name the server under test."""
+    tercet, key = server
 
     def load(**settings: Any) -> Obsidian:
         obsidian.load({"url": tercet.url, "secret": "tercet-key", **settings}, {"tercet-key": key})
