@@ -1,6 +1,6 @@
 // Loads the built Obsidian plug-in in a web page, with an editor of the CodeMirror version that Obsidian has. Obsidian
-// itself cannot be downloaded by the tests, so this is a stand-in: it implements the parts of the `obsidian` module that
-// the plug-in uses, with their types from the package `obsidian`.
+// itself cannot be downloaded by the tests, so this is a stand-in: it implements the parts of the `obsidian` module
+// that the plug-in uses, with their types from the package `obsidian`.
 
 import * as commands from "@codemirror/commands";
 import * as state from "@codemirror/state";

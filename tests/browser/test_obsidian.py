@@ -17,6 +17,11 @@ from tests.editor_plugins import build_plugin, bundle_host, running_with_key
 from tests.npm_package import NpmPackage
 
 
+def is_completion(request: Request) -> bool:
+    """Whether it asks for suggestions; a preflight does not."""
+    return request.url.endswith("/autocomplete") and request.method == "POST"
+
+
 class Obsidian:
     """A page with an editor, in which the plug-in is loaded."""
 
@@ -33,7 +38,7 @@ class Obsidian:
         page.on("request", self._record)
 
     def _record(self, request: Request) -> None:
-        if request.url.endswith("/autocomplete") and request.method == "POST":
+        if is_completion(request):
             self.requests.append(json.loads(request.post_data or "{}"))
 
     def load(self, settings: dict[str, Any], secrets: dict[str, str]) -> None:
@@ -48,6 +53,12 @@ class Obsidian:
     def type(self, text: str) -> None:
         self.text.focus()
         self._page.keyboard.type(text)
+
+    def type_and_wait_for_response(self, text: str) -> None:
+        """Type a text, and wait until the page has handled a response to it."""
+        with self._page.expect_event("requestfinished", is_completion):
+            self.type(text)
+        self._page.wait_for_timeout(200)
 
     def press(self, *keys: str) -> None:
         for key in keys:
@@ -175,13 +186,22 @@ def test_settings_apply_at_once_and_are_stored(load: Callable[..., Obsidian]) ->
     obsidian.call("openSettings")
     obsidian.settings.get_by_label("API key").fill("tercet-key")
     obsidian.settings.get_by_label("Model").fill("slow")
+    obsidian.settings.get_by_label("Eagerness").select_option("2")
     obsidian.settings.get_by_label("Suggest").select_option("pauses")
     expect(obsidian.status).to_have_text("Tercet: pauses")
     obsidian.type("The old man looked at ")
     expect(obsidian.ghost).to_be_visible()
     assert {request["model_size"] for request in obsidian.requests} == {"slow"}
     stored = obsidian.call("stored")
-    assert (stored["secret"], stored["model"], stored["mode"]) == ("tercet-key", "slow", "pauses")
+    assert stored == {**stored, "secret": "tercet-key", "model": "slow", "mode": "pauses", "minUsefulness": 2}
+
+
+def test_predictions_of_little_use_are_held_back(load: Callable[..., Obsidian]) -> None:
+    obsidian = load(minUsefulness=100)
+    obsidian.type_and_wait_for_response("The old man looked at ")
+    expect(obsidian.ghost).to_have_count(0)
+    obsidian.call("run", "suggest")
+    expect(obsidian.suggestions).to_have_count(3)
 
 
 def test_a_bad_key_is_reported_once_and_names_the_setting(load: Callable[..., Obsidian]) -> None:

@@ -44,11 +44,12 @@ export default class TercetPlugin extends Plugin {
   }
 
   #configure(): void {
-    const { url, secret, isOn, mode, model } = this.settings;
+    const { url, secret, isOn, mode, minUsefulness, model } = this.settings;
     const key = (secret && this.app.secretStorage.getSecret(secret)) || "";
     const suggestions = tercet({
       client: new Client({ url, key }),
       mode: isOn ? mode : "off",
+      minUsefulness,
       options: () => (model ? { model_size: model } : {}),
       insertsSpace: true,
       show: ({ problem, suggestions }) => {

@@ -10,15 +10,18 @@ export interface Settings {
   secret: string;
   isOn: boolean;
   mode: "live" | "pauses";
+  /** In live mode, suggestions expected to save fewer keys are held back. */
+  minUsefulness: number;
   /** Empty: the server's default. */
   model: string;
 }
 
 export const DEFAULT_SETTINGS: Settings = {
-  url: "http://localhost:8000/", secret: "", isOn: true, mode: "live", model: "",
+  url: "http://localhost:8000/", secret: "", isOn: true, mode: "live", minUsefulness: 0, model: "",
 };
 
 const MODES = { live: "At every key: likely next words", pauses: "At pauses: ideas", off: "On request only" };
+const EAGERNESS = { 0: "Eager: all", 1: "Normal: those that save a key", 2: "Quiet: those that save two" };
 
 export class SettingsTab extends PluginSettingTab {
   #plugin;
@@ -30,7 +33,7 @@ export class SettingsTab extends PluginSettingTab {
 
   override display(): void {
     const plugin = this.#plugin;
-    const { url, secret, isOn, mode, model } = plugin.settings;
+    const { url, secret, isOn, mode, minUsefulness, model } = plugin.settings;
     this.containerEl.replaceChildren();
     this.#add("Server", `Its setting TERCET_ORIGINS must list ${location.origin}.`).addText((text) =>
       text.setPlaceholder(DEFAULT_SETTINGS.url).setValue(url)
@@ -40,6 +43,9 @@ export class SettingsTab extends PluginSettingTab {
     this.#add("Suggest", "The command \"Suggest\" works in every mode.").addDropdown((dropdown) =>
       dropdown.addOptions(MODES).setValue(isOn ? mode : "off").onChange((value) =>
         plugin.change(value === "live" || value === "pauses" ? { isOn: true, mode: value } : { isOn: false })));
+    this.#add("Eagerness", "Which likely next words are shown.").addDropdown((dropdown) =>
+      dropdown.addOptions(EAGERNESS).setValue(String(minUsefulness))
+        .onChange((value) => plugin.change({ minUsefulness: Number(value) })));
     this.#add("Model", "Empty: the server's default.").addText((text) =>
       text.setValue(model).onChange((value) => plugin.change({ model: value.trim() })));
   }

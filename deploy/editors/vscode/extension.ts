@@ -26,6 +26,7 @@ export async function activate({ secrets, subscriptions }: vscode.ExtensionConte
       client: new Client({ url, key }),
       url,
       mode: settings.get<Mode>("mode", "live"),
+      minUsefulness: settings.get("minUsefulness", 0),
       model: settings.get("model", ""),
     });
     registration?.dispose();

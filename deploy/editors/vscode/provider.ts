@@ -14,6 +14,8 @@ export interface Settings {
   /** Base URL of the client's server, for messages. */
   url: string;
   mode: Mode;
+  /** Predictions expected to save fewer keys are held back. */
+  minUsefulness: number;
   /** Empty: the server's default. */
   model: string;
 }
@@ -121,8 +123,9 @@ export class InlineSuggestions implements vscode.InlineCompletionItemProvider {
     const answer = this.#answer;
     if (answer?.caret.uri !== caret.uri || !caret.context.startsWith(answer.caret.context)) return [];
     const typed = caret.context.slice(answer.caret.context.length);
-    return answer.response.sentences.flatMap(({ value }, index) => {
-      if (!value.startsWith(typed) || value.length === typed.length) return [];
+    const minUsefulness = this.#settings?.minUsefulness ?? 0;
+    return answer.response.sentences.flatMap(({ value, usefulness = Infinity }, index) => {
+      if (usefulness < minUsefulness || !value.startsWith(typed) || value.length === typed.length) return [];
       const rest = value.slice(typed.length);
       return new vscode.InlineCompletionItem(rest, new vscode.Range(position, position), {
         command: "tercet.reportAcceptance",

@@ -145,6 +145,13 @@ def test_nothing_is_offered_unasked_in_mid_line_after_a_deletion_or_when_off(edi
     assert len(editor.complete("The old man looked at the sea ", isExplicit=True)) == 3
 
 
+def test_predictions_of_little_use_are_held_back(editor: Host) -> None:
+    assert editor.complete("The old man looked at ")
+    editor.call("configure", settings={"tercet.minUsefulness": 100})
+    assert editor.complete("The old man looked at ") == []
+    assert len(editor.complete("The old man looked at ", isExplicit=True)) == 3
+
+
 def test_nothing_is_offered_inside_a_word(editor: Host) -> None:
     assert editor.complete("The old man opened the do", after="or", isExplicit=True) == []
 
