@@ -40,6 +40,8 @@ _MODEL_NAME = re.compile(r"(synthetic:)?[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOST_PORT = re.compile(r"(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,254}|\[[0-9A-Fa-f:.]{2,45}\])(:(?P<port>[0-9]{1,5}))?")
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _DEVICE = re.compile(r"cpu|cuda:\d{1,2}")
+# Browsers, and apps that are web pages inside: Obsidian is app://obsidian.md on desktops, capacitor://localhost on iOS.
+_ORIGIN_SCHEMES = {"http", "https", "app", "capacitor"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +134,11 @@ def _origins(text: str) -> tuple[str, ...]:
     origins = tuple(filter(None, (part.strip().lower().rstrip("/") for part in text.split(","))))
     for origin in origins:
         scheme, _, host_port = origin.partition("://")
-        if scheme not in {"http", "https"} or _split_host_port(host_port) is None:
-            raise ValueError(f"has {origin!r}; an origin is http(s)://host[:port], without a path or a *")
+        if scheme not in _ORIGIN_SCHEMES or _split_host_port(host_port) is None:
+            raise ValueError(
+                f"has {origin!r}; an origin is http(s)://host[:port], or app://host or capacitor://host of an app,"
+                " without a path or a *"
+            )
     # Browsers leave out the scheme's own port.
     return tuple(re.sub(r"^(http://.*):80$|^(https://.*):443$", r"\1\2", origin) for origin in origins)
 

@@ -227,9 +227,15 @@ def test_origins_are_normalised_as_browsers_send_them() -> None:
     )  # fmt: skip
 
 
+def test_origins_of_apps_are_accepted() -> None:
+    """Obsidian is `app://obsidian.md` on desktops and `capacitor://localhost` on iOS."""
+    listed = "app://obsidian.md,capacitor://localhost"
+    assert Settings.load({"TERCET_ORIGINS": listed}).origins == ("app://obsidian.md", "capacitor://localhost")
+
+
 @pytest.mark.parametrize(
     "origin", ["*", "null", "https://*.example", "https://a.example/path", "ftp://a.example", "a.example", "https://",
-               "https://a.example:port", "https://u@a.example"],
+               "https://a.example:port", "https://u@a.example", "app://", "app://*"],
 )  # fmt: skip
 def test_other_origins_are_refused(origin: str) -> None:
     with pytest.raises(StartError, match=r"an origin is http\(s\)://host"):

@@ -1,0 +1,56 @@
+// The plug-in's settings and their tab.
+
+import { type App, PluginSettingTab, SecretComponent, Setting } from "obsidian";
+
+import type TercetPlugin from "./main";
+
+/** Stored in the vault, except for the API key: `secret` is the name that it has in Obsidian's secret storage. */
+export interface Settings {
+  url: string;
+  secret: string;
+  isOn: boolean;
+  mode: "live" | "pauses";
+  /** In live mode, suggestions expected to save fewer keys are held back. */
+  minUsefulness: number;
+  /** Empty: the server's default. */
+  model: string;
+}
+
+export const DEFAULT_SETTINGS: Settings = {
+  url: "http://localhost:8000/", secret: "", isOn: true, mode: "live", minUsefulness: 0, model: "",
+};
+
+const MODES = { live: "At every key: likely next words", pauses: "At pauses: ideas", off: "On request only" };
+const EAGERNESS = { 0: "Eager: all", 1: "Normal: those that save a key", 2: "Quiet: those that save two" };
+
+export class SettingsTab extends PluginSettingTab {
+  #plugin;
+
+  constructor(app: App, plugin: TercetPlugin) {
+    super(app, plugin);
+    this.#plugin = plugin;
+  }
+
+  override display(): void {
+    const plugin = this.#plugin;
+    const { url, secret, isOn, mode, minUsefulness, model } = plugin.settings;
+    this.containerEl.replaceChildren();
+    this.#add("Server", `Its setting TERCET_ORIGINS must list ${location.origin}.`).addText((text) =>
+      text.setPlaceholder(DEFAULT_SETTINGS.url).setValue(url)
+        .onChange((value) => plugin.change({ url: value.trim() || DEFAULT_SETTINGS.url })));
+    this.#add("API key", "If the server requires one.").addComponent((element) =>
+      new SecretComponent(this.app, element).setValue(secret).onChange((value) => plugin.change({ secret: value })));
+    this.#add("Suggest", "The command \"Suggest\" works in every mode.").addDropdown((dropdown) =>
+      dropdown.addOptions(MODES).setValue(isOn ? mode : "off").onChange((value) =>
+        plugin.change(value === "live" || value === "pauses" ? { isOn: true, mode: value } : { isOn: false })));
+    this.#add("Eagerness", "Which likely next words are shown.").addDropdown((dropdown) =>
+      dropdown.addOptions(EAGERNESS).setValue(String(minUsefulness))
+        .onChange((value) => plugin.change({ minUsefulness: Number(value) })));
+    this.#add("Model", "Empty: the server's default.").addText((text) =>
+      text.setValue(model).onChange((value) => plugin.change({ model: value.trim() })));
+  }
+
+  #add(name: string, description: string): Setting {
+    return new Setting(this.containerEl).setName(name).setDesc(description);
+  }
+}

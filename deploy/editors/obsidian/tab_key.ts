@@ -1,0 +1,29 @@
+// Leaves Tab to Obsidian, which indents lists with it, unless a suggestion is shown. Elsewhere Tab also requests
+// suggestions; here the command "Suggest" does.
+
+import { type EditorView, runScopeHandlers, ViewPlugin } from "@codemirror/view";
+import { completerOf } from "tercet-client/codemirror";
+
+export const tabKey = ViewPlugin.fromClass(
+  class {
+    #listeners = new AbortController();
+
+    constructor(view: EditorView) {
+      // On an ancestor and in the capture phase, so that it runs before the listener of the suggestions.
+      const options = { capture: true, signal: this.#listeners.signal };
+      view.scrollDOM.addEventListener("keydown", (event) => press(view, event), options);
+    }
+
+    destroy(): void {
+      this.#listeners.abort();
+    }
+  },
+);
+
+function press(view: EditorView, event: KeyboardEvent): void {
+  const { key, altKey, ctrlKey, metaKey, shiftKey, isComposing } = event;
+  if (key !== "Tab" || altKey || ctrlKey || metaKey || shiftKey || isComposing) return;
+  if (completerOf(view)?.view.chosen) return;
+  event.stopPropagation();
+  if (runScopeHandlers(view, event, "editor")) event.preventDefault();
+}
