@@ -361,7 +361,7 @@ function start() {
   if (document) openDocument.open(document);
   else showDocument();
   applySettings();
-  scrollToCaret();
+  renderAtCaret();
   // Only secure contexts have service workers. Elsewhere the page needs its server.
   navigator.serviceWorker?.register("service_worker.js").catch(() => {});
 }
