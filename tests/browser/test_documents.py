@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Error, Locator, Page, expect
+from playwright.sync_api import Dialog, Error, Locator, Page, expect
 
 from tests.browser.driver import PHONE, TIMEOUT_MS, Editor, violations
 from tests.e2e.harness import until
@@ -354,8 +354,13 @@ def test_a_full_storage_is_said_and_the_text_can_be_downloaded(editor: Editor) -
         page.get_by_role("button", name="Download", exact=True).click()
     assert download.value.suggested_filename == "Not to be lost.md"
     assert Path(download.value.path()).read_text() == "Not to be lost"
-    dialogs = []
-    page.on("dialog", lambda dialog: (dialogs.append(dialog.type), dialog.dismiss()))
+    dialogs: list[str] = []
+
+    def stay(dialog: Dialog) -> None:
+        dialogs.append(dialog.type)
+        dialog.dismiss()
+
+    page.on("dialog", stay)
     with pytest.raises(Error):
         page.reload()
     assert dialogs == ["beforeunload"]
