@@ -82,6 +82,20 @@ export class OpenDocument {
     }, SAVE_DELAY_MS);
   }
 
+  /**
+   * Replace the whole text, and forget the undo steps of the previous one: applied to another text, they would garble it.
+   * @param {string} text
+   */
+  replaceText(text) {
+    const textarea = this.#textarea;
+    const isFocused = document.activeElement === textarea;
+    const { parentNode, nextSibling } = textarea;
+    textarea.remove(); // browsers keep the undo steps of an element until it is removed
+    parentNode?.insertBefore(textarea, nextSibling);
+    this.#replaceText(text);
+    if (isFocused) textarea.focus();
+  }
+
   /** Save the text, if it has changed, and the caret. */
   save() {
     const { selectionStart, selectionEnd, value } = this.#textarea;
@@ -119,7 +133,7 @@ export class OpenDocument {
     const { selectionStart, selectionEnd, value } = this.#textarea;
     this.#document = document;
     if (document.text !== value) {
-      this.#replaceText(document.text);
+      this.replaceText(document.text);
       const [start, end] = moveOffsets([selectionStart, selectionEnd], value, document.text);
       this.#textarea.setSelectionRange(start, end);
     }
@@ -146,7 +160,7 @@ export class OpenDocument {
   #load() {
     const { id, text } = this.#document;
     const position = this.#documents.readPosition(id);
-    this.#replaceText(text);
+    this.replaceText(text);
     this.#textarea.setSelectionRange(position?.start ?? text.length, position?.end ?? text.length);
     this.#isChanged = false;
     this.#documents.setCurrent(id);

@@ -266,23 +266,26 @@ function showDocument() {
 }
 
 function clearText() {
-  const text = textarea.value;
-  if (!text) return;
+  if (!textarea.value) return;
+  openDocument.save();
+  const cleared = openDocument.document;
   editor.clear();
   openDocument.save();
-  notice.show("Cleared.", () => restoreText(text));
+  notice.show("Cleared.", () => restoreText(cleared));
 }
 
 /**
  * Bring back a cleared text. What was written since then stays, after it.
- * @param {string} text
+ * @param {import("./documents.js").TextDocument} cleared
  */
-function restoreText(text) {
+function restoreText(cleared) {
+  const { id, text } = cleared;
+  if (id !== openDocument.document.id) openDocument.open(documents.read(id) ?? { ...cleared, text: "" });
   const { value } = textarea;
   textarea.focus();
   if (!value) document.execCommand("undo");
   // Not `editor.insert`: browsers take seconds to insert a long text with many lines.
-  if (textarea.value !== text) editor.replace(value ? `${text}\n\n${value}` : text);
+  if (textarea.value !== text) openDocument.replaceText(value ? `${text}\n\n${value}` : text);
 }
 
 // ---- the server ----

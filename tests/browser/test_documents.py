@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Error, Locator, Page, expect
+from playwright.sync_api import Dialog, Error, Locator, Page, expect
 
 from tests.browser.driver import PHONE, TIMEOUT_MS, Editor, violations
 from tests.e2e.harness import until
@@ -214,6 +214,33 @@ def test_clear_offers_an_undo_that_keeps_what_was_written_since(editor: Editor) 
     assert editor.value == "Typed"
 
 
+def test_the_undo_of_clear_returns_to_its_document(editor: Editor) -> None:
+    undo = editor.page.get_by_role("button", name="Undo")
+    editor.type("Cleared")
+    editor.page.get_by_role("button", name="Clear").click()
+    start_new(editor, "Another")
+    undo.click()
+    assert editor.value == "Cleared"
+    editor.page.get_by_role("button", name="Clear").click()
+    editor.type("Since then")
+    open_list(editor).get_by_text("Another").click()
+    undo.click()
+    assert editor.value == "Cleared\n\nSince then"
+    editor.text.blur()
+    assert stored(editor) == ["Another", "Cleared\n\nSince then"]
+
+
+def test_undo_does_not_reach_into_another_document(editor: Editor) -> None:
+    editor.type("One")
+    start_new(editor)
+    editor.press("Control+z", "Control+z")
+    assert editor.value == ""
+    editor.type("Two")
+    open_list(editor).get_by_text("One").click()
+    editor.press("Control+z", "Control+z", "Control+Shift+z")
+    assert editor.value == "One"
+
+
 def test_a_notice_stays_for_ten_seconds_and_while_it_is_pointed_at(editor: Editor) -> None:
     page = editor.page
     page.clock.install()
@@ -290,6 +317,9 @@ def test_another_window_follows_the_same_document(editor: Editor) -> None:
     expect(other.text).to_have_value("First, then second")
     other.type(", then third")
     expect(editor.text).to_have_value("First, then second, then third")
+    editor.text.focus()
+    editor.press("Control+z")  # the steps of this window fit its own text only
+    assert editor.value == "First, then second, then third"
     editor.page.get_by_role("button", name="Clear").click()
     expect(other.text).to_have_value("")
     expect(editor.page.locator("#documents li")).to_have_count(0)
@@ -331,6 +361,33 @@ def test_changes_in_two_windows_at_the_same_time_are_both_kept(editor: Editor, *
     until(lambda: stored(editor) == ["Start. Another way. More.", "Start. One way. More."], 5, "each goes on")
 
 
+@pytest.mark.parametrize(("age_ms", "copy"), [(-60_000, "Ours"), (60_000, "Theirs")])
+def test_a_version_written_without_having_seen_ours_does_not_replace_it(editor: Editor, age_ms: int, copy: str) -> None:
+    """Windows in two processes can both write before they hear of each other. The test writes the other's version.
+
+    The window with the older version continues in a copy; the other one stores its version again.
+    """
+    editor.type("Ours")
+    until(lambda: stored(editor) == ["Ours"], 5, "the text is saved")
+    other = second_window(editor)
+    other.page.evaluate(
+        """ageMs => {
+            const name = Object.keys(localStorage).find(name => name.startsWith("tercet.document."));
+            const stored = JSON.parse(localStorage[name]);
+            const theirs = { ...stored, text: "Theirs", versions: { other: 1 }, changedMs: stored.changedMs - ageMs };
+            localStorage[name] = JSON.stringify(theirs);
+        }""",
+        age_ms,
+    )
+    if copy == "Ours":
+        until(lambda: stored(editor) == ["Ours", "Theirs"], 5, "both versions are stored")
+        expect(named(editor.page)).to_have_text("Ours (copy)")
+    else:
+        until(lambda: stored(editor) == ["Ours"], 5, "ours is stored again")
+        expect(named(editor.page)).to_have_text("Ours")
+    assert editor.value == "Ours"
+
+
 def test_a_full_storage_is_said_and_the_text_can_be_downloaded(editor: Editor) -> None:
     """The storage is really full: the browser refuses the first key."""
     page = editor.page
@@ -354,8 +411,13 @@ def test_a_full_storage_is_said_and_the_text_can_be_downloaded(editor: Editor) -
         page.get_by_role("button", name="Download", exact=True).click()
     assert download.value.suggested_filename == "Not to be lost.md"
     assert Path(download.value.path()).read_text() == "Not to be lost"
-    dialogs = []
-    page.on("dialog", lambda dialog: (dialogs.append(dialog.type), dialog.dismiss()))
+    dialogs: list[str] = []
+
+    def stay(dialog: Dialog) -> None:
+        dialogs.append(dialog.type)
+        dialog.dismiss()
+
+    page.on("dialog", stay)
     with pytest.raises(Error):
         page.reload()
     assert dialogs == ["beforeunload"]

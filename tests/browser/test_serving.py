@@ -10,7 +10,7 @@ import pytest
 from tests.browser.driver import StaticSite
 from tests.e2e.harness import Tercet
 
-PATHS = ["/", "/docs", "/static/tercet.js", "/static/style.css", "/static/icon.svg"]
+PATHS = ["/", "/docs", "/service_worker.js", "/static/tercet.js", "/static/style.css", "/static/icon.svg"]
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 
+import falcon
 import pytest
+from falcon import testing
 
-from gateway.api.page import STATIC
+from gateway.api.page import STATIC, Asset, ServiceWorkerResource, read_assets
 from tests.gateway.conftest import Gateway
 
 CONTENT_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -21,13 +24,41 @@ def test_every_file_is_served_as_it_is(gateway: Gateway, name: str) -> None:
     assert response.headers["Content-Type"].startswith(CONTENT_TYPES[name.rpartition(".")[2]])
 
 
+def service_worker(assets: dict[str, Asset]) -> bytes:
+    app = falcon.App()
+    app.add_route("/", ServiceWorkerResource(assets))
+    return testing.TestClient(app).simulate_get("/").content
+
+
 def test_the_root_is_the_page(gateway: Gateway) -> None:
     response = gateway.client.simulate_get("/")
     assert response.content == (STATIC / "index.html").read_bytes()
     assert response.headers["Content-Type"] == "text/html; charset=utf-8"
 
 
-@pytest.mark.parametrize("path", ["/", "/static/page.js"])
+def test_the_service_worker_names_every_file_of_the_editor_with_its_hash(gateway: Gateway) -> None:
+    response = gateway.client.simulate_get("/service_worker.js")
+    assert response.headers["Content-Type"] == "text/javascript; charset=utf-8"
+    constant, _, script = response.text.partition(";\n")
+    assert script == (STATIC / "service_worker.js").read_text()
+    files = json.loads(constant.removeprefix("globalThis.TERCET_ASSETS = "))["files"]
+    assert files.keys() == {"./", *(f"static/{name}" for name in FILES if not name.endswith(".html"))}
+    for address, hash_digits in files.items():
+        content = gateway.client.simulate_get(f"/{address.removeprefix('./')}").content
+        assert hashlib.sha256(content).hexdigest().startswith(hash_digits)
+        assert len(hash_digits) == 32
+
+
+def test_a_change_of_any_file_changes_the_service_worker() -> None:
+    assets = read_assets()
+    before = service_worker(assets)
+    changed = {name: asset for name, asset in assets.items() if not name.endswith(".html")}
+    for name, asset in [*changed.items(), ("index.html", assets["index.html"])]:
+        new = Asset.from_bytes(asset.data + b" ", asset.content_type)
+        assert service_worker({**assets, name: new}) != before, name
+
+
+@pytest.mark.parametrize("path", ["/", "/static/page.js", "/service_worker.js"])
 def test_security_and_cache_headers(gateway: Gateway, path: str) -> None:
     headers = gateway.client.simulate_get(path).headers
     policy = dict(part.strip().partition(" ")[::2] for part in headers["Content-Security-Policy"].split(";"))
@@ -39,7 +70,7 @@ def test_security_and_cache_headers(gateway: Gateway, path: str) -> None:
     assert headers["Cache-Control"] == "no-cache"
 
 
-@pytest.mark.parametrize("path", ["/", "/static/tercet.js"])
+@pytest.mark.parametrize("path", ["/", "/static/tercet.js", "/service_worker.js"])
 def test_a_known_version_is_not_sent_again(gateway: Gateway, path: str) -> None:
     first = gateway.client.simulate_get(path)
     etag = first.headers["ETag"]
@@ -53,7 +84,7 @@ def test_a_known_version_is_not_sent_again(gateway: Gateway, path: str) -> None:
     assert (changed.status_code, changed.content) == (200, first.content)
 
 
-@pytest.mark.parametrize("path", ["/", "/static/tercet.js"])
+@pytest.mark.parametrize("path", ["/", "/static/tercet.js", "/service_worker.js"])
 def test_head_has_the_headers_without_the_body(gateway: Gateway, path: str) -> None:
     full, head = gateway.client.simulate_get(path), gateway.client.simulate_head(path)
     assert (head.status_code, head.content) == (200, b"")
