@@ -402,8 +402,7 @@ export class Completer {
       session.applyResponse(response);
       this.#shown.merge(session.candidates, Number(session.request.n_samples ?? DEFAULT_NUM_SUGGESTIONS));
     } catch (error) {
-      // An aborted request may reach the server after the newer one, and supersede it there.
-      if (session === this.#inFlight && error instanceof Problem && error.code === "superseded") {
+      if (this.#isSuperseded(session, error)) {
         void this.#requestPredictions();
         return;
       }
@@ -432,6 +431,10 @@ export class Completer {
         if (session === this.#session) this.#showProgress(session);
       }
     } catch (error) {
+      if (this.#isSuperseded(session, error)) {
+        void this.#requestIdeas(isExplicit);
+        return;
+      }
       this.#fail(session, error);
     }
     this.#reports.end(session);
@@ -466,6 +469,15 @@ export class Completer {
       this.#session = null;
     }
     this.#render();
+  }
+
+  /**
+   * Whether the newest request has to be sent again: an aborted one may reach the server after it and supersede it.
+   * @param {SuggestionSession} session
+   * @param {unknown} error
+   */
+  #isSuperseded(session, error) {
+    return session === this.#inFlight && error instanceof Problem && error.code === "superseded";
   }
 
   /**

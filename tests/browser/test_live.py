@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.driver import MIN_VISIBLE_MS, OPENING, Editor
+from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, Editor, violations
 from tests.e2e.harness import until
 
 OpenPage = Callable[..., Editor]
@@ -295,3 +295,79 @@ def test_quiet_shows_less_than_eager(open_page: OpenPage) -> None:
             editor.page.wait_for_timeout(30)
             num_shown[mode] += bool(editor.ghost_text)
     assert num_shown["quiet"] < num_shown["eager"]
+
+
+# ---- phones, zoom, contrast ----
+
+PHONE_WITH_KEYBOARD = {**PHONE, "viewport": {"width": 360, "height": 380}}
+
+
+def test_on_a_phone_with_its_keyboard_nothing_scrolls_and_no_button_is_cut(open_page: OpenPage) -> None:
+    editor = open_page(mode="eager", context=PHONE_WITH_KEYBOARD)
+    type_until_shown(editor, (f"{OPENING} said nothing. ") * 4 + OPENING)
+    position = "[scrollY, document.querySelector('#mirror .ghost').getBoundingClientRect().top]"
+    before = editor.page.evaluate(position)
+    expect(editor.list).to_be_visible()
+    assert editor.page.evaluate(position) == before
+    caret = editor.ghost.bounding_box()
+    panel = editor.page.locator("#panel").bounding_box()
+    footer = editor.page.locator("footer").bounding_box()
+    assert caret
+    assert panel
+    assert footer
+    assert 0 <= caret["y"] < caret["y"] + caret["height"] <= panel["y"]
+    assert panel["y"] + panel["height"] <= footer["y"]
+    for button in editor.page.locator("#panel-actions button:visible").all():
+        box = button.bounding_box()
+        assert box
+        assert panel["y"] <= box["y"] < box["y"] + box["height"] <= panel["y"] + panel["height"]
+    editor.options.nth(1).tap()
+    expect(editor.list).to_be_hidden()
+    assert abs(editor.page.evaluate("scrollY") - before[0]) <= 40  # at most a line, which was inserted
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        {"viewport": {"width": 550, "height": 380}, "device_scale_factor": 2},  # 200 % of 1100 × 760
+        {"color_scheme": "dark", "reduced_motion": "reduce"},
+        {"forced_colors": "active"},
+        PHONE_WITH_KEYBOARD,
+    ],
+    ids=["zoom", "dark", "forced colors", "phone"],
+)
+def test_axe_finds_no_violation_while_a_writer_types(open_page: OpenPage, context: dict[str, object]) -> None:
+    editor = open_page(mode="eager", context=context)
+    type_until_shown(editor)
+    found = violations(editor.page)
+    expect(editor.list).to_be_visible()
+    found += violations(editor.page)
+    assert not found
+    assert editor.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_text_is_visible_in_forced_colors(open_page: OpenPage) -> None:
+    editor = open_page(mode="off", context={"forced_colors": "active"})
+    pictures = set()
+    for text in ("WWWWWWWW", "iiiiiiii"):
+        editor.press("Control+a")
+        editor.type(text)
+        editor.press("Escape", "Tab")  # away from the text, so that no caret is drawn
+        expect(editor.text).not_to_be_focused()
+        pictures.add(editor.text.screenshot())
+        editor.text.focus()
+    assert len(pictures) == 2
+
+
+def test_the_browsers_own_predictions_are_off(live: Editor) -> None:
+    expect(live.text).to_have_attribute("writingsuggestions", "false")
+
+
+def test_pasted_text_is_continued(live: Editor) -> None:
+    live.type(OPENING)
+    live.press("Control+a", "Control+c", "Control+End")
+    num_requests = len(live.requests)
+    live.press("Control+v")
+    assert live.value == OPENING * 2
+    live.wait_for_num_requests(num_requests + 1)
+    until(lambda: live.ghost_text, 10, "ghost text")
