@@ -191,13 +191,15 @@ def test_suggestions_while_typing_and_none_after_undo_and_deletion(
     if not editor.is_textarea:
         assert editor.announcements.text_content() == ""  # a screen reader would interrupt the typing
     editor.press("Tab")
-    assert editor.value.startswith(OPENING)
-    assert editor.value != OPENING
+    accepted = editor.value
+    assert accepted.startswith(OPENING)
+    assert accepted != OPENING
     assert editor.requests[-1]["context"].startswith(OPENING)
     editor.page.wait_for_timeout(QUIET_MS)
     num_requests = len(editor.requests)
-    editor.press("Control+z")
-    assert editor.value == OPENING
+    for keys, value in (("Control+z", OPENING), ("Control+y", accepted), ("Control+z", OPENING)):
+        editor.press(keys)
+        assert editor.value == value
     editor.press("Backspace")
     assert editor.value == OPENING[:-1]
     editor.page.wait_for_timeout(QUIET_MS)
@@ -226,6 +228,13 @@ def test_a_composition_is_left_alone_until_it_ends(open_editor: Callable[..., Ed
     editor.wait_for_num_requests(num_requests + 1)
     assert editor.value == f"{OPENING}日本"
     assert editor.requests[-1]["context"] == f"{OPENING}日本"
+    editor.page.wait_for_timeout(QUIET_MS)
+    num_requests = len(editor.requests)
+    ime.send("Input.imeSetComposition", {"text": "の", "selectionStart": 1, "selectionEnd": 1})
+    ime.send("Input.insertText", {"text": "の"})  # ends without another change
+    editor.wait_for_num_requests(num_requests + 1)
+    assert editor.value == f"{OPENING}日本の"
+    assert editor.requests[-1]["context"] == f"{OPENING}日本の"
 
 
 @each_editor
@@ -236,7 +245,10 @@ def test_escape_then_tab_leaves(open_editor: Callable[..., EditorPage], name: st
     editor.wait_for_list()
     editor.press("Escape")
     expect(editor.items).to_have_count(0)
-    editor.press("Escape", "Tab")
+    editor.press("Escape")
+    if name == "codemirror":
+        editor.page.wait_for_timeout(2100)  # CodeMirror itself gives Tab away for 2 s after Escape
+    editor.press("Tab")
     expect(editor.page.get_by_role("button")).to_be_focused()
     assert editor.value == OPENING
     assert len(editor.requests) == 1
@@ -370,6 +382,8 @@ def test_a_suggestion_of_two_lines(open_editor: Callable[..., EditorPage], name:
     editor.press("Enter")
     accepted = f"{OPENING} fell silent.\nThen he spoke."
     assert editor.value.rstrip() == accepted
+    if name == "prosemirror":
+        expect(editor.text.locator("p")).to_have_count(2)
     editor.page.keyboard.type("Again")
     editor.press("Control+z")
     assert editor.value.rstrip() == accepted
