@@ -1,7 +1,7 @@
 """Serves the files in `static/`: the pages with the editor and the API's documentation, and the client module.
 
 All files are read once, when the app is created, and are looked up by name, so no request can reach another path. The
-security and cache headers are set here. The editor's service worker is told which files to keep for a reload without
+security and cache headers are set here. The editor's service worker gets the list of files to keep for a reload without
 the server, and their hashes.
 """
 
