@@ -214,7 +214,8 @@ class FloatingElement {
     this.#view = view;
     this.#window = view.dom.ownerDocument.defaultView ?? window; // the editor may be in a frame
     this.element = document.createElement("div");
-    Object.assign(this.element.style, { position: "fixed", zIndex: "1000" });
+    // Its own width; at the right edge, the browser would give it only the space that is left there.
+    Object.assign(this.element.style, { position: "fixed", zIndex: "1000", width: "max-content" });
     Object.assign(this.#status.style, { position: "absolute", clipPath: "inset(50%)", width: "1px", height: "1px" });
     this.#status.style.overflow = "hidden";
     this.#status.role = "status";
@@ -226,15 +227,16 @@ class FloatingElement {
     this.#window.addEventListener("resize", () => this.place(), { signal });
   }
 
-  /** Move it to the caret, above the line if there is no room below. */
+  /** Move it below the caret, or above the line if there is room only there. */
   place() {
     if (this.#view.isDestroyed || !this.element.offsetHeight) return; // nothing is shown
     const { left, top, bottom } = this.#view.coordsAtPos(this.#view.state.selection.head);
     const { offsetHeight, offsetWidth, style } = this.element;
     const { innerHeight, innerWidth } = this.#window;
-    const isRoomBelow = bottom + LIST_GAP_PX + offsetHeight <= innerHeight;
+    const topAbove = top - LIST_GAP_PX - offsetHeight;
+    const isAbove = topAbove >= 0 && bottom + LIST_GAP_PX + offsetHeight > innerHeight;
     style.left = `${Math.max(0, Math.min(left, innerWidth - offsetWidth))}px`;
-    style.top = `${isRoomBelow ? bottom + LIST_GAP_PX : top - LIST_GAP_PX - offsetHeight}px`;
+    style.top = `${isAbove ? topAbove : bottom + LIST_GAP_PX}px`;
   }
 
   /** @param {string} message */

@@ -355,6 +355,7 @@ def test_an_editor_in_a_frame(open_editor: Callable[..., EditorPage], name: str)
     assert caret
     assert item
     assert item["y"] >= caret["y"]
+    assert item["width"] > 150  # not squeezed between the caret and the edge of the frame, which is 300 pixels wide
     editor.items.nth(2).click()
     assert editor.value.removeprefix(OPENING).strip() == suggestion
     editor.page.keyboard.type("Then")
