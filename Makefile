@@ -23,7 +23,7 @@ PIP = $(VENV)/bin/python -m pip
 # No source archives: building one would install and run build tools that are not pinned.
 INSTALL = install $$(test -t 1 || echo --quiet) --only-binary :all:
 
-.PHONY: help serve test test-clients chaos soak bench gpu gpu-wheels embedded lint format setup lock audit sbom clean
+.PHONY: help serve test test-clients chaos soak bench gpu gpu-wheels npm embedded lint format setup lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,6 +35,7 @@ help:
 	@echo 'make bench    measure (BENCH=http: the gateway under load; ARGS="--only engine" selects)'
 	@echo 'make gpu      measure a machine with a GPU, in ten minutes; again continues it (ARGS="--rehearse": without a GPU)'
 	@echo 'make gpu-wheels  gather what a bare machine lacks for deploy/bench/gpu/run.sh (Python 3.12, x86_64)'
+	@echo 'make npm      pack the JavaScript client as an npm package'
 	@echo 'make embedded train the embedded checkpoint (CORPUS=train.txt.xz; ARGS="--tokens 1_000_000" sets its length)'
 	@echo 'make lint     ruff, mypy and import-linter, as CI runs them'
 	@echo 'make format   apply ruff fixes and formatting'
@@ -68,6 +69,9 @@ bench: $(DEV)
 
 gpu: $(DEV)
 	@exec $(VENV)/bin/tercet bench gpu --out build/gpu $(ARGS) >/dev/null
+
+npm: $(DEV)
+	@$(VENV)/bin/python -m deploy.npm.build build/npm
 
 gpu-wheels:
 	@$(PYTHON) -m deploy.bench.gpu.wheels build/gpu-wheels

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from deploy.npm.build import TOOLS
 from tests.browser.driver import OPENING, TIMEOUT_MS, StaticSite
 from tests.e2e.harness import ROOT, Tercet
+from tests.npm_package import NpmPackage
 
 MAX_LINES = 15
 VALUE_WITHOUT_GHOST_TEXT = """(content) => {
@@ -22,7 +21,6 @@ VALUE_WITHOUT_GHOST_TEXT = """(content) => {
   for (const ghost of copy.querySelectorAll(".tercet-ghost")) ghost.remove();
   return Array.from(copy.querySelectorAll(".cm-line"), (line) => line.textContent).join("\\n");
 }"""
-PACKAGES = Path(__file__).with_name("codemirror.json")
 
 
 def snippet(language: str, tercet: Tercet) -> str:
@@ -104,32 +102,13 @@ def wait_until_stable(row: Locator) -> str:
 
 
 @pytest.fixture(scope="session")
-def modules(request: pytest.FixtureRequest, site: StaticSite) -> dict[str, str]:
-    """Import map of CodeMirror's modules: name to path on the site. npm installs them into pytest's cache."""
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip("npm is not installed, so CodeMirror cannot be downloaded")
-    folder: Path = request.config.cache.mkdir("codemirror")
-    manifest = PACKAGES.read_text()
-    if not (folder / "installed.json").exists() or (folder / "installed.json").read_text() != manifest:
-        (folder / "package.json").write_text(manifest)
-        command = [
-            npm,
-            "install",
-            "--ignore-scripts",
-            "--no-audit",
-            "--no-fund",
-            "--no-package-lock",
-            "--fetch-timeout=20000",
-        ]
-        try:
-            subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            pytest.skip(f"npm could not install CodeMirror: {error}; {str(error.stderr)[-300:]}")
-        (folder / "installed.json").write_text(manifest)
-    (site.folder / "modules").symlink_to(folder / "node_modules")
+def modules(npm_package: NpmPackage, site: StaticSite) -> dict[str, str]:
+    """Import map of the modules of CodeMirror: name to path on the site."""
+    folder = npm_package.tools / "node_modules"
+    (site.folder / "modules").symlink_to(folder)
     paths = {}
-    for name in json.loads(manifest)["dependencies"]:
-        package = json.loads((folder / "node_modules" / name / "package.json").read_text())
-        paths[name] = f"/modules/{name}/{package['exports']['import'].removeprefix('./')}"
+    for name in json.loads(TOOLS.read_text())["dependencies"]:
+        exports = json.loads((folder / name / "package.json").read_text()).get("exports", {})
+        if "import" in exports:
+            paths[name] = f"/modules/{name}/{exports['import'].removeprefix('./')}"
     return paths
