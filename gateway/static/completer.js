@@ -165,6 +165,7 @@ export class Completer {
   changed({ inputType = "insertText", isComposing = false } = {}) {
     const isInsertion = inputType.startsWith("insert") && !isComposing;
     if (isInsertion && !this.#isInserting) this.#debounce.recordKey(performance.now());
+    this.#list.recordKey(this.#debounce.delayMs);
     this.#lastContext = this.#getContext();
     this.#problem = null;
     this.#isResponseEmpty = false;

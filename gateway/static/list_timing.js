@@ -1,8 +1,8 @@
 // When the list of suggestions is shown, beside the ghost text. Asked for, it is shown at once; unasked, once the first
-// suggestion has stood still. It never flickers. This module does not know what is in the list.
+// suggestion and the writer have stood still. It never flickers. This module does not know what is in the list.
 
-/** The first suggestion must have been the same for this long before an unasked list is shown. */
-const STILL_MS = 300;
+/** The first suggestion must have been the same for this long, without a key, before an unasked list is shown. */
+const MIN_STILL_MS = 300;
 
 /** A list stays open for at least this long, unless the writer accepts, dismisses or moves away. */
 const MIN_OPEN_MS = 400;
@@ -10,6 +10,7 @@ const MIN_OPEN_MS = 400;
 export class ListTiming {
   isOpen = false;
   #openedAtMs = 0;
+  #stillMs = MIN_STILL_MS;
   /** What the first place shows. @type {object|null} */
   #first = null;
   /** @type {"now"|"still"|"never"} */
@@ -37,6 +38,15 @@ export class ListTiming {
     else if (hasMoved || when === "never") this.#closeLater();
   }
 
+  /**
+   * The writer pressed a key: an unasked list waits anew.
+   * @param {number} pauseMs  Time without a key that is a pause in this writer's rhythm.
+   */
+  recordKey(pauseMs) {
+    this.#stillMs = Math.max(MIN_STILL_MS, pauseMs);
+    if (!this.isOpen) this.#openLater();
+  }
+
   /** Close at once: the writer accepted, dismissed or moved away. */
   close() {
     clearTimeout(this.#timer);
@@ -53,7 +63,7 @@ export class ListTiming {
   #openLater() {
     clearTimeout(this.#timer);
     if (!this.#first || this.#when === "never") return;
-    this.#timer = setTimeout(() => (this.#open(), this.#onChange()), STILL_MS);
+    this.#timer = setTimeout(() => (this.#open(), this.#onChange()), this.#stillMs);
   }
 
   #closeLater() {

@@ -7,8 +7,8 @@ take what saves the most keys at the moment, although another choice might save 
   with it. The rule of word-prediction research (for example keystroke_savings.py of github.com/kdv123/textpredict),
   with suggestions of several words.
 - page: the editor (gateway/static/completer.js) as it is: suggestions at every key that is not a deletion; a writer who
-  types five keys a second, and takes only what has been visible for 200 ms. The list of the others than the first is
-  visible once the first has stood still.
+  types five keys a second, and takes only what has been visible for 200 ms: the first suggestion. The list of the
+  others opens at pauses only, which this writer does not make; from it they move up.
 - pause: suggestions at the start of each word; one key for the first, two for the others; the space is typed.
 """
 
@@ -29,13 +29,11 @@ KEY_INTERVAL_MS = 200.0  # five keys a second, on average
 # by a millisecond whether a suggestion was visible for 200.
 RHYTHM_SIGMA = 0.35
 PAINT_MS = 8.0  # half a frame at 60 Hz, from a change to its display
-# The editor (gateway/static/completer.js, list_timing.js) ignores keys before a suggestion was visible for so long, and
-# opens the list once the first suggestion has stood still for so long.
+# The editor (gateway/static/completer.js) ignores keys before a suggestion was visible for so long.
 MIN_VISIBLE_MS = 200.0
-LIST_DELAY_MS = 300.0
 
-# Keys of the editor: Tab takes the first suggestion, Alt with a digit any other, Alt with an arrow chooses another or
-# takes a word, after which the arrow right alone takes one more. A chord counts two.
+# Keys of the editor: Tab takes the first suggestion; Alt with the arrow right takes a word, after which the arrow alone
+# takes one more. A chord counts two.
 TAKE_KEYS = 1
 CHORD_KEYS = 2
 DELETE_KEYS = 1  # for each character
@@ -121,11 +119,10 @@ class PageWriter:
             if not is_deletion:
                 answer = suggest(at)
                 if answer.latency_ms <= interval_ms:
-                    page.merge(answer, num_suggestions, now_ms + answer.latency_ms)
+                    page.merge(answer, num_suggestions)
                     page.show(now_ms + answer.latency_ms)
             usage += page.count()
             now_ms += interval_ms
-            page.show(now_ms)
             takes = _takes_on_page(page.visible, text, at, passage.end, now_ms)
             best = max(takes, key=_Take.by_savings, default=None)
             if best is None or best.num_kept <= best.num_keys:
@@ -150,11 +147,10 @@ def key_intervals_ms(seed: int) -> Iterator[float]:
 
 @dataclass(slots=True)
 class _OnPage:
-    """A suggestion that agrees with the text: what is left of it, and since when it has been known, and visible."""
+    """A suggestion that agrees with the text: what is left of it, and since when it has been visible."""
 
     rest: str
     usefulness: float
-    added_ms: float
     num_typed: int = 0
     is_held_back: bool = True
     visible_since_ms: float | None = None
@@ -166,8 +162,6 @@ class _Page:
     def __init__(self, min_usefulness: float) -> None:
         self._min_usefulness = min_usefulness
         self._all: list[_OnPage] = []
-        self._first: _OnPage | None = None
-        self._list_opens_ms = math.inf
         self._counted: list[_OnPage] = []  # visible at the last count
 
     @property
@@ -175,32 +169,20 @@ class _Page:
         return [each for each in self._all if each.usefulness + each.num_typed >= self._min_usefulness]
 
     def show(self, now_ms: float) -> None:
-        """Show what is worth it; what was shown before comes first. The list opens once the first has stood still."""
+        """Show the first that is worth it; what was not held back before comes first."""
         visible = self.visible
         for each in visible:
             each.is_held_back = False
         self._all.sort(key=lambda each: each.is_held_back)
-        first = visible[0] if visible else None
-        if first is not self._first:
-            self._first, self._list_opens_ms = first, now_ms + PAINT_MS + LIST_DELAY_MS
-            for each in visible[1:]:
-                each.visible_since_ms = None
-        for each in visible:
-            if each is first:
-                shown_ms = now_ms + PAINT_MS
-            elif now_ms >= self._list_opens_ms:
-                shown_ms = max(self._list_opens_ms, each.added_ms)
-            else:
-                continue
-            if each.visible_since_ms is None:
-                each.visible_since_ms = shown_ms
+        if visible and visible[0].visible_since_ms is None:
+            visible[0].visible_since_ms = now_ms + PAINT_MS
 
-    def merge(self, answer: Answer, num_suggestions: int, now_ms: float) -> None:
+    def merge(self, answer: Answer, num_suggestions: int) -> None:
         """Add what says something else than those that agree."""
         usefulness = answer.usefulness or (math.inf,) * len(answer.suggestions)
         for suggestion, keys in list(zip(answer.suggestions, usefulness, strict=True))[:num_suggestions]:
             if suggestion and not any(_agree(suggestion, each.rest) for each in self._all):
-                self._all.append(_OnPage(suggestion, keys, now_ms + PAINT_MS))
+                self._all.append(_OnPage(suggestion, keys))
         del self._all[num_suggestions:]
 
     def follow(self, typed: str) -> None:
@@ -230,18 +212,15 @@ class _Page:
 
 
 def _takes_on_page(visible: Sequence[_OnPage], text: str, at: int, end: int, now_ms: float) -> Iterator[_Take]:
-    """All ways to take one of the suggestions that have been visible for long enough."""
-    for place, suggestion in enumerate(visible):
-        if suggestion.visible_since_ms is None or now_ms - suggestion.visible_since_ms < MIN_VISIBLE_MS:
-            continue
-        rest = suggestion.rest
-        ends = accumulate(len(word) for word in _NEXT_WORD.findall(rest) if word)
-        choose_keys = CHORD_KEYS * min(place, len(visible) - place)  # the choice wraps around
-        # Without a choice, the first word is a chord; it is one, so the next words are single keys.
-        first_word_keys = choose_keys + TAKE_KEYS if place else CHORD_KEYS
-        takes = [(first_word_keys + TAKE_KEYS * number, length) for number, length in enumerate(ends)]
-        for take_keys, length in [(CHORD_KEYS if place else TAKE_KEYS, len(rest)), *takes]:
-            yield _page_take(rest[:length], text, at, end, take_keys)
+    """All ways to take the first suggestion, if it has been visible for long enough."""
+    if not visible or visible[0].visible_since_ms is None or now_ms - visible[0].visible_since_ms < MIN_VISIBLE_MS:
+        return
+    rest = visible[0].rest
+    ends = accumulate(len(word) for word in _NEXT_WORD.findall(rest) if word)
+    # The first word is a chord; it chooses the suggestion, so the next words are single keys.
+    takes = [(CHORD_KEYS + TAKE_KEYS * number, length) for number, length in enumerate(ends)]
+    for take_keys, length in [(TAKE_KEYS, len(rest)), *takes]:
+        yield _page_take(rest[:length], text, at, end, take_keys)
 
 
 def _page_take(taken: str, text: str, at: int, end: int, take_keys: int) -> _Take:
