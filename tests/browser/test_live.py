@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -374,8 +375,21 @@ def test_pasted_text_is_continued(live: Editor) -> None:
 
 
 def test_a_steady_writer_sees_no_list(live: Editor) -> None:
+    live.page.evaluate(
+        """() => {
+          window.keys = [];
+          window.numOpenings = 0;
+          addEventListener("keydown", () => window.keys.push(performance.now()), true);
+          const panel = document.querySelector("#panel");
+          new MutationObserver(() => (window.numOpenings += Number(!panel.hidden)))
+            .observe(panel, { attributes: true, attributeFilter: ["hidden"] });
+        }"""
+    )
     live.text.focus()
     for letter in "She went down to the harbour with her brother":
         live.page.keyboard.type(letter)
         live.page.wait_for_timeout(100)
-        expect(live.list).to_be_hidden(timeout=1)
+    keys, num_openings = live.page.evaluate("[keys, numOpenings]")
+    if max(after - before for before, after in pairwise(keys)) > 300:
+        pytest.skip("the machine was too busy to type steadily")
+    assert num_openings == 0
