@@ -24,6 +24,7 @@ export class OpenDocument {
   /** Whether the textarea may differ from it. */
   #isChanged = false;
   #isSaveScheduled = false;
+  #isReplacing = false;
 
   /**
    * @param {object} options
@@ -44,7 +45,7 @@ export class OpenDocument {
     // A window in the background may have been suspended while another one wrote.
     addEventListener("focus", () => this.#catchUp());
     document.addEventListener("visibilitychange", () => (document.hidden ? this.save() : this.#catchUp()));
-    textarea.addEventListener("blur", () => this.save());
+    textarea.addEventListener("blur", () => this.#isReplacing || this.save());
     addEventListener("beforeunload", (event) => {
       this.save();
       if (!documents.isSaved) event.preventDefault(); // the browser asks whether to leave
@@ -90,8 +91,10 @@ export class OpenDocument {
     const textarea = this.#textarea;
     const isFocused = document.activeElement === textarea;
     const { parentNode, nextSibling } = textarea;
+    this.#isReplacing = true; // the textarea loses the focus, with the caret of the previous text
     textarea.remove(); // browsers keep the undo steps of an element until it is removed
     parentNode?.insertBefore(textarea, nextSibling);
+    this.#isReplacing = false;
     this.#replaceText(text);
     if (isFocused) textarea.focus();
   }
