@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -342,10 +343,14 @@ def test_changes_in_two_windows_at_the_same_time_are_both_kept(editor: Editor, *
     editor.text.blur()
     other = second_window(editor)
     assert other.value == "Start."
-    # Both type before either has saved.
+    # Both type before either has saved: the timers wait.
     first, second = (editor, other) if is_first_faster else (other, editor)
+    clock = editor.page.context.clock
+    clock.install()
+    clock.pause_at(datetime.now(UTC) + timedelta(minutes=1))
     first.page.keyboard.insert_text(" One way.")
     second.page.keyboard.insert_text(" Another way.")
+    clock.resume()
     until(lambda: len(stored(editor)) == 2, 5, "two documents")
     assert stored(editor) == ["Start. Another way.", "Start. One way."]
     assert {editor.value, other.value} == {"Start. Another way.", "Start. One way."}
