@@ -379,7 +379,7 @@ export class Completer {
     const isLineEnd = !this.#getAfter().split("\n", 1)[0]?.trim();
     const nowMs = performance.now();
     if (!isLineEnd || !this.#lastContext.trim() || this.#backoff.restMs(nowMs) || nowMs < this.#retryAtMs) return;
-    if (this.mode === "live") void this.#requestPredictions();
+    if (this.mode === "live") void this.#requestPredictions(this.#isInserting);
     else if (this.mode === "pauses") this.#pauseTimer = setTimeout(() => this.#requestAtPause(), this.#debounce.delayMs);
   }
 
@@ -393,9 +393,13 @@ export class Completer {
     void this.#requestIdeas(false);
   }
 
-  /** Request likely next words, and fill the free places with them. */
-  async #requestPredictions() {
+  /**
+   * Request likely next words, and fill the free places with them.
+   * @param {boolean} isAfterAcceptance
+   */
+  async #requestPredictions(isAfterAcceptance) {
     const session = this.#start({ strategy: "predict" }, false);
+    session.isAfterAcceptance = isAfterAcceptance;
     try {
       const response = await this.client.complete(session.request, session.abortController.signal);
       if (session !== this.#inFlight) return;
@@ -404,7 +408,7 @@ export class Completer {
       this.#shown.merge(session.candidates, Number(session.request.n_samples ?? DEFAULT_NUM_SUGGESTIONS));
     } catch (error) {
       if (this.#isSuperseded(session, error)) {
-        void this.#requestPredictions();
+        void this.#requestPredictions(isAfterAcceptance);
         return;
       }
       this.#fail(session, error);

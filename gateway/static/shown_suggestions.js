@@ -24,7 +24,7 @@ export class ShownSuggestions {
 
   /**
    * Predictions are held back until their usefulness, in keystrokes, and the number of their characters that the writer
-   * has typed reach this together.
+   * has typed reach this together. Those requested after an acceptance are not.
    */
   minUsefulness = 0;
 
@@ -110,6 +110,7 @@ export class ShownSuggestions {
 
   /** @param {Candidate} candidate */
   #isWorthShowing({ sentence, session }) {
+    if (session.isAfterAcceptance) return true;
     const numTyped = this.#context.length - session.context.length;
     return (sentence?.usefulness ?? Infinity) + numTyped >= this.minUsefulness;
   }

@@ -76,6 +76,8 @@ export class SuggestionSession {
   explanation = null;
   /** The order of the candidates must not change any more: the writer chose or accepted one of them. */
   isOrderFixed = false;
+  /** Sent when the writer accepted a suggestion. He reads on at the caret, so nothing is held back. */
+  isAfterAcceptance = false;
 
   /**
    * @param {string} context  Everything before the caret when the request was sent.

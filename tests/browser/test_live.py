@@ -298,6 +298,22 @@ def test_quiet_shows_less_than_eager(open_page: OpenPage) -> None:
     assert num_shown["quiet"] < num_shown["eager"]
 
 
+def test_after_an_acceptance_nothing_is_held_back(open_page: OpenPage) -> None:
+    editor = open_page(mode="quiet")
+    words = iter("the house for the night and the morning of the day after that".split())
+    editor.type(OPENING)
+    while not editor.ghost_text:  # all that is little likely is held back
+        editor.type(f" {next(words)}")
+        editor.page.wait_for_timeout(300)
+    for _ in range(4):
+        before = editor.value
+        until(lambda: editor.ghost_text, 10, "ghost text")
+        editor.page.wait_for_timeout(MIN_VISIBLE_MS)
+        editor.press("Tab")
+        assert editor.value.startswith(before)
+        assert len(editor.value) > len(before)
+
+
 # ---- phones, zoom, contrast ----
 
 PHONE_WITH_KEYBOARD = {**PHONE, "viewport": {"width": 360, "height": 380}}

@@ -108,18 +108,19 @@ class PageWriter:
         A key comes after an interval of a human rhythm, whether it types or takes. An answer that comes after the next
         key is dropped, as the editor aborts its request. A taken suggestion brings a space, which punctuation replaces
         at no cost. Taking several words of a suggestion, and deleting what does not fit, are one acceptance, which
-        hides the others; suggestions are requested after it, unless it ended with a deletion.
+        hides the others; suggestions are requested after it, unless it ended with a deletion, and are not held back.
         """
         text, at, now_ms = passage.text, passage.start, 0.0
         usage = Usage(num_characters=passage.end - passage.start)
-        intervals_ms, page, is_deletion = key_intervals_ms(passage.start), _Page(self.min_usefulness), False
+        intervals_ms, page = key_intervals_ms(passage.start), _Page(self.min_usefulness)
+        is_after_take = is_deletion = False
         while at < passage.end:
             interval_ms = next(intervals_ms)
             page.show(now_ms)
             if not is_deletion:
                 answer = suggest(at)
                 if answer.latency_ms <= interval_ms:
-                    page.merge(answer, num_suggestions)
+                    page.merge(answer, num_suggestions, is_held_back=not is_after_take)
                     page.show(now_ms + answer.latency_ms)
             usage += page.count()
             now_ms += interval_ms
@@ -128,13 +129,15 @@ class PageWriter:
             if best is None or best.num_kept <= best.num_keys:
                 usage.num_keys += 1
                 page.follow(text[at])
-                at, is_deletion = at + 1, False
+                at += 1
+                is_after_take = is_deletion = False
                 continue
             usage += _take(text[at : at + best.num_kept], best.num_deleted)
             usage.num_keys += best.num_keys
             now_ms += sum(islice(intervals_ms, best.num_keys - 1))
             page.clear()
-            at, is_deletion = at + best.num_kept, best.num_deleted > 0
+            at += best.num_kept
+            is_after_take, is_deletion = True, best.num_deleted > 0
         return usage
 
 
@@ -177,9 +180,10 @@ class _Page:
         if visible and visible[0].visible_since_ms is None:
             visible[0].visible_since_ms = now_ms + PAINT_MS
 
-    def merge(self, answer: Answer, num_suggestions: int) -> None:
-        """Add what says something else than those that agree."""
-        usefulness = answer.usefulness or (math.inf,) * len(answer.suggestions)
+    def merge(self, answer: Answer, num_suggestions: int, *, is_held_back: bool) -> None:
+        """Add what says something else than those that agree; it is held back while it is of little use, or never."""
+        always = (math.inf,) * len(answer.suggestions)
+        usefulness = (answer.usefulness or always) if is_held_back else always
         for suggestion, keys in list(zip(answer.suggestions, usefulness, strict=True))[:num_suggestions]:
             if suggestion and not any(_agree(suggestion, each.rest) for each in self._all):
                 self._all.append(_OnPage(suggestion, keys))
