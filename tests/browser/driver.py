@@ -163,9 +163,10 @@ def open_editor(browser: Browser, tercet: Tercet, settings: dict[str, object], c
 
 
 # The pulse of a streaming suggestion never ends.
-FADE_IN = """() => Promise.allSettled(
-  document.getAnimations().filter((each) => each.effect.getComputedTiming().endTime < Infinity).map((each) => each.finished)
-).then(() => null)"""
+FADE_IN = """() => {
+  const finite = document.getAnimations().filter((each) => each.effect.getComputedTiming().endTime < Infinity);
+  return Promise.allSettled(finite.map((each) => each.finished)).then(() => null);
+}"""
 
 
 def violations(page: Page) -> list[dict[str, Any]]:
