@@ -290,6 +290,10 @@ class Settings:
     max_batch: Annotated[int, Meta(ge=1, le=512)] = _setting(
         48, "sequences", "largest batch of a slot; 48 sequences are 16 requests of three branches",
     )  # fmt: skip
+    cache_mb: Annotated[int, Meta(ge=0, le=1_000_000)] = _setting(
+        0, "MB", "bound of the KV cache of a CPU worker, which takes memory as it is used; 0 divides 30 % of the free "
+        "memory among the workers",
+    )  # fmt: skip
     placement: Placement = _setting(
         "auto", "", "pack puts a request's branches on one slot, which prefills their prompt once; spread puts each on "
         "a slot of its own; auto packs while a slot has room for all of them",

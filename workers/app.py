@@ -161,7 +161,7 @@ def build() -> SlotApp:
         dtype=settings.dtype,
         max_batch=slot.max_batch,
         kernel_directory=cache,
-        cache_bytes=None if slot.memory is None else slot.memory.cache_bytes,
+        cache_bytes=slot.cache_bytes if is_on_cpu else slot.memory.cache_bytes if slot.memory is not None else None,
         allocation_lock=nullcontext if slot.device == "cpu" else partial(holding_device, settings, slot.device),
         hang_s=settings.hang_s,
         load_s=settings.load_s,

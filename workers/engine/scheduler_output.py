@@ -46,7 +46,14 @@ class SuffixMove:
     length: int
 
 
-Copy = EntryCopy | SuffixCopy | SuffixMove
+@dataclass(frozen=True, slots=True)
+class EntryRelease:
+    """Returns the memory of a prefix-cache entry to the system."""
+
+    entry: int
+
+
+Copy = EntryCopy | SuffixCopy | SuffixMove | EntryRelease
 
 
 @dataclass(eq=False, slots=True)
@@ -138,7 +145,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step. The copies come first, in their order; everything else is computed together.
+    """One step. The copies, and releases of memory, come first, in their order; everything else is computed together.
 
     Attributes:
         rows: sequences that decode their newest token, ordered by KV suffix.
