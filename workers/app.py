@@ -27,6 +27,7 @@ from shared.run_directory import holding_device
 from shared.settings import Settings
 from shared.telemetry import configure_structlog
 from shared.worker_environment import cache_directory
+from workers.engine.cpu import kernel_files
 from workers.engine.engine import EngineConfig, EngineFailure
 from workers.predictor import PredictedBranch
 from workers.service import Branch, SlotService
@@ -154,6 +155,8 @@ def build() -> SlotApp:
     plan = read_plan(settings.run_path)
     slot = plan.slots[int(os.environ["TERCET_SLOT"])]
     cache = cache_directory(settings)
+    if settings.cache_dir is not None:
+        kernel_files.use_directory(settings.cache_dir)
     is_on_cpu = slot.device == "cpu" or settings.compute == "cpu"
     config = EngineConfig(
         # CUDA_VISIBLE_DEVICES leaves this process one GPU, whatever its number in the plan.

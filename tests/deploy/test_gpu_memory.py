@@ -192,7 +192,7 @@ def test_the_kv_caches_of_cpu_workers_share_a_part_of_the_free_memory_or_have_th
     tmp_path: Path,
 ) -> None:
     (one,) = planned(tmp_path, "small", devices=("cpu",)).slots
-    most = 48 * (256 + 1024) * 12 * 2 * 768 * 2
+    most = (48 * (256 + 1024) + 1) * 12 * 2 * 768 * 2
     assert one.cache_bytes is not None
     assert one.cache_bytes <= most
     for slot in planned(tmp_path, "small*16,medium", devices=("cpu",)).slots:

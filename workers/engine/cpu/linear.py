@@ -303,6 +303,7 @@ class PackedInt8Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] uint8 → [rows, out] float32."""
         y = torch.empty(len(x), self._num_outputs)
+        assert self._kernels.multiply is not None
         call = self._kernels.KernelCall(self._kernels.multiply, self.address, x.data_ptr(), y.data_ptr())
         self._team.run(call, self.is_large, len(x))
         return y

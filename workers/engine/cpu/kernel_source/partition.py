@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from workers.engine.cpu.kernels.ir import FAST, I64, atomic_add, atomic_load, call_llvm
+from workers.engine.cpu.kernel_source.ir import FAST, I64, atomic_add, atomic_load, call_llvm
 from workers.engine.cpu.layouts import CALL, PROGRAM
 
 # A thread looks this often whether the others have arrived, about 50 ns each time, before it sleeps.

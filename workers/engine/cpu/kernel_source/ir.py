@@ -15,11 +15,9 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from workers.engine.cpu.kernels.compile_cache import use_content_keyed_cache
 from workers.engine.cpu.layouts import VECTOR
 
-# Every decorator of a kernel takes these, so the cache is set up before the first of them.
-FAST: dict[str, Any] = {"nogil": True, "cache": use_content_keyed_cache(), "error_model": "numpy"}
+FAST: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 # Assumes no NaN and no infinity, and fuses a product with a sum: none of these lets a sum change its order.
 FAST_MATH: dict[str, Any] = {**FAST, "fastmath": {"nnan", "ninf", "nsz", "contract"}}
 KERNEL = types.void(types.int64, types.int64)  # address of a CALL, number of the calling thread
