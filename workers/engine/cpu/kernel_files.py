@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -93,7 +94,8 @@ def _read_or_build(path: Path) -> KernelImage:
             if done.returncode or (image := read_image(path)) is None:
                 raise RuntimeError(f"the CPU kernels could not be compiled (exit code {done.returncode})")
             remove_others(path)
-    path.touch()
+    with suppress(OSError):  # it may be another user's
+        path.touch()
     return image
 
 

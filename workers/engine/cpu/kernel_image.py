@@ -100,7 +100,7 @@ def read_image(path: Path) -> KernelImage | None:
 
 
 def write_image(image: KernelImage, path: Path) -> None:
-    """Replace the file atomically; only its owner may read or change it.
+    """Replace the file atomically; only its owner may change it.
 
     Raises:
         OSError: it cannot be written.
@@ -111,6 +111,7 @@ def write_image(image: KernelImage, path: Path) -> None:
         try:
             file.write(hashlib.sha256(body).digest() + body)
             file.flush()
+            written.chmod(0o644)  # one user may set Tercet up, another serve
             written.replace(path)
         except OSError:
             written.unlink(missing_ok=True)

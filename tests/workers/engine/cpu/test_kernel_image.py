@@ -70,12 +70,12 @@ def test_a_worker_runs_kernels_without_the_compiler(image_path: Path) -> None:
     assert in_a_new_process(code) == "set()\n"
 
 
-def test_an_image_is_its_owners_and_a_damaged_one_counts_as_none(tmp_path: Path, image_path: Path) -> None:
+def test_only_its_owner_may_change_an_image_and_a_damaged_one_counts_as_none(tmp_path: Path, image_path: Path) -> None:
     image = read_image(image_path)
     assert image is not None
     path = tmp_path / "image"
     write_image(image, path)
-    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.stat().st_mode & 0o777 == 0o644
     assert read_image(path) == image
     for content in (path.read_bytes()[:-1], b"", path.read_bytes()[:40] + b"\0" + path.read_bytes()[41:]):
         path.write_bytes(content)
