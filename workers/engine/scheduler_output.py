@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from workers.engine.request import CacheScope
-from workers.engine.sequence import Sequence
-
 if TYPE_CHECKING:
     from workers.engine.prefix_cache import PrefixCacheEntry
+    from workers.engine.request import CacheScope
+    from workers.engine.sequence import Sequence
 
 # Positions of a KV suffix: with the last position of the prompt, a whole number of the attention kernel's blocks.
 SUFFIX_TOKENS = 255

@@ -51,7 +51,7 @@ def measure_memory(
         before = {pid: read_pss_mb(pid) for pid in pids}
         for spec in specs:
             subject = Subject.of(resolve(spec.name, spec.source))
-            more = {"model": spec.name} if len(specs) > 1 else {}
+            more = {"model_size": spec.name} if len(specs) > 1 else {}
             clients = Clients(LOOPBACK, server.port, subject, W, seed, more)
             raise_for_status(clients.send_new(num_requests // len(specs)))
         time.sleep(REST_S)
@@ -60,7 +60,7 @@ def measure_memory(
 
 def _names(server: Server) -> dict[int, str]:
     """The server's processes, with what each is for."""
-    slots = {slot["pid"]: f"worker: {slot['model']}" for slot in server.slots()}
+    slots = {slot["pid"]: f"worker: {slot.get('model', 'slot')}" for slot in server.slots()}
     names = {}
     for pid, parent in server.processes().items():
         role = _role(pid)
