@@ -112,6 +112,10 @@ def plan(
         out.print(f"Kernels of slot {', '.join(map(str, slots))}: {kernels}.", highlight=False, soft_wrap=True)
     for part in memory_tables(found):
         out.print(part, highlight=False)
+    for slot in found.slots:
+        if slot.cache_bytes is not None:
+            size = f"{slot.cache_bytes / 1e6:,.0f} MB"
+            out.print(f"Slot {slot.index}: a KV cache of up to {size}, taken as it is used.", highlight=False)
     for model in found.models:
         if model.warning:
             out.print(f"[yellow]Note:[/] {model.warning}")

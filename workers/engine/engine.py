@@ -327,6 +327,8 @@ class Engine:
         if self._config.faults:
             runner = FaultyRunner(runner, self._config.faults)
         scheduler = Scheduler(runner.num_entries, self._config.max_batch, max_entry_tokens=max_entry_tokens)
+        if loaded.device == "cpu":
+            release_memory()  # what only loading needed
         self._core = EngineCore(
             scheduler, runner, eos_id=loaded.eos_id, on_finish=self._count_finished, on_failure=self._record
         )
