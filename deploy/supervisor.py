@@ -92,8 +92,7 @@ class Supervisor:
                 for role in ROLES:
                     with suppress(StartError):
                         remove_lock_file(self._settings, role)
-                weights = [path.name for path in self._run_path.glob("weights-*")]  # the workers' own
-                remove_run_files(self._run_path, [*self._own_files, *weights, "serve.lock"])
+                remove_run_files(self._run_path, [*self._own_files, "serve.lock"])
         return 0
 
     def _wait_for_orphans(self) -> None:

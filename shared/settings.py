@@ -352,8 +352,8 @@ class Settings:
         10.0, "seconds", "longest time that a client may take to send a request, or to accept more of its response",
     )  # fmt: skip
     cache_dir: Path | None = _setting(
-        None, "directory", "compiled kernels and results of the int8 check; where it cannot be written to, "
-        "each worker compiles at its start",
+        None, "directory", "compiled kernels, results of the int8 check, and int8 weights, which workers of a model "
+        "share; where it cannot be written to, each worker compiles at its start",
         parse=_path, shown="~/.cache/tercet",
     )  # fmt: skip
     jobs: str | None = _setting(

@@ -188,10 +188,12 @@ def build() -> SlotApp:
         _exit_process(failure, LAST_WORDS_S if is_loaded else LOAD_LAST_WORDS_S)
 
     int8_results = None if cache is None else cache / "int8"
-    num_workers = sum(other.model == slot.model and other.device == slot.device for other in plan.slots)
-    # Private memory has larger pages, so a single worker computes faster with it.
-    weights = settings.run_path if is_on_cpu and num_workers > 1 else None
-    service = SlotService(slot, plan.model(slot.model), config, int8_results, weights=weights, on_fatal=end)
+    service = SlotService(
+        slot, plan.model(slot.model), config, int8_results,
+        weights=None if cache is None or not is_on_cpu else cache / "weights",
+        is_only_worker=sum(other.model == slot.model for other in plan.slots) == 1,
+        on_fatal=end,
+    )  # fmt: skip
     return create_app(service, HangupWatcher())
 
 

@@ -57,6 +57,7 @@ class SlotService:
         int8_results: Path | None,
         *,
         weights: Path | None = None,
+        is_only_worker: bool = True,
         on_fatal: Callable[[EngineFailure], None],
     ) -> None:
         """Loads nothing and starts no thread.
@@ -66,6 +67,7 @@ class SlotService:
                 None caches none.
             weights: the directory of the file with which workers of this model share int8 weights on a CPU; None keeps
                 them in private memory.
+            is_only_worker: no other worker has this model.
             on_fatal: called once, from any thread, with a failure from which the service cannot recover: a device that
                 returned an error may compute the next request wrongly, so the host ends the process.
         """
@@ -73,7 +75,7 @@ class SlotService:
         self._model = model
         self._config = config
         self._int8_results = int8_results
-        self._weights = weights
+        self._weights, self._is_only_worker = weights, is_only_worker
         self._age = 0
         self._read_counts: Callable[[], dict[str, float]] = dict
         self._on_change: Callable[[], None] = lambda: None
@@ -258,9 +260,9 @@ class SlotService:
         dtype = self._choose_dtype(tokenizer)
         load = partial(make, device=self._config.device, dtype=dtype, progress=progress, tokenizer=tokenizer)
         if self._weights is not None and self._config.device == "cpu" and dtype in {"auto", "int8"}:
-            loaded = replace(
-                shared_model(self._weights, self._model.name, self._weights_revision(), load), tokenizer=tokenizer
-            )
+            name, revision = self._model.name, self._weights_revision()
+            shared = shared_model(self._weights, name, revision, load, is_only_worker=self._is_only_worker)
+            loaded = replace(shared, tokenizer=tokenizer)
         else:
             loaded = load()
         self._codec = Codec(tokenizer, loaded.config.n_positions)

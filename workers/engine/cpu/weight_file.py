@@ -1,6 +1,7 @@
 """A model's packed weights in a file that every worker of the model maps, so that they share its memory.
 
-Only for models whose products are all `linear.PackedInt8Linear`: torch's libraries keep others in layouts of their own.
+A worker that is the only one of its model copies the products' weights to private memory, whose larger pages are read
+faster, and maps the rest: of an embedding, a few rows are ever read. Only for models whose products are all `linear.PackedInt8Linear`: torch's libraries keep others in layouts of their own.
 The file's name says what it was made from. It is written once and never changed, so a mapping stays valid when a changed
 checkpoint gets a file of its own and this one is removed. Where it cannot be written, a worker keeps private memory.
 
@@ -18,6 +19,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,11 @@ import structlog
 import torch
 from torch import Tensor
 
-from workers.engine.cpu.linear import CpuLinear, PackedInt8Linear
+from workers.engine.cpu.linear import CpuLinear, HugePages, PackedInt8Linear
 from workers.engine.model.gpt2 import GPT2, GPT2Config, Layer, LoadedModel, Norm
 
 ALIGNMENT = 64  # a cache line
+MAX_OTHERS = 1
 _CHUNK_BYTES = 1 << 20
 _MADV_COLLAPSE = 25  # <linux/mman.h>, since Linux 6.1; Python does not have it
 _PACKAGE = Path(__file__).parents[1]
@@ -55,16 +58,19 @@ class _Index(msgspec.Struct, frozen=True):
     crc32: int  # of all before the index
 
 
-def shared_model(directory: Path, name: str, revision: str, make: Callable[[], LoadedModel]) -> LoadedModel:
+def shared_model(
+    directory: Path, name: str, revision: str, make: Callable[[], LoadedModel], *, is_only_worker: bool = False
+) -> LoadedModel:
     """A model whose weights are a mapping of its file, which is made first if there is none.
 
-    Files of this model's other revisions are removed.
+    Of the files of other models of this name, and of other revisions, MAX_OTHERS stay.
 
     Args:
-        directory: exists, and is private to this user.
+        directory: made if missing.
         name: of the model in the plan.
         revision: of its checkpoint, `config.json` included.
         make: loads the model in int8 to private memory; its tokenizer is not shared.
+        is_only_worker: copies the products' weights.
     """
     prefix = f"weights-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     digest = hashlib.sha256(f"{torch.__version__} {revision}".encode())
@@ -72,13 +78,14 @@ def shared_model(directory: Path, name: str, revision: str, make: Callable[[], L
         digest.update(source.read_bytes())
     path = directory / f"{prefix}-{digest.hexdigest()[:16]}.bin"
     try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = (directory / f"{prefix}.lock").open("w")
     except OSError as error:
         log.warning("weights_not_shared", model=name, reason=error.strerror)
         return make()
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # workers that start together make it once
-        model = read(path)
+        model = read(path, is_only_worker)
         if model is None:
             loaded = make()
             if (arrays := _arrays(loaded.model)) is None:
@@ -88,30 +95,39 @@ def shared_model(directory: Path, name: str, revision: str, make: Callable[[], L
             except OSError as error:  # a full disk
                 log.warning("weights_not_shared", model=name, reason=error.strerror)
                 return loaded
-            model = read(path)
-            if model is None:
-                return loaded
+            del arrays
+            loaded = replace(loaded, model=read(path, is_only_worker) or loaded.model)
+            model = loaded.model
             log.info("weights_written", model=name, bytes=path.stat().st_size)
-        for other in directory.glob(f"{prefix}-*.bin*"):
-            if other != path:
-                other.unlink(missing_ok=True)
+        _remove_others(path, prefix)
     return LoadedModel(model, "cpu", "int8")
 
 
-def read(path: Path) -> GPT2 | None:
-    """The model in a file, mapped read-only; None if there is no file, or it is damaged."""
+def read(path: Path, copies_products: bool = False) -> GPT2 | None:
+    """The model in a file, mapped read-only but for what is copied; None if there is no file, or it is damaged."""
+    products: dict[str, Array] = {}
     try:
         with path.open("rb") as file:
             index = _read_index(file)
             if index is None:
                 return None
             mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            if copies_products:
+                memory = HugePages()
+                for name, place in index.arrays.items():
+                    if name.endswith(".packed"):
+                        products[name] = memory.take(place.shape[0])
+                        file.seek(place.offset)
+                        file.readinto(products[name].data)
     except OSError:
         return None
-    with suppress(OSError):  # pages of 2 MiB, where the file system has them
-        mapping.madvise(_MADV_COLLAPSE)
+    if not copies_products:
+        with suppress(OSError):  # pages of 2 MiB, where the file system has them
+            mapping.madvise(_MADV_COLLAPSE)
 
     def array(name: str) -> Array:
+        if name in products:
+            return products[name]
         place = index.arrays[name]
         size = int(np.prod(place.shape))
         return np.frombuffer(mapping, place.dtype, size, place.offset).reshape(place.shape)
@@ -146,6 +162,15 @@ def read(path: Path) -> GPT2 | None:
         norm=norm("norm"),
         head=linear("head"),
     )
+
+
+def _remove_others(path: Path, prefix: str) -> None:
+    """Remove the files of other revisions but the MAX_OTHERS that were used last; mappings of them stay valid."""
+    with suppress(OSError):  # another user's
+        path.touch()
+        others = [other for other in path.parent.glob(f"{prefix}-*.bin*") if other != path]
+        for old in sorted(others, key=lambda other: other.stat().st_mtime, reverse=True)[MAX_OTHERS:]:
+            old.unlink(missing_ok=True)
 
 
 def _arrays(model: GPT2) -> dict[str, Array] | None:

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from tests.workers.engine.helpers import TINY, generate, peaked_weights, running_engine
 from workers.engine.cpu import weight_file
 from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS
+from workers.engine.cpu.linear import CpuLinear, PackedInt8Linear
 from workers.engine.cpu.weight_file import read, shared_model
 from workers.engine.loader import LoadedModel, build
 from workers.engine.request import SamplingParams
@@ -52,6 +53,16 @@ def test_a_mapped_model_gives_the_bits_of_a_private_one(tmp_path: Path) -> None:
     assert all(line.split()[1] == "r--s" for line in maps)
 
 
+def test_an_only_worker_copies_the_products_and_maps_the_rest(tmp_path: Path) -> None:
+    made = shared_model(tmp_path, "small", "1", load, is_only_worker=True)
+    mapped = shared_model(tmp_path, "small", "1", never, is_only_worker=True)
+    assert texts(made) == texts(mapped) == texts(load())
+    for model, is_copied in ((mapped, True), (shared_model(tmp_path, "small", "1", never), False)):
+        assert isinstance(model.model.head, CpuLinear)
+        assert isinstance(model.model.head.product, PackedInt8Linear)
+        assert model.model.head.product.packed.flags.writeable == is_copied  # the mapping is read-only
+
+
 def test_a_changed_checkpoint_gets_a_file_of_its_own_and_a_mapping_in_use_stays(tmp_path: Path) -> None:
     old = shared_model(tmp_path, "small", "1", load)
     other = shared_model(tmp_path, "medium", "1", load)
@@ -67,11 +78,17 @@ def test_a_changed_checkpoint_gets_a_file_of_its_own_and_a_mapping_in_use_stays(
     assert texts(new) != before
     assert texts(old) == before
     assert texts(other) == before
-    assert len(files(tmp_path)) == 2
-    assert len({*files(tmp_path), *names}) == 3  # the old file of this model is gone, the other model's is not
+    assert len({*files(tmp_path)} - {*names}) == 1
+    shared_model(tmp_path, "small", "3", load)
+    # The new file has taken the oldest one's place; the other model's stays.
+    assert len(files(tmp_path)) == 3
+    assert len({*files(tmp_path)} & {*names}) == 1
+    assert texts(old) == before
 
 
-@pytest.mark.parametrize("damage", [lambda content: content[:-9], lambda content: b"", lambda c: c[:99] + b"\7" + c[100:]])
+@pytest.mark.parametrize(
+    "damage", [lambda content: content[:-9], lambda _: b"", lambda content: content[:99] + b"\7" + content[100:]]
+)
 def test_a_damaged_file_is_made_again(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     expected = texts(shared_model(tmp_path, "small", "1", load))
     [name] = files(tmp_path)
