@@ -1,4 +1,4 @@
-"""Environment variables of a worker process: its GPU, its compute threads, and where it caches compiled kernels.
+"""Environment variables of a worker process: its GPU, its compute threads, and where Triton caches kernels.
 
 They take effect only if set before torch and OpenMP are loaded. This module knows the plan and the settings, and calls
 no CUDA.

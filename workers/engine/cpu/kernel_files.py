@@ -1,7 +1,8 @@
 """Finds the image of the kernels for this CPU, and has it made where there is none.
 
 `kernel_source.build` makes it in a process of its own, once for each version of the sources, of numba and of the CPU: a
-worker that compiled would keep 200 MB of numba and LLVM. Where an image cannot be linked, the worker does compile.
+worker that compiled would keep 200 MB of numba and LLVM. Where an image cannot be linked (on ARM), the worker compiles,
+and numba caches what it compiled.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import logging
+import platform
 import re
 import subprocess
 import sys
@@ -47,10 +49,22 @@ def use_directory(directory: Path) -> None:
 @cache
 def kernels() -> LoadedKernels:
     """The kernels for this CPU, compiled if no file has them yet."""
-    try:
-        return load(_image())
-    except (OSError, RuntimeError) as error:
-        log.warning("The compiled kernels cannot be loaded from a file (%s), so this worker keeps the compiler.", error)
+    if platform.machine() == "x86_64":
+        try:
+            return load(_image())
+        except (OSError, RuntimeError) as error:
+            log.warning("Compiled kernels cannot be loaded from a file (%s), so this worker keeps the compiler.", error)
+    return _compile_here()
+
+
+def _compile_here() -> LoadedKernels:
+    """The kernels by numba in this process."""
+    import numba
+
+    for base in _places():
+        with suppress(OSError, RuntimeError):
+            numba.config.CACHE_DIR = str(_writable(base.expanduser() / f"numba-{_key()}"))
+            break
     from workers.engine.cpu.kernel_source import build, int8
 
     return LoadedKernels(
@@ -66,9 +80,8 @@ def _image() -> KernelImage:
         OSError: the compiler cannot be started, or its result cannot be written or read.
         RuntimeError: it failed; standard error has the reason.
     """
-    name = f"kernels-{content_key(sources(), *versions(), cpu_type())}.bin"
-    defaults = PACKAGE / "__pycache__", Path("~/.cache/tercet")
-    for base in (_directory,) if _directory is not None else defaults:
+    name = f"kernels-{_key()}.bin"
+    for base in _places():
         try:
             path = _writable(base.expanduser()) / name
         except (OSError, RuntimeError):  # read-only; no home directory
@@ -82,6 +95,14 @@ def _image() -> KernelImage:
     )
     with tempfile.TemporaryDirectory() as directory:
         return _read_or_build(Path(directory) / name)
+
+
+def _places() -> list[Path]:
+    return [PACKAGE / "__pycache__", Path("~/.cache/tercet")] if _directory is None else [_directory]
+
+
+def _key() -> str:
+    return content_key(sources(), *versions(), cpu_type())
 
 
 def _read_or_build(path: Path) -> KernelImage:
