@@ -19,15 +19,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from deploy.bench.cli import bench
-from deploy.calibrate.command import calibrate
 from deploy.gateway_client import local_client, remote_client
 from deploy.gpu_memory import memory_tables
 from deploy.planning import make_plan
 from deploy.rolling_reload import reload_slots
 from deploy.sagemaker import sagemaker_environment
 from deploy.supervisor import Supervisor
-from deploy.tune.command import tune
 from deploy.tune.stored import stored_kernels
 from shared.errors import StartError
 from shared.keys import new_key, read_keys, revoke_key
@@ -38,11 +35,16 @@ from shared.telemetry import configure_logging
 cli = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Self-hosted autocompletion: three completions for every pause."
 )
-cli.add_typer(bench, name="bench")
 key_commands = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys (the file TERCET_KEYS).")
 cli.add_typer(key_commands, name="key")
-cli.command("tune")(tune)
-cli.command("calibrate")(calibrate)
+if sys.argv[1:2] != ["serve"]:  # the supervisor runs as long as the server: it keeps no benchmarks in memory
+    from deploy.bench.cli import bench
+    from deploy.calibrate.command import calibrate
+    from deploy.tune.command import tune
+
+    cli.add_typer(bench, name="bench")
+    cli.command("tune")(tune)
+    cli.command("calibrate")(calibrate)
 NUM_LIKELIEST = 5
 # A web font would make each viewer's browser contact the host of the font.
 _SVG_WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
@@ -110,6 +112,10 @@ def plan(
         out.print(f"Kernels of slot {', '.join(map(str, slots))}: {kernels}.", highlight=False, soft_wrap=True)
     for part in memory_tables(found):
         out.print(part, highlight=False)
+    for slot in found.slots:
+        if slot.cache_bytes is not None:
+            size = f"{slot.cache_bytes / 1e6:,.0f} MB"
+            out.print(f"Slot {slot.index}: a KV cache of up to {size}, taken as it is used.", highlight=False)
     for model in found.models:
         if model.warning:
             out.print(f"[yellow]Note:[/] {model.warning}")

@@ -58,13 +58,13 @@ def with_memory(plan: Plan, settings: Settings, environ: Mapping[str, str]) -> P
         division = _divide(card, own, plan, settings)
         gpus.append(Gpu(device, card.name, card.memory_bytes, division.max_successors))
         for slot in own:
-            needs = worker_needs(_shape(plan.model(slot.model)), settings.dtype, slot.max_batch, SUFFIX_TOKENS)
+            needs = worker_needs(model_shape(plan.model(slot.model)), settings.dtype, slot.max_batch, SUFFIX_TOKENS)
             slots[slot.index] = msgspec.structs.replace(slot, memory=needs.memory(division.num_entries))
     return msgspec.structs.replace(plan, slots=list(slots.values()), gpus=gpus)
 
 
 def _divide(card: Card, slots: Sequence[Slot], plan: Plan, settings: Settings) -> Division:
-    shapes = {slot.model: _shape(plan.model(slot.model)) for slot in slots}
+    shapes = {slot.model: model_shape(plan.model(slot.model)) for slot in slots}
     max_batch = slots[0].max_batch
 
     def division(names: Sequence[str], batch: int) -> Division | None:
@@ -97,7 +97,8 @@ def _divide(card: Card, slots: Sequence[Slot], plan: Plan, settings: Settings) -
     )
 
 
-def _shape(model: Model) -> ModelShape:
+def model_shape(model: Model) -> ModelShape:
+    """The sizes of a model of the plan."""
     if model.source == "synthetic":
         num_layers, width = SYNTHETIC_SHAPES[model.name]
         return ModelShape(num_layers, width, 4 * width, model.n_ctx, model.vocab_size)

@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from deploy.gpu_memory import with_memory
+import msgspec
+
+from deploy.gpu_memory import model_shape, with_memory
 from deploy.gpus import check_gpus, list_gpus
 from shared.errors import StartError
+from shared.free_memory import cache_budget_bytes
+from shared.memory_plan import cpu_cache_limits
 from shared.plan import Model, Plan, make_slots, plan_inputs
 from shared.run_directory import prepare_run_directory
 from shared.settings import Settings
 from shared.weights import weights_digest
 from workers.checkpoints.resolve import Checkpoint, resolve, resolve_default
+from workers.engine.scheduler_output import SUFFIX_TOKENS
 
 MAX_SLOTS = 64
 SYNTHETIC_WEIGHT_BYTES = 500_000_000
@@ -46,7 +51,34 @@ def make_plan(
             f"The plan has {len(slots)} workers, of at most {MAX_SLOTS}: lower the counts in TERCET_MODELS."
         )
     plan = Plan(plan_inputs(settings, environ), [_model(checkpoint) for checkpoint, _ in found], slots)
-    return with_memory(plan, settings, environ)
+    return with_cpu_caches(with_memory(plan, settings, environ), settings)
+
+
+def with_cpu_caches(plan: Plan, settings: Settings) -> Plan:
+    """The plan with the bound of the KV cache of each worker on a CPU.
+
+    Raises:
+        StartError: TERCET_CACHE_MB is too small for a model.
+    """
+    slots = [slot for slot in plan.slots if slot.device == "cpu" or settings.compute == "cpu"]
+    if not slots:
+        return plan
+    share = settings.cache_mb * 10**6 or cache_budget_bytes(len(slots))
+    bounds = {}
+    for slot in slots:
+        least, most = cpu_cache_limits(
+            model_shape(plan.model(slot.model)), settings.dtype, slot.max_batch, SUFFIX_TOKENS
+        )
+        if settings.cache_mb and share < least:
+            raise StartError(
+                f"TERCET_CACHE_MB={settings.cache_mb} is too small for {slot.model} with "
+                f"TERCET_MAX_BATCH={slot.max_batch}: set it to at least {-(-least // 10**6)}, or a smaller batch."
+            )
+        bounds[slot.index] = min(share, most)
+    return msgspec.structs.replace(
+        plan,
+        slots=[msgspec.structs.replace(slot, cache_bytes=bounds.get(slot.index)) for slot in plan.slots],
+    )
 
 
 def _model(checkpoint: Checkpoint) -> Model:

@@ -122,6 +122,13 @@ def worker_needs(shape: ModelShape, dtype: str, max_batch: int, suffix_tokens: i
     )
 
 
+def cpu_cache_limits(shape: ModelShape, dtype: str, max_batch: int, suffix_tokens: int) -> tuple[int, int]:
+    """The least and the most bytes that a KV cache on a CPU can use: with one prefix-cache entry, and with one for each
+    sequence. Keys and values are kept in 16 bits unless `dtype` is "fp32"; tokens are allocated in blocks of 16."""
+    needs = worker_needs(shape, dtype, max_batch, -(-suffix_tokens // 16) * 16)
+    return needs.memory(1).cache_bytes, needs.memory(max_batch).cache_bytes
+
+
 def usable_bytes(memory_bytes: int) -> int:
     """Of a card's memory, what its workers may allocate together."""
     return int((1 - RESERVE_SHARE) * memory_bytes)

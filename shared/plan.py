@@ -36,7 +36,10 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """A worker's place: its model, its device, its private socket. `memory` is what it may allocate on its GPU."""
+    """A worker's place: its model, its device, its private socket.
+
+    `memory` is what it may allocate on its GPU; `cache_bytes`, on a CPU, the bound of its KV cache.
+    """
 
     index: int
     device: str
@@ -44,6 +47,7 @@ class Slot(msgspec.Struct, frozen=True):
     socket: str
     max_batch: int
     memory: SlotMemory | None = None
+    cache_bytes: int | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -91,6 +95,7 @@ def plan_inputs(settings: Settings, environ: Mapping[str, str]) -> dict[str, str
         "compute": settings.compute,
         "max_batch": str(settings.max_batch),
         "dtype": settings.dtype,
+        "cache_mb": str(settings.cache_mb),
         "visible": environ.get("CUDA_VISIBLE_DEVICES", "(unset)"),
         "run_path": str(settings.run_path),
     }

@@ -290,6 +290,10 @@ class Settings:
     max_batch: Annotated[int, Meta(ge=1, le=512)] = _setting(
         48, "sequences", "largest batch of a slot; 48 sequences are 16 requests of three branches",
     )  # fmt: skip
+    cache_mb: Annotated[int, Meta(ge=0, le=1_000_000)] = _setting(
+        0, "MB", "bound of the KV cache of a CPU worker, which takes memory as it is used; 0 divides 30 % of the free "
+        "memory among the workers",
+    )  # fmt: skip
     placement: Placement = _setting(
         "auto", "", "pack puts a request's branches on one slot, which prefills their prompt once; spread puts each on "
         "a slot of its own; auto packs while a slot has room for all of them",
@@ -348,8 +352,8 @@ class Settings:
         10.0, "seconds", "longest time that a client may take to send a request, or to accept more of its response",
     )  # fmt: skip
     cache_dir: Path | None = _setting(
-        None, "directory", "compiled kernels and results of the int8 check; where it cannot be written to, "
-        "each worker compiles at its start",
+        None, "directory", "compiled kernels, results of the int8 check, and int8 weights, which workers of a model "
+        "share; where it cannot be written to, each worker compiles at its start",
         parse=_path, shown="~/.cache/tercet",
     )  # fmt: skip
     jobs: str | None = _setting(

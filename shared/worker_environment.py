@@ -1,4 +1,4 @@
-"""Environment variables of a worker process: its GPU, its compute threads, and where it caches compiled kernels.
+"""Environment variables of a worker process: its GPU, its compute threads, and where Triton caches kernels.
 
 They take effect only if set before torch and OpenMP are loaded. This module knows the plan and the settings, and calls
 no CUDA.
@@ -41,8 +41,8 @@ def worker_environment(slot: Slot, plan: Plan, settings: Settings, environ: Mapp
     if not settings.cpu_threads and plan.model(slot.model).weight_bytes < SINGLE_THREAD_WEIGHT_BYTES:
         num_threads = 1
     caches = {}
-    if settings.cache_dir is not None:  # numba and Triton read these when they are imported
-        caches = {"NUMBA_CACHE_DIR": str(settings.cache_dir), "TRITON_CACHE_DIR": str(settings.cache_dir / "triton")}
+    if settings.cache_dir is not None:  # Triton reads it when it is imported
+        caches = {"TRITON_CACHE_DIR": str(settings.cache_dir / "triton")}
     return {
         **caches,
         # The order of nvidia-smi, by which GPUs are planned; CUDA's own puts the fastest first.

@@ -27,6 +27,7 @@ from shared.run_directory import holding_device
 from shared.settings import Settings
 from shared.telemetry import configure_structlog
 from shared.worker_environment import cache_directory
+from workers.engine.cpu import kernel_files
 from workers.engine.engine import EngineConfig, EngineFailure
 from workers.predictor import PredictedBranch
 from workers.service import Branch, SlotService
@@ -154,6 +155,8 @@ def build() -> SlotApp:
     plan = read_plan(settings.run_path)
     slot = plan.slots[int(os.environ["TERCET_SLOT"])]
     cache = cache_directory(settings)
+    if settings.cache_dir is not None:
+        kernel_files.use_directory(settings.cache_dir)
     is_on_cpu = slot.device == "cpu" or settings.compute == "cpu"
     config = EngineConfig(
         # CUDA_VISIBLE_DEVICES leaves this process one GPU, whatever its number in the plan.
@@ -161,7 +164,7 @@ def build() -> SlotApp:
         dtype=settings.dtype,
         max_batch=slot.max_batch,
         kernel_directory=cache,
-        cache_bytes=None if slot.memory is None else slot.memory.cache_bytes,
+        cache_bytes=slot.cache_bytes if is_on_cpu else slot.memory.cache_bytes if slot.memory is not None else None,
         allocation_lock=nullcontext if slot.device == "cpu" else partial(holding_device, settings, slot.device),
         hang_s=settings.hang_s,
         load_s=settings.load_s,
@@ -185,7 +188,12 @@ def build() -> SlotApp:
         _exit_process(failure, LAST_WORDS_S if is_loaded else LOAD_LAST_WORDS_S)
 
     int8_results = None if cache is None else cache / "int8"
-    service = SlotService(slot, plan.model(slot.model), config, int8_results, on_fatal=end)
+    service = SlotService(
+        slot, plan.model(slot.model), config, int8_results,
+        weights=None if cache is None or not is_on_cpu else cache / "weights",
+        is_only_worker=sum(other.model == slot.model for other in plan.slots) == 1,
+        on_fatal=end,
+    )  # fmt: skip
     return create_app(service, HangupWatcher())
 
 

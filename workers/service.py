@@ -6,11 +6,13 @@ no HTTP, no gunicorn and no environment: `workers.app` is its HTTP face, and any
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from shared.protocol import Accepted, GenerateLine, GenerateRequest, State, Toke
 from workers.checkpoints.files import check_revision, inspect
 from workers.checkpoints.int8_check import choose_cpu_dtype
 from workers.codec import Codec
+from workers.engine.cpu.weight_file import shared_model
 from workers.engine.engine import (
     ContextExceeded,
     Engine,
@@ -53,6 +56,8 @@ class SlotService:
         config: EngineConfig,
         int8_results: Path | None,
         *,
+        weights: Path | None = None,
+        is_only_worker: bool = True,
         on_fatal: Callable[[EngineFailure], None],
     ) -> None:
         """Loads nothing and starts no thread.
@@ -60,6 +65,9 @@ class SlotService:
         Args:
             int8_results: the directory in which `workers.checkpoints.int8_check` caches its results;
                 None caches none.
+            weights: the directory of the file with which workers of this model share int8 weights on a CPU; None keeps
+                them in private memory.
+            is_only_worker: no other worker has this model.
             on_fatal: called once, from any thread, with a failure from which the service cannot recover: a device that
                 returned an error may compute the next request wrongly, so the host ends the process.
         """
@@ -67,6 +75,7 @@ class SlotService:
         self._model = model
         self._config = config
         self._int8_results = int8_results
+        self._weights, self._is_only_worker = weights, is_only_worker
         self._age = 0
         self._read_counts: Callable[[], dict[str, float]] = dict
         self._on_change: Callable[[], None] = lambda: None
@@ -248,14 +257,26 @@ class SlotService:
             if self._model.source == "synthetic"
             else partial(load_model, Path(self._model.directory))
         )
-        loaded = make(
-            device=self._config.device, dtype=self._choose_dtype(tokenizer), progress=progress, tokenizer=tokenizer
-        )
+        dtype = self._choose_dtype(tokenizer)
+        load = partial(make, device=self._config.device, dtype=dtype, progress=progress, tokenizer=tokenizer)
+        if self._weights is not None and self._config.device == "cpu" and dtype in {"auto", "int8"}:
+            name, revision = self._model.name, self._weights_revision()
+            shared = shared_model(self._weights, name, revision, load, is_only_worker=self._is_only_worker)
+            loaded = replace(shared, tokenizer=tokenizer)
+        else:
+            loaded = load()
         self._codec = Codec(tokenizer, loaded.config.n_positions)
         log.info(
             "model_loaded", slot=self.slot.index, model=self._model.name, seconds=round(time.monotonic() - start, 2)
         )
         return loaded
+
+    def _weights_revision(self) -> str:
+        """What the weights are made from: the checkpoint's weights and `config.json`."""
+        if self._model.source == "synthetic":
+            return self._model.name
+        config = (Path(self._model.directory) / "config.json").read_bytes()
+        return f"{self._model.revision} {hashlib.sha256(config).hexdigest()}"
 
     def _check_files(self) -> None:
         """Check the checkpoint again: its files may have changed since the plan was made."""

@@ -38,7 +38,7 @@ from deploy.bench.quality.typist import (
     savings_table,
     usage_table,
 )
-from deploy.bench.speed import compare, dialects
+from deploy.bench.speed import compare, dialects, memory
 from deploy.bench.speed import writer as latency
 from deploy.bench.speed.cpu import CpuSuite
 from deploy.bench.speed.gpu import GpuSuite
@@ -475,6 +475,24 @@ def bench_kernels(
         sys.stdout.write(kernels.kernels_markdown(rows))
         return
     err.print(kernels.kernels_table(rows))
+    sys.stdout.write(json.dumps([asdict(row) for row in rows]) + "\n")
+
+
+@bench.command("memory")
+def bench_memory(
+    other: Annotated[
+        Path | None,
+        typer.Argument(help="Root of another checkout to measure; default: this one.", exists=True, file_okay=False),
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests after which memory is read again.")] = 1000,
+    models: Models = "embedded",
+    setting: Setting = None,
+    seed: Seed = 0,
+) -> None:
+    """Memory (PSS) of each process of a server on the CPU, at rest and after requests."""
+    settings = dict(entry.partition("=")[::2] for entry in setting or [])
+    rows = memory.measure_memory(models, settings, requests, (other or ROOT).resolve(), seed)
+    err.print(memory.memory_table(rows, requests))
     sys.stdout.write(json.dumps([asdict(row) for row in rows]) + "\n")
 
 

@@ -14,6 +14,7 @@ import torch
 from deploy.planning import make_plan
 from deploy.rolling_reload import reload_slots
 from shared.errors import StartError
+from shared.free_memory import cache_budget_bytes
 from shared.memory_plan import PROCESS_BYTES, ModelShape, needed_bytes
 from shared.plan import Plan, write_plan
 from shared.run_directory import lock_run_directory
@@ -185,6 +186,22 @@ def test_cpu_slots_have_no_memory_plan(tmp_path: Path, fake_smi: FakeSmi) -> Non
     plan = planned(tmp_path, "small*4", devices=("cpu",))
     assert plan.gpus == []
     assert {slot.memory for slot in plan.slots} == {None}
+
+
+def test_the_kv_caches_of_cpu_workers_share_a_part_of_the_free_memory_or_have_the_bound_that_is_set(
+    tmp_path: Path,
+) -> None:
+    (one,) = planned(tmp_path, "small", devices=("cpu",)).slots
+    most = (48 * (256 + 1024) + 1) * 12 * 2 * 768 * 2
+    assert one.cache_bytes is not None
+    assert one.cache_bytes <= most
+    for slot in planned(tmp_path, "small*16,medium", devices=("cpu",)).slots:
+        assert slot.cache_bytes is not None
+        assert slot.cache_bytes <= cache_budget_bytes(16)
+    (bounded,) = planned(tmp_path, "small", devices=("cpu",), cache_mb=600).slots
+    assert bounded.cache_bytes == 600_000_000
+    with pytest.raises(StartError, match=r"TERCET_CACHE_MB=400 .* at least 491, or a smaller batch"):
+        planned(tmp_path, "small", devices=("cpu",), cache_mb=400)
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numba
 import psutil
 import pytest
 
 from tests.e2e.harness import Tercet, until
-from workers.engine.cpu import kernels
+from workers.engine.cpu import kernel_files
 
 NOBODY = 65534
 DEVICE, HANG = 901, 902
@@ -39,9 +38,9 @@ def tercet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
     cache = base / "cache"
     faults = f"{DEVICE}=device,{HANG}=hang"
     instance = Tercet(base, models="embedded*2", hang_s="1", test_faults=faults, cache_dir=str(cache))
-    assert kernels.__file__ is not None
-    compiled = Path(numba.config.CACHE_DIR)  # a copy, because compiling takes half a minute
-    shutil.copytree(compiled, cache / compiled.name)
+    cache.mkdir()
+    for compiled in (Path(kernel_files.__file__).parent / "__pycache__").glob("kernels-*.bin"):
+        shutil.copy(compiled, cache)  # compiling takes half a minute
     instance.run_dir.mkdir(mode=0o700)
     is_root = os.geteuid() == 0
     if is_root:

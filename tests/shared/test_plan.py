@@ -55,9 +55,8 @@ def test_cpu_workers_see_no_gpu_and_share_the_cores(monkeypatch: pytest.MonkeyPa
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert (environment["OMP_NUM_THREADS"], environment["TERCET_SLOT"]) == ("2", "1")
     assert worker_environment(plan.slots[1], plan, Settings(cpu_threads=5), {})["OMP_NUM_THREADS"] == "5"
-    assert "NUMBA_CACHE_DIR" not in environment
+    assert "TRITON_CACHE_DIR" not in environment
     caches = worker_environment(plan.slots[1], plan, Settings(cache_dir=Path("/var/cache/tercet")), {})
-    assert caches["NUMBA_CACHE_DIR"] == "/var/cache/tercet"
     assert caches["TRITON_CACHE_DIR"] == "/var/cache/tercet/triton"
 
 

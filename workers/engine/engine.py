@@ -79,7 +79,7 @@ class EngineConfig:
     device: str = "cpu"
     dtype: str = "auto"  # auto, fp32, bf16, fp16 or int8
     max_batch: int = 48  # sequences running and waiting, together
-    cache_bytes: int | None = None  # of the KV cache on a GPU; None takes a share of the free memory
+    cache_bytes: int | None = None  # of the KV cache; None takes a share of the free memory
     # Held while a worker allocates and captures, so that workers of a GPU do not measure each other's halves.
     allocation_lock: Callable[[], AbstractContextManager[object]] = nullcontext
     hang_s: float = 10.0  # a step that takes longer ends the process; 0 disables the watchdog
@@ -311,6 +311,7 @@ class Engine:
                 self._load_watchdog.arm(time.monotonic())
                 runner = make_runner(loaded, self._config, self._interrupt)
                 kernels = runner.kernels if isinstance(runner, CudaRunner) else ""
+                max_entry_tokens = runner.max_entry_tokens if isinstance(runner, CpuRunner) else None
                 self._warm_up(runner)
         except BaseException as error:  # any kind of broken file; a panic in Rust is no Exception
             failure = load_failure(error, self._config.device)
@@ -325,7 +326,9 @@ class Engine:
             runner = DelayedRunner(runner, self._config.step_delay_s)
         if self._config.faults:
             runner = FaultyRunner(runner, self._config.faults)
-        scheduler = Scheduler(runner.num_entries, self._config.max_batch)
+        scheduler = Scheduler(runner.num_entries, self._config.max_batch, max_entry_tokens=max_entry_tokens)
+        if loaded.device == "cpu":
+            release_memory()  # what only loading needed
         self._core = EngineCore(
             scheduler, runner, eos_id=loaded.eos_id, on_finish=self._count_finished, on_failure=self._record
         )
@@ -498,7 +501,7 @@ class Engine:
 def make_runner(loaded: LoadedModel, config: EngineConfig, interrupt: Interrupt) -> Runner:
     """The runner for the model's device. A GPU's steps cannot be interrupted: what is launched runs to its end."""
     if loaded.device == "cpu":
-        return CpuRunner(loaded, config.max_batch, interrupt)
+        return CpuRunner(loaded, config.max_batch, interrupt, config.cache_bytes)
     return CudaRunner(loaded, config.max_batch, config.cache_bytes, kernel_directory=config.kernel_directory)
 
 

@@ -1,47 +1,20 @@
-"""Memory: what is free here, how much of it a CPU worker's KV cache may take, and the release of what is not used."""
+"""The release of memory that is no longer used."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
-from pathlib import Path
 
 import torch
 
-# Of the free memory; other workers on the machine and the rest of this process need memory, too.
-MEMORY_SHARE = 0.3
-
-
-def cache_budget_bytes() -> int:
-    """MEMORY_SHARE of the free memory; raises as `free_bytes`."""
-    return int(MEMORY_SHARE * free_bytes())
-
-
-def free_bytes() -> int:
-    """The memory that is available, on the machine and in this process's cgroup.
-
-    Raises:
-        OSError: if /proc/meminfo does not say.
-    """
-    free = [_meminfo_available()]
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = int((group / "memory.max").read_text())
-        free.append(limit - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):  # no such file, or "max": no limit
-        pass
-    return max(0, min(free))
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
 
 
 def release_memory() -> None:
-    """Frees what only cycles reference (an exception and its frames are one), then the GPU memory that torch keeps."""
+    """Frees what only cycles reference (an exception and its frames are one), then the memory that the C library and, on
+    a GPU, torch keep for later allocations."""
     gc.collect()
+    if _malloc_trim is not None:
+        _malloc_trim(0)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
-
-
-def _meminfo_available() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    raise OSError("/proc/meminfo has no MemAvailable")

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 
 from workers.engine.kv_suffixes import KVSuffixPool
 from workers.engine.request import CacheScope
-from workers.engine.scheduler_output import Copy, EntryCopy, SuffixCopy
+from workers.engine.scheduler_output import Copy, EntryCopy, EntryRelease, SuffixCopy
 
 if TYPE_CHECKING:
     from workers.engine.scheduler_output import BatchRow, PrefillGroup
 
 # A shorter common prefix is computed again rather than copied to another entry.
 MIN_COPY_TOKENS = 16
+# Memory is counted in multiples of so many tokens: in 16 bits, a page of 4 KiB holds the keys of 32 in a head of 64.
+PAGE_TOKENS = 32
 
 
 @dataclass(eq=False, slots=True)
@@ -36,6 +38,7 @@ class PrefixCacheEntry:
         readers: rows of the batch that attend to the entry.
         writers: prefill groups that compute into it, or wait for siblings with their prompt in it.
         used_at: number of the placement that last used the entry; the smallest is evicted first.
+        num_allocated: tokens that the entry's memory holds; it stays when tokens are evicted, until it is released.
     """
 
     index: int
@@ -46,6 +49,7 @@ class PrefixCacheEntry:
     readers: list[BatchRow] = field(default_factory=list)
     writers: list[PrefillGroup] = field(default_factory=list)
     used_at: int = 0
+    num_allocated: int = 0
 
     @property
     def is_unused(self) -> bool:
@@ -80,11 +84,14 @@ class CachedPrefix:
 class PrefixCache:
     """The entries and KV suffixes of a device."""
 
-    def __init__(self, num_entries: int, max_sequences: int) -> None:
+    def __init__(self, num_entries: int, max_sequences: int, max_entry_tokens: int | None = None) -> None:
         """
         Args:
             max_sequences: KV suffixes; each running sequence needs one.
+            max_entry_tokens: for which all entries together may take memory; the longest prompt at least. None where
+                they have it from the start. Only sequences that run already, and outgrow their suffix, may exceed it.
         """
+        self._max_entry_tokens = max_entry_tokens
         self._entries = [PrefixCacheEntry(index) for index in range(num_entries)]
         self.suffixes = KVSuffixPool(max_sequences)
         self._num_placements = 0
@@ -111,7 +118,8 @@ class PrefixCache:
     def place(
         self, found: CachedPrefix, tokens: tuple[int, ...], scope: CacheScope, copies: list[Copy]
     ) -> PrefixCacheEntry | None:
-        """An entry that holds a prefix of `tokens` and nothing else; None if all entries are in use.
+        """An entry that holds a prefix of `tokens` and nothing else, with memory for all of them; None if all entries
+        are in use, or all memory is.
 
         Reuses the entry of `found` if no other sequence needs the tokens that would be overwritten, and if few are
         lost or no other entry is unused. Otherwise overwrites the least recently used entry, with a copy of `found`.
@@ -125,10 +133,16 @@ class PrefixCache:
         if source is not None and not source.writers and source.num_tokens_in_use() <= found.num_in_entry:
             is_small_loss = len(source.tokens) <= 2 * found.num_in_entry
             if is_small_loss or unused is None:
+                if not self._allocate(source, len(tokens), copies):
+                    return None
                 self._truncate(source, found.num_in_entry)
                 self._append_suffix(found, source, tokens, copies)
                 return source
         if unused is not None:
+            if not self._allocate(unused, len(tokens), copies, besides=source):
+                source = None  # unless its memory is needed
+                if not self._allocate(unused, len(tokens), copies):
+                    return None
             self._truncate(unused, 0)
             unused.scope = scope
             if source is not None and found.length >= MIN_COPY_TOKENS:
@@ -147,10 +161,12 @@ class PrefixCache:
         source, start = row.entry, row.start
         if source.num_tokens_in_use(besides=row) <= start:
             entry = source
+            if not self._allocate(entry, row.position, copies):
+                entry.num_allocated = max(entry.num_allocated, row.position)  # else sequences wait for each other
             self._truncate(entry, start)
         else:
             unused = self._least_recently_used(besides=source)
-            if unused is None:
+            if unused is None or not self._allocate(unused, row.position, copies, besides=source):
                 return False
             entry = unused
             self._truncate(entry, 0)
@@ -161,6 +177,33 @@ class PrefixCache:
         copies.append(SuffixCopy(row.suffix, entry.index, start, row.suffix_length))
         entry.tokens = list(row.sequence.tokens(0, row.position))
         row.entry, row.start, row.suffix_length = entry, row.position, 0
+        return True
+
+    def _allocate(
+        self, entry: PrefixCacheEntry, length: int, copies: list[Copy], besides: PrefixCacheEntry | None = None
+    ) -> bool:
+        """Counts memory for the first `length` tokens of `entry`. Where it is short, the memory of the least recently
+        used entries (but `besides`) is released; False, and nothing changes, if that of all unused ones is too little.
+        """
+        length = -(-length // PAGE_TOKENS) * PAGE_TOKENS
+        if self._max_entry_tokens is None or length <= entry.num_allocated:
+            return True
+        num_allocated = sum(other.num_allocated for other in self._entries)
+        num_missing = num_allocated + length - entry.num_allocated - self._max_entry_tokens
+        victims = []
+        for other in sorted(self._entries, key=lambda other: other.used_at):
+            if num_missing <= 0:
+                break
+            if other.num_allocated and other.is_unused and other not in (entry, besides):
+                victims.append(other)
+                num_missing -= other.num_allocated
+        if num_missing > 0:
+            return False
+        for victim in victims:
+            self._truncate(victim, 0)
+            victim.num_allocated = 0
+            copies.append(EntryRelease(victim.index))
+        entry.num_allocated = length
         return True
 
     def _append_suffix(

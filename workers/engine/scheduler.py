@@ -12,6 +12,7 @@ Plain Python. Does not know tensors, the device and text.
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from functools import partial
 
 from workers.engine.kv_suffixes import CachedSuffix
 from workers.engine.prefix_cache import CachedPrefix, PrefixCache
@@ -34,15 +35,24 @@ MAX_SIBLING_WAIT_S = 0.003
 class Scheduler:
     """Plans steps. Sequences enter by `add`, and stay until `remove`."""
 
-    def __init__(self, num_entries: int, max_sequences: int, *, max_chunk: int = MAX_CHUNK) -> None:
+    def __init__(
+        self,
+        num_entries: int,
+        max_sequences: int,
+        *,
+        max_chunk: int = MAX_CHUNK,
+        max_entry_tokens: int | None = None,
+    ) -> None:
         """
         Args:
             num_entries: prefix-cache entries of the device.
             max_sequences: sequences that can run at once; further ones wait after their first token.
             max_chunk: prompt tokens prefilled in one step.
+            max_entry_tokens: as in `PrefixCache`.
         """
-        self._num_entries, self._max_sequences = num_entries, max_sequences
-        self._cache = PrefixCache(num_entries, max_sequences)
+        self._make_cache = partial(PrefixCache, num_entries, max_sequences, max_entry_tokens)
+        self._max_sequences = max_sequences
+        self._cache = self._make_cache()
         self._max_chunk = max_chunk
         self._waiting: list[PrefillGroup] = []  # for an entry
         self._prefilling: list[PrefillGroup] = []
@@ -115,7 +125,7 @@ class Scheduler:
     def clear_cache(self) -> None:
         """Forgets everything cached. To be called while no sequence is scheduled."""
         assert not self.scheduled
-        self._cache = PrefixCache(self._num_entries, self._max_sequences)
+        self._cache = self._make_cache()
 
     def schedule(self, now: float) -> SchedulerOutput:
         """Plans the next step; once it is computed, `complete` must follow.

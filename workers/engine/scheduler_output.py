@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from workers.engine.request import CacheScope
-from workers.engine.sequence import Sequence
-
 if TYPE_CHECKING:
     from workers.engine.prefix_cache import PrefixCacheEntry
+    from workers.engine.request import CacheScope
+    from workers.engine.sequence import Sequence
 
 # Positions of a KV suffix: with the last position of the prompt, a whole number of the attention kernel's blocks.
 SUFFIX_TOKENS = 255
@@ -46,7 +45,14 @@ class SuffixMove:
     length: int
 
 
-Copy = EntryCopy | SuffixCopy | SuffixMove
+@dataclass(frozen=True, slots=True)
+class EntryRelease:
+    """Returns the memory of a prefix-cache entry to the system."""
+
+    entry: int
+
+
+Copy = EntryCopy | SuffixCopy | SuffixMove | EntryRelease
 
 
 @dataclass(eq=False, slots=True)
@@ -138,7 +144,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step. The copies come first, in their order; everything else is computed together.
+    """One step. The copies, and releases of memory, come first, in their order; everything else is computed together.
 
     Attributes:
         rows: sequences that decode their newest token, ordered by KV suffix.

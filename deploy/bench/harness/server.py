@@ -117,12 +117,21 @@ class Server:
 
     def resources(self) -> dict[str, int]:
         """File descriptors and threads of all its processes, and sequences in its engines."""
-        pids = _descendants(self._process.pid)
+        pids = self.processes()
         return {
             "descriptors": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids),
             "threads": sum(len(os.listdir(f"/proc/{pid}/task")) for pid in pids),
             "sequences": self._num_in_flight(),
         }
+
+    @property
+    def pid(self) -> int:
+        """Of `tercet serve`."""
+        return self._process.pid
+
+    def processes(self) -> dict[int, int]:
+        """All its processes, each with the id of its parent."""
+        return _descendants(self._process.pid, os.getpid())
 
     def wait_until_idle(self) -> None:
         """Wait until the gateway counts no branch in flight, for two seconds at most."""
@@ -175,12 +184,12 @@ class Server:
         return self._log.read_text(errors="replace")[-SHOWN_LOG_CHARS:]
 
 
-def _descendants(pid: int) -> list[int]:
-    """A process and all its descendants."""
+def _descendants(pid: int, parent: int) -> dict[int, int]:
+    """A process and all its descendants, each with the id of its parent."""
     children = [
         int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
     ]
-    return [pid, *(found for child in children for found in _descendants(child))]
+    return {pid: parent} | {found: of for child in children for found, of in _descendants(child, pid).items()}
 
 
 def ready_page(client: httpx.Client) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from workers.engine.cpu import runner as model_runner
 from workers.engine.cpu.kv_cache import CacheShape
 from workers.engine.engine import Engine
 from workers.engine.loader import LoadedModel
+from workers.engine.prefix_cache import CachedPrefix, PrefixCache
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.runner import RunnerOutput
-from workers.engine.scheduler_output import SchedulerOutput
+from workers.engine.scheduler_output import Copy, EntryRelease, PrefillGroup, SchedulerOutput
 
 
 def uncached(engine: Engine, requests: list[EngineRequest]) -> list[SequenceOutput]:
@@ -119,8 +120,8 @@ def test_random_edits_give_the_text_of_uncached_prompts(tiny_of: dict[str, Loade
 def test_overlapping_edits_give_the_text_of_uncached_prompts(
     tiny: LoadedModel, num_entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests overlap, are cancelled by newer ones, and there are fewer entries than prompts."""
-    monkeypatch.setattr(CacheShape, "num_entries", lambda *_: num_entries)
+    """Requests overlap, are cancelled by newer ones, and the memory is that of few entries."""
+    monkeypatch.setattr(CacheShape, "max_entry_tokens", lambda shape, *_: num_entries * shape.entry_positions)
     rng = random.Random(num_entries)
     config = tiny.config
     editors = [Editor(random.Random(seed), config.vocab_size, 500) for seed in range(3)]
@@ -145,7 +146,7 @@ def test_overlapping_edits_give_the_text_of_uncached_prompts(
 
 
 def test_texts_longer_than_a_kv_suffix_continue_in_an_entry(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After SUFFIX_TOKENS tokens a sequence needs an entry; if there is only one, the sequences take turns."""
+    """After SUFFIX_TOKENS tokens a sequence needs an entry; if memory is short, the sequences take turns."""
     params = SamplingParams(400, top_k=20)
     prompt = random_ids(random.Random(3), 200, tiny.config.vocab_size)
     requests = [EngineRequest(tuple(prompt), params, seed) for seed in range(3)]
@@ -156,7 +157,7 @@ def test_texts_longer_than_a_kv_suffix_continue_in_an_entry(tiny: LoadedModel, m
         typed = [*prompt, *alone[0].token_ids[:390]]
         rest = generate(engine, typed, SamplingParams(10, top_k=20), 0)
         assert rest.cached_tokens > 200
-    monkeypatch.setattr(CacheShape, "num_entries", lambda *_: 1)
+    monkeypatch.setattr(CacheShape, "max_entry_tokens", lambda shape, *_: shape.entry_positions)
     with running_engine(tiny) as engine:
         crowded = [g.result() for g in [engine.submit(one) for one in requests]]
         assert all(map(same, crowded, alone))
@@ -202,3 +203,36 @@ def test_the_prompt_of_siblings_is_prefilled_once(tiny: LoadedModel, monkeypatch
             for generation in [engine.submit(one) for one in requests]:
                 generation.result()
             assert sum(computed) == len(prompt)
+
+
+def test_memory_of_entries_that_were_not_used_lately_is_released_for_new_prompts() -> None:
+    cache = PrefixCache(8, 8, max_entry_tokens=256)
+    copies: list[Copy] = []
+    entries = []
+    for first in range(8):
+        tokens = tuple(range(1000 * first, 1000 * first + 60))  # 64 with what is rounded up
+        entry = cache.place(cache.find(tokens, None), tokens, None, copies)
+        assert entry is not None
+        entry.tokens[:] = tokens
+        cache.mark_used(entry)
+        entries.append(entry)
+    assert copies == [EntryRelease(entry.index) for entry in entries[:4]]
+    assert [cache.find(tuple(range(1000 * first, 1000 * first + 60)), None).length for first in range(8)] == [
+        *(0, 0, 0, 0),
+        *(60, 60, 60, 60),
+    ]
+
+
+def test_a_prompt_waits_while_all_memory_is_in_use() -> None:
+    cache = PrefixCache(2, 2, max_entry_tokens=128)
+    entry = cache.place(CachedPrefix(0), (1,) * 100, None, [])
+    assert entry is not None
+    cache.mark_used(entry)
+    group = PrefillGroup((1,) * 100, [], None, 1, 0.0, is_echoed=False, entry=entry)
+    entry.writers.append(group)
+    copies: list[Copy] = []
+    assert cache.place(CachedPrefix(0), (2,) * 40, None, copies) is None
+    assert copies == []
+    entry.writers.clear()
+    assert cache.place(CachedPrefix(0), (2,) * 40, None, copies) is not None
+    assert copies == [EntryRelease(entry.index)]

@@ -35,7 +35,7 @@ from workers.engine.cpu.layouts import (
     UINT8,
     VECTOR,
 )
-from workers.engine.cpu.linear import CpuLinear, Int8Product, PackedInt8Linear
+from workers.engine.cpu.linear import CpuLinear, PackedInt8Linear
 from workers.engine.cpu.sampler import CpuSampler, drawn_tokens
 from workers.engine.interrupt import Interrupt
 from workers.engine.model.gpt2 import GPT2, MAX_HEAD_ROWS, Activate, AddAndNorm, Attend, Linear, Multiply
@@ -377,7 +377,7 @@ def _cpu(linear: Linear) -> CpuLinear:
 
 def _packed(linear: Linear) -> PackedInt8Linear | None:
     product = _cpu(linear).product
-    return product.packed if isinstance(product, Int8Product) else None
+    return product if isinstance(product, PackedInt8Linear) else None
 
 
 def _address(array: Any) -> int:

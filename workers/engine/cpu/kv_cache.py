@@ -2,18 +2,23 @@
 
 Knows memory; the scheduler knows which tokens are where.
 
-A prompt is stored once, however many sequences continue it; each sequence appends to its own suffix.
+A prompt is stored once, however many sequences continue it; each sequence appends to its own suffix. Addresses are
+reserved for all of them; a page takes memory once it is written to, until its entry is released.
 """
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from workers.engine.cpu.layouts import VECTOR
-from workers.engine.scheduler_output import SUFFIX_TOKENS, Copy, EntryCopy, SuffixCopy, SuffixMove
+from workers.engine.scheduler_output import SUFFIX_TOKENS, Copy, EntryCopy, EntryRelease, SuffixCopy, SuffixMove
+
+_MADV_NOHUGEPAGE = getattr(mmap, "MADV_NOHUGEPAGE", None)  # absent where the system has no huge pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,37 +47,52 @@ class CacheShape:
     def position_bytes(self) -> int:
         return self.num_layers * self.num_heads * (self.head_size + self.value_width) * self.dtype.itemsize
 
-    def num_entries(self, memory_bytes: int, max_sequences: int) -> int:
-        """How many prefix-cache entries fit next to `max_sequences` suffixes: 1 to `max_sequences`.
+    @property
+    def suffix_bytes(self) -> int:
+        return self.suffix_positions * self.position_bytes
+
+    def max_entry_tokens(self, memory_bytes: int, max_sequences: int) -> int:
+        """How many tokens in prefix-cache entries fit next to `max_sequences` suffixes.
 
         Raises:
             MemoryError: if the suffixes and one entry do not fit.
         """
-        left = memory_bytes - max_sequences * self.suffix_positions * self.position_bytes
-        fitting = left // (self.entry_positions * self.position_bytes)
-        if fitting < 1:
+        fitting = (memory_bytes - max_sequences * self.suffix_bytes) // self.position_bytes
+        if fitting < self.entry_positions:
             raise MemoryError(
                 f"{memory_bytes >> 20} MiB are too few for {max_sequences} sequences of this model; set a smaller batch"
             )
-        return min(max_sequences, fitting)
+        return fitting
 
 
 class KVStore:
     """Keys and values of `number` places of equally many positions, in all layers.
 
     `keys` [layers, places, heads, blocks, head_size, VECTOR]: blocks of VECTOR positions, so that a vector instruction
-    computes VECTOR scores. `values` [layers, places, heads, positions, value_width]. The system provides zeroed pages
-    when they are first touched.
+    computes VECTOR scores. `values` [layers, places, heads, positions, value_width].
     """
 
     def __init__(self, shape: CacheShape, number: int, num_positions: int) -> None:
         first = (shape.num_layers, number, shape.num_heads)
-        self.keys = torch.zeros(*first, num_positions // VECTOR, shape.head_size, VECTOR, dtype=shape.dtype)
-        self.values = torch.zeros(*first, num_positions, shape.value_width, dtype=shape.dtype)
+        self.keys, self._key_pages = _reserve((*first, num_positions // VECTOR, shape.head_size, VECTOR), shape.dtype)
+        self.values, self._value_pages = _reserve((*first, num_positions, shape.value_width), shape.dtype)
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of addresses; as many of memory once every position has been written."""
         return self.keys.itemsize * (self.keys.numel() + self.values.numel())
+
+    def release(self, place: int) -> None:
+        """Returns the memory of a place to the system. Its numbers become zeros, except where they share a
+        page with another place."""
+        for pages, numbers in ((self._key_pages, self.keys), (self._value_pages, self.values)):
+            num_bytes = numbers.stride(1) * numbers.itemsize
+            for layer in range(numbers.shape[0]):
+                first = (layer * numbers.shape[1] + place) * num_bytes
+                start = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+                length = (first + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+                if length > 0:
+                    pages.madvise(mmap.MADV_DONTNEED, start, length)
 
     def read(self, place: int, length: int) -> tuple[Tensor, Tensor]:
         """The first `length` positions: keys [layers, heads, head_size, positions] and values."""
@@ -88,7 +108,7 @@ class KVStore:
 
 
 class KVCache:
-    """Preallocated storage: prefix-cache entries and KV suffixes."""
+    """Storage: prefix-cache entries and KV suffixes."""
 
     def __init__(self, shape: CacheShape, num_entries: int, max_sequences: int) -> None:
         self.entries = KVStore(shape, num_entries, shape.entry_positions)
@@ -103,7 +123,17 @@ class KVCache:
                 blocks = slice(-(-length // VECTOR))
                 self.entries.keys[:, target, :, blocks] = self.entries.keys[:, source, :, blocks]
                 self.entries.values[:, target, :, :length] = self.entries.values[:, source, :, :length]
+            case EntryRelease(entry):
+                self.entries.release(entry)
             case SuffixCopy(suffix, entry, start, length):
                 self.entries.write(entry, start, *self.suffixes.read(suffix, length))
             case SuffixMove(source, target, length):
                 self.suffixes.write(target, 0, *self.suffixes.read(source, length))
+
+
+def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, mmap.mmap]:
+    """Zeros that take memory page by page as they are written, and the pages."""
+    pages = mmap.mmap(-1, prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if _MADV_NOHUGEPAGE is not None:  # the first token of a head would take 2 MiB
+        pages.madvise(_MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(shape), pages

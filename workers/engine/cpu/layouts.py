@@ -1,7 +1,7 @@
 """Memory layouts that the CPU backend and its compiled kernels share: records, block sizes, quantization modes.
 
 NumPy only: knows neither numba nor torch, so that a module may describe memory without loading the compiler. The
-compile cache is keyed by this file and the kernels package together.
+kernel image is keyed by this file and the kernels' source together.
 
 Kernels take addresses. A field that ends in `_at` holds the address of an array, 0 where there is none; the comment
 gives the array's shape and dtype.
@@ -124,7 +124,8 @@ SAMPLER = _record(
     "draws_at",  # [draws] DRAW
     "scratch_at",  # [threads, SAMPLER_SCRATCH] float32
 )
-SAMPLER_SCRATCH = NUM_GROUPS + LANES + NUM_CANDIDATES  # float32 of a thread: group maxima, partial sums, logits
+# float32 of a thread: group maxima, partial sums, and the candidates' ids, probabilities (8 bytes each) and logits
+SAMPLER_SCRATCH = NUM_GROUPS + LANES + 5 * NUM_CANDIDATES
 
 # One draw; the kernel writes `token_id` and `logprob`, and replaces the code by that of the sequence's next draw.
 DRAW = _record(

@@ -118,7 +118,7 @@ class LinearMaker:
         makers: dict[str, Callable[[Tensor], Product]] = {
             "fp32": FloatProduct,
             "bf16": Bf16Product,
-            "int8": partial(Int8Product, memory=HugePages()),
+            "int8": partial(int8_product, memory=HugePages()),
         }
         if dtype not in makers:
             raise ValueError(f"cpu does not support dtype {dtype}; choose {', '.join(makers)}")
@@ -144,7 +144,7 @@ def _agreeing_row_counts(product: Product, in_features: int, counts: Sequence[in
 
     Random rows reveal the order of summation: with a different order, some of the many sums would round differently.
     """
-    if isinstance(product, Int8Product) and product.is_row_exact:
+    if isinstance(product, PackedInt8Linear) or (isinstance(product, Int8Product) and product.is_row_exact):
         return None
 
     def compute(x: Tensor) -> Tensor:
@@ -189,29 +189,37 @@ class Bf16Product:
         return y.float()
 
 
-class Int8Product:
+def int8_product(weight: Tensor, memory: HugePages) -> PackedInt8Linear | Int8Product:
     """8-bit weights with a scale for each output, 8-bit activations with a scale for each row.
 
     The compiled kernel multiplies them where the CPU has its instructions; it is faster than torch's for few rows and
     for many. Elsewhere fbgemm does, which quantizes by itself, or oneDNN. All sum integers and do the same in floating
     point, so their results are equal to the bit.
+    """
+    scales = (weight.abs().amax(1) / 127).clamp_min(TINY)  # each row's largest value is ±127
+    weight8 = (weight / scales[:, None]).round().to(torch.int8)
+    packed = PackedInt8Linear.of(weight8, scales, memory)
+    return Int8Product(weight8, scales) if packed is None else packed
+
+
+class Int8Product:
+    """An 8-bit weight that torch's fbgemm or oneDNN multiplies.
 
     Attributes:
-        packed: the kernel's copy of the weight, or None.
         is_row_exact: a row's bits do not depend on the number of rows, so no probe is needed.
     """
 
-    def __init__(self, weight: Tensor, memory: HugePages) -> None:
-        scales = (weight.abs().amax(1) / 127).clamp_min(TINY)  # each row's largest value is ±127
-        weight8 = (weight / scales[:, None]).round().to(torch.int8)
-        self.packed = PackedInt8Linear.of(weight8, scales, memory)
-        self._fbgemm = None
-        if self.packed is None and "fbgemm" in torch.backends.quantized.supported_engines:
-            self._fbgemm = _pack_for_fbgemm(weight8, scales)
-        self.is_row_exact = self.packed is not None or self._fbgemm is not None
+    def __init__(self, weight8: Tensor, scales: Tensor) -> None:
+        """
+        Args:
+            weight8: [out, in] int8.
+            scales: [out] float32.
+        """
+        self.is_row_exact = "fbgemm" in torch.backends.quantized.supported_engines
+        self._fbgemm = _pack_for_fbgemm(weight8, scales) if self.is_row_exact else None
         if not self.is_row_exact:
             self._onednn = torch.ops.onednn.qlinear_prepack(weight8, None)
-            self._scales, self._zeros = scales, torch.zeros(len(weight), dtype=torch.long)
+            self._scales, self._zeros = scales, torch.zeros(len(weight8), dtype=torch.long)
         # Without VNNI, pairs of products are summed in 16 bits: half the range keeps them from overflowing.
         self._num_levels = 127 if torch.cpu._is_vnni_supported() else 63
 
@@ -219,8 +227,6 @@ class Int8Product:
         return UNIT if self._fbgemm is not None else UINT8
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.packed is not None:
-            return self.packed(x)
         if self._fbgemm is not None:
             y: Tensor = _fbgemm_multiply(x, 1 / self._num_levels, self._num_levels + 1, self._fbgemm)
             return y
@@ -250,43 +256,58 @@ class HugePages:
 
 
 class PackedInt8Linear:
-    """An 8-bit weight in the layout of `kernels.int8.multiply`, without bias.
+    """An 8-bit weight in the layout of `kernel_source.int8.multiply`, without bias.
 
     Attributes:
+        packed, starts, factors: as PRODUCT has them.
         address: of its PRODUCT record.
         is_large: whether it pays to wake other threads for it.
     """
 
-    def __init__(self, weight8: Tensor, scales: Tensor, memory: HugePages, *, can_use_amx: bool = True) -> None:
+    def __init__(self, packed: Bytes, starts: Tensor, factors: Tensor, *, can_use_amx: bool = True) -> None:
         """
         Args:
-            weight8: [out, in] int8; at least BLOCK outputs, and a multiple of 4 inputs.
-            scales: [out] float32.
+            packed: [blocks · inputs · BLOCK], see PRODUCT in `cpu.layouts`.
+            starts: [out] int32.
+            factors: [out] float32.
             can_use_amx: whether to use AMX where the CPU has it and the shape allows it.
         """
         from workers.engine.cpu import kernels  # compiles on the first import
 
         self._kernels = kernels
         self._team = kernels.ThreadTeam(torch.get_num_threads())
-        self._num_outputs, num_inputs = weight8.shape
-        weights = weight8.numpy()
-        starts = [min(first, len(weights) - BLOCK) for first in range(0, len(weights), BLOCK)]
-        packed = memory.take(len(starts) * BLOCK * num_inputs)
-        blocks = packed.reshape(len(starts), num_inputs // 4, BLOCK, 4)
-        for block, start in zip(blocks, starts, strict=True):
-            block[:] = weights[start : start + BLOCK].reshape(BLOCK, num_inputs // 4, 4).swapaxes(0, 1)
-        # The zero point of x is 128: each sum contains 128 · Σ weights too much.
-        begin = (-128 * weight8.sum(1, dtype=torch.int32)).contiguous()
-        factors = scales * torch.tensor(1 / 127)  # both scales in one, multiplied in oneDNN's and fbgemm's order
+        self.packed, self.starts, self.factors = packed, starts, factors
+        self._num_outputs = len(factors)
+        num_inputs = len(packed) // (-(-self._num_outputs // BLOCK) * BLOCK)
         self._parameters = parameters = np.zeros(1, PRODUCT)
         parameters["num_inputs"], parameters["num_outputs"] = num_inputs, self._num_outputs
         parameters["weights_at"] = packed.ctypes.data
-        parameters["starts_at"], parameters["factors_at"] = begin.data_ptr(), factors.data_ptr()
+        parameters["starts_at"], parameters["factors_at"] = starts.data_ptr(), factors.data_ptr()
         uses_amx = can_use_amx and kernels.HAS_AMX and num_inputs % AMX_BYTES == 0
         parameters["max_dot_rows"] = DOT_ROWS if uses_amx else sys.maxsize
         self.address = parameters.ctypes.data
-        self.is_large = weight8.numel() > MIN_SHARED_PRODUCTS
-        self._keep_alive = packed, begin, factors
+        self.is_large = num_inputs * self._num_outputs > MIN_SHARED_PRODUCTS
+
+    @classmethod
+    def pack(
+        cls, weight8: Tensor, scales: Tensor, memory: HugePages, *, can_use_amx: bool = True
+    ) -> PackedInt8Linear:
+        """
+        Args:
+            weight8: [out, in] int8; at least BLOCK outputs, and a multiple of 4 inputs.
+            scales: [out] float32.
+        """
+        num_outputs, num_inputs = weight8.shape
+        weights = weight8.numpy()
+        firsts = [min(first, num_outputs - BLOCK) for first in range(0, num_outputs, BLOCK)]
+        packed = memory.take(len(firsts) * BLOCK * num_inputs)
+        blocks = packed.reshape(len(firsts), num_inputs // 4, BLOCK, 4)
+        for block, first in zip(blocks, firsts, strict=True):
+            block[:] = weights[first : first + BLOCK].reshape(BLOCK, num_inputs // 4, 4).swapaxes(0, 1)
+        # The zero point of x is 128: each sum contains 128 · Σ weights too much.
+        starts = (-128 * weight8.sum(1, dtype=torch.int32)).contiguous()
+        factors = scales * torch.tensor(1 / 127)  # both scales in one, multiplied in oneDNN's and fbgemm's order
+        return cls(packed, starts, factors, can_use_amx=can_use_amx)
 
     @classmethod
     def of(cls, weight8: Tensor, scales: Tensor, memory: HugePages) -> PackedInt8Linear | None:
@@ -294,7 +315,10 @@ class PackedInt8Linear:
         from workers.engine.cpu import kernels
 
         fits = len(weight8) >= BLOCK and weight8.shape[1] % 4 == 0
-        return cls(weight8, scales, memory) if kernels.HAS_DOT_PRODUCTS and fits else None
+        return cls.pack(weight8, scales, memory) if kernels.HAS_DOT_PRODUCTS and fits else None
+
+    def mode(self, num_rows: int) -> int:
+        return UINT8
 
     def precede(self, other: PackedInt8Linear) -> None:
         """In a step, `other` is multiplied next: its first weights are prefetched at the end of this product."""
@@ -303,6 +327,7 @@ class PackedInt8Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] uint8 → [rows, out] float32."""
         y = torch.empty(len(x), self._num_outputs)
+        assert self._kernels.multiply is not None
         call = self._kernels.KernelCall(self._kernels.multiply, self.address, x.data_ptr(), y.data_ptr())
         self._team.run(call, self.is_large, len(x))
         return y

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shared.free_memory import cache_budget_bytes
 from workers.engine.cpu.forward import ForwardPass
 from workers.engine.cpu.kv_cache import CacheShape, KVCache
 from workers.engine.cpu.sampler import can_draw
 from workers.engine.interrupt import Interrupt
-from workers.engine.memory import cache_budget_bytes
 from workers.engine.model.gpt2 import LoadedModel
 from workers.engine.paths import PathRanking
 from workers.engine.request import PromptLogprobs
@@ -39,26 +39,40 @@ class CpuRunner:
 
     Attributes:
         num_entries: prefix-cache entries.
+        max_entry_tokens: tokens for which these together may take memory.
     """
 
-    def __init__(self, loaded: LoadedModel, max_sequences: int, interrupt: Interrupt) -> None:
+    def __init__(
+        self, loaded: LoadedModel, max_sequences: int, interrupt: Interrupt, cache_bytes: int | None = None
+    ) -> None:
         """
         Args:
             max_sequences: sequences that can run at once.
             interrupt: stops a multi-step decode after the current step.
+            cache_bytes: bound of the KV cache, which takes memory as it is used; by default a share of what is free.
 
         Raises:
-            MemoryError: if the free memory is too small for their keys and values.
+            MemoryError: if that is too small for their keys and values.
         """
         config = loaded.config
         # float16 halves the bytes to read at each step. With fp32 weights, tokens must equal Hugging Face's in fp32.
         dtype = torch.float32 if loaded.dtype == "fp32" else torch.float16
         shape = CacheShape(config.n_layer, config.n_head, config.head_size, config.n_positions, dtype)
-        self.num_entries = shape.num_entries(cache_budget_bytes(), max_sequences)
+        self.num_entries = max_sequences
+        self.max_entry_tokens = shape.max_entry_tokens(
+            cache_budget_bytes() if cache_bytes is None else cache_bytes, max_sequences
+        )
         self._cache = KVCache(shape, self.num_entries, max_sequences)
         log.info(
-            "KV cache allocated: %d prefix-cache entries of %d tokens, %d suffixes, up to %d MiB",
-            *(self.num_entries, config.n_positions, max_sequences, self._cache.num_bytes >> 20),
+            "KV cache reserved: %d prefix-cache entries for %d tokens together, %d suffixes, up to %d MiB",
+            self.num_entries,
+            self.max_entry_tokens,
+            max_sequences,
+            min(
+                self._cache.num_bytes,
+                self.max_entry_tokens * shape.position_bytes + self._cache.suffixes.num_bytes,
+            )
+            >> 20,
         )
         self._forward = ForwardPass(loaded.model, shape, self._cache, max_sequences + MAX_CHUNK, interrupt)
         self._kept_logits: dict[int, Tensor] = {}  # entry → [1 + forced ids, vocab], at the end of its prompt
@@ -73,8 +87,10 @@ class CpuRunner:
         return output or self._forward_and_draw(scheduled)
 
     def drop_caches(self) -> None:
-        """Drops the logits that it keeps. Keys and values are overwritten before they are read again."""
+        """Drops the logits that it keeps, and the memory of the entries: the scheduler counts it from zero."""
         self._kept_logits.clear()
+        for entry in range(self.num_entries):
+            self._cache.entries.release(entry)
 
     def _decode(self, scheduled: SchedulerOutput) -> RunnerOutput | None:
         """One or more decode steps in one call; None where the kernels cannot draw the rows' tokens."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.engine import memory
+from shared import free_memory
 from workers.engine.errors import LoadFailure
 from workers.engine.model.gpt2 import GPT2Config
-from workers.engine.scheduler_output import SUFFIX_TOKENS, Copy, EntryCopy, SuffixCopy, SuffixMove
+from workers.engine.scheduler_output import SUFFIX_TOKENS, Copy, EntryCopy, EntryRelease, SuffixCopy, SuffixMove
 
 # Of the free memory, for an engine without a memory plan: CUDA graphs and other processes need some, too.
 MEMORY_SHARE = 0.3
@@ -55,6 +55,8 @@ class SlotLayout:
                 return self.first_of_suffix(suffix), self.first_of_entry(entry) + start, length
             case SuffixMove(source, target, length):
                 return self.first_of_suffix(source), self.first_of_suffix(target), length
+            case EntryRelease():
+                raise AssertionError("on a GPU entries keep their memory")
 
 
 class KVCache:
@@ -120,7 +122,7 @@ def device_budget_bytes(device: torch.device) -> int:
 
 def free_bytes(device: torch.device) -> int:
     """The device's free memory, as its driver reports it now."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory.free_bytes()
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory.free_bytes()
 
 
 def _check_free(device: torch.device, memory_bytes: int) -> None:

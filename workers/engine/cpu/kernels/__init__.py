@@ -1,26 +1,12 @@
-"""Compiled kernels: what a forward step computes on a CPU between and within its layers.
+"""The compiled kernels as a worker uses them: machine code from a file, and the threads that run it.
 
-The modules: `ir` (LLVM helpers), `exponential`, `norms`, `activations`, `kv_store`, `attention`, `int8` (products),
-`sampling`, `partition` (work stealing, barrier), `team` (threads and programs), `compile_cache`. They know rows of
-numbers and where these lie in memory (`workers.engine.cpu.layouts`); they know no sequences, schedules and models.
-
-Same seed, same text, in any batch: a row must have the same bits whatever is computed with it, and wherever the keys
-and values that it reads are stored. So the order of every floating-point operation depends on the row alone; threads
-divide rows, heads and outputs, never a sum. Each kernel's docstring gives its order.
-
-A kernel takes the address of a CALL and the number of the calling thread. numba compiles the kernels with the LLVM that
-it contains, at the first import on a machine, and caches them. Inner loops of attention, 8-bit products and exp are
-written as vector instructions, because no compiler vectorizes them as well.
+Knows neither numba nor LLVM: `workers.engine.cpu.kernel_source` is what the file is compiled from, at the first import
+on a machine, in half a minute (`workers.engine.cpu.kernel_files`).
 """
 
 from __future__ import annotations
 
-from workers.engine.cpu.kernels.activations import activate
-from workers.engine.cpu.kernels.attention import attend
-from workers.engine.cpu.kernels.int8 import HAS_AMX, HAS_DOT_PRODUCTS, multiply
-from workers.engine.cpu.kernels.kv_store import store_kv
-from workers.engine.cpu.kernels.norms import add_and_norm, scale
-from workers.engine.cpu.kernels.sampling import advance, sample
+from workers.engine.cpu.kernel_files import kernels
 from workers.engine.cpu.kernels.team import KernelCall, Program, ThreadTeam
 
 __all__ = [
@@ -38,3 +24,13 @@ __all__ = [
     "scale",
     "store_kv",
 ]
+
+HAS_DOT_PRODUCTS, HAS_AMX = kernels().has_dot_products, kernels().has_amx
+activate = kernels().functions["activate"]
+add_and_norm = kernels().functions["add_and_norm"]
+advance = kernels().functions["advance"]
+attend = kernels().functions["attend"]
+multiply = kernels().functions.get("multiply")  # only where the CPU has its instructions
+sample = kernels().functions["sample"]
+scale = kernels().functions["scale"]
+store_kv = kernels().functions["store_kv"]

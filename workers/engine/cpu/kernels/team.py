@@ -11,78 +11,22 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
-from numba import cfunc, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from workers.engine.cpu.kernels.ir import FAST, I32, I64, atomic_add, atomic_load, record, records
-from workers.engine.cpu.kernels.partition import wait_for_all
+from workers.engine.cpu.kernel_files import kernels
+from workers.engine.cpu.kernel_image import Kernel
 from workers.engine.cpu.layouts import CALL, ENTRY, PROGRAM
 from workers.engine.interrupt import Interrupt
 
-_HEAD_BYTES, _ENTRY_BYTES, _CALL_BYTES = PROGRAM.itemsize, ENTRY.itemsize, CALL.itemsize
-_NUM_TIMES, _NUM_STARTED = PROGRAM.fields["num_times"][1], PROGRAM.fields["num_started"][1]  # type: ignore[index]
-_ENTRY_ARRIVALS = ENTRY.fields["num_arrivals"][1]  # type: ignore[index]
-
-
-@intrinsic
-def _invoke(_context: Any, kernel_at: Any, call_at: Any, thread: Any) -> Any:
-    """Calls the kernel at an address."""
-
-    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [I64] * 2)
-        builder.call(builder.inttoptr(args[0], ir.PointerType(kind)), args[1:])
-        return context.get_dummy_value()
-
-    return types.none(*[types.int64] * 3), codegen
-
-
-@intrinsic
-def _team_size(_context: Any, function_at: Any) -> Any:
-    """What `omp_get_num_threads`, at this address, returns; 1 where the address is 0."""
-
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        place = cgutils.alloca_once_value(builder, ir.Constant(I64, 1))
-        with builder.if_then(cgutils.is_not_null(builder, args[0])):
-            number = builder.call(builder.inttoptr(args[0], ir.PointerType(ir.FunctionType(I32, []))), [])
-            builder.store(builder.sext(number, I64), place)
-        return builder.load(place, typ=I64)
-
-    return types.int64(types.int64), codegen
-
-
-@cfunc(types.void(types.int64), **FAST)
-def _run_program(program_at: int) -> None:
-    """Runs all entries `num_times` times, each thread of the team; after each entry a barrier.
-
-    A parallel region for each entry would cost some 50 µs: OpenMP's threads sleep between two of them. If the last
-    entry runs on one thread, that thread then reads the interrupt flag.
-    """
-    program = record(program_at, PROGRAM)
-    num_threads, thread = _team_size(program.team_size_at), atomic_add(program_at + _NUM_STARTED, 1)
-    num_entries = program.num_entries
-    time = 0
-    while time < atomic_load(program_at + _NUM_TIMES):
-        for number in range(num_entries):
-            entry_at = program_at + _HEAD_BYTES + number * program.entry_bytes
-            entry = record(entry_at, ENTRY)
-            is_shared = entry.is_shared != 0
-            if is_shared or atomic_add(entry_at + _ENTRY_ARRIVALS, 1) == time * num_threads:
-                _invoke(entry.kernel_at, entry_at + _ENTRY_BYTES, thread)
-                if number == num_entries - 1 and not is_shared and atomic_load(program.interrupt_at) != 0:
-                    program.num_times = time + 1
-            if num_threads > 1:
-                wait_for_all(program_at, program, (time * num_entries + number + 1) * num_threads)
-            counters = records(entry_at + _ENTRY_BYTES + _CALL_BYTES, num_threads, np.int64)
-            counters[thread] = 0
-        time += 1
+_RUN_PROGRAM = kernels().functions["run_program"]
+_RUN = ctypes.CFUNCTYPE(None, ctypes.c_int64)(_RUN_PROGRAM.address)
+_RUN_WITH_GIL = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(_RUN_PROGRAM.address)
+_HEAD_BYTES = PROGRAM.itemsize
 
 
 class KernelCall(NamedTuple):
     """A kernel and the addresses that it is called with; the kernel's docstring says what they are of."""
 
-    kernel: Any
+    kernel: Kernel
     step_at: int
     layer_at: int = 0
     product_at: int = 0
@@ -103,7 +47,7 @@ class ThreadTeam:
         if openmp is not None:
             self.team_size_at = ctypes.cast(openmp.omp_get_num_threads, ctypes.c_void_p).value or 0
             self._parallel = openmp.GOMP_parallel
-        self._single = Program(self, [KernelCall(_run_program, 0)])  # replaced at each call
+        self._single = Program(self, [KernelCall(_RUN_PROGRAM, 0)])  # replaced at each call
 
     def run(self, call: KernelCall, is_shared: bool, num_rows: int = 0, *, holds_gil: bool = False) -> None:
         """Runs one kernel.
@@ -120,11 +64,11 @@ class ThreadTeam:
         """Runs the PROGRAM at this address."""
         if num_threads > 1:
             assert self._parallel is not None
-            self._parallel(_run_program.address, program_at, num_threads, 0)
+            self._parallel(_RUN_PROGRAM.address, program_at, num_threads, 0)
         elif holds_gil:
             _RUN_WITH_GIL(program_at)
         else:
-            _run_program.ctypes(program_at)
+            _RUN(program_at)
 
 
 class Program:
@@ -191,6 +135,3 @@ def _openmp() -> Any:
             continue
         return library
     return None
-
-
-_RUN_WITH_GIL = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(_run_program.address)

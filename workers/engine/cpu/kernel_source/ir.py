@@ -6,6 +6,7 @@ compiled functions that the other modules call. Knows no layout and no kernel.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,11 +16,11 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from workers.engine.cpu.kernels.compile_cache import use_content_keyed_cache
 from workers.engine.cpu.layouts import VECTOR
 
-# Every decorator of a kernel takes these, so the cache is set up before the first of them.
-FAST: dict[str, Any] = {"nogil": True, "cache": use_content_keyed_cache(), "error_model": "numpy"}
+IS_X86 = platform.machine() == "x86_64"
+# Every decorator of a kernel takes these. On x86-64 `build` links what is compiled, and numba's cache has no objects.
+FAST: dict[str, Any] = {"nogil": True, "cache": not IS_X86, "error_model": "numpy"}
 # Assumes no NaN and no infinity, and fuses a product with a sum: none of these lets a sum change its order.
 FAST_MATH: dict[str, Any] = {**FAST, "fastmath": {"nnan", "ninf", "nsz", "contract"}}
 KERNEL = types.void(types.int64, types.int64)  # address of a CALL, number of the calling thread

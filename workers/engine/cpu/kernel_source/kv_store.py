@@ -13,7 +13,7 @@ import numpy as np
 from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
-from workers.engine.cpu.kernels.ir import (
+from workers.engine.cpu.kernel_source.ir import (
     FAST_MATH,
     KERNEL,
     floats,
@@ -24,7 +24,7 @@ from workers.engine.cpu.kernels.ir import (
     store,
     to_half,
 )
-from workers.engine.cpu.kernels.partition import claim
+from workers.engine.cpu.kernel_source.partition import claim
 from workers.engine.cpu.layouts import CALL, LAYER, ROW, ROW_GROUP, STEP, VECTOR
 
 _u16 = np.uint16

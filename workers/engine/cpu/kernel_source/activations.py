@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit
 
-from workers.engine.cpu.kernels.exponential import exp
-from workers.engine.cpu.kernels.ir import FAST_MATH, KERNEL, floats, matrix, record
-from workers.engine.cpu.kernels.norms import prepare
-from workers.engine.cpu.kernels.partition import claim
+from workers.engine.cpu.kernel_source.exponential import exp
+from workers.engine.cpu.kernel_source.ir import FAST_MATH, KERNEL, floats, matrix, record
+from workers.engine.cpu.kernel_source.norms import prepare
+from workers.engine.cpu.kernel_source.partition import claim
 from workers.engine.cpu.layouts import ACTIVATIONS, CALL, LAYER, STEP
 
 _f32 = np.float32

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit
 
-from workers.engine.cpu.kernels.exponential import ROUND
-from workers.engine.cpu.kernels.ir import FAST, FAST_MATH, KERNEL, floats, matrix, record, records
-from workers.engine.cpu.kernels.partition import claim
+from workers.engine.cpu.kernel_source.exponential import ROUND
+from workers.engine.cpu.kernel_source.ir import FAST, FAST_MATH, KERNEL, floats, matrix, record, records
+from workers.engine.cpu.kernel_source.partition import claim
 from workers.engine.cpu.layouts import CALL, LANES, NORM, PLAIN, ROW, STEP, UNIT
 
 _f32, _i32, _i64, _u8 = np.float32, np.int32, np.int64, np.uint8

@@ -28,7 +28,7 @@ from numba import cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from workers.engine.cpu.kernels.ir import (
+from workers.engine.cpu.kernel_source.ir import (
     FAST,
     I8,
     I16,
@@ -51,7 +51,7 @@ from workers.engine.cpu.kernels.ir import (
     store_vector,
     times,
 )
-from workers.engine.cpu.kernels.partition import claim
+from workers.engine.cpu.kernel_source.partition import claim
 from workers.engine.cpu.layouts import AMX_BYTES, AMX_ROWS, BLOCK, CALL, DOT_ROWS, PRODUCT, VECTOR
 
 _FEATURES = binding.get_host_cpu_features()

@@ -13,9 +13,9 @@ import numpy as np
 from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
-from workers.engine.cpu.kernels.attention import LOWEST, largest
-from workers.engine.cpu.kernels.exponential import exp, exp_floats
-from workers.engine.cpu.kernels.ir import (
+from workers.engine.cpu.kernel_source.attention import LOWEST, largest
+from workers.engine.cpu.kernel_source.exponential import exp, exp_floats
+from workers.engine.cpu.kernel_source.ir import (
     FAST,
     FAST_MATH,
     KERNEL,
@@ -31,7 +31,7 @@ from workers.engine.cpu.kernels.ir import (
     store_vector,
     times,
 )
-from workers.engine.cpu.kernels.partition import claim
+from workers.engine.cpu.kernel_source.partition import claim
 from workers.engine.cpu.layouts import (
     CALL,
     DRAW,
@@ -232,9 +232,10 @@ def sample(call_at: int, thread: int) -> None:
     draws = records(sampler.draws_at, num_draws, DRAW)
     scratch = sampler.scratch_at + 4 * thread * SAMPLER_SCRATCH
     maxima, sums = floats(scratch, NUM_GROUPS), scratch + 4 * NUM_GROUPS
-    values = floats(sums + 4 * LANES, NUM_CANDIDATES)
-    ids = np.empty(NUM_CANDIDATES, np.int64)
-    probs = np.empty(NUM_CANDIDATES, np.float64)
+    candidates = sums + 4 * LANES  # np.empty would need numba's allocator
+    ids = records(candidates, NUM_CANDIDATES, np.int64)
+    probs = records(candidates + 8 * NUM_CANDIDATES, NUM_CANDIDATES, np.float64)
+    values = floats(candidates + 16 * NUM_CANDIDATES, NUM_CANDIDATES)
     turn = 0
     while True:
         number, turn = claim(call_at, call, thread, turn, num_draws)

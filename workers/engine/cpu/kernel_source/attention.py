@@ -20,8 +20,8 @@ from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
-from workers.engine.cpu.kernels.exponential import exp_floats
-from workers.engine.cpu.kernels.ir import (
+from workers.engine.cpu.kernel_source.exponential import exp_floats
+from workers.engine.cpu.kernel_source.ir import (
     F32,
     FAST,
     FAST_MATH,
@@ -48,9 +48,9 @@ from workers.engine.cpu.kernels.ir import (
     store_vector,
     times,
 )
-from workers.engine.cpu.kernels.kv_store import entry_at, suffix_at
-from workers.engine.cpu.kernels.norms import prepare
-from workers.engine.cpu.kernels.partition import claim
+from workers.engine.cpu.kernel_source.kv_store import entry_at, suffix_at
+from workers.engine.cpu.kernel_source.norms import prepare
+from workers.engine.cpu.kernel_source.partition import claim
 from workers.engine.cpu.layouts import CALL, LAYER, ROW, ROW_TILE, STEP, TILE, TOTALS, VECTOR
 
 _f32 = np.float32

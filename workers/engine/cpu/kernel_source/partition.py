@@ -7,19 +7,17 @@ items from the next shares. One thread and many run the same code and give the s
 
 from __future__ import annotations
 
-import platform
 from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from workers.engine.cpu.kernels.ir import FAST, I64, atomic_add, atomic_load, call_llvm
+from workers.engine.cpu.kernel_source.ir import FAST, I64, IS_X86, atomic_add, atomic_load, call_llvm
 from workers.engine.cpu.layouts import CALL, PROGRAM
 
 # A thread looks this often whether the others have arrived, about 50 ns each time, before it sleeps.
 NUM_SPINS = 4000
-IS_X86 = platform.machine() == "x86_64"
 # Linux: the number of the system call futex (98 is the table that newer architectures share), its operations within
 # a process, and "wake all".
 FUTEX, FUTEX_WAIT, FUTEX_WAKE, WAKE_ALL = 202 if IS_X86 else 98, 128, 129, 1 << 30

@@ -13,7 +13,7 @@ import numpy as np
 from llvmlite import ir
 from numba import njit
 
-from workers.engine.cpu.kernels.ir import FAST_MATH, FLOATS, INTS, const_floats, fma, larger
+from workers.engine.cpu.kernel_source.ir import FAST_MATH, FLOATS, INTS, const_floats, fma, larger
 from workers.engine.cpu.layouts import VECTOR
 
 _f32, _i32 = np.float32, np.int32

@@ -1,0 +1,97 @@
+"""The memory of a server: the proportional set size (PSS) of each of its processes, at rest and after requests.
+
+A page that n processes map counts 1/n in each, so the sum over the processes is what the instance takes. Source:
+`smaps_rollup` in proc_pid_smaps(5). Works with other checkouts: only `tercet serve` and `POST /autocomplete` are used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from deploy.bench.harness.clients import LOOPBACK, Clients, raise_for_status
+from deploy.bench.harness.server import Server
+from deploy.bench.harness.workload import Subject, W
+from shared.settings import Settings
+from workers.checkpoints.resolve import resolve
+
+REST_S = 2.0  # after the last slot is warm, and after the last request
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """PSS of a process in MB (10⁶ bytes); `anonymous` is the part that no file backs."""
+
+    process: str
+    at_rest_mb: float
+    at_rest_anonymous_mb: float
+    afterwards_mb: float
+
+
+def measure_memory(
+    models: str, settings: Mapping[str, str], num_requests: int, root: Path, seed: int
+) -> list[MemoryRow]:
+    """Start a server, and read its memory before and after requests of the workload W with new prompts.
+
+    Args:
+        models: as in TERCET_MODELS; they get equally many requests.
+        root: the checkout to serve.
+
+    Raises:
+        StartError: it does not get warm, or a request failed.
+    """
+    specs = Settings.load({"TERCET_MODELS": models}).models
+    with Server(models, {"devices": "cpu", **settings}, root) as server:
+        time.sleep(REST_S)
+        pids = _names(server)
+        before = {pid: read_pss_mb(pid) for pid in pids}
+        for spec in specs:
+            subject = Subject.of(resolve(spec.name, spec.source))
+            more = {"model_size": spec.name} if len(specs) > 1 else {}
+            clients = Clients(LOOPBACK, server.port, subject, W, seed, more)
+            raise_for_status(clients.send_new(num_requests // len(specs)))
+        time.sleep(REST_S)
+        return [MemoryRow(name, *before[pid], read_pss_mb(pid)[0]) for pid, name in pids.items()]
+
+
+def _names(server: Server) -> dict[int, str]:
+    """The server's processes, with what each is for."""
+    slots = {slot["pid"]: f"worker: {slot.get('model', 'slot')}" for slot in server.slots()}
+    names = {}
+    for pid, parent in server.processes().items():
+        role = _role(pid)
+        master = "master of the workers" if role == "workers" else "master of the gateway"
+        own = slots.get(pid) or (master if parent == server.pid else role)
+        names[pid] = "supervisor" if pid == server.pid else own
+    return names
+
+
+def _role(pid: int) -> str:
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next((entry[12:].decode() for entry in variables if entry.startswith(b"TERCET_ROLE=")), "other")
+
+
+def read_pss_mb(pid: int) -> tuple[float, float]:
+    """A process's PSS and its anonymous part, in MB."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    sizes = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines[1:])}
+    return sizes["Pss"] * 1024 / 1e6, sizes["Pss_Anon"] * 1024 / 1e6
+
+
+def memory_table(rows: Sequence[MemoryRow], num_requests: int) -> Table:
+    """A row for each process, and their sum."""
+    table = Table("process", "at rest", "of it anonymous", f"after {num_requests:,} requests", title="PSS, MB")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    sums = [sum(column) for column in zip(*(_figures(row) for row in rows), strict=True)]
+    for name, figures in [*((row.process, _figures(row)) for row in rows), ("all", sums)]:
+        table.add_row(name, *(f"{figure:.0f}" for figure in figures))
+    return table
+
+
+def _figures(row: MemoryRow) -> list[float]:
+    return [row.at_rest_mb, row.at_rest_anonymous_mb, row.afterwards_mb]

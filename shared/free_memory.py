@@ -1,0 +1,37 @@
+"""The memory that is free here, and how much of it the KV caches of CPU workers may take. Knows no models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# Of the free memory; weights and the other processes of the machine need memory, too.
+MEMORY_SHARE = 0.3
+
+
+def cache_budget_bytes(num_workers: int = 1) -> int:
+    """What each of `num_workers` may take: together MEMORY_SHARE of the free memory; raises as `free_bytes`."""
+    return int(MEMORY_SHARE * free_bytes() / num_workers)
+
+
+def free_bytes() -> int:
+    """The memory that is available, on the machine and in this process's cgroup.
+
+    Raises:
+        OSError: if /proc/meminfo does not say.
+    """
+    free = [_meminfo_available()]
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        free.append(limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # no such file, or "max": no limit
+        pass
+    return max(0, min(free))
+
+
+def _meminfo_available() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    raise OSError("/proc/meminfo has no MemAvailable")

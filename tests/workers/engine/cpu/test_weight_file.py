@@ -1,0 +1,157 @@
+"""Workers of one model map one file of weights: same bits as private memory, less memory, and no surprises."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.workers.engine.helpers import TINY, generate, peaked_weights, running_engine
+from workers.engine.cpu import weight_file
+from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS
+from workers.engine.cpu.linear import CpuLinear, PackedInt8Linear
+from workers.engine.cpu.weight_file import read, shared_model
+from workers.engine.loader import LoadedModel, build
+from workers.engine.request import SamplingParams
+
+CONFIG = replace(TINY, n_embd=128, n_head=2, n_inner=512)
+pytestmark = pytest.mark.skipif(not HAS_DOT_PRODUCTS, reason="this CPU has no packed 8-bit products")
+
+
+def load() -> LoadedModel:
+    return LoadedModel(build(CONFIG, peaked_weights(CONFIG), "int8"), "cpu", "int8")
+
+
+def never() -> LoadedModel:
+    raise AssertionError("the file is there")
+
+
+def texts(model: LoadedModel) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    with running_engine(model) as engine:
+        ends = [generate(engine, [1, 2, 3] * length, SamplingParams(20), seed=length) for length in (1, 3, 30)]
+    return [(end.token_ids, end.logprobs) for end in ends]
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if path.suffix != ".lock")
+
+
+def test_a_mapped_model_gives_the_bits_of_a_private_one(tmp_path: Path) -> None:
+    made = shared_model(tmp_path, "small", "1", load)
+    mapped = shared_model(tmp_path, "small", "1", never)
+    assert texts(made) == texts(mapped) == texts(load())
+    [name] = files(tmp_path)
+    assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path / name) in line]
+    assert len(maps) == 2
+    assert all(line.split()[1] == "r--s" for line in maps)
+
+
+def test_an_only_worker_copies_the_products_and_maps_the_rest(tmp_path: Path) -> None:
+    made = shared_model(tmp_path, "small", "1", load, is_only_worker=True)
+    mapped = shared_model(tmp_path, "small", "1", never, is_only_worker=True)
+    assert texts(made) == texts(mapped) == texts(load())
+    for model, is_copied in ((mapped, True), (shared_model(tmp_path, "small", "1", never), False)):
+        assert isinstance(model.model.head, CpuLinear)
+        assert isinstance(model.model.head.product, PackedInt8Linear)
+        assert model.model.head.product.packed.flags.writeable == is_copied  # the mapping is read-only
+
+
+def test_a_changed_checkpoint_gets_a_file_of_its_own_and_a_mapping_in_use_stays(tmp_path: Path) -> None:
+    old = shared_model(tmp_path, "small", "1", load)
+    other = shared_model(tmp_path, "medium", "1", load)
+    before = texts(old)
+    names = files(tmp_path)
+
+    def changed() -> LoadedModel:
+        weights = peaked_weights(CONFIG)
+        weights["wte.weight"] = weights["wte.weight"].flip(0)
+        return LoadedModel(build(CONFIG, weights, "int8"), "cpu", "int8")
+
+    new = shared_model(tmp_path, "small", "2", changed)
+    assert texts(new) != before
+    assert texts(old) == before
+    assert texts(other) == before
+    assert len({*files(tmp_path)} - {*names}) == 1
+    shared_model(tmp_path, "small", "3", load)
+    # The new file has taken the oldest one's place; the other model's stays.
+    assert len(files(tmp_path)) == 3
+    assert len({*files(tmp_path)} & {*names}) == 1
+    assert texts(old) == before
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda content: content[:-9], lambda _: b"", lambda content: content[:99] + b"\7" + content[100:]]
+)
+def test_a_damaged_file_is_made_again(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    expected = texts(shared_model(tmp_path, "small", "1", load))
+    [name] = files(tmp_path)
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).unlink()  # not changed in place: it is mapped
+    (tmp_path / name).write_bytes(damage(content))
+    assert read(tmp_path / name) is None
+    assert texts(shared_model(tmp_path, "small", "1", load)) == expected
+    assert (tmp_path / name).read_bytes() == content
+
+
+def test_a_full_disk_leaves_private_memory_a_log_line_and_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FullDisk:
+        """A temporary file whose file system is full; a real one would need the rights to mount it."""
+
+        def __init__(self, **options: Any) -> None:
+            self._path = Path(options["dir"]) / f"{options['prefix']}x"
+            self.name = str(self._path)
+
+        def __enter__(self) -> FullDisk:
+            self._path.touch()
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def write(self, _content: bytes) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(weight_file.tempfile, "NamedTemporaryFile", FullDisk)
+    with capture_logs() as logs:
+        model = shared_model(tmp_path, "small", "1", load)
+    assert texts(model) == texts(load())
+    assert [(line["event"], line["reason"]) for line in logs] == [("weights_not_shared", "No space left on device")]
+    assert files(tmp_path) == []
+
+
+def test_a_directory_that_cannot_be_written_to_leaves_private_memory() -> None:
+    with capture_logs() as logs:
+        model = shared_model(Path("/proc/nowhere"), "small", "1", load)
+    assert texts(model) == texts(load())
+    assert [line["event"] for line in logs] == ["weights_not_shared"]
+
+
+def test_weights_in_a_layout_of_torchs_are_not_shared(tmp_path: Path) -> None:
+    def in_fp32() -> LoadedModel:
+        return LoadedModel(build(CONFIG, peaked_weights(CONFIG), "fp32"), "cpu", "fp32")
+
+    model = shared_model(tmp_path, "small", "1", in_fp32)
+    assert model.dtype == "fp32"
+    assert files(tmp_path) == []
+
+
+def test_a_load_that_fails_leaves_no_file_and_no_lock(tmp_path: Path) -> None:
+    def fail() -> LoadedModel:
+        raise OSError("the checkpoint is gone")
+
+    with pytest.raises(OSError, match=re.escape("the checkpoint is gone")):
+        shared_model(tmp_path, "small", "1", fail)
+    assert files(tmp_path) == []
+    assert shared_model(tmp_path, "small", "1", load).dtype == "int8"

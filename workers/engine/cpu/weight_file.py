@@ -1,0 +1,253 @@
+"""A model's packed weights in a file that every worker of the model maps, so that they share its memory.
+
+A worker that is the only one of its model copies the products' weights to private memory, whose larger pages are read
+faster, and maps the rest: of an embedding, a few rows are ever read. Only for models whose products are all `linear.PackedInt8Linear`: torch's libraries keep others in layouts of their own.
+The file's name says what it was made from. It is written once and never changed, so a mapping stays valid when a changed
+checkpoint gets a file of its own and this one is removed. Where it cannot be written, a worker keeps private memory.
+
+Layout: the arrays, each from a multiple of ALIGNMENT on, packed weights first, in the order in which a step reads them;
+an index in MessagePack; the index's position in 8 bytes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import tempfile
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import structlog
+import torch
+from torch import Tensor
+
+from workers.engine.cpu.linear import CpuLinear, HugePages, PackedInt8Linear
+from workers.engine.model.gpt2 import GPT2, GPT2Config, Layer, LoadedModel, Norm
+
+ALIGNMENT = 64  # a cache line
+MAX_OTHERS = 1
+_CHUNK_BYTES = 1 << 20
+_MADV_COLLAPSE = 25  # <linux/mman.h>, since Linux 6.1; Python does not have it
+_PACKAGE = Path(__file__).parents[1]
+# What determines the weights' values and layout, besides the checkpoint.
+_SOURCES = (
+    *(_PACKAGE / "loader.py", _PACKAGE / "model" / "gpt2.py"),
+    *(_PACKAGE / "cpu" / name for name in ("layouts.py", "linear.py", "weight_file.py")),
+)
+Array = np.ndarray[Any, np.dtype[Any]]
+log = structlog.get_logger()
+
+
+class _Place(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: list[int]
+    offset: int
+
+
+class _Index(msgspec.Struct, frozen=True):
+    config: GPT2Config
+    arrays: dict[str, _Place]
+    crc32: int  # of all before the index
+
+
+def shared_model(
+    directory: Path, name: str, revision: str, make: Callable[[], LoadedModel], *, is_only_worker: bool = False
+) -> LoadedModel:
+    """A model whose weights are a mapping of its file, which is made first if there is none.
+
+    Of the files of other models of this name, and of other revisions, MAX_OTHERS stay.
+
+    Args:
+        directory: made if missing.
+        name: of the model in the plan.
+        revision: of its checkpoint, `config.json` included.
+        make: loads the model in int8 to private memory; its tokenizer is not shared.
+        is_only_worker: copies the products' weights.
+    """
+    prefix = f"weights-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    digest = hashlib.sha256(f"{torch.__version__} {revision}".encode())
+    for source in _SOURCES:
+        digest.update(source.read_bytes())
+    path = directory / f"{prefix}-{digest.hexdigest()[:16]}.bin"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (directory / f"{prefix}.lock").open("w")
+    except OSError as error:
+        log.warning("weights_not_shared", model=name, reason=error.strerror)
+        return make()
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # workers that start together make it once
+        model = read(path, is_only_worker)
+        if model is None:
+            loaded = make()
+            if (arrays := _arrays(loaded.model)) is None:
+                return loaded
+            try:
+                _write(path, loaded.config, arrays)
+            except OSError as error:  # a full disk
+                log.warning("weights_not_shared", model=name, reason=error.strerror)
+                return loaded
+            del arrays
+            loaded = replace(loaded, model=read(path, is_only_worker) or loaded.model)
+            model = loaded.model
+            log.info("weights_written", model=name, bytes=path.stat().st_size)
+        _remove_others(path, prefix)
+    return LoadedModel(model, "cpu", "int8")
+
+
+def read(path: Path, copies_products: bool = False) -> GPT2 | None:
+    """The model in a file, mapped read-only but for what is copied; None if there is no file, or it is damaged."""
+    products: dict[str, Array] = {}
+    try:
+        with path.open("rb") as file:
+            index = _read_index(file)
+            if index is None:
+                return None
+            mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            if copies_products:
+                memory = HugePages()
+                for name, place in index.arrays.items():
+                    if name.endswith(".packed"):
+                        products[name] = memory.take(place.shape[0])
+                        file.seek(place.offset)
+                        file.readinto(products[name].data)
+    except OSError:
+        return None
+    if not copies_products:
+        with suppress(OSError):  # pages of 2 MiB, where the file system has them
+            mapping.madvise(_MADV_COLLAPSE)
+
+    def array(name: str) -> Array:
+        if name in products:
+            return products[name]
+        place = index.arrays[name]
+        size = int(np.prod(place.shape))
+        return np.frombuffer(mapping, place.dtype, size, place.offset).reshape(place.shape)
+
+    def tensor(name: str) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns that it cannot know a tensor that must not be written to
+            return torch.from_numpy(array(name))
+
+    def linear(name: str) -> CpuLinear:
+        product = PackedInt8Linear(array(f"{name}.packed"), tensor(f"{name}.starts"), tensor(f"{name}.factors"))
+        return CpuLinear(product, tensor(f"{name}.bias") if f"{name}.bias" in index.arrays else None, None)
+
+    def norm(name: str) -> Norm:
+        return Norm(tensor(f"{name}.weight"), tensor(f"{name}.bias"), index.config.layer_norm_epsilon)
+
+    return GPT2(
+        config=index.config,
+        token_embedding=tensor("token_embedding"),
+        position_embedding=tensor("position_embedding"),
+        layers=tuple(
+            Layer(
+                norm_1=norm(f"{layer}.norm_1"),
+                qkv=linear(f"{layer}.qkv"),
+                out=linear(f"{layer}.out"),
+                norm_2=norm(f"{layer}.norm_2"),
+                up=linear(f"{layer}.up"),
+                down=linear(f"{layer}.down"),
+            )
+            for layer in range(index.config.n_layer)
+        ),
+        norm=norm("norm"),
+        head=linear("head"),
+    )
+
+
+def _remove_others(path: Path, prefix: str) -> None:
+    """Remove the files of other revisions but the MAX_OTHERS that were used last; mappings of them stay valid."""
+    with suppress(OSError):  # another user's
+        path.touch()
+        others = [other for other in path.parent.glob(f"{prefix}-*.bin*") if other != path]
+        for old in sorted(others, key=lambda other: other.stat().st_mtime, reverse=True)[MAX_OTHERS:]:
+            old.unlink(missing_ok=True)
+
+
+def _arrays(model: GPT2) -> dict[str, Array] | None:
+    """A model's weights by name, packed ones first; None if some are in a layout of torch's."""
+    linears = dict(_linears(model))
+    products = {name: linear.product for name, linear in linears.items() if isinstance(linear.product, PackedInt8Linear)}
+    if len(products) < len(linears):
+        return None
+    arrays: dict[str, Array] = {f"{name}.packed": product.packed for name, product in products.items()}
+    for name, product in products.items():
+        arrays[f"{name}.starts"], arrays[f"{name}.factors"] = product.starts.numpy(), product.factors.numpy()
+    arrays |= {f"{name}.bias": linear.bias.numpy() for name, linear in linears.items() if linear.bias is not None}
+    norms = {f"{index}.norm_{number}": norm for index, layer in enumerate(model.layers)
+             for number, norm in ((1, layer.norm_1), (2, layer.norm_2))}  # fmt: skip
+    for name, norm in {**norms, "norm": model.norm}.items():
+        arrays[f"{name}.weight"], arrays[f"{name}.bias"] = norm.weight.numpy(), norm.bias.numpy()
+    return arrays | {
+        "position_embedding": model.position_embedding.numpy(),
+        "token_embedding": model.token_embedding.numpy(),
+    }
+
+
+def _linears(model: GPT2) -> Iterator[tuple[str, CpuLinear]]:
+    """The linear layers by name, in the order in which a step computes them."""
+    for index, layer in enumerate(model.layers):
+        for name in ("qkv", "out", "up", "down"):
+            yield f"{index}.{name}", getattr(layer, name)
+    assert isinstance(model.head, CpuLinear)
+    yield "head", model.head
+
+
+def _write(path: Path, config: GPT2Config, arrays: dict[str, Array]) -> None:
+    """Write the file under another name, and rename it; only its owner may read it.
+
+    Raises:
+        OSError: it cannot be written; nothing is left.
+    """
+    places = {}
+    offset = crc32 = 0
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
+        written = Path(file.name)
+        try:
+            for name, array in arrays.items():
+                places[name] = _Place(array.dtype.str, list(array.shape), offset)
+                content = memoryview(np.ascontiguousarray(array)).cast("B")
+                padding = bytes(-len(content) % ALIGNMENT)
+                file.write(content)
+                file.write(padding)
+                crc32 = zlib.crc32(padding, zlib.crc32(content, crc32))
+                offset += len(content) + len(padding)
+            file.write(msgspec.msgpack.encode(_Index(config, places, crc32)))
+            file.write(offset.to_bytes(8, "little"))
+            file.flush()
+            written.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                file.close()
+            written.unlink(missing_ok=True)
+            raise
+
+
+def _read_index(file: Any) -> _Index | None:
+    """The index of an open file, if it is whole: a machine that lost power may have a file without its content."""
+    length = file.seek(0, 2)
+    if length < 8:
+        return None
+    file.seek(length - 8)
+    index_at = int.from_bytes(file.read(8), "little")
+    if index_at > length - 8:
+        return None
+    file.seek(index_at)
+    try:
+        index = msgspec.msgpack.decode(file.read(length - 8 - index_at), type=_Index)
+    except msgspec.MsgspecError:
+        return None
+    file.seek(0)
+    crc32 = 0
+    for start in range(0, index_at, _CHUNK_BYTES):
+        crc32 = zlib.crc32(file.read(min(_CHUNK_BYTES, index_at - start)), crc32)
+    return index if crc32 == index.crc32 else None
