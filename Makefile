@@ -20,8 +20,9 @@ ifneq ($(file <$(SERVE)),$(CURDIR))
 endif
 
 PIP = $(VENV)/bin/python -m pip
-# No source archives: building one would install and run build tools that are not pinned.
-INSTALL = install $$(test -t 1 || echo --quiet) --only-binary :all:
+# No source archives: building one would install and run build tools that are not pinned. Python compiles what it imports
+# when it first does so: compiling every module of torch and transformers took a third of the set-up.
+INSTALL = install $$(test -t 1 || echo --quiet) --no-compile --only-binary :all:
 
 .PHONY: help serve test test-clients chaos soak bench gpu gpu-wheels npm embedded lint format setup lock audit sbom clean
 .DEFAULT_GOAL := help
@@ -112,11 +113,18 @@ $(SERVE): requirements/pip.txt requirements/serve.txt requirements/torch.txt req
 	fi
 	@for info in $(VENV)/lib/python*/site-packages/*.dist-info; do [ -e "$$info/RECORD" ] || rm -rf "$$info"; done
 	@$(PIP) $(INSTALL) --require-hashes -r requirements/pip.txt
-	@$(PIP) $(INSTALL) --require-hashes -r requirements/serve.txt
-	@$(PIP) $(INSTALL) -r requirements/torch.txt -c $(CUDA_PINS)
-	@$(PIP) install -qq --no-deps --no-build-isolation --no-index -e .  # -q would show warnings about data directories
-	@$(VENV)/bin/python -c 'import workers.engine.cpu.kernels'  # compiles them once, for all workers
+	@$(PIP) $(INSTALL) --require-hashes -c requirements/serve.txt numba
+	@$(COMPILE_KERNELS_WITHOUT_TORCH) & \
+	{ $(PIP) $(INSTALL) --require-hashes -r requirements/serve.txt && \
+	$(PIP) $(INSTALL) -r requirements/torch.txt -c $(CUDA_PINS) && \
+	$(PIP) install -qq --no-deps --no-build-isolation --no-index -e .; \
+	}; status=$$?; wait; exit $$status  # -qq: -q would show warnings about data directories
+	@$(VENV)/bin/python -c 'import workers.engine.cpu.kernels'  # compiles the others, once for all workers
 	@printf '%s\n' '$(CURDIR)' >$(SERVE)
+
+# Compiles the kernels of those modules that do not import torch, while pip installs it; then it fails, which is expected.
+COMPILE_KERNELS_WITHOUT_TORCH = $(VENV)/bin/python -c 'import sys; sys.modules["torch"] = None; \
+	import workers.engine.cpu.kernels' >/dev/null 2>&1
 
 $(DEV): $(SERVE) requirements/dev.txt
 	@rm -f $(DEV)
