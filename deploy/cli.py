@@ -1,4 +1,4 @@
-"""The command line: `tercet serve | plan | settings | key | reload | complete | bench | tune | calibrate`."""
+"""The command line: `tercet serve | plan | settings | key | reload | complete | bench | tune | calibrate | doctor`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from rich.text import Text
 
 from deploy.bench.cli import bench
 from deploy.calibrate.command import calibrate
+from deploy.doctor import doctor
 from deploy.gateway_client import local_client, remote_client
 from deploy.gpu_memory import memory_tables
 from deploy.planning import make_plan
@@ -43,6 +44,7 @@ key_commands = typer.Typer(no_args_is_help=True, help="Make, list and revoke API
 cli.add_typer(key_commands, name="key")
 cli.command("tune")(tune)
 cli.command("calibrate")(calibrate)
+cli.command("doctor")(doctor)
 NUM_LIKELIEST = 5
 # A web font would make each viewer's browser contact the host of the font.
 _SVG_WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
