@@ -118,18 +118,17 @@ $(SERVE): requirements/pip.txt requirements/serve.txt requirements/torch.txt req
 	fi
 	@for info in $(VENV)/lib/python*/site-packages/*.dist-info; do [ -e "$$info/RECORD" ] || rm -rf "$$info"; done
 	@$(PIP) $(INSTALL) --require-hashes -r requirements/pip.txt
-	@$(PIP) $(INSTALL) --require-hashes -c requirements/serve.txt numba
-	@$(COMPILE_KERNELS_WITHOUT_TORCH) & \
-	{ $(PIP) $(INSTALL) --require-hashes -r requirements/serve.txt && \
-	$(PIP) $(INSTALL) -r requirements/torch.txt -c $(CUDA_PINS) && \
-	$(PIP) install -qq --no-deps --no-build-isolation --no-index -e .; \
-	}; status=$$?; wait; exit $$status  # -qq: -q would show warnings about data directories
-	@$(VENV)/bin/python -c 'import workers.engine.cpu.kernels'  # compiles the others, once for all workers
+	@$(PIP) $(INSTALL) --require-hashes -c requirements/serve.txt $(KERNELS_REQUIRE)
+	@$(PIP) $(INSTALL) -r requirements/torch.txt -c $(CUDA_PINS)
+	@$(VENV)/bin/python -c 'import workers.engine.cpu.kernels' & compiler=$$!; \
+		$(PIP) $(INSTALL) --require-hashes -r requirements/serve.txt && \
+		$(PIP) install -qq --no-deps --no-build-isolation --no-index -e . && \
+		wait $$compiler
 	@printf '%s\n' '$(CURDIR)' >$(SERVE)
 
-# Compiles the kernels of those modules that do not import torch, while pip installs it; then it fails, which is expected.
-COMPILE_KERNELS_WITHOUT_TORCH = $(VENV)/bin/python -c 'import sys; sys.modules["torch"] = None; \
-	import workers.engine.cpu.kernels' >/dev/null 2>&1
+# What the CPU kernels import, torch's own requirements included, so that their hashes are checked. It is installed first:
+# the kernels are compiled, once for all workers, while pip installs the rest.
+KERNELS_REQUIRE = numba filelock fsspec jinja2 networkx setuptools sympy typing-extensions
 
 $(DEV): $(SERVE) requirements/dev.txt
 	@rm -f $(DEV)

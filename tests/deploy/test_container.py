@@ -26,6 +26,7 @@ from tests.e2e.harness import ROOT, free_port, until
 MAX_IMAGE_BYTES = 1_200_000_000
 MAX_WARM_S = 5.0
 USER = 10001
+WRITABLE = ("tmp", "var/cache/tercet", "var/lib/tercet")
 IMAGE = "localhost/tercet-test"
 # Neither namespaces nor an overlay file system: what works in a container or virtual machine without privileges of those.
 STORAGE = ("--storage-driver", "vfs")
@@ -55,8 +56,10 @@ def pip_options(directory: Path) -> list[str]:
     values = {name: value.replace("\\n", " ") for name, value in found}
     config = directory / "pip.conf"
     config.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in values.items()))
-    paths = {word.removeprefix("file://") for value in values.values() for word in value.split()}
-    mounted = sorted({str(Path(path).resolve()) for path in paths if path.startswith("/") and Path(path).exists()})
+    words = {word for value in values.values() for word in value.split()}
+    # The files of an index on this machine lie next to it.
+    paths = {Path(word) for word in words} | {Path(word.removeprefix("file://")).parent for word in words}
+    mounted = sorted(str(path) for path in paths if path.is_absolute() and len(path.parts) > 2 and path.exists())
     return [f"--secret=id=pip.conf,src={config}", *(f"--volume={path}:{path}:ro" for path in mounted)]
 
 
@@ -117,8 +120,8 @@ def test_the_server_of_the_image_is_warm_soon_on_a_read_only_file_system(
     mounts = " && ".join(
         [
             f"mount --bind {image} {image} && mount -o remount,bind,ro {image}",
-            *(f"mount -t tmpfs -o uid={USER} tercet {image}/{name}" for name in ("tmp", "var/cache/tercet", "var/lib/tercet")),
-            f"mount -t proc proc {image}/proc && mount --rbind /dev {image}/dev",
+            *(f"mount -t tmpfs -o uid={USER} tercet {image}/{name}" for name in WRITABLE),
+            f"mount -t proc proc {image}/proc && mount -t sysfs -o ro sys {image}/sys && mount --rbind /dev {image}/dev",
         ]
     )  # fmt: skip
     program = f'{mounts} && exec chroot --userspec={USER}:{USER} {image} sh -c \'cd /opt/tercet && exec "$@"\' sh "$@"'
@@ -140,7 +143,8 @@ def test_the_server_of_the_image_is_warm_soon_on_a_read_only_file_system(
             print(f"from the start of the container to warm: {warm_s:.2f} s")
             assert len(client.post("/autocomplete", json={"context": "The sea"}).json()["sentences"]) == 3
             health = [word.replace("8000", str(port)) for word in config["Healthcheck"]["Test"][1:]]
-            run("nsenter", "--mount", f"--root={image}", "--target", str(_child(process.pid)), "env", f"PATH={environ['PATH']}", *health)
+            inside = ("nsenter", "--target", str(_child(process.pid)), "--mount", "--root", "env", f"PATH={environ['PATH']}")
+            run(*inside, *health)
         finally:
             os.kill(_child(process.pid), 15)
             assert process.wait(timeout=40) == 0, log_path.read_text()

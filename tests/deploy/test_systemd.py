@@ -101,7 +101,10 @@ def test_it_serves_without_root_on_a_read_only_file_system_within_the_system_cal
     tercet.environ["HOME"] = str(writable / "home")
     tercet.log_path = base / "log"
     with socket.create_server(("127.0.0.1", tercet.port)) as listener:
-        mounts = f"mount --bind {writable} {writable} && mount -o remount,bind,ro /"
+        mounts = (
+            f"mount --bind {ROOT} {ROOT} && mount -o remount,bind,ro {ROOT}"
+            f" && mount --bind {writable} {writable} && mount -o remount,bind,ro /"
+        )
         try_to_write = f"! touch {ROOT}/deploy/written 2>/dev/null"
         drop = f"setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups --no-new-privs --bounding-set=-all"
         number = listener.fileno()
