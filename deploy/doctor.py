@@ -261,7 +261,7 @@ def _caches(settings: Settings) -> Iterator[Finding]:
     found = sorted(path.name.removeprefix("models--").replace("--", "/") for path in hub.glob("models--*"))
     yield Finding("caches", f"checkpoints in {hub}: {', '.join(found) or 'none'}")
     for use, place in (("checkpoints", hub), ("run directory", settings.run_path)):
-        existing = next(path for path in (place, *place.parents) if path.exists())
+        existing = next(path for path in (place, *place.parents) if os.path.exists(path))
         free = shutil.disk_usage(existing).free
         fact = f"{free / GIB:.1f} GiB free at {existing} ({use})"
         if free < MIN_DISK_BYTES and use == "checkpoints":

@@ -17,8 +17,9 @@ CPUINFO = "model name : Some CPU\nflags : fpu avx2 {flags}\n\n"
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Path:
-    """The root of a machine with nothing to improve."""
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The root of a machine with nothing to improve. It hides this machine's `nvidia-smi`."""
+    monkeypatch.setenv("PATH", str(tmp_path))
     files = {
         "proc/cpuinfo": CPUINFO.format(flags="avx512_vnni amx_int8"),
         "proc/loadavg": "0.00 0.01 0.05 1/100 1",
@@ -78,11 +79,8 @@ def test_an_nvidia_card_without_a_driver_is_found(machine: Path) -> None:
     assert (found.severity, found.fact) == ("advice", "an NVIDIA card without a driver")
 
 
-def test_a_gpu_that_a_start_would_refuse_is_a_problem_unless_it_is_not_used(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_a_start_would_refuse_is_a_problem_unless_it_is_not_used(machine: Path) -> None:
     """A device node without a working `nvidia-smi`."""
-    monkeypatch.setenv("PATH", str(machine))
     write(machine, "dev/nvidia0", "")
     assert not examine({}, machine).can_run
     assert examine({"TERCET_DEVICES": "cpu"}, machine).can_run
