@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SERVE := $(VENV)/serve.stamp
 DEV := $(VENV)/dev.stamp
-# pip-audit, cyclonedx-py and uv, apart from what Tercet imports.
+# pip-audit, cyclonedx-py, check-jsonschema and uv, apart from what Tercet imports.
 TOOLS := build/tools/tools.stamp
 # Completions clients, apart as well: together they require other versions of Tercet's own dependencies.
 CLIENTS := build/clients/clients.stamp
@@ -20,16 +20,18 @@ ifneq ($(file <$(SERVE)),$(CURDIR))
 endif
 
 PIP = $(VENV)/bin/python -m pip
-# No source archives: building one would install and run build tools that are not pinned.
-INSTALL = install $$(test -t 1 || echo --quiet) --only-binary :all:
+# No source archives: building one would install and run build tools that are not pinned. Python compiles what it imports
+# when it first does so: compiling every module of torch and transformers took a third of the set-up.
+INSTALL = install $$(test -t 1 || echo --quiet) --no-compile --only-binary :all:
 
-.PHONY: help serve test test-clients chaos soak bench gpu gpu-wheels npm embedded lint format setup lock audit sbom clean
+.PHONY: help serve test test-clients test-deploy chaos soak bench gpu gpu-wheels npm embedded lint format setup lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make serve    set up what is missing, then serve (Ctrl-C stops)'
 	@echo 'make test     set up what is missing, then run the tests (ARGS="-k name" selects)'
 	@echo 'make test-clients  the tests of the completions clients that need an environment of their own; minutes'
+	@echo 'make test-deploy   the tests of systemd units, container image and others that need Debian packages, root and minutes'
 	@echo 'make chaos    measure the promises of docs/RELIABILITY.md under faults; minutes (ARGS="--help" lists options)'
 	@echo 'make soak     the same, ten times as long'
 	@echo 'make bench    measure (BENCH=http: the gateway under load; ARGS="--only engine" selects)'
@@ -57,6 +59,10 @@ test: $(DEV)
 # The tests run in Tercet's environment, the clients in theirs.
 test-clients: $(DEV) $(CLIENTS)
 	@GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest tests/clients -m clients $(ARGS)
+
+# They name the Debian packages that are missing. As root, because they build an image and mount file systems.
+test-deploy: $(DEV) $(TOOLS)
+	@GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest tests/deploy tests/e2e -m deploy $(ARGS)
 
 chaos: $(DEV)
 	@exec $(VENV)/bin/python -m tests.chaos $(ARGS)
@@ -112,11 +118,17 @@ $(SERVE): requirements/pip.txt requirements/serve.txt requirements/torch.txt req
 	fi
 	@for info in $(VENV)/lib/python*/site-packages/*.dist-info; do [ -e "$$info/RECORD" ] || rm -rf "$$info"; done
 	@$(PIP) $(INSTALL) --require-hashes -r requirements/pip.txt
-	@$(PIP) $(INSTALL) --require-hashes -r requirements/serve.txt
+	@$(PIP) $(INSTALL) --require-hashes -c requirements/serve.txt $(KERNELS_REQUIRE)
 	@$(PIP) $(INSTALL) -r requirements/torch.txt -c $(CUDA_PINS)
-	@$(PIP) install -qq --no-deps --no-build-isolation --no-index -e .  # -q would show warnings about data directories
-	@$(VENV)/bin/python -c 'import workers.engine.cpu.kernels'  # compiles them once, for all workers
+	@$(VENV)/bin/python -c 'import workers.engine.cpu.kernels' & compiler=$$!; \
+		$(PIP) $(INSTALL) --require-hashes -r requirements/serve.txt && \
+		$(PIP) install -qq --no-deps --no-build-isolation --no-index -e . && \
+		wait $$compiler
 	@printf '%s\n' '$(CURDIR)' >$(SERVE)
+
+# What the CPU kernels import, torch's own requirements included, so that their hashes are checked. It is installed first:
+# the kernels are compiled, once for all workers, while pip installs the rest.
+KERNELS_REQUIRE = numba filelock fsspec jinja2 networkx setuptools sympy typing-extensions
 
 $(DEV): $(SERVE) requirements/dev.txt
 	@rm -f $(DEV)

@@ -48,6 +48,8 @@ except StartError as error:
 listen_fd = os.environ.get("TERCET_LISTEN_FD", "")
 # The read end of a pipe for the workers; the supervisor, the gateway's master and its workers hold the write end.
 lifeline_fd = os.environ.get("TERCET_LIFELINE_FD", "")
+# The write end of a pipe by which the gateway reports that it is used; the supervisor reads it if it stops when idle.
+activity_fd = os.environ.get("TERCET_ACTIVITY_FD", "")
 raise_descriptor_limit()
 configure_structlog(role, settings.log)
 proc_name = f"tercet {role}"
@@ -133,6 +135,7 @@ def pre_fork(server: Any, worker: Any) -> None:
         worker.slot = plan.slots[worker.slot_index]
     else:
         worker.settings = settings
+        worker.activity_fd = int(activity_fd) if activity_fd else None
 
 
 def child_exit(server: Any, worker: Any) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `tercet serve | plan | settings | key | reload | complete | bench | tune | calibrate`."""
+"""The command line: `tercet serve | plan | settings | key | reload | complete | bench | tune | calibrate | doctor`."""
 
 from __future__ import annotations
 
@@ -40,11 +40,13 @@ cli.add_typer(key_commands, name="key")
 if sys.argv[1:2] != ["serve"]:  # the supervisor runs as long as the server: it keeps no benchmarks in memory
     from deploy.bench.cli import bench
     from deploy.calibrate.command import calibrate
+    from deploy.doctor import doctor
     from deploy.tune.command import tune
 
     cli.add_typer(bench, name="bench")
     cli.command("tune")(tune)
     cli.command("calibrate")(calibrate)
+    cli.command("doctor")(doctor)
 NUM_LIKELIEST = 5
 # A web font would make each viewer's browser contact the host of the font.
 _SVG_WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)

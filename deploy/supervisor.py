@@ -1,4 +1,5 @@
 """`tercet serve`: starts both gunicorn masters, reports when all slots are warm, restarts dead masters, drains on stop.
+It stops on a signal, or when no completion was requested for `TERCET_IDLE_STOP_S`.
 
 The supervisor answers no request and holds no model. It holds the listening socket, so that connections wait while a
 dead gateway is replaced. If the supervisor dies, the kernel signals the gateway's master (PR_SET_PDEATHSIG), and the
@@ -71,7 +72,7 @@ class Supervisor:
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def run(self) -> int:
-        """Serve until SIGTERM or SIGINT.
+        """Serve until SIGTERM or SIGINT, or until the server is idle.
 
         Raises:
             StartError: the instance cannot start with these settings, or a master keeps dying. No process is left.
@@ -130,6 +131,10 @@ class Supervisor:
     def _serve(self) -> None:
         # The workers' master gets the read end. The other end is held here and, by inheritance, in the gateway's pool.
         self._lifeline_end, self._lifeline = os.pipe()
+        # The gateway's workers write to it while completions are requested.
+        self._activity_end, self._activity = os.pipe()
+        os.set_blocking(self._activity_end, False)
+        os.set_blocking(self._activity, False)
         plan = self._prepare()
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(name, lambda number, _frame: self._signals.put(number))
@@ -175,6 +180,9 @@ class Supervisor:
             listener = self._listener.fileno()
             environ |= {"TERCET_LISTEN_FD": str(listener), "TERCET_LIFELINE_FD": str(self._lifeline)}
             descriptors = [listener, self._lifeline]
+            if self._settings.idle_stop_s:
+                environ |= {"TERCET_ACTIVITY_FD": str(self._activity)}
+                descriptors.append(self._activity)
         else:
             environ |= {"TERCET_LIFELINE_FD": str(self._lifeline_end)}
             descriptors = [self._lifeline_end]
@@ -264,13 +272,19 @@ class Supervisor:
         )  # fmt: skip
 
     def _watch(self) -> None:
-        """Restart dead masters until SIGTERM or SIGINT; SIGHUP reloads both pools.
+        """Restart dead masters until SIGTERM, SIGINT or the idle stop; SIGHUP reloads both pools.
 
         Raises:
             StartError: the restart budget is spent.
         """
+        active_at = time.monotonic()
         while True:
             number = self._next_signal()
+            if self._was_active():
+                active_at = time.monotonic()
+            elif 0 < self._settings.idle_stop_s <= time.monotonic() - active_at:
+                log.info("idle_stop_began", idle_s=self._settings.idle_stop_s)
+                return
             if number in {signal.SIGTERM, signal.SIGINT}:
                 return
             if number == signal.SIGHUP:
@@ -281,6 +295,12 @@ class Supervisor:
                 if master.poll() is not None:
                     self._restart(role, master)
             self._end_orphans(time.monotonic())
+
+    def _was_active(self) -> bool:
+        """Whether the gateway has reported activity since the last call."""
+        with suppress(BlockingIOError):
+            return bool(os.read(self._activity_end, 65536))  # as much as a pipe holds
+        return False
 
     def _restart(self, role: str, master: subprocess.Popen[bytes]) -> None:
         log.error("master_died", master=role, why=_exit_reason(master))

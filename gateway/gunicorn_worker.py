@@ -93,11 +93,12 @@ class _Answered:
 
 
 class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
-    """`gunicorn.conf.py` sets `leases`, `slot_index` and `settings` before the fork."""
+    """`gunicorn.conf.py` sets `leases`, `slot_index`, `settings` and `activity_fd` before the fork."""
 
     leases: Leases
     slot_index: int  # its place in the leases
     settings: Settings
+    activity_fd: int | None  # of a pipe to the supervisor; it gets a byte while completions are requested
     wsgi: GatewayApp
     alive: bool
 
@@ -114,6 +115,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._is_listening = True
         self._is_cancelled = False
         self._num_evicted = 0
+        self._num_reported = 0
         self._spare_descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._tls: ssl.SSLContext | None = None
         if self.cfg.certfile:
@@ -178,6 +180,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 self.notify()
                 self._sweep(now)
                 self._report_warm()
+                self._report_activity()
                 if not self.is_parent_alive() and self._stop_began_at is None:
                     self._begin_stop(now - self.settings.drain_s)
         for connection in list(self._connections.values()):
@@ -451,6 +454,20 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         if not self._is_warm and (self._has_warm_slot() or time.monotonic() - self._started_at > MAX_WARM_WAIT_S):
             self._is_warm = True
             self.leases.mark_warm(self.slot_index, self.age)
+
+    def _report_activity(self) -> None:
+        """Tell the supervisor that completions are being computed or were requested since the last call.
+
+        Probes, scrapes and refused requests are no activity: they would keep an unused server running.
+        """
+        if self.activity_fd is None:
+            return
+        admission = self.wsgi.admission
+        num_arrived = admission.num_arrived
+        if num_arrived > self._num_reported or any(admission.in_flight()):
+            self._num_reported = num_arrived
+            with suppress(BlockingIOError, BrokenPipeError):  # full, or the supervisor is gone
+                os.write(self.activity_fd, b".")
 
     def _has_warm_slot(self) -> bool:
         return any(state.state == "warm" for state in self.wsgi.admission.states())

@@ -25,7 +25,9 @@ from shared.errors import StartError
 PREFIX = "TERCET_"
 # Set by Tercet for its own processes, never by a user: which pool a gunicorn runs, which slot a worker has, and the
 # descriptors that the supervisor passes to its pools.
-INTERNAL = frozenset({"TERCET_ROLE", "TERCET_SLOT", "TERCET_LISTEN_FD", "TERCET_LIFELINE_FD"})
+INTERNAL = frozenset(
+    {"TERCET_ROLE", "TERCET_SLOT", "TERCET_LISTEN_FD", "TERCET_LIFELINE_FD", "TERCET_ACTIVITY_FD"}
+)
 # Read by the command line as a client of a running server.
 CLIENT = frozenset({"TERCET_API_KEY"})
 
@@ -330,6 +332,10 @@ class Settings:
     drain_s: Annotated[float, Meta(ge=0, le=120)] = _setting(
         0.5, "seconds", "time from readiness turning 503 to the gateway closing its listener; set it above the load "
         "balancer's probe interval",
+    )  # fmt: skip
+    idle_stop_s: Annotated[float, Meta(ge=0, le=604_800)] = _setting(
+        0.0, "seconds", "`tercet serve` ends by itself when no completion was requested for this time; for a service "
+        "manager that starts it again with the next connection (deploy/systemd); 0 disables it",
     )  # fmt: skip
     origins: tuple[str, ...] = _setting(
         (), "list", "other web origins whose pages may call this server, like https://notes.example",

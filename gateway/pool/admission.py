@@ -91,6 +91,12 @@ class Admission:
         with self._lock:
             return self._num_waiting.total()
 
+    @property
+    def num_arrived(self) -> int:
+        """Reservations that were requested since the start."""
+        with self._lock:
+            return self._num_arrived
+
     def in_flight(self) -> list[int]:
         """Reserved branches of each slot, in slot order."""
         with self._lock:

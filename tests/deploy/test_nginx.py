@@ -28,13 +28,18 @@ FOREIGN, CROWDED = "127.0.0.2", "127.0.0.3"
 
 
 class Echo(BaseHTTPRequestHandler):
-    """Answers with the request's path and headers; a path with `hold` waits for the end of the test."""
+    """Answers with the request's path and headers; a path with `hold` waits for the end of the test. `/stream` is a
+    response as Tercet streams it, whose second event waits for `may_end`."""
 
     protocol_version = "HTTP/1.1"
     is_over = threading.Event()
+    may_end = threading.Event()
     arrivals: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def do_GET(self) -> None:
+        if self.path == "/stream":
+            self.stream()
+            return
         if "hold" in self.path:
             self.arrivals.put(self.path)
             self.is_over.wait(10)
@@ -43,6 +48,18 @@ class Echo(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def stream(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("X-Accel-Buffering", "no")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(b"data: 1\n\n")
+        self.wfile.flush()
+        self.may_end.wait(10)
+        self.wfile.write(b"data: 2\n\n")
+        self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         pass
@@ -111,6 +128,14 @@ def test_an_address_with_too_many_connections_is_refused_and_others_are_not(prox
         Echo.is_over.clear()
 
 
+def test_a_stream_is_passed_on_event_by_event(proxy: str) -> None:
+    with client() as http, http.stream("GET", f"{proxy}/stream") as response:
+        events = response.iter_lines()
+        assert next(events) == "data: 1"
+        Echo.may_end.set()  # only now: a proxy that buffers would still wait
+        assert [line for line in events if line] == ["data: 2"]
+
+
 def test_nginxs_own_errors_are_problem_json(proxy: str) -> None:
     with client() as http:
         assert_problem(http.post(proxy, content=b"x" * (2 << 20) + b"x"), 413, "body_too_large")
@@ -143,6 +168,14 @@ def test_the_lines_for_tls_serve_https(tmp_path: Path, upstream: int) -> None:
         "# ssl_certificate_key /etc/tercet/privkey.pem": f"ssl_certificate_key {certificate.key}",
         "# ssl_protocols": "ssl_protocols",
         "# ssl_session_cache": "ssl_session_cache",
+        "# ssl_session_tickets": "ssl_session_tickets",
     }
     with nginx(tmp_path, upstream, changes), httpx.Client(verify=certificate.client(), trust_env=False) as http:
         assert http.get(f"https://127.0.0.1:{port}/a").json()["host"] == f"127.0.0.1:{port}"
+        context = certificate.client()
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        with (
+            socket.create_connection(("127.0.0.1", port)) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as encrypted,
+        ):
+            assert encrypted.selected_alpn_protocol() == "h2"

@@ -1,0 +1,316 @@
+"""`tercet doctor`: what this machine has, what would make Tercet faster on it, and what keeps Tercet from running.
+
+Reads /proc, /sys, the installed packages and `nvidia-smi`; changes nothing, contacts no hub, and imports no torch. It
+names what can be known without a measurement: `tercet tune` measures.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from deploy.bench.harness.machine import read_cpuinfo
+from deploy.gpus import DEVICE_NODES, check_gpus, list_gpus
+from deploy.planning import count_gpus
+from shared.errors import StartError
+from shared.gpu_builds import installed_cuda
+from shared.settings import Settings
+from shared.startup import BACKLOG
+from shared.worker_environment import cache_directory
+
+GIB = 1 << 30
+# Below these, a server of the embedded checkpoint may not start, or a checkpoint of GPT-2 small not be downloaded.
+MIN_MEMORY_BYTES = 2 * GIB
+MIN_DISK_BYTES = 2 * GIB
+# Of open files; the gateway derives from it how many connections may be open (gateway/gunicorn_worker.py).
+MIN_DESCRIPTORS = 4096
+PACKAGES = ("torch", "numba", "tokenizers", "transformers", "gunicorn", "falcon")
+_NVIDIA = "0x10de"  # PCI vendor; classes 0x03… are display controllers
+_KERNEL_PACKAGE = Path(__file__).parent.parent / "workers/engine/cpu/kernels/__pycache__"
+
+Severity = Literal["fact", "advice", "problem"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A fact; if it can be improved, what that would bring and the command. With a problem Tercet cannot run."""
+
+    topic: str
+    fact: str
+    severity: Severity = "fact"
+    why: str = ""
+    command: str = ""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """All findings, and whether Tercet can run here."""
+
+    can_run: bool
+    findings: list[Finding]
+
+
+def examine(environ: Mapping[str, str], root: Path = Path("/")) -> Report:
+    """All that is known of this machine.
+
+    Args:
+        root: of the file system that /proc and /sys are read from.
+    """
+    findings = list(_software())
+    try:
+        settings = Settings.load(environ)
+    except StartError as error:
+        findings.append(Finding("settings", str(error), "problem", "`tercet serve` refuses them.", "tercet settings"))
+        settings = Settings()
+    findings += [
+        *_cpu(root),
+        *_load(root),
+        *_memory(root),
+        *_limits(root),
+        *_gpus(settings, environ, root),
+        *_caches(settings),
+    ]
+    return Report(all(finding.severity != "problem" for finding in findings), findings)
+
+
+def _software() -> Iterator[Finding]:
+    yield Finding("software", f"Python {platform.python_version()}, {platform.platform()}")
+    missing = []
+    for package in PACKAGES:
+        try:
+            yield Finding("software", f"{package} {version(package)}")
+        except PackageNotFoundError:
+            missing.append(package)
+    if missing:
+        fact = f"{', '.join(missing)}: not installed"
+        yield Finding("software", fact, "problem", "Tercet imports them.", "make setup")
+
+
+def _cpu(root: Path) -> Iterator[Finding]:
+    cpuinfo = _read(root / "proc/cpuinfo")
+    name, flags = read_cpuinfo(cpuinfo)
+    cores = len(os.sched_getaffinity(0))
+    siblings = _read(root / "sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+    threads_per_core = len(siblings.replace("-", ",").split(",")) if siblings else 1
+    yield Finding("cpu", f"{name}; {cores} logical cores, {threads_per_core} per physical core")
+    if "avx512_vnni" in flags:
+        kernels = "AVX-512 VNNI and AMX" if "amx_int8" in flags else "AVX-512 VNNI"
+        yield Finding("cpu", f"8-bit kernels of {kernels}")
+    else:
+        yield Finding(
+            "cpu", f"no AVX-512 VNNI ({', '.join(flags) or 'no vector instructions'})", "advice",
+            "Weights of 8 bits, which halve the time of bf16 or more, need it. In a virtual machine the host may hide "
+            "it (QEMU: -cpu host).",
+            "grep -c avx512_vnni /proc/cpuinfo",
+        )  # fmt: skip
+    if threads_per_core > 1 and cores > threads_per_core:
+        yield Finding(
+            "cpu", "logical cores share physical ones", "advice",
+            "Two threads of a physical core share its arithmetic units: measure with one thread for each.",
+            f"TERCET_CPU_THREADS={cores // threads_per_core} tercet bench engine --only request --rounds 3",
+        )  # fmt: skip
+    quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdigit() and int(quota) < cores * int(period):
+        allowed = int(quota) / int(period)
+        yield Finding(
+            "cpu", f"the control group may use {allowed:g} of {cores} cores", "advice",
+            "Threads beyond the quota are stopped for the rest of each period.",
+            f"export TERCET_CPU_THREADS={max(1, int(allowed))}",
+        )  # fmt: skip
+    governor = _read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    if governor and governor != "performance":
+        yield Finding(
+            "cpu", f"frequency governor {governor}", "advice",
+            "A request is short, and the clock rises only during it.", "cpupower frequency-set -g performance",
+        )  # fmt: skip
+
+
+def _load(root: Path) -> Iterator[Finding]:
+    text = _read(root / "proc/loadavg")
+    cores = len(os.sched_getaffinity(0))
+    if not text:
+        return
+    load = float(text.split()[0])
+    if load > cores / 2:
+        yield Finding(
+            "load", f"{load:g} processes want to run on {cores} cores", "advice",
+            "Other processes take time from every token.", "ps -eo pcpu,args --sort=-pcpu | head",
+        )  # fmt: skip
+    else:
+        yield Finding("load", f"{load:g} processes want to run on {cores} cores")
+
+
+def _memory(root: Path) -> Iterator[Finding]:
+    lines = (line.split() for line in _read(root / "proc/meminfo").splitlines())
+    sizes = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdigit()}
+    available, total = sizes.get("MemAvailable", 0), sizes.get("MemTotal", 0)
+    limit = _read(root / "sys/fs/cgroup/memory.max")
+    if limit.isdigit() and int(limit) < total:
+        total = int(limit)
+        available = min(available, total - int(_read(root / "sys/fs/cgroup/memory.current") or 0))
+    fact = f"{available / GIB:.1f} of {total / GIB:.1f} GiB available"
+    if available < MIN_MEMORY_BYTES:
+        why = "A worker may be killed while it loads its model: serve the small checkpoint in small batches."
+        yield Finding("memory", fact, "advice", why, "TERCET_MODELS=embedded TERCET_MAX_BATCH=12 tercet serve")
+    else:
+        yield Finding("memory", fact)
+    pages = _read(root / "sys/kernel/mm/transparent_hugepage/enabled")
+    if "[never]" in pages:
+        yield Finding(
+            "memory", "transparent huge pages are off", "advice",
+            "Workers ask for pages of 2 MiB for their weights, which a step reads from end to end.",
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        )  # fmt: skip
+    elif pages:
+        yield Finding("memory", f"transparent huge pages: {pages.partition('[')[2].partition(']')[0]}")
+
+
+def _limits(root: Path) -> Iterator[Finding]:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    descriptors = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+    if hard != resource.RLIM_INFINITY and hard < MIN_DESCRIPTORS:
+        why = "A connection is a descriptor: with few, idle clients are disconnected."
+        yield Finding("limits", f"{descriptors} open files", "advice", why, "ulimit -Hn 16384 (systemd: LimitNOFILE=)")
+    else:
+        yield Finding("limits", f"{descriptors} open files")
+    backlog = _read(root / "proc/sys/net/core/somaxconn")
+    if backlog.isdigit() and int(backlog) < BACKLOG:
+        why = f"Tercet asks for a backlog of {BACKLOG} connections, which wait in it while a gateway is replaced."
+        yield Finding(
+            "limits", f"{backlog} connections may wait to be accepted", "advice", why,
+            f"sysctl -w net.core.somaxconn={BACKLOG}",
+        )  # fmt: skip
+
+
+def _gpus(settings: Settings, environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
+    devices = settings.devices
+    serves_on_cpu = devices == ("cpu",) or settings.compute == "cpu"
+    try:
+        gpus = list_gpus([tuple(str(root / pattern.lstrip("/")) for pattern in group) for group in DEVICE_NODES])
+        num_visible = count_gpus(environ) if gpus else 0
+        check_gpus(devices or [f"cuda:{index}" for index in range(num_visible)], settings.dtype, environ)
+    except StartError as error:
+        why = "`tercet serve` refuses to start."
+        yield Finding("gpu", str(error), "advice" if serves_on_cpu else "problem", why, "nvidia-smi")
+        return
+    if not gpus:
+        if any(_is_nvidia_card(path) for path in (root / "sys/bus/pci/devices").glob("*")):
+            yield Finding(
+                "gpu", "an NVIDIA card without a driver", "advice", "Tercet computes on the CPU only.",
+                "apt-get install nvidia-driver (Debian: non-free), then restart the machine",
+            )  # fmt: skip
+        else:
+            yield Finding("gpu", "none")
+        return
+    _, cuda = installed_cuda()
+    for gpu in gpus:
+        yield Finding("gpu", f"{gpu.index}: {gpu.name}, driver {gpu.driver}; torch is built for CUDA {cuda}")
+    if "Disabled" in _nvidia_smi("persistence_mode"):
+        why = "The driver forgets the card whenever no process uses it, and the next start waits for it."
+        yield Finding("gpu", "persistence mode is off", "advice", why, "nvidia-smi -pm 1")
+    pipe = Path(environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    has_mps = (root / str(pipe).lstrip("/") / "control").exists()
+    if has_mps:
+        yield Finding("gpu", "MPS is running")
+    elif sum(spec.count for spec in settings.models) > 1:
+        yield Finding(
+            "gpu", "several workers share a GPU without MPS", "advice",
+            "They take turns on the GPU; with MPS their kernels run at the same time.", "nvidia-cuda-mps-control -d",
+        )  # fmt: skip
+
+
+def _is_nvidia_card(device: Path) -> bool:
+    return _read(device / "vendor") == _NVIDIA and _read(device / "class").startswith("0x03")
+
+
+def _nvidia_smi(field: str) -> str:
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    return ""
+
+
+def _caches(settings: Settings) -> Iterator[Finding]:
+    cache = cache_directory(settings)
+    places = [settings.cache_dir] if settings.cache_dir else [_KERNEL_PACKAGE, cache]
+    compiled = next((place for place in places if place and any(place.glob("numba-*/**/*.nbc"))), None)
+    if compiled is None:
+        yield Finding(
+            "caches", "no compiled kernels", "advice",
+            "The first worker compiles them, which takes half a minute.",
+            f"{sys.executable} -c 'import workers.engine.cpu.kernels'",
+        )  # fmt: skip
+    else:
+        yield Finding("caches", f"compiled kernels in {compiled}")
+    from huggingface_hub.constants import HF_HUB_CACHE  # reads the environment when it is imported
+
+    hub = Path(HF_HUB_CACHE)
+    found = sorted(path.name.removeprefix("models--").replace("--", "/") for path in hub.glob("models--*"))
+    yield Finding("caches", f"checkpoints in {hub}: {', '.join(found) or 'none'}")
+    for use, place in (("checkpoints", hub), ("run directory", settings.run_path)):
+        existing = next(path for path in (place, *place.parents) if os.path.exists(path))
+        free = shutil.disk_usage(existing).free
+        fact = f"{free / GIB:.1f} GiB free at {existing} ({use})"
+        if free < MIN_DISK_BYTES and use == "checkpoints":
+            yield Finding("disk", fact, "advice", "A checkpoint of GPT-2 small takes 0.6 GB.", "export HF_HOME=/path")
+        else:
+            yield Finding("disk", fact)
+
+
+def _read(path: Path) -> str:
+    """The text of a file without the last newline; "" if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Say what this machine has, what would make Tercet faster on it, and what keeps Tercet from running.
+
+    The exit code is 0 unless Tercet cannot run here.
+    """
+    report = examine(os.environ)
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    else:
+        _print(report)
+    if not report.can_run:
+        raise typer.Exit(1)
+
+
+def _print(report: Report) -> None:
+    out = Console()
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    colors = {"fact": "", "advice": "yellow", "problem": "red"}
+    last = ""
+    for finding in report.findings:
+        table.add_row(finding.topic if finding.topic != last else "", Text(finding.fact, colors[finding.severity]))
+        last = finding.topic
+    out.print(table)
+    for heading, severity in (("Tercet cannot run here:", "problem"), ("What would make it faster:", "advice")):
+        chosen = [finding for finding in report.findings if finding.severity == severity]
+        if chosen:
+            out.print(f"\n[bold]{heading}[/]")
+        for finding in chosen:
+            out.print(Text.assemble("• ", (finding.fact, colors[severity]), f". {finding.why}"), soft_wrap=True)
+            out.print(Text(f"    {finding.command}", "bold"), soft_wrap=True)
+    if report.can_run:
+        out.print("\n[green]Tercet can run here.[/]")

@@ -1,0 +1,110 @@
+"""`tercet doctor`: what it reads from /proc and /sys, what it advises, and its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.doctor import Finding, examine
+from tests.e2e.harness import ROOT
+
+CPUINFO = "model name : Some CPU\nflags : fpu avx2 {flags}\n\n"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The root of a machine with nothing to improve. It hides this machine's `nvidia-smi`."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    files = {
+        "proc/cpuinfo": CPUINFO.format(flags="avx512_vnni amx_int8"),
+        "proc/loadavg": "0.00 0.01 0.05 1/100 1",
+        "proc/meminfo": "MemTotal: 16777216 kB\nMemAvailable: 12582912 kB\n",
+        "proc/sys/net/core/somaxconn": "4096",
+        "sys/devices/system/cpu/cpu0/topology/thread_siblings_list": "0",
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance",
+        "sys/fs/cgroup/cpu.max": "max 100000",
+        "sys/fs/cgroup/memory.max": "max",
+        "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
+    }
+    for name, text in files.items():
+        write(tmp_path, name, text)
+    return tmp_path
+
+
+def write(root: Path, name: str, text: str) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+
+
+def advice(root: Path, **environ: str) -> list[Finding]:
+    """What it would change, but for the machine's own limits, disk and caches."""
+    report = examine({"CUDA_VISIBLE_DEVICES": "", **environ}, root)
+    topics = {"cpu", "load", "memory", "gpu"}
+    return [found for found in report.findings if found.severity != "fact" and found.topic in topics]
+
+
+def test_a_machine_with_nothing_to_improve_gets_no_advice(machine: Path) -> None:
+    assert advice(machine) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("proc/cpuinfo", CPUINFO.format(flags=""), "grep -c avx512_vnni"),
+        ("proc/loadavg", "64.00 1 1 1/100 1", "ps -eo pcpu"),
+        ("proc/meminfo", "MemTotal: 16777216 kB\nMemAvailable: 1048576 kB", "TERCET_MODELS=embedded"),
+        ("sys/fs/cgroup/memory.max", "1073741824", "TERCET_MODELS=embedded"),
+        ("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave", "cpupower"),
+        ("sys/fs/cgroup/cpu.max", "50000 100000", "TERCET_CPU_THREADS=1"),
+        ("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]", "echo madvise"),
+    ],
+)
+def test_each_thing_to_improve_comes_with_a_command(machine: Path, file: str, text: str, words: str) -> None:
+    write(machine, file, text)
+    (found,) = advice(machine)
+    assert words in found.command
+    assert found.why
+
+
+def test_an_nvidia_card_without_a_driver_is_found(machine: Path) -> None:
+    write(machine, "sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de")
+    write(machine, "sys/bus/pci/devices/0000:01:00.0/class", "0x030000")
+    (found,) = advice(machine)
+    assert (found.severity, found.fact) == ("advice", "an NVIDIA card without a driver")
+
+
+def test_a_gpu_that_a_start_would_refuse_is_a_problem_unless_it_is_not_used(machine: Path) -> None:
+    """A device node without a working `nvidia-smi`."""
+    write(machine, "dev/nvidia0", "")
+    assert not examine({}, machine).can_run
+    assert examine({"TERCET_DEVICES": "cpu"}, machine).can_run
+
+
+def doctor(*options: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
+    return subprocess.run(
+        [sys.executable, "-m", "deploy", "doctor", *options],
+        cwd=ROOT, env={**clean, **environ}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_this_machine_can_run_it() -> None:
+    done = doctor("--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["can_run"] is True
+    assert {found["topic"] for found in report["findings"]} >= {"software", "cpu", "memory", "limits", "gpu", "caches"}
+    assert all(found["command"] for found in report["findings"] if found["severity"] != "fact")
+
+
+def test_settings_that_a_start_would_refuse_are_a_problem() -> None:
+    done = doctor(TERCET_QUEUE="many")
+    assert done.returncode == 1
+    assert "Tercet cannot run here:" in done.stdout
+    assert "TERCET_QUEUE" in done.stdout

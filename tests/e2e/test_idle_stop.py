@@ -1,0 +1,92 @@
+"""R18: an idle server stops, and the next connection starts it again; requests around the stop are all answered.
+
+A thread of the test stands in for systemd's PID 1: it keeps the listening socket, and starts `tercet serve` with it
+(`sd_listen_fds(3)`) when a connection waits and no server runs.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.http_client import Answer, Endpoint, completion_request, exchange, find_fault, request_bytes
+from tests.e2e.harness import Tercet, until
+from tests.e2e.lifecycle import start_behind
+
+
+class SocketHolder(threading.Thread):
+    """What a socket unit does: the server is started by a connection, and again by the next after it has ended."""
+
+    def __init__(self, tercet: Tercet, listener: socket.socket) -> None:
+        super().__init__(daemon=True)
+        self.exit_codes: list[int] = []
+        self._tercet = tercet
+        self._listener = listener
+        self._is_over = threading.Event()
+
+    def run(self) -> None:
+        while not self._is_over.is_set():
+            if select.select([self._listener], [], [], 0.02)[0]:
+                start_behind(self._tercet, self._listener)
+                self.exit_codes.append(self._tercet.process.wait())
+
+    def stop(self) -> None:
+        self._is_over.set()
+        if self.exit_codes or self.is_alive():
+            self._tercet.process.terminate()
+        self.join(timeout=40)
+
+
+def send_around_a_stop(tercet: Tercet, num_stops: int, spacing_s: float = 0.1, num_requests: int = 25) -> list[Answer]:
+    """Requests at equal intervals, each on a new connection, from when a stop begins until long after the exit."""
+    endpoint = Endpoint(tercet.port)
+    with ThreadPoolExecutor(num_requests) as threads:
+        sent = []
+        until(lambda: len(tercet.events("idle_stop_began")) >= num_stops, 30, "the idle stop began")
+        for number in range(num_requests):
+            sent.append(threads.submit(exchange, endpoint, completion_request(f"Door {number} opened, and", length=4)))
+            time.sleep(spacing_s)
+        return [future.result() for future in sent]
+
+
+@pytest.mark.parametrize("num_stops", [1, pytest.param(10, marks=pytest.mark.deploy)])
+def test_requests_around_an_idle_stop_are_all_answered(tmp_path: Path, num_stops: int) -> None:
+    tercet = Tercet(tmp_path, idle_stop_s="1.5", drain_s="0.5")
+    with socket.create_server(("127.0.0.1", tercet.port), backlog=128) as listener:
+        holder = SocketHolder(tercet, listener)
+        holder.start()
+        first = exchange(Endpoint(tercet.port), completion_request(length=4))
+        assert find_fault(first) == ""
+        for stop in range(1, num_stops + 1):
+            answers = send_around_a_stop(tercet, stop)
+            assert {answer.status for answer in answers} == {200}, [answer.body for answer in answers]
+            until(lambda stop=stop: tercet.num_starts > stop, 30, "the next start")
+        assert holder.exit_codes == [0] * num_stops
+        holder.stop()
+        tercet.client.close()
+
+
+def test_completions_keep_a_server_running_and_probes_do_not(tmp_path: Path) -> None:
+    tercet = Tercet(tmp_path, idle_stop_s="2")
+    endpoint = Endpoint(tercet.port)
+    tercet.start()
+    tercet.wait_until_warm()
+    until(lambda: tercet.num_starts, 10, "announced")
+    ends_at = time.monotonic() + 5
+    while time.monotonic() < ends_at:
+        assert exchange(endpoint, completion_request(length=1)).status == 200
+        time.sleep(0.5)
+    assert tercet.events("idle_stop_began") == []
+    while tercet.process.poll() is None and time.monotonic() < ends_at + 20:
+        for path in ("/health/ready", "/metrics", "/slots", "/nowhere"):
+            exchange(endpoint, request_bytes("GET", path))
+        time.sleep(0.2)
+    assert tercet.process.wait(timeout=1) == 0
+    assert len(tercet.events("idle_stop_began")) == 1
+    tercet.client.close()
