@@ -32,10 +32,7 @@ def make_plan(
         StartError: a device or a checkpoint is missing, or the plan is too large, or too large for a GPU's memory.
     """
     run_path = prepare_run_directory(settings)
-    devices = settings.devices or _visible_devices(environ)
-    if settings.compute != "cpu":
-        _check_devices(devices, environ)
-        check_gpus(devices, settings.dtype, environ)
+    devices = find_devices(settings, environ)
     if settings.models:
         found = [(resolve(spec.name, spec.source, on_progress=on_progress), spec.count) for spec in settings.models]
     else:
@@ -47,6 +44,19 @@ def make_plan(
         )
     plan = Plan(plan_inputs(settings, environ), [_model(checkpoint) for checkpoint, _ in found], slots)
     return with_memory(plan, settings, environ)
+
+
+def find_devices(settings: Settings, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The devices to plan for: those of the settings, else all visible GPUs, else the CPU.
+
+    Raises:
+        StartError: a device is missing, or the installed torch cannot use it.
+    """
+    devices = settings.devices or _visible_devices(environ)
+    if settings.compute != "cpu":
+        _check_devices(devices, environ)
+        check_gpus(devices, settings.dtype, environ)
+    return devices
 
 
 def _model(checkpoint: Checkpoint) -> Model:

@@ -117,12 +117,20 @@ class Server:
 
     def resources(self) -> dict[str, int]:
         """File descriptors and threads of all its processes, and sequences in its engines."""
-        pids = _descendants(self._process.pid)
+        pids = self.pids()
         return {
             "descriptors": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids),
             "threads": sum(len(os.listdir(f"/proc/{pid}/task")) for pid in pids),
             "sequences": self._num_in_flight(),
         }
+
+    def worker_pids(self) -> list[int]:
+        """The process of each slot's worker."""
+        return [slot["pid"] for slot in self.slots()]
+
+    def pids(self) -> list[int]:
+        """All its processes."""
+        return _descendants(self._process.pid)
 
     def wait_until_idle(self) -> None:
         """Wait until the gateway counts no branch in flight, for two seconds at most."""

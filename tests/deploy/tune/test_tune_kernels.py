@@ -18,7 +18,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from deploy.tune.command import (
+from deploy.tune.kernels import (
     CANDIDATES,
     Measurement,
     choose,
