@@ -307,8 +307,8 @@ def _verdict(check: Check) -> str:
     is_met = abs(check.error) <= PREDICTION_BOUND
     colour, word = ("green", "met") if is_met else ("yellow", "not met")
     return (
-        f"At {check.measured.load.rate_qps:g} requests/s, a load outside the fit: predicted {check.predicted_ms:.1f} ms, "
-        f"measured {check.measured.mean_ms:.1f} ms on average ({check.error:+.1%}; [{colour}]{word}[/] within "
+        f"At {check.measured.load.rate_qps:g} requests/s, a load outside the fit: predicted {check.predicted_ms:.1f} "
+        f"ms, measured {check.measured.mean_ms:.1f} ms on average ({check.error:+.1%}; [{colour}]{word}[/] within "
         f"{PREDICTION_BOUND:.0%}). Predicted before the check: {check.earlier_ms:.1f} ms."
     )
 

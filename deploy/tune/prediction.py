@@ -68,7 +68,7 @@ class LatencyModel:
         return modelled_ms * interpolate(self.ratios, rate_qps) if self.ratios else modelled_ms
 
     def highest_rate(self, slo_ms: float) -> float:
-        """The most Poisson arrivals per second with an average latency of at most `slo_ms`; 0 if there is no such rate."""
+        """The most Poisson arrivals per second with an average latency of at most `slo_ms`; 0: not even one."""
         low, high = 0.0, self.capacity_qps
         if self.open_ms(RATE_PRECISION * high) > slo_ms:
             return 0.0
