@@ -13,12 +13,11 @@ import msgspec
 
 from deploy.tune.prediction import LatencyModel, model_of
 from deploy.tune.results import Candidate, Figures, Load, Measurement, medians
-from deploy.tune.search import Goal
+from deploy.tune.search import Goal, highest_rate
 from deploy.tune.state import State
 from deploy.tune.trial import OPEN_SHARES, OnTurn, Trial
 
-# Of the capacity: the check's load where none is asked for, and the highest at which an average is stable enough.
-CHECK_SHARE, MAX_CHECK_SHARE = 0.5, 0.85
+CHECK_SHARE = 0.5  # of the capacity, where no load is asked for
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -52,12 +51,11 @@ class Rounds:
 
 
 def plan_rounds(plan: Measurement, goal: Goal, number: int) -> Rounds:
-    """The loads of a check. With a goal, the check's load is the goal's, as far as the plan is stable there."""
-    highest = MAX_CHECK_SHARE * plan.capacity_qps
+    """The loads of a check. With a goal, the check's load is the goal's."""
     if goal.qps is not None:
-        rate = min(goal.qps, highest)
+        rate = goal.qps
     elif goal.slo_ms is not None:
-        rate = min(model_of(plan).highest_rate(goal.slo_ms), highest)
+        rate = highest_rate(plan, goal.slo_ms)
     else:
         rate = CHECK_SHARE * plan.capacity_qps
     rates = [*(share * plan.capacity_qps for share in OPEN_SHARES), rate]

@@ -32,7 +32,7 @@ from deploy.tune.kernels import NUM_ROUNDS, ROWS, tune_kernels
 from deploy.tune.prediction import LatencyModel
 from deploy.tune.report import environment, one_line, save_plot, table, terminal_plot
 from deploy.tune.results import Candidate, Measurement
-from deploy.tune.search import Choice, Goal, Search, Space, choose, continue_search
+from deploy.tune.search import MAX_STABLE_SHARE, Choice, Goal, Search, Space, choose, continue_search
 from deploy.tune.state import State, alone, code_digest, run_key
 from deploy.tune.trial import OPEN_LOOP_FACTOR, OPEN_SHARES, Trial
 from shared.errors import StartError
@@ -150,13 +150,13 @@ def tune(
     with alone(path), measured_run("tune", options, err) as document:
         kept = State(path, run_key(_identity(document, trial, revision, devices)), is_new=again)
         if kept.outcomes:
-            err.print(f"{len(kept.outcomes)} plans were measured before ({path}); --again measures them anew.")
+            err.print(f"Plans measured before: {len(kept.outcomes)} ({path}); --again measures them anew.")
         num_rounds = 1 if quick else rounds or CHECK_ROUNDS
         tuning = Tuning(trial, space, goal, kept, Budget(60 * budget), num_rounds)
         try:
             tuning.run()
         except KeyboardInterrupt:
-            err.print(f"Interrupted. The same command continues after {len(kept.outcomes)} measured plans ({path}).")
+            err.print(f"Interrupted. The same command continues. Plans measured so far: {len(kept.outcomes)} ({path}).")
             raise typer.Exit(130) from None
     tuning.report(document, json_path, plot_path)
 
@@ -189,10 +189,10 @@ class Tuning:
     def run(self) -> None:
         """Measure candidates until the search is complete or the budget is spent, then check the best.
 
-        A plan whose check contradicts the SLO is refuted, and the next one is checked.
+        A plan whose check contradicts the SLO is refuted, and the search continues without it.
         """
-        self._measure_candidates()
         while True:
+            self._measure_candidates()
             self._chosen = choose(self._state.outcomes, self._goal, self._refuted)
             if self._chosen is None:
                 return
@@ -217,7 +217,7 @@ class Tuning:
         longest_s = 0.0
         while True:
             outcomes = self._state.outcomes
-            self._search = search = continue_search(self._space, outcomes, self._goal)
+            self._search = search = continue_search(self._space, outcomes, self._goal, self._refuted)
             if search.next is None:
                 return
             needed_s = (longest_s or self._candidate_s) + self._num_rounds * self._round_s + START_ESTIMATE_S
@@ -321,7 +321,8 @@ def _unmet(goal: Goal, plans: Mapping[Candidate, Measurement]) -> str:
     held = f"--slo-ms {goal.slo_ms:g}" if goal.slo_ms is not None else ""
     return (
         f"No plan on this machine holds {' at '.join(filter(None, (held, asked)))}: the most that one answered is "
-        f"{most_qps:.1f} requests/s, the least average latency {least_ms:.0f} ms. Ask for less, serve a smaller model, "
+        f"{most_qps:.1f} requests/s (a plan may use {MAX_STABLE_SHARE:.0%} of that), the least average latency "
+        f"{least_ms:.0f} ms. Ask for less, serve a smaller model, "
         "or take a larger machine or more than one."
     )
 

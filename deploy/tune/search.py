@@ -6,7 +6,7 @@ far. A plan is left out where a figure that was measured already says that it ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import get_args
@@ -18,7 +18,10 @@ from shared.settings import Placement, Settings
 # Figures that differ by less are equal: rounds of one plan differ as much.
 EQUAL_SHARE = 0.05
 MAX_WORKERS_PER_GPU = 4
+# Of the capacity; nearer to it an average has no stable value.
+MAX_STABLE_SHARE = 0.85
 DEFAULTS = Settings()
+Outcome = Measurement | str  # a string says why the plan could not be served
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +87,18 @@ class Search:
     pruned: dict[Candidate, str] = field(default_factory=dict)
 
 
-def continue_search(space: Space, outcomes: Mapping[Candidate, Measurement | str], goal: Goal) -> Search:
+def continue_search(
+    space: Space, outcomes: Mapping[Candidate, Outcome], goal: Goal, refuted: Collection[Candidate] = ()
+) -> Search:
     """The next plan to measure.
 
     Args:
-        outcomes: of the plans so far: a measurement, or why the plan could not be served.
+        outcomes: of the plans so far.
+        refuted: plans whose check contradicted the prediction.
     """
     search = Search()
     for stage in (_workers, _placements, _batches):
-        for candidate in stage(space, outcomes, goal, search.pruned):
+        for candidate in stage(space, outcomes, goal, refuted, search.pruned):
             if candidate not in outcomes:
                 search.next, search.stage = candidate, (stage.__doc__ or "").partition(".")[0]
                 return search
@@ -100,7 +106,11 @@ def continue_search(space: Space, outcomes: Mapping[Candidate, Measurement | str
 
 
 def _workers(
-    space: Space, outcomes: Mapping[Candidate, Measurement | str], _goal: Goal, pruned: dict[Candidate, str]
+    space: Space,
+    outcomes: Mapping[Candidate, Outcome],
+    goal: Goal,
+    refuted: Collection[Candidate],
+    pruned: dict[Candidate, str],
 ) -> Iterator[Candidate]:
     """Workers and threads."""
     best_before: tuple[int, Measurement] | None = None
@@ -130,15 +140,22 @@ def _workers(
                     f"{workers} workers answered {best.capacity_qps:.1f} requests/s at most, {before} "
                     f"{smaller.capacity_qps:.1f}: more would share the same device"
                 )
+        smaller_plans = {candidate: outcome for candidate, outcome in outcomes.items() if candidate.workers <= workers}
+        if goal.slo_ms is not None and goal.qps is not None and choose(smaller_plans, goal, refuted) is not None:
+            stop = stop or f"{workers} worker{'s' * (workers > 1)} hold the SLO at this load; more would cost more"
         if best is not None:
             best_before = workers, best
 
 
 def _placements(
-    space: Space, outcomes: Mapping[Candidate, Measurement | str], goal: Goal, pruned: dict[Candidate, str]
+    space: Space,
+    outcomes: Mapping[Candidate, Outcome],
+    goal: Goal,
+    refuted: Collection[Candidate],
+    pruned: dict[Candidate, str],
 ) -> Iterator[Candidate]:
     """Placement."""
-    base = _base(outcomes, goal)
+    base = _base(outcomes, goal, refuted)
     if base is None:
         return
     for placement in get_args(Placement):
@@ -153,10 +170,14 @@ def _placements(
 
 
 def _batches(
-    space: Space, outcomes: Mapping[Candidate, Measurement | str], goal: Goal, pruned: dict[Candidate, str]
+    space: Space,
+    outcomes: Mapping[Candidate, Outcome],
+    goal: Goal,
+    refuted: Collection[Candidate],
+    pruned: dict[Candidate, str],
 ) -> Iterator[Candidate]:
     """max_batch."""
-    base = _base(outcomes, goal)
+    base = _base(outcomes, goal, refuted)
     if base is None:
         return
     most = -(-space.num_samples * space.max_clients // base.num_workers)  # sequences of a worker, at an even share
@@ -174,9 +195,9 @@ def _batches(
         yield _with(base, max_batch=smaller)
 
 
-def _base(outcomes: Mapping[Candidate, Measurement | str], goal: Goal) -> Candidate | None:
+def _base(outcomes: Mapping[Candidate, Outcome], goal: Goal, refuted: Collection[Candidate]) -> Candidate | None:
     """The best plan so far, with the default batch, so that a stage's own results do not move it."""
-    chosen = choose(outcomes, goal) or choose(outcomes, Goal())
+    chosen = choose(outcomes, goal, refuted) or choose(outcomes, Goal())
     return None if chosen is None else _with(chosen.candidate, max_batch=DEFAULTS.max_batch)
 
 
@@ -190,7 +211,7 @@ def _with(candidate: Candidate, *, max_batch: int | None = None, placement: Plac
     )
 
 
-def _too_large(space: Space, candidate: Candidate, outcomes: Mapping[Candidate, Measurement | str]) -> str:
+def _too_large(space: Space, candidate: Candidate, outcomes: Mapping[Candidate, Outcome]) -> str:
     """Why the plan does not fit into memory, by the largest worker that was measured; empty if it does."""
     measured = [outcome.worker_bytes for outcome in outcomes.values() if not isinstance(outcome, str)]
     if not measured or space.memory_bytes is None:
@@ -211,15 +232,13 @@ def is_worse(one: Measurement, other: Measurement) -> bool:
     )
 
 
-def choose(
-    outcomes: Mapping[Candidate, Measurement | str], goal: Goal, refuted: Mapping[Candidate, str] | None = None
-) -> Choice | None:
+def choose(outcomes: Mapping[Candidate, Outcome], goal: Goal, refuted: Collection[Candidate] = ()) -> Choice | None:
     """The plan to recommend, or None if none meets the goal.
 
-    With an SLO and a load: the cheapest plan (fewest workers, then fewest bytes) that is predicted to hold the SLO at
-    that load. With an SLO alone: the most requests per second within it. With a load alone: the lowest latency at it.
-    With neither: the most requests per second. Plans within 5 % of the best are equal; of those, the one with the lower
-    latency, then the cheapest, is chosen.
+    A load must leave a plan some of its capacity (`MAX_STABLE_SHARE`). With an SLO and a load: the cheapest plan
+    (fewest workers, then fewest bytes) that is predicted to hold the SLO at that load. With an SLO alone: the most requests per
+    second within it. With a load alone: the lowest latency at it. With neither: the most requests per second. Plans
+    within 5 % of the best are equal; of those, the one with the lower latency, then the cheapest, is chosen.
 
     Args:
         refuted: plans whose check contradicted the prediction.
@@ -227,10 +246,13 @@ def choose(
     plans = {
         candidate: outcome
         for candidate, outcome in outcomes.items()
-        if not isinstance(outcome, str) and candidate not in (refuted or {})
+        if not isinstance(outcome, str) and candidate not in refuted
     }
     if goal.qps is not None:
-        at_load = {candidate: model_of(plan).open_ms(goal.qps) for candidate, plan in plans.items()}
+        at_load = {
+            candidate: model_of(plan).open_ms(goal.qps) if goal.qps <= MAX_STABLE_SHARE * plan.capacity_qps else inf
+            for candidate, plan in plans.items()
+        }
         plans = {candidate: plan for candidate, plan in plans.items() if at_load[candidate] <= (goal.slo_ms or inf)}
         plans = {candidate: plan for candidate, plan in plans.items() if at_load[candidate] < inf}
         if goal.slo_ms is None:
@@ -243,7 +265,7 @@ def choose(
             return Choice(best, f"{held}, the lowest of the plans measured (within 5 %)")
         return Choice(best, f"{held}, within {goal.slo_ms:g} ms, with the fewest workers and the least memory")
     if goal.slo_ms is not None:
-        rates = {candidate: model_of(plan).highest_rate(goal.slo_ms) for candidate, plan in plans.items()}
+        rates = {candidate: highest_rate(plan, goal.slo_ms) for candidate, plan in plans.items()}
         plans = {candidate: plan for candidate, plan in plans.items() if rates[candidate] > 0}
         what = f"holds an average of {goal.slo_ms:g} ms up to"
     else:
@@ -259,6 +281,11 @@ def choose(
     if num_equal > 1:
         reason += f"; of {num_equal} such plans it has a low latency with one client, then the least cost"
     return Choice(best, reason)
+
+
+def highest_rate(plan: Measurement, slo_ms: float) -> float:
+    """The most requests per second that a plan is expected to answer within an average of `slo_ms`; 0: none."""
+    return min(model_of(plan).highest_rate(slo_ms), MAX_STABLE_SHARE * plan.capacity_qps)
 
 
 def _lowest(plans: Mapping[Candidate, Measurement], values: Mapping[Candidate, float]) -> dict[Candidate, Measurement]:

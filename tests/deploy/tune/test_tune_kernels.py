@@ -233,12 +233,6 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     assert "tercet tune --kernels needs a GPU, and the plan has none" in done.stderr
 
 
-def test_it_says_what_can_be_tuned() -> None:
-    done = tercet("tune")
-    assert done.returncode == 1
-    assert "tercet tune --kernels" in done.stderr
-
-
 class StepsHere(StepTimer):
     """`StepTimer` in this process."""
 
