@@ -29,7 +29,6 @@ from deploy.bench.harness.workload import Subject, W, Workload
 from deploy.planning import find_devices
 from deploy.tune.check import Check, conclude, plan_rounds, run_rounds
 from deploy.tune.kernels import NUM_ROUNDS, ROWS, tune_kernels
-from deploy.tune.prediction import LatencyModel
 from deploy.tune.report import environment, one_line, save_plot, table, terminal_plot
 from deploy.tune.results import Candidate, Measurement
 from deploy.tune.search import MAX_STABLE_SHARE, Choice, Goal, Search, Space, choose, continue_search
@@ -115,7 +114,6 @@ def tune(
     if kernels:
         tune_kernels(rows, rounds or NUM_ROUNDS, is_quick=quick)
         return
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     for path, option in ((plot_path, "--plot"), (json_path, "--json")):
         if path is not None and not path.parent.is_dir():
             raise StartError(f"{option} {path}: {path.parent} is not a directory.")
@@ -148,6 +146,7 @@ def tune(
     path = state or (cache_directory(settings) or Path.cwd()) / "tune.jsonl"
     options = Options(models=str(spec), device=devices[0].partition(":")[0], is_quick=quick, workload=workload)
     with alone(path), measured_run("tune", options, err) as document:
+        signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # as Ctrl-C: servers are stopped
         kept = State(path, run_key(_identity(document, trial, revision, devices)), is_new=again)
         if kept.outcomes:
             err.print(f"Plans measured before: {len(kept.outcomes)} ({path}); --again measures them anew.")
@@ -260,7 +259,6 @@ class Tuning:
         """
         plans, chosen, check = self._plans, self._chosen, self._check
         best = None if chosen is None else chosen.candidate
-        model = None if check is None else LatencyModel.fit(check.figures)
         for candidate, plan in plans.items():
             err.print(table(f"{'→ ' if candidate == best else ''}{candidate}", plan.figures))
         failures = {candidate: why for candidate, why in self._state.outcomes.items() if isinstance(why, str)}
@@ -275,6 +273,7 @@ class Tuning:
         if check is not None and best is not None:
             err.print(table(f"Check of {best}, medians of {check.num_rounds} rounds", [*check.figures, check.measured]))
             err.print(_verdict(check), highlight=False)
+        document.notes += _notes(plans)
         print_reasons(err, document)
         lines = [] if best is None else [*environment(self._trial.models(best), best)]
         if json_path is not None:
@@ -294,12 +293,21 @@ class Tuning:
             }
             json_path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
         if plot_path is not None:
-            measured = None if check is None else check.measured
-            save_plot(document, plans, best, model, measured, self._goal.slo_ms, plot_path)
+            save_plot(document, plans, best, check, self._goal.slo_ms, plot_path)
         if chosen is None:
             raise StartError(_unmet(self._goal, plans))
         err.print(f"[bold green]Recommended:[/] {best}: {chosen.reason}.", highlight=False)
         sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _notes(plans: Mapping[Candidate, Measurement]) -> list[str]:
+    """How the figures are to be read."""
+    client_cores = max(row.client_cpu_s for plan in plans.values() for row in plan.figures)
+    return [
+        "Latencies in ms, of answered requests; every prompt is new, so none is in a prefix cache.",
+        "Poisson arrivals do not wait for responses; their latency counts from the planned arrival.",
+        f"The clients run on the same machine and used up to {client_cores:.2f} cores, which the server did not have.",
+    ]
 
 
 def _verdict(check: Check) -> str:

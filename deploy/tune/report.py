@@ -11,6 +11,7 @@ from rich.text import Text
 
 from deploy.bench.harness import plot
 from deploy.bench.harness.report import Document
+from deploy.tune.check import Check
 from deploy.tune.prediction import LatencyModel
 from deploy.tune.results import MIB, Candidate, Figures, Measurement
 
@@ -35,7 +36,6 @@ def table(title: str, figures: Sequence[Figures]) -> Table:
     for row in figures:
         times = (row.max_ms, row.min_ms, row.mean_ms, row.p50_ms, row.p90_ms, row.p99_ms)
         found.add_row(str(row.load), f"{row.qps:.1f}", *(f"{value:.0f}" for value in times), str(row.num_errors))
-    found.caption = "Latencies in ms; those under Poisson arrivals count from the planned arrival."
     return found
 
 
@@ -82,16 +82,14 @@ def save_plot(
     document: Document,
     plans: Mapping[Candidate, Measurement],
     chosen: Candidate | None,
-    model: LatencyModel | None,
-    measured: Figures | None,
+    check: Check | None,
     slo_ms: float | None,
     path: Path,
 ) -> None:
     """Average latency over throughput: every plan's closed loops, and the chosen plan's prediction with its check.
 
     Args:
-        model: of the chosen plan.
-        measured: at the load of the check.
+        check: of the chosen plan.
     """
     from matplotlib.figure import Figure
 
@@ -104,16 +102,21 @@ def save_plot(
             linewidth=2.2 if is_chosen else 1, alpha=1 if is_chosen else 0.6, zorder=3 if is_chosen else 2,
             label=f"{candidate}{' (recommended)' if is_chosen else ''}",
         )  # fmt: skip
-    if model is not None:
+    if check is not None:
+        model = LatencyModel.fit(check.figures)
         rates = [model.capacity_qps * number / CURVE_POINTS for number in range(1, CURVE_POINTS)]
         axes.plot(
             rates, [model.open_ms(rate) for rate in rates], color="black", linestyle="--", linewidth=1,
             label="recommended plan, Poisson arrivals: predicted",
         )  # fmt: skip
-    if measured is not None:
+        fitted = [row for row in check.figures if row.load.kind == "open"]
         axes.plot(
-            [measured.load.rate_qps], [measured.mean_ms], color="black", marker="*", markersize=13, linestyle="",
-            label="recommended plan, Poisson arrivals: measured", zorder=4,
+            [row.load.rate_qps for row in fitted], [row.mean_ms for row in fitted], color="black", marker="x",
+            linestyle="", label="recommended plan, Poisson arrivals: in the fit", zorder=4,
+        )  # fmt: skip
+        axes.plot(
+            [check.measured.load.rate_qps], [check.measured.mean_ms], color="black", marker="*", markersize=13,
+            linestyle="", label="recommended plan, Poisson arrivals: the check", zorder=4,
         )  # fmt: skip
     if slo_ms is not None:
         axes.axhline(slo_ms, color="#c54", linewidth=1, linestyle=":", label=f"{slo_ms:g} ms")

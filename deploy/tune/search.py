@@ -236,9 +236,10 @@ def choose(outcomes: Mapping[Candidate, Outcome], goal: Goal, refuted: Collectio
     """The plan to recommend, or None if none meets the goal.
 
     A load must leave a plan some of its capacity (`MAX_STABLE_SHARE`). With an SLO and a load: the cheapest plan
-    (fewest workers, then fewest bytes) that is predicted to hold the SLO at that load. With an SLO alone: the most requests per
-    second within it. With a load alone: the lowest latency at it. With neither: the most requests per second. Plans
-    within 5 % of the best are equal; of those, the one with the lower latency, then the cheapest, is chosen.
+    (fewest workers, then fewest bytes) that is predicted to hold the SLO at that load. With an SLO alone: the most
+    requests per second within it. With a load alone: the lowest latency at it. With neither: the most requests per
+    second. Plans within 5 % of the best are equal; of those, the one with the lower latency, then the cheapest, is
+    chosen.
 
     Args:
         refuted: plans whose check contradicted the prediction.
