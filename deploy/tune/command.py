@@ -31,7 +31,7 @@ from deploy.tune.check import Check, conclude, plan_rounds, run_rounds
 from deploy.tune.kernels import NUM_ROUNDS, ROWS, tune_kernels
 from deploy.tune.report import environment, one_line, save_plot, table, terminal_plot
 from deploy.tune.results import Candidate, Measurement
-from deploy.tune.search import MAX_STABLE_SHARE, Choice, Goal, Search, Space, choose, continue_search
+from deploy.tune.search import MAX_STABLE_SHARE, Choice, Goal, Search, Space, choose, continue_search, next_final
 from deploy.tune.state import State, alone, code_digest, run_key
 from deploy.tune.trial import OPEN_LOOP_FACTOR, OPEN_SHARES, Trial
 from shared.errors import StartError
@@ -217,25 +217,28 @@ class Tuning:
         while True:
             outcomes = self._state.outcomes
             self._search = search = continue_search(self._space, outcomes, self._goal, self._refuted)
-            if search.next is None:
+            final = next_final(outcomes, self._state.num_passes, self._goal, self._refuted)
+            candidate, stage = (final, "The best two again") if search.next is None else (search.next, search.stage)
+            if candidate is None:
                 return
             needed_s = (longest_s or self._candidate_s) + self._num_rounds * self._round_s + START_ESTIMATE_S
             if outcomes and not self._budget.has(needed_s):
-                search.pruned[search.next] = "--budget: the remaining time is for the check; the same command continues"
+                reason = "--budget: the remaining time is for the check; the same command continues"
+                search.pruned[candidate] = reason
                 return
             started_s = time.monotonic()
-            with progress(err, f"{search.stage}: {search.next}", self._trial.num_turns) as turn:
+            with progress(err, f"{stage}: {candidate}", self._trial.num_turns) as turn:
                 try:
-                    measurement = self._trial.measure(search.next, turn)
+                    measurement = self._trial.measure(candidate, turn)
                 except StartError as error:
                     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
                     reason = " … ".join(dict.fromkeys((lines[0], lines[-1])))
-                    self._state.add(search.next, failure=reason)
-                    err.print(f"[red]✗[/] {search.next}: {reason}", highlight=False)
+                    self._state.add(candidate, failure=reason)
+                    err.print(f"[red]✗[/] {candidate}: {reason}", highlight=False)
                     continue
-            self._state.add(search.next, measurement=measurement)
+            self._state.add(candidate, measurement=measurement)
             longest_s = max(longest_s, time.monotonic() - started_s)
-            err.print(one_line(search.next, measurement), highlight=False)
+            err.print(one_line(candidate, measurement), highlight=False)
 
     @property
     def _plans(self) -> dict[Candidate, Measurement]:
@@ -260,10 +263,16 @@ class Tuning:
         plans, chosen, check = self._plans, self._chosen, self._check
         best = None if chosen is None else chosen.candidate
         for candidate, plan in plans.items():
-            err.print(table(f"{'→ ' if candidate == best else ''}{candidate}", plan.figures))
+            num_passes = self._state.num_passes[candidate]
+            again = f", medians of {num_passes} passes" if num_passes > 1 else ""
+            err.print(table(f"{'→ ' if candidate == best else ''}{candidate}{again}", plan.figures))
         failures = {candidate: why for candidate, why in self._state.outcomes.items() if isinstance(why, str)}
         for candidate, reason in {**failures, **self._search.pruned, **self._refuted}.items():
-            verb = "Not served" if candidate in failures else "Refuted" if candidate in self._refuted else "Left out"
+            verb = "Left out"
+            if candidate in plans:
+                verb = "Refuted" if candidate in self._refuted else "Not measured again"
+            elif candidate in failures:
+                verb = "Not served"
             err.print(f"[yellow]{verb}:[/] {candidate}: {reason}", highlight=False)
         if not plans:
             raise StartError("No plan could be served; the reasons are above.")
@@ -280,7 +289,10 @@ class Tuning:
             result = {
                 **msgspec.structs.asdict(document),
                 "goal": {"slo_ms": self._goal.slo_ms, "qps": self._goal.qps},
-                "plans": [{"candidate": candidate, "measurement": plan} for candidate, plan in plans.items()],
+                "plans": [
+                    {"candidate": candidate, "passes": self._state.num_passes[candidate], "measurement": plan}
+                    for candidate, plan in plans.items()
+                ],
                 "left_out": [
                     {"candidate": candidate, "reason": reason}
                     for candidate, reason in {**failures, **self._search.pruned, **self._refuted}.items()

@@ -110,14 +110,18 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
-    """The medians over rounds of one load; requests and errors are summed."""
+    """The medians over rounds of one load; requests and errors are summed.
+
+    Open loops may differ in their rate, where it was a share of a capacity that was measured in each round.
+    """
     sums = {name: sum(getattr(turn, name) for turn in rounds) for name in ("num_requests", "num_errors")}
     others = {
         name: round(median(getattr(turn, name) for turn in rounds), 3)
         for name in Figures.__struct_fields__
         if name not in {"load", *sums}
     }
-    return Figures(rounds[0].load, **sums, **others)
+    rate_qps = median(turn.load.rate_qps for turn in rounds)
+    return Figures(Load(rounds[0].load.clients, rate_qps), **sums, **others)
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -152,3 +156,13 @@ class Measurement(msgspec.Struct, frozen=True):
     def light_ms(self) -> float:
         """The average latency with the fewest clients."""
         return min(self.closed, key=lambda row: row.load.clients).mean_ms
+
+
+def merged(passes: Sequence[Measurement]) -> Measurement:
+    """One measurement of a candidate that was served several times: medians, and the most memory."""
+    return Measurement(
+        load_s=median(one.load_s for one in passes),
+        worker_bytes=max(one.worker_bytes for one in passes),
+        total_bytes=max(one.total_bytes for one in passes),
+        figures=tuple(medians(rows) for rows in zip(*(one.figures for one in passes), strict=True)),
+    )

@@ -1,7 +1,8 @@
 """Which plans `tercet tune` measures, in which order, and which one it recommends. Pure: decides on figures alone.
 
 The search has three stages: workers and their threads, then placement, then `max_batch`, each with the best plan so
-far. A plan is left out where a figure that was measured already says that it cannot win; the reason is kept.
+far. A plan is left out where a figure that was measured already says that it cannot win; the reason is kept. Then the
+two best plans are measured again in turns, because one pass each may have been a lucky one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from shared.settings import Placement, Settings
 # Figures that differ by less are equal: rounds of one plan differ as much.
 EQUAL_SHARE = 0.05
 MAX_WORKERS_PER_GPU = 4
+FINAL_PASSES = 3
 # Of the capacity; nearer to it an average has no stable value.
 MAX_STABLE_SHARE = 0.85
 DEFAULTS = Settings()
@@ -103,6 +105,24 @@ def continue_search(
                 search.next, search.stage = candidate, (stage.__doc__ or "").partition(".")[0]
                 return search
     return search
+
+
+def next_final(
+    outcomes: Mapping[Candidate, Outcome],
+    num_passes: Mapping[Candidate, int],
+    goal: Goal,
+    refuted: Collection[Candidate] = (),
+) -> Candidate | None:
+    """Of the two best plans, the next to measure again; None if all is done, or if the second is worse in every way."""
+    first = choose(outcomes, goal, refuted)
+    second = first and choose(outcomes, goal, [*refuted, first.candidate])
+    if first is None or second is None:
+        return None
+    best, other = outcomes[first.candidate], outcomes[second.candidate]
+    if isinstance(best, str) or isinstance(other, str) or is_worse(other, best):
+        return None
+    least = min((first.candidate, second.candidate), key=lambda candidate: num_passes[candidate])
+    return least if num_passes[least] < FINAL_PASSES else None
 
 
 def _workers(

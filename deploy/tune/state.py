@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from deploy.tune.results import Candidate, Figures, Load, Measurement
+from deploy.tune.results import Candidate, Figures, Load, Measurement, merged
 from shared.errors import StartError
 
 CODE = ("deploy/bench/harness", "gateway", "shared", "workers")
@@ -68,12 +68,21 @@ class State:
 
     @property
     def outcomes(self) -> dict[Candidate, Measurement | str]:
-        """Each candidate's measurement, or why it could not be served."""
-        return {
-            record.candidate: record.measurement or record.failure or ""
-            for record in self._records
-            if record.check is None
-        }
+        """Each candidate's measurement, merged from all passes, or why it could not be served."""
+        failures = {record.candidate: record.failure for record in self._records if record.failure is not None}
+        return {candidate: merged(passes) for candidate, passes in self._passes().items()} | failures
+
+    @property
+    def num_passes(self) -> dict[Candidate, int]:
+        """How often each candidate was measured."""
+        return {candidate: len(passes) for candidate, passes in self._passes().items()}
+
+    def _passes(self) -> dict[Candidate, list[Measurement]]:
+        found: dict[Candidate, list[Measurement]] = {}
+        for record in self._records:
+            if record.measurement is not None:
+                found.setdefault(record.candidate, []).append(record.measurement)
+        return found
 
     def rounds(self, candidate: Candidate, loads: Sequence[Load]) -> list[tuple[Figures, ...]]:
         """The rounds of a candidate's check under exactly these loads."""

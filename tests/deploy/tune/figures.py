@@ -10,7 +10,9 @@ CLIENTS = (1, 2, 4, 8)
 
 
 def figures(load: Load, qps: float, mean_ms: float, num_errors: int = 0) -> Figures:
-    return Figures(load, 100, num_errors, qps, 2 * mean_ms, mean_ms / 2, mean_ms, mean_ms, mean_ms, 2 * mean_ms, 0.1)
+    return Figures(
+        load, 100, num_errors, round(qps, 3), 2 * mean_ms, mean_ms / 2, mean_ms, mean_ms, mean_ms, 2 * mean_ms, 0.1
+    )
 
 
 def closed_loops(response_ms: Sequence[float]) -> tuple[Figures, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from deploy.bench.harness.clients import LoadResult, Reply
-from deploy.tune.results import Candidate, Figures, Load, medians
+from deploy.tune.results import MIB, Candidate, Figures, Load, medians, merged
 from shared.errors import StartError
-from tests.deploy.tune.figures import figures
+from tests.deploy.tune.figures import figures, measurement
 
 
 def test_figures_are_of_answered_requests() -> None:
@@ -23,6 +23,16 @@ def test_medians_take_each_figure_by_itself_and_count_all_errors() -> None:
     load = Load(clients=1)
     found = medians([figures(load, 10, 300, num_errors=1), figures(load, 30, 100), figures(load, 20, 900, 2)])
     assert (found.qps, found.mean_ms, found.num_errors, found.num_requests) == (20, 300, 3, 300)
+
+
+def test_passes_are_merged() -> None:
+    passes = [measurement(response_ms, mib) for response_ms, mib in (((9, 9, 9, 9), 1), ((5, 5, 5, 5), 3))]
+    found = merged([*passes, measurement((1, 1, 1, 1), 2)])
+    assert [row.mean_ms for row in found.figures] == [5, 5, 5, 5]
+    assert [row.load for row in found.figures] == [row.load for row in passes[0].figures]
+    assert found.worker_bytes == 3 * MIB
+    open_loops = [figures(Load(rate_qps=rate), rate, 50) for rate in (4.0, 6.0, 9.0)]
+    assert medians(open_loops).load == Load(rate_qps=6.0)
 
 
 def test_a_candidates_settings_and_name() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from deploy.tune.prediction import model_of
 from deploy.tune.results import MIB, Candidate, Measurement
-from deploy.tune.search import Goal, Outcome, Search, Space, choose, continue_search
+from deploy.tune.search import Goal, Outcome, Search, Space, choose, continue_search, next_final
 from tests.deploy.tune.figures import candidate, measurement
 
 
@@ -100,6 +100,19 @@ def test_workers_are_added_until_the_slo_holds_and_further_if_a_check_refutes_it
     refuted = [one for one in outcomes if one.workers == 2]
     resumed = continue_search(space(cores=4), outcomes, goal, refuted)
     assert resumed.next == candidate(4)
+
+
+def test_the_best_two_are_measured_again_in_turns() -> None:
+    close, worse = measurement((51, 61, 101, 205)), measurement((100, 120, 200, 400))
+    outcomes: dict[Candidate, Outcome] = {candidate(1): measurement(), candidate(2): close, candidate(4): worse}
+    passes = dict.fromkeys(outcomes, 1)
+    turns = []
+    while (final := next_final(outcomes, passes, Goal())) is not None:
+        turns.append(final.workers)
+        passes[final] += 1
+    assert turns == [1, 2, 1, 2]
+    assert next_final({candidate(1): measurement(), candidate(4): worse}, passes, Goal()) is None
+    assert next_final({candidate(1): measurement()}, passes, Goal()) is None
 
 
 def test_a_load_near_the_capacity_is_not_planned_with() -> None:
