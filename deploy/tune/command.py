@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +34,7 @@ from deploy.tune.report import environment, one_line, save_plot, table, terminal
 from deploy.tune.results import Candidate, Measurement
 from deploy.tune.search import MAX_STABLE_SHARE, Choice, Goal, Search, Space, choose, continue_search, next_final
 from deploy.tune.state import State, alone, code_digest, run_key
-from deploy.tune.trial import OPEN_LOOP_FACTOR, OPEN_SHARES, Trial
+from deploy.tune.trial import MAX_ATTEMPTS, OPEN_LOOP_FACTOR, OPEN_SHARES, QUIET_SHARE, Trial
 from shared.errors import StartError
 from shared.settings import ModelSpec, Settings
 from shared.weights import weights_digest
@@ -317,6 +318,7 @@ def _notes(plans: Mapping[Candidate, Measurement]) -> list[str]:
     client_cores = max(row.client_cpu_s for plan in plans.values() for row in plan.figures)
     return [
         "Latencies in ms, of answered requests; every prompt is new, so none is in a prefix cache.",
+        f"Other load: share of all cores. Above {QUIET_SHARE:.0%} a turn is repeated, {MAX_ATTEMPTS - 1} times at most.",
         "Poisson arrivals do not wait for responses; their latency counts from the planned arrival.",
         f"The clients run on the same machine and used up to {client_cores:.2f} cores, which the server did not have.",
     ]
@@ -324,6 +326,12 @@ def _notes(plans: Mapping[Candidate, Measurement]) -> list[str]:
 
 def _verdict(check: Check) -> str:
     """Prediction and measurement, as a sentence each."""
+    if check.predicted_ms == inf:
+        return (
+            f"[yellow]Not checked:[/] in its rounds the plan answered fewer than {check.measured.load.rate_qps:g} "
+            "requests/s, the load of the check, and more in the search. The machine has become slower; run the same "
+            "command with --again while nothing else uses it."
+        )
     is_met = abs(check.error) <= PREDICTION_BOUND
     colour, word = ("green", "met") if is_met else ("yellow", "not met")
     return (

@@ -30,12 +30,20 @@ def one_line(candidate: Candidate, measurement: Measurement) -> str:
 
 def table(title: str, figures: Sequence[Figures]) -> Table:
     """The columns of Patsnap's table, for each load."""
-    found = Table("concurrency", "QPS", "max", "min", "average", "p50", "p90", "p99", "errors", title=title)
+    found = Table(
+        "concurrency", "QPS", "max", "min", "average", "p50", "p90", "p99", "errors", "other load", title=title
+    )
     for column in found.columns[1:]:
         column.justify = "right"
     for row in figures:
         times = (row.max_ms, row.min_ms, row.mean_ms, row.p50_ms, row.p90_ms, row.p99_ms)
-        found.add_row(str(row.load), f"{row.qps:.1f}", *(f"{value:.0f}" for value in times), str(row.num_errors))
+        found.add_row(
+            str(row.load),
+            f"{row.qps:.1f}",
+            *(f"{value:.0f}" for value in times),
+            str(row.num_errors),
+            f"{row.others_share:.0%}",
+        )
     return found
 
 

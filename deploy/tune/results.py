@@ -72,6 +72,7 @@ class Figures(msgspec.Struct, frozen=True):
     Attributes:
         num_errors: requests that were refused or failed.
         client_cpu_s: per second, of all clients together.
+        others_share: of all cores, used meanwhile by processes that are not part of the run, and by the hypervisor.
     """
 
     load: Load
@@ -85,9 +86,10 @@ class Figures(msgspec.Struct, frozen=True):
     p90_ms: float
     p99_ms: float
     client_cpu_s: float
+    others_share: float = 0.0
 
     @classmethod
-    def of(cls, load: Load, result: LoadResult) -> Figures:
+    def of(cls, load: Load, result: LoadResult, others_share: float = 0.0) -> Figures:
         """
         Raises:
             StartError: no request was answered.
@@ -104,6 +106,7 @@ class Figures(msgspec.Struct, frozen=True):
             "p90_ms": percentile(times, 0.9),
             "p99_ms": percentile(times, 0.99),
             "client_cpu_s": result.client_cpu_s / result.elapsed_s,
+            "others_share": others_share,
         }
         num_errors = len(result.replies) - len(times)
         return cls(load, len(times), num_errors, **{name: round(value, 3) for name, value in figures.items()})

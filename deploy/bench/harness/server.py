@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ class Server:
 
     def pids(self) -> list[int]:
         """All its processes."""
-        return _descendants(self._process.pid)
+        return descendants(self._process.pid)
 
     def wait_until_idle(self) -> None:
         """Wait until the gateway counts no branch in flight, for two seconds at most."""
@@ -183,12 +184,13 @@ class Server:
         return self._log.read_text(errors="replace")[-SHOWN_LOG_CHARS:]
 
 
-def _descendants(pid: int) -> list[int]:
-    """A process and all its descendants."""
-    children = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return [pid, *(found for child in children for found in _descendants(child))]
+def descendants(pid: int) -> list[int]:
+    """A process and all its descendants. A process or thread that ends meanwhile counts as having no children."""
+    children: list[int] = []
+    for task in Path("/proc").glob(f"{pid}/task/*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            children += map(int, (task / "children").read_text().split())
+    return [pid, *(found for child in children for found in descendants(child))]
 
 
 def ready_page(client: httpx.Client) -> dict[str, Any]:
