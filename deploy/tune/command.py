@@ -318,7 +318,7 @@ def _notes(plans: Mapping[Candidate, Measurement]) -> list[str]:
     client_cores = max(row.client_cpu_s for plan in plans.values() for row in plan.figures)
     return [
         "Latencies in ms, of answered requests; every prompt is new, so none is in a prefix cache.",
-        f"Other load: share of all cores. Above {QUIET_SHARE:.0%} a turn is repeated, {MAX_ATTEMPTS - 1} times at most.",
+        f"Other load: share of all cores. Above {QUIET_SHARE:.0%} a turn is repeated, up to {MAX_ATTEMPTS - 1} times.",
         "Poisson arrivals do not wait for responses; their latency counts from the planned arrival.",
         f"The clients run on the same machine and used up to {client_cores:.2f} cores, which the server did not have.",
     ]

@@ -120,18 +120,21 @@ class OthersMeter:
     """Measures the CPU time of processes that this process has not started, from its creation on."""
 
     def __init__(self) -> None:
-        self._start = self._read()
+        self._start_s, self._start = time.monotonic(), self._read()
+
+    def cpu_s(self) -> float:
+        """CPU seconds. Resolution: a clock tick (10 ms) per process."""
+        return max(0.0, self._read() - self._start)
 
     def share(self) -> float:
-        """Of all cores, 0 to 1. Resolution: a clock tick (10 ms) per process."""
-        (start_s, others_s), (end_s, others_end_s) = self._start, self._read()
-        return max(0.0, (others_end_s - others_s) / (end_s - start_s) / (os.cpu_count() or 1))
+        """Of all cores, 0 to 1."""
+        return self.cpu_s() / (time.monotonic() - self._start_s) / (os.cpu_count() or 1)
 
     @staticmethod
-    def _read() -> tuple[float, float]:
-        """The time, and the CPU time of others up to now, both in seconds."""
+    def _read() -> float:
+        """CPU seconds of others since the machine's start."""
         own_s = 0.0
         for pid in descendants(os.getpid()):
             with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
                 own_s += process_cpu_s(Path(f"/proc/{pid}/stat").read_text())
-        return time.monotonic(), busy_s(Path("/proc/stat").read_text()) - own_s
+        return busy_s(Path("/proc/stat").read_text()) - own_s
