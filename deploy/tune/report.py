@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 
-from rich.console import Group, RenderableType
+import msgspec
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from deploy.bench.harness import plot
-from deploy.bench.harness.report import Document
+from deploy.bench.harness.report import Document, print_reasons
 from deploy.tune.check import Check
 from deploy.tune.prediction import LatencyModel
-from deploy.tune.results import MIB, Candidate, Figures, Measurement
+from deploy.tune.results import Candidate, Figures, Measurement
+from deploy.tune.search import MAX_STABLE_SHARE, Goal
+from deploy.tune.trial import MAX_ATTEMPTS, QUIET_SHARE, Trial
+from deploy.tune.tuning import Result
+from shared.errors import StartError
 
+PREDICTION_BOUND = 0.1
 PLOT_COLUMNS, PLOT_ROWS = 72, 18
 MARKS = "abcdefghijklmnopqrstuvwxyz"
 CURVE_POINTS = 60
-
-
-def one_line(candidate: Candidate, measurement: Measurement) -> str:
-    """A plan that has just been measured."""
-    return (
-        f"[green]✓[/] {candidate}: {measurement.capacity_qps:.1f} requests/s, {measurement.light_ms:.0f} ms with one "
-        f"client, {measurement.worker_bytes / MIB:,.0f} MiB per worker, loaded in {measurement.load_s:.1f} s"
-    )
 
 
 def table(title: str, figures: Sequence[Figures]) -> Table:
@@ -80,37 +79,118 @@ def _row(value_ms: float, most_ms: float) -> int:
     return PLOT_ROWS - 1 - round(value_ms / most_ms * (PLOT_ROWS - 1))
 
 
-def environment(models: str, candidate: Candidate) -> Iterator[str]:
-    """The lines to paste."""
-    for name, value in {"models": models, **candidate.settings()}.items():
-        yield f"TERCET_{name.upper()}={value}"
+def environment(trial: Trial, result: Result) -> list[str]:
+    """The lines to paste; none if no plan is recommended."""
+    if result.chosen is None:
+        return []
+    candidate = result.chosen.candidate
+    settings = {"models": trial.models(candidate), **candidate.settings()}
+    return [f"TERCET_{name.upper()}={value}" for name, value in settings.items()]
 
 
-def save_plot(
-    document: Document,
-    plans: Mapping[Candidate, Measurement],
-    chosen: Candidate | None,
-    check: Check | None,
-    slo_ms: float | None,
-    path: Path,
-) -> None:
-    """Average latency over throughput: every plan's closed loops, and the chosen plan's prediction with its check.
+def print_result(console: Console, result: Result, document: Document, goal: Goal, mps_note: str) -> None:
+    """Everything but the recommendation.
 
-    Args:
-        check: of the chosen plan.
+    Raises:
+        StartError: no plan could be served.
     """
+    best = None if result.chosen is None else result.chosen.candidate
+    for candidate, plan in result.plans.items():
+        num_passes = result.num_passes[candidate]
+        again = f", medians of {num_passes} passes" if num_passes > 1 else ""
+        console.print(table(f"{'→ ' if candidate == best else ''}{candidate}{again}", plan.figures))
+    for verb, candidate, reason in result.left_out:
+        console.print(f"[yellow]{verb}:[/] {candidate}: {reason}", highlight=False)
+    if not result.plans:
+        raise StartError("No plan could be served; the reasons are above.")
+    console.print(terminal_plot(result.plans, best, goal.slo_ms))
+    if mps_note:
+        console.print(mps_note, highlight=False)
+    if (check := result.check) is not None:
+        title = f"Check of {best}, medians of {check.num_rounds} rounds"
+        console.print(table(title, [*check.figures, check.measured]))
+        console.print(verdict(check), highlight=False)
+    print_reasons(console, document)
+
+
+def encode_result(result: Result, document: Document, goal: Goal, lines: Sequence[str]) -> bytes:
+    """The JSON document; a figure that is infinite becomes null."""
+    chosen, check = result.chosen, result.check
+    found = {
+        **msgspec.structs.asdict(document),
+        "goal": {"slo_ms": goal.slo_ms, "qps": goal.qps},
+        "plans": [
+            {"candidate": candidate, "passes": result.num_passes[candidate], "measurement": plan}
+            for candidate, plan in result.plans.items()
+        ],
+        "left_out": [
+            {"what": verb, "candidate": candidate, "reason": reason} for verb, candidate, reason in result.left_out
+        ],
+        "recommended": None if chosen is None else chosen.candidate,
+        "reason": None if chosen is None else chosen.reason,
+        "check": check,
+        "check_error": None if check is None or check.predicted_ms == inf else round(check.error, 4),
+        "environment": lines,
+    }
+    return msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
+
+
+def notes(plans: Mapping[Candidate, Measurement]) -> list[str]:
+    """How the figures are to be read."""
+    client_cores = max((row.client_cpu_s for plan in plans.values() for row in plan.figures), default=0.0)
+    return [
+        "Latencies in ms, of answered requests; every prompt is new, so none is in a prefix cache.",
+        f"Other load: share of all cores. Above {QUIET_SHARE:.0%} a turn is repeated, up to {MAX_ATTEMPTS - 1} times.",
+        "Poisson arrivals do not wait for responses; their latency counts from the planned arrival.",
+        f"The clients run on the same machine and used up to {client_cores:.2f} cores, which the server did not have.",
+    ]
+
+
+def verdict(check: Check) -> str:
+    """Prediction and measurement, in a sentence each."""
+    if check.predicted_ms == inf:
+        return (
+            f"[yellow]Not checked:[/] in its rounds the plan answered fewer than {check.measured.load.rate_qps:g} "
+            "requests/s, the load of the check, and more in the search. The machine has become slower; run the same "
+            "command with --again while nothing else uses it."
+        )
+    is_met = abs(check.error) <= PREDICTION_BOUND
+    colour, word = ("green", "met") if is_met else ("yellow", "not met")
+    return (
+        f"At {check.measured.load.rate_qps:g} requests/s, a load outside the fit: predicted {check.predicted_ms:.1f} "
+        f"ms, measured {check.measured.mean_ms:.1f} ms on average ({check.error:+.1%}; [{colour}]{word}[/] within "
+        f"{PREDICTION_BOUND:.0%}). Predicted before the check: {check.earlier_ms:.1f} ms."
+    )
+
+
+def unmet(goal: Goal, plans: Mapping[Candidate, Measurement]) -> str:
+    """Why no plan is recommended, and what to do."""
+    most_qps = max(plan.capacity_qps for plan in plans.values())
+    least_ms = min(plan.light_ms for plan in plans.values())
+    asked = f"--qps {goal.qps:g}" if goal.qps is not None else ""
+    held = f"--slo-ms {goal.slo_ms:g}" if goal.slo_ms is not None else ""
+    return (
+        f"No plan on this machine holds {' at '.join(filter(None, (held, asked)))}: the most that one answered is "
+        f"{most_qps:.1f} requests/s (a plan may use {MAX_STABLE_SHARE:.0%} of that), the least average latency "
+        f"{least_ms:.0f} ms. Ask for less, serve a smaller model, or take a larger machine or more than one."
+    )
+
+
+def save_plot(result: Result, document: Document, goal: Goal, path: Path) -> None:
+    """Average latency over throughput: every plan's closed loops, and the chosen plan's prediction with its check."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     axes = figure.subplots()
-    for candidate, plan in plans.items():
+    chosen = None if result.chosen is None else result.chosen.candidate
+    for candidate, plan in result.plans.items():
         is_chosen = candidate == chosen
         axes.plot(
             [row.qps for row in plan.closed], [row.mean_ms for row in plan.closed], marker="o", markersize=4,
             linewidth=2.2 if is_chosen else 1, alpha=1 if is_chosen else 0.6, zorder=3 if is_chosen else 2,
             label=f"{candidate}{' (recommended)' if is_chosen else ''}",
         )  # fmt: skip
-    if check is not None:
+    if (check := result.check) is not None:
         model = LatencyModel.fit(check.figures)
         rates = [model.capacity_qps * number / CURVE_POINTS for number in range(1, CURVE_POINTS)]
         axes.plot(
@@ -126,10 +206,10 @@ def save_plot(
             [check.measured.load.rate_qps], [check.measured.mean_ms], color="black", marker="*", markersize=13,
             linestyle="", label="recommended plan, Poisson arrivals: the check", zorder=4,
         )  # fmt: skip
-    if slo_ms is not None:
-        axes.axhline(slo_ms, color="#c54", linewidth=1, linestyle=":", label=f"{slo_ms:g} ms")
-    highest_ms = max(row.mean_ms for plan in plans.values() for row in plan.closed)
-    axes.set_ylim(0, 1.1 * max(highest_ms, slo_ms or 0))
+    if goal.slo_ms is not None:
+        axes.axhline(goal.slo_ms, color="#c54", linewidth=1, linestyle=":", label=f"{goal.slo_ms:g} ms")
+    highest_ms = max(row.mean_ms for plan in result.plans.values() for row in plan.closed)
+    axes.set_ylim(0, 1.1 * max(highest_ms, goal.slo_ms or 0))
     axes.set_xlim(left=0)
     axes.set_xlabel("requests per second")
     axes.set_ylabel("average latency, ms")

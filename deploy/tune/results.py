@@ -142,6 +142,12 @@ class Measurement(msgspec.Struct, frozen=True):
     total_bytes: int
     figures: tuple[Figures, ...]
 
+    def __str__(self) -> str:
+        return (
+            f"{self.capacity_qps:.1f} requests/s, {self.light_ms:.0f} ms with one client, "
+            f"{self.worker_bytes / MIB:,.0f} MiB per worker, loaded in {self.load_s:.1f} s"
+        )
+
     @property
     def closed(self) -> list[Figures]:
         return [row for row in self.figures if row.load.kind == "closed"]

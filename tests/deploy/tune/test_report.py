@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
+from deploy.bench.harness.workload import Subject, W
 from deploy.tune.check import Check, conclude, plan_rounds
-from deploy.tune.command import has_mps, mps_note
-from deploy.tune.report import environment, table, terminal_plot
+from deploy.tune.mps import has_mps, mps_note
+from deploy.tune.report import environment, table, terminal_plot, unmet, verdict
 from deploy.tune.results import Candidate, Load
-from deploy.tune.search import Goal
+from deploy.tune.search import Choice, Goal
+from deploy.tune.trial import Trial
+from deploy.tune.tuning import Result
 from shared.settings import ModelSpec, Settings
 from tests.deploy.tune.figures import candidate, figures, measurement
+from workers.checkpoints.resolve import resolve
 
 
 def shown(renderable: RenderableType) -> str:
@@ -45,13 +49,16 @@ def test_the_plot_has_every_plan_and_the_slo() -> None:
 
 def test_the_lines_to_paste_are_settings() -> None:
     on_gpus = Candidate(("cuda:0", "cuda:1"), 2, 0, 24, "spread")
-    lines = [*environment("small*2", on_gpus)]
+    subject = Subject.of(resolve("embedded"))
+    trial = Trial(ModelSpec("small"), subject, True, W, {}, [1], 1.0)
+    lines = environment(trial, Result({}, {}, [], Choice(on_gpus, "the best"), None))
     assert lines == [
         "TERCET_MODELS=small*2", "TERCET_DEVICES=cuda:0,cuda:1", "TERCET_MAX_BATCH=24", "TERCET_PLACEMENT=spread",
     ]  # fmt: skip
-    settings = Settings.load(dict(line.split("=", 1) for line in [*lines, *environment("small", candidate(1, 2))][:4]))
+    settings = Settings.load(dict(line.split("=", 1) for line in lines))
     assert settings.models == (ModelSpec("small", None, 2),)
     assert settings.max_batch == 24
+    assert environment(trial, Result({}, {}, [], None, None)) == []
 
 
 def test_a_check_has_the_asked_load_or_half_of_the_capacity() -> None:
@@ -74,6 +81,21 @@ def test_the_load_of_the_check_is_not_part_of_the_prediction() -> None:
     assert found.measured.mean_ms == 220
     assert found.error == pytest.approx(0.1)
     assert check(400).predicted_ms == pytest.approx(200)
+    assert "(+10.0%; [green]met[/] within 10%)" in verdict(found)
+    assert "(+100.0%; [yellow]not met[/] within 10%)" in verdict(check(400))
+
+
+def test_a_machine_that_became_too_slow_for_the_check_is_named() -> None:
+    slower = [*measurement((300, 600, 1200, 2400)).closed, figures(Load(rate_qps=2), 2, 9000)]
+    found = conclude(measurement(), [(*slower, figures(Load(rate_qps=20), 3, 9000))])
+    assert "Not checked" in verdict(found)
+    assert "--again" in verdict(found)
+
+
+def test_an_unmet_goal_says_what_was_asked_and_what_can_be_had() -> None:
+    text = unmet(Goal(30, 90), {candidate(1): measurement()})
+    assert "holds --slo-ms 30 at --qps 90: the most that one answered is 40.0 requests/s" in text
+    assert "the least average latency 50 ms" in text
 
 
 def test_mps_is_named_where_workers_share_a_gpu_without_it(tmp_path: Path) -> None:

@@ -81,12 +81,12 @@ def test_a_run_within_a_budget_recommends_what_it_measured(tmp_path: Path) -> No
     loads = [(row["load"]["clients"], row["num_errors"]) for row in plan["measurement"]["figures"]]
     assert loads == [(1, 0), (2, 0), (0, 0), (0, 0)]
     assert document["check"]["num_rounds"] == 1
-    assert document["check"]["predicted_ms"] > 0
     assert document["check"]["measured"]["mean_ms"] > 0
     assert any("--budget" in left["reason"] for left in document["left_out"])
     assert document["environment"] == done.stdout.splitlines()
     assert "Recommended:" in done.stderr
-    assert f"predicted {document['check']['predicted_ms']:.1f} ms" in done.stderr.replace("\n", " ")
+    predicted_ms = document["check"]["predicted_ms"]  # null if the turns are too short for a stable prediction
+    assert "Not checked" in done.stderr if predicted_ms is None else f"predicted {predicted_ms:.1f}" in done.stderr
     assert png.read_bytes().startswith(b"\x89PNG")
     # All is known now: the command starts no server, and an SLO is decided on the same figures.
     records = state.read_bytes()
