@@ -37,10 +37,7 @@ def make_plan(
         StartError: a device or a checkpoint is missing, or the plan is too large, or too large for a GPU's memory.
     """
     run_path = prepare_run_directory(settings)
-    devices = settings.devices or _visible_devices(environ)
-    if settings.compute != "cpu":
-        _check_devices(devices, environ)
-        check_gpus(devices, settings.dtype, environ)
+    devices = find_devices(settings, environ)
     if settings.models:
         found = [(resolve(spec.name, spec.source, on_progress=on_progress), spec.count) for spec in settings.models]
     else:
@@ -79,6 +76,19 @@ def with_cpu_caches(plan: Plan, settings: Settings) -> Plan:
         plan,
         slots=[msgspec.structs.replace(slot, cache_bytes=bounds.get(slot.index)) for slot in plan.slots],
     )
+
+
+def find_devices(settings: Settings, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The devices to plan for: those of the settings, else all visible GPUs, else the CPU.
+
+    Raises:
+        StartError: a device is missing, or the installed torch cannot use it.
+    """
+    devices = settings.devices or _visible_devices(environ)
+    if settings.compute != "cpu":
+        _check_devices(devices, environ)
+        check_gpus(devices, settings.dtype, environ)
+    return devices
 
 
 def _model(checkpoint: Checkpoint) -> Model:

@@ -1,278 +1,228 @@
-"""`tercet tune --kernels`: chooses the kernels of each model on each GPU of the plan by measuring them."""
+"""`tercet tune`: finds the plan for a model and a load by serving candidate plans, and predicts what it will do.
+
+Tables, plot and reasons go to standard error, the environment lines to standard output: `tercet tune >tercet.env`.
+"""
 
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from math import prod
-from statistics import median
-from typing import Annotated, Any, Protocol
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from deploy.bench.harness.contender_process import ContenderProcess
-from deploy.bench.harness.run import progress
-from deploy.planning import make_plan
+from deploy.bench.harness import plot
+from deploy.bench.harness.memory import available_bytes
+from deploy.bench.harness.options import Options
+from deploy.bench.harness.report import Document
+from deploy.bench.harness.run import measured_run
+from deploy.bench.harness.server import ROOT
+from deploy.bench.harness.workload import Subject, W, Workload
+from deploy.planning import find_devices
+from deploy.tune.kernels import NUM_ROUNDS, ROWS, tune_kernels
+from deploy.tune.mps import has_mps, mps_note
+from deploy.tune.report import encode_result, environment, notes, print_result, save_plot, unmet
+from deploy.tune.search import Goal, Space
+from deploy.tune.state import State, alone, code_digest, run_key
+from deploy.tune.trial import OPEN_LOOP_FACTOR, OPEN_SHARES, Trial
+from deploy.tune.tuning import Budget, Tuning
 from shared.errors import StartError
-from shared.plan import Model, Plan, Slot, read_current_plan
-from shared.run_directory import lock_holder
-from shared.settings import Settings
-from shared.worker_environment import cache_directory, worker_environment
-from workers.engine.cuda.kernel_store import Kernels, KernelStore, StoredChoice
+from shared.settings import ModelSpec, Settings
+from shared.weights import weights_digest
+from shared.worker_environment import cache_directory
+from workers.checkpoints.resolve import resolve, resolve_default
 
-ROWS = (1, 3, 12, 48, 96)
-NUM_ROUNDS, NUM_REPLAYS = 7, 50
-CANDIDATES: tuple[Kernels, ...] = ("torch", "triton", "fused")
-# Other kernels than Triton's are chosen if they are faster by this share: seeded texts change with the choice.
-LEAST_GAIN = 0.02
-ENDED = "its process ended ({error})"
+CLIENTS = (1, 2, 4, 8)
+MAX_CLIENTS = 256
+SECONDS, QUICK_SECONDS = 4.0, 0.4
+CHECK_ROUNDS = 5
+# Settings that are tuned, or that concern who may reach a server; candidates take all others from the environment.
+NOT_PASSED = frozenset({
+    "bind", "cpu_threads", "devices", "insecure", "jobs", "keys", "max_batch", "models", "placement", "run_dir",
+    "sagemaker", "tls_cert", "tls_key",
+})  # fmt: skip
 
-out = Console()
-err = Console(stderr=True)
-
-
-class Steps(Protocol):
-    """What is called of `step_timer.StepTimer`, by name, in its process."""
-
-    def call(self, method: str, *args: Any) -> Any: ...
-
-
-@dataclass
-class Measurement:
-    """Kernels of one model on one GPU.
-
-    Attributes:
-        key: of the stored choice.
-        rejected: kernels → why they cannot be used.
-        same_bits: kernels → whether a row's logits are the same alone and among others.
-        step_us: kernels → rows → median duration of a step.
-    """
-
-    key: str
-    gpu: str
-    dtype: str
-    rejected: dict[Kernels, str] = field(default_factory=dict)
-    same_bits: dict[Kernels, bool] = field(default_factory=dict)
-    step_us: dict[Kernels, dict[int, float]] = field(default_factory=dict)
+err = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
 
 
 def tune(
-    kernels: Annotated[bool, typer.Option("--kernels", help="Choose the kernels of each model on each GPU.")] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="One short round, as a functional check; stores nothing.")
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Instead choose the kernels of each model on each GPU.")
     ] = False,
-    rows: Annotated[str, typer.Option(help="Batch sizes to time, separated by commas.")] = ",".join(map(str, ROWS)),
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; their median counts.")] = NUM_ROUNDS,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One short round of everything, as a functional check.")
+    ] = False,
+    rows: Annotated[str, typer.Option(help="With --kernels: batch sizes to time, separated by commas.")] = ",".join(
+        map(str, ROWS)
+    ),
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Interleaved rounds whose medians count: of the check (default {CHECK_ROUNDS}), with --kernels of "
+            f"each batch size (default {NUM_ROUNDS}).",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model to serve, as in TERCET_MODELS, without a count; default: the server's.")
+    ] = None,
+    qps: Annotated[float | None, typer.Option(min=0.01, help="Load to tune for, in requests per second.")] = None,
+    slo_ms: Annotated[
+        float | None,
+        typer.Option(min=1, help="Average latency to hold: finds the cheapest plan that does, at --qps if it is set."),
+    ] = None,
+    clients: Annotated[
+        str, typer.Option(help="Numbers of concurrent closed-loop clients, separated by commas.")
+    ] = ",".join(map(str, CLIENTS)),
+    samples: Annotated[int, typer.Option(min=1, max=8, help="Completions per request.")] = W.num_samples,
+    length: Annotated[int, typer.Option(min=1, max=512, help="New tokens per completion.")] = W.num_new_tokens,
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=900, help="Tokens of a prompt.")] = W.num_prompt_tokens,
+    max_workers: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Most workers per device; default: the device's own bound.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of a closed loop; open loops take twice.")] = SECONDS,
+    budget: Annotated[float, typer.Option(min=0.1, help="Minutes that the search and the check may take.")] = 15.0,
+    again: Annotated[bool, typer.Option("--again", help="Measure anew what an earlier run has measured.")] = False,
+    state: Annotated[
+        Path | None, typer.Option(help="File for the results; default: tune.jsonl in TERCET_CACHE_DIR.", dir_okay=False)
+    ] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Also write the result to this file.", dir_okay=False)
+    ] = None,
+    plot_path: Annotated[
+        Path | None, typer.Option("--plot", help="Also write a plot to this PNG file.", dir_okay=False)
+    ] = None,
 ) -> None:
-    """Measure on this machine what cannot be decided in advance, and store it for the workers.
+    """Find workers per device, threads, placement and batch for a model and a load, by serving each candidate plan.
 
-    With --kernels: compares the GPU's kernels with plain torch, times the decode step with each, and stores the
-    fastest. To be run while no server uses the GPU. A changed choice changes the texts of seeds on that GPU.
+    Measures load time, memory, latency and throughput of real servers, under closed loops and Poisson arrivals; checks
+    its prediction at a load that it did not measure; prints the recommended settings as environment lines. Ctrl-C ends
+    it, and the same command continues. To be run while nothing else uses the machine. With --kernels: chooses the
+    kernels of each model on each GPU; a changed choice changes the texts of seeds on that GPU.
     """
-    if not kernels:
-        raise StartError("Say what to tune: tercet tune --kernels chooses the kernels of each model on each GPU.")
-    settings = Settings.load(os.environ)
-    plan = read_current_plan(settings, os.environ) or make_plan(settings, os.environ)
-    places = gpu_places(plan, settings)
-    warn_of_processes()
-    num_rounds, num_replays = (1, 2) if quick else (rounds, NUM_REPLAYS)
-    store, batch_sizes = KernelStore(cache_directory(settings)), _rows(rows)
-    seen: set[str] = set()
-    for slot in places:
-        start = partial(_process, plan.model(slot.model), settings, batch_sizes[-1])
-        place = f"{slot.model} on {slot.device}"
-        with _environment(worker_environment(slot, plan, settings, os.environ)):
-            measurement = measure(start, batch_sizes, num_rounds, num_replays, place, seen)
-        if measurement is None:
-            err.print(f"{slot.device} is the same model of GPU: the choice for {slot.model} holds there, too.")
-            continue
-        out.print(table(measurement, f"{place}: {measurement.gpu}, {measurement.dtype}"))
-        if quick:
-            out.print("[yellow]Quick run:[/] a functional check; nothing is stored. Do not quote its figures.")
-        else:
-            out.print(store_choice(store, measurement), highlight=False)
-
-
-def gpu_places(plan: Plan, settings: Settings) -> list[Slot]:
-    """A slot for each pair of GPU and model of the plan.
-
-    Raises:
-        StartError: the plan has no GPU, or a server uses it.
-    """
-    pairs = {(slot.device, slot.model): slot for slot in reversed(plan.slots) if slot.device != "cpu"}
-    if settings.compute == "cpu" or not pairs:
-        raise StartError(
-            "tercet tune --kernels needs a GPU, and the plan has none (tercet plan shows it): run it on a machine with "
-            "a GPU, with TERCET_DEVICES unset or naming it."
-        )
-    if (holder := lock_holder(settings, "workers") or lock_holder(settings, "serve")) is not None:
-        raise StartError(
-            f"A server uses the GPUs of this plan (process {holder.pid}): stop it first. Its work would spoil the "
-            "measurement, and workers that restart later would use other kernels than those that run."
-        )
-    return sorted(pairs.values(), key=lambda slot: slot.index)
-
-
-def warn_of_processes() -> None:
-    """Says which other processes use the GPUs of this machine; their work would make the times too long."""
-    command = ["nvidia-smi", "--query-compute-apps=pid,name", "--format=csv,noheader"]
-    try:
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
+    if kernels:
+        tune_kernels(rows, rounds or NUM_ROUNDS, is_quick=quick)
         return
-    if lines := [line.strip() for line in listed.splitlines() if line.strip()]:
-        err.print(f"[yellow]Other processes use the GPUs:[/] {'; '.join(lines)}. Times may be too long.")
+    for path, option in ((plot_path, "--plot"), (json_path, "--json")):
+        if path is not None and not path.parent.is_dir():
+            raise StartError(f"{option} {path}: {path.parent} is not a directory.")
+    if plot_path is not None:
+        plot.check(plot_path)
+    settings = Settings.load(os.environ)
+    spec, subject, revision = _model(model, settings)
+    devices = find_devices(settings, os.environ)
+    uses_gpu = devices != ("cpu",) and settings.compute != "cpu"
+    workload = Workload(num_prompt_tokens=prompt_tokens, num_samples=samples, num_new_tokens=length)
+    if prompt_tokens + length > subject.n_ctx:
+        raise typer.BadParameter(
+            f"with --length {length} at most {subject.n_ctx - length}, the model's context",
+            param_hint="--prompt-tokens",
+        )
+    passed = {name: value for name, value in _passed(os.environ).items() if name not in NOT_PASSED}
+    trial = Trial(
+        spec, subject, uses_gpu, workload, {**passed, "jobs": "none"}, _clients(clients),
+        QUICK_SECONDS if quick else seconds,
+    )  # fmt: skip
+    goal = Goal(slo_ms, qps)
+    space = Space(
+        devices=devices,
+        cores=0 if uses_gpu else len(os.sched_getaffinity(0)),
+        memory_bytes=None if uses_gpu else available_bytes(),
+        max_clients=max(trial.clients),
+        num_samples=samples,
+        max_workers=max_workers,
+    )
+    path = state or (cache_directory(settings) or Path.cwd()) / "tune.jsonl"
+    options = Options(models=str(spec), device=devices[0].partition(":")[0], is_quick=quick, workload=workload)
+    with alone(path), measured_run("tune", options, err) as document:
+        signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # as Ctrl-C: servers are stopped
+        kept = State(path, run_key(_identity(document, trial, revision, devices)), is_new=again)
+        if kept.outcomes:
+            err.print(f"Plans measured before: {len(kept.outcomes)} ({path}); --again measures them anew.")
+        num_rounds = 1 if quick else rounds or CHECK_ROUNDS
+        try:
+            result = Tuning(trial, space, goal, kept, Budget(60 * budget), num_rounds, err).run()
+        except KeyboardInterrupt:
+            err.print(f"Interrupted. The same command continues. Plans measured so far: {len(kept.outcomes)} ({path}).")
+            raise typer.Exit(130) from None
+        document.notes += notes(result.plans)
+    lines = environment(trial, result)
+    print_result(err, result, document, goal, mps_note(result.plans, os.environ) if uses_gpu else "")
+    if json_path is not None:
+        json_path.write_bytes(encode_result(result, document, goal, lines))
+    if plot_path is not None and result.plans:
+        save_plot(result, document, goal, plot_path)
+    if result.chosen is None:
+        raise StartError(unmet(goal, result.plans))
+    err.print(f"[bold green]Recommended:[/] {result.chosen.candidate}: {result.chosen.reason}.", highlight=False)
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
-def measure(
-    start: Callable[[], Any],
-    rows: list[int],
-    num_rounds: int,
-    num_replays: int,
-    title: str,
-    seen: set[str],
-) -> Measurement | None:
-    """Checks and times all kernels; those whose process ends are measured no more.
+def _passed(environ: Mapping[str, str]) -> dict[str, str]:
+    """The settings of this environment, as text, by lower-case name."""
+    names = {f"TERCET_{field.name.upper()}": field.name for field in fields(Settings)}
+    return {names[name]: value for name, value in environ.items() if name in names}
 
-    Args:
-        start: a context manager with `Steps` in a new process.
-        seen: keys that are measured already; the new key is added.
 
-    Returns:
-        None if the key was seen.
+def _model(text: str | None, settings: Settings) -> tuple[ModelSpec, Subject, str]:
+    """The model to serve, and the digest of its weights.
 
     Raises:
-        StartError: the model cannot be loaded, or the steps with plain torch fail.
+        typer.BadParameter: the option or the settings name another number of models than one.
+        StartError: the model is not on this machine and cannot be fetched.
     """
-    rejected: dict[Kernels, str] = {}
-    while True:
-        in_use: Kernels = "torch"
+    specs = settings.models
+    if text is not None:
         try:
-            with start() as steps:
-                key, gpu, dtype = steps.call("describe")
-                if key in seen:
-                    return None
-                measurement = Measurement(key, gpu, dtype, rejected)
-                for kernels in _turns(measurement, steps, rows, num_rounds, num_replays, title):
-                    in_use = kernels
+            specs = Settings.load({"TERCET_MODELS": text}).models
         except StartError as error:
-            if in_use == "torch":
-                raise
-            rejected[in_use] = ENDED.format(error=str(error).partition("\n")[0])
-        else:
-            seen.add(measurement.key)
-            return measurement
+            raise typer.BadParameter(str(error).replace("TERCET_MODELS=", ""), param_hint="--model") from error
+    if len(specs) > 1:
+        raise typer.BadParameter(
+            f"name one model; plans with several are not searched ({', '.join(spec.name for spec in specs)})",
+            param_hint="--model",
+        )
+    spec = specs[0] if specs else None
+    if spec is None:
+        checkpoint = resolve_default()
+        spec = ModelSpec(checkpoint.name)
+    else:
+        checkpoint = resolve(spec.name, spec.source)
+    revision = "" if checkpoint.source == "synthetic" else weights_digest(Path(checkpoint.directory))
+    return ModelSpec(spec.name, spec.source), Subject.of(checkpoint), revision
 
 
-def _turns(
-    measurement: Measurement, steps: Steps, rows: list[int], num_rounds: int, num_replays: int, title: str
-) -> Iterator[Kernels]:
-    """Fills the measurement; yields the kernels that the next call uses."""
-    candidates = [one for one in CANDIDATES if one not in measurement.rejected]
-    with progress(err, title, len(candidates) * (1 + len(rows) * (1 + num_rounds))) as turn:
-        for kernels in tuple(candidates):
-            yield kernels
-            turn(f"comparing {kernels}")
-            if kernels != "torch" and (reason := steps.call("check", kernels)) is not None:
-                measurement.rejected[kernels] = reason
-                candidates.remove(kernels)
-                continue
-            measurement.same_bits[kernels] = steps.call("has_same_bits", kernels)
-        for number in sorted(rows, reverse=True):  # the largest first: the others use its memory again
-            for kernels in candidates:
-                yield kernels
-                turn(f"capturing {kernels}, {number} rows")
-                steps.call("capture", kernels, number)
-        times: dict[tuple[Kernels, int], list[float]] = {}
-        for number in rows:
-            for _ in range(num_rounds):
-                for kernels in candidates:
-                    yield kernels
-                    turn(f"timing {kernels}, {number} rows")
-                    times.setdefault((kernels, number), []).append(steps.call("replay", kernels, number, num_replays))
-    for (kernels, number), samples in times.items():
-        measurement.step_us.setdefault(kernels, {})[number] = round(median(samples), 1)
+def _identity(document: Document, trial: Trial, revision: str, devices: tuple[str, ...]) -> dict[str, Any]:
+    """What the figures depend on; a run continues only with equal values."""
+    return {
+        "machine": document.machine,
+        "versions": document.versions,
+        "code": code_digest(ROOT),
+        "model": str(trial.model),
+        "revision": revision,
+        "devices": devices,
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "mps": has_mps(os.environ),
+        "workload": trial.workload,
+        "settings": dict(trial.settings),
+        "clients": list(trial.clients),
+        "seconds": trial.seconds,
+        "open": (OPEN_SHARES, OPEN_LOOP_FACTOR),
+    }
 
 
-def choose(measurement: Measurement) -> StoredChoice:
-    """The fastest kernels, by the geometric mean over the batch sizes; Triton's if no others gain LEAST_GAIN."""
-    step_us = measurement.step_us
-    means = {kernels: prod(times.values()) ** (1 / len(times)) for kernels, times in step_us.items()}
-    preferred: Kernels = "triton" if "triton" in means else "torch"
-    best = min(means, key=means.__getitem__)
-    chosen = best if means[best] < (1 - LEAST_GAIN) * means[preferred] else preferred
-    reason = ""
-    if chosen == "torch":
-        reason = measurement.rejected.get("triton", "plain torch was measured to be faster on this GPU")
-    return StoredChoice(chosen, reason, step_us=step_us)
-
-
-def store_choice(store: KernelStore, measurement: Measurement) -> str:
-    """Stores the choice; returns what changed, for the operator."""
-    choice = choose(measurement)
-    with store.locked():
-        before = store.read(measurement.key)
-        store.write(measurement.key, choice)
-        is_stored = store.read(measurement.key) is not None
-    chosen = f"[bold]{choice.status}[/]" + (f" ({choice.reason})" if choice.reason else "")
-    if not is_stored:
-        return f"Fastest: {chosen}. [red]Not stored:[/] set TERCET_CACHE_DIR to a directory that can be written to."
-    if before is None or before.status == "checking":
-        return f"Stored: {chosen}, where nothing was chosen before. Workers use it from their next start."
-    if before.status == choice.status:
-        return f"Stored: {chosen}, as before. Seeded texts stay the same."
-    return (
-        f"Stored: {chosen} instead of {before.status}. [yellow]Seeded texts on this model of GPU change[/] with the "
-        "next start of each worker."
-    )
-
-
-def table(measurement: Measurement, title: str) -> Table:
-    """Durations of a step, relative to plain torch."""
-    plain = measurement.step_us["torch"]
-    found = Table("kernels", *(f"{rows} rows" for rows in plain), "same bits alone and in a batch", title=title)
-    for column in found.columns[1:-1]:
-        column.justify = "right"
-    chosen = choose(measurement).status
-    for kernels in CANDIDATES:
-        if kernels in measurement.rejected:
-            found.add_row(kernels, measurement.rejected[kernels], *[""] * len(plain), style="dim")
-            continue
-        cells = [f"{us:.0f} µs ({us / plain[rows]:.2f} ×)" for rows, us in measurement.step_us[kernels].items()]
-        bits = "yes" if measurement.same_bits[kernels] else "no"
-        found.add_row(kernels, *cells, bits, style="bold" if kernels == chosen else "")
-    return found
-
-
-def _process(model: Model, settings: Settings, max_rows: int) -> ContenderProcess:
-    synthetic = model.name.partition(":")[2] if model.source == "synthetic" else ""
-    factory = "deploy.tune.step_timer:step_timer"
-    return ContenderProcess(factory, model.directory, synthetic, settings.dtype, max_rows)
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Variables for the processes started inside."""
-    before = dict(os.environ)
-    os.environ.update(variables)
+def _clients(text: str) -> list[int]:
     try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def _rows(text: str) -> list[int]:
-    try:
-        rows = sorted({int(part) for part in text.split(",")})
+        numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        rows = []
-    if not rows or rows[0] < 1 or rows[-1] > 512:
-        raise typer.BadParameter("must be numbers from 1 to 512, separated by commas, like 1,3,48", param_hint="--rows")
-    return rows
+        numbers = []
+    if not numbers or numbers[0] < 1 or numbers[-1] > MAX_CLIENTS:
+        raise typer.BadParameter(
+            f"must be numbers from 1 to {MAX_CLIENTS}, separated by commas, like 1,2,4,8", param_hint="--clients"
+        )
+    return numbers

@@ -1,4 +1,4 @@
-"""Closed-loop HTTP clients of a running gateway, one thread each.
+"""Closed-loop and open-loop HTTP clients of a running gateway, one thread each.
 
 Knows HTTP and the clock. Does not know tensors or who serves. A client is as thin as Python allows (`http.client` on a
 persistent connection), and the CPU time of all clients is measured and reported.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +22,7 @@ from shared.errors import StartError
 
 LOOPBACK = "127.0.0.1"
 TIMEOUT_S = 120.0
+MAX_OPEN_LOOP_CLIENTS = 128  # threads; requests beyond them are sent late, and their wait counts
 DEFAULT_LENGTH = 20  # of `POST /autocomplete`
 Body = dict[str, Any]
 
@@ -79,6 +81,7 @@ class Clients:
         self._address = host, port
         self._workload = workload
         self._prompts = PromptGenerator(subject.tokenizer(), seed)
+        self._random = random.Random(seed)
         self._num_tokens = workload.num_prompt_tokens * (2 if "max_tokens" in more else 1)
         self._more = more
         self._lock = threading.Lock()
@@ -106,6 +109,46 @@ class Clients:
                 yield self._new_body() | more
 
         return self._run_clients(num_clients, bodies_until_timeout)
+
+    def send_at_rate(self, rate_qps: float, seconds: float) -> LoadResult:
+        """Open loop: Poisson arrivals at `rate_qps`, for `seconds`; requests in flight then are awaited.
+
+        `wall_ms` counts from the planned arrival, so that a request that is sent late, because the server holds all
+        clients, has waited (no coordinated omission). The number of arrivals is fixed to its mean: given their number,
+        the arrivals of a Poisson process are independent and uniform.
+        """
+        num_requests = max(1, round(rate_qps * seconds))
+        offsets = sorted(self._random.uniform(0, seconds) for _ in range(num_requests))
+        planned = list(zip(offsets, [self._new_body() for _ in offsets], strict=True))
+        num_clients = min(num_requests, MAX_OPEN_LOOP_CLIENTS)
+        replies: list[Reply] = []
+        barrier, lock = threading.Barrier(num_clients + 1), threading.Lock()
+        arrivals = iter(planned)
+        start_s = 0.0
+
+        def run_client() -> None:
+            with Connection(*self._address) as connection:
+                barrier.wait()  # all are connected
+                barrier.wait()  # and the start is set
+                while True:
+                    with lock:
+                        offset_s, body = next(arrivals, (0.0, None))
+                    if body is None:
+                        return
+                    time.sleep(max(0.0, start_s + offset_s - time.perf_counter()))
+                    reply = connection.request(body)
+                    wall_ms = 1e3 * (time.perf_counter() - start_s - offset_s)
+                    replies.append(msgspec.structs.replace(reply, wall_ms=wall_ms))
+
+        threads = [threading.Thread(target=run_client) for _ in range(num_clients)]
+        for thread in threads:
+            thread.start()
+        barrier.wait()
+        start_s, cpu_start = time.perf_counter(), time.process_time()
+        barrier.wait()
+        for thread in threads:
+            thread.join()
+        return LoadResult(replies, time.perf_counter() - start_s, time.process_time() - cpu_start)
 
     def send_batches_for(self, seconds: float) -> LoadResult:
         """One client that sends Patsnap's workload for `seconds`. Replies have no times of the engine."""

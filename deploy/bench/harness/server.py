@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,11 @@ class Server:
 
     def processes(self) -> dict[int, int]:
         """All its processes, each with the id of its parent."""
-        return _descendants(self._process.pid, os.getpid())
+        return descendants(self._process.pid)
+
+    def worker_pids(self) -> list[int]:
+        """The process of each slot's worker."""
+        return [slot["pid"] for slot in self.slots()]
 
     def wait_until_idle(self) -> None:
         """Wait until the gateway counts no branch in flight, for two seconds at most."""
@@ -184,12 +189,14 @@ class Server:
         return self._log.read_text(errors="replace")[-SHOWN_LOG_CHARS:]
 
 
-def _descendants(pid: int, parent: int) -> dict[int, int]:
-    """A process and all its descendants, each with the id of its parent."""
-    children = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return {pid: parent} | {found: of for child in children for found, of in _descendants(child, pid).items()}
+def descendants(pid: int, parent: int | None = None) -> dict[int, int]:
+    """A process and all its descendants, each with the id of its parent. What ends meanwhile counts as childless."""
+    found = {pid: os.getpid() if parent is None else parent}
+    for task in Path("/proc").glob(f"{pid}/task/*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for child in (task / "children").read_text().split():
+                found |= descendants(int(child), pid)
+    return found
 
 
 def ready_page(client: httpx.Client) -> dict[str, Any]:

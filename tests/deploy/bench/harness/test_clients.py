@@ -1,9 +1,10 @@
-"""The closed-loop clients, against a small HTTP server in this process."""
+"""The closed-loop and open-loop clients, against a small HTTP server in this process."""
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from deploy.bench.harness import clients as clients_module
 from deploy.bench.harness.clients import LOOPBACK, Clients, Connection, raise_for_status, read_reply
 from deploy.bench.harness.workload import Subject, W
 from gateway.api.schema import AutocompleteResponse, Sentence
@@ -35,8 +37,8 @@ ANSWER = msgspec.json.encode(
 
 
 @contextmanager
-def gateway(bodies: list[dict[str, Any]]) -> Iterator[int]:
-    """A port that answers every request with `ANSWER`, but breaks the connection for the context "break"."""
+def gateway(bodies: list[dict[str, Any]], delay_s: float = 0.0) -> Iterator[int]:
+    """A port that answers requests with `ANSWER` after a delay, but breaks the connection for the context "break"."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -48,6 +50,7 @@ def gateway(bodies: list[dict[str, Any]]) -> Iterator[int]:
                 self.close_connection = True
                 return
             data = b"event: done\ndata: " + ANSWER + b"\n\n" if body.get("stream") else ANSWER
+            time.sleep(delay_s)
             self.send_response(503 if body["context"] == "busy" else 200)
             self.send_header("Content-Type", "text/event-stream" if body.get("stream") else "application/json")
             self.send_header("Content-Length", str(len(data)))
@@ -93,3 +96,31 @@ def test_a_lost_connection_counts_as_status_0_and_the_next_request_reconnects() 
     assert [reply.status for reply in replies] == [200, 0, 200, 503]
     with pytest.raises(StartError, match="status 0"):
         raise_for_status(replies)
+
+
+def test_arrivals_do_not_wait_for_responses() -> None:
+    bodies: list[dict[str, Any]] = []
+    with gateway(bodies, delay_s=0.2) as port:
+        clients = Clients(LOOPBACK, port, Subject.of(resolve("embedded")), W, 1, {})
+        load = clients.send_at_rate(100, 0.2)
+    assert len(load.replies) == 20  # one after another they would take 4 s
+    assert load.elapsed_s < 2
+    assert {reply.status for reply in load.replies} == {200}
+    assert len({body["context"] for body in bodies}) == 20
+
+
+def test_a_request_that_is_sent_late_has_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No coordinated omission: here a single client must send what arrives while it waits for responses."""
+    monkeypatch.setattr(clients_module, "MAX_OPEN_LOOP_CLIENTS", 1)
+    with gateway([], delay_s=0.05) as port:
+        clients = Clients(LOOPBACK, port, Subject.of(resolve("embedded")), W, 1, {})
+        load = clients.send_at_rate(100, 0.2)
+    # The last of 20 requests ends after 1 s at the earliest, and was planned within the first 0.2 s.
+    assert load.replies[-1].wall_ms >= 800
+    assert load.replies[0].wall_ms < load.replies[-1].wall_ms
+
+
+def test_an_open_loop_sends_one_request_at_least() -> None:
+    with gateway([]) as port:
+        clients = Clients(LOOPBACK, port, Subject.of(resolve("embedded")), W, 1, {})
+        assert len(clients.send_at_rate(0.01, 0.1).replies) == 1

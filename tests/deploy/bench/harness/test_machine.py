@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from deploy.bench.harness.machine import busy_s, read_cpuinfo
+from deploy.bench.harness.machine import busy_s, process_cpu_s, read_cpuinfo
 
 
 def test_the_cpu_is_read_from_the_first_processor_of_cpuinfo() -> None:
@@ -15,6 +15,12 @@ def test_the_cpu_is_read_from_the_first_processor_of_cpuinfo() -> None:
         "flags\t\t: fpu avx2 avx512f amx_int8\n\nprocessor\t: 1\nmodel name\t: B\n"
     )
     assert read_cpuinfo(cpuinfo) == ("A CPU (family, model, stepping: 6 143 8)", ["avx2", "avx512f", "amx_int8"])
+
+
+def test_cpu_time_of_a_process_counts_its_ended_children() -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    stat = "7 (a name (x)) S 1 7 7 0 -1 4194560 100 200 0 0 30 4 500 6 20 0 1 0 1234 5 6\n"
+    assert process_cpu_s(stat) == pytest.approx(540 / ticks)
 
 
 def test_busy_time_leaves_out_idle_and_iowait() -> None:

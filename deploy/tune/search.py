@@ -1,0 +1,322 @@
+"""Which plans `tercet tune` measures, in which order, and which one it recommends. Pure: decides on figures alone.
+
+The search has three stages: workers and their threads, then placement, then `max_batch`, each with the best plan so
+far. A plan is left out where a figure that was measured already says that it cannot win; the reason is kept. Then the
+two best plans are measured again in turns, because one pass each may have been a lucky one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import get_args
+
+from deploy.tune.prediction import model_of
+from deploy.tune.results import MIB, Candidate, Measurement
+from shared.settings import Placement, Settings
+
+# Figures that differ by less are equal: rounds of one plan differ as much.
+EQUAL_SHARE = 0.05
+MAX_WORKERS_PER_GPU = 4
+FINAL_PASSES = 3
+# Of the capacity; nearer to it an average has no stable value.
+MAX_STABLE_SHARE = 0.85
+DEFAULTS = Settings()
+Outcome = Measurement | str  # a string says why the plan could not be served
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What a search may choose from.
+
+    Attributes:
+        cores: of this machine that workers on the CPU may use; 0 where the devices are GPUs.
+        memory_bytes: that the workers of one device may take together; None if unknown.
+        max_clients: of the largest closed loop.
+        num_samples: branches per request.
+        max_workers: per device; None for the device's own bound.
+    """
+
+    devices: tuple[str, ...]
+    cores: int
+    memory_bytes: int | None
+    max_clients: int
+    num_samples: int
+    max_workers: int | None = None
+
+    def worker_counts(self) -> list[int]:
+        """1, 2, 4, … per device: twice the cores at most, or what a GPU may have."""
+        bound = self.max_workers or (2 * self.cores if self.cores else MAX_WORKERS_PER_GPU)
+        return [*(2**power for power in range(bound.bit_length()) if 2**power < bound), bound]
+
+    def thread_counts(self, workers: int) -> list[int]:
+        """The cores divided among the workers, then fewer by halves."""
+        if not self.cores:
+            return [0]
+        most = max(1, self.cores // workers)
+        return list(dict.fromkeys(max(1, most >> power) for power in range(most.bit_length())))
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What the recommended plan is for: an average latency to hold, a load to hold it at. Both may be absent."""
+
+    slo_ms: float | None = None
+    qps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The recommended plan and why."""
+
+    candidate: Candidate
+    reason: str
+
+
+@dataclass(slots=True)
+class Search:
+    """The state of a search, which follows from what was measured.
+
+    Attributes:
+        next: to be measured; None when the search is complete.
+        stage: of `next`, for the operator.
+        pruned: plans that are not measured → why.
+    """
+
+    next: Candidate | None = None
+    stage: str = ""
+    pruned: dict[Candidate, str] = field(default_factory=dict)
+
+
+def continue_search(
+    space: Space, outcomes: Mapping[Candidate, Outcome], goal: Goal, refuted: Collection[Candidate] = ()
+) -> Search:
+    """The next plan to measure.
+
+    Args:
+        outcomes: of the plans so far.
+        refuted: plans whose check contradicted the prediction.
+    """
+    search = Search()
+    for stage in (_workers, _placements, _batches):
+        for candidate in stage(space, outcomes, goal, refuted, search.pruned):
+            if candidate not in outcomes:
+                search.next, search.stage = candidate, (stage.__doc__ or "").partition(".")[0]
+                return search
+    return search
+
+
+def next_final(
+    outcomes: Mapping[Candidate, Outcome],
+    num_passes: Mapping[Candidate, int],
+    goal: Goal,
+    refuted: Collection[Candidate] = (),
+) -> Candidate | None:
+    """Of the two best plans, the next to measure again; None if all is done, or if the second is worse in every way."""
+    first = choose(outcomes, goal, refuted)
+    second = first and choose(outcomes, goal, [*refuted, first.candidate])
+    if first is None or second is None:
+        return None
+    best, other = outcomes[first.candidate], outcomes[second.candidate]
+    if isinstance(best, str) or isinstance(other, str) or is_worse(other, best):
+        return None
+    least = min((first.candidate, second.candidate), key=lambda candidate: num_passes[candidate])
+    return least if num_passes[least] < FINAL_PASSES else None
+
+
+def _workers(
+    space: Space,
+    outcomes: Mapping[Candidate, Outcome],
+    goal: Goal,
+    refuted: Collection[Candidate],
+    pruned: dict[Candidate, str],
+) -> Iterator[Candidate]:
+    """Workers and threads."""
+    best_before: tuple[int, Measurement] | None = None
+    stop = ""
+    for workers in space.worker_counts():
+        best: Measurement | None = None
+        previous: Measurement | None = None
+        for threads in space.thread_counts(workers):
+            candidate = Candidate(space.devices, workers, threads, DEFAULTS.max_batch, DEFAULTS.placement)
+            reason = stop or _too_large(space, candidate, outcomes)
+            if not reason and previous and best and is_worse(previous, best):
+                reason = "fewer threads were worse already"
+            if reason:
+                pruned[candidate] = reason
+                continue
+            yield candidate
+            outcome = outcomes[candidate]
+            if isinstance(outcome, str):
+                stop = f"{workers} worker{'s' * (workers > 1)} cannot be served"
+                continue
+            previous = outcome
+            best = outcome if best is None or outcome.capacity_qps > best.capacity_qps else best
+        if best is not None and best_before is not None and not stop:
+            before, smaller = best_before
+            if best.capacity_qps < (1 + EQUAL_SHARE) * smaller.capacity_qps:
+                stop = (
+                    f"{workers} workers answered {best.capacity_qps:.1f} requests/s at most, {before} "
+                    f"{smaller.capacity_qps:.1f}: more would share the same device"
+                )
+        smaller_plans = {candidate: outcome for candidate, outcome in outcomes.items() if candidate.workers <= workers}
+        if goal.slo_ms is not None and goal.qps is not None and choose(smaller_plans, goal, refuted) is not None:
+            stop = stop or f"{workers} worker{'s' * (workers > 1)} hold the SLO at this load; more would cost more"
+        if best is not None:
+            best_before = workers, best
+
+
+def _placements(
+    space: Space,
+    outcomes: Mapping[Candidate, Outcome],
+    goal: Goal,
+    refuted: Collection[Candidate],
+    pruned: dict[Candidate, str],
+) -> Iterator[Candidate]:
+    """Placement."""
+    base = _base(outcomes, goal, refuted)
+    if base is None:
+        return
+    for placement in get_args(Placement):
+        candidate = _with(base, placement=placement)
+        if base.num_workers == 1:
+            if candidate != base:
+                pruned[candidate] = "one worker gets every branch, whatever the placement"
+        elif placement == "pack" and space.num_samples * space.max_clients <= base.max_batch:
+            pruned[candidate] = "the load always leaves a worker room for a whole request, where auto packs, too"
+        else:
+            yield candidate
+
+
+def _batches(
+    space: Space,
+    outcomes: Mapping[Candidate, Outcome],
+    goal: Goal,
+    refuted: Collection[Candidate],
+    pruned: dict[Candidate, str],
+) -> Iterator[Candidate]:
+    """max_batch."""
+    base = _base(outcomes, goal, refuted)
+    if base is None:
+        return
+    most = -(-space.num_samples * space.max_clients // base.num_workers)  # sequences of a worker, at an even share
+    larger = _with(base, max_batch=2 * base.max_batch)
+    if most <= base.max_batch:
+        pruned[larger] = (
+            f"{space.max_clients} clients have at most {most} sequences in a worker, so {base.max_batch} is no bound"
+        )
+    elif reason := _too_large(space, larger, outcomes):
+        pruned[larger] = reason
+    else:
+        yield larger
+    smaller = max(space.num_samples, most // 2)
+    if smaller < base.max_batch:
+        yield _with(base, max_batch=smaller)
+
+
+def _base(outcomes: Mapping[Candidate, Outcome], goal: Goal, refuted: Collection[Candidate]) -> Candidate | None:
+    """The best plan so far, with the default batch, so that a stage's own results do not move it."""
+    chosen = choose(outcomes, goal, refuted) or choose(outcomes, Goal())
+    return None if chosen is None else _with(chosen.candidate, max_batch=DEFAULTS.max_batch)
+
+
+def _with(candidate: Candidate, *, max_batch: int | None = None, placement: Placement | None = None) -> Candidate:
+    return Candidate(
+        candidate.devices,
+        candidate.workers,
+        candidate.threads,
+        max_batch or candidate.max_batch,
+        placement or candidate.placement,
+    )
+
+
+def _too_large(space: Space, candidate: Candidate, outcomes: Mapping[Candidate, Outcome]) -> str:
+    """Why the plan does not fit into memory, by the largest worker that was measured; empty if it does."""
+    measured = [outcome.worker_bytes for outcome in outcomes.values() if not isinstance(outcome, str)]
+    if not measured or space.memory_bytes is None:
+        return ""
+    needed = candidate.workers * max(measured)
+    if needed <= space.memory_bytes:
+        return ""
+    return (
+        f"memory: {candidate.workers} × {max(measured) / MIB:,.0f} MiB, measured per worker, are more than the "
+        f"{space.memory_bytes / MIB:,.0f} MiB that are free"
+    )
+
+
+def is_worse(one: Measurement, other: Measurement) -> bool:
+    """Whether a plan has less capacity and a higher latency with one client."""
+    return (
+        one.capacity_qps < (1 - EQUAL_SHARE) * other.capacity_qps and one.light_ms > (1 + EQUAL_SHARE) * other.light_ms
+    )
+
+
+def choose(outcomes: Mapping[Candidate, Outcome], goal: Goal, refuted: Collection[Candidate] = ()) -> Choice | None:
+    """The plan to recommend, or None if none meets the goal.
+
+    A load must leave a plan some of its capacity (`MAX_STABLE_SHARE`). With an SLO and a load: the cheapest plan
+    (fewest workers, then fewest bytes) that is predicted to hold the SLO at that load. With an SLO alone: the most
+    requests per second within it. With a load alone: the lowest latency at it. With neither: the most requests per
+    second. Plans within 5 % of the best are equal; of those, the one with the lower latency, then the cheapest, is
+    chosen.
+
+    Args:
+        refuted: plans whose check contradicted the prediction.
+    """
+    plans = {
+        candidate: outcome
+        for candidate, outcome in outcomes.items()
+        if not isinstance(outcome, str) and candidate not in refuted
+    }
+    if goal.qps is not None:
+        at_load = {
+            candidate: model_of(plan).open_ms(goal.qps) if goal.qps <= MAX_STABLE_SHARE * plan.capacity_qps else inf
+            for candidate, plan in plans.items()
+        }
+        plans = {candidate: plan for candidate, plan in plans.items() if at_load[candidate] <= (goal.slo_ms or inf)}
+        plans = {candidate: plan for candidate, plan in plans.items() if at_load[candidate] < inf}
+        if goal.slo_ms is None:
+            plans = _lowest(plans, at_load)
+        if not plans:
+            return None
+        best = min(plans, key=lambda candidate: _cost(candidate, plans[candidate]))
+        held = f"predicted average {at_load[best]:.0f} ms at {goal.qps:g} requests/s"
+        if goal.slo_ms is None:
+            return Choice(best, f"{held}, the lowest of the plans measured (within 5 %)")
+        return Choice(best, f"{held}, within {goal.slo_ms:g} ms, with the fewest workers and the least memory")
+    if goal.slo_ms is not None:
+        rates = {candidate: highest_rate(plan, goal.slo_ms) for candidate, plan in plans.items()}
+        plans = {candidate: plan for candidate, plan in plans.items() if rates[candidate] > 0}
+        what = f"holds an average of {goal.slo_ms:g} ms up to"
+    else:
+        rates = {candidate: plan.capacity_qps for candidate, plan in plans.items()}
+        what = "answers"
+    if not plans:
+        return None
+    plans = _lowest(plans, {candidate: -rate for candidate, rate in rates.items()})
+    num_equal = len(plans)
+    plans = _lowest(plans, {candidate: plan.light_ms for candidate, plan in plans.items()})
+    best = min(plans, key=lambda candidate: _cost(candidate, plans[candidate]))
+    reason = f"{what} {rates[best]:.1f} requests/s, the most of the plans measured (within 5 %)"
+    if num_equal > 1:
+        reason += f"; of {num_equal} such plans it has a low latency with one client, then the least cost"
+    return Choice(best, reason)
+
+
+def highest_rate(plan: Measurement, slo_ms: float) -> float:
+    """The most requests per second that a plan is expected to answer within an average of `slo_ms`; 0: none."""
+    return min(model_of(plan).highest_rate(slo_ms), MAX_STABLE_SHARE * plan.capacity_qps)
+
+
+def _lowest(plans: Mapping[Candidate, Measurement], values: Mapping[Candidate, float]) -> dict[Candidate, Measurement]:
+    """The plans whose value is within 5 % of the lowest."""
+    bound = min((values[candidate] for candidate in plans), default=inf)
+    bound += EQUAL_SHARE * abs(bound)
+    return {candidate: plan for candidate, plan in plans.items() if values[candidate] <= bound}
+
+
+def _cost(candidate: Candidate, plan: Measurement) -> tuple[int, int, bool, int, int]:
+    """Workers, then bytes to the nearest 64 MiB, then how far it is from the defaults."""
+    is_changed = (candidate.placement, candidate.max_batch) != (DEFAULTS.placement, DEFAULTS.max_batch)
+    return candidate.num_workers, plan.total_bytes // (64 * MIB), is_changed, -candidate.max_batch, plan.total_bytes

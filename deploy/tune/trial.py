@@ -1,0 +1,140 @@
+"""Serves a candidate plan and puts it under load: a real `tercet serve`, with clients in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.bench.harness.clients import LOOPBACK, LoadResult
+from deploy.bench.harness.contender_process import ContenderProcess
+from deploy.bench.harness.machine import busy_s, process_cpu_s
+from deploy.bench.harness.memory import GpuMemory, pss_bytes
+from deploy.bench.harness.server import Server, descendants
+from deploy.bench.harness.workload import Subject, Workload
+from deploy.tune.results import Candidate, Figures, Load, Measurement
+from shared.settings import ModelSpec
+
+OnTurn = Callable[[str], None]
+# Arrivals are random: an open loop needs more time than a closed one for a mean that can be relied on.
+OPEN_LOOP_FACTOR = 2.0
+# Of the capacity, measured with each candidate.
+OPEN_SHARES = (0.3, 0.7)
+SEED = 1
+# A turn during which others used more of the cores is repeated.
+QUIET_SHARE = 0.1
+MAX_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How candidates are measured.
+
+    Attributes:
+        uses_gpu: whether the workers' memory is that of GPUs.
+        settings: of every candidate, by lower-case name.
+        clients: numbers of closed-loop clients.
+        seconds: of a closed loop; an open loop takes `OPEN_LOOP_FACTOR` times as long.
+    """
+
+    model: ModelSpec
+    subject: Subject
+    uses_gpu: bool
+    workload: Workload
+    settings: Mapping[str, str]
+    clients: Sequence[int]
+    seconds: float
+
+    def models(self, candidate: Candidate) -> str:
+        """The value of TERCET_MODELS."""
+        return str(ModelSpec(self.model.name, self.model.source, candidate.workers))
+
+    @property
+    def num_turns(self) -> int:
+        """Turns of `measure`."""
+        return 1 + len(self.clients) + len(OPEN_SHARES)
+
+    def measure(self, candidate: Candidate, on_turn: OnTurn) -> Measurement:
+        """
+        Raises:
+            StartError: the candidate cannot be served, or answers nothing.
+        """
+        on_turn("loading")
+        gpu_memory = GpuMemory() if self.uses_gpu else None
+        with self.serve(candidate) as (server, clients):
+            figures = []
+            for number in self.clients:
+                load = Load(clients=number)
+                on_turn(str(load))
+                figures.append(self.run(clients, load))
+            workers = server.worker_pids()
+            if gpu_memory is None:
+                worker_bytes = max(pss_bytes([pid]) for pid in workers)
+            else:
+                worker_bytes = gpu_memory.process_bytes(workers) // len(workers)
+            total_bytes = pss_bytes(server.processes())
+            capacity_qps = max(row.qps for row in figures)
+            for share in OPEN_SHARES:
+                load = Load(rate_qps=round(share * capacity_qps, 2) or 0.01)
+                on_turn(str(load))
+                figures.append(self.run(clients, load))
+            return Measurement(round(server.first_start_s, 2), worker_bytes, total_bytes, tuple(figures))
+
+    @contextmanager
+    def serve(self, candidate: Candidate) -> Iterator[tuple[Server, ContenderProcess]]:
+        """A warm server with this plan, which has answered a request of each client, and the clients' process."""
+        factory = "deploy.bench.harness.clients:Clients"
+        with (
+            Server(self.models(candidate), {**self.settings, **candidate.settings()}) as server,
+            ContenderProcess(factory, LOOPBACK, server.port, self.subject, self.workload, SEED, {}) as clients,
+        ):
+            clients.call("send_concurrently", max(self.clients), 1)
+            yield server, clients
+
+    def run(self, clients: ContenderProcess, load: Load) -> Figures:
+        """One turn. If other processes disturb it, it is repeated, and the least disturbed of `MAX_ATTEMPTS` counts.
+
+        Raises:
+            StartError: no request was answered.
+        """
+        attempts: list[Figures] = []
+        while len(attempts) < MAX_ATTEMPTS and not (attempts and attempts[-1].others_share <= QUIET_SHARE):
+            meter = OthersMeter()
+            result = self._send(clients, load)
+            attempts.append(Figures.of(load, result, meter.share()))
+        return min(attempts, key=lambda row: row.others_share)
+
+    def _send(self, clients: ContenderProcess, load: Load) -> LoadResult:
+        result: LoadResult
+        if load.clients:
+            result = clients.call("send_for", load.clients, self.seconds)
+        else:
+            result = clients.call("send_at_rate", load.rate_qps, self.seconds * OPEN_LOOP_FACTOR)
+        return result
+
+
+class OthersMeter:
+    """Measures the CPU time of processes that this process has not started, from its creation on."""
+
+    def __init__(self) -> None:
+        self._start_s, self._start = time.monotonic(), self._read()
+
+    def cpu_s(self) -> float:
+        """CPU seconds. Resolution: a clock tick (10 ms) per process."""
+        return max(0.0, self._read() - self._start)
+
+    def share(self) -> float:
+        """Of all cores, 0 to 1."""
+        return self.cpu_s() / (time.monotonic() - self._start_s) / (os.cpu_count() or 1)
+
+    @staticmethod
+    def _read() -> float:
+        """CPU seconds of others since the machine's start."""
+        own_s = 0.0
+        for pid in descendants(os.getpid()):
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                own_s += process_cpu_s(Path(f"/proc/{pid}/stat").read_text())
+        return busy_s(Path("/proc/stat").read_text()) - own_s

@@ -1,0 +1,156 @@
+"""`tercet tune` end to end over real servers. No time is asserted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from deploy.cli import cli
+from shared.errors import StartError
+from shared.settings import Settings
+from tests.e2e.harness import ROOT, until
+from tests.workers.engine.cuda.fake_cuda import process_environment
+
+QUICK = ("--quick", "--model", "embedded", "--clients", "1,2", "--max-workers", "1")
+
+
+def environ(**settings: str) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
+    return {**own, "COLUMNS": "150", "TERCET_DEVICES": "cpu", "TERCET_DTYPE": "fp32", **settings}
+
+
+def tune(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "deploy", "tune", *arguments],
+        cwd=ROOT, env=environ(**settings), capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "option"),
+    [
+        (("--clients", "1,many"), {}, "--clients"),
+        (("--clients", "0"), {}, "--clients"),
+        (("--model", "embedded,small"), {}, "--model"),
+        (("--model", "="), {}, "--model"),
+        ((), {"TERCET_MODELS": "embedded,synthetic:small"}, "--model"),
+        (("--prompt-tokens", "900", "--length", "200"), {}, "--prompt-tokens"),
+        (("--qps", "0"), {}, "--qps"),
+        (("--slo-ms", "-1"), {}, "--slo-ms"),
+        (("--plot", "/nonexistent/a.png"), {}, "--plot"),
+        (("--json", "/nonexistent/a.json"), {}, "--json"),
+        (("--state", "/dev/null/tune.jsonl"), {}, "--state"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named(
+    arguments: tuple[str, ...], settings: dict[str, str], option: str
+) -> None:
+    model = () if settings else ("--model", "embedded")
+    done = CliRunner(env={"TERCET_DEVICES": "cpu", "COLUMNS": "150", **settings}).invoke(
+        cli, ["tune", *model, *arguments]
+    )
+    assert done.exit_code != 0
+    assert isinstance(done.exception, (StartError, SystemExit))
+    assert option in done.stderr + str(done.exception)
+    assert not done.stdout
+
+
+def test_a_run_within_a_budget_recommends_what_it_measured(tmp_path: Path) -> None:
+    """The budget is spent after the first plan; the same command could measure the others."""
+    state, result, png = tmp_path / "tune.jsonl", tmp_path / "tune.json", tmp_path / "tune.png"
+    done = tune(*QUICK, "--budget", "0.1", "--state", str(state), "--json", str(result), "--plot", str(png))
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    settings = Settings.load(lines)
+    assert [str(model) for model in settings.models] == ["embedded"]
+    assert settings.devices == ("cpu",)
+    assert settings.cpu_threads == len(os.sched_getaffinity(0))
+    document = json.loads(result.read_text())
+    [plan] = document["plans"]
+    assert plan["candidate"] == document["recommended"]
+    assert plan["measurement"]["load_s"] > 0
+    assert plan["measurement"]["total_bytes"] > plan["measurement"]["worker_bytes"] > 50 << 20
+    loads = [(row["load"]["clients"], row["num_errors"]) for row in plan["measurement"]["figures"]]
+    assert loads == [(1, 0), (2, 0), (0, 0), (0, 0)]
+    assert document["check"]["num_rounds"] == 1
+    assert document["check"]["measured"]["mean_ms"] > 0
+    assert any("--budget" in left["reason"] for left in document["left_out"])
+    assert document["environment"] == done.stdout.splitlines()
+    assert "Recommended:" in done.stderr
+    predicted_ms = document["check"]["predicted_ms"]  # null if the turns are too short for a stable prediction
+    assert "Not checked" in done.stderr if predicted_ms is None else f"predicted {predicted_ms:.1f}" in done.stderr
+    assert png.read_bytes().startswith(b"\x89PNG")
+    # All is known now: the command starts no server, and an SLO is decided on the same figures.
+    records = state.read_bytes()
+    unmet = tune(*QUICK, "--budget", "0.1", "--state", str(state), "--slo-ms", "1")
+    assert unmet.returncode == 1
+    assert "Plans measured before: 1" in unmet.stderr
+    assert "No plan on this machine holds --slo-ms 1" in unmet.stderr
+    assert state.read_bytes() == records
+
+
+@pytest.mark.deploy
+def test_an_interrupted_run_continues(tmp_path: Path) -> None:
+    state = tmp_path / "tune.jsonl"
+    command = [sys.executable, "-m", "deploy", "tune", *QUICK, "--state", str(state)]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=ROOT, env=environ(), stdout=log, stderr=log, process_group=0)
+    until(lambda: state.exists() and state.stat().st_size > 0, 120, "the first plan is measured")
+    servers = until(lambda: psutil.Process(process.pid).children(recursive=True), 10, "the second plan is started")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert "The same command continues. Plans measured so far: 1" in (tmp_path / "log").read_text()
+    assert not [server for server in servers if server.is_running() and server.status() != psutil.STATUS_ZOMBIE]
+    [first] = state.read_bytes().splitlines()
+    done = tune(*QUICK, "--state", str(state))
+    assert done.returncode == 0, done.stderr
+    assert "Plans measured before: 1" in done.stderr
+    records = [json.loads(line) for line in state.read_bytes().splitlines()]
+    assert records[0] == json.loads(first)
+    measured = [json.dumps(record["candidate"]) for record in records if "measurement" in record]
+    assert len(measured) == len(set(measured)) > 1
+    assert "check" in records[-1]
+    again = tune(*QUICK, "--state", str(state), "--again", "--budget", "0.1")
+    assert again.returncode == 0, again.stderr
+    assert len(state.read_bytes().splitlines()) == 2  # one plan and its check
+
+
+FAKE_PYNVML = """
+from types import SimpleNamespace
+class NVMLError(Exception): pass
+def nvmlInit(): pass
+def nvmlDeviceGetCount(): return 1
+def nvmlDeviceGetHandleByIndex(index): return index
+used = iter([1 << 30, 3 << 30, 1 << 30, 5 << 30, *[1 << 30] * 20])
+def nvmlDeviceGetMemoryInfo(handle): return SimpleNamespace(used=next(used))
+def nvmlDeviceGetComputeRunningProcesses(handle): return []
+"""
+
+
+@pytest.mark.deploy
+def test_rehearsal_on_a_gpu(tmp_path: Path) -> None:
+    """There is no GPU: stand-ins take the places of `torch.cuda` and of NVIDIA's management library. No figure means
+    anything but the memory, which the second stand-in invents."""
+    (tmp_path / "pynvml.py").write_text(FAKE_PYNVML)
+    fake = process_environment(name="NVIDIA Stand-in")
+    fake["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{fake['PYTHONPATH']}"
+    result = tmp_path / "tune.json"
+    done = tune(
+        *QUICK[:-1], "2", "--state", str(tmp_path / "tune.jsonl"), "--json", str(result),
+        TERCET_DEVICES="cuda:0", CUDA_VISIBLE_DEVICES="0", CUDA_MPS_PIPE_DIRECTORY=str(tmp_path), **fake,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    plans = {plan["candidate"]["workers"]: plan for plan in reversed(json.loads(result.read_text())["plans"])}
+    assert [plans[workers]["measurement"]["worker_bytes"] >> 30 for workers in (1, 2)] == [2, 2]
+    assert plans[1]["candidate"]["threads"] == 0
+    assert "TERCET_DEVICES=cuda:0" in done.stdout
+    assert "TERCET_CPU_THREADS" not in done.stdout
+    assert "No MPS:" in done.stderr
