@@ -34,6 +34,7 @@ from shared.keys import new_key, read_keys, revoke_key
 from shared.plan import read_current_plan, write_plan
 from shared.settings import Settings
 from shared.telemetry import configure_logging
+from shared.tracing import require_opentelemetry
 
 cli = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Self-hosted autocompletion: three completions for every pause."
@@ -79,6 +80,8 @@ def serve(
     elif model_path is not None:
         raise StartError("A model's directory belongs to --sagemaker; else set TERCET_MODELS=name=/path.")
     settings = Settings.load(os.environ)
+    if settings.traces:
+        require_opentelemetry()
     configure_logging("serve", settings.log)
     code = Supervisor(settings, os.environ, out).run()
     sys.stdout.flush()

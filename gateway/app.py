@@ -44,6 +44,7 @@ from gateway.middleware.keys import Keys
 from gateway.middleware.origins import Origins
 from gateway.middleware.rate_limits import RateLimits
 from gateway.middleware.request_log import Request, RequestLog
+from gateway.middleware.traces import Traces
 from gateway.pool.admission import Admission
 from gateway.pool.client import SlotClient
 from gateway.pool.quota import OwnerQuota
@@ -54,6 +55,7 @@ from shared.keys import KeyFile
 from shared.plan import Plan, read_plan
 from shared.settings import Settings
 from shared.telemetry import configure_structlog
+from shared.tracing import NO_TRACING, Tracing, start_tracing
 
 READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
 # What may be read without an API key where the server requires one: probes, the API's description, and the pages with
@@ -129,6 +131,7 @@ def create_app(
     hangups: HangupWatcher,
     jobs: JobRunner | None = None,
     clients: Sequence[SlotClient] = (),
+    tracing: Tracing = NO_TRACING,
 ) -> GatewayApp:
     """The app over its collaborators. Reads no environment, and starts no thread but that of `jobs`.
 
@@ -145,7 +148,8 @@ def create_app(
     )
     # The request log comes first: it sets the request id that error responses carry. Origins come before keys and body
     # limits: a page of a listed origin can then read why its request was refused.
-    app.add_middleware([RequestLog(metrics), Origins(settings), keys, BodyLimits(settings.max_body_bytes)])
+    traces = [] if tracing is NO_TRACING else [Traces(tracing)]
+    app.add_middleware([*traces, RequestLog(metrics), Origins(settings), keys, BodyLimits(settings.max_body_bytes)])
     add_error_handlers(app, app.find_resource, metrics)
     runner = CompletionRunner(plan, fanout, OwnerQuota(settings.key_concurrency), hangups, settings.timeout_s)
     feedback_store = FeedbackStore(metrics)
@@ -220,7 +224,8 @@ def build() -> GatewayApp:
     pool = PoolWatcher(plan, admission, settings.ack_ms / 1e3)
     num_threads = MAX_BRANCHES_AT_ONCE * (plan.max_running + settings.queue)
     retry_budget = RetryBudget(min_retries=max(slot.max_batch for slot in plan.slots))
-    fanout = Fanout(pool.clients, admission, metrics, num_threads, retry_budget)
+    tracing = start_tracing("tercet-gateway") if settings.traces else NO_TRACING
+    fanout = Fanout(pool.clients, admission, metrics, num_threads, retry_budget, tracing)
     # What is loaded by now stays until exit. Frozen, it is not scanned by each full collection, which delays requests.
     gc.freeze()
     return create_app(
@@ -232,6 +237,7 @@ def build() -> GatewayApp:
         hangups=HangupWatcher(),
         jobs=_make_jobs(settings, plan, admission, metrics),
         clients=pool.clients,
+        tracing=tracing,
     )
 
 

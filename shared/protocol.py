@@ -56,6 +56,8 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
     With `heal`, the worker backs up to the last word boundary of the prompt and constrains the output to match what was
     typed (token healing). The returned text still starts at the end of the prompt.
 
+    `traceparent` (W3C Trace Context) is the parent of the spans that the worker records; "" records none.
+
     `owner` is the id of the API key of the request, "" without keys. The prefix cache is scoped by owner and session: a
     request reads only what requests with the same pair have written.
     """
@@ -75,6 +77,7 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
     echo: bool = False
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     request_id: str = ""
+    traceparent: str = ""
 
 
 class Accepted(Struct, kw_only=True, tag="accepted", tag_field="event"):

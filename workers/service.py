@@ -19,6 +19,7 @@ import structlog
 from shared.errors import InvalidRequest, NotReady, PromptTooLong, SlotFull, StartError, retry_after_s
 from shared.plan import Model, Slot
 from shared.protocol import Accepted, GenerateLine, GenerateRequest, State, TokenizeRequest, TokenizeResponse
+from shared.tracing import NO_TRACING, Tracing
 from workers.checkpoints.files import check_revision, inspect
 from workers.checkpoints.int8_check import choose_cpu_dtype
 from workers.codec import Codec
@@ -54,6 +55,7 @@ class SlotService:
         int8_results: Path | None,
         *,
         on_fatal: Callable[[EngineFailure], None],
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         """Loads nothing and starts no thread.
 
@@ -62,11 +64,13 @@ class SlotService:
                 None caches none.
             on_fatal: called once, from any thread, with a failure from which the service cannot recover: a device that
                 returned an error may compute the next request wrongly, so the host ends the process.
+            tracing: of requests that have a `traceparent`.
         """
         self.slot = slot
         self._model = model
         self._config = config
         self._int8_results = int8_results
+        self._tracing = tracing
         self._age = 0
         self._read_counts: Callable[[], dict[str, float]] = dict
         self._on_change: Callable[[], None] = lambda: None
@@ -231,6 +235,27 @@ class SlotService:
             tokens=len(output.token_ids),
             finish_reason=output.finish_reason,
         )
+        self._trace(request, started_at, num_prompt_tokens, output)
+
+    def _trace(
+        self, request: GenerateRequest, started_at: float, num_prompt_tokens: int, output: SequenceOutput
+    ) -> None:
+        """Record a branch that has ended: a span for it, and one for each of its phases that began."""
+        if not request.traceparent:
+            return
+        span = self._tracing.start(
+            "generate", request.traceparent, "server", at_s=started_at,
+            slot=self.slot.index, device=self.slot.device, prompt_tokens=num_prompt_tokens,
+            cached_tokens=output.cached_tokens, tokens=len(output.token_ids), finish_reason=output.finish_reason,
+        )  # fmt: skip
+        phases = {"queue": output.queue_ms, "prefill": output.prefill_ms, "decode": output.decode_ms}
+        ends_at = time.time() if output.ended_at is None else time.time() - time.monotonic() + output.ended_at
+        begins_at = ends_at - sum(phases.values()) / 1e3
+        for name, ms in phases.items():
+            phase = self._tracing.start(name, span.traceparent, at_s=begins_at)
+            begins_at += ms / 1e3
+            phase.end(at_s=begins_at)
+        span.end(output.failure.kind if output.failure else None)
 
     def _announce(self) -> None:
         with self._changed:
