@@ -23,13 +23,14 @@ PIP = $(VENV)/bin/python -m pip
 # No source archives: building one would install and run build tools that are not pinned.
 INSTALL = install $$(test -t 1 || echo --quiet) --only-binary :all:
 
-.PHONY: help serve test test-clients chaos soak bench gpu gpu-wheels npm embedded lint format setup lock audit sbom clean
+.PHONY: help serve test test-clients test-deploy chaos soak bench gpu gpu-wheels npm embedded lint format setup lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make serve    set up what is missing, then serve (Ctrl-C stops)'
 	@echo 'make test     set up what is missing, then run the tests (ARGS="-k name" selects)'
 	@echo 'make test-clients  the tests of the completions clients that need an environment of their own; minutes'
+	@echo 'make test-deploy  the tests of deployments, which need further Debian packages (prometheus); minutes'
 	@echo 'make chaos    measure the promises of docs/RELIABILITY.md under faults; minutes (ARGS="--help" lists options)'
 	@echo 'make soak     the same, ten times as long'
 	@echo 'make bench    measure (BENCH=http: the gateway under load; ARGS="--only engine" selects)'
@@ -57,6 +58,10 @@ test: $(DEV)
 # The tests run in Tercet's environment, the clients in theirs.
 test-clients: $(DEV) $(CLIENTS)
 	@GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest tests/clients -m clients $(ARGS)
+
+# Skips what lacks its Debian package; `-rs` says which.
+test-deploy: $(DEV)
+	@GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest tests -m deploy -rs $(ARGS)
 
 chaos: $(DEV)
 	@exec $(VENV)/bin/python -m tests.chaos $(ARGS)

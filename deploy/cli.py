@@ -1,4 +1,4 @@
-"""The command line: `tercet serve | plan | settings | key | reload | complete | bench | tune | calibrate`."""
+"""The command line: `tercet serve | plan | settings | key | reload | complete | bench | tune | calibrate | top`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from rich.text import Text
 
 from deploy.bench.cli import bench
 from deploy.calibrate.command import calibrate
-from deploy.gateway_client import local_client, remote_client
+from deploy.gateway_client import local_client, remote_client, server_url
 from deploy.gpu_memory import memory_tables
 from deploy.planning import make_plan
 from deploy.rolling_reload import reload_slots
 from deploy.sagemaker import sagemaker_environment
 from deploy.supervisor import Supervisor
+from deploy.top.command import top
 from deploy.tune.command import tune
 from deploy.tune.stored import stored_kernels
 from shared.errors import StartError
@@ -44,6 +45,7 @@ key_commands = typer.Typer(no_args_is_help=True, help="Make, list and revoke API
 cli.add_typer(key_commands, name="key")
 cli.command("tune")(tune)
 cli.command("calibrate")(calibrate)
+cli.command("top")(top)
 NUM_LIKELIEST = 5
 # A web font would make each viewer's browser contact the host of the font.
 _SVG_WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
@@ -225,20 +227,6 @@ def _post(client: httpx.Client, path: str, body: object) -> dict[str, Any]:
     return answer
 
 
-def _server_url(text: str | None) -> str | None:
-    """
-    Raises:
-        typer.BadParameter: it is not the URL of an HTTP server.
-    """
-    try:
-        url = None if text is None else httpx.URL(text)
-    except httpx.InvalidURL:
-        url = httpx.URL()
-    if url is not None and not (url.scheme in {"http", "https"} and url.host):
-        raise typer.BadParameter("it must be like http://127.0.0.1:8000 or https://tercet.example")
-    return text
-
-
 @cli.command()
 def complete(
     text: Annotated[str, typer.Argument(help="The text to complete.")],
@@ -250,7 +238,7 @@ def complete(
     url: Annotated[
         str | None,
         typer.Option(
-            callback=_server_url, help="The server, like https://tercet.example; default: at TERCET_BIND's address."
+            callback=server_url, help="The server, like https://tercet.example; default: at TERCET_BIND's address."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the response as JSON.")] = False,

@@ -21,7 +21,7 @@ from gateway.api.autocomplete import AutocompleteResource, PredictionSettings
 from gateway.api.early_refusals import EarlyRefusals
 from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
-from gateway.api.health import LiveResource, MetricsResource, ReadyResource, SlotsResource
+from gateway.api.health import LiveResource, MetricsResource, ReadyResource
 from gateway.api.jobs import JobResource, JobsResource, JobSubmitter
 from gateway.api.openai.errors import OPENAI_ERRORS, UnknownRoutes
 from gateway.api.openai.resources import CompletionsResource, ModelResource, ModelsResource
@@ -29,6 +29,7 @@ from gateway.api.openapi import DocumentResource, build_document
 from gateway.api.page import DocsResource, PageResource, ServiceWorkerResource, StaticResource, read_assets
 from gateway.api.root import RootResource
 from gateway.api.sagemaker import Dialect, InvocationsResource, PatsnapResponder
+from gateway.api.slots import SlotsResource, wants_page
 from gateway.api.tgi import EndpointResource, GenerateResource, GenerateStreamResource, InfoResource, TgiResponder
 from gateway.api.tgi_schema import TGI_ERRORS
 from gateway.api.tokens import TokenizeResource, TokenizerInfoResource
@@ -64,6 +65,8 @@ READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
 OPEN_ROUTES = frozenset(
     {"/", "/static/{name}", "/service_worker.js", "/docs", "/openapi.json", "/health/live", *READY_PATHS}
 )
+# Routes that need a key, but whose page does not: it shows nothing before it has the key.
+OPEN_PAGES = {"/slots": wants_page}
 # The share of the pool that jobs may use, if each has this many branches. The rest is left to clients that wait.
 JOB_SHARE = 0.25
 BRANCHES_PER_REQUEST = 3
@@ -142,6 +145,7 @@ def create_app(
     keys = Keys(
         KeyFile(settings.keys) if settings.requires_keys and settings.keys else None,
         OPEN_ROUTES,
+        OPEN_PAGES,
         app.router.find,
         RateLimits(),
         settings.key_rate,
@@ -191,7 +195,7 @@ def create_app(
         "/tokenizer_info": TokenizerInfoResource(tokenizer, default_model),
         "/health/live": LiveResource(),
         **dict.fromkeys(READY_PATHS, ready),
-        "/slots": SlotsResource(plan, admission),
+        "/slots": SlotsResource(plan, admission, metrics, assets),
         "/metrics": MetricsResource(metrics),
         "/": RootResource(PageResource(assets), tgi),
         "/docs": DocsResource(assets),

@@ -182,7 +182,8 @@ class State(Struct, kw_only=True, frozen=True):
     """One line of `GET /state`, sent at each change and at least once a second. A worker never sends `down`, which the
     gateway sets for a slot whose stream has ended. `revision` identifies the weights that the worker has loaded: slots
     with equal model and revision compute the same. `kernels` says which kernels a GPU worker uses, and whether its
-    steps are CUDA graphs; empty on a CPU."""
+    steps are CUDA graphs; empty on a CPU. `memory_bytes` is the proportional set size of a CPU worker's process, or
+    what a GPU worker's allocator holds of the device, without the CUDA context."""
 
     state: SlotState
     reason: str | None = None
@@ -196,6 +197,7 @@ class State(Struct, kw_only=True, frozen=True):
     n_ctx: int = 0
     in_flight: int = 0
     ms_per_token: float = 0.0
+    memory_bytes: int = 0
     pid: int = 0
     age: int = 0
     counters: dict[str, float] = {}

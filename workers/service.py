@@ -18,6 +18,7 @@ import structlog
 
 from shared.errors import InvalidRequest, NotReady, PromptTooLong, SlotFull, StartError, retry_after_s
 from shared.plan import Model, Slot
+from shared.process import proportional_set_size
 from shared.protocol import Accepted, GenerateLine, GenerateRequest, State, TokenizeRequest, TokenizeResponse
 from shared.tracing import NO_TRACING, Tracing
 from workers.checkpoints.files import check_revision, inspect
@@ -34,6 +35,7 @@ from workers.engine.engine import (
 )
 from workers.engine.errors import LoadFailure
 from workers.engine.loader import LoadedModel, load_model, random_model
+from workers.engine.memory import device_bytes
 from workers.engine.request import EngineRequest, SequenceOutput
 from workers.engine.result_stream import ResultStream
 from workers.predictor import PredictedBranch, Predictor
@@ -41,6 +43,9 @@ from workers.text.tokenizer import Tokenizer
 
 STATE_PERIOD_S = 0.5
 MAX_BACKOFF_S = 30.0
+# The memory is read again after this time, while the model is loading and later. The kernel walks the process's page
+# tables for it, some milliseconds per GB.
+MEMORY_PERIOD_S, WARM_MEMORY_PERIOD_S = 0.5, 10.0
 log = structlog.get_logger()
 
 
@@ -80,6 +85,8 @@ class SlotService:
         # Guarded by `_changed`.
         self._version = 0
         self._counters: Counter[str] = Counter()
+        self._memory_bytes = 0
+        self._memory_read_at = float("-inf")
         self._engine = Engine(config, self._load, on_change=self._announce, on_fatal=on_fatal)
         self._predictor = Predictor(self._engine)
 
@@ -154,6 +161,7 @@ class SlotService:
 
     def state(self) -> State:
         status = self._engine.status()
+        self._read_memory(is_warm=status.state == "warm")
         return State(
             state="draining" if self._is_draining.is_set() else status.state.value,
             reason=status.reason,
@@ -167,6 +175,7 @@ class SlotService:
             n_ctx=status.n_ctx,
             in_flight=status.num_running + status.num_waiting,
             ms_per_token=status.ms_per_token,
+            memory_bytes=self._memory_bytes,
             pid=os.getpid(),
             age=self._age,
             counters={
@@ -175,6 +184,12 @@ class SlotService:
                 **self._read_counts(),
             },
         )
+
+    def _read_memory(self, *, is_warm: bool) -> None:
+        now = time.monotonic()
+        if now - self._memory_read_at >= (WARM_MEMORY_PERIOD_S if is_warm else MEMORY_PERIOD_S):
+            self._memory_read_at = now
+            self._memory_bytes = proportional_set_size() if self._config.device == "cpu" else device_bytes()
 
     def states(self) -> Iterator[State]:
         """The current state, then each change of it, and at least one line per 0.5 s; ends with `draining`."""

@@ -39,6 +39,11 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
+def device_bytes() -> int:
+    """GPU memory that torch's allocator holds in this process; 0 without a GPU."""
+    return int(torch.cuda.memory_reserved())
+
+
 def _meminfo_available() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, _, value = line.partition(":")
