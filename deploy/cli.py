@@ -48,7 +48,7 @@ cli.command("calibrate")(calibrate)
 cli.command("top")(top)
 NUM_LIKELIEST = 5
 # A web font would make each viewer's browser contact the host of the font.
-_SVG_WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+SVG_WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 out = Console()
 err = Console(stderr=True)
 
@@ -270,7 +270,7 @@ def complete(
     replay = f"--seed {answer['seed']} reproduces it"
     page.print(f"[dim]{answer['model']}, {answer['time'] * 1e3:.0f} ms, {replay}[/]", highlight=False)
     if svg:
-        page.save_svg(str(svg), title=f'tercet complete "{text}"', code_format=_SVG_WITHOUT_WEB_FONTS)
+        page.save_svg(str(svg), title=f'tercet complete "{text}"', code_format=SVG_WITHOUT_WEB_FONTS)
 
 
 def _explanation(sentence: dict[str, Any]) -> Table:

@@ -50,10 +50,10 @@ def top(
     console = Console()
     with local_client(settings, environ) if url is None else remote_client(url, environ) as client:
         title = f"Tercet at {str(client.base_url).rstrip('/')}"
-        snapshots = deque([_ask(client)])
+        snapshots = deque([ask(client)])
         if once:
             time.sleep(interval)
-            console.print(draw(title, snapshots[0], _ask(client)))
+            console.print(draw(title, snapshots[0], ask(client)))
             return
         with (
             suppress(KeyboardInterrupt),
@@ -64,7 +64,7 @@ def top(
             while not is_ended(interval):
                 problem = ""
                 try:
-                    now = _ask(client)
+                    now = ask(client)
                     if len(now.slots.slots) != len(snapshots[0].slots.slots):  # another plan
                         snapshots.clear()
                     snapshots.append(now)
@@ -76,8 +76,9 @@ def top(
                 live.update(Group(frame, "", Text(problem or "q ends", "red" if problem else "dim")), refresh=True)
 
 
-def _ask(client: httpx.Client) -> Snapshot:
-    """
+def ask(client: httpx.Client) -> Snapshot:
+    """The server's slots now.
+
     Raises:
         StartError: no server answers, it is not Tercet, or it refuses the key.
     """
