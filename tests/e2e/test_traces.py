@@ -85,7 +85,7 @@ def traced(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> It
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        with running(tmp_path_factory.mktemp("t"), models="embedded*2", traces="1") as tercet:
+        with running(tmp_path_factory.mktemp("t"), models="embedded*2", traces="1", test_faults="901=oom") as tercet:
             yield tercet
 
 
@@ -148,6 +148,20 @@ def test_an_invalid_parent_begins_a_trace_and_probes_begin_none(traced: Tercet, 
     [request] = until(new, 10, "the refused request's span")
     assert (request.parent_span_id, request.status.code) == (b"", Status.STATUS_CODE_UNSET)
     assert not [span for _, span in collector.spans if "/health" in span.name or span.name == "GET"]
+
+
+def test_a_retry_is_a_span_of_its_own_and_errors_are_codes(traced: Tercet, collector: Collector) -> None:
+    trace_id = TRACE[:-1] + "4"
+    body = {"context": PROMPT, "n_samples": 1, "seed": 901}
+    response = traced.client.post("/autocomplete", json=body, headers={"traceparent": f"00-{trace_id}-{PARENT}-01"})
+    assert response.status_code >= 500
+    # The request, its admission, and two calls with the worker's side of each and three phases there.
+    spans = [span for _, span in collector.trace(trace_id, 2 + 2 * 5)]
+    calls = {attributes(span)["tercet.attempt"]: span for span in spans if span.name == "branch"}
+    assert {attempt: span.status.message for attempt, span in calls.items()} == dict.fromkeys((1, 2), "out_of_memory")
+    assert attributes(calls[1])["tercet.slot"] != attributes(calls[2])["tercet.slot"]
+    [request] = [span for span in spans if span.name == "POST /autocomplete"]
+    assert (request.status.code, request.status.message) == (Status.STATUS_CODE_ERROR, str(response.status_code))
 
 
 def test_a_request_that_the_client_does_not_sample_is_not_exported(traced: Tercet, collector: Collector) -> None:
