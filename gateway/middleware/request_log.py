@@ -44,7 +44,7 @@ class Request(falcon.Request):
 
 
 class RequestLog:
-    """Falcon middleware; the first of the list, so that refusals of the others are logged and counted too."""
+    """Falcon middleware; before all that may refuse a request, so that refusals are logged and counted too."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

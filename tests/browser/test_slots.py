@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from shared.keys import new_key
 from tests.browser.driver import OPENING, PHONE, ObservedPage, violations
-from tests.e2e.harness import Tercet, running
+from tests.e2e.harness import Tercet
 
 OpenSlots = Callable[..., Page]
 
@@ -39,10 +37,6 @@ def box(page: Page, name: str) -> Locator:
     return page.get_by_role("list", name="Slots").get_by_role("listitem").filter(has_text=name)
 
 
-def figure(page: Page, name: str) -> Locator:
-    return page.locator(f"#{name}")
-
-
 def test_a_slot_serves_while_it_decodes_and_then_rests(open_slots: OpenSlots, tercet: Tercet) -> None:
     page = open_slots()
     slow = box(page, "1 · slow")
@@ -53,9 +47,9 @@ def test_a_slot_serves_while_it_decodes_and_then_rests(open_slots: OpenSlots, te
     expect(slow.locator(".state")).to_have_text("serves")
     expect(slow.locator(".busy")).to_have_count(3)
     expect(box(page, "0 · embedded").locator(".state")).to_have_text("rests")
-    expect(figure(page, "tokens")).not_to_have_text("0.0")
-    expect(figure(page, "p50")).to_contain_text("ms")
-    expect(figure(page, "rate")).not_to_have_text("0.0")
+    expect(page.locator("#tokens")).not_to_have_text("0.0")
+    expect(page.locator("#p50")).to_contain_text("ms")
+    expect(page.locator("#rate")).not_to_have_text("0.0")
     thread.join()
     expect(slow.locator(".state")).to_have_text("rests")
     expect(slow.locator(".busy")).to_have_count(0)
@@ -65,12 +59,9 @@ def test_a_server_that_does_not_respond_is_reported_until_it_does(open_slots: Op
     page = open_slots()
     expect(box(page, "0 · embedded")).to_be_visible()
 
-    def fail(route: Route) -> None:
-        route.abort()
-
-    page.route("**/slots", fail)
+    page.route("**/slots", lambda route: route.abort())
     expect(page.get_by_role("status")).to_have_text("The server does not respond.")
-    page.unroute("**/slots", fail)
+    page.unroute_all(behavior="wait")
     expect(page.get_by_role("status")).to_have_text("")
 
 
@@ -107,22 +98,26 @@ def test_a_hidden_page_does_not_ask(open_slots: OpenSlots) -> None:
     assert asked
 
 
-def test_a_server_with_keys_shows_its_slots_with_a_key(
-    open_slots: OpenSlots, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    base: Path = tmp_path_factory.mktemp("t")
-    key, _ = new_key(base / "keys", "test", None, None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TERCET_API_KEY", key)
-        with running(base, keys=str(base / "keys")) as server:
-            server.environ["TERCET_API_KEY"] = key
-            page = open_slots(server)
-            field = page.get_by_label("API key", exact=True)
-            expect(page.locator("#key-note")).to_contain_text("requires an API key")
-            expect(page.get_by_role("listitem")).to_have_count(0)
-            field.fill(key)
-            field.press("Enter")
-            expect(box(page, "0 · embedded").locator(".state")).to_have_text("rests")
+def test_a_key_is_asked_for_and_sent_where_the_server_requires_one(open_slots: OpenSlots) -> None:
+    """The route stands for a server with keys, whose refusal `tests/gateway/api/test_slots.py` tests."""
+
+    def require_key(route: Route) -> None:
+        if route.request.headers.get("authorization") == "Bearer tct_a":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"code": "unauthorized", "detail": "This server requires an API key."})
+
+    page = open_slots()
+    field = page.get_by_label("API key", exact=True)
+    expect(box(page, "0 · embedded")).to_be_visible()
+    expect(field).to_be_hidden()
+    page.route("**/slots", require_key)
+    expect(page.locator("#key-note")).to_have_text("This server requires an API key.")
+    field.fill("tct_a")
+    field.press("Enter")
+    expect(page.locator("#key-note")).to_have_text("")
+    expect(box(page, "0 · embedded").locator(".state")).to_have_text("rests")
+    page.unroute_all(behavior="wait")
 
 
 @pytest.mark.parametrize(("scheme", "options"), [("light", {}), ("dark", PHONE)])
