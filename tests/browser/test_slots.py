@@ -98,7 +98,7 @@ def test_a_hidden_page_does_not_ask(open_slots: OpenSlots) -> None:
     assert asked
 
 
-def test_a_key_is_asked_for_and_sent_where_the_server_requires_one(open_slots: OpenSlots) -> None:
+def test_a_key_is_requested_and_sent_where_the_server_requires_one(open_slots: OpenSlots) -> None:
     """The route stands for a server with keys, whose refusal `tests/gateway/api/test_slots.py` tests."""
 
     def require_key(route: Route) -> None:
