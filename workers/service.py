@@ -44,7 +44,7 @@ from workers.text.tokenizer import Tokenizer
 STATE_PERIOD_S = 0.5
 MAX_BACKOFF_S = 30.0
 # The memory is read again after this time, while the model is loading and later. The kernel walks the process's page
-# tables for it, some milliseconds per GB.
+# tables for it, which takes milliseconds where the process has some GB.
 MEMORY_PERIOD_S, WARM_MEMORY_PERIOD_S = 0.5, 10.0
 log = structlog.get_logger()
 
@@ -87,6 +87,7 @@ class SlotService:
         self._counters: Counter[str] = Counter()
         self._memory_bytes = 0
         self._memory_read_at = float("-inf")
+        self._memory_is_of_warm = False
         self._engine = Engine(config, self._load, on_change=self._announce, on_fatal=on_fatal)
         self._predictor = Predictor(self._engine)
 
@@ -187,8 +188,9 @@ class SlotService:
 
     def _read_memory(self, *, is_warm: bool) -> None:
         now = time.monotonic()
-        if now - self._memory_read_at >= (WARM_MEMORY_PERIOD_S if is_warm else MEMORY_PERIOD_S):
-            self._memory_read_at = now
+        period_s = WARM_MEMORY_PERIOD_S if is_warm else MEMORY_PERIOD_S
+        if is_warm != self._memory_is_of_warm or now - self._memory_read_at >= period_s:
+            self._memory_is_of_warm, self._memory_read_at = is_warm, now
             self._memory_bytes = proportional_set_size() if self._config.device == "cpu" else device_bytes()
 
     def states(self) -> Iterator[State]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 
@@ -29,7 +30,8 @@ def open_slots(browser: Browser, tercet: Tercet) -> Iterator[OpenSlots]:
     yield open_new
     for observed in opened:
         observed.page.context.close()
-        assert not observed.errors
+        # The browser logs a request that a test aborts.
+        assert not [error for error in observed.errors if "net::ERR_FAILED" not in error]
 
 
 def box(page: Page, name: str) -> Locator:
@@ -47,9 +49,9 @@ def test_a_slot_serves_while_it_decodes_and_then_rests(open_slots: OpenSlots, te
     expect(slow.locator(".state")).to_have_text("serves")
     expect(slow.locator(".busy")).to_have_count(3)
     expect(box(page, "0 · embedded").locator(".state")).to_have_text("rests")
-    expect(page.locator("#tokens")).not_to_have_text("0.0")
+    expect(page.locator("#tokens")).to_have_text(re.compile("[1-9]"))
     expect(page.locator("#p50")).to_contain_text("ms")
-    expect(page.locator("#rate")).not_to_have_text("0.0")
+    expect(page.locator("#rate")).to_have_text(re.compile("[1-9]"))
     thread.join()
     expect(slow.locator(".state")).to_have_text("rests")
     expect(slow.locator(".busy")).to_have_count(0)

@@ -55,8 +55,8 @@ def test_the_live_view_ends_with_q(tercet: Tercet) -> None:
 
 def test_a_worker_reports_its_memory_and_its_branches(tercet: Tercet) -> None:
     for row in tercet.slots():
-        memory = psutil.Process(row["pid"]).memory_full_info()
-        assert 0.5 * memory.pss < row["memory_bytes"] < 2 * memory.pss
+        rss = psutil.Process(row["pid"]).memory_info().rss  # more than the proportional set size by what is shared
+        assert 0.3 * rss < row["memory_bytes"] < 1.1 * rss
     tercet.ask(length=60)
     # For about a second after the request.
     assert sum(row["peak_in_flight"] for row in tercet.slots()) >= 3

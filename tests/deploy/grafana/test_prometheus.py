@@ -73,11 +73,12 @@ class Prometheus:
         found: dict[str, dict[str, Any]] = until(evaluated, 20, "the rules' first evaluation")
         return found
 
-    def is_ready(self) -> bool:
+    def has_scraped(self) -> bool:
         try:
-            return bool(self.query("up"))
+            response = self.client.get("/query", params={"query": "up"})
         except httpx.TransportError:
             return False
+        return response.status_code == 200 and bool(response.json()["data"]["result"])
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def tercet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
 @pytest.fixture(scope="module")
 def prometheus(tercet: Tercet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     prometheus = Prometheus(tmp_path_factory.mktemp("p"), f"127.0.0.1:{tercet.port}")
-    until(prometheus.is_ready, 20, "Prometheus")
+    until(prometheus.has_scraped, 20, "the first scrape")
     yield prometheus
     prometheus.process.terminate()
     prometheus.process.wait(timeout=20)
