@@ -1,4 +1,4 @@
-"""The command line: `tercet serve | plan | settings | key | reload | complete | bench | tune | calibrate | doctor`."""
+"""The command line: `tercet serve | plan | settings | key | reload | complete | bench | tune | calibrate | doctor | top`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from deploy.gateway_client import local_client, remote_client
+from deploy.gateway_client import local_client, remote_client, server_url
 from deploy.gpu_memory import memory_tables
 from deploy.planning import make_plan
 from deploy.rolling_reload import reload_slots
@@ -31,6 +31,7 @@ from shared.keys import new_key, read_keys, revoke_key
 from shared.plan import read_current_plan, write_plan
 from shared.settings import Settings
 from shared.telemetry import configure_logging
+from shared.tracing import require_opentelemetry
 
 cli = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Self-hosted autocompletion: three completions for every pause."
@@ -41,15 +42,17 @@ if sys.argv[1:2] != ["serve"]:  # the supervisor runs as long as the server: it 
     from deploy.bench.cli import bench
     from deploy.calibrate.command import calibrate
     from deploy.doctor import doctor
+    from deploy.top.command import top
     from deploy.tune.command import tune
 
     cli.add_typer(bench, name="bench")
     cli.command("tune")(tune)
     cli.command("calibrate")(calibrate)
     cli.command("doctor")(doctor)
+    cli.command("top")(top)
 NUM_LIKELIEST = 5
 # A web font would make each viewer's browser contact the host of the font.
-_SVG_WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+SVG_WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 out = Console()
 err = Console(stderr=True)
 
@@ -83,6 +86,8 @@ def serve(
     elif model_path is not None:
         raise StartError("A model's directory belongs to --sagemaker; else set TERCET_MODELS=name=/path.")
     settings = Settings.load(os.environ)
+    if settings.traces:
+        require_opentelemetry()
     configure_logging("serve", settings.log)
     code = Supervisor(settings, os.environ, out).run()
     sys.stdout.flush()
@@ -230,20 +235,6 @@ def _post(client: httpx.Client, path: str, body: object) -> dict[str, Any]:
     return answer
 
 
-def _server_url(text: str | None) -> str | None:
-    """
-    Raises:
-        typer.BadParameter: it is not the URL of an HTTP server.
-    """
-    try:
-        url = None if text is None else httpx.URL(text)
-    except httpx.InvalidURL:
-        url = httpx.URL()
-    if url is not None and not (url.scheme in {"http", "https"} and url.host):
-        raise typer.BadParameter("it must be like http://127.0.0.1:8000 or https://tercet.example")
-    return text
-
-
 @cli.command()
 def complete(
     text: Annotated[str, typer.Argument(help="The text to complete.")],
@@ -255,7 +246,7 @@ def complete(
     url: Annotated[
         str | None,
         typer.Option(
-            callback=_server_url, help="The server, like https://tercet.example; default: at TERCET_BIND's address."
+            callback=server_url, help="The server, like https://tercet.example; default: at TERCET_BIND's address."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the response as JSON.")] = False,
@@ -287,7 +278,7 @@ def complete(
     replay = f"--seed {answer['seed']} reproduces it"
     page.print(f"[dim]{answer['model']}, {answer['time'] * 1e3:.0f} ms, {replay}[/]", highlight=False)
     if svg:
-        page.save_svg(str(svg), title=f'tercet complete "{text}"', code_format=_SVG_WITHOUT_WEB_FONTS)
+        page.save_svg(str(svg), title=f'tercet complete "{text}"', code_format=SVG_WITHOUT_WEB_FONTS)
 
 
 def _explanation(sentence: dict[str, Any]) -> Table:

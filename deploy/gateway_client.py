@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Mapping
 
 import httpx
+import typer
 
 from shared.errors import StartError
 from shared.settings import Settings
@@ -30,6 +31,21 @@ def remote_client(url: str, environ: Mapping[str, str], timeout_s: float = 5.0) 
         StartError: the key has characters that no key has.
     """
     return _client(url, environ, ssl.create_default_context(), timeout_s)
+
+
+def server_url(text: str | None) -> str | None:
+    """The value of an option that names a server.
+
+    Raises:
+        typer.BadParameter: it is not the URL of an HTTP server.
+    """
+    try:
+        url = None if text is None else httpx.URL(text)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url is not None and not (url.scheme in {"http", "https"} and url.host):
+        raise typer.BadParameter("it must be like http://127.0.0.1:8000 or https://tercet.example")
+    return text
 
 
 def _client(url: str, environ: Mapping[str, str], verify: ssl.SSLContext | bool, timeout_s: float) -> httpx.Client:

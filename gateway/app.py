@@ -21,7 +21,7 @@ from gateway.api.autocomplete import AutocompleteResource, PredictionSettings
 from gateway.api.early_refusals import EarlyRefusals
 from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
-from gateway.api.health import LiveResource, MetricsResource, ReadyResource, SlotsResource
+from gateway.api.health import LiveResource, MetricsResource, ReadyResource
 from gateway.api.jobs import JobResource, JobsResource, JobSubmitter
 from gateway.api.openai.errors import OPENAI_ERRORS, UnknownRoutes
 from gateway.api.openai.resources import CompletionsResource, ModelResource, ModelsResource
@@ -29,6 +29,7 @@ from gateway.api.openapi import DocumentResource, build_document
 from gateway.api.page import DocsResource, PageResource, ServiceWorkerResource, StaticResource, read_assets
 from gateway.api.root import RootResource
 from gateway.api.sagemaker import Dialect, InvocationsResource, PatsnapResponder
+from gateway.api.slots import SlotsResource, wants_page
 from gateway.api.tgi import EndpointResource, GenerateResource, GenerateStreamResource, InfoResource, TgiResponder
 from gateway.api.tgi_schema import TGI_ERRORS
 from gateway.api.tokens import TokenizeResource, TokenizerInfoResource
@@ -44,6 +45,7 @@ from gateway.middleware.keys import Keys
 from gateway.middleware.origins import Origins
 from gateway.middleware.rate_limits import RateLimits
 from gateway.middleware.request_log import Request, RequestLog
+from gateway.middleware.traces import Traces
 from gateway.pool.admission import Admission
 from gateway.pool.client import SlotClient
 from gateway.pool.quota import OwnerQuota
@@ -54,6 +56,7 @@ from shared.keys import KeyFile
 from shared.plan import Plan, read_plan
 from shared.settings import Settings
 from shared.telemetry import configure_structlog
+from shared.tracing import NO_TRACING, Tracing, start_tracing
 
 READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
 # What may be read without an API key where the server requires one: probes, the API's description, and the pages with
@@ -62,6 +65,8 @@ READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
 OPEN_ROUTES = frozenset(
     {"/", "/static/{name}", "/service_worker.js", "/docs", "/openapi.json", "/health/live", *READY_PATHS}
 )
+# Routes that need a key, but whose page does not: it shows nothing before it has the key.
+OPEN_PAGES = {"/slots": wants_page}
 # The share of the pool that jobs may use, if each has this many branches. The rest is left to clients that wait.
 JOB_SHARE = 0.25
 BRANCHES_PER_REQUEST = 3
@@ -129,6 +134,7 @@ def create_app(
     hangups: HangupWatcher,
     jobs: JobRunner | None = None,
     clients: Sequence[SlotClient] = (),
+    tracing: Tracing = NO_TRACING,
 ) -> GatewayApp:
     """The app over its collaborators. Reads no environment, and starts no thread but that of `jobs`.
 
@@ -139,13 +145,15 @@ def create_app(
     keys = Keys(
         KeyFile(settings.keys) if settings.requires_keys and settings.keys else None,
         OPEN_ROUTES,
+        OPEN_PAGES,
         app.router.find,
         RateLimits(),
         settings.key_rate,
     )
     # The request log comes first: it sets the request id that error responses carry. Origins come before keys and body
     # limits: a page of a listed origin can then read why its request was refused.
-    app.add_middleware([RequestLog(metrics), Origins(settings), keys, BodyLimits(settings.max_body_bytes)])
+    traces = [] if tracing is NO_TRACING else [Traces(tracing)]
+    app.add_middleware([*traces, RequestLog(metrics), Origins(settings), keys, BodyLimits(settings.max_body_bytes)])
     add_error_handlers(app, app.find_resource, metrics)
     runner = CompletionRunner(plan, fanout, OwnerQuota(settings.key_concurrency), hangups, settings.timeout_s)
     feedback_store = FeedbackStore(metrics)
@@ -187,7 +195,7 @@ def create_app(
         "/tokenizer_info": TokenizerInfoResource(tokenizer, default_model),
         "/health/live": LiveResource(),
         **dict.fromkeys(READY_PATHS, ready),
-        "/slots": SlotsResource(plan, admission),
+        "/slots": SlotsResource(plan, admission, metrics, assets),
         "/metrics": MetricsResource(metrics),
         "/": RootResource(PageResource(assets), tgi),
         "/docs": DocsResource(assets),
@@ -220,7 +228,8 @@ def build() -> GatewayApp:
     pool = PoolWatcher(plan, admission, settings.ack_ms / 1e3)
     num_threads = MAX_BRANCHES_AT_ONCE * (plan.max_running + settings.queue)
     retry_budget = RetryBudget(min_retries=max(slot.max_batch for slot in plan.slots))
-    fanout = Fanout(pool.clients, admission, metrics, num_threads, retry_budget)
+    tracing = start_tracing("tercet-gateway") if settings.traces else NO_TRACING
+    fanout = Fanout(pool.clients, admission, metrics, num_threads, retry_budget, tracing)
     # What is loaded by now stays until exit. Frozen, it is not scanned by each full collection, which delays requests.
     gc.freeze()
     return create_app(
@@ -232,6 +241,7 @@ def build() -> GatewayApp:
         hangups=HangupWatcher(),
         jobs=_make_jobs(settings, plan, admission, metrics),
         clients=pool.clients,
+        tracing=tracing,
     )
 
 

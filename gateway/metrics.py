@@ -5,7 +5,7 @@ Slots' own metrics are derived from their last states, which the pool supplies t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -84,6 +84,19 @@ class Metrics:
     def watch_jobs(self, num_open: Callable[[], int]) -> None:
         """Export the number of jobs that are queued or running."""
         Gauge("tercet_open_jobs", "Jobs that are queued or running", registry=self._registry).set_function(num_open)
+
+    def answer_times(self, routes: Collection[str]) -> tuple[list[float], list[int]]:
+        """What `tercet_request_seconds` has counted for the routes together.
+
+        Returns:
+            The buckets' upper bounds in seconds, without infinity, and for each how many answers took no longer; the
+            number of all answers is the last.
+        """
+        counts = dict.fromkeys((*_BUCKETS_S, float("inf")), 0)
+        for sample in next(iter(self.seconds.collect())).samples:
+            if sample.name.endswith("_bucket") and sample.labels["route"] in routes:
+                counts[float(sample.labels["le"])] += int(sample.value)
+        return list(_BUCKETS_S), list(counts.values())
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

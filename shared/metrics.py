@@ -20,6 +20,11 @@ _GAUGES: list[tuple[str, str, Callable[[State], float]]] = [
         "Moving average of the time of one decode step",
         lambda state: state.ms_per_token / 1e3,
     ),
+    (
+        "tercet_slot_memory_bytes",
+        "Memory of the slot's worker: proportional set size on a CPU, allocated device memory on a GPU",
+        lambda state: state.memory_bytes,
+    ),
     ("tercet_slot_load_progress_ratio", "Fraction of the model that is loaded", lambda state: state.progress),
     (
         "tercet_slot_generation",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import resource
+from pathlib import Path
 
 _PR_SET_DUMPABLE = 4  # <linux/prctl.h>
 
@@ -13,6 +14,14 @@ def forbid_core_dumps() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def proportional_set_size() -> int:
+    """This process's memory in bytes; a page that n processes share counts 1/n ("smaps_rollup" in proc(5))."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/smaps_rollup has no Pss")
 
 
 def raise_descriptor_limit() -> None:

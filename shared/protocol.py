@@ -56,6 +56,8 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
     With `heal`, the worker backs up to the last word boundary of the prompt and constrains the output to match what was
     typed (token healing). The returned text still starts at the end of the prompt.
 
+    `traceparent` (W3C Trace Context) is the parent of the spans that the worker records; "" records none.
+
     `owner` is the id of the API key of the request, "" without keys. The prefix cache is scoped by owner and session: a
     request reads only what requests with the same pair have written.
     """
@@ -75,6 +77,7 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
     echo: bool = False
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     request_id: str = ""
+    traceparent: str = ""
 
 
 class Accepted(Struct, kw_only=True, tag="accepted", tag_field="event"):
@@ -179,7 +182,8 @@ class State(Struct, kw_only=True, frozen=True):
     """One line of `GET /state`, sent at each change and at least once a second. A worker never sends `down`, which the
     gateway sets for a slot whose stream has ended. `revision` identifies the weights that the worker has loaded: slots
     with equal model and revision compute the same. `kernels` says which kernels a GPU worker uses, and whether its
-    steps are CUDA graphs; empty on a CPU."""
+    steps are CUDA graphs; empty on a CPU. `memory_bytes` is the proportional set size of a CPU worker's process, or
+    what a GPU worker's allocator holds of the device, without the CUDA context."""
 
     state: SlotState
     reason: str | None = None
@@ -193,6 +197,7 @@ class State(Struct, kw_only=True, frozen=True):
     n_ctx: int = 0
     in_flight: int = 0
     ms_per_token: float = 0.0
+    memory_bytes: int = 0
     pid: int = 0
     age: int = 0
     counters: dict[str, float] = {}

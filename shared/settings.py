@@ -377,6 +377,11 @@ class Settings:
         False, "0 or 1", "1 makes `tercet serve` the server of a SageMaker container, as `--sagemaker` does",
         parse=_flag, shown="0",
     )  # fmt: skip
+    traces: bool = _setting(
+        False, "0 or 1", "1 exports OpenTelemetry traces of requests (`pip install tercet[otel]`); the standard OTEL_* "
+        "variables say where to",
+        parse=_flag, shown="0",
+    )  # fmt: skip
     log: LogLevel = _setting(
         "info", "", "lowest level that is logged, as JSON lines on stderr; prompts are never logged",
     )  # fmt: skip

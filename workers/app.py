@@ -26,6 +26,7 @@ from shared.protocol import Done, Failed, TokenizeResponse, parse_generate_reque
 from shared.run_directory import holding_device
 from shared.settings import Settings
 from shared.telemetry import configure_structlog
+from shared.tracing import NO_TRACING, start_tracing
 from shared.worker_environment import cache_directory
 from workers.engine.cpu import kernel_files
 from workers.engine.engine import EngineConfig, EngineFailure
@@ -188,11 +189,12 @@ def build() -> SlotApp:
         _exit_process(failure, LAST_WORDS_S if is_loaded else LOAD_LAST_WORDS_S)
 
     int8_results = None if cache is None else cache / "int8"
+    tracing = start_tracing("tercet-worker") if settings.traces else NO_TRACING
     service = SlotService(
         slot, plan.model(slot.model), config, int8_results,
         weights=None if cache is None or not is_on_cpu else cache / "weights",
         is_only_worker=sum(other.model == slot.model for other in plan.slots) == 1,
-        on_fatal=end,
+        on_fatal=end, tracing=tracing,
     )  # fmt: skip
     return create_app(service, HangupWatcher())
 

@@ -20,7 +20,9 @@ import structlog
 
 from shared.errors import InvalidRequest, NotReady, PromptTooLong, SlotFull, StartError, retry_after_s
 from shared.plan import Model, Slot
+from shared.process import proportional_set_size
 from shared.protocol import Accepted, GenerateLine, GenerateRequest, State, TokenizeRequest, TokenizeResponse
+from shared.tracing import NO_TRACING, Tracing
 from workers.checkpoints.files import check_revision, inspect
 from workers.checkpoints.int8_check import choose_cpu_dtype
 from workers.codec import Codec
@@ -36,6 +38,7 @@ from workers.engine.engine import (
 )
 from workers.engine.errors import LoadFailure
 from workers.engine.loader import LoadedModel, load_model, random_model
+from workers.engine.memory import device_bytes
 from workers.engine.request import EngineRequest, SequenceOutput
 from workers.engine.result_stream import ResultStream
 from workers.predictor import PredictedBranch, Predictor
@@ -43,6 +46,9 @@ from workers.text.tokenizer import Tokenizer
 
 STATE_PERIOD_S = 0.5
 MAX_BACKOFF_S = 30.0
+# The memory is read again after this time, while the model is loading and later. The kernel walks the process's page
+# tables for it, which takes milliseconds where the process has some GB.
+MEMORY_PERIOD_S, WARM_MEMORY_PERIOD_S = 0.5, 10.0
 log = structlog.get_logger()
 
 
@@ -59,6 +65,7 @@ class SlotService:
         weights: Path | None = None,
         is_only_worker: bool = True,
         on_fatal: Callable[[EngineFailure], None],
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         """Loads nothing and starts no thread.
 
@@ -70,12 +77,14 @@ class SlotService:
             is_only_worker: no other worker has this model.
             on_fatal: called once, from any thread, with a failure from which the service cannot recover: a device that
                 returned an error may compute the next request wrongly, so the host ends the process.
+            tracing: of requests that have a `traceparent`.
         """
         self.slot = slot
         self._model = model
         self._config = config
         self._int8_results = int8_results
         self._weights, self._is_only_worker = weights, is_only_worker
+        self._tracing = tracing
         self._age = 0
         self._read_counts: Callable[[], dict[str, float]] = dict
         self._on_change: Callable[[], None] = lambda: None
@@ -85,6 +94,9 @@ class SlotService:
         # Guarded by `_changed`.
         self._version = 0
         self._counters: Counter[str] = Counter()
+        self._memory_bytes = 0
+        self._memory_read_at = float("-inf")
+        self._memory_is_of_warm = False
         self._engine = Engine(config, self._load, on_change=self._announce, on_fatal=on_fatal)
         self._predictor = Predictor(self._engine)
 
@@ -159,6 +171,7 @@ class SlotService:
 
     def state(self) -> State:
         status = self._engine.status()
+        self._read_memory(is_warm=status.state == "warm")
         return State(
             state="draining" if self._is_draining.is_set() else status.state.value,
             reason=status.reason,
@@ -172,6 +185,7 @@ class SlotService:
             n_ctx=status.n_ctx,
             in_flight=status.num_running + status.num_waiting,
             ms_per_token=status.ms_per_token,
+            memory_bytes=self._memory_bytes,
             pid=os.getpid(),
             age=self._age,
             counters={
@@ -180,6 +194,13 @@ class SlotService:
                 **self._read_counts(),
             },
         )
+
+    def _read_memory(self, *, is_warm: bool) -> None:
+        now = time.monotonic()
+        period_s = WARM_MEMORY_PERIOD_S if is_warm else MEMORY_PERIOD_S
+        if is_warm != self._memory_is_of_warm or now - self._memory_read_at >= period_s:
+            self._memory_is_of_warm, self._memory_read_at = is_warm, now
+            self._memory_bytes = proportional_set_size() if self._config.device == "cpu" else device_bytes()
 
     def states(self) -> Iterator[State]:
         """The current state, then each change of it, and at least one line per 0.5 s; ends with `draining`."""
@@ -240,6 +261,27 @@ class SlotService:
             tokens=len(output.token_ids),
             finish_reason=output.finish_reason,
         )
+        self._trace(request, started_at, num_prompt_tokens, output)
+
+    def _trace(
+        self, request: GenerateRequest, started_at: float, num_prompt_tokens: int, output: SequenceOutput
+    ) -> None:
+        """Record a branch that has ended: a span for it, and one for each of its phases that began."""
+        if not request.traceparent:
+            return
+        span = self._tracing.start(
+            "generate", request.traceparent, "server", at_s=started_at,
+            slot=self.slot.index, device=self.slot.device, prompt_tokens=num_prompt_tokens,
+            cached_tokens=output.cached_tokens, tokens=len(output.token_ids), finish_reason=output.finish_reason,
+        )  # fmt: skip
+        phases = {"queue": output.queue_ms, "prefill": output.prefill_ms, "decode": output.decode_ms}
+        ends_at = time.time() if output.ended_at is None else time.time() - time.monotonic() + output.ended_at
+        begins_at = ends_at - sum(phases.values()) / 1e3
+        for name, ms in phases.items():
+            phase = self._tracing.start(name, span.traceparent, at_s=begins_at)
+            begins_at += ms / 1e3
+            phase.end(at_s=begins_at)
+        span.end(output.failure.kind if output.failure else None)
 
     def _announce(self) -> None:
         with self._changed:

@@ -16,4 +16,5 @@ def caller_of(req: falcon.Request) -> Caller:
         max_concurrency=context.key.concurrency if context.key else None,
         session=context.session,
         sock=req.env.get("gunicorn.socket"),
+        traceparent=req.context.traceparent,
     )

@@ -1,4 +1,4 @@
-"""`/health/live`, `/health/ready`, `/slots` and `/metrics`: for load balancers, operators and Prometheus.
+"""`/health/live`, `/health/ready` and `/metrics`: for load balancers, operators and Prometheus.
 
 Readiness is derived from the slots' last states and from whether this process drains; nothing here calls a worker.
 """
@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 import falcon
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.api.operation import JSON, Answer, Operation, Operations
@@ -18,7 +18,7 @@ from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from shared.errors import retry_after_s
 from shared.plan import Plan
-from shared.protocol import SlotState, State
+from shared.protocol import SlotState
 
 TAG = "Health and metrics"
 _encode = msgspec.json.Encoder().encode
@@ -57,16 +57,6 @@ class Readiness(Struct, kw_only=True):
     status: Literal["ready", "starting", "draining"]
     models: list[ServedModel]
     slots: list[SlotReadiness]
-
-
-class SlotDetails(State, kw_only=True, frozen=True):
-    """All that is known of a slot. `revision` identifies its weights."""
-
-    slot: int
-
-
-class Slots(Struct, kw_only=True):
-    slots: list[SlotDetails]
 
 
 class LiveResource:
@@ -144,31 +134,6 @@ class ReadyResource:
             ServedModel(model=model.name, source=model.source, warning=model.warning) for model in self._plan.models
         ]
         resp.data = _encode(Readiness(status=status, models=models, slots=slots))
-
-    on_head = on_get
-
-
-class SlotsResource:
-    """`GET /slots`: all that is known of each slot, with process ids, revisions and counters."""
-
-    operations: ClassVar[Operations] = {
-        "GET": Operation(
-            tag=TAG,
-            summary="Every slot, with process ids, revisions and counters",
-            answers={200: Answer("The slots, in the order of the plan.", {JSON: Slots})},
-        )
-    }
-
-    def __init__(self, plan: Plan, admission: Admission) -> None:
-        self._plan = plan
-        self._admission = admission
-
-    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        rows = [
-            SlotDetails(slot=slot.index, **{**structs.asdict(state), "model": slot.model, "device": slot.device})
-            for slot, state in zip(self._plan.slots, self._admission.states(), strict=True)
-        ]
-        resp.data = _encode(Slots(slots=rows))
 
     on_head = on_get
 

@@ -32,6 +32,7 @@ from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
 from shared.errors import Overloaded, TercetError, internal_error
 from shared.protocol import Done, GenerateRequest, Group, Token
+from shared.tracing import NO_TRACING, Tracing
 
 MAX_ATTEMPTS = 3
 # Branches of a request that run or wait for room at the same time; each holds a thread. Further ones start as they end.
@@ -62,16 +63,19 @@ class Fanout:
         metrics: Metrics,
         num_threads: int,
         retry_budget: RetryBudget,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         """
         Args:
             clients: by slot index.
             num_threads: branches that run or wait for room at the same time.
+            tracing: of each request's admission and of each call.
         """
         self._clients = clients
         self._admission = admission
         self._metrics = metrics
         self._retry_budget = retry_budget
+        self._tracing = tracing
         self._executor = ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix="branch")
         self._lock = threading.Lock()
         self._contexts: WeakSet[RequestContext] = WeakSet()
@@ -103,10 +107,11 @@ class Fanout:
             self._contexts.add(context)
         spec = context.spec
         num_first = min(spec.num_branches, MAX_BRANCHES_AT_ONCE)
-        slots = self._admission.reserve(
-            spec.model, num_first, spec.deadline,
-            owner=spec.owner, document=spec.document, pin=context.pin, cancelling=context.on_cancel,
-        )  # fmt: skip
+        with self._tracing.start("admission", context.traceparent, branches=num_first):
+            slots = self._admission.reserve(
+                spec.model, num_first, spec.deadline,
+                owner=spec.owner, document=spec.document, pin=context.pin, cancelling=context.on_cancel,
+            )  # fmt: skip
         self._retry_budget.add_branches(spec.num_branches)
         # All before the first runs: as it ends, its thread takes the next.
         branches = [context.take_branch() for _ in range(num_first)]
@@ -178,7 +183,11 @@ class Fanout:
                     return failure
             outcome = "ok"
             try:
-                done = self._call(context, branch, slot, attempt, after_delivery)
+                with self._tracing.start(
+                    "branch", context.traceparent, "client",
+                    branch=branch.index, attempt=attempt, slot=slot, model=spec.model,
+                ) as span:  # fmt: skip
+                    done = self._call(context, branch, slot, attempt, span.traceparent, after_delivery)
                 return BranchResult(branch.index, branch.seed, slot, spec.model, done, time.monotonic() - started_at)
             except BranchError as error:
                 outcome = error.code
@@ -226,7 +235,13 @@ class Fanout:
         return is_granted
 
     def _call(
-        self, context: RequestContext, branch: BranchSpec, slot: int, attempt: int, after_delivery: ExitStack
+        self,
+        context: RequestContext,
+        branch: BranchSpec,
+        slot: int,
+        attempt: int,
+        traceparent: str,
+        after_delivery: ExitStack,
     ) -> Done:
         spec = context.spec
         left_s = spec.deadline - time.monotonic() - RETURN_MARGIN_S
@@ -248,6 +263,7 @@ class Fanout:
             echo=spec.echoes,
             logprobs=spec.num_top_logprobs,
             request_id=spec.request_id,
+            traceparent=traceparent,
         )
         call = self._clients[slot].call(request, spec.deadline, attempt)
         batches = call.lines()

@@ -139,13 +139,15 @@ class RequestContext:
 
     Attributes:
         pin: the weights that its branches share.
+        traceparent: of the request's span, whose children are the branches' spans; "": the request is not traced.
         cancel_reason: the error to answer with, if cancellation gave a reason.
         num_top_ups: branches started to replace rejected completions.
         first_outcomes_at: when all of the first branches had an outcome, of `time.monotonic()`.
     """
 
-    def __init__(self, spec: GenerationSpec) -> None:
+    def __init__(self, spec: GenerationSpec, traceparent: str = "") -> None:
         self.spec = spec
+        self.traceparent = traceparent
         self.pin = RevisionPin()
         self.cancel_reason: TercetError | None = None
         self.num_top_ups = 0

@@ -39,6 +39,7 @@ class Caller:
         max_concurrency: the key's own limit of requests at a time; None: the default.
         session: the session that the request's headers name; one in its body comes first.
         sock: the client's connection: the request ends when the client closes it. None: nothing is watched.
+        traceparent: of the request's span; "": the request is not traced.
         cancelling: makes a context manager from a function that ends the request; it is entered while the request runs.
     """
 
@@ -47,6 +48,7 @@ class Caller:
     max_concurrency: int | None = None
     session: str | None = None
     sock: socket.socket | None = None
+    traceparent: str = ""
     cancelling: Cancelling = lambda _cancel: nullcontext()
 
 
@@ -88,7 +90,7 @@ class CompletionRunner:
         Raises:
             Overloaded, NotReady, DeadlineExceeded, Superseded, ClientGone: it was not started, or cancelled.
         """
-        context = RequestContext(spec)
+        context = RequestContext(spec, caller.traceparent)
         hang_up = partial(context.cancel, ClientGone("The client hung up before its answer was ready."))
         stack.enter_context(self._sessions.superseding(context))
         stack.enter_context(self._hangups.watching(caller.sock, hang_up))

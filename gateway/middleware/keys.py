@@ -8,7 +8,7 @@ rate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import falcon
 
@@ -28,6 +28,7 @@ class Keys:
         self,
         key_file: KeyFile | None,
         open_routes: Collection[str],
+        open_pages: Mapping[str, Callable[[falcon.Request], bool]],
         find_route: FindRoute,
         limits: RateLimits,
         default_rate: int,
@@ -36,11 +37,13 @@ class Keys:
         Args:
             key_file: None: no request needs a key.
             open_routes: URI templates that need no key.
+            open_pages: URI templates that need no key for a request of which the function says so.
             find_route: the app's router: path and request to (resource, methods, parameters, URI template).
             default_rate: requests per minute of a key without a rate of its own; 0 for no limit.
         """
         self._key_file = key_file
         self._open_routes = frozenset(open_routes)
+        self._open_pages = dict(open_pages)
         self._find_route = find_route
         self._limits = limits
         self._default_rate = default_rate
@@ -67,7 +70,9 @@ class Keys:
         if req.method not in OPEN_METHODS:
             return False
         route = self._find_route(req.path, req)
-        return route is not None and route[3] in self._open_routes
+        if route is None or route[3] is None:
+            return False
+        return route[3] in self._open_routes or (route[3] in self._open_pages and self._open_pages[route[3]](req))
 
 
 def _candidates(req: falcon.Request) -> list[str]:

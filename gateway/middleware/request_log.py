@@ -3,9 +3,9 @@
 `Request` fills `req.context`: `id`, `method` (as it is logged), `owner` (the id of the API key; "" until it is known),
 `key` (the key's record; None until it is known), `timing` (phases of the request in milliseconds, by name), `log`
 (further fields of the log line), `is_refused` (the server is too busy to start it), `error_format` (of a request whose
-body decides on the dialect) and `session` (from a header). Others may set all but the first two. Of what a client
-sends, only a request id of harmless characters is logged as it is. This module knows no resource, and no reason why a
-request is refused.
+body decides on the dialect), `session` (from a header) and `traceparent` (of the request's span; "": none). Others may
+set all but the first two. Of what a client sends, only a request id of harmless characters is logged as it is. This
+module knows no resource, and no reason why a request is refused.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ class Request(falcon.Request):
         self.context.is_refused = False
         self.context.error_format = None
         self.context.session = None
+        self.context.traceparent = ""
         self.context.timing = {}
         self.context.log = {}
 
 
 class RequestLog:
-    """Falcon middleware; the first of the list, so that refusals of the others are logged and counted too."""
+    """Falcon middleware; before all that may refuse a request, so that refusals are logged and counted too."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -52,7 +53,7 @@ class RequestLog:
         resp.set_header("X-Request-Id", req.context.id)
         if resp.stream is not None:
             # The headers leave before the body is complete, so the total would be wrong in `Server-Timing`.
-            resp.stream = _ObservedStream(resp.stream, partial(self._record, req, resp))
+            resp.stream = ObservedStream(resp.stream, partial(self._record, req, resp))
             return
         timing = {**req.context.timing, "total": (time.monotonic() - req.context.start) * 1e3}
         resp.set_header("Server-Timing", ", ".join(f"{name};dur={ms:.2f}" for name, ms in timing.items()))
@@ -75,7 +76,7 @@ class RequestLog:
         )  # fmt: skip
 
 
-class _ObservedStream:
+class ObservedStream:
     """A streamed body that calls back when the server closes it, after the last byte or after a hang-up."""
 
     def __init__(self, stream: Any, on_close: Callable[[], None]) -> None:

@@ -102,6 +102,11 @@ class Admission:
         with self._lock:
             return list(self._table.in_flight)
 
+    def peaks_in_flight(self) -> list[int]:
+        """The most branches reserved at a time in each slot, in about the last second."""
+        with self._lock:
+            return self._table.peaks
+
     def check(self, owner: str) -> None:
         """Refuse early, before the request is read, what `reserve` would refuse now for every model.
 

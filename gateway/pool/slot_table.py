@@ -37,6 +37,10 @@ class SlotTable:
         self.models = list(dict.fromkeys(slot.model for slot in slots))
         self.states: list[State] = [UNKNOWN] * len(slots)
         self.in_flight: list[int] = [0] * len(slots)
+        # The most branches reserved at a time: since the worker last reported its state, which it does twice a second,
+        # and between the two reports before.
+        self._peaks = [0] * len(slots)
+        self._earlier_peaks = [0] * len(slots)
 
     def update(self, index: int, state: State) -> None:
         """Set a slot's state."""
@@ -51,6 +55,7 @@ class SlotTable:
             if state.state == "warm":
                 self._is_failing[index] = False
         self.states[index] = state
+        self._earlier_peaks[index], self._peaks[index] = self._peaks[index], self.in_flight[index]
 
     def groups(self, model: str, revision: str | None = None) -> list[list[SlotView]]:
         """The warm slots of a model as placement needs them, those with the same weights in one list.
@@ -96,10 +101,16 @@ class SlotTable:
             return states[0].reason or "the workers' log has the reason"
         return None
 
+    @property
+    def peaks(self) -> list[int]:
+        """The most branches reserved at a time in each slot, in about the last second."""
+        return list(map(max, self._peaks, self._earlier_peaks))
+
     def reserve(self, indices: Iterable[int]) -> None:
         """Count one branch more in each slot named; a slot may be named several times."""
         for index in indices:
             self.in_flight[index] += 1
+            self._peaks[index] = max(self._peaks[index], self.in_flight[index])
 
     def release(self, index: int) -> None:
         self.in_flight[index] -= 1

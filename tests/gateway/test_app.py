@@ -95,6 +95,7 @@ def test_metric_names_do_not_change(gateway: Gateway) -> None:
         "tercet_slot_in_flight_branches",
         "tercet_slot_load_progress_ratio",
         "tercet_slot_max_batch_branches",
+        "tercet_slot_memory_bytes",
         "tercet_slot_prompt_tokens_total",
         "tercet_slot_reloads_total",
         "tercet_slot_restarts_total",

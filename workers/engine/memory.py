@@ -18,3 +18,8 @@ def release_memory() -> None:
         _malloc_trim(0)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
+
+
+def device_bytes() -> int:
+    """GPU memory that torch's allocator holds in this process; 0 without a GPU."""
+    return int(torch.cuda.memory_reserved())

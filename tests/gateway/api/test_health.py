@@ -67,19 +67,6 @@ def test_the_body_has_a_row_per_slot_and_per_model(gateway: Gateway) -> None:
     assert body["slots"][2]["reason"] == "no such file"
 
 
-def test_slots_has_all_that_is_known_of_each_slot(gateway: Gateway) -> None:
-    gateway.admission.update(1, WARM)
-    first, second, third = gateway.client.simulate_get("/slots").json["slots"]
-    assert second == {
-        "slot": 1, "state": "warm", "reason": None, "progress": 1.0, "model": "small", "device": "cpu",
-        "dtype": "int8", "kernels": "triton; graphs: on", "revision": "abc", "max_batch": 3, "n_ctx": 0,
-        "in_flight": 2, "ms_per_token": 1.23456, "pid": 7, "age": 4, "counters": {"prompt_tokens": 5},
-    }  # fmt: skip
-    assert [(slot["slot"], slot["model"], slot["state"]) for slot in (first, third)] == [
-        (0, "small", "down"), (2, "medium", "down"),
-    ]  # fmt: skip
-
-
 def test_readiness_names_no_process(gateway: Gateway) -> None:
     gateway.admission.update(0, WARM)
     assert "pid" not in gateway.client.simulate_get("/health/ready").text

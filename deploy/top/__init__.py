@@ -1,0 +1,1 @@
+"""`tercet top`: a live view of a running server in the terminal."""

@@ -1,0 +1,94 @@
+"""`GET /slots`: every slot with what its worker does, as JSON and, for a browser, as a page that shows the same live.
+
+The page polls the JSON. It holds no figures itself, so it needs no API key; it has a field for the key.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import falcon
+import msgspec
+from msgspec import Struct, structs
+
+from gateway.api.health import TAG
+from gateway.api.operation import JSON, Answer, Operation, Operations
+from gateway.api.page import CONTENT_TYPES, Asset, send_asset
+from gateway.metrics import Metrics
+from gateway.pool.admission import Admission
+from shared.plan import Plan
+from shared.protocol import State
+
+PAGE = "slots.html"
+# Whose times to answer are shown: those of completions.
+ROUTES = frozenset({"/autocomplete", "/v1/completions", "/generate", "/generate_stream", "/invocations"})
+_encode = msgspec.json.Encoder().encode
+
+
+class SlotDetails(State, kw_only=True, frozen=True):
+    """All that is known of a slot. `revision` identifies its weights; `peak_in_flight` is the largest number of
+    branches that this gateway had there at a time in about the last second."""
+
+    slot: int
+    peak_in_flight: int
+
+
+class AnswerTimes(Struct, kw_only=True):
+    """Times to answer requests for completions since the gateway's start: `counts[i]` answers took at most
+    `bounds_s[i]` seconds, and the last of `counts` is the number of all answers."""
+
+    bounds_s: list[float]
+    counts: list[int]
+
+
+class Slots(Struct, kw_only=True):
+    """`waiting`: branches that wait for room in a slot."""
+
+    slots: list[SlotDetails]
+    waiting: int
+    answers: AnswerTimes
+
+
+def wants_page(req: falcon.Request) -> bool:
+    """Whether a request is a browser's for a page. Programs that accept anything get JSON."""
+    return "text/html" in (req.get_header("Accept") or "")
+
+
+class SlotsResource:
+    operations: ClassVar[Operations] = {
+        "GET": Operation(
+            tag=TAG,
+            summary="Every slot, with process ids, revisions and counters",
+            description="With `Accept: text/html`, a page that shows the slots live. The page needs no API key, only"
+            " what it reads.",
+            answers={
+                200: Answer("The slots, in the order of the plan.", {JSON: Slots, CONTENT_TYPES[".html"]: str}),
+            },
+        )
+    }
+
+    def __init__(self, plan: Plan, admission: Admission, metrics: Metrics, assets: dict[str, Asset]) -> None:
+        self._plan = plan
+        self._admission = admission
+        self._metrics = metrics
+        self._page = assets[PAGE]
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        resp.append_header("Vary", "Accept")
+        if wants_page(req):
+            send_asset(self._page, req, resp)
+            return
+        states, peaks = self._admission.states(), self._admission.peaks_in_flight()
+        rows = [
+            SlotDetails(
+                slot=slot.index,
+                peak_in_flight=peak,
+                **{**structs.asdict(state), "model": slot.model, "device": slot.device},
+            )
+            for slot, state, peak in zip(self._plan.slots, states, peaks, strict=True)
+        ]
+        bounds_s, counts = self._metrics.answer_times(ROUTES)
+        answers = AnswerTimes(bounds_s=bounds_s, counts=counts)
+        resp.data = _encode(Slots(slots=rows, waiting=self._admission.num_waiting, answers=answers))
+
+    on_head = on_get

@@ -1,0 +1,105 @@
+"""Records the pictures of the slots: the page `/slots` from the start to two concurrent requests, and `tercet top`.
+
+    python -m tests.browser.record_slots docs/images
+
+Writes slots.gif, slots.png (two requests being served, dark) and top.svg. All is real, at its real speed: a server of
+the embedded checkpoint, Chromium, and requests of 60 tokens. A frame lasts as long as it was shown, 2 s at most.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+from rich.console import Console
+
+from deploy.cli import SVG_WITHOUT_WEB_FONTS
+from deploy.top.command import ask
+from deploy.top.frame import draw
+from tests.browser.conftest import ARGUMENTS, CHROMIUM
+from tests.e2e.harness import Tercet, until
+
+SIZE = {"width": 760, "height": 470}
+FRAME_S = 0.2
+MAX_FRAME_S = 2.0
+NUM_COLORS = 64
+OPENINGS = ("The old man looked at the sea and", "She opened the letter, and")
+
+
+class Recorder:
+    """Screenshots of a page; those that show the same as the one before only make it last longer."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self.frames: list[tuple[bytes, float]] = []  # PNG, and when it was taken
+
+    def record(self, seconds: float) -> None:
+        until_s = time.monotonic() + seconds
+        while (now := time.monotonic()) < until_s:
+            frame = self._page.screenshot()
+            if not self.frames or frame != self.frames[-1][0]:
+                self.frames.append((frame, now))
+            time.sleep(max(0.0, FRAME_S - (time.monotonic() - now)))
+
+    def save(self, path: Path) -> None:
+        images = [Image.open(io.BytesIO(frame)).convert("RGB") for frame, _ in self.frames]
+        # The palette of the most colourful states serves all frames, so that nothing flickers.
+        strip = Image.new("RGB", (images[0].width, images[0].height * 3))
+        for index, image in enumerate((images[0], images[len(images) // 2], images[-2])):
+            strip.paste(image, (0, index * image.height))
+        palette = strip.quantize(NUM_COLORS)
+        times = [taken_at for _, taken_at in self.frames]
+        shown_s = [later - earlier for earlier, later in pairwise(times)] + [MAX_FRAME_S]
+        frames = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
+        frames[0].save(
+            path, save_all=True, append_images=frames[1:], loop=0, optimize=True,
+            duration=[int(1e3 * min(MAX_FRAME_S, seconds)) for seconds in shown_s],
+        )  # fmt: skip
+
+
+def request(tercet: Tercet, opening: str, repeat: int) -> None:
+    for seed in range(repeat):
+        tercet.ask(opening, length=60, seed=seed)
+
+
+def main(folder: Path) -> None:
+    """Write the pictures into a folder."""
+    with tempfile.TemporaryDirectory() as base, sync_playwright() as playwright:
+        tercet = Tercet(Path(base), models="embedded*2", dtype="auto", placement="spread")
+        tercet.start()
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        page = browser.new_context(viewport=SIZE, color_scheme="light").new_page()  # type: ignore[arg-type]
+        until(tercet.slots, 60, "the gateway")
+        page.goto(f"{tercet.url}/slots")
+        recorder = Recorder(page)
+        while not all(slot["state"] == "warm" for slot in tercet.slots()):
+            recorder.record(FRAME_S)
+        recorder.record(2)
+        first = ask(tercet.client)
+        threads = [threading.Thread(target=request, args=(tercet, opening, 20)) for opening in OPENINGS]
+        for thread in threads:
+            thread.start()
+        recorder.record(3)
+        page.emulate_media(color_scheme="dark")
+        page.screenshot(path=folder / "slots.png")
+        page.emulate_media(color_scheme="light")
+        console = Console(record=True, width=100, file=io.StringIO())
+        console.print(draw("Tercet at http://127.0.0.1:8000", first, ask(tercet.client)))
+        for thread in threads:
+            thread.join()
+        recorder.record(3)
+        browser.close()
+        assert tercet.stop() == 0
+    recorder.save(folder / "slots.gif")
+    console.save_svg(str(folder / "top.svg"), title="tercet top", code_format=SVG_WITHOUT_WEB_FONTS)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,75 @@
+"""`/slots` in process: the JSON, the choice of the page, and which of them needs a key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.api.page import STATIC
+from shared.keys import new_key
+from shared.protocol import State
+from tests.gateway.conftest import Gateway, MakeGateway
+
+WARM = State(
+    state="warm", ms_per_token=1.23456, progress=1.0, dtype="int8", kernels="triton; graphs: on",
+    revision="abc", max_batch=3, in_flight=2, memory_bytes=5 << 20, pid=7, age=4, counters={"prompt_tokens": 5},
+)  # fmt: skip
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+
+
+def test_the_json_has_all_that_is_known_of_each_slot(gateway: Gateway) -> None:
+    gateway.admission.update(1, WARM)
+    first, second, third = gateway.client.simulate_get("/slots").json["slots"]
+    assert second == {
+        "slot": 1, "state": "warm", "reason": None, "progress": 1.0, "model": "small", "device": "cpu",
+        "dtype": "int8", "kernels": "triton; graphs: on", "revision": "abc", "max_batch": 3, "n_ctx": 0,
+        "in_flight": 2, "peak_in_flight": 0, "ms_per_token": 1.23456, "memory_bytes": 5 << 20, "pid": 7, "age": 4,
+        "counters": {"prompt_tokens": 5},
+    }  # fmt: skip
+    assert [(slot["slot"], slot["model"], slot["state"]) for slot in (first, third)] == [
+        (0, "small", "down"), (2, "medium", "down"),
+    ]  # fmt: skip
+
+
+def test_a_peak_is_shown_until_two_states_later(gateway: Gateway) -> None:
+    def peak() -> int:
+        return int(gateway.client.simulate_get("/slots").json["slots"][2]["peak_in_flight"])
+
+    gateway.admission.update(2, WARM)
+    slots = gateway.admission.reserve("medium", 2, deadline=float("inf"))
+    assert peak() == 2
+    for slot in slots:
+        gateway.admission.release(slot)
+    gateway.admission.update(2, WARM)
+    assert peak() == 2
+    gateway.admission.update(2, WARM)
+    assert peak() == 0
+
+
+def test_answers_are_those_of_completions(gateway: Gateway) -> None:
+    for route, seconds in (("/autocomplete", 0.04), ("/v1/completions", 0.5), ("/generate", 60), ("/metrics", 0.04)):
+        gateway.metrics.seconds.labels(route=route).observe(seconds)
+    answers = gateway.client.simulate_get("/slots").json["answers"]
+    counts = dict(zip((*answers["bounds_s"], "all"), answers["counts"], strict=True))
+    assert (counts[0.03], counts[0.05], counts[0.3], counts[0.5], counts[30], counts["all"]) == (0, 1, 1, 2, 2, 3)
+
+
+@pytest.mark.parametrize(("accept", "is_page"), [(BROWSER, True), ("*/*", False), ("application/json", False)])
+def test_a_browser_gets_the_page(gateway: Gateway, accept: str, is_page: bool) -> None:
+    response = gateway.client.simulate_get("/slots", headers={"Accept": accept})
+    assert response.headers["Content-Type"].startswith("text/html" if is_page else "application/json")
+    assert "Accept" in response.headers["Vary"]
+    if is_page:
+        assert response.content == (STATIC / "slots.html").read_bytes()
+        assert response.headers["Content-Security-Policy"].startswith("default-src 'self'")
+
+
+def test_the_figures_need_a_key_and_the_page_does_not(make_gateway: MakeGateway, tmp_path: Path) -> None:
+    key, _ = new_key(tmp_path / "keys", "test", None, None)
+    client = make_gateway(keys=str(tmp_path / "keys")).client
+    assert client.simulate_get("/slots").status_code == 401
+    assert client.simulate_get("/slots", headers={"x-api-key": key}).status_code == 200
+    assert client.simulate_get("/slots", headers={"Accept": BROWSER}).status_code == 200
+    assert client.simulate_get("/metrics", headers={"Accept": BROWSER}).status_code == 401
+    assert client.simulate_post("/slots", headers={"Accept": BROWSER}).status_code == 401
