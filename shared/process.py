@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import resource
 from pathlib import Path
+from typing import Literal
 
 _PR_SET_DUMPABLE = 4  # <linux/prctl.h>
 
@@ -16,12 +17,21 @@ def forbid_core_dumps() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def proportional_set_size() -> int:
-    """This process's memory in bytes; a page that n processes share counts 1/n ("smaps_rollup" in proc(5))."""
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/smaps_rollup has no Pss")
+def proportional_set_size(pid: int | None = None, field: Literal["Pss", "Pss_Anon"] = "Pss") -> int:
+    """A process's memory in bytes; a page that n processes share counts 1/n ("smaps_rollup" in proc(5)).
+
+    Args:
+        pid: None is this process.
+        field: `Pss_Anon` is the part that no file backs.
+
+    Raises:
+        OSError: the process has ended, or the kernel does not say.
+    """
+    for line in Path(f"/proc/{pid or 'self'}/smaps_rollup").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    raise OSError(f"/proc/{pid or 'self'}/smaps_rollup has no {field}")
 
 
 def raise_descriptor_limit() -> None:

@@ -17,7 +17,6 @@ import typer
 from rich.console import Console
 
 from deploy.bench.harness import plot
-from deploy.bench.harness.memory import available_bytes
 from deploy.bench.harness.options import Options
 from deploy.bench.harness.report import Document
 from deploy.bench.harness.run import measured_run
@@ -32,6 +31,7 @@ from deploy.tune.state import State, alone, code_digest, run_key
 from deploy.tune.trial import OPEN_LOOP_FACTOR, OPEN_SHARES, Trial
 from deploy.tune.tuning import Budget, Tuning
 from shared.errors import StartError
+from shared.free_memory import free_bytes
 from shared.settings import ModelSpec, Settings
 from shared.weights import weights_digest
 from shared.worker_environment import cache_directory
@@ -132,7 +132,7 @@ def tune(
     space = Space(
         devices=devices,
         cores=0 if uses_gpu else len(os.sched_getaffinity(0)),
-        memory_bytes=None if uses_gpu else available_bytes(),
+        memory_bytes=None if uses_gpu else free_bytes(),
         max_clients=max(trial.clients),
         num_samples=samples,
         max_workers=max_workers,

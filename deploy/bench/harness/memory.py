@@ -1,40 +1,26 @@
 """Memory of processes: their share of the machine's memory, and what they hold on GPUs.
 
-Reads /proc and asks NVIDIA's management library (nvidia-ml-py), which calls no CUDA. Does not know what
+Asks the kernel, and NVIDIA's management library (nvidia-ml-py), which calls no CUDA. Does not know what
 the processes do.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from pathlib import Path
+from contextlib import suppress
 from types import ModuleType
 
 from shared.errors import StartError
+from shared.process import proportional_set_size
 
 
 def pss_bytes(pids: Iterable[int]) -> int:
-    """The proportional set size (PSS) of processes: a page that n processes share counts 1/n for each.
-
-    See "smaps_rollup" in `man 5 proc`. A process that has ended counts nothing.
-    """
-    return sum(map(_pss_bytes, pids))
-
-
-def _pss_bytes(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    found = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
-    return int(found[1]) << 10 if found else 0
-
-
-def available_bytes() -> int:
-    """Memory that processes can still allocate without swapping ("MemAvailable" in `man 5 proc_meminfo`)."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    return int(found[1]) << 10 if found else 0
+    """The proportional set sizes of processes, added. A process that has ended counts nothing."""
+    sizes = []
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            sizes.append(proportional_set_size(pid))
+    return sum(sizes)
 
 
 class GpuMemory:

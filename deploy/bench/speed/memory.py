@@ -16,6 +16,7 @@ from rich.table import Table
 from deploy.bench.harness.clients import LOOPBACK, Clients, raise_for_status
 from deploy.bench.harness.server import Server
 from deploy.bench.harness.workload import Subject, W
+from shared.process import proportional_set_size
 from shared.settings import Settings
 from workers.checkpoints.resolve import resolve
 
@@ -77,9 +78,7 @@ def _role(pid: int) -> str:
 
 def read_pss_mb(pid: int) -> tuple[float, float]:
     """A process's PSS and its anonymous part, in MB."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    sizes = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines[1:])}
-    return sizes["Pss"] * 1024 / 1e6, sizes["Pss_Anon"] * 1024 / 1e6
+    return proportional_set_size(pid) / 1e6, proportional_set_size(pid, "Pss_Anon") / 1e6
 
 
 def memory_table(rows: Sequence[MemoryRow], num_requests: int) -> Table:

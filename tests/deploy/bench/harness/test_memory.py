@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deploy.bench.harness.memory import GpuMemory, available_bytes, pss_bytes
+from deploy.bench.harness.memory import GpuMemory, pss_bytes
 from shared.errors import StartError
 
 MIB = 1 << 20
@@ -28,7 +28,6 @@ def test_pss_counts_what_a_process_holds() -> None:
             process.communicate(b"\n")
         assert pss_bytes([process.pid]) == 0  # it has ended
     assert 60 * MIB < held[1] - held[0] < 70 * MIB
-    assert available_bytes() > 0
 
 
 class Nvml(ModuleType):
