@@ -1,4 +1,4 @@
-"""The command line: `tercet serve | plan | settings | key | reload | complete | bench | tune | calibrate | doctor | top`."""
+"""The command line: `tercet --help` lists its commands."""
 
 from __future__ import annotations
 
