@@ -4,8 +4,9 @@ A worker that is the only one of its model copies the products' weights to priva
 faster, and maps the rest: of an embedding few rows are ever read. Only models whose products are all
 `linear.PackedInt8Linear` have a file: torch's libraries keep others in layouts of their own.
 
-The file's name says what it was made from. It is written once and never changed, so a mapping stays valid when a changed
-checkpoint gets a file of its own and this one is removed. Where it cannot be written, a worker keeps private memory.
+The file's name says what it was made from. It is written once and never changed, so a mapping stays valid when a
+changed checkpoint gets a file of its own and this one is removed. Where it cannot be written, a worker keeps private
+memory.
 
 Layout: the arrays, each from a multiple of ALIGNMENT on, packed weights first, in the order in which a step reads them;
 an index in MessagePack; the index's position in 8 bytes, and a CRC-32 of all before it in 4.
@@ -178,7 +179,9 @@ def _remove_others(path: Path, prefix: str) -> None:
 def _arrays(model: GPT2) -> dict[str, Array] | None:
     """A model's weights by name, packed ones first; None if some are in a layout of torch's."""
     linears = dict(_linears(model))
-    products = {name: linear.product for name, linear in linears.items() if isinstance(linear.product, PackedInt8Linear)}
+    products = {
+        name: linear.product for name, linear in linears.items() if isinstance(linear.product, PackedInt8Linear)
+    }
     if len(products) < len(linears):
         return None
     arrays: dict[str, Array] = {f"{name}.packed": product.packed for name, product in products.items()}
@@ -217,7 +220,7 @@ def _write(path: Path, config: GPT2Config, arrays: dict[str, Array]) -> None:
         try:
             for name, array in arrays.items():
                 places[name] = _Place(array.dtype.str, list(array.shape), offset)
-                content = memoryview(np.ascontiguousarray(array)).cast("B")
+                content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
                 padding = bytes(-len(content) % ALIGNMENT)
                 file.write(content)
                 file.write(padding)
