@@ -11,8 +11,8 @@ _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has
 
 
 def release_memory() -> None:
-    """Frees what only cycles reference (an exception and its frames are one), then the memory that the C library and, on
-    a GPU, torch keep for later allocations."""
+    """Frees what only cycles reference (an exception and its frames are one), then the memory that the C library and,
+    on a GPU, torch keep for later allocations."""
     gc.collect()
     if _malloc_trim is not None:
         _malloc_trim(0)

@@ -289,9 +289,7 @@ class PackedInt8Linear:
         self.is_large = num_inputs * self._num_outputs > MIN_SHARED_PRODUCTS
 
     @classmethod
-    def pack(
-        cls, weight8: Tensor, scales: Tensor, memory: HugePages, *, can_use_amx: bool = True
-    ) -> PackedInt8Linear:
+    def pack(cls, weight8: Tensor, scales: Tensor, memory: HugePages, *, can_use_amx: bool = True) -> PackedInt8Linear:
         """
         Args:
             weight8: [out, in] int8; at least BLOCK outputs, and a multiple of 4 inputs.

@@ -1,12 +1,15 @@
 """A model's packed weights in a file that every worker of the model maps, so that they share its memory.
 
 A worker that is the only one of its model copies the products' weights to private memory, whose larger pages are read
-faster, and maps the rest: of an embedding, a few rows are ever read. Only for models whose products are all `linear.PackedInt8Linear`: torch's libraries keep others in layouts of their own.
-The file's name says what it was made from. It is written once and never changed, so a mapping stays valid when a changed
-checkpoint gets a file of its own and this one is removed. Where it cannot be written, a worker keeps private memory.
+faster, and maps the rest: of an embedding few rows are ever read. Only models whose products are all
+`linear.PackedInt8Linear` have a file: torch's libraries keep others in layouts of their own.
+
+The file's name says what it was made from. It is written once and never changed, so a mapping stays valid when a
+changed checkpoint gets a file of its own and this one is removed. Where it cannot be written, a worker keeps private
+memory.
 
 Layout: the arrays, each from a multiple of ALIGNMENT on, packed weights first, in the order in which a step reads them;
-an index in MessagePack; the index's position in 8 bytes.
+an index in MessagePack; the index's position in 8 bytes, and a CRC-32 of all before it in 4.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from workers.engine.model.gpt2 import GPT2, GPT2Config, Layer, LoadedModel, Norm
 ALIGNMENT = 64  # a cache line
 MAX_OTHERS = 1
 _CHUNK_BYTES = 1 << 20
+_POSITION_BYTES, _CRC_BYTES = 8, 4
 _MADV_COLLAPSE = 25  # <linux/mman.h>, since Linux 6.1; Python does not have it
 _PACKAGE = Path(__file__).parents[1]
 # What determines the weights' values and layout, besides the checkpoint.
@@ -55,7 +59,6 @@ class _Place(msgspec.Struct, frozen=True):
 class _Index(msgspec.Struct, frozen=True):
     config: GPT2Config
     arrays: dict[str, _Place]
-    crc32: int  # of all before the index
 
 
 def shared_model(
@@ -176,7 +179,9 @@ def _remove_others(path: Path, prefix: str) -> None:
 def _arrays(model: GPT2) -> dict[str, Array] | None:
     """A model's weights by name, packed ones first; None if some are in a layout of torch's."""
     linears = dict(_linears(model))
-    products = {name: linear.product for name, linear in linears.items() if isinstance(linear.product, PackedInt8Linear)}
+    products = {
+        name: linear.product for name, linear in linears.items() if isinstance(linear.product, PackedInt8Linear)
+    }
     if len(products) < len(linears):
         return None
     arrays: dict[str, Array] = {f"{name}.packed": product.packed for name, product in products.items()}
@@ -215,14 +220,15 @@ def _write(path: Path, config: GPT2Config, arrays: dict[str, Array]) -> None:
         try:
             for name, array in arrays.items():
                 places[name] = _Place(array.dtype.str, list(array.shape), offset)
-                content = memoryview(np.ascontiguousarray(array)).cast("B")
+                content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
                 padding = bytes(-len(content) % ALIGNMENT)
                 file.write(content)
                 file.write(padding)
                 crc32 = zlib.crc32(padding, zlib.crc32(content, crc32))
                 offset += len(content) + len(padding)
-            file.write(msgspec.msgpack.encode(_Index(config, places, crc32)))
-            file.write(offset.to_bytes(8, "little"))
+            end = msgspec.msgpack.encode(_Index(config, places)) + offset.to_bytes(_POSITION_BYTES, "little")
+            file.write(end)
+            file.write(zlib.crc32(end, crc32).to_bytes(_CRC_BYTES, "little"))
             file.flush()
             written.replace(path)
         except BaseException:
@@ -234,20 +240,16 @@ def _write(path: Path, config: GPT2Config, arrays: dict[str, Array]) -> None:
 
 def _read_index(file: Any) -> _Index | None:
     """The index of an open file, if it is whole: a machine that lost power may have a file without its content."""
-    length = file.seek(0, 2)
-    if length < 8:
-        return None
-    file.seek(length - 8)
-    index_at = int.from_bytes(file.read(8), "little")
-    if index_at > length - 8:
-        return None
-    file.seek(index_at)
-    try:
-        index = msgspec.msgpack.decode(file.read(length - 8 - index_at), type=_Index)
-    except msgspec.MsgspecError:
+    length = file.seek(0, 2) - _CRC_BYTES
+    if length < _POSITION_BYTES:
         return None
     file.seek(0)
     crc32 = 0
-    for start in range(0, index_at, _CHUNK_BYTES):
-        crc32 = zlib.crc32(file.read(min(_CHUNK_BYTES, index_at - start)), crc32)
-    return index if crc32 == index.crc32 else None
+    for start in range(0, length, _CHUNK_BYTES):
+        crc32 = zlib.crc32(file.read(min(_CHUNK_BYTES, length - start)), crc32)
+    if file.read(_CRC_BYTES) != crc32.to_bytes(_CRC_BYTES, "little"):
+        return None
+    file.seek(length - _POSITION_BYTES)
+    index_at = int.from_bytes(file.read(_POSITION_BYTES), "little")
+    file.seek(index_at)
+    return msgspec.msgpack.decode(file.read(length - _POSITION_BYTES - index_at), type=_Index)

@@ -281,7 +281,9 @@ def test_multiply(rng: np.random.Generator, outputs: int, inputs: int, can_use_a
     weight = rng.integers(-127, 128, (outputs, inputs), np.int8)
     scales = np.abs(floats(rng, outputs))
     x = rng.integers(0, 256, (100, inputs), np.uint8)
-    product = PackedInt8Linear.pack(torch.from_numpy(weight), torch.from_numpy(scales), HugePages(), can_use_amx=can_use_amx)
+    product = PackedInt8Linear.pack(
+        torch.from_numpy(weight), torch.from_numpy(scales), HugePages(), can_use_amx=can_use_amx
+    )
     starts = -128 * weight.astype(np.int64).sum(1)
     expected = twins.multiply(x, weight, starts, scales * _f32(1 / 127))
     for num_rows in (*range(1, 10), 15, 16, 17, 31, 32, 33, 48, 49, 64, 100):

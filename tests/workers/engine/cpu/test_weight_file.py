@@ -13,7 +13,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.workers.engine.helpers import TINY, generate, peaked_weights, running_engine
-from workers.engine.cpu import weight_file
 from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS
 from workers.engine.cpu.linear import CpuLinear, PackedInt8Linear
 from workers.engine.cpu.weight_file import read, shared_model
@@ -123,7 +122,7 @@ def test_a_full_disk_leaves_private_memory_a_log_line_and_no_file(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(weight_file.tempfile, "NamedTemporaryFile", FullDisk)
+    monkeypatch.setattr("workers.engine.cpu.weight_file.tempfile.NamedTemporaryFile", FullDisk)
     with capture_logs() as logs:
         model = shared_model(tmp_path, "small", "1", load)
     assert texts(model) == texts(load())
