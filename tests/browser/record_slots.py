@@ -26,10 +26,10 @@ from deploy.top.frame import draw
 from tests.browser.conftest import ARGUMENTS, CHROMIUM
 from tests.e2e.harness import Tercet, until
 
-SIZE = {"width": 760, "height": 470}
+SIZE = {"width": 860, "height": 470}
 FRAME_S = 0.2
 MAX_FRAME_S = 2.0
-NUM_COLORS = 64
+NUM_COLORS = 128
 OPENINGS = ("The old man looked at the sea and", "She opened the letter, and")
 
 
@@ -50,11 +50,11 @@ class Recorder:
 
     def save(self, path: Path) -> None:
         images = [Image.open(io.BytesIO(frame)).convert("RGB") for frame, _ in self.frames]
-        # The palette of the most colourful states serves all frames, so that nothing flickers.
-        strip = Image.new("RGB", (images[0].width, images[0].height * 3))
-        for index, image in enumerate((images[0], images[len(images) // 2], images[-2])):
+        # One palette for all frames, so that nothing flickers; its method keeps colours that few pixels have.
+        strip = Image.new("RGB", (images[0].width, images[0].height * len(images)))
+        for index, image in enumerate(images):
             strip.paste(image, (0, index * image.height))
-        palette = strip.quantize(NUM_COLORS)
+        palette = strip.quantize(NUM_COLORS, method=Image.Quantize.MAXCOVERAGE)
         times = [taken_at for _, taken_at in self.frames]
         shown_s = [later - earlier for earlier, later in pairwise(times)] + [MAX_FRAME_S]
         frames = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]

@@ -129,16 +129,18 @@ def test_every_alert_is_inactive_while_nothing_is_wrong(tercet: Tercet, promethe
 
 def test_every_query_of_the_dashboard_has_data(tercet: Tercet, prometheus: Prometheus) -> None:
     write(tercet)
-    refused = tercet.client.post("/autocomplete", json={"context": "He saw", "seed": OUT_OF_MEMORY, "n_samples": 1})
-    assert refused.status_code >= 500
-    tercet.ask()
     [_, *workers] = tercet.processes()["workers"]
     workers[1].kill()
     until(lambda: prometheus.query("sum(tercet_slot_restarts_total) > 0"), 30, "the restart")
     tercet.wait_until_warm()
+    [_, gateway] = tercet.processes()["gateway"]
     tercet.process.send_signal(signal.SIGHUP)
     until(lambda: prometheus.query('sum(tercet_slot_reloads_total{outcome="succeeded"}) > 1'), 60, "the reload")
+    until(lambda: not gateway.is_running(), 30, "the end of the earlier gateway")
     tercet.wait_until_warm()
+    failed = tercet.client.post("/autocomplete", json={"context": "He saw", "seed": OUT_OF_MEMORY, "n_samples": 1})
+    assert failed.status_code == 503
+    tercet.ask()
     write(tercet)
     write(tercet)
     until(lambda: prometheus.query("increase(tercet_jobs_total{event='succeeded'}[1m]) > 0"), 20, "two more scrapes")
