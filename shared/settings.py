@@ -25,9 +25,7 @@ from shared.errors import StartError
 PREFIX = "TERCET_"
 # Set by Tercet for its own processes, never by a user: which pool a gunicorn runs, which slot a worker has, and the
 # descriptors that the supervisor passes to its pools.
-INTERNAL = frozenset(
-    {"TERCET_ROLE", "TERCET_SLOT", "TERCET_LISTEN_FD", "TERCET_LIFELINE_FD", "TERCET_ACTIVITY_FD"}
-)
+INTERNAL = frozenset({"TERCET_ROLE", "TERCET_SLOT", "TERCET_LISTEN_FD", "TERCET_LIFELINE_FD", "TERCET_ACTIVITY_FD"})
 # Read by the command line as a client of a running server.
 CLIENT = frozenset({"TERCET_API_KEY"})
 

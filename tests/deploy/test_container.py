@@ -28,7 +28,7 @@ MAX_WARM_S = 5.0
 USER = 10001
 WRITABLE = ("tmp", "var/cache/tercet", "var/lib/tercet")
 IMAGE = "localhost/tercet-test"
-# Neither namespaces nor an overlay file system: what works in a container or virtual machine without privileges of those.
+# No overlay file system, which not every container or virtual machine has.
 STORAGE = ("--storage-driver", "vfs")
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1800)]
@@ -121,7 +121,8 @@ def test_the_server_of_the_image_is_warm_soon_on_a_read_only_file_system(
         [
             f"mount --bind {image} {image} && mount -o remount,bind,ro {image}",
             *(f"mount -t tmpfs -o uid={USER} tercet {image}/{name}" for name in WRITABLE),
-            f"mount -t proc proc {image}/proc && mount -t sysfs -o ro sys {image}/sys && mount --rbind /dev {image}/dev",
+            f"mount -t proc proc {image}/proc && mount -t sysfs -o ro sys {image}/sys",
+            f"mount --rbind /dev {image}/dev",
         ]
     )  # fmt: skip
     program = f'{mounts} && exec chroot --userspec={USER}:{USER} {image} sh -c \'cd /opt/tercet && exec "$@"\' sh "$@"'
@@ -143,7 +144,15 @@ def test_the_server_of_the_image_is_warm_soon_on_a_read_only_file_system(
             print(f"from the start of the container to warm: {warm_s:.2f} s")
             assert len(client.post("/autocomplete", json={"context": "The sea"}).json()["sentences"]) == 3
             health = [word.replace("8000", str(port)) for word in config["Healthcheck"]["Test"][1:]]
-            inside = ("nsenter", "--target", str(_child(process.pid)), "--mount", "--root", "env", f"PATH={environ['PATH']}")
+            inside = (
+                "nsenter",
+                "--target",
+                str(_child(process.pid)),
+                "--mount",
+                "--root",
+                "env",
+                f"PATH={environ['PATH']}",
+            )
             run(*inside, *health)
         finally:
             os.kill(_child(process.pid), 15)

@@ -34,7 +34,7 @@ def test_systemd_finds_no_fault_in_the_units(tmp_path: Path) -> None:
     service = tmp_path / "tercet.service"
     text = service.read_text().replace("/opt/tercet/.venv/bin/tercet", f"{sys.prefix}/bin/tercet")
     service.write_text(text.replace("/opt/tercet", str(ROOT)))
-    command = ["systemd-analyze", "verify", "--man=no", tmp_path / "tercet.socket", service]
+    command = ["systemd-analyze", "verify", "--man=no", str(tmp_path / "tercet.socket"), str(service)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -45,7 +45,7 @@ def test_the_service_is_exposed_little(tmp_path: Path, with_gpu: bool) -> None:
     shutil.copy(UNITS / "tercet.service", tmp_path)
     if with_gpu:
         shutil.copytree(UNITS / "tercet.service.d", tmp_path / "tercet.service.d")
-    command = ["systemd-analyze", "security", "--offline=yes", "--no-pager", tmp_path / "tercet.service"]
+    command = ["systemd-analyze", "security", "--offline=yes", "--no-pager", str(tmp_path / "tercet.service")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     exposure = re.search(r"Overall exposure level for tercet.service: ([0-9.]+)", done.stdout)
     assert exposure is not None
@@ -55,7 +55,7 @@ def test_the_service_is_exposed_little(tmp_path: Path, with_gpu: bool) -> None:
 def test_systemd_would_make_the_user(tmp_path: Path) -> None:
     need("systemd:systemd-sysusers")
     (tmp_path / "etc").mkdir()
-    command = ["systemd-sysusers", f"--root={tmp_path}", "--dry-run", UNITS / "tercet.sysusers.conf"]
+    command = ["systemd-sysusers", f"--root={tmp_path}", "--dry-run", str(UNITS / "tercet.sysusers.conf")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "Creating user 'tercet'" in done.stdout + done.stderr
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.chaos.http_client import Answer, Endpoint, completion_request, exchange, find_fault, request_bytes
 from tests.e2e.harness import Tercet, until
-from tests.e2e.lifecycle import start_behind
+from tests.e2e.lifecycle import start_behind, wait_for_start
 
 
 class SocketHolder(threading.Thread):
@@ -66,7 +66,7 @@ def test_requests_around_an_idle_stop_are_all_answered(tmp_path: Path, num_stops
         for stop in range(1, num_stops + 1):
             answers = send_around_a_stop(tercet, stop)
             assert {answer.status for answer in answers} == {200}, [answer.body for answer in answers]
-            until(lambda stop=stop: tercet.num_starts > stop, 30, "the next start")
+            wait_for_start(tercet, stop + 1)
         assert holder.exit_codes == [0] * num_stops
         holder.stop()
         tercet.client.close()
