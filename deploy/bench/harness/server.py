@@ -124,6 +124,17 @@ class Server:
             "sequences": self._num_in_flight(),
         }
 
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds that its processes have used, all their threads and masters included, by pool."""
+        seconds: dict[str, float] = {}
+        for pid in _descendants(self._process.pid):
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            role = next((entry[12:].decode() for entry in environ if entry.startswith(b"TERCET_ROLE=")), "serve")
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks = int(fields[11]) + int(fields[12])  # utime and stime; see `man 5 proc_pid_stat`
+            seconds[role] = seconds.get(role, 0.0) + ticks / os.sysconf("SC_CLK_TCK")
+        return seconds
+
     def wait_until_idle(self) -> None:
         """Wait until the gateway counts no branch in flight, for two seconds at most."""
         deadline = time.monotonic() + 2
