@@ -104,6 +104,8 @@ class Admission:
             NotReady: no model has a slot that serves it or is expected to.
         """
         with self._lock:
+            if not self._num_waiting and self._queue_bound and self._table.is_any_warm:
+                return  # as almost always; the rest costs as much as a reservation
             refusals = {model: self._unavailability(model) for model in self._queues}
             if all(refusals.values()):
                 raise next(error for error in refusals.values() if error)
@@ -159,9 +161,10 @@ class Admission:
             self._enqueue(reservation)
             self._settle_all()
             self._refuse_beyond_the_bound()
-        with cancelling(partial(self._cancel, reservation)):
-            reservation.settled.wait(max(0.0, deadline - time.monotonic()))
-        self._end(reservation, None)
+        if reservation.is_waiting:
+            with cancelling(partial(self._cancel, reservation)):
+                reservation.settled.wait(max(0.0, deadline - time.monotonic()))
+            self._end(reservation, None)
         if reservation.error is not None:
             raise reservation.error
         if reservation.slots is None:
