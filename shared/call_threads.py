@@ -1,7 +1,7 @@
 """Threads for calls whose results nothing waits for: started on demand, kept for later calls, bounded in number.
 
-`concurrent.futures.ThreadPoolExecutor` makes a future, with a condition of its own, for every call. A gateway hands over
-four calls per answer, each of which reports its end itself.
+`concurrent.futures.ThreadPoolExecutor` makes a future, with a condition of its own, for every call. A gateway hands
+over four calls per answer, each of which reports its end itself.
 """
 
 from __future__ import annotations

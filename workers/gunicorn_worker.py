@@ -157,7 +157,7 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
                 self._num_busy -= 1
 
     def _handle_generate(self, conn: Any) -> object:
-        """gunicorn's `handle` for a connection with data, without its parser and WSGI if the data is a branch's request.
+        """gunicorn's `handle` for a connection with data; for a branch's request without its parser and WSGI.
 
         They cost more than all else that a branch does in its thread. What is not exactly as the gateway sends it, and
         what is refused, goes gunicorn's way.

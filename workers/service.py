@@ -65,7 +65,7 @@ class SlotService:
                 None caches none.
             on_fatal: called once, from any thread, with a failure from which the service cannot recover: a device that
                 returned an error may compute the next request wrongly, so the host ends the process.
-            accepted_delay_s: how long `Accepted` may wait for the first output; much less than the gateway waits for it.
+            accepted_delay_s: how long `Accepted` may wait for the first output; the gateway must wait longer for it.
         """
         self.slot = slot
         self._model = model
