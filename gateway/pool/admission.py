@@ -161,10 +161,9 @@ class Admission:
             self._enqueue(reservation)
             self._settle_all()
             self._refuse_beyond_the_bound()
-        if reservation.is_waiting:
-            with cancelling(partial(self._cancel, reservation)):
-                reservation.settled.wait(max(0.0, deadline - time.monotonic()))
-            self._end(reservation, None)
+        with cancelling(partial(self._cancel, reservation)):
+            reservation.settled.wait(max(0.0, deadline - time.monotonic()))
+        self._end(reservation, None)
         if reservation.error is not None:
             raise reservation.error
         if reservation.slots is None:
