@@ -71,6 +71,9 @@ OPEN_PAGES = {"/slots": wants_page}
 JOB_SHARE = 0.25
 BRANCHES_PER_REQUEST = 3
 UNKNOWN_OPENAI_ROUTES = UnknownRoutes()
+# Objects that are new since the last collection, which walks them. Python's default, 700, is reached by the requests
+# in progress, whose objects end without a collection.
+MAX_YOUNG_OBJECTS = 10_000
 log = structlog.get_logger()
 
 
@@ -232,6 +235,7 @@ def build() -> GatewayApp:
     fanout = Fanout(pool.clients, admission, metrics, num_threads, retry_budget, tracing)
     # What is loaded by now stays until exit. Frozen, it is not scanned by each full collection, which delays requests.
     gc.freeze()
+    gc.set_threshold(MAX_YOUNG_OBJECTS)
     return create_app(
         settings=settings,
         plan=plan,

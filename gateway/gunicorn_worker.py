@@ -24,7 +24,6 @@ import ssl
 import sys
 import time
 from collections import deque
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from types import FrameType
@@ -37,6 +36,7 @@ from gunicorn.workers.gthread import ThreadWorker
 
 from gateway.connections import LINGER_S, MAX_HEAD_BYTES, Connection, Phase, RequestSource, Step
 from gateway.error_responses import encode_error, send_once
+from shared.call_threads import CallThreads
 from shared.errors import (
     HeadersTooLarge,
     MalformedRequest,
@@ -123,10 +123,11 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
             self._tls.load_cert_chain(self.cfg.certfile, self.cfg.keyfile)
         self._epoll = select.epoll()
+        self._threads = CallThreads("answer", self.cfg.threads)
         try:
             super().init_process()  # returns when the worker stops
         finally:
-            # A thread may still wait for a branch, and the interpreter would join it.
+            # An interpreter that exits would stop these threads anywhere.
             if self._num_answering:
                 os._exit(0)
 
@@ -185,7 +186,6 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     self._begin_stop(now - self.settings.drain_s)
         for connection in list(self._connections.values()):
             connection.abort()
-        self.tpool.shutdown(wait=False, cancel_futures=True)
         self.wsgi.end_stop(JOBS_STOP_S)
 
     def _is_finished(self, now: float) -> bool:
@@ -348,8 +348,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 continue
             self._num_answering += 1
             self._num_pipelining += connection.is_pipelining
-            future = self.tpool.submit(self._answer, connection, connection.take_request(now))
-            future.add_done_callback(partial(self.method_queue.defer, self._finish, connection))
+            self._threads.submit(self._answer, connection, connection.take_request(now))
 
     def _num_buffered_bytes(self) -> int:
         return sum(connection.num_buffered_bytes for connection in self._connections.values())
@@ -391,14 +390,13 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             return
         self._act(connection, step, now)
 
-    def _finish(self, connection: Connection, future: Future[bool]) -> None:
+    def _finish(self, connection: Connection, keeps_connection: bool) -> None:
         """A thread has answered."""
         self._num_answering -= 1
         self._num_pipelining -= connection.is_pipelining
         now = time.monotonic()
         try:
-            keeps = not future.cancelled() and future.exception() is None and future.result()
-            step = connection.finish_response(now, keeps_connection=keeps)
+            step = connection.finish_response(now, keeps_connection=keeps_connection)
         except OSError:
             self._close(connection)
         else:
@@ -407,7 +405,14 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     # In a thread.
 
-    def _answer(self, connection: Connection, data: bytes) -> bool:
+    def _answer(self, connection: Connection, data: bytes) -> None:
+        keeps_connection = False
+        try:
+            keeps_connection = self._respond(connection, data)
+        finally:
+            self.method_queue.defer(self._finish, connection, keeps_connection)
+
+    def _respond(self, connection: Connection, data: bytes) -> bool:
         """Answer one request. Returns whether the connection may carry another."""
         answered = _Answered(connection)
         try:

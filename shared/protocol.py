@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from shared.parsing import BodyParser
@@ -172,7 +173,21 @@ class TokenizeResponse(Struct, kw_only=True):
 
 GenerateLine = Accepted | Token | Done | Failed
 
-parse_generate_request = BodyParser(GenerateRequest)
+_decode_generate_request = msgspec.json.Decoder(GenerateRequest).decode
+_explain_generate_request = BodyParser(GenerateRequest)
+
+
+def parse_generate_request(raw: bytes) -> GenerateRequest:
+    """
+    Raises:
+        InvalidJson, InvalidRequest: as `BodyParser`.
+    """
+    try:
+        return _decode_generate_request(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _explain_generate_request(raw)
+
+
 parse_tokenize_request = BodyParser(TokenizeRequest)
 
 SlotState = Literal["starting", "loading", "warm", "draining", "failed", "down"]

@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import falcon
@@ -40,6 +40,8 @@ LAST_WORDS_S = 0.1
 # The same before the model is loaded: nothing waits for the process's end, and the supervisor, which asks the gateway
 # ten times a second, must see the reason.
 LOAD_LAST_WORDS_S = 0.5
+# Of the time in which the gateway wants a branch to be accepted.
+ACCEPTED_DELAY_SHARE = 0.2
 NDJSON = "application/x-ndjson"
 TOKENS_PER_PART = 1 << 14
 log = structlog.get_logger()
@@ -52,43 +54,62 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
     def __init__(self, service: SlotService, hangups: HangupWatcher) -> None:
         super().__init__()
         self.service = service
+        self._hangups = hangups
         self.add_error_handler(TercetError, _render_error)
         self.add_error_handler(Exception, _render_unknown)
-        self.add_route("/generate", GenerateResource(service, hangups))
+        self.add_route("/generate", GenerateResource(self.generate))
         self.add_route("/tokenize", TokenizeResource(service))
         self.add_route("/state", StateResource(service))
         self.add_route("/metrics", MetricsResource(service))
 
+    def generate(self, content: bytes, client: socket.socket | None) -> BranchLines:
+        """Start the branch of a `POST /generate`.
+
+        Args:
+            client: the connection; None: it is not watched for a hang-up.
+
+        Raises:
+            TercetError: the request is invalid, or refused.
+        """
+        return BranchLines(self.service.submit(parse_generate_request(content)), self._hangups, client)
+
 
 class GenerateResource:
-    def __init__(self, service: SlotService, hangups: HangupWatcher) -> None:
-        self._service = service
-        self._hangups = hangups
+    def __init__(self, generate: Callable[[bytes, socket.socket | None], BranchLines]) -> None:
+        self._generate = generate
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
-        branch = self._service.submit(parse_generate_request(req.bounded_stream.read()))
+        resp.stream = self._generate(req.bounded_stream.read(), req.env.get("gunicorn.socket"))
         resp.content_type = NDJSON
-        resp.stream = _ResponseBody(branch, self._hangups, req.env.get("gunicorn.socket"))
 
 
-class _ResponseBody:
-    """A branch's lines as WSGI chunks. The server calls `close` in every case, which ends the branch."""
+class BranchLines:
+    """A branch's lines in NDJSON, as WSGI chunks. The server calls `close` in every case, which ends the branch.
+
+    Attributes:
+        is_complete: the chunk that came last is the last one.
+    """
 
     def __init__(self, branch: Branch | PredictedBranch, hangups: HangupWatcher, client: socket.socket | None) -> None:
         self._branch = branch
-        self._watching = ExitStack()
-        self._watching.enter_context(hangups.watching(client, branch.cancel))
-        # `workers.gunicorn_worker.HoldingSocket` has it; other servers' sockets do not.
-        self._hold: Callable[[], None] = getattr(client, "hold", lambda: None)
+        self._hangups = hangups
+        self._client = client
+        self._watching: AbstractContextManager[None] | None = None
+        self.is_complete = False
 
     def __iter__(self) -> Iterator[bytes]:
         for lines in self._branch:
             if isinstance(lines[-1], Done | Failed):
-                self._hold()  # the last line and the chunk that ends the body leave in one send
+                self.is_complete = True
+            elif self._watching is None:
+                # Most branches end with their first batch, and watching costs as much as a send.
+                self._watching = self._hangups.watching(self._client, self._branch.cancel)
+                self._watching.__enter__()
             yield _encoder.encode_lines(lines)
 
     def close(self) -> None:
-        self._watching.close()
+        if self._watching is not None:
+            self._watching.__exit__(None, None, None)
         self._branch.close()
 
 
@@ -194,7 +215,7 @@ def build() -> SlotApp:
         slot, plan.model(slot.model), config, int8_results,
         weights=None if cache is None or not is_on_cpu else cache / "weights",
         is_only_worker=sum(other.model == slot.model for other in plan.slots) == 1,
-        on_fatal=end, tracing=tracing,
+        on_fatal=end, accepted_delay_s=ACCEPTED_DELAY_SHARE * settings.ack_ms / 1e3, tracing=tracing,
     )  # fmt: skip
     return create_app(service, HangupWatcher())
 

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, TypeAlias
 
 from msgspec.structs import asdict
 
 from shared.errors import InvalidRequest, PromptTooLong
-from shared.protocol import Done, Failed, GenerateRequest, Token, TokenizeResponse, Top
+from shared.protocol import Done, Failed, GenerateRequest, Sampling, Token, TokenizeResponse, Top
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput, TopLogprobs
 from workers.text.detokenizer import Detokenizer
 from workers.text.tokenizer import Tokenizer
 from workers.text.window import encode_window
+
+# Requests whose branches arrive at the same time. A request's last branch comes within milliseconds of its first.
+MAX_ENCODED_PROMPTS = 32
 
 # The prompt's token ids; with token healing the typed bytes that the output must begin with, and their token ids.
 _EncodedPrompt: TypeAlias = tuple[tuple[int, ...], bytes, tuple[int, ...]]
@@ -34,7 +38,7 @@ class Codec:
         self._tokenizer = tokenizer
         self._n_ctx = n_ctx
         self._lock = threading.Lock()
-        self._last_encoded: tuple[object, _EncodedPrompt] = (None, ((), b"", ()))
+        self._encoded: dict[object, _EncodedPrompt] = {}  # in the order in which they were encoded
 
     def request(self, request: GenerateRequest, now: float) -> EngineRequest:
         """The engine's form of `request`.
@@ -51,8 +55,7 @@ class Codec:
         prompt_ids, typed, forced_ids = self._encode_prompt(request)
         return EngineRequest(
             prompt_ids=prompt_ids,
-            # The protocol gives a parameter the name that it has in the engine.
-            sampling=SamplingParams(**asdict(request.sampling), top_logprobs=request.logprobs or 0),
+            sampling=_sampling_params(request.sampling, request.logprobs or 0),
             seed=request.seed,
             forced_prefix=typed,
             forced_ids=forced_ids,
@@ -151,9 +154,12 @@ class Codec:
         # Scoped like the prefix cache: whether a prompt was encoded before shows in the time that it takes.
         key = args, request.owner, request.session
         with self._lock:  # the branches of a request arrive together: the first encodes for all
-            if self._last_encoded[0] != key:
-                self._last_encoded = (key, self._encode(*args))
-            return self._last_encoded[1]
+            encoded = self._encoded.get(key)
+            if encoded is None:
+                encoded = self._encoded[key] = self._encode(*args)
+                if len(self._encoded) > MAX_ENCODED_PROMPTS:
+                    del self._encoded[next(iter(self._encoded))]
+            return encoded
 
     def _encode(self, text: str, max_tokens: int | None, num_new: int, is_healed: bool) -> _EncodedPrompt:
         tokenizer = self._tokenizer
@@ -173,6 +179,12 @@ class Codec:
         if room < 1:
             return (), typed, forced_ids
         return tuple(encode_window(text, min(max_tokens, room), tokenizer.encode_with_starts)), typed, forced_ids
+
+
+@lru_cache(maxsize=256)  # branches of a request, and most requests, have the same
+def _sampling_params(sampling: Sampling, top_logprobs: int) -> SamplingParams:
+    # The protocol gives a parameter the name that it has in the engine.
+    return SamplingParams(**asdict(sampling), top_logprobs=top_logprobs)
 
 
 class TokenStream:

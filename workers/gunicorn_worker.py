@@ -7,9 +7,8 @@ On SIGHUP the master forks a successor of each worker and stops a worker once it
 only when it is warm, and ends if it cannot load its model.
 
 The class overrides methods of gunicorn's `ThreadWorker` and reads its connection objects, which gunicorn does not
-promise to keep: `tests/workers/test_gunicorn_worker.py` checks the pinned version. What the overrides save was
-measured: with sends combined and threads kept on their connections, a request of three branches (embedded checkpoint)
-takes 58 context switches in the gateway and the worker together instead of 95.
+promise to keep: `tests/workers/test_gunicorn_worker.py` checks the pinned version. docs/PERFORMANCE.md has what they
+save ("CPU per answer").
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import select
 import socket
 import sys
@@ -34,7 +34,7 @@ from shared.generations import RELOAD_FAILED_EXIT_CODE
 if TYPE_CHECKING:
     from shared.leases import Leases
     from shared.plan import Slot
-    from workers.app import SlotApp
+    from workers.app import BranchLines, SlotApp
     from workers.service import SlotService
 
 log = structlog.get_logger()
@@ -48,41 +48,20 @@ SWITCH_INTERVAL_S = 0.0005
 # request then queue for the main thread.
 NEXT_REQUEST_WAIT_MS = 5000
 
+# As in the gateway: collections are for cycles, which the branches in progress do not make.
+MAX_YOUNG_OBJECTS = 10_000
+
 # From the announcement that the worker drains to its refusal of requests.
 ANNOUNCE_S = 0.2
 
-
-class HoldingSocket:
-    """A connection's socket during one response; it combines gunicorn's small sends.
-
-    gunicorn sends the response head, each chunk and the terminating chunk separately. Each send wakes the gateway's
-    thread, which then has to wait for its interpreter. This socket sends the head together with the first chunk and,
-    after `hold`, the last chunk together with the terminating chunk: two sends fewer per branch.
-    """
-
-    _TERMINATING_CHUNK = b"0\r\n\r\n"
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
-        self._held = b""
-        self._is_holding = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.socket, name)
-
-    def hold(self) -> None:
-        """Keep all further data until the terminating chunk or `flush`."""
-        self._is_holding = True
-
-    def sendall(self, data: bytes) -> None:
-        self._held += data
-        if data == self._TERMINATING_CHUNK or not (self._is_holding or data.startswith(b"HTTP/1.1 ")):
-            self.flush()
-
-    def flush(self) -> None:
-        data, self._held = self._held, b""
-        if data:
-            self.socket.sendall(data)
+# As `gateway.pool.client.Call` sends it; the group is the body's length.
+_GENERATE_HEAD = re.compile(
+    rb"POST /generate HTTP/1\.1\r\nHost: slot\r\nContent-Length: (\d{1,9})\r\nX-Request-Id: [^\r\n]*\r\n\r\n"
+)
+READ_BYTES = 1 << 16
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
+_CLOSING_HEAD = _HEAD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+_END = b"0\r\n\r\n"
 
 
 class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
@@ -149,6 +128,7 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         if not self._is_warm and self.service.is_warm:
             self._is_warm = True
             gc.freeze()  # else a full collection walks all that was loaded: 60 ms during which every thread waits
+            gc.set_threshold(MAX_YOUNG_OBJECTS)
             self.leases.mark_warm(self.slot_index, self.age)
             self.set_accept_enabled(self.alive)
         if self._has_predecessor and not self._is_warm and self.service.state().state == "failed":
@@ -169,12 +149,37 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             self._num_busy += 1
         try:
             while True:
-                result = super().handle(conn)
+                result = self._handle_generate(conn) if conn.initialized else super().handle(conn)
                 if result is not True or not self._wait_for_next_request(conn):
                     return result
         finally:
             with self._count_lock:
                 self._num_busy -= 1
+
+    def _handle_generate(self, conn: Any) -> object:
+        """gunicorn's `handle` for a connection with data; for a branch's request without its parser and WSGI.
+
+        They cost more than all else that a branch does in its thread. What is not exactly as the gateway sends it, and
+        what is refused, goes gunicorn's way.
+        """
+        if conn.parser.unreader.buf.getvalue():  # already read from the socket
+            return super().handle(conn)
+        try:
+            data = conn.sock.recv(READ_BYTES)
+            if not data:
+                return False
+            head = _GENERATE_HEAD.match(data)
+            if head is not None and len(data) == head.end() + int(head[1]):
+                conn.sock.setblocking(True)
+                if (lines := self._start_branch(data[head.end() :], conn.sock)) is not None:
+                    return self._send_lines(lines, conn.sock, keeps_connection=self.alive)
+        except OSError:  # the gateway is gone
+            return False
+        except Exception as error:  # noqa: BLE001 - as in gunicorn
+            self.handle_error(None, conn.sock, conn.client, error)
+            return False
+        conn.parser.unreader.unread(data)
+        return super().handle(conn)
 
     def _wait_for_next_request(self, conn: Any) -> bool:
         # As many threads wait as branches may run; the remaining threads are for other connections.
@@ -191,14 +196,29 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
                 os.eventfd_read(self._release_event)
         return conn.sock.fileno() in ready
 
-    def handle_request(self, req: Any, conn: Any) -> bool:
-        sock = conn.sock
-        conn.sock = holding = HoldingSocket(sock)
+    def _start_branch(self, content: bytes, sock: socket.socket) -> BranchLines | None:
+        """None: it is refused."""
         try:
-            keeps_connection: bool = super().handle_request(req, conn)
-            holding.flush()
+            return self.wsgi.generate(content, sock)
+        except Exception:  # noqa: BLE001 - the app refuses it again, in words
+            return None
+
+    def _send_lines(self, lines: BranchLines, sock: socket.socket, *, keeps_connection: bool) -> bool:
+        """Send a branch's lines, those that are there together in one send. Returns whether the connection is kept.
+
+        Raises:
+            OSError: the gateway is gone.
+        """
+        data = _HEAD if keeps_connection else _CLOSING_HEAD
+        try:
+            for line in lines:
+                data += b"%x\r\n%s\r\n" % (len(line), line)
+                if not lines.is_complete:
+                    sock.sendall(data)
+                    data = b""
+            sock.sendall(data + _END)
         finally:
-            conn.sock = sock
+            lines.close()
         return keeps_connection
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:

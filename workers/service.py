@@ -45,6 +45,8 @@ from workers.predictor import PredictedBranch, Predictor
 from workers.text.tokenizer import Tokenizer
 
 STATE_PERIOD_S = 0.5
+# `accepted` waits so long for the first output that both leave in one send: each send wakes the gateway's thread.
+ACCEPTED_DELAY_S = 0.05
 MAX_BACKOFF_S = 30.0
 # The memory is read again after this time, while the model is loading and later. The kernel walks the process's page
 # tables for it, which takes milliseconds where the process has some GB.
@@ -66,6 +68,7 @@ class SlotService:
         is_only_worker: bool = True,
         on_fatal: Callable[[EngineFailure], None],
         tracing: Tracing = NO_TRACING,
+        accepted_delay_s: float = ACCEPTED_DELAY_S,
     ) -> None:
         """Loads nothing and starts no thread.
 
@@ -78,6 +81,7 @@ class SlotService:
             on_fatal: called once, from any thread, with a failure from which the service cannot recover: a device that
                 returned an error may compute the next request wrongly, so the host ends the process.
             tracing: of requests that have a `traceparent`.
+            accepted_delay_s: how long `Accepted` may wait for the first output; the gateway must wait longer for it.
         """
         self.slot = slot
         self._model = model
@@ -85,6 +89,7 @@ class SlotService:
         self._int8_results = int8_results
         self._weights, self._is_only_worker = weights, is_only_worker
         self._tracing = tracing
+        self._accepted_delay_s = accepted_delay_s
         self._age = 0
         self._read_counts: Callable[[], dict[str, float]] = dict
         self._on_change: Callable[[], None] = lambda: None
@@ -148,9 +153,8 @@ class SlotService:
             raise PromptTooLong(f"Too many tokens: {error}; shorten the prompt, or lower max_new_tokens.") from error
         except InvalidPrompt as error:
             raise InvalidRequest(str(error)) from error
-        return Branch(
-            request, engine_request, results, codec, partial(self._finish, request, started_at, engine_request)
-        )
+        on_finish = partial(self._finish, request, started_at, engine_request)
+        return Branch(request, engine_request, results, codec, on_finish, self._accepted_delay_s)
 
     def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         """The tokens of a text of any length. Computed in the caller's thread, without the engine.
@@ -353,30 +357,38 @@ class Branch:
         results: ResultStream,
         codec: Codec,
         on_finish: Callable[[SequenceOutput], None],
+        accepted_delay_s: float,
     ) -> None:
         self._request = request
         self._engine_request = engine_request
         self._results = results
         self._codec = codec
         self._on_finish = on_finish
+        self._accepted_delay_s = accepted_delay_s
 
     def __iter__(self) -> Iterator[list[GenerateLine]]:
         """Batches of lines: first `Accepted`, then tokens as they are generated, last `Done` or `Failed`.
 
-        Tokens that the engine delivered together are one batch, so that they cost their reader one send.
+        Lines that are there at the same time are one batch, so that they cost their reader one send. `Accepted` is in a
+        batch of its own only if nothing follows within the delay that the service allows.
         """
-        yield [Accepted()]
-        stream = self._codec.token_stream(self._request, self._engine_request)
-        lines: list[GenerateLine] = []
-        for item in self._results.outputs():
-            if isinstance(item, SequenceOutput):
-                yield [*lines, self._codec.last_line(self._request, self._engine_request, item)]
-                return
-            if (line := stream.feed(item)) is not None:
+        lines: list[GenerateLine] = [Accepted()]
+        output = self._results.next(self._accepted_delay_s)
+        if output is None:
+            yield lines
+            lines = []
+            output = self._results.next()
+        stream = self._codec.token_stream(self._request, self._engine_request) if self._request.stream else None
+        while not isinstance(output, SequenceOutput):
+            assert output is not None  # without a timeout
+            assert stream is not None  # tokens are delivered of streamed requests only
+            if (line := stream.feed(output)) is not None:
                 lines.append(line)
             if lines and not self._results.has_more:
                 yield lines
                 lines = []
+            output = self._results.next()
+        yield [*lines, self._codec.last_line(self._request, self._engine_request, output)]
 
     def cancel(self) -> None:
         """End the sequence after at most one more decode step."""

@@ -40,6 +40,7 @@ from deploy.bench.quality.typist import (
 )
 from deploy.bench.speed import compare, dialects, memory
 from deploy.bench.speed import writer as latency
+from deploy.bench.speed.cost import CostBench, cost_table
 from deploy.bench.speed.cpu import CpuSuite
 from deploy.bench.speed.gpu import GpuSuite
 from deploy.bench.speed.http import LEVELS, HttpBench
@@ -169,6 +170,23 @@ def bench_http(
     with _run("http", options, plot_path) as result:
         runner.run(result)
     _report(result, [levels_table(result.rows)], plot_levels, plot_path)
+
+
+@bench.command("cost")
+def bench_cost(
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Root of another checkout, measured in the same rounds.", exists=True, file_okay=False),
+    ] = None,
+    rounds: Rounds = 5,
+    quick: Quick = False,
+    setting: Setting = None,
+) -> None:
+    """CPU time of the gateway and of the workers per answer, and answers per second, with one and two slots."""
+    options = _options("embedded", "cpu", rounds, quick, setting, 0)
+    with _run("cost", options) as result:
+        CostBench(options, None if against is None else against.resolve(), err).run(result)
+    _report(result, [cost_table(result.rows)])
 
 
 @bench.command("writer")

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import ClassVar, get_args, get_type_hints
 
 import falcon
@@ -79,6 +80,7 @@ class FeedbackStore:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._suggestion_counter = cache(metrics.suggestions.labels)
         self._lock = threading.Lock()
         # By the hash of owner and id, which takes less memory than both. Python salts it, so no client can choose an
         # id that collides with an answer of another owner.
@@ -149,9 +151,7 @@ class FeedbackStore:
             self._count_kept(after, feedback.index, feedback.kept)
 
     def _count(self, action: str, record: _SentenceRecord, rank: int, latency: int) -> None:
-        self._metrics.suggestions.labels(
-            action=action, strategy=record.strategy, rank=str(rank), within_s=_WITHIN_S[latency]
-        ).inc()
+        self._suggestion_counter(action, record.strategy, str(rank), _WITHIN_S[latency]).inc()
         if record.up_to_keys is not None:
             self._metrics.predictions.labels(action=action, up_to_keys=record.up_to_keys).inc()
 

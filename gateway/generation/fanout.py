@@ -10,9 +10,9 @@ import copy
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import cache
 from itertools import zip_longest
 from weakref import WeakSet
 
@@ -30,6 +30,7 @@ from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
+from shared.call_threads import CallThreads
 from shared.errors import Overloaded, TercetError, internal_error
 from shared.protocol import Done, GenerateRequest, Group, Token
 from shared.tracing import NO_TRACING, Tracing
@@ -76,7 +77,8 @@ class Fanout:
         self._metrics = metrics
         self._retry_budget = retry_budget
         self._tracing = tracing
-        self._executor = ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix="branch")
+        self._threads = CallThreads("branch", num_threads)
+        self._branch_counter = cache(metrics.branches.labels)
         self._lock = threading.Lock()
         self._contexts: WeakSet[RequestContext] = WeakSet()
         self._stop_reason: TercetError | None = None
@@ -116,15 +118,16 @@ class Fanout:
         # All before the first runs: as it ends, its thread takes the next.
         branches = [context.take_branch() for _ in range(num_first)]
         for branch, slot in zip_longest(branches, slots):
-            self._executor.submit(self._run_branches, context, branch, slot)
+            self._threads.submit(self._run_branches, context, branch, slot)
 
     def top_up(self, context: RequestContext, indices: range) -> None:
         """Start more branches of an admitted request. They reserve room one at a time, before requests that wait."""
         self._retry_budget.add_branches(len(indices))
+        context.expect_outcomes(len(indices))
         group = Group(id=f"{context.spec.request_id}+{indices.start}", size=len(indices))
         for index in indices:
             branch = replace(context.spec.branch(index), group=group)
-            self._executor.submit(self._run_branches, context, branch, None)
+            self._threads.submit(self._run_branches, context, branch, None)
 
     def cancel_all(self, reason: TercetError) -> None:
         """Cancel every request, running or waiting, with `reason`; from now on `start` and `check` raise it."""
@@ -153,7 +156,7 @@ class Fanout:
             return self._attempt(context, branch, slot, after_delivery)
         except TercetError as error:
             return BranchFailure(branch.index, error.code, error.detail)
-        except Exception as error:  # the executor's future, which would hold it, is not read
+        except Exception as error:
             request_id = context.spec.request_id
             log.error("unhandled_exception", request_id=request_id, exc_info=error)
             generic = internal_error(request_id)
@@ -200,7 +203,7 @@ class Fanout:
                     context.pause(RETRY_PAUSE_S * 4 ** (attempt - 1))
             finally:
                 self._admission.release(slot, context.pin)
-                self._metrics.branches.labels(slot=str(slot), outcome=outcome).inc()
+                self._branch_counter(str(slot), outcome).inc()
             failed_slots.add(slot)
             slot = None
         raise AssertionError("the last attempt returns")

@@ -157,6 +157,7 @@ class RequestContext:
         self._callbacks: list[Callable[[], None]] = []
         self._is_cancelled = False
         self._unstarted = deque(range(spec.num_branches))
+        self._num_expected = spec.num_branches  # branches without an outcome
 
     def take_branch(self) -> BranchSpec | None:
         """The next branch to start, in the order of their indices; None after the last."""
@@ -174,20 +175,37 @@ class RequestContext:
         """Whether it is cancelled or past its deadline, so that starting work for it is pointless."""
         return self._is_cancelled or time.monotonic() >= self.spec.deadline
 
+    def expect_outcomes(self, number: int) -> None:
+        """Count further branches, before they are started."""
+        with self._changed:
+            self._num_expected += number
+
     def deliver(self, event: BranchEvent) -> None:
         """Append an event to the queue."""
         with self._changed:
             self._events.append(event)
-            self._changed.notify_all()
+            if not isinstance(event, TokenDelta):
+                self._num_expected -= 1
+            if self._is_worth_waking:
+                self._changed.notify_all()
 
     def next_event(self) -> BranchEvent | None:
-        """Wait for the next event. None: the request was cancelled, or its deadline and `COLLECT_GRACE_S` passed."""
+        """Wait for the next event. None: the request was cancelled, or its deadline and `COLLECT_GRACE_S` passed.
+
+        Unless the request is streamed, events wait for the last branch's outcome: to wake the thread for each costs
+        more than to handle it.
+        """
         until = self.spec.deadline + COLLECT_GRACE_S
         with self._changed:
             self._changed.wait_for(
-                lambda: self._is_cancelled or self._events, timeout=max(0.0, until - time.monotonic())
+                lambda: self._is_cancelled or (self._events and self._is_worth_waking),
+                timeout=max(0.0, until - time.monotonic()),
             )
             return self._events.popleft() if self._events and not self._is_cancelled else None
+
+    @property
+    def _is_worth_waking(self) -> bool:
+        return self.spec.is_streamed or self._num_expected <= 0
 
     def cancel(self, reason: TercetError | None = None) -> None:
         """End all branches, waiting or running, and wake `next_event`. Of several reasons the first is kept."""

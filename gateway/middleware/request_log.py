@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import falcon
@@ -47,7 +47,8 @@ class RequestLog:
     """Falcon middleware; before all that may refuse a request, so that refusals are logged and counted too."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+        self._request_counter = cache(metrics.requests.labels)
+        self._request_seconds = cache(metrics.seconds.labels)
 
     def process_response(self, req: falcon.Request, resp: falcon.Response, _resource: object, _ok: bool) -> None:
         resp.set_header("X-Request-Id", req.context.id)
@@ -64,8 +65,8 @@ class RequestLog:
         # The template, not the path: a label value per unknown path would grow the metrics without bound.
         route = req.uri_template or "(none)"
         status = resp.status_code
-        self._metrics.requests.labels(route=route, status=str(status)).inc()
-        self._metrics.seconds.labels(route=route).observe(seconds)
+        self._request_counter(route, str(status)).inc()
+        self._request_seconds(route).observe(seconds)
         key = {"key": req.context.owner} if req.context.owner else {}
         # Probes, scrapes and page loads would hide the completions at level info. Under overload, most requests are
         # refused, and writing a line for each would take time from those that are not; the metrics count them.

@@ -115,6 +115,8 @@ class Admission:
             NotReady: no model has a slot that serves it or is expected to.
         """
         with self._lock:
+            if not self._num_waiting and self._queue_bound and self._table.is_any_warm:
+                return  # as almost always; the rest costs as much as a reservation
             refusals = {model: self._unavailability(model) for model in self._queues}
             if all(refusals.values()):
                 raise next(error for error in refusals.values() if error)

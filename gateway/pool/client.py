@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 
 import httpx
@@ -112,7 +112,10 @@ class Call:
         )
         try:
             response = self._transport.handle_request(request)
-            with closing(response):
+            stream = response.stream
+            assert isinstance(stream, httpx.SyncByteStream)
+            # Not `response.iter_raw`, which counts, splits and translates errors, none of which is of use here.
+            with closing(stream):
                 self._hold_socket(response)
                 if response.status_code != httpx.codes.OK:
                     raise _read_refusal(response)
@@ -121,7 +124,7 @@ class Call:
                 is_acknowledged = True
                 left_s = max(0.0, self._deadline - time.monotonic())
                 request.extensions["timeout"]["read"] = left_s + STATE_SILENCE_S
-                for raw_lines in _split_lines(response.iter_raw()):
+                for raw_lines in _split_lines(stream):
                     batch: list[Token | Done] = []
                     for line in map(_decode_line, raw_lines):
                         if isinstance(line, Failed):
@@ -282,7 +285,7 @@ def _read_all(response: httpx.Response, deadline: float) -> bytes:
     return b"".join(parts)
 
 
-def _split_lines(chunks: Iterator[bytes]) -> Iterator[list[bytes]]:
+def _split_lines(chunks: Iterable[bytes]) -> Iterator[list[bytes]]:
     """Splits a byte stream into lines without their ends; the lines completed by one chunk are in one list.
 
     Raises:

@@ -42,6 +42,10 @@ class SlotTable:
         self._peaks = [0] * len(slots)
         self._earlier_peaks = [0] * len(slots)
 
+    @property
+    def is_any_warm(self) -> bool:
+        return any(state.state == "warm" for state in self.states)
+
     def update(self, index: int, state: State) -> None:
         """Set a slot's state."""
         if not _is_gone(self.states[index]):

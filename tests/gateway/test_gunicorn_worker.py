@@ -17,7 +17,6 @@ USED = {
     "handle_request": ("req", "conn"),
     "is_parent_alive": (),
     "notify": (),
-    "get_thread_pool": (),
 }
 
 

@@ -35,7 +35,6 @@ from tests.workers.slots import (
 )
 from workers.app import create_app
 from workers.engine.engine import EngineConfig
-from workers.gunicorn_worker import HoldingSocket
 from workers.service import Branch, SlotService
 
 # Answers -----------------------------------------------------------------------------------------
@@ -207,18 +206,18 @@ def test_a_client_that_hangs_up_cancels_its_sequence(slow: SlotService, slow_cli
     assert slow.state().in_flight == 0
 
 
-def test_the_last_line_leaves_with_the_chunk_that_ends_the_body(slow_client: testing.TestClient) -> None:
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
-    holding = HoldingSocket(ours)
-    with ours, theirs, open_body(slow_client, "/generate", holding, prompt=PROMPT, sampling=GREEDY) as body:
-        for chunk in body:  # as gunicorn sends them
-            holding.sendall(chunk)
-        assert theirs.recv(1 << 16) == b'{"event":"accepted"}\n'
-        holding.sendall(b"0\r\n\r\n")
-        last_line, end = theirs.recv(1 << 16).split(b"\n", 1)
-    assert json.loads(last_line)["event"] == "done"
-    assert end == b"0\r\n\r\n"
+def test_the_chunk_with_the_last_line_is_known_as_the_last(slow: SlotService) -> None:
+    content = json.dumps({"prompt": PROMPT, "sampling": GREEDY}).encode()
+    lines = create_app(slow, HANGUPS).generate(content, None)
+    seen = [(chunk.splitlines()[-1][:20], lines.is_complete) for chunk in lines]
+    lines.close()
+    assert seen == [(b'{"event":"accepted"}', False), (b'{"event":"done","tex', True)]
+
+
+def test_a_branch_that_ends_at_once_is_one_chunk(client: testing.TestClient) -> None:
+    with open_body(client, "/generate", prompt=PROMPT, sampling={"max_new_tokens": 1}) as body:
+        [chunk] = body
+    assert [json.loads(line)["event"] for line in chunk.splitlines()] == ["accepted", "done"]
 
 
 def test_the_state_stream_ends_when_the_slot_drains_and_running_sequences_finish() -> None:

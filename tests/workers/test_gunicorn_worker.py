@@ -4,65 +4,191 @@ from __future__ import annotations
 
 import inspect
 import socket
+import threading
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gunicorn.config import Config
+from gunicorn.glogging import Logger
 from gunicorn.http import get_parser
 from gunicorn.http.errors import InvalidRequestMethod
 from gunicorn.workers.gthread import PollableMethodQueue, TConn, ThreadWorker
 
-from workers.gunicorn_worker import HoldingSocket, SlotWorker
+from shared.errors import SlotFull
+from workers.gunicorn_worker import SlotWorker
 
 ROOT = Path(__file__).parents[2]
-HEAD, CHUNK, LAST_CHUNK = b"HTTP/1.1 200 OK\r\n\r\n", b"3\r\nab\n\r\n", b"0\r\n\r\n"
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNK, LAST_CHUNK = b"3\r\nab\n\r\n", b"0\r\n\r\n"
+
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+class Lines:
+    """Chunks as `workers.app.BranchLines` has them, without a branch."""
+
+    def __init__(self, *chunks: bytes) -> None:
+        self._chunks = chunks
+        self.is_complete = False
+        self.is_closed = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        for index, chunk in enumerate(self._chunks):
+            self.is_complete = index == len(self._chunks) - 1
+            yield chunk
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[HoldingSocket, socket.socket]]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+def pair() -> Iterator[Pair]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # a packet is a send
     theirs.setblocking(False)
     with ours, theirs:
-        yield HoldingSocket(ours), theirs
+        yield ours, theirs
 
 
-def received(theirs: socket.socket) -> bytes:
-    try:
-        return theirs.recv(1 << 16)
-    except BlockingIOError:
-        return b""
+def send(lines: Any, ours: socket.socket, *, keeps_connection: bool = True) -> bool:
+    return SlotWorker._send_lines(SlotWorker.__new__(SlotWorker), lines, ours, keeps_connection=keeps_connection)
 
 
-def test_the_head_is_sent_with_the_first_chunk(pair: tuple[HoldingSocket, socket.socket]) -> None:
+def test_a_branch_that_has_ended_is_one_send(pair: Pair) -> None:
     ours, theirs = pair
-    ours.sendall(HEAD)
-    assert received(theirs) == b""
-    ours.sendall(CHUNK)
-    assert received(theirs) == HEAD + CHUNK
-    ours.sendall(CHUNK)
-    assert received(theirs) == CHUNK
+    lines = Lines(b"ab\n")
+    assert send(lines, ours)
+    assert theirs.recv(1 << 16) == HEAD + CHUNK + LAST_CHUNK
+    assert lines.is_closed
 
 
-def test_after_hold_the_last_chunk_is_sent_with_the_terminating_chunk(
-    pair: tuple[HoldingSocket, socket.socket],
-) -> None:
+def test_lines_leave_as_they_come_and_the_last_with_the_end_of_the_body(pair: Pair) -> None:
     ours, theirs = pair
-    ours.hold()
-    ours.sendall(CHUNK)
-    assert received(theirs) == b""
-    ours.sendall(LAST_CHUNK)
-    assert received(theirs) == CHUNK + LAST_CHUNK
+    send(Lines(b"ab\n", b"ab\n", b"ab\n"), ours)
+    sends = [theirs.recv(1 << 16) for _ in range(3)]
+    assert sends == [HEAD + CHUNK, CHUNK, CHUNK + LAST_CHUNK]
 
 
-def test_a_head_without_a_body_is_sent_at_the_end(pair: tuple[HoldingSocket, socket.socket]) -> None:
+def test_a_worker_that_stops_says_that_it_closes_the_connection(pair: Pair) -> None:
     ours, theirs = pair
-    ours.sendall(HEAD)
-    ours.flush()
-    ours.flush()
-    assert received(theirs) == HEAD
-    assert ours.fileno() == ours.socket.fileno()
+    assert not send(Lines(b"ab\n"), ours, keeps_connection=False)
+    assert b"\r\nConnection: close\r\n" in theirs.recv(1 << 16)
+
+
+def test_a_branch_ends_with_its_connection(pair: Pair) -> None:
+    ours, theirs = pair
+    theirs.close()
+    lines = Lines(b"ab\n", b"ab\n")
+    with pytest.raises(BrokenPipeError):
+        send(lines, ours)
+    assert lines.is_closed
+
+
+class App:
+    """Stands for `SlotApp`; refuses what it is told to refuse."""
+
+    def __init__(self) -> None:
+        self.contents: list[bytes] = []
+        self.is_full = False
+
+    def generate(self, content: bytes, _client: socket.socket) -> Any:
+        if self.is_full:
+            raise SlotFull("full")
+        self.contents.append(content)
+        return Lines(b"ab\n")
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        content = environ["wsgi.input"].read()
+        start_response("503 Full" if self.is_full else "200 OK", [("Content-Length", str(len(content)))])
+        return [content]
+
+
+@pytest.fixture
+def connected() -> Iterator[tuple[SlotWorker, TConn, socket.socket]]:
+    """A worker's object without its process, and a connection whose first request gunicorn has parsed."""
+    config = Config()
+    worker = SlotWorker(1, 2, [], None, 10, config, Logger(config))
+    worker.wsgi = App()  # type: ignore[assignment]
+    worker.max_keepalived = 10
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    theirs.settimeout(5)
+    with ours, theirs:
+        conn = TConn(config, ours, "", "")
+        conn.data_ready = True
+        theirs.sendall(request(b"first"))
+        assert ThreadWorker.handle(worker, conn) is True
+        assert theirs.recv(1 << 16).endswith(b"first")
+        yield worker, conn, theirs
+    worker.tmp.close()
+
+
+def request(content: bytes, head: bytes = b"POST /generate HTTP/1.1\r\nHost: slot\r\n") -> bytes:
+    return head + b"Content-Length: %d\r\nX-Request-Id: r-1\r\n\r\n%s" % (len(content), content)
+
+
+def test_a_branch_takes_neither_gunicorns_parser_nor_wsgi(connected: Any) -> None:
+    worker, conn, theirs = connected
+    for content in (b'{"prompt":"a"}', b'{"prompt":"b"}'):
+        theirs.sendall(request(content))
+        assert worker._handle_generate(conn)
+        assert theirs.recv(1 << 16) == HEAD + CHUNK + LAST_CHUNK
+    assert worker.wsgi.contents == [b'{"prompt":"a"}', b'{"prompt":"b"}']
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /tokenize HTTP/1.1\r\nHost: slot\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: slot\r\nX-More: 1\r\n",
+    ],
+)
+def test_another_request_goes_gunicorns_way(connected: Any, head: bytes) -> None:
+    worker, conn, theirs = connected
+    theirs.sendall(request(b"content", head))
+    assert worker._handle_generate(conn)
+    answer = theirs.recv(1 << 16)
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\nServer: gunicorn")
+    assert answer.endswith(b"content")
+    assert worker.wsgi.contents == []
+
+
+def test_ambiguous_framing_is_left_to_gunicorn_which_ends_the_connection(connected: Any) -> None:
+    worker, conn, theirs = connected
+    theirs.sendall(request(b"content", b"POST /generate HTTP/1.1\r\nHost: slot\r\nContent-Length: 7\r\n"))
+    assert worker._handle_generate(conn) is False
+    assert worker.wsgi.contents == []
+
+
+def test_a_request_that_comes_in_parts_goes_gunicorns_way(connected: Any) -> None:
+    worker, conn, theirs = connected
+    data = request(b"content")
+    theirs.sendall(data[:-3])
+    later = threading.Timer(0.05, theirs.sendall, (data[-3:],))
+    later.start()
+    assert worker._handle_generate(conn)
+    assert theirs.recv(1 << 16).endswith(b"content")
+    later.join()
+
+
+def test_a_refused_branch_is_answered_by_the_app_and_the_connection_serves_on(connected: Any) -> None:
+    worker, conn, theirs = connected
+    worker.wsgi.is_full = True
+    theirs.sendall(request(b"content"))
+    assert worker._handle_generate(conn)
+    assert theirs.recv(1 << 16).startswith(b"HTTP/1.1 503 Full\r\n")
+    worker.wsgi.is_full = False
+    theirs.sendall(request(b"content"))
+    assert worker._handle_generate(conn)
+    assert theirs.recv(1 << 16) == HEAD + CHUNK + LAST_CHUNK
+
+
+def test_a_connection_that_the_gateway_has_closed_ends(connected: Any) -> None:
+    worker, conn, theirs = connected
+    theirs.shutdown(socket.SHUT_WR)
+    assert worker._handle_generate(conn) is False
 
 
 # The contract with gunicorn ----------------------------------------------------------------------
@@ -75,7 +201,6 @@ OVERRIDDEN = {
     "handle": ("conn",),
     "handle_exit": ("sig", "frame"),
     "handle_error": ("req", "client", "addr", "exc"),
-    "handle_request": ("req", "conn"),
     "set_accept_enabled": ("enabled",),
 }
 
@@ -144,32 +269,8 @@ def test_a_connection_shows_what_its_parser_has_read_ahead() -> None:
         assert conn.sock is ours
 
 
-def test_a_response_is_sent_by_sendall_head_first() -> None:
-    """`HoldingSocket` knows the head by its first bytes, and the end by the terminating chunk."""
-    sent: list[bytes] = []
-
-    class Socket:
-        def sendall(self, data: bytes) -> None:
-            sent.append(data)
-
-    from gunicorn.http.message import Request
-    from gunicorn.http.unreader import IterUnreader
-    from gunicorn.http.wsgi import Response
-
-    config = Config()
-    head = b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    response = Response(Request(config, IterUnreader([head]), ("127.0.0.1", 1)), Socket(), config)
-    response.start_response("200 OK", [("Content-Type", "text/plain")])
-    response.write(b"ab\n")
-    response.close()
-    assert sent[0].startswith(b"HTTP/1.1 200 OK\r\n")
-    assert sent[0].endswith(b"\r\n\r\n")
-    assert sent[1:] == [CHUNK, LAST_CHUNK]
-
-
 def test_the_main_loop_and_the_threads_call_what_is_overridden() -> None:
-    """The heartbeat comes each turn, `handle` returns True where a connection is kept, and `handle_request` reads
-    `conn.sock`, which is what `SlotWorker` exchanges."""
+    """The heartbeat comes each turn, and `handle` returns True where a connection is kept."""
     run = source_of(ThreadWorker.run)
     assert run.count("self.notify()") == 2
     assert "self.set_accept_enabled(can_accept)" in run
@@ -177,18 +278,17 @@ def test_the_main_loop_and_the_threads_call_what_is_overridden() -> None:
     assert "submit(self.handle, conn)" in source_of(ThreadWorker.enqueue_req)
     handle = source_of(ThreadWorker.handle)
     assert "return self._keepalive_after(conn, self.handle_request(req, conn))" in handle
-    assert "wsgi.create(req, conn.sock" in source_of(ThreadWorker.handle_request)
     assert "conn.parser.unreader.buf.getvalue()" in source_of(ThreadWorker.finish_request)
 
 
 def test_what_a_client_sent_in_error_reaches_no_log_and_no_answer(
-    pair: tuple[HoldingSocket, socket.socket], capfd: pytest.CaptureFixture[str]
+    pair: Pair, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ours, theirs = pair
-    ours.sendall(b"")
     worker = SlotWorker.__new__(SlotWorker)
     worker.handle_error(None, ours, ("", 0), InvalidRequestMethod("canary"))
-    assert received(theirs) == b""
+    with pytest.raises(BlockingIOError):
+        theirs.recv(1 << 16)
     logged = capfd.readouterr()
     assert "InvalidRequestMethod" in logged.out + logged.err
     assert "canary" not in logged.out + logged.err

@@ -56,7 +56,7 @@ def test_a_cancelled_branch_ends_with_done(make_service: Callable[..., SlotServi
     wait_until(lambda: service.is_warm)
     branch = service.submit(GenerateRequest(prompt="The sea", sampling=Sampling(max_new_tokens=900)))
     branch.cancel()
-    [_, [done]] = list(branch)
+    done = list(branch)[-1][-1]
     assert isinstance(done, Done)
     assert done.finish_reason == "cancelled"
     branch.close()

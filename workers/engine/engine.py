@@ -414,7 +414,7 @@ class Engine:
             while not self._incoming and not core.sequences:
                 if self._is_stopping:
                     return False
-                self._watchdog.disarm()
+                self._watchdog.rest()
                 self._num_running = 0
                 self._lock.wait()
             self._admit(core)

@@ -11,15 +11,15 @@ import threading
 import time
 from collections.abc import Callable
 
-# Armed again only after this fraction of the limit has passed: `faulthandler` starts a thread each time. The watchdog's
-# own thread looks as often.
+# `faulthandler` is armed again, or cancelled, only after this fraction of the limit has passed: it starts a thread each
+# time. The watchdog's own thread looks as often.
 REARM_FRACTION = 1 / 8
 # Time that `on_hang` has to end the process before `faulthandler` does.
 LAST_RESORT_S = 0.5
 
 
 class Watchdog:
-    """Watches one thread, which calls `arm` and `disarm`."""
+    """Watches one thread, which calls `arm`, `rest` and `disarm`."""
 
     def __init__(self, hang_s: float, on_hang: Callable[[], None]) -> None:
         """
@@ -29,7 +29,8 @@ class Watchdog:
         """
         self._hang_s = hang_s
         self._on_hang = on_hang
-        self._armed_at = float("-inf")  # of faulthandler; -inf while disarmed
+        self._lock = threading.Lock()
+        self._armed_at = float("-inf")  # of faulthandler; -inf while disarmed. Guarded by the lock
         self._step_began_at: float | None = None
         self._thread: threading.Thread | None = None
 
@@ -42,24 +43,34 @@ class Watchdog:
         if self._hang_s == 0:
             return
         self._step_began_at = now
-        if now - self._armed_at > REARM_FRACTION * self._hang_s:
-            faulthandler.dump_traceback_later((1 + REARM_FRACTION) * self._hang_s + LAST_RESORT_S, exit=True)
-            self._armed_at = now
+        with self._lock:
+            if now - self._armed_at > REARM_FRACTION * self._hang_s:
+                faulthandler.dump_traceback_later((1 + REARM_FRACTION) * self._hang_s + LAST_RESORT_S, exit=True)
+                self._armed_at = now
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
 
-    def disarm(self) -> None:
-        """No step runs until the next call of `arm`."""
+    def rest(self) -> None:
+        """No step runs until the next call of `arm`, which may follow at once: `faulthandler` is cancelled later."""
         self._step_began_at = None
-        if self._armed_at > float("-inf"):
-            faulthandler.cancel_dump_traceback_later()
-            self._armed_at = float("-inf")
+
+    def disarm(self) -> None:
+        """As `rest`; `faulthandler`, which has one timer for the whole process, is free for another watchdog."""
+        self.rest()
+        self._cancel_last_resort()
+
+    def _cancel_last_resort(self) -> None:
+        with self._lock:
+            if self._step_began_at is None and self._armed_at > float("-inf"):
+                faulthandler.cancel_dump_traceback_later()
+                self._armed_at = float("-inf")
 
     def _watch(self) -> None:
         while True:
             time.sleep(REARM_FRACTION * self._hang_s)
             began_at = self._step_began_at
+            self._cancel_last_resort()
             if began_at is not None and time.monotonic() - began_at > self._hang_s:
                 faulthandler.dump_traceback()  # shows where it hangs
                 self._on_hang()

@@ -138,6 +138,16 @@ class Server:
         """The process of each slot's worker."""
         return [slot["pid"] for slot in self.slots()]
 
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds that its processes have used, all their threads and masters included, by pool."""
+        seconds: dict[str, float] = {}
+        for pid in self.processes():
+            role = pool_of(pid)
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks = int(fields[11]) + int(fields[12])  # utime and stime; see `man 5 proc_pid_stat`
+            seconds[role] = seconds.get(role, 0.0) + ticks / os.sysconf("SC_CLK_TCK")
+        return seconds
+
     def wait_until_idle(self) -> None:
         """Wait until the gateway counts no branch in flight, for two seconds at most."""
         deadline = time.monotonic() + 2
@@ -187,6 +197,12 @@ class Server:
 
     def _log_end(self) -> str:
         return self._log.read_text(errors="replace")[-SHOWN_LOG_CHARS:]
+
+
+def pool_of(pid: int) -> str:
+    """The pool that a process belongs to, masters included; "serve" for `tercet serve`."""
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next((each[12:].decode() for each in variables if each.startswith(b"TERCET_ROLE=")), "serve")
 
 
 def descendants(pid: int, parent: int | None = None) -> dict[int, int]:

@@ -23,6 +23,7 @@ from workers.checkpoints.resolve import resolve
 NUM_CLIENTS = 16
 # Per round and version.
 NUM_REQUESTS, NUM_EMBEDDED_REQUESTS, NUM_CLIENT_REQUESTS = 4, 20, 2
+STREAM_S = 0.5
 # Series: label, unit, whether more is better.
 SERIES = {
     "gateway": ("W through the gateway, cold", "ms", False),
@@ -30,6 +31,7 @@ SERIES = {
     "clients": (f"{NUM_CLIENTS} closed-loop clients", "tokens/s", True),
     "embedded": ("W through the gateway, cold, embedded checkpoint", "ms", False),
     "embedded-overhead": ("gateway and HTTP, embedded checkpoint", "ms", False),
+    "first-text": ("time to first text, embedded checkpoint, streamed", "ms", False),
     "start": ("worker from fork to warm, embedded checkpoint", "s", False),
 }
 
@@ -78,6 +80,7 @@ class Version:
         load = self._small_clients.send_concurrently(NUM_CLIENTS, NUM_CLIENT_REQUESTS)
         num_tokens = sum(reply.num_tokens for reply in raise_for_status(load.replies))
         embedded = raise_for_status(self._embedded_clients.send_new(NUM_EMBEDDED_REQUESTS))
+        streamed = raise_for_status(self._embedded_clients.send_for(1, STREAM_S, is_streamed=True).replies)
         start_s = self._embedded.renew_worker()
         raise_for_status(self._embedded_clients.send_new(1))  # the new worker's first request
         return {
@@ -86,6 +89,7 @@ class Version:
             "clients": [num_tokens / load.elapsed_s],
             "embedded": [reply.wall_ms for reply in embedded],
             "embedded-overhead": [reply.overhead_ms for reply in embedded],
+            "first-text": [reply.first_text_ms for reply in streamed],
             "start": [start_s],
         }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.table import Table
 
 from deploy.bench.harness.clients import LOOPBACK, Clients, raise_for_status
-from deploy.bench.harness.server import Server
+from deploy.bench.harness.server import Server, pool_of
 from deploy.bench.harness.workload import Subject, W
 from shared.process import proportional_set_size
 from shared.settings import Settings
@@ -64,16 +64,11 @@ def _names(server: Server) -> dict[int, str]:
     slots = {slot["pid"]: f"worker: {slot.get('model', 'slot')}" for slot in server.slots()}
     names = {}
     for pid, parent in server.processes().items():
-        role = _role(pid)
+        role = pool_of(pid)
         master = "master of the workers" if role == "workers" else "master of the gateway"
         own = slots.get(pid) or (master if parent == server.pid else role)
         names[pid] = "supervisor" if pid == server.pid else own
     return names
-
-
-def _role(pid: int) -> str:
-    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return next((entry[12:].decode() for entry in variables if entry.startswith(b"TERCET_ROLE=")), "other")
 
 
 def read_pss_mb(pid: int) -> tuple[float, float]:

@@ -476,7 +476,7 @@ def test_an_unexpected_exception_is_logged_in_full_and_fails_its_branch() -> Non
     """A bug in the gateway itself, which no worker can provoke: a fake admission raises."""
     admission = Mock(spec=Admission)
     admission.reserve.side_effect = [[], ZeroDivisionError("a bug")]
-    fanout = Fanout([], admission, Mock(spec=Metrics), num_threads=1, retry_budget=RetryBudget(3))
+    fanout = Fanout([], admission, Metrics(list, lambda: 0), num_threads=1, retry_budget=RetryBudget(3))
     context = RequestContext(make_spec(prompts=("a secret prompt",), num_completions=1))
     with structlog.testing.capture_logs() as logged:
         fanout.start(context)
@@ -545,7 +545,7 @@ def test_a_branch_fails_rather_than_mix_weights(make_pool: MakePool) -> None:
 
     pool = make_pool(one_breaks, by_seed)
     warm(pool, "a", "b")
-    context = RequestContext(make_spec())
+    context = RequestContext(make_spec(is_streamed=True))
     pool.fanout.start(context)
     collect(context, 2)
     warm(pool, "b", "b")

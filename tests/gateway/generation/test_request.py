@@ -37,7 +37,7 @@ def test_greedy_branches_start_with_tokens_of_different_rank_on_request() -> Non
 
 
 def test_events_come_in_the_order_of_delivery_until_the_deadline_and_its_grace() -> None:
-    context = RequestContext(make_spec(timeout_s=0.05))
+    context = RequestContext(make_spec(timeout_s=0.05, is_streamed=True))
     events: list[BranchEvent] = [TOKENS, TokenDelta(1, TOKENS.tokens), BranchFailure(0, "broken", "")]
     for event in events:
         context.deliver(event)
@@ -46,6 +46,33 @@ def test_events_come_in_the_order_of_delivery_until_the_deadline_and_its_grace()
     assert context.next_event() is None
     assert time.monotonic() >= context.spec.deadline + COLLECT_GRACE_S
     assert context.is_over
+
+
+def test_events_of_a_whole_response_wait_for_the_last_outcome() -> None:
+    context = RequestContext(make_spec(timeout_s=60, num_completions=2))
+    failures = [BranchFailure(index, "broken", "") for index in range(4)]
+    received: list[BranchEvent | None] = []
+    waiting = threading.Thread(target=lambda: received.append(context.next_event()))
+    waiting.start()
+    context.deliver(failures[0])
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    context.deliver(failures[1])
+    waiting.join(5)
+    assert [*received, context.next_event()] == failures[:2]
+    context.expect_outcomes(2)
+    context.deliver(failures[2])
+    context.deliver(failures[3])
+    assert [context.next_event(), context.next_event()] == failures[2:]
+
+
+def test_outcomes_before_the_deadline_are_returned_after_it() -> None:
+    context = RequestContext(make_spec(timeout_s=0.05))
+    failure = BranchFailure(0, "broken", "")
+    context.deliver(failure)
+    assert context.next_event() is failure
+    assert context.is_over
+    assert context.next_event() is None
 
 
 def test_an_event_that_arrives_within_the_grace_is_returned() -> None:

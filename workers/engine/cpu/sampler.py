@@ -19,7 +19,8 @@ from workers.engine.sampling import NUM_CANDIDATES, Draw, limits, num_needed, ra
 if TYPE_CHECKING:
     from workers.engine.cpu.kernels import ThreadTeam
 
-MAX_LOGITS_WITH_GIL = 1 << 18  # a kernel over fewer logits takes less time than getting the interpreter lock back
+# A kernel over fewer logits takes less time than waking a second thread, and than getting the interpreter lock back.
+MAX_LOGITS_WITH_GIL = 1 << 18
 
 
 class CpuSampler:
@@ -81,7 +82,7 @@ class CpuSampler:
         self.use(draws)
         holds_gil = len(draws) * logits.shape[1] <= MAX_LOGITS_WITH_GIL
         call = self._kernels.KernelCall(self._kernels.sample, self.address, 0, logits.data_ptr())
-        self._team.run(call, len(draws) > 1, holds_gil=holds_gil)
+        self._team.run(call, len(draws) > 1 and not holds_gil, holds_gil=holds_gil)
 
 
 def drawn_tokens(table: Any) -> list[GeneratedToken]:

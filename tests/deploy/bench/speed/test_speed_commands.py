@@ -69,6 +69,17 @@ def test_bench_http_reports_each_level_of_a_running_server(tmp_path: Path) -> No
     assert (tmp_path / "http.png").stat().st_size > 0
 
 
+def test_bench_cost_reports_cpu_time_of_both_pools() -> None:
+    document, shown = run_bench("cost")
+    loads = [(row["version"], row["num_slots"], row["num_clients"]) for row in document["rows"]]
+    assert sorted(loads) == [("this", 1, 4), ("this", 1, 16), ("this", 2, 4), ("this", 2, 16)]
+    for row in document["rows"]:
+        assert row["gateway_ms"] > 0
+        assert row["workers_ms"] > 0
+        assert row["answers_per_s"] > 0
+    assert "CPU time per answer" in shown
+
+
 def test_bench_writer_runs_all_parts() -> None:
     document, _ = run_bench("writer")
     assert {row["part"] for row in document["rows"]} == {"stream", "typing", "deadlines", "distinct", "dialects"}
