@@ -119,16 +119,18 @@ $(SERVE): requirements/pip.txt requirements/serve.txt requirements/torch.txt req
 	@for info in $(VENV)/lib/python*/site-packages/*.dist-info; do [ -e "$$info/RECORD" ] || rm -rf "$$info"; done
 	@$(PIP) $(INSTALL) --require-hashes -r requirements/pip.txt
 	@$(PIP) $(INSTALL) --require-hashes -c requirements/serve.txt $(KERNELS_REQUIRE)
-	@$(PIP) $(INSTALL) -r requirements/torch.txt -c $(CUDA_PINS)
-	@$(VENV)/bin/python -c 'import workers.engine.cpu.kernels' & compiler=$$!; \
+	@$(VENV)/bin/python -m workers.engine.cpu.kernel_files & compiler=$$!; \
+		$(PIP) $(INSTALL) --require-hashes -c requirements/serve.txt $(TORCH_REQUIRES) && \
+		$(PIP) $(INSTALL) -r requirements/torch.txt -c $(CUDA_PINS) && \
 		$(PIP) $(INSTALL) --require-hashes -r requirements/serve.txt && \
 		$(PIP) install -qq --no-deps --no-build-isolation --no-index -e . && \
 		wait $$compiler
 	@printf '%s\n' '$(CURDIR)' >$(SERVE)
 
-# What the CPU kernels import, torch's own requirements included, so that their hashes are checked. It is installed first:
-# the kernels are compiled, once for all workers, while pip installs the rest.
-KERNELS_REQUIRE = numba filelock fsspec jinja2 networkx setuptools sympy typing-extensions
+# What compiling the CPU kernels imports. It is installed first: they are compiled, once for all workers, while pip
+# installs the rest. torch's own requirements come before torch, so that their hashes are checked.
+KERNELS_REQUIRE = numba msgspec
+TORCH_REQUIRES = filelock fsspec jinja2 networkx setuptools sympy typing-extensions
 
 $(DEV): $(SERVE) requirements/dev.txt
 	@rm -f $(DEV)

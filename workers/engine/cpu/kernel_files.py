@@ -173,3 +173,7 @@ def _used_at(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:  # another process has removed it
         return 0.0
+
+
+if __name__ == "__main__":  # as `make setup` does, before the rest is installed
+    kernels()

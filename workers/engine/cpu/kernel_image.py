@@ -9,14 +9,15 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import mmap
+import platform
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import torch
 
 _DIGEST_BYTES = 32
+_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 _anchors: list[ctypes.c_char] = []  # keep the pages of loaded images
 
 
@@ -81,8 +82,17 @@ def load(image: KernelImage) -> LoadedKernels:
         raise OSError(ctypes.get_errno(), "compiled kernels cannot be made executable")
     _anchors.append(anchor)
     functions = {name: Kernel(base + offset) for name, offset in image.functions.items()}
-    # A process must request AMX from Linux; torch does that.
-    return LoadedKernels(functions, image.has_dot_products, bool(image.has_amx and torch.cpu._init_amx()))
+    return LoadedKernels(functions, image.has_dot_products, image.has_amx and request_amx())
+
+
+def request_amx() -> bool:
+    """Ask Linux for the use of AMX tiles in this process; false if it denies them or the CPU has none.
+
+    Source: "Using dynamically enabled XSTATE features" in Linux's Documentation/arch/x86/xstate.rst.
+    """
+    if platform.machine() != "x86_64":
+        return False
+    return ctypes.CDLL(None).syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0
 
 
 def read_image(path: Path) -> KernelImage | None:

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from llvmlite import binding, ir
 from numba import cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from workers.engine.cpu.kernel_image import request_amx
 from workers.engine.cpu.kernel_source.ir import (
     FAST,
     I8,
@@ -56,8 +56,7 @@ from workers.engine.cpu.layouts import AMX_BYTES, AMX_ROWS, BLOCK, CALL, DOT_ROW
 
 _FEATURES = binding.get_host_cpu_features()
 HAS_DOT_PRODUCTS = bool(_FEATURES.get("avx512vnni"))
-# A process must request AMX from Linux; torch does that.
-HAS_AMX = bool(HAS_DOT_PRODUCTS and _FEATURES.get("amx-int8") and torch.cpu._init_amx())
+HAS_AMX = bool(HAS_DOT_PRODUCTS and _FEATURES.get("amx-int8") and request_amx())
 
 NUM_VECTORS = BLOCK // VECTOR  # of outputs in a block
 # Cache lines to prefetch for each four inputs: while a few last rows are multiplied, and while DOT_ROWS of more are.
