@@ -92,7 +92,7 @@ def request_amx() -> bool:
     """
     if platform.machine() != "x86_64":
         return False
-    return ctypes.CDLL(None).syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0
+    return bool(ctypes.CDLL(None).syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)
 
 
 def read_image(path: Path) -> KernelImage | None:
