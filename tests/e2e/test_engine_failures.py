@@ -23,11 +23,11 @@ import pytest
 from tests.e2e.harness import Tercet, until
 from workers.engine.cpu import kernel_files
 
-NOBODY = 65534
+UNPRIVILEGED = 65534
 DEVICE, HANG = 901, 902
 # setpriv leaves the right to read all files: this machine's Python may lie in a directory of root's.
 AS_NOBODY = [
-    *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+    *("setpriv", f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups"),
     *("--inh-caps=-all,+dac_read_search", "--ambient-caps=+dac_read_search"),
 ]
 
@@ -45,7 +45,7 @@ def tercet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
     is_root = os.geteuid() == 0
     if is_root:
         for path in (instance.run_dir, cache, *cache.rglob("*")):
-            os.chown(path, NOBODY, NOBODY)
+            os.chown(path, UNPRIVILEGED, UNPRIVILEGED)
     instance.environ["HOME"] = "/nonexistent"
     instance.start(*(AS_NOBODY if is_root else ()), sys.executable, "-m", "deploy", "serve")
     try:
@@ -73,7 +73,7 @@ def failures(tercet: Tercet, index: int, kind: str) -> bool:
 def test_a_user_that_may_not_write_to_code_and_home_is_served(tercet: Tercet) -> None:
     assert len(tercet.ask()["sentences"]) == 3
     if os.geteuid() == 0:
-        assert {process.uids().real for processes in tercet.processes().values() for process in processes} == {NOBODY}
+        assert {process.uids().real for processes in tercet.processes().values() for process in processes} == {UNPRIVILEGED}
     assert "cannot be cached" not in tercet.log()
 
 

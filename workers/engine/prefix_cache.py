@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # A shorter common prefix is computed again rather than copied to another entry.
 MIN_COPY_TOKENS = 16
-# Memory is counted in multiples of so many tokens: in 16 bits, a page of 4 KiB holds the keys of 32 in a head of 64.
+# Memory is counted in multiples of this many tokens: in 16 bits, a page of 4 KiB holds the keys of 32 in a head of 64.
 PAGE_TOKENS = 32
 
 

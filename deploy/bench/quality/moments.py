@@ -1,7 +1,7 @@
 """`tercet bench moments`: what a live writer would see at random moments, for a person to read.
 
 Random positions in prose unknown to the model, in words and between them, as they come; the context, the predictions in
-their order with their usefulness, and what the text goes on with. Through the real gateway, which holds nothing back:
+their order with their usefulness, and the text that follows. Through the real gateway, which holds nothing back:
 a threshold is applied here, so that what it hides can be read as well.
 """
 
@@ -105,7 +105,7 @@ class MomentsBench:
 
 def moments_markdown(moments: Sequence[Moment]) -> str:
     """A Markdown table. A space at an end of a text is written ␣, a line break ⏎."""
-    lines = ["| context | suggestions (keys saved) | | the text goes on |", "|---|---|---|---|"]
+    lines = ["| context | suggestions (keys saved) | | the text that follows |", "|---|---|---|---|"]
     for moment in moments:
         suggestions = "<br>".join(f"{_cell(text)} ({usefulness:.1f})" for text, usefulness in moment.suggestions)
         is_shown = "shown" if moment.is_shown else "held back"
