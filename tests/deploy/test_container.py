@@ -26,7 +26,7 @@ from tests.e2e.harness import ROOT, free_port, until
 MAX_IMAGE_BYTES = 1_200_000_000
 MAX_WARM_S = 5.0
 USER = 10001
-WRITABLE = ("tmp", "var/cache/tercet", "var/lib/tercet")
+WRITABLE = ("tmp", "var/lib/tercet")
 IMAGE = "localhost/tercet-test"
 # No overlay file system, which not every container or virtual machine has.
 STORAGE = ("--storage-driver", "vfs")
@@ -54,6 +54,8 @@ def pip_options(directory: Path) -> list[str]:
     lines = run(sys.executable, "-m", "pip", "config", "list").splitlines()
     found = re.findall(r"^(?:global|:env:)\.([a-z-]+)='(.*)'$", "\n".join(lines), re.MULTILINE)
     values = {name: value.replace("\\n", " ") for name, value in found}
+    if "cert" in values:  # where it lies, packages of Debian write
+        values["cert"] = shutil.copy(values["cert"], directory / "cert.pem")
     config = directory / "pip.conf"
     config.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in values.items()))
     words = {word for value in values.values() for word in value.split()}
@@ -132,7 +134,7 @@ def test_the_server_of_the_image_is_warm_soon_on_a_read_only_file_system(
         log_path.open("wb") as log,
         subprocess.Popen(
             ["unshare", "--mount", "--pid", "--fork", "--kill-child=TERM", "sh", "-c", program, "sh",
-             *config["Entrypoint"], *config["Cmd"]],
+             *config["Cmd"]],
             env=environ, stdout=log, stderr=log, process_group=0,
         ) as process,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
@@ -157,7 +159,7 @@ def test_the_server_of_the_image_is_warm_soon_on_a_read_only_file_system(
         finally:
             os.kill(_child(process.pid), 15)
             assert process.wait(timeout=40) == 0, log_path.read_text()
-    assert "Kernels cannot be cached" not in log_path.read_text()
+    assert "ompiled kernels cannot be" not in log_path.read_text()
     assert warm_s <= MAX_WARM_S, log_path.read_text()
 
 
