@@ -250,10 +250,15 @@ def _caches(settings: Settings) -> Iterator[Finding]:
     places = [settings.cache_dir] if settings.cache_dir else [_KERNEL_PACKAGE, cache]
     compiled = next((place for place in places if place and any(map(any, map(place.glob, _KERNEL_FILES)))), None)
     if compiled is None:
+        compiling = "-m workers.engine.cpu.kernel_files"
+        if settings.cache_dir is not None:
+            compiling = (
+                "-c 'import pathlib; from workers.engine.cpu import kernel_files as files; "
+                f'files.use_directory(pathlib.Path("{settings.cache_dir}")); files.kernels()\''
+            )
         yield Finding(
             "caches", "no compiled kernels", "advice",
-            "The first worker compiles them, which takes half a minute.",
-            f"{sys.executable} -m workers.engine.cpu.kernel_files",
+            "The first worker compiles them, which takes half a minute.", f"{sys.executable} {compiling}",
         )  # fmt: skip
     else:
         yield Finding("caches", f"compiled kernels in {compiled}")
