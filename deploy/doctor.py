@@ -41,7 +41,9 @@ MIN_DISK_BYTES = 2 * GIB
 MIN_DESCRIPTORS = 4096
 PACKAGES = ("torch", "numba", "tokenizers", "transformers", "gunicorn", "falcon")
 _NVIDIA = "0x10de"  # PCI vendor; classes 0x03… are display controllers
-_KERNEL_PACKAGE = Path(__file__).parent.parent / "workers/engine/cpu/kernels/__pycache__"
+# Files of `workers.engine.cpu.kernel_files`: on x86, and where numba compiles in each worker.
+_KERNEL_FILES = ("kernels-*.bin", "numba-*/**/*.nbc")
+_KERNEL_PACKAGE = Path(__file__).parent.parent / "workers/engine/cpu/__pycache__"
 
 Severity = Literal["fact", "advice", "problem"]
 
@@ -246,12 +248,17 @@ def _nvidia_smi(field: str) -> str:
 def _caches(settings: Settings) -> Iterator[Finding]:
     cache = cache_directory(settings)
     places = [settings.cache_dir] if settings.cache_dir else [_KERNEL_PACKAGE, cache]
-    compiled = next((place for place in places if place and any(place.glob("numba-*/**/*.nbc"))), None)
+    compiled = next((place for place in places if place and any(map(any, map(place.glob, _KERNEL_FILES)))), None)
     if compiled is None:
+        compiling = "-m workers.engine.cpu.kernel_files"
+        if settings.cache_dir is not None:
+            compiling = (
+                "-c 'import pathlib; from workers.engine.cpu import kernel_files as files; "
+                f'files.use_directory(pathlib.Path("{settings.cache_dir}")); files.kernels()\''
+            )
         yield Finding(
             "caches", "no compiled kernels", "advice",
-            "The first worker compiles them, which takes half a minute.",
-            f"{sys.executable} -c 'import workers.engine.cpu.kernels'",
+            "The first worker compiles them, which takes half a minute.", f"{sys.executable} {compiling}",
         )  # fmt: skip
     else:
         yield Finding("caches", f"compiled kernels in {compiled}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from deploy.doctor import Finding, examine
 from tests.e2e.harness import ROOT
+from workers.engine.cpu import kernel_files
 
 CPUINFO = "model name : Some CPU\nflags : fpu avx2 {flags}\n\n"
 
@@ -84,6 +86,25 @@ def test_a_gpu_that_a_start_would_refuse_is_a_problem_unless_it_is_not_used(mach
     write(machine, "dev/nvidia0", "")
     assert not examine({}, machine).can_run
     assert examine({"TERCET_DEVICES": "cpu"}, machine).can_run
+
+
+def test_kernels_that_are_not_compiled_come_with_a_command_that_compiles_them_there(
+    machine: Path, tmp_path: Path
+) -> None:
+    def kernels() -> Finding:
+        found = examine({"TERCET_CACHE_DIR": str(tmp_path / "cache")}, machine).findings
+        return next(each for each in found if each.topic == "caches")
+
+    command = kernels().command
+    kernel_files.kernels()
+    # The command takes half a minute unless it finds the file.
+    image = max((ROOT / "workers/engine/cpu/__pycache__").glob("kernels-*.bin"), key=lambda path: path.stat().st_mtime)
+    (tmp_path / "cache").mkdir()
+    shutil.copy(image, tmp_path / "cache")
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "cache" / image.with_suffix(".lock").name).exists(), "it looked elsewhere"
+    assert kernels() == Finding("caches", f"compiled kernels in {tmp_path / 'cache'}")
 
 
 def doctor(*options: str, **environ: str) -> subprocess.CompletedProcess[str]:

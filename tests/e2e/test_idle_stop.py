@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -30,17 +31,28 @@ class SocketHolder(threading.Thread):
         self._listener = listener
         self._is_over = threading.Event()
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop a server that runs, also after a failure: it would compute while other tests run."""
+        self._is_over.set()
+        self.join(timeout=60)
+
     def run(self) -> None:
         while not self._is_over.is_set():
             if select.select([self._listener], [], [], 0.02)[0]:
                 start_behind(self._tercet, self._listener)
-                self.exit_codes.append(self._tercet.process.wait())
+                self.exit_codes.append(self._wait())
 
-    def stop(self) -> None:
-        self._is_over.set()
-        if self.exit_codes or self.is_alive():
-            self._tercet.process.terminate()
-        self.join(timeout=40)
+    def _wait(self) -> int:
+        process = self._tercet.process
+        while process.poll() is None:
+            if self._is_over.wait(0.02):
+                process.terminate()
+                break
+        return process.wait(timeout=40)
 
 
 def send_around_a_stop(tercet: Tercet, num_stops: int, spacing_s: float = 0.1, num_requests: int = 25) -> list[Answer]:
@@ -58,9 +70,10 @@ def send_around_a_stop(tercet: Tercet, num_stops: int, spacing_s: float = 0.1, n
 @pytest.mark.parametrize("num_stops", [1, pytest.param(10, marks=pytest.mark.deploy)])
 def test_requests_around_an_idle_stop_are_all_answered(tmp_path: Path, num_stops: int) -> None:
     tercet = Tercet(tmp_path, idle_stop_s="1.5", drain_s="0.5")
-    with socket.create_server(("127.0.0.1", tercet.port), backlog=128) as listener:
-        holder = SocketHolder(tercet, listener)
-        holder.start()
+    with (
+        socket.create_server(("127.0.0.1", tercet.port), backlog=128) as listener,
+        SocketHolder(tercet, listener) as holder,
+    ):
         first = exchange(Endpoint(tercet.port), completion_request(length=4))
         assert find_fault(first) == ""
         for stop in range(1, num_stops + 1):
@@ -68,8 +81,7 @@ def test_requests_around_an_idle_stop_are_all_answered(tmp_path: Path, num_stops
             assert {answer.status for answer in answers} == {200}, [answer.body for answer in answers]
             wait_for_start(tercet, stop + 1)
         assert holder.exit_codes == [0] * num_stops
-        holder.stop()
-        tercet.client.close()
+    tercet.client.close()
 
 
 def test_completions_keep_a_server_running_and_probes_do_not(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def prometheus(tercet: Tercet, tmp_path_factory: pytest.TempPathFactory) -> Iter
     prometheus = Prometheus(tmp_path_factory.mktemp("p"), f"127.0.0.1:{tercet.port}")
     until(prometheus.has_scraped, 20, "the first scrape")
     yield prometheus
+    prometheus.client.close()
     prometheus.process.terminate()
     prometheus.process.wait(timeout=20)
 
