@@ -178,7 +178,8 @@ _explain_generate_request = BodyParser(GenerateRequest)
 
 
 def parse_generate_request(raw: bytes) -> GenerateRequest:
-    """
+    """A request that the gateway's encoder has written, so it is not searched for fields that are sent twice.
+
     Raises:
         InvalidJson, InvalidRequest: as `BodyParser`.
     """

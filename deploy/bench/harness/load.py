@@ -13,6 +13,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -67,14 +68,15 @@ class LoadClients:
         Raises:
             StartError: an answer has another status than 200, a connection ended, or nothing came for `SILENCE_S`.
         """
-        clients = {}
-        for _ in range(num_clients):
-            client = socket.create_connection(self._address, SILENCE_S)
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            clients[client.fileno()] = client
-        received = dict.fromkeys(clients, b"")
         num_answers = 0
-        with select.epoll() as poll:
+        with ExitStack() as stack:
+            poll = stack.enter_context(select.epoll())
+            clients = {}
+            for _ in range(num_clients):
+                client = stack.enter_context(socket.create_connection(self._address, SILENCE_S))
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                clients[client.fileno()] = client
+            received = dict.fromkeys(clients, b"")
             start, cpu_start = time.perf_counter(), time.process_time()
             for fileno, client in clients.items():
                 poll.register(fileno, select.EPOLLIN)
@@ -93,10 +95,7 @@ class LoadClients:
                         clients[fileno].sendall(self._next_request())
                     else:
                         del received[fileno]
-            load = Load(num_answers, time.perf_counter() - start, time.process_time() - cpu_start)
-        for client in clients.values():
-            client.close()
-        return load
+            return Load(num_answers, time.perf_counter() - start, time.process_time() - cpu_start)
 
     def _next_request(self) -> bytes:
         return self._requests.popleft() if self._requests else self._new_request()
