@@ -22,7 +22,7 @@ from tests.deploy.needs import need
 from tests.e2e.harness import ROOT, Tercet, until
 
 UNITS = ROOT / "deploy" / "systemd"
-NOBODY = 65534
+USER = 65534  # without privileges
 MAX_EXPOSURE = 1.5  # S8 in docs/RELIABILITY.md; on systemd's scale of 0 to 10
 
 pytestmark = pytest.mark.deploy
@@ -109,7 +109,7 @@ def test_it_serves_without_root_on_a_read_only_file_system_within_the_system_cal
     for name in ("run", "home"):
         (writable / name).mkdir(parents=True)
     for path in (writable, *writable.iterdir()):
-        shutil.chown(path, NOBODY, NOBODY)
+        shutil.chown(path, USER, USER)
     (base / "python").mkdir()
     tercet = Tercet(writable, run_dir=str(writable / "run/instance"))
     tercet.environ["HOME"] = str(writable / "home")
@@ -120,7 +120,7 @@ def test_it_serves_without_root_on_a_read_only_file_system_within_the_system_cal
             f" && mount --bind {writable} {writable} && mount -o remount,bind,ro /"
         )
         try_to_write = f"! touch {ROOT}/deploy/written 2>/dev/null"
-        drop = f"setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups --no-new-privs --bounding-set=-all"
+        drop = f"setpriv --reuid={USER} --regid={USER} --clear-groups --no-new-privs --bounding-set=-all"
         number = listener.fileno()
         run = f"{sys.executable} {ROOT}/tests/deploy/sandbox.py {number} {','.join(allowed_system_calls())}"
         program = f"{mounts} && {try_to_write} && exec {drop} {run} {sys.executable} -m deploy serve"
@@ -130,7 +130,7 @@ def test_it_serves_without_root_on_a_read_only_file_system_within_the_system_cal
             assert len(tercet.ask()["sentences"]) == 3
             until(lambda: tercet.num_starts, 10, "announced")
             status = Path(f"/proc/{tercet.process.pid}/status").read_text()
-            assert re.search(rf"^Uid:\t{NOBODY}\t{NOBODY}\t", status, re.MULTILINE)
+            assert re.search(rf"^Uid:\t{USER}\t{USER}\t", status, re.MULTILINE)
             assert re.search(r"^CapEff:\t0+$", status, re.MULTILINE)
             assert re.search(r"^Seccomp:\t2$", status, re.MULTILINE)
         finally:
