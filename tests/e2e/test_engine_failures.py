@@ -73,7 +73,8 @@ def failures(tercet: Tercet, index: int, kind: str) -> bool:
 def test_a_user_that_may_not_write_to_code_and_home_is_served(tercet: Tercet) -> None:
     assert len(tercet.ask()["sentences"]) == 3
     if os.geteuid() == 0:
-        assert {process.uids().real for processes in tercet.processes().values() for process in processes} == {UNPRIVILEGED}
+        family = [process for processes in tercet.processes().values() for process in processes]
+        assert {process.uids().real for process in family} == {UNPRIVILEGED}
     assert "cannot be cached" not in tercet.log()
 
 
