@@ -339,9 +339,17 @@ def test_on_a_phone_with_its_keyboard_nothing_scrolls_and_no_button_is_cut(open_
         assert box
         assert panel["y"] <= box["y"] < box["y"] + box["height"] <= panel["y"] + panel["height"]
     editor.page.wait_for_timeout(MIN_VISIBLE_MS)
+    editor.page.evaluate(
+        """() => {
+          const panel = document.querySelector("#panel");
+          window.wasHidden = false;
+          new MutationObserver(() => (window.wasHidden ||= panel.hidden)).observe(panel, { attributes: true });
+        }"""
+    )
     text = editor.value
     editor.options.nth(1).tap()
     until(lambda: editor.value != text, 10, "the accepted suggestion")
+    assert editor.page.evaluate("wasHidden")  # the list of what follows may be open by now
     assert abs(editor.page.evaluate("scrollY") - before[0]) <= 40  # at most a line, which was inserted
 
 
