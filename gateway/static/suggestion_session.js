@@ -76,7 +76,7 @@ export class SuggestionSession {
   explanation = null;
   /** The order of the candidates must not change any more: the writer chose or accepted one of them. */
   isOrderFixed = false;
-  /** Sent when the writer accepted a suggestion. He reads on at the caret, so nothing is held back. */
+  /** Sent when the writer accepted a suggestion. Its suggestions are not held back: the writer reads on at the caret. */
   isAfterAcceptance = false;
 
   /**
