@@ -22,7 +22,7 @@ from deploy.bench.harness import plot, report, writer
 from deploy.bench.harness.machine import gpus
 from deploy.bench.harness.options import Options
 from deploy.bench.harness.report import Document
-from deploy.bench.harness.run import measured_run, start_server
+from deploy.bench.harness.run import measured_run, progress, start_server
 from deploy.bench.harness.server import ROOT
 from deploy.bench.quality import distinct, replay
 from deploy.bench.quality.corpus import read_held_out, read_training_texts
@@ -38,7 +38,7 @@ from deploy.bench.quality.typist import (
     savings_table,
     usage_table,
 )
-from deploy.bench.speed import compare, dialects, memory
+from deploy.bench.speed import compare, dialects, memory, setup
 from deploy.bench.speed import writer as latency
 from deploy.bench.speed.cost import CostBench, cost_table
 from deploy.bench.speed.cpu import CpuSuite
@@ -511,6 +511,23 @@ def bench_memory(
     settings = dict(entry.partition("=")[::2] for entry in setting or [])
     rows = memory.measure_memory(models, settings, requests, (other or ROOT).resolve(), seed)
     err.print(memory.memory_table(rows, requests))
+    sys.stdout.write(json.dumps([asdict(row) for row in rows]) + "\n")
+
+
+@bench.command("setup")
+def bench_setup(
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Root of another checkout, measured in turns with this one.", exists=True, file_okay=False),
+    ] = None,
+    rounds: Rounds = 3,
+) -> None:
+    """Time of a first `make serve`: a new clone of what is committed, empty caches, downloads included."""
+    roots = {"this": ROOT} if against is None else {"this": ROOT, "other": against.resolve()}
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    with progress(err, "Set-ups", rounds * len(roots)) as on_turn:
+        rows = setup.measure_setups(roots, rounds, on_turn)
+    err.print(setup.setup_table(rows))
     sys.stdout.write(json.dumps([asdict(row) for row in rows]) + "\n")
 
 

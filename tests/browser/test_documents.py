@@ -339,14 +339,14 @@ def test_windows_have_documents_of_their_own(editor: Editor) -> None:
 
 @pytest.mark.parametrize("is_first_faster", [True, False])
 def test_changes_in_two_windows_at_the_same_time_are_both_kept(editor: Editor, *, is_first_faster: bool) -> None:
+    clock = editor.page.context.clock
+    clock.install()  # now: callbacks that wait already would come in spite of the pause
     editor.type("Start.")
     editor.text.blur()
     other = second_window(editor)
     assert other.value == "Start."
     # Both type before either has saved: the timers wait.
     first, second = (editor, other) if is_first_faster else (other, editor)
-    clock = editor.page.context.clock
-    clock.install()
     clock.pause_at(datetime.now(UTC) + timedelta(minutes=1))
     first.page.keyboard.insert_text(" One way.")
     second.page.keyboard.insert_text(" Another way.")
