@@ -24,7 +24,7 @@ PIP = $(VENV)/bin/python -m pip
 # when it first does so: compiling every module of torch and transformers took a third of the set-up.
 INSTALL = install $$(test -t 1 || echo --quiet) --no-compile --only-binary :all:
 
-.PHONY: help serve test test-clients test-deploy chaos soak bench gpu gpu-wheels npm embedded lint format setup lock audit sbom clean
+.PHONY: help serve test test-clients test-deploy chaos soak bench gpu gpu-wheels npm embedded lint format setup setup-serve lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:
@@ -42,6 +42,7 @@ help:
 	@echo 'make lint     ruff, mypy and import-linter, as CI runs them'
 	@echo 'make format   apply ruff fixes and formatting'
 	@echo 'make setup    set up for serving and developing, run nothing'
+	@echo 'make setup-serve   set up for serving, run nothing'
 	@echo 'make lock     write requirements/ anew, with the versions they pin (ARGS=--upgrade: the newest allowed)'
 	@echo 'make audit    look up known vulnerabilities of every pinned version'
 	@echo 'make sbom     write build/sbom.json (CycloneDX) and compare it with requirements/'
@@ -98,6 +99,8 @@ format: $(DEV)
 	@$(VENV)/bin/ruff format
 
 setup: $(DEV)
+
+setup-serve: $(SERVE)
 
 # A stamp is removed first and written last, so an interrupted set-up is never mistaken for a finished one. The next
 # resumes it, unless the environment was made in another directory or with another Python. pip writes a package's RECORD
