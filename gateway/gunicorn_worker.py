@@ -2,9 +2,8 @@
 
 The main thread accepts connections, reads requests and flushes responses without blocking (`gateway.connections`). A
 complete request is answered by a thread, with gunicorn's own parser and WSGI code unless it is plain
-(`gateway.plain_requests`). What a client may
-hold is bounded: in time by `TERCET_CLIENT_TIMEOUT_S`, in number by the limit of open files, in memory by
-`MAX_BUFFERED_BYTES`.
+(`gateway.plain_requests`). What a client may hold is bounded: in time by `TERCET_CLIENT_TIMEOUT_S`, in number by the
+limit of open files, in memory by `MAX_BUFFERED_BYTES`.
 
 Stopping has three forms. TERM alone: readiness turns 503 for `TERCET_DRAIN_S`, the listener closes, accepted requests
 finish, and shortly before the grace ends the remaining ones are cancelled, so that every client has an answer. After a
