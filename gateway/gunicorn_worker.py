@@ -1,9 +1,9 @@
 """The gunicorn worker class of the gateway: which connections are open, what a thread answers, when the process stops.
 
 The main thread accepts connections, reads requests and flushes responses without blocking (`gateway.connections`). A
-complete request is answered by a thread of gunicorn's pool, with gunicorn's own parser and WSGI code. What a client may
-hold is bounded: in time by `TERCET_CLIENT_TIMEOUT_S`, in number by the limit of open files, in memory by
-`MAX_BUFFERED_BYTES`.
+complete request is answered by a thread, with gunicorn's own parser and WSGI code unless it is plain
+(`gateway.plain_requests`). What a client may hold is bounded: in time by `TERCET_CLIENT_TIMEOUT_S`, in number by the
+limit of open files, in memory by `MAX_BUFFERED_BYTES`.
 
 Stopping has three forms. TERM alone: readiness turns 503 for `TERCET_DRAIN_S`, the listener closes, accepted requests
 finish, and shortly before the grace ends the remaining ones are cancelled, so that every client has an answer. After a
@@ -24,18 +24,21 @@ import ssl
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from gunicorn.http import get_parser
 from gunicorn.http.errors import LimitRequestHeaders, LimitRequestLine, NoMoreData, ParseException
+from gunicorn.http.wsgi import Response, base_environ
 from gunicorn.workers.gthread import ThreadWorker
 
 from gateway.connections import LINGER_S, MAX_HEAD_BYTES, Connection, Phase, RequestSource, Step
 from gateway.error_responses import encode_error, send_once
+from gateway.plain_requests import plain_environ, plain_head
 from shared.call_threads import CallThreads
 from shared.errors import (
     HeadersTooLarge,
@@ -81,6 +84,10 @@ JOBS_STOP_S = 1.0
 MAX_WARM_WAIT_S = 5.0
 _ACCEPTS_AT_ONCE = 64
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+
+
+# What gunicorn's response object asks of the request.
+_PLAIN_REQUEST = SimpleNamespace(method="POST", version=(1, 1), should_close=lambda: False)
 
 
 class _Answered:
@@ -134,6 +141,13 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def load_wsgi(self) -> None:
         super().load_wsgi()
         self._derive_limits()
+        self._base_environ = {
+            **base_environ(self.cfg),
+            "wsgi.multithread": True,
+            "wsgi.url_scheme": "https" if self.cfg.is_ssl else "http",
+            "SERVER_PROTOCOL": "HTTP/1.1",
+            "SCRIPT_NAME": "",
+        }
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.wsgi.metrics.watch_server(
             {
@@ -416,6 +430,8 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         """Answer one request. Returns whether the connection may carry another."""
         answered = _Answered(connection)
         try:
+            if (environ := self._plain_environ(connection, data)) is not None:
+                return self._respond_plainly(connection, environ)
             request = next(get_parser(self.cfg, RequestSource(data), connection.client))
             if connection.is_last_request:
                 request.force_close()
@@ -430,6 +446,44 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             log.error("unhandled_exception", kind=type(error).__name__)
             self._send_error(connection, TercetError("The server failed."))
         return False
+
+    def _plain_environ(self, connection: Connection, data: bytes) -> dict[str, Any] | None:
+        is_kept = self.alive and not connection.is_last_request
+        if not is_kept or not isinstance(connection.client, tuple) or not isinstance(connection.server, tuple):
+            return None
+        return plain_environ(data, self._base_environ, connection.response, connection.client, connection.server)
+
+    def _respond_plainly(self, connection: Connection, environ: dict[str, Any]) -> bool:
+        """`handle_request` for a plain request. gunicorn's response object writes what is not a plain response."""
+        response = Response(_PLAIN_REQUEST, connection.response, self.cfg)
+        write: Callable[[bytes], None] = response.write
+
+        def start_response(
+            status: str, headers: list[tuple[str, str]], exc_info: Any = None
+        ) -> Callable[[bytes], None]:
+            nonlocal write
+            if exc_info is None and (head := plain_head(status, headers)) is not None:
+                connection.response.sendall(head)
+                write = connection.response.sendall
+            else:
+                response.start_response(status, headers, exc_info)
+            return write
+
+        body = self.wsgi(environ, start_response)
+        try:
+            for part in body:
+                write(part)
+            if response.status is not None:
+                response.close()
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a bug: streams end with their error
+            log.error("unhandled_exception", kind=type(error).__name__)
+            return False  # the response has begun; that the connection ends shows that it is not complete
+        finally:
+            if hasattr(body, "close"):
+                body.close()
+        return response.status is None or not response.should_close()
 
     def _send_error(self, connection: Connection, error: TercetError) -> None:
         log.info("request_refused", code=error.code)

@@ -66,6 +66,7 @@ class BodyParser(Generic[T]):
         self.ignores_nulls = ignores_nulls
         self.aliases: Mapping[str, str] = aliases or {}
         self._fields = get_type_hints(kind, include_extras=True)
+        self._names = self._fields.keys() | self.aliases.keys()
         msgspec.json.Decoder(kind)
 
     def __call__(self, raw: bytes) -> T:
@@ -75,9 +76,8 @@ class BodyParser(Generic[T]):
             InvalidRequest: a field is missing, unknown, sent twice or out of its range; the message names it.
         """
         members = _members(raw)
-        known = self._fields.keys() | self.aliases.keys()
-        if unknown := sorted(members.keys() - known):
-            raise self._unknown(unknown)
+        if unknown := members.keys() - self._names:
+            raise self._unknown(sorted(unknown))
         if _has_repeated_member(raw, members):
             raise _repeated(raw)
         body = {name: self._value(name, value, raw) for name, value in members.items()}
