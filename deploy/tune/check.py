@@ -17,7 +17,7 @@ from deploy.tune.search import Goal, highest_rate
 from deploy.tune.state import State
 from deploy.tune.trial import OPEN_SHARES, OnTurn, Trial
 
-CHECK_SHARE = 0.5  # of the capacity, where no load is given
+CHECK_SHARE = 0.45  # of the capacity, where no load is given
 
 
 class Check(msgspec.Struct, frozen=True):

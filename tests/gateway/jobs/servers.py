@@ -63,7 +63,7 @@ def dynamodb_server() -> Iterator[str]:
     """
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("moto_server.py")), str(port)],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
