@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -161,9 +161,11 @@ class RequestContext:
 
     def take_branch(self) -> BranchSpec | None:
         """The next branch to start, in the order of their indices; None after the last."""
-        with suppress(IndexError):
-            return self.spec.branch(self._unstarted.popleft())
-        return None
+        try:
+            index = self._unstarted.popleft()
+        except IndexError:
+            return None
+        return self.spec.branch(index)
 
     @property
     def num_prompt_chars(self) -> int:

@@ -107,7 +107,11 @@ class Call:
             "POST",
             _GENERATE,
             stream=httpx.ByteStream(content),
-            headers={"Host": "slot", "Content-Length": str(len(content)), "X-Request-Id": self._request.request_id},
+            headers=[
+                (b"Host", b"slot"),
+                (b"Content-Length", b"%d" % len(content)),
+                (b"X-Request-Id", self._request.request_id.encode()),
+            ],
             extensions={"timeout": {"connect": self._ack_s, "write": self._ack_s, "read": self._ack_s}},
         )
         try:
