@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# How long a thread may hold the interpreter while the main thread waits for it (Python's default: 5 ms). Each thread that
-# waits wakes up as often, so a shorter interval costs CPU time: 0.5 ms took 4 % more per answer.
+# How long a thread may hold the interpreter while the main thread waits for it (Python's default: 5 ms). Each thread
+# that waits wakes up as often, so a shorter interval costs CPU time: 0.5 ms took 4 % more per answer.
 SWITCH_INTERVAL_S = 0.002
 POLL_S = 0.25  # the longest time between two looks at deadlines
 # Requests that are not complete yet, of all connections together.

@@ -572,6 +572,7 @@ def test_cancel_all_ends_running_and_waiting_requests_and_refuses_later_requests
     pool = make_pool(lambda _: [Accepted(), Hang()])
     running, waiting, later = (RequestContext(make_spec(timeout_s=60)) for _ in range(3))
     pool.fanout.start(running)
+    pool.workers[0].wait(lambda worker: worker.num_running == 3)
     with ThreadPoolExecutor() as threads:
         blocked = threads.submit(pool.fanout.start, waiting)
         while not pool.admission.num_waiting:
