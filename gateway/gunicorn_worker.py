@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 # How long a thread may hold the interpreter while the main thread waits for it (Python's default: 5 ms). Each thread
-# that waits wakes up as often, so a shorter interval costs CPU time: 0.5 ms took 4 % more per answer.
+# that waits wakes up as often, so a shorter interval costs CPU time (docs/PERFORMANCE.md, CPU per answer).
 SWITCH_INTERVAL_S = 0.002
 POLL_S = 0.25  # the longest time between two looks at deadlines
 # Requests that are not complete yet, of all connections together.
@@ -443,8 +443,8 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             self._send_error(connection, _malformed(error))
         except OSError:  # the client is gone
             return False
-        except Exception as error:  # noqa: BLE001 - a bug; the app itself answers every exception of its routes
-            log.error("unhandled_exception", kind=type(error).__name__)
+        except Exception as error:
+            log.error("unhandled_exception", exc_info=error)
             self._send_error(connection, TercetError("The server failed."))
         return False
 
@@ -478,8 +478,8 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 response.close()
         except OSError:
             raise
-        except Exception as error:  # noqa: BLE001 - a bug: streams end with their error
-            log.error("unhandled_exception", kind=type(error).__name__)
+        except Exception as error:
+            log.error("unhandled_exception", exc_info=error)
             return False  # the response has begun; that the connection ends shows that it is not complete
         finally:
             if hasattr(body, "close"):

@@ -2,8 +2,8 @@
 
     python -m tests.browser.record_slots docs/images
 
-Writes slots.gif, slots.png (after them, dark) and top.svg. All is real, at its real speed: a server of
-the embedded checkpoint, Chromium, and requests of 60 tokens. A frame lasts as long as it was shown, 2 s at most.
+Writes slots.gif, slots.png (after the requests, dark) and top.svg. All is real, at its real speed: a server of the
+embedded checkpoint, Chromium, and requests of 60 tokens. A frame lasts as long as it was shown, 2 s at most.
 """
 
 from __future__ import annotations
