@@ -185,11 +185,13 @@ lock: $(TOOLS)
 	@$(COMPILE) $(OLDEST) pyproject.toml --generate-hashes $(call NOT,torch cuda) -o build/lock/serve.txt
 	@cp build/lock/all.txt build/lock/dev.txt
 	@$(COMPILE) $(OLDEST) pyproject.toml --extra dev --generate-hashes $(call NOT,torch cuda serve) -o build/lock/dev.txt
+	@cp build/lock/all.txt build/lock/ray.txt
+	@$(COMPILE) $(OLDEST) pyproject.toml --extra ray --generate-hashes $(call NOT,torch cuda serve) -o build/lock/ray.txt
 	@cp requirements/pip.txt requirements/tools.txt requirements/clients.txt build/lock
 	@$(COMPILE) $(OLDEST) --group pip --generate-hashes $(ARGS) -o build/lock/pip.txt
 	@$(COMPILE) $(OLDEST) --group tools --generate-hashes $(ARGS) -o build/lock/tools.txt
 	@$(COMPILE) $(OLDEST) --group clients $(CLIENT_SOURCES:%=--no-binary %) --generate-hashes $(ARGS) -o build/lock/clients.txt
-	@for name in pip serve torch cuda dev tools clients; do cp build/lock/$$name.txt requirements; done
+	@for name in pip serve torch cuda dev ray tools clients; do cp build/lock/$$name.txt requirements; done
 
 COMPILE = build/tools/bin/uv pip compile --quiet --python build/tools/bin/python --only-binary :all: --custom-compile-command 'make lock'
 OLDEST = --python-version 3.11 --python-platform x86_64-manylinux_2_28

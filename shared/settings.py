@@ -38,6 +38,11 @@ Fault = Literal["oom", "oom_step", "device", "hang"]
 _MODEL_NAME = re.compile(r"(synthetic:)?[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 # host:port, with IPv6 in brackets. `\d` would match the digits of every script.
 _HOST_PORT = re.compile(r"(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,254}|\[[0-9A-Fa-f:.]{2,45}\])(:(?P<port>[0-9]{1,5}))?")
+# As _HOST_PORT, with an optional range of ports and a path.
+_POOL_URL = re.compile(
+    r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,254}|\[[0-9A-Fa-f:.]{2,45}\])"
+    r":(?P<port>[0-9]{1,5})(-(?P<last_port>[0-9]{1,5}))?(?P<path>(/[A-Za-z0-9._~-]+)*)/?"
+)
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _DEVICE = re.compile(r"cpu|cuda:\d{1,2}")
 # Browsers, and apps that are web pages inside: Obsidian is app://obsidian.md on desktops, capacitor://localhost on iOS.
@@ -71,6 +76,26 @@ class ModelSpec:
     def __str__(self) -> str:
         source = "" if self.source is None else f"={self.source}"
         return f"{self.name}{source}" + (f"*{self.count}" if self.count != 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUrl:
+    """One entry of `TERCET_POOL`: where workers of one model are reached by TCP.
+
+    Each of the ports from `port` to `last_port`, at each address of `host`, is a slot. `path` is a prefix of the paths of
+    the internal protocol, "" or like "/small".
+    """
+
+    model: str
+    scheme: Literal["http", "https"]
+    host: str
+    port: int
+    last_port: int
+    path: str = ""
+
+    def __str__(self) -> str:
+        ports = f"-{self.last_port}" if self.last_port != self.port else ""
+        return f"{self.model}={self.scheme}://{Address(self.host, self.port)}{ports}{self.path}"
 
 
 def _is_ip(host: str) -> bool:
@@ -128,6 +153,34 @@ def _devices(text: str) -> tuple[str, ...]:
     if len(set(devices)) != len(devices):
         raise ValueError("names a device twice; for several workers on one device, use a count in TERCET_MODELS")
     return devices
+
+
+def _pool(text: str) -> tuple[PoolUrl, ...]:
+    urls = []
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        model, _, url = entry.partition("=")
+        match = _POOL_URL.fullmatch(url)
+        if not _MODEL_NAME.fullmatch(model) or match is None:
+            raise ValueError(
+                f"has an entry {entry!r} that is not model=http(s)://host:port, with a range of ports for several slots"
+                " and a path where it has one (like small=https://gpu-a.example:8100-8103)"
+            )
+        host, _port = _split_host_port(match["host"]) or ("", "")
+        port, last_port = int(match["port"]), int(match["last_port"] or match["port"])
+        if not host or not 0 < port <= last_port < 65536:
+            raise ValueError(f"has {entry!r}; ports are from 1 to 65535, and a range goes upwards")
+        scheme: Literal["http", "https"] = "https" if match["scheme"] == "https" else "http"
+        urls.append(PoolUrl(model, scheme, host, port, last_port, match["path"]))
+    if len(set(urls)) != len(urls):
+        raise ValueError("names an address twice for the same model")
+    return tuple(urls)
+
+
+def _redis(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in {"redis", "rediss"} or parts.hostname is None:
+        raise ValueError("must be redis://host:port/db (or rediss://)")
+    return text
 
 
 def _origins(text: str) -> tuple[str, ...]:
@@ -277,6 +330,38 @@ class Settings:
     models: tuple[ModelSpec, ...] = _setting(
         (), "list", "models on each device, like small*2,medium or legal=/models/legal-gpt2; *2 means two workers",
         parse=_models, shown="small if available, else embedded",
+    )  # fmt: skip
+    pool: tuple[PoolUrl, ...] = _setting(
+        (), "list", "workers on other machines, as model=URL, like small=https://gpu-a.example:8100-8103: a slot for "
+        "each port and each address of the name; with it, workers of this machine run only where TERCET_MODELS is set",
+        parse=_pool, shown="(none)",
+    )  # fmt: skip
+    pool_key: Path | None = _setting(
+        None, "file", "keys shared by gateways and the workers that listen on TCP, one per line: a gateway sends the "
+        "first, workers accept each",
+        parse=_path, shown="(none)",
+    )  # fmt: skip
+    pool_ca: Path | None = _setting(
+        None, "file", "certificates (PEM) of the authorities that a gateway trusts for the workers of TERCET_POOL",
+        parse=_path, shown="the system's",
+    )  # fmt: skip
+    pool_bind: Address | None = _setting(
+        None, "host:port", "address at which the worker of slot 0 listens on TCP, slot 1 at the next port, and so on; "
+        "needs TERCET_POOL_KEY. Without it, workers are reached by Unix sockets only",
+        parse=_address, shown="(none)",
+    )  # fmt: skip
+    pool_tls_cert: Path | None = _setting(
+        None, "file", "certificate chain (PEM) of workers that listen on TCP; with TERCET_POOL_TLS_KEY",
+        parse=_path, shown="(none)",
+    )  # fmt: skip
+    pool_tls_key: Path | None = _setting(
+        None, "file", "private key (PEM) of TERCET_POOL_TLS_CERT",
+        parse=_path, shown="(none)",
+    )  # fmt: skip
+    redis: str | None = _setting(
+        None, "URL", "store that several gateways share, redis://host:port/db: sessions, feedback ids and the limits of "
+        "API keys hold across them; without it, each gateway has its own",
+        parse=_redis, shown="(none)",
     )  # fmt: skip
     compute: Compute = _setting(
         "auto", "", "cpu runs workers that are planned for GPUs on the CPU, to try a plan without its GPUs",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import StartError
-from shared.settings import Address, ModelSpec, Settings
+from shared.settings import Address, ModelSpec, PoolUrl, Settings
 
 
 def test_defaults() -> None:
@@ -23,6 +23,19 @@ def test_reads_models_with_counts_and_sources() -> None:
         ModelSpec("x", "org/name"),
     )
     assert Settings.load({"TERCET_MODELS": "synthetic:small"}).models == (ModelSpec("synthetic:small"),)
+
+
+def test_reads_the_addresses_of_remote_workers() -> None:
+    settings = Settings.load(
+        {"TERCET_POOL": "small=https://gpu-a.example:8100-8103, medium=http://[::1]:9000/medium/"},
+    )
+    small, medium = settings.pool
+    assert small == PoolUrl("small", "https", "gpu-a.example", 8100, 8103)
+    assert medium == PoolUrl("medium", "http", "::1", 9000, 9000, "/medium")
+    assert [str(url) for url in settings.pool] == [
+        "small=https://gpu-a.example:8100-8103",
+        "medium=http://[::1]:9000/medium",
+    ]
 
 
 def test_all_wrong_variables_are_named_at_once() -> None:
@@ -45,6 +58,15 @@ def test_all_wrong_variables_are_named_at_once() -> None:
         ("MODELS", "../etc"),
         ("DEVICES", "gpu0"),
         ("DEVICES", "cuda:0,cuda:0"),
+        ("POOL", "https://gpu-a.example:8100"),
+        ("POOL", "small=gpu-a.example:8100"),
+        ("POOL", "small=https://gpu-a.example"),
+        ("POOL", "small=https://gpu-a.example:8103-8100"),
+        ("POOL", "small=https://gpu-a.example:8100?x=1"),
+        ("POOL", "small=https://key@gpu-a.example:8100"),
+        ("POOL", "small=http://a:1,small=http://a:1"),
+        ("POOL_BIND", "8100"),
+        ("REDIS", "http://localhost:6379"),
         ("TIMEOUT_S", "nan"),
         ("TIMEOUT_S", "-1"),
         ("DTYPE", "int4"),
