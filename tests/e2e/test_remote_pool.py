@@ -46,30 +46,25 @@ def test_its_slots_are_those_of_the_addresses(workers: Workers, gateway: Gateway
     assert workers.key not in gateway.log() + str(slots) + str(gateway.ready())
 
 
-def test_it_starts_at_once_and_names_a_wrong_key_certificate_and_address(
-    workers: Workers, tmp_path: Path, short_tmp_path: Path
-) -> None:
-    """Each entry of TERCET_POOL is wrong in its own way; none keeps the gateway from starting."""
+def test_a_gateway_starts_at_once_and_names_what_is_wrong_with_each_slot(workers: Workers, tmp_path: Path) -> None:
+    """A certificate of another authority: tests/gateway/pool/test_transport_stock.py."""
     wrong_key = tmp_path / "key"
     wrong_key.touch(0o600)
     wrong_key.write_text("w" * 40)
-    settings = workers.gateway_settings
-    port = workers.pool_port
-    for reason, changes in {
-        "refused the key": {"pool_key": str(wrong_key)},
-        "not trusted": {"pool_ca": ""},
-        "Connection refused": {"pool": "embedded=https://localhost:1"},
-        "does not speak TLS": {"pool": f"embedded=https://localhost:{workers.port}"},
-    }.items():
-        directory = short_tmp_path / reason.replace(" ", "-")[:12]
-        bad = Gateway(directory, **{**settings, **changes})
-        bad.start()
-        try:
-            until(lambda bad=bad: bad.ready() is not None, START_S, "the gateway answers")
-            until(lambda bad=bad, reason=reason: reason in str(bad.ready()), 10, f"{reason}: {bad.ready()}")
-            assert bad.client.get("/health/ready").status_code == 503
-            assert bad.client.get("/health/live").status_code == 200
-            answer = bad.client.post("/autocomplete", json=REQUEST)
-            assert answer.status_code == 503, (answer.text, port)
-        finally:
-            assert bad.stop() == 0
+    entries = {
+        f"https://localhost:{workers.pool_port}": "The worker refused the key (TERCET_POOL_KEY).",
+        "https://localhost:1": "Connection refused",
+        f"https://localhost:{workers.port}": "does not speak TLS",  # the gateway's
+    }
+    pool = ",".join(f"embedded={url}" for url in entries)
+    gateway = Gateway(tmp_path / "g", **{**workers.gateway_settings, "pool": pool, "pool_key": str(wrong_key)})
+    gateway.start()
+    try:
+        until(gateway.ready, START_S, "the gateway answers")
+        for reason in entries.values():
+            until(lambda reason=reason: reason in str(gateway.ready()), 10, reason)
+        assert gateway.client.get("/health/ready").status_code == 503
+        assert gateway.client.get("/health/live").status_code == 200
+        assert gateway.client.post("/autocomplete", json=REQUEST).status_code == 503
+    finally:
+        assert gateway.stop() == 0
