@@ -55,7 +55,15 @@ class Caller:
 class CompletionRunner:
     """Thread-safe; one instance serves all dialects."""
 
-    def __init__(self, plan: Plan, fanout: Fanout, quota: OwnerQuota, hangups: HangupWatcher, timeout_s: float) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        fanout: Fanout,
+        quota: OwnerQuota,
+        sessions: Sessions,
+        hangups: HangupWatcher,
+        timeout_s: float,
+    ) -> None:
         """
         Args:
             timeout_s: the longest time that a request may take.
@@ -66,7 +74,7 @@ class CompletionRunner:
         self._fanout = fanout
         self._quota = quota
         self._hangups = hangups
-        self._sessions = Sessions()
+        self._sessions = sessions
 
     @contextmanager
     def admitting(self, caller: Caller) -> Iterator[None]:
