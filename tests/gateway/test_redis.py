@@ -46,7 +46,7 @@ class Gateway:
 
     def __post_init__(self) -> None:
         self.store = SharedStore(self.url, REQUEST_TIMEOUT_S, lambda use: self.failures.update([use]))
-        self.metrics = Metrics(list, lambda: 0)
+        self.metrics = Metrics(dict, lambda: 0)
         self.sessions = Sessions(self.store)
         self.feedback = FeedbackStore(self.metrics, self.store)
         self.limits = RateLimits(shared=self.store)
