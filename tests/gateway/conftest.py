@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from gateway.pool.admission import Admission
 from shared.hangups import HangupWatcher
 from shared.plan import Model, Plan, make_slots
 from shared.settings import Settings
-from tests.gateway.jobs.servers import RedisServer, find_redis, redis_server
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,6 @@ MakeGateway = Callable[..., Gateway]
 def hangups() -> HangupWatcher:
     """One for all tests: its thread runs until the process ends."""
     return HangupWatcher()
-
-
-@pytest.fixture(scope="session")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    if find_redis() is None:
-        pytest.skip("redis-server is not installed")
-    with redis_server(tmp_path_factory.mktemp("redis")) as server:
-        yield server
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from gateway.redis import SharedStore, SharedStoreAway
 from shared.errors import InvalidRequest, NotFound, QuotaExceeded, Superseded
 from tests.e2e.harness import free_port, until
 from tests.gateway.generation.stubs import make_spec
-from tests.gateway.jobs.servers import RedisServer, find_redis, redis_server
+from tests.gateway.jobs.servers import RedisServer, find_redis, redis_server, volatile_redis
 from tests.tls import Certificate
 
 REQUEST_TIMEOUT_S = 2.0
@@ -73,6 +73,14 @@ class Gateway:
 MakeGateway = Callable[..., Gateway]
 
 
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    if find_redis() is None:
+        pytest.skip("redis-server is not installed")
+    with volatile_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
 @pytest.fixture
 def make(redis: RedisServer) -> Iterator[MakeGateway]:
     """Makes gateways over an empty store, or over that of another URL."""
@@ -95,7 +103,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
     """A server of the test's own, which it may stop."""
     if find_redis() is None:
         pytest.skip("redis-server is not installed")
-    with redis_server(tmp_path) as own:
+    with volatile_redis(tmp_path) as own:
         yield own
 
 

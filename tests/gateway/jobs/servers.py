@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from tests.e2e.harness import free_port, until
@@ -48,6 +48,11 @@ class RedisServer:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+def volatile_redis(directory: Path) -> AbstractContextManager[RedisServer]:
+    """A server that keeps its data in memory only, so that no command waits for the disk."""
+    return redis_server(directory, appendonly="no", appendfsync="no")
 
 
 @contextmanager
