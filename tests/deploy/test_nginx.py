@@ -193,8 +193,8 @@ class Named(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        port = self.server.server_address[1]
         assert isinstance(self.server, Counting)
+        port = self.server.server_port
         self.server.num_requests += 1
         if self.headers.get("X-Lose") == str(port):
             self.close_connection = True

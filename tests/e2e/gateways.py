@@ -9,26 +9,25 @@ from pathlib import Path
 from tests.e2e.harness import START_S, Tercet, until
 from tests.e2e.remote_pool import Gateway, Workers, running_workers
 
-# Milliseconds of each step of the workers, so that a request lasts long enough to act meanwhile.
-STEP_DELAY_MS = 10
-
 
 @contextmanager
 def running_gateways(
-    base: Path, settings: Mapping[str, Mapping[str, str]], **of_workers: str
+    base: Path, settings: Mapping[str, Mapping[str, str]], *, step_delay_ms: int, max_batch: int
 ) -> Iterator[tuple[Workers, dict[str, Gateway]]]:
-    """Warm gateways over one pool, stopped at the end, with force if need be.
+    """Warm gateways over one pool of two workers, stopped at the end.
 
     Args:
         settings: of each gateway, by a name.
-        of_workers: settings of the pool.
+        step_delay_ms: added to each step of the workers, so that a request lasts long enough to act meanwhile.
+        max_batch: of each worker; the gateways share it.
 
     Yields:
         The pool, and the gateways by name.
     """
-    (base / "w").mkdir()
+    delays = ",".join(f"{slot}={step_delay_ms}" for slot in range(2))
+    workers_base = base / "w"
     with (
-        running_workers(base / "w", test_step_delay_ms=str(STEP_DELAY_MS), **of_workers) as workers,
+        running_workers(workers_base, 2, test_step_delay_ms=delays, max_batch=str(max_batch)) as workers,
         ExitStack() as stack,
     ):
         gateways = {name: Gateway(base / name, **workers.gateway_settings, **own) for name, own in settings.items()}

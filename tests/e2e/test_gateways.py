@@ -81,7 +81,7 @@ def gateways(
         settings = {"a": shared, "b": shared, "c": apart, "d": apart}
         for name in ("c", "d"):
             settings[name] = {**apart, "jobs": f"sqlite:{base / name}.sqlite3"}
-        with running_gateways(base, settings, max_batch="32") as (_, started):
+        with running_gateways(base, settings, step_delay_ms=10, max_batch=32) as (_, started):
             yield dict(started)
 
 
