@@ -9,6 +9,7 @@ from tests.chaos.rows.clients import (
     survive_slow_clients_behind_nginx,
 )
 from tests.chaos.rows.deadlines import answer_through_faults, keep_deadlines, stop_for_clients_that_left
+from tests.chaos.rows.gateways import kill_gateways, kill_the_shared_store
 from tests.chaos.rows.inputs import refuse_bad_input
 from tests.chaos.rows.jobs import hide_foreign_jobs, keep_jobs_through_kills
 from tests.chaos.rows.keys import keep_canaries_secret, limit_each_key, reveal_no_other_text
@@ -141,6 +142,16 @@ ROWS = (
         "A draining gateway accepts nothing: refused at once, no connection hangs or is reset; a stream that is cut "
         "says `error`",
         refuse_while_draining,
+    ),
+    Row(
+        "R24",
+        "Two gateways behind nginx on one pool, one killed (-9) under load: 0 failed, but for streams that had begun",
+        kill_gateways,
+    ),
+    Row(
+        "R25",
+        "The store that two gateways share killed (-9) under load, and back: 0 failed, used again when it is back",
+        kill_the_shared_store,
     ),
     Row(
         "S1",
