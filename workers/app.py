@@ -198,8 +198,9 @@ def build() -> SlotApp:
 
 
 def make_service(plan: Plan, slot: Slot, settings: Settings) -> SlotService:
-    """The service of one slot of `plan`, which its caller starts. `worker_environment` has set this process's variables,
-    and its end is the process's end where a device has failed.
+    """The service of one slot of `plan`, which its caller starts. It ends this process where a device has failed.
+
+    The process's variables are those of `shared.worker_environment.worker_environment`.
     """
     cache = cache_directory(settings)
     if settings.cache_dir is not None:

@@ -43,6 +43,7 @@ WORKER_GONE = "The worker of this branch is gone."
 NDJSON = "application/x-ndjson"
 REPORT_PERIOD_S = 1.0
 STATE_PERIOD_S = 0.5
+STATE_POLL_S = 0.05
 # A branch that no worker has accepted after this share of the time that the gateway allows, in a full pool, is refused:
 # the gateway then waits for room, instead of counting a worker that does not answer.
 QUEUE_SHARE = 0.6
@@ -76,7 +77,6 @@ class Ingress:
         self._queue_s = QUEUE_SHARE * settings.ack_ms / 1e3
         self._pool = PoolState(config.model.partition("=")[0])
         self._num_streams = self._num_running = 0
-        self._changed = asyncio.Condition()
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
         self._peers = serve.get_deployment_handle(context.deployment, context.app_name)
@@ -85,7 +85,6 @@ class Ingress:
     async def report_worker(self, replica_id: str, state: bytes) -> None:
         """Called by every worker, about once a second."""
         self._pool.report_worker(replica_id, _decode_state(state), time.monotonic())
-        await self._announce()
 
     async def report_ingress(self, replica_id: str, num_streams: int, num_running: int) -> None:
         """Called by every other ingress, about once a second."""
@@ -170,19 +169,15 @@ class Ingress:
             chunks.cancel()
 
     async def _states(self) -> AsyncIterator[bytes]:
-        """Lines of `GET /state`: at each report that changes it, and at least every 0.5 s."""
+        """Lines of `GET /state`: at each change that a gateway acts on, and at least every 0.5 s."""
         self._num_streams += 1
-        last = None
         try:
             while True:
                 state = self._state()
                 yield _encode(state) + b"\n"
-                last = state.state, state.max_batch, state.num_gateways
-                async with self._changed:
-                    try:
-                        await asyncio.wait_for(self._changed.wait_for(lambda: self._summary() != last), STATE_PERIOD_S)
-                    except TimeoutError:
-                        continue
+                ends_at = time.monotonic() + STATE_PERIOD_S
+                while time.monotonic() < ends_at and _summary(self._state()) == _summary(state):
+                    await asyncio.sleep(STATE_POLL_S)
         finally:
             self._num_streams -= 1
 
@@ -201,14 +196,6 @@ class Ingress:
         self._pool.report_ingress(self._name, IngressLoad(self._num_streams, self._num_running - others), now)
         return self._pool.is_full(now)
 
-    def _summary(self) -> tuple[str, int, int]:
-        state = self._state()
-        return state.state, state.max_batch, state.num_gateways
-
-    async def _announce(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
-
     async def _report(self) -> None:
         while True:
             try:
@@ -218,6 +205,10 @@ class Ingress:
             except (RayError, RayServeException, TimeoutError) as error:
                 log.debug("load_not_reported", reason=type(error).__name__)
             await asyncio.sleep(REPORT_PERIOD_S)
+
+
+def _summary(state: State) -> tuple[str, int, int]:
+    return state.state, state.max_batch, state.num_gateways
 
 
 def _full() -> SlotFull:

@@ -1,7 +1,7 @@
 """What every endpoint of the internal protocol must do, whatever is behind it: one worker, or a cluster's proxy.
 
-`ProtocolContract` is subclassed where an endpoint is made (its fixture `endpoint`). All workers behind it have the embedded
-checkpoint in fp32, and each decode step takes `STEP_MS` or more.
+`ProtocolContract` is subclassed where an endpoint is made (its fixture `endpoint`). All workers behind it have the
+embedded checkpoint in fp32, and each decode step takes `STEP_MS` or more.
 """
 
 from __future__ import annotations
