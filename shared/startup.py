@@ -24,6 +24,7 @@ from shared.errors import StartError
 from shared.keys import read_keys
 from shared.plan import PLAN_LOCK_FILE, Plan, read_current_plan, read_plan
 from shared.pool_keys import watch_pool_keys
+from shared.remote_pools import check_pool
 from shared.run_directory import prepare_run_directory, refusing_os_errors
 from shared.settings import Address, Settings
 from shared.watched_files import WatchedFiles
@@ -115,6 +116,7 @@ def check_access(settings: Settings) -> None:
         read_keys(settings.keys)
     check_exposure(settings, settings.bind)
     _check_job_library(settings)
+    check_pool(settings)
     _check_tls_files(settings.tls_cert, settings.tls_key, "TERCET_TLS_CERT", "TERCET_TLS_KEY")
 
 
