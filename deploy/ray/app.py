@@ -14,6 +14,7 @@ from deploy.ray.worker import INGRESS, Worker
 MAX_INGRESS_REQUESTS = 10_000
 INGRESS_DRAIN_S = 30.0
 DRAIN_POLL_S = 0.2
+SAMPLES_PER_WINDOW = 5
 
 
 def build(args: dict[str, object]) -> Any:
@@ -47,6 +48,8 @@ def worker_options(config: RayConfig) -> dict[str, Any]:
                 "min_replicas": config.min_workers,
                 "max_replicas": config.max_workers,
                 "target_ongoing_requests": config.target_ongoing or max(1.0, TARGET_LOAD * config.max_batch),
+                "look_back_period_s": config.load_window_s,
+                "metrics_interval_s": config.load_window_s / SAMPLES_PER_WINDOW,
                 "upscale_delay_s": config.upscale_delay_s,
                 "downscale_delay_s": config.downscale_delay_s,
             }

@@ -26,7 +26,8 @@ class RayConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
         max_batch: branches that one worker computes at once: Serve's `max_ongoing_requests`.
         min_workers, max_workers: bounds of autoscaling; equal numbers disable it.
         target_ongoing: branches per worker that autoscaling aims at; by default three quarters of `max_batch`.
-        upscale_delay_s, downscale_delay_s: how long the load must be above or below its target.
+        load_window_s: over which autoscaling averages the load.
+        upscale_delay_s, downscale_delay_s: how long that average must be above or below its target.
         max_queued: branches that wait in one ingress for a worker; more are refused with `slot_full`. By default
             `max_batch`.
         num_ingresses: replicas of the ingress, spread over the nodes.
@@ -40,6 +41,7 @@ class RayConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     min_workers: Annotated[int, Meta(ge=1)] = 1
     max_workers: Annotated[int, Meta(ge=1)] = 1
     target_ongoing: Annotated[float, Meta(gt=0)] | None = None
+    load_window_s: Annotated[float, Meta(ge=1)] = 30.0
     upscale_delay_s: Annotated[float, Meta(ge=0)] = 10.0
     downscale_delay_s: Annotated[float, Meta(ge=0)] = 300.0
     max_queued: Annotated[int, Meta(ge=1)] | None = None

@@ -1,27 +1,17 @@
 """Which worker a branch goes to: the one that remembers its document, if it has room.
 
 Implements Ray Serve's request-router interface. The key is `X-Session-Id`, which the gateway sends as a hash and which
-Serve passes on as the request's session. Rendezvous hashing gives each key a worker in the same way in every process,
-and moves only 1/n of the documents when the n-th worker comes or goes.
+Serve passes on as the request's session.
 """
 
 from __future__ import annotations
 
-import hashlib
 import random
-from collections.abc import Iterable
 from typing import Any
 
 from ray.serve.request_router import RequestRouter
 
-
-def preferred(key: str, names: Iterable[str]) -> str:
-    """The name that remembers `key`: the one with the highest hash of both.
-
-    Raises:
-        ValueError: there are no names.
-    """
-    return max(names, key=lambda name: hashlib.blake2b(f"{key} {name}".encode(), digest_size=8).digest())
+from deploy.ray.documents import preferred
 
 
 class DocumentRouter(RequestRouter):  # type: ignore[misc]  # of a package without checked types

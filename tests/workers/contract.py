@@ -22,6 +22,8 @@ from tests.e2e.harness import until
 PROMPT = "The old man looked at the sea and"
 GREEDY = {"max_new_tokens": 8, "temperature": 0.0}
 STEP_MS = 20
+# 16 s and more: the end of the text is not drawn.
+LONG = {"max_new_tokens": 800, "logit_bias": [[0, -100.0]]}
 PATIENCE_S = 30.0
 INVALID = [
     ("{", 400, "invalid_json", "JSON"),
@@ -80,9 +82,9 @@ class Endpoint:
         raise AssertionError("the state stream ended")
 
     def fill(self, stack: ExitStack, number: int) -> None:
-        """Start branches that run for seconds, until the stack is closed."""
+        """Start branches that run until the stack is closed."""
         for _ in range(number):
-            lines = stack.enter_context(self.open(prompt=PROMPT, sampling={"max_new_tokens": 400}, stream=True))
+            lines = stack.enter_context(self.open(prompt=PROMPT, sampling=LONG, stream=True))
             assert next(lines) == {"event": "accepted"}
 
 
@@ -193,16 +195,16 @@ class ProtocolContract:
         assert endpoint.generate(prompt=PROMPT, sampling=GREEDY)[-1]["finish_reason"] == "length"
 
     def test_a_deadline_ends_the_sequence_with_what_it_has(self, endpoint: Endpoint) -> None:
-        _, done = endpoint.generate(prompt=PROMPT, sampling={"max_new_tokens": 500}, deadline_ms=1000.0)
+        _, done = endpoint.generate(prompt=PROMPT, sampling=LONG, deadline_ms=1000.0)
         assert done["finish_reason"] == "deadline"
         assert 0 < len(done["token_ids"]) <= 1000 / STEP_MS
 
     def test_a_client_that_hangs_up_cancels_its_sequence(self, endpoint: Endpoint) -> None:
         endpoint.wait_for_in_flight(0)
-        with endpoint.open(prompt=PROMPT, sampling={"max_new_tokens": 900}, stream=True) as lines:
+        with endpoint.open(prompt=PROMPT, sampling=LONG, stream=True) as lines:
             assert next(lines)["event"] == "accepted"
             endpoint.wait_for_in_flight(1)
-        assert endpoint.wait_for_in_flight(0) < 5  # 900 steps take 18 s
+        assert endpoint.wait_for_in_flight(0) < 5  # of 16 s
 
     def test_a_document_is_remembered(self, endpoint: Endpoint) -> None:
         prompt = "It was a long walk to the lighthouse, and the rain had not stopped since the morning. "

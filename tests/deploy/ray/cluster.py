@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import ray
@@ -65,12 +64,17 @@ class RayPool:
                 "include_dashboard": False,
             },
         )
-        self.node = self.add_node()
+        self.start_node()
         ray.init(address=self.cluster.address, namespace="serve", log_to_driver=False, logging_level="WARNING")
         serve.start(proxy_location="EveryNode", http_options={"host": "127.0.0.1", "port": self.port})
 
-    def add_node(self) -> Any:
-        return self.cluster.add_node(num_cpus=CPUS_PER_NODE, object_store_memory=OBJECT_STORE_BYTES)
+    def start_node(self) -> None:
+        """The node beside the head joins the cluster."""
+        self.node = self.cluster.add_node(num_cpus=CPUS_PER_NODE, object_store_memory=OBJECT_STORE_BYTES)
+
+    def kill_node(self) -> None:
+        """SIGKILL to every process of the node beside the head: its raylet, worker, ingress and proxy."""
+        self.cluster.remove_node(self.node, allow_graceful=False)
 
     def deploy(self, **args: object) -> None:
         """Deploy the application anew with these arguments; returns when Serve has its replicas."""
@@ -83,7 +87,8 @@ class RayPool:
         return time.monotonic() - start
 
     def _num_workers(self) -> int:
-        with suppress(httpx.TransportError):  # a node that is gone has reset the connection
+        # A node that is gone has reset the connection; while Serve deploys, the path may not exist yet.
+        with suppress(httpx.TransportError, AssertionError):
             state = self.endpoint.state()
             return int(state["num_replicas"]) if state["state"] == "warm" else 0
         return 0

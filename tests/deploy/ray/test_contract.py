@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.workers.contract import STEP_MS, Endpoint, ProtocolContract
 
-ray = pytest.importorskip("ray", reason="ray is not installed: pip install .[ray]")
+if TYPE_CHECKING:
+    from tests.deploy.ray.cluster import RayPool
 
-from tests.deploy.ray.cluster import RayPool, running_pool  # noqa: E402 - it imports ray
-
+# Ray's modules warn where they are imported, so a fixture imports them.
 pytestmark = [pytest.mark.deploy, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 MAX_BATCH = 3
 
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayPool]:
+    from tests.deploy.ray.cluster import running_pool
+
     with running_pool(tmp_path_factory.mktemp("ray"), test_step_delay_ms=f"0={STEP_MS}") as pool:
         pool.deploy(min_workers=2, max_workers=2, max_batch=MAX_BATCH)
         pool.wait_for_workers(2)
