@@ -38,7 +38,7 @@ def running_gateway(base: Path, pool: RayPool) -> Iterator[Tercet]:
     gateway = Tercet(base, pool=f"embedded={pool.url}", pool_key=str(pool.key_path), models="")
     gateway.start(sys.executable, "-m", "deploy", "serve", "--role", "gateway")
     try:
-        until(lambda: gateway.slots(), 60, f"the gateway has started; {gateway.log()[-2000:]}")
+        until(gateway.slots, 60, f"the gateway has started; {gateway.log()[-2000:]}")
         gateway.wait_until_warm()
         yield gateway
     finally:
