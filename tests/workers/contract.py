@@ -83,8 +83,9 @@ class Endpoint:
 
     def fill(self, stack: ExitStack, number: int) -> None:
         """Start branches that run until the stack is closed."""
-        for _ in range(number):
-            lines = stack.enter_context(self.open(prompt=PROMPT, sampling=LONG, stream=True))
+        streams = [stack.enter_context(self.open(prompt=PROMPT, sampling=LONG, stream=True)) for _ in range(number)]
+        stack.callback(streams.clear)  # a generator that is not referenced closes its connection
+        for lines in streams:
             assert next(lines) == {"event": "accepted"}
 
 
