@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from shared.protocol import SlotState, State
 
-# Each worker and ingress reports once a second. After this time without a report it does not count.
+# Workers report twice a second, ingresses once. After this time without a report it does not count.
 REPORT_SILENCE_S = 5.0
 # Of several states the first of these is the pool's, so that it is warm as soon as one worker is.
 _PRECEDENCE: tuple[SlotState, ...] = ("warm", "loading", "starting", "failed", "draining", "down")

@@ -12,10 +12,13 @@ from typing import Any
 from ray.serve.request_router import RequestRouter
 
 from deploy.ray.documents import preferred
+from deploy.ray.heartbeats import HEARTBEATS
 
 
 class DocumentRouter(RequestRouter):  # type: ignore[misc]  # of a package without checked types
-    """Ranks the worker that remembers the document first, then the less loaded of two random ones."""
+    """Ranks the worker that remembers the document first, then the less loaded of two random ones.
+
+    Workers that have fallen silent are left out while there are others."""
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
         """Ranks of workers for one attempt to place a request; Serve skips those that have no room.
@@ -26,6 +29,9 @@ class DocumentRouter(RequestRouter):  # type: ignore[misc]  # of a package witho
         """
         if not candidate_replicas:
             return []
+        candidate_replicas = [
+            replica for replica in candidate_replicas if not HEARTBEATS.is_silent(replica.replica_id.unique_id)
+        ] or candidate_replicas
         two = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
         if pending_request is None:
             return [two]

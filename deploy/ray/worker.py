@@ -22,7 +22,7 @@ from ray.serve.exceptions import RayServeException
 
 from deploy.planning import make_plan
 from deploy.ray.config import RayConfig
-from deploy.ray.refusal import Refusal, refusal_of
+from deploy.ray.replies import Acceptance, Refusal, refusal_of
 from shared.errors import StartError, TercetError
 from shared.plan import Plan
 from shared.protocol import parse_generate_request, parse_tokenize_request
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from workers.service import Branch, SlotService
 
 INGRESS = "Ingress"
-REPORT_PERIOD_S = 1.0
+REPORT_PERIOD_S = 0.5
 WARM_POLL_S = 0.05
 log = structlog.get_logger()
 _encode_lines = msgspec.json.Encoder().encode_lines
@@ -55,7 +55,8 @@ class Worker:
         plan = make_plan(settings, os.environ)
         slot = plan.slots[0]
         os.environ.update(worker_environment(slot, plan, settings, os.environ))
-        self._context = serve.get_replica_context()
+        context = serve.get_replica_context()
+        self._name, self._app = context.replica_id.unique_id, context.app_name
         # One for each branch, and two for texts to be tokenized.
         self._threads = ThreadPoolExecutor(config.max_batch + 2, thread_name_prefix="branch")
         self._service = await asyncio.to_thread(_make_service, plan, settings)
@@ -69,8 +70,8 @@ class Worker:
                 raise StartError(f"{state.model} cannot be loaded: {state.reason}")
             await asyncio.sleep(WARM_POLL_S)
 
-    async def generate(self, content: bytes, request_id: str) -> AsyncIterator[bytes | Refusal]:
-        """The lines of `POST /generate`, in chunks; a refusal is the only item.
+    async def generate(self, content: bytes, request_id: str) -> AsyncIterator[Acceptance | Refusal | bytes]:
+        """The lines of `POST /generate`, in chunks, the first with this worker's name; a refusal is the only item.
 
         Serve cancels the iteration when the client has hung up, which cancels the sequence.
         """
@@ -82,6 +83,8 @@ class Worker:
         chunks = map(_encode_lines, branch)
         reading = self._threads.submit(next, chunks, b"")
         try:
+            yield Acceptance(self._name, await asyncio.wrap_future(reading))
+            reading = self._threads.submit(next, chunks, b"")
             while chunk := await asyncio.wrap_future(reading):
                 yield chunk
                 reading = self._threads.submit(next, chunks, b"")
@@ -107,6 +110,8 @@ class Worker:
         state = self._service.state()
         if state.state == "failed":
             raise RuntimeError(state.reason or "the engine has failed")
+        if self._reporting.done():
+            raise RuntimeError("This worker reports its state no more.")
 
     def __del__(self) -> None:
         """Serve calls this once, after the last request has ended."""
@@ -118,13 +123,12 @@ class Worker:
             self._threads.submit(branch.close)
 
     async def _report(self) -> None:
-        """Send this worker's state to every ingress, each second and whenever its name for the state changes."""
-        ingress = serve.get_deployment_handle(INGRESS, self._context.app_name)
-        name = self._context.replica_id.unique_id
+        """Send this worker's state to every ingress, twice a second, and at once when it is warm or has failed."""
+        ingress = serve.get_deployment_handle(INGRESS, self._app)
         while True:
             state = self._service.state()
             try:
-                await ingress.broadcast("report_worker", name, msgspec.json.encode(state)).results_async(
+                await ingress.broadcast("report_worker", self._name, msgspec.json.encode(state)).results_async(
                     timeout_s=REPORT_PERIOD_S, return_exceptions=True
                 )
             except (RayError, RayServeException, TimeoutError) as error:

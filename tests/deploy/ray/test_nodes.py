@@ -35,7 +35,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayPool]:
 
 @contextmanager
 def running_gateway(base: Path, pool: RayPool) -> Iterator[Tercet]:
-    gateway = Tercet(base, pool=f"embedded={pool.url}", pool_key=str(pool.key_path), models="")
+    gateway = Tercet(base, pool=f"embedded={pool.url}", pool_key=str(pool.key_path), models="", ack_ms="1000")
     gateway.start(sys.executable, "-m", "deploy", "serve", "--role", "gateway")
     try:
         until(gateway.slots, 60, f"the gateway has started; {gateway.log()[-2000:]}")

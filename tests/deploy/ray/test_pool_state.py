@@ -8,6 +8,7 @@ import pytest
 
 from deploy.ray.config import parse_config
 from deploy.ray.documents import preferred
+from deploy.ray.heartbeats import MEMORY_S, SILENCE_S, Heartbeats
 from deploy.ray.pool_state import REPORT_SILENCE_S, IngressLoad, PoolState
 from shared.errors import StartError
 from shared.protocol import State
@@ -78,6 +79,20 @@ def test_a_document_stays_where_it_is_when_another_worker_comes() -> None:
     after = {key: preferred(key, ["a", "b", "c"]) for key in keys}
     assert all(after[key] in {before[key], "c"} for key in keys)
     assert min(Counter(after.values()).values()) > 200
+
+
+def test_a_worker_that_has_fallen_silent_is_known_until_ray_has_found_it() -> None:
+    now = 0.0
+    heartbeats = Heartbeats(lambda: now)
+    heartbeats.beat("a")
+    now = SILENCE_S + 0.1
+    heartbeats.beat("b")
+    assert (heartbeats.silent(), heartbeats.is_silent("c")) == ({"a"}, False)
+    heartbeats.beat("a")
+    assert heartbeats.silent() == set()
+    now += MEMORY_S + 1
+    heartbeats.beat("b")
+    assert not heartbeats.is_silent("a")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""An error response, as a worker replica passes it to the ingress.
+"""The first item of a branch, as a worker replica passes it to the ingress: accepted, or refused.
 
 Ray wraps an exception of a replica and sends its traceback; a refusal is an ordinary value.
 """
@@ -16,6 +16,13 @@ class Refusal(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
+
+
+class Acceptance(NamedTuple):
+    """The name of the worker that has accepted a branch, and the branch's first lines."""
+
+    worker: str
+    lines: bytes
 
 
 def refusal_of(error: TercetError, request_id: str | None) -> Refusal:
