@@ -63,6 +63,7 @@ test-clients: $(DEV) $(CLIENTS)
 
 # Skips what lacks its Debian package; `-rs` names it. As root, because they build an image and mount file systems.
 test-deploy: $(DEV) $(TOOLS)
+	@$(PIP) $(INSTALL) --require-hashes -r requirements/ray.txt
 	@GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest tests -m deploy -rs $(ARGS)
 
 chaos: $(DEV)

@@ -23,6 +23,7 @@ from shared.startup import (
     check_access,
     check_address_free,
     check_exposure,
+    check_pool_port,
     is_activated,
     read_or_make_plan,
     stop_with_holders,
@@ -33,6 +34,10 @@ from shared.worker_environment import worker_environment
 # Threads for connections other than branches: the state streams of two gateways (during a reload there are two),
 # metrics, and refusals.
 WORKER_RESERVE_THREADS = 8
+# Gateways that may use a worker over TCP. Each has a state stream, and two during its reload.
+MAX_GATEWAYS = 16
+# Threads that connections without a key may hold on a TCP port (ENTRY_THREADS in workers/tcp_port.py).
+ENTRY_THREADS = 4
 # Threads for health, metrics and refusals while all others wait for a branch.
 GATEWAY_RESERVE_THREADS = 16
 
@@ -78,6 +83,9 @@ if role == "workers":
     worker_class = "workers.gunicorn_worker.SlotWorker"
     wsgi_app = "workers.app:build()"
     threads = settings.max_batch + WORKER_RESERVE_THREADS
+    if settings.pool_bind is not None:  # beside its Unix socket, each worker listens at a port
+        bind += [str(Address(settings.pool_bind.host, settings.pool_bind.port + slot.index)) for slot in plan.slots]
+        threads += 2 * MAX_GATEWAYS + ENTRY_THREADS
 else:
     # The supervisor passes its listening socket, so that connections wait in it while a master is replaced.
     bind = [f"fd://{listen_fd}" if listen_fd else str(settings.bind)]
@@ -99,6 +107,8 @@ def on_starting(server: Any) -> None:
         server.run_directory_lock = lock_run_directory(settings, role, is_supervised=bool(lifeline_fd))
         if role == "gateway":
             check_access(settings)
+        else:
+            server.pool_access = check_pool_port(settings, len(plan.slots))
         if role == "gateway" and not listen_fd and not is_activated(os.environ):
             check_address_free(settings.bind)
     except StartError as error:
@@ -133,6 +143,7 @@ def pre_fork(server: Any, worker: Any) -> None:
     worker.slot_index = server.generations.lease(worker.age)
     if role == "workers":
         worker.slot = plan.slots[worker.slot_index]
+        worker.pool_access = server.pool_access
     else:
         worker.settings = settings
         worker.activity_fd = int(activity_fd) if activity_fd else None
@@ -144,7 +155,7 @@ def child_exit(server: Any, worker: Any) -> None:
 
 
 def post_fork(server: Any, worker: Any) -> None:
-    """In the worker, before the app and torch are imported: set its environment and keep only its socket."""
+    """In the worker, before the app and torch are imported: set its environment and keep only its sockets."""
     # The level CRITICAL only discards the access log's lines; this spares formatting them.
     worker.log.access = lambda *_: None
     forbid_core_dumps()
@@ -158,7 +169,8 @@ def post_fork(server: Any, worker: Any) -> None:
         os.environ.update(worker_environment(worker.slot, plan, settings, os.environ))
         # Another slot's listener, kept open here, would accept connections after its master is gone, and no worker
         # would serve them.
-        for index, listener in enumerate(worker.sockets):
-            if index != worker.slot.index:
+        own = worker.sockets[worker.slot.index :: workers]
+        for listener in worker.sockets:
+            if listener not in own:
                 listener.close()
-        worker.sockets = [worker.sockets[worker.slot.index]]
+        worker.sockets = own

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import msgspec
@@ -24,7 +24,7 @@ from deploy.gpu_memory import memory_tables
 from deploy.planning import make_plan
 from deploy.rolling_reload import reload_slots
 from deploy.sagemaker import sagemaker_environment
-from deploy.supervisor import Supervisor
+from deploy.supervisor import ROLES, Supervisor
 from deploy.tune.stored import stored_kernels
 from shared.errors import StartError
 from shared.keys import new_key, read_keys, revoke_key
@@ -74,11 +74,15 @@ def serve(
     sagemaker: Annotated[
         bool, typer.Option("--sagemaker", help="Serve /ping and /invocations as a SageMaker container does.")
     ] = False,
+    role: Annotated[
+        Literal["workers", "gateway"] | None,
+        typer.Option(help="Start only this pool; the other is on another machine (docs/DISTRIBUTED.md)."),
+    ] = None,
     model_path: Annotated[
         Path | None, typer.Argument(help="With --sagemaker: directory of the model; default /opt/ml/model.")
     ] = None,
 ) -> None:
-    """Start both pools, report when every slot is warm, and serve until Ctrl-C."""
+    """Start the pools, report when every slot is warm, and serve until Ctrl-C."""
     if insecure:
         os.environ["TERCET_INSECURE"] = "1"  # the pools inherit it
     if sagemaker or Settings.load(os.environ).sagemaker:
@@ -89,7 +93,9 @@ def serve(
     if settings.traces:
         require_opentelemetry()
     configure_logging("serve", settings.log)
-    code = Supervisor(settings, os.environ, out).run()
+    if role is not None and settings.sagemaker:
+        raise StartError("A SageMaker container runs both pools: omit --role.")
+    code = Supervisor(settings, os.environ, out, ROLES if role is None else (role,)).run()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # all is cleaned up, and the interpreter's own shutdown takes a part of a second

@@ -16,7 +16,7 @@ from deploy.gpus import check_gpus, list_gpus
 from shared.errors import StartError
 from shared.free_memory import cache_budget_bytes
 from shared.memory_plan import cpu_cache_limits
-from shared.plan import Model, Plan, make_slots, plan_inputs
+from shared.plan import MAX_REMOTE_BRANCHES, REMOTE, Model, Plan, make_slots, plan_inputs
 from shared.run_directory import prepare_run_directory
 from shared.settings import Settings
 from shared.weights import weights_digest
@@ -31,12 +31,25 @@ Progress = Callable[[str, float], None]
 def make_plan(
     settings: Settings, environ: Mapping[str, str], on_progress: Progress = lambda _name, _share: None
 ) -> Plan:
-    """Make the plan for these settings on this machine; the caller writes it.
+    """Make the plan for these settings on this machine; the caller writes it. With `TERCET_POOL` and no
+    `TERCET_MODELS` it has no slots, only the models of the pool.
 
     Raises:
         StartError: a device or a checkpoint is missing, or the plan is too large, or too large for a GPU's memory.
     """
     run_path = prepare_run_directory(settings)
+    plan = Plan(plan_inputs(settings, environ), [], [], max_remote_branches=MAX_REMOTE_BRANCHES if settings.pool else 0)
+    if settings.models or not settings.pool:
+        plan = _with_local_slots(plan, settings, environ, run_path, on_progress)
+    known = {model.name for model in plan.models}
+    names = dict.fromkeys(url.model for url in settings.pool if url.model not in known)
+    models = [*plan.models, *(Model(name, "", REMOTE, n_ctx=0, vocab_size=0, weight_bytes=0) for name in names)]
+    return msgspec.structs.replace(plan, models=models)
+
+
+def _with_local_slots(
+    plan: Plan, settings: Settings, environ: Mapping[str, str], run_path: Path, on_progress: Progress
+) -> Plan:
     devices = find_devices(settings, environ)
     if settings.models:
         found = [(resolve(spec.name, spec.source, on_progress=on_progress), spec.count) for spec in settings.models]
@@ -47,7 +60,7 @@ def make_plan(
         raise StartError(
             f"The plan has {len(slots)} workers, of at most {MAX_SLOTS}: lower the counts in TERCET_MODELS."
         )
-    plan = Plan(plan_inputs(settings, environ), [_model(checkpoint) for checkpoint, _ in found], slots)
+    plan = msgspec.structs.replace(plan, models=[_model(checkpoint) for checkpoint, _ in found], slots=slots)
     return with_cpu_caches(with_memory(plan, settings, environ), settings)
 
 

@@ -11,29 +11,27 @@ from __future__ import annotations
 import ctypes
 import os
 import queue
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
-import httpx
 import structlog
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
-from deploy.gateway_client import local_client
+from deploy.announcements import print_ready
 from deploy.planning import make_plan
+from deploy.slot_states import SlotStates, slot_table
 from shared.errors import StartError
 from shared.plan import PLAN_FILE, PLAN_LOCK_FILE, Plan, write_plan
 from shared.run_directory import device_lock_name, lock_holder, lock_run_directory, remove_lock_file, remove_run_files
 from shared.settings import CLIENT, Settings
-from shared.startup import check_access, listen
+from shared.startup import check_access, check_pool_port, listen
 
 ROOT = Path(__file__).parent.parent
 ROLES = ("workers", "gateway")
@@ -58,13 +56,21 @@ log = structlog.get_logger()
 class Supervisor:
     """One running instance. `run` returns the exit code."""
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str], console: Console) -> None:
+    def __init__(
+        self, settings: Settings, environ: Mapping[str, str], console: Console, roles: tuple[str, ...] = ROLES
+    ) -> None:
+        """
+        Args:
+            roles: the pools to start, in the order of `ROLES`; one of them where the other is on another machine.
+        """
+        self._roles = roles
         self._settings = settings
         self._environ = environ
         self._console = console
         self._run_path = settings.run_path
         self._failed_slots: dict[int, str] = {}  # at the start: index and reason
         self._own_files: list[str] = []  # names in the run directory that this instance removes at its end
+        self._listener: socket.socket | None = None  # the gateway's
         self._masters: dict[str, subprocess.Popen[bytes]] = {}
         # Process groups of dead masters whose workers finish requests, with the time at which they are killed.
         self._orphans: list[tuple[subprocess.Popen[bytes], float]] = []
@@ -77,7 +83,9 @@ class Supervisor:
         Raises:
             StartError: the instance cannot start with these settings, or a master keeps dying. No process is left.
         """
-        check_access(self._settings)
+        _check_roles(self._settings, self._roles)
+        if "gateway" in self._roles:
+            check_access(self._settings)
         # Orphans become children of this process: it reaps them, and sees when a process group has ended.
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         was_killed = (self._run_path / "serve.lock").exists()  # an instance removes it at its end
@@ -87,7 +95,8 @@ class Supervisor:
             for role in ROLES:
                 remove_lock_file(self._settings, role)
             try:
-                self._listener = self._listen(ORPHAN_LISTENER_S if was_killed else 0.0)
+                if "gateway" in self._roles:
+                    self._listener = self._listen(ORPHAN_LISTENER_S if was_killed else 0.0)
                 self._serve()
             finally:
                 for role in ROLES:
@@ -136,13 +145,15 @@ class Supervisor:
         os.set_blocking(self._activity_end, False)
         os.set_blocking(self._activity, False)
         plan = self._prepare()
+        if "workers" in self._roles:
+            check_pool_port(self._settings, len(plan.slots))
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(name, lambda number, _frame: self._signals.put(number))
-        for role in ROLES:
+        for role in self._roles:
             self._start(role)
         try:
             if self._wait_until_warm(plan):
-                self._announce(plan)
+                print_ready(self._console, self._settings, plan, self._roles, self._failed_slots)
                 self._watch()
         finally:
             self._stop()
@@ -177,6 +188,7 @@ class Supervisor:
             if name not in CLIENT and not name.startswith("LISTEN_")
         }
         if role == "gateway":
+            assert self._listener is not None
             listener = self._listener.fileno()
             environ |= {"TERCET_LISTEN_FD": str(listener), "TERCET_LIFELINE_FD": str(self._lifeline)}
             descriptors = [listener, self._lifeline]
@@ -208,7 +220,7 @@ class Supervisor:
         """
         reasons: dict[int, str] = {}  # of the slots that have failed, by index
         with (
-            local_client(self._settings, self._environ, timeout_s=1.0) as client,
+            closing(SlotStates(self._settings, self._environ, plan, self._roles)) as states,
             Live(console=self._console, refresh_per_second=8, transient=True) as live,
         ):
             while True:
@@ -219,9 +231,7 @@ class Supervisor:
                         raise StartError(
                             f"The {role} master exited ({_exit_reason(master)}); the log above has the reason."
                         )
-                try:
-                    slots = client.get("/ping").json()["slots"]
-                except (httpx.TransportError, ValueError, KeyError):
+                if (slots := states.read()) is None:
                     continue
                 for slot in slots:
                     if slot["state"] == "failed":
@@ -232,7 +242,7 @@ class Supervisor:
                     own = [slot for slot in plan.slots if slot.model == name]
                     if all(slot.index in reasons for slot in own):
                         raise StartError(f"{name} could not be loaded on {own[0].device}: {reasons[own[0].index]}")
-                live.update(_slot_table(slots))
+                live.update(slot_table(slots))
                 num_warm = sum(slot["state"] == "warm" for slot in slots)
                 if num_warm + len(reasons) == len(plan.slots):
                     self._failed_slots = reasons
@@ -243,33 +253,6 @@ class Supervisor:
             return self._signals.get(timeout=POLL_S)
         except queue.Empty:
             return None
-
-    def _announce(self, plan: Plan) -> None:
-        url = self._settings.url
-        cert = f"--cacert {shlex.quote(str(self._settings.tls_cert))} " if self._settings.uses_tls else ""
-        key = '-H "Authorization: Bearer $TERCET_API_KEY" ' if self._settings.requires_keys else ""
-        path = "/invocations" if self._settings.sagemaker else "/autocomplete"
-        models = ", ".join(
-            f"{model.name} × {sum(slot.model == model.name for slot in plan.slots)}" for model in plan.models
-        )
-        for index, reason in self._failed_slots.items():
-            slot = plan.slots[index]
-            self._console.print(
-                f"[yellow]Slot {index} ({slot.model} on {slot.device}) is not warm and tries again:[/] {reason}",
-                soft_wrap=True,
-            )
-        warm = (
-            f"{len(self._failed_slots)} of {len(plan.slots)} slots failed"
-            if self._failed_slots
-            else "Every slot is warm"
-        )
-        color = "yellow" if self._failed_slots else "green"
-        self._console.print(f"[{color}]{warm}[/] ({models}). Serving at [bold]{url}[/]; Ctrl-C stops.")
-        self._console.print("Try:\n" if self._settings.sagemaker else f"Write at [bold]{url}/[/] or try:\n")
-        self._console.print(
-            f"""  curl {cert}{key}-d '{{"context": "The old man looked at the sea and"}}' {url}{path}\n""",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
 
     def _watch(self) -> None:
         """Restart dead masters until SIGTERM, SIGINT or the idle stop; SIGHUP reloads both pools.
@@ -320,7 +303,8 @@ class Supervisor:
         """Stop the gateway, which first turns readiness off, then the workers; kill what is left after the grace."""
         grace_s = self._settings.grace_s
         deadline = time.monotonic() + grace_s
-        self._listener.close()  # else connections would wait in it after the gateway has closed its copy
+        if self._listener is not None:
+            self._listener.close()  # else connections would wait in it after the gateway has closed its copy
         for role in reversed(ROLES):
             if (master := self._masters.get(role)) is None:
                 continue
@@ -385,11 +369,20 @@ def _exit_reason(master: subprocess.Popen[bytes]) -> str:
     return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
 
 
-def _slot_table(slots: list[dict[str, object]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("slot", "model", "device", "state", ""):
-        table.add_column(heading)
-    for slot in slots:
-        progress = f"{slot['progress']:.0%}" if slot["state"] == "loading" else ""
-        table.add_row(str(slot["slot"]), str(slot["model"]), str(slot["device"]), str(slot["state"]), progress)
-    return table
+def _check_roles(settings: Settings, roles: tuple[str, ...]) -> None:
+    """
+    Raises:
+        StartError: a pool would run without the other, and without a way to it.
+    """
+    if roles == ("workers",):
+        if settings.pool_bind is None:
+            raise StartError("Workers without a gateway listen on TCP: set TERCET_POOL_BIND=host:port.")
+        if settings.pool:
+            raise StartError("TERCET_POOL is a setting of gateways: unset it where only workers run.")
+        if settings.idle_stop_s:
+            raise StartError("TERCET_IDLE_STOP_S needs the gateway, which sees requests: unset it.")
+    if roles == ("gateway",):
+        if not settings.pool:
+            raise StartError("A gateway without workers of its own needs TERCET_POOL, like small=https://gpu-a:8100.")
+        if settings.models:
+            raise StartError("TERCET_MODELS names models for workers of this machine: unset it, or omit --role.")

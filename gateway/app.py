@@ -9,8 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import falcon
@@ -46,6 +45,7 @@ from gateway.middleware.origins import Origins
 from gateway.middleware.rate_limits import RateLimits
 from gateway.middleware.request_log import Request, RequestLog
 from gateway.middleware.traces import Traces
+from gateway.pool.access import PoolAccess
 from gateway.pool.admission import Admission
 from gateway.pool.client import SlotClient
 from gateway.pool.quota import OwnerQuota
@@ -130,13 +130,12 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
 def create_app(
     *,
     settings: Settings,
-    plan: Plan,
     admission: Admission,
     fanout: Fanout,
     metrics: Metrics,
     hangups: HangupWatcher,
     jobs: JobRunner | None = None,
-    clients: Sequence[SlotClient] = (),
+    clients: Mapping[int, SlotClient] | Sequence[SlotClient] = (),
     tracing: Tracing = NO_TRACING,
 ) -> GatewayApp:
     """The app over its collaborators. Reads no environment, and starts no thread but that of `jobs`.
@@ -158,7 +157,9 @@ def create_app(
     traces = [] if tracing is NO_TRACING else [Traces(tracing)]
     app.add_middleware([*traces, RequestLog(metrics), Origins(settings), keys, BodyLimits(settings.max_body_bytes)])
     add_error_handlers(app, app.find_resource, metrics)
-    runner = CompletionRunner(plan, fanout, OwnerQuota(settings.key_concurrency), hangups, settings.timeout_s)
+    runner = CompletionRunner(
+        admission.models, fanout, OwnerQuota(settings.key_concurrency), hangups, settings.timeout_s
+    )
     feedback_store = FeedbackStore(metrics)
     submitter = None if jobs is None else JobSubmitter(jobs)
     autocomplete = AutocompleteResource(
@@ -171,7 +172,7 @@ def create_app(
     completions = CompletionsResource(runner, settings.similarity)
     tgi = TgiResponder(runner, settings.similarity)
     if settings.sagemaker:
-        app.add_route("/ping", ReadyResource(plan, admission, app.draining.is_set, needs_every_model=False))
+        app.add_route("/ping", ReadyResource(admission, app.draining.is_set, needs_every_model=False))
         dialects = {
             "input": Dialect(PatsnapResponder(runner).respond),
             "inputs": Dialect(tgi.respond, TGI_ERRORS),
@@ -181,8 +182,8 @@ def create_app(
         app.add_route("/invocations", InvocationsResource(dialects))
         return app
     models = ModelsResource(runner)
-    tokenizer, default_model = PoolTokenizer(plan, admission, clients), plan.model(runner.default_model)
-    ready = ReadyResource(plan, admission, app.draining.is_set)
+    tokenizer = PoolTokenizer(admission, clients)
+    ready = ReadyResource(admission, app.draining.is_set)
     assets = read_assets()
     routes: dict[str, object] = {
         "/autocomplete": autocomplete,
@@ -192,13 +193,13 @@ def create_app(
         "/v1/models/{model}": ModelResource(runner, models),
         "/generate": GenerateResource(tgi),
         "/generate_stream": GenerateStreamResource(tgi),
-        "/info": InfoResource(plan, admission, runner.default_model),
+        "/info": InfoResource(admission, runner),
         "/endpoint": EndpointResource(),
-        "/tokenize": TokenizeResource(tokenizer, default_model),
-        "/tokenizer_info": TokenizerInfoResource(tokenizer, default_model),
+        "/tokenize": TokenizeResource(tokenizer, runner.default_model),
+        "/tokenizer_info": TokenizerInfoResource(tokenizer, runner.default_model),
         "/health/live": LiveResource(),
         **dict.fromkeys(READY_PATHS, ready),
-        "/slots": SlotsResource(plan, admission, metrics, assets),
+        "/slots": SlotsResource(admission, metrics, assets),
         "/metrics": MetricsResource(metrics),
         "/": RootResource(PageResource(assets), tgi),
         "/docs": DocsResource(assets),
@@ -219,7 +220,7 @@ def create_app(
 
 def build() -> GatewayApp:
     """The app of this process: settings from the environment, the plan from the run directory, one thread per slot
-    that follows its state."""
+    that follows its state, and one for each host name of `TERCET_POOL`."""
     settings = Settings.load(os.environ)
     configure_structlog("gateway", settings.log)
     if not settings.bind.is_loopback and not settings.sagemaker and not (settings.keys and settings.uses_tls):
@@ -228,9 +229,10 @@ def build() -> GatewayApp:
     plan = read_plan(settings.run_path)
     admission = Admission(plan, settings.placement, settings.queue)
     metrics = Metrics(admission.states, lambda: admission.num_waiting)
-    pool = PoolWatcher(plan, admission, settings.ack_ms / 1e3)
+    access = PoolAccess(settings.pool_key, settings.pool_ca) if settings.pool else None
+    pool = PoolWatcher(plan, admission, settings.ack_ms / 1e3, settings.pool, access)
     num_threads = MAX_BRANCHES_AT_ONCE * (plan.max_running + settings.queue)
-    retry_budget = RetryBudget(min_retries=max(slot.max_batch for slot in plan.slots))
+    retry_budget = RetryBudget(min_retries=max((slot.max_batch for slot in plan.slots), default=settings.max_batch))
     tracing = start_tracing("tercet-gateway") if settings.traces else NO_TRACING
     fanout = Fanout(pool.clients, admission, metrics, num_threads, retry_budget, tracing)
     # What is loaded by now stays until exit. Frozen, it is not scanned by each full collection, which delays requests.
@@ -238,7 +240,6 @@ def build() -> GatewayApp:
     gc.set_threshold(MAX_YOUNG_OBJECTS)
     return create_app(
         settings=settings,
-        plan=plan,
         admission=admission,
         fanout=fanout,
         metrics=metrics,
@@ -259,11 +260,13 @@ def _make_jobs(settings: Settings, plan: Plan, admission: Admission, metrics: Me
         count=lambda event: metrics.jobs.labels(event=event).inc(),
     )
     num_threads = max(1, int(JOB_SHARE * plan.max_running / BRANCHES_PER_REQUEST))
-    jobs = JobRunner(queue, num_threads=num_threads, has_room=partial(_has_room_for_jobs, admission))
+    jobs = JobRunner(queue, num_threads=num_threads, has_room=lambda: _has_room_for_jobs(admission, jobs))
     metrics.watch_jobs(lambda: jobs.num_open)
     return jobs
 
 
-def _has_room_for_jobs(admission: Admission) -> bool:
-    """Jobs start only while no other request waits for room."""
-    return not admission.num_waiting and any(state.state == "warm" for state in admission.states())
+def _has_room_for_jobs(admission: Admission, jobs: JobRunner) -> bool:
+    """Jobs start only while no other request waits for room, and within their share of the slots that are there."""
+    if admission.num_waiting or not any(state.state == "warm" for state in admission.states().values()):
+        return False
+    return jobs.num_running < max(1, int(JOB_SHARE * admission.capacity() / BRANCHES_PER_REQUEST))

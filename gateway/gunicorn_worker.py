@@ -530,7 +530,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 os.write(self.activity_fd, b".")
 
     def _has_warm_slot(self) -> bool:
-        return any(state.state == "warm" for state in self.wsgi.admission.states())
+        return any(state.state == "warm" for state in self.wsgi.admission.states().values())
 
     def _close_listeners(self, now: float) -> None:
         """Take the connections that wait in the backlog, then close. The kernel resets what is left in a backlog."""

@@ -5,7 +5,7 @@ Slots' own metrics are derived from their last states, which the pool supplies t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -19,14 +19,14 @@ _BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.
 class Metrics:
     """All metrics of one gateway process, in a registry of its own. Thread-safe."""
 
-    def __init__(self, slot_states: Callable[[], Sequence[State]], num_waiting: Callable[[], int]) -> None:
+    def __init__(self, slot_states: Callable[[], Mapping[int, State]], num_waiting: Callable[[], int]) -> None:
         """
         Args:
-            slot_states: the slots' states in slot order; called at each scrape.
+            slot_states: the slots' states by index; called at each scrape.
             num_waiting: branches that wait for room; called at each scrape.
         """
         self._registry = CollectorRegistry()
-        self._registry.register(SlotCollector(lambda: enumerate(slot_states())))
+        self._registry.register(SlotCollector(lambda: slot_states().items()))
         self.requests = Counter("tercet_requests", "Requests answered", ["route", "status"], registry=self._registry)
         self.seconds = Histogram(
             "tercet_request_seconds", "Time to answer", ["route"], buckets=_BUCKETS_S, registry=self._registry

@@ -26,11 +26,10 @@ import structlog
 from msgspec import Meta
 
 from shared.errors import StartError
+from shared.watched_files import POLL_S, Signature, file_signature
 
 KEY_PREFIX = "tct_"
 NUM_KEY_BYTES = 32
-# The file is looked at this often at most, so a revoked key is refused after this time at the latest.
-POLL_S = 1.0
 _NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,100}")
 log = structlog.get_logger()
 
@@ -53,7 +52,6 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 _decode = msgspec.json.Decoder(ApiKey).decode
-_Signature = tuple[int, int, int, int]
 
 
 class KeyFile:
@@ -69,7 +67,7 @@ class KeyFile:
         self._clock = clock
         self._lock = threading.Lock()
         self._keys: tuple[ApiKey, ...] = ()
-        self._signature: _Signature | None = None
+        self._signature: Signature | None = None
         self._next_look_at = 0.0
         self._read()
 
@@ -93,7 +91,7 @@ class KeyFile:
         if self._clock() < self._next_look_at or not self._lock.acquire(blocking=False):
             return
         try:
-            if _signature(self._path) != self._signature:
+            if file_signature(self._path) != self._signature:
                 self._read()
             else:
                 self._next_look_at = self._clock() + POLL_S
@@ -103,7 +101,7 @@ class KeyFile:
     def _read(self) -> None:
         self._next_look_at = self._clock() + POLL_S
         # Taken before the file is read: a change in between is seen at the next look.
-        self._signature = _signature(self._path)
+        self._signature = file_signature(self._path)
         try:
             keys = read_keys(self._path)
         except StartError as error:
@@ -237,15 +235,6 @@ def _replace(path: Path, content: bytes, old: os.stat_result | None) -> None:
     except BaseException:
         os.unlink(name)
         raise
-
-
-def _signature(path: Path) -> _Signature | None:
-    """Changes with the file; None while it cannot be looked at."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _digest(key: str) -> str:

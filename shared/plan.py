@@ -9,21 +9,31 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from shared.errors import StartError
 from shared.memory_plan import Gpu, SlotMemory
 from shared.run_directory import refusing_os_errors
-from shared.settings import Settings
+from shared.settings import Address, Settings
 
 PLAN_FILE = "plan.json"
 PLAN_LOCK_FILE = "plan.lock"
+# The source of a model that only workers of other machines hold (`TERCET_POOL`).
+REMOTE = "remote"
+# Branches that a gateway is prepared to run on workers of other machines at once; its bounds of threads derive from it,
+# and threads are started as they are needed. How many workers there will be is not known at the start. One process
+# answers some 350 requests a second on a core, so 1,024 branches would be answers of a second each.
+MAX_REMOTE_BRANCHES = 1024
 
 
 class Model(msgspec.Struct, frozen=True):
     """A checkpoint on this machine, checked and ready to be loaded. `weight_bytes` is the size of its weight files,
-    `revision` their digest (`shared.weights.weights_digest`), or "synthetic"."""
+    `revision` their digest (`shared.weights.weights_digest`), or "synthetic".
+
+    Of a model that only other machines hold, the source is `REMOTE`, and `n_ctx` and `vocab_size` are 0 until a worker
+    has reported them."""
 
     name: str
     directory: str
@@ -35,10 +45,25 @@ class Model(msgspec.Struct, frozen=True):
     revision: str = ""
 
 
+class Remote(msgspec.Struct, frozen=True):
+    """Where a worker of another machine is reached: at `address`, an IP address to which `host` resolves. TLS verifies
+    `host`. `path` is a prefix of the paths of the internal protocol, "" or like "/small"."""
+
+    scheme: Literal["http", "https"]
+    host: str
+    address: str
+    port: int
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"{Address(self.address, self.port)}{self.path}"
+
+
 class Slot(msgspec.Struct, frozen=True):
     """A worker's place: its model, its device, its private socket.
 
-    `memory` is what it may allocate on its GPU; `cache_bytes`, on a CPU, the bound of its KV cache.
+    `memory` is what it may allocate on its GPU; `cache_bytes`, on a CPU, the bound of its KV cache. With `remote`, the
+    slot is on another machine: it has no socket here, and its worker reports its device and batch.
     """
 
     index: int
@@ -48,15 +73,21 @@ class Slot(msgspec.Struct, frozen=True):
     max_batch: int
     memory: SlotMemory | None = None
     cache_bytes: int | None = None
+    remote: Remote | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """All slots of one running instance. `inputs` is what the plan was made from; when that changes, it is stale."""
+    """All slots of one machine. `inputs` is what the plan was made from; when that changes, it is stale.
+
+    Slots of other machines come and go while a gateway runs; only their models are in the plan, and
+    `max_remote_branches`, which the gateway is prepared to run there at once.
+    """
 
     inputs: dict[str, str]
     models: list[Model]
     slots: list[Slot]
     gpus: list[Gpu] = []
+    max_remote_branches: int = 0
 
     @property
     def max_successors(self) -> list[tuple[set[int], int]]:
@@ -67,8 +98,13 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def max_running(self) -> int:
-        """Branches that all slots together compute at once."""
-        return sum(slot.max_batch for slot in self.slots)
+        """Branches that all slots together compute at once, those of other machines included."""
+        return sum(slot.max_batch for slot in self.slots) + self.max_remote_branches
+
+    @property
+    def default_model(self) -> str:
+        """The model of a request that names none."""
+        return self.slots[0].model if self.slots else self.models[0].name
 
     def model(self, name: str) -> Model:
         return next(model for model in self.models if model.name == name)
@@ -92,6 +128,7 @@ def plan_inputs(settings: Settings, environ: Mapping[str, str]) -> dict[str, str
     return {
         "devices": ",".join(settings.devices),
         "models": ",".join(map(str, settings.models)),
+        "pool": ",".join(map(str, settings.pool)),
         "compute": settings.compute,
         "max_batch": str(settings.max_batch),
         "dtype": settings.dtype,

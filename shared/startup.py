@@ -15,16 +15,24 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from shared.errors import StartError
 from shared.keys import read_keys
 from shared.plan import PLAN_LOCK_FILE, Plan, read_current_plan, read_plan
+from shared.pool_keys import read_pool_keys
+from shared.pool_keys import watch_pool_keys
 from shared.run_directory import prepare_run_directory, refusing_os_errors
 from shared.settings import Address, Settings
+from shared.watched_files import WatchedFiles
 
+# Ports of all entries of TERCET_POOL; the gateway has a thread for each slot.
+MAX_POOL_PORTS = 256
 BACKLOG = 2048  # connections that wait to be accepted; gunicorn's default
+MAX_PORT = 65535
 FIRST_PASSED_FD = 3  # SD_LISTEN_FDS_START in <systemd/sd-daemon.h>
 # The extra of pyproject.toml and the package that a job store needs, by the scheme of its URL.
 _JOB_LIBRARIES = {"redis": ("redis", "redis"), "rediss": ("redis", "redis"), "dynamodb": ("dynamodb", "boto3")}
@@ -72,7 +80,7 @@ def check_address_free(address: Address) -> None:
     _bind(address).close()
 
 
-def _bind(address: Address) -> socket.socket:
+def _bind(address: Address, who: str = "The gateway", setting: str = "TERCET_BIND") -> socket.socket:
     bound = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -80,7 +88,7 @@ def _bind(address: Address) -> socket.socket:
     except OSError as error:
         bound.close()
         raise StartError(
-            f"The gateway cannot listen on {address} ({error.strerror}): set TERCET_BIND to another host:port."
+            f"{who} cannot listen on {address} ({error.strerror}): set {setting} to another host:port."
         ) from error
     return bound
 
@@ -110,23 +118,130 @@ def check_access(settings: Settings) -> None:
         read_keys(settings.keys)
     check_exposure(settings, settings.bind)
     _check_job_library(settings)
+    check_pool(settings)
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise StartError("TERCET_TLS_CERT and TERCET_TLS_KEY belong together: set both, or neither.")
     if settings.tls_cert is None or settings.tls_key is None:
         return
     for path in (settings.tls_cert, settings.tls_key):
+    _check_tls_files(settings.tls_cert, settings.tls_key, "TERCET_TLS_CERT", "TERCET_TLS_KEY")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAccess:
+    """Who may use the workers' TCP ports: the keys, and the TLS settings, None without TLS. Both follow their files."""
+
+    keys: WatchedFiles[tuple[str, ...]]
+    tls: WatchedFiles[ssl.SSLContext] | None
+
+
+def check_pool_port(settings: Settings, num_slots: int) -> PoolAccess | None:
+    """Whether workers may listen on TCP as `TERCET_POOL_BIND` says: with keys, beyond loopback with TLS, at free ports.
+    Returns None if they need not.
+
+    Raises:
+        StartError: other machines could use the workers without a key or read what is sent, or a port or file is
+            unusable.
+    """
+    address = settings.pool_bind
+    if address is None:
+        return None
+    if settings.pool_key is None:
+        raise StartError(
+            f"Workers listen at {address} (TERCET_POOL_BIND) only with keys: write one with `openssl rand -hex 32` to "
+            "a file of mode 600 and set TERCET_POOL_KEY to it."
+        )
+    keys = watch_pool_keys(settings.pool_key)
+    tls = None
+    cert, key = settings.pool_tls_cert, settings.pool_tls_key
+    _check_tls_files(cert, key, "TERCET_POOL_TLS_CERT", "TERCET_POOL_TLS_KEY")
+    if cert is not None and key is not None:
+        tls = WatchedFiles("TERCET_POOL_TLS_CERT", (cert, key), partial(server_tls, cert, key))
+    if tls is None and not address.is_loopback and not settings.insecure:
+        raise StartError(
+            f"Prompts and keys would cross the network to {address} (TERCET_POOL_BIND) unencrypted: set "
+            "TERCET_POOL_TLS_CERT and TERCET_POOL_TLS_KEY, or TERCET_INSECURE=1 to permit it."
+        )
+    if address.port + num_slots - 1 > MAX_PORT:
+        raise StartError(f"TERCET_POOL_BIND={address} leaves no port for each of {num_slots} slots: lower its port.")
+    for port in range(address.port, address.port + num_slots):
+        _bind(Address(address.host, port), "A worker", "TERCET_POOL_BIND").close()
+    return PoolAccess(keys, tls)
+
+
+def _check_tls_files(cert: Path | None, key: Path | None, cert_name: str, key_name: str) -> None:
+    if (cert is None) != (key is None):
+        raise StartError(f"{cert_name} and {key_name} belong together: set both, or neither.")
+    if cert is not None and key is not None:
+        server_tls(cert, key)
+
+
+def server_tls(cert: Path, key: Path) -> ssl.SSLContext:
+    """The TLS settings of a server with these files.
+
+    Raises:
+        StartError: they cannot be read, or are not a certificate and its unencrypted key.
+    """
+    for path in (cert, key):
         try:
             path.open("rb").close()
         except OSError as error:
             raise StartError(f"The TLS file {path} cannot be read ({error.strerror}).") from error
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         # An encrypted key would prompt for its passphrase: an empty passphrase makes it an error.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+        context.load_cert_chain(cert, key, password="")
     except ssl.SSLError as error:
         raise StartError(
-            f"The TLS files {settings.tls_cert} and {settings.tls_key} are not a certificate and its unencrypted "
+            f"The TLS files {cert} and {key} are not a certificate and its unencrypted "
             f"private key, both in PEM ({error.reason or 'no PEM data'})."
         ) from error
+    return context
+
+
+def check_pool(settings: Settings) -> None:
+    """Whether a gateway can reach the workers of `TERCET_POOL` without showing texts and its key to others.
+
+    Raises:
+        StartError: a URL is not protected, there are too many slots, or the key or the certificates cannot be used.
+    """
+    for url in settings.pool:
+        if url.scheme == "http" and not settings.insecure and not Address(url.host, url.port).is_loopback:
+            raise StartError(
+                f"TERCET_POOL has {url}, over which texts and the key would be sent unencrypted: use https:// (workers "
+                "need TERCET_POOL_TLS_CERT), or set TERCET_INSECURE=1 in a network that no other machine can read."
+            )
+    num_ports = sum(url.last_port - url.port + 1 for url in settings.pool)
+    if num_ports > MAX_POOL_PORTS:
+        raise StartError(f"TERCET_POOL names {num_ports} ports, of at most {MAX_POOL_PORTS}: check its ranges.")
+    if settings.pool_key is not None:
+        read_pool_keys(settings.pool_key)
+    elif settings.pool and not settings.insecure:
+        raise StartError(
+            "TERCET_POOL needs TERCET_POOL_KEY, the file with the workers' key (TERCET_INSECURE=1, if they need none)."
+        )
+    if settings.pool_ca is not None:
+        pool_tls_context(settings.pool_ca)
+
+
+def pool_tls_context(authorities: Path | None) -> ssl.SSLContext:
+    """The TLS context for connections to workers: it verifies their certificates and names.
+
+    Args:
+        authorities: a file with the certificates of the authorities that are trusted; None: the system's.
+
+    Raises:
+        StartError: the file cannot be used.
+    """
+    try:
+        context = ssl.create_default_context(cafile=authorities)
+    except (OSError, ssl.SSLError) as error:
+        raise StartError(
+            f"The file {authorities} (TERCET_POOL_CA) has no certificates in PEM that can be read "
+            f"({error.strerror or 'no PEM data'})."
+        ) from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
 
 
 def _check_job_library(settings: Settings) -> None:

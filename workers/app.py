@@ -1,4 +1,4 @@
-"""A slot's HTTP face: `POST /generate`, `POST /tokenize`, `GET /state`, `GET /metrics` on a private socket.
+"""A slot's HTTP face: `POST /generate`, `POST /tokenize`, `GET /state`, `GET /metrics` and two health checks.
 
 Turns HTTP into calls of a `SlotService` and its errors into problem details. Knows nothing of models, and of gunicorn
 only the socket in the WSGI environment. `build` alone reads the process environment.
@@ -61,6 +61,8 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
         self.add_route("/tokenize", TokenizeResource(service))
         self.add_route("/state", StateResource(service))
         self.add_route("/metrics", MetricsResource(service))
+        self.add_route("/health/live", HealthResource(None))
+        self.add_route("/health/ready", HealthResource(service))
 
     def generate(self, content: bytes, client: socket.socket | None) -> BranchLines:
         """Start the branch of a `POST /generate`.
@@ -138,8 +140,11 @@ class StateResource:
     def __init__(self, service: SlotService) -> None:
         self._service = service
 
-    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         resp.content_type = NDJSON
+        if req.query_string == "once":  # for `tercet serve`, which is no gateway
+            resp.data = _encoder.encode(self._service.state()) + b"\n"
+            return
         resp.stream = (_encoder.encode(state) + b"\n" for state in self._service.states())
 
 
@@ -151,6 +156,22 @@ class MetricsResource:
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         resp.content_type = CONTENT_TYPE_LATEST
         resp.data = generate_latest(self._registry)
+
+
+class HealthResource:
+    """For the probes of orchestrators, on the TCP port: 200 where the process lives, or where its slot is warm."""
+
+    def __init__(self, service: SlotService | None) -> None:
+        """
+        Args:
+            service: the slot that has to be warm; None: none has to.
+        """
+        self._service = service
+
+    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
+        state = "live" if self._service is None else self._service.state().state
+        resp.status = falcon.HTTP_200 if state in {"live", "warm"} else falcon.HTTP_503
+        resp.media = {"state": state}
 
 
 def _render_error(req: falcon.Request, resp: falcon.Response, error: TercetError, _params: object) -> None:

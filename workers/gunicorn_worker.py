@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import select
+import selectors
 import socket
 import sys
 import threading
@@ -29,11 +30,14 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from gunicorn.workers.gthread import ThreadWorker
 
+from shared.errors import TercetError
 from shared.generations import RELOAD_FAILED_EXIT_CODE
+from workers.tcp_port import TcpConnection, TcpPort
 
 if TYPE_CHECKING:
     from shared.leases import Leases
     from shared.plan import Slot
+    from shared.startup import PoolAccess
     from workers.app import BranchLines, SlotApp
     from workers.service import SlotService
 
@@ -65,13 +69,15 @@ _END = b"0\r\n\r\n"
 
 
 class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
-    """A `gthread` worker that serves one slot. `gunicorn.conf.py` sets the first three attributes before the fork."""
+    """A `gthread` worker that serves one slot. `gunicorn.conf.py` sets the first four attributes before the fork."""
 
     slot: Slot
     slot_index: int
     leases: Leases
+    pool_access: PoolAccess | None
     wsgi: SlotApp
     alive: bool
+    _port: TcpPort | None = None
 
     @property
     def service(self) -> SlotService:
@@ -85,6 +91,9 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         self._num_busy = 0  # threads that answer a request or wait for their connection's next
         self._count_lock = threading.Lock()
         self._release_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # ends a wait for the next request
+        access = self.pool_access
+        if access is not None:
+            self._port = TcpPort(access, partial(self.method_queue.defer, self._enter_waiting))
         # While a predecessor serves, this worker must not take its requests.
         self._has_predecessor = len(self.leases.holders(self.slot_index)) > 1
         try:
@@ -133,15 +142,42 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             self.set_accept_enabled(self.alive)
         if self._has_predecessor and not self._is_warm and self.service.state().state == "failed":
             self._end_reload()
+        if self._port is not None:
+            self._port.end_late()
         if not self.alive and not self._is_drained:
             self._is_drained = True
+            for listener in self.sockets:
+                if listener.sock.family != socket.AF_UNIX:
+                    listener.close()  # connections are refused, and do not wait in it until the process ends
             os.eventfd_write(self._release_event, 1)
             self.service.drain(self.cfg.graceful_timeout)
 
+    def accept(self, listener: Any) -> None:
+        """As gunicorn's; a connection on TCP holds no thread before it has sent something."""
+        if self._port is None or listener.sock.family == socket.AF_UNIX:
+            super().accept(listener)
+            return
+        try:
+            sock, client = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):  # another generation was faster, or the client is gone
+            return
+        conn = self._port.connection(self.cfg, sock, client, listener.getsockname())
+        if conn is not None:
+            self.nr_conns += 1
+            self.pending_conns.append(conn)
+            self.poller.register(conn.sock, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn))
+
     def enqueue_req(self, conn: Any) -> None:
+        if self._port is not None and isinstance(conn, TcpConnection) and not self._port.try_enter(conn):
+            return
         if self._num_busy >= self.cfg.threads:
             os.eventfd_write(self._release_event, 1)
         super().enqueue_req(conn)
+
+    def _enter_waiting(self) -> None:
+        assert self._port is not None
+        while (conn := self._port.next_waiting()) is not None:
+            super().enqueue_req(conn)
 
     def handle(self, conn: Any) -> object:
         """gunicorn's `handle`, repeated on the same thread while the connection's next request comes soon."""
@@ -155,6 +191,18 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         finally:
             with self._count_lock:
                 self._num_busy -= 1
+            if self._port is not None and isinstance(conn, TcpConnection):
+                self._port.leave(conn)
+
+    def handle_request(self, req: Any, conn: Any) -> object:
+        """gunicorn's, for requests that may be served."""
+        if self._port is not None and isinstance(conn, TcpConnection):
+            try:
+                self._port.check(conn, req.method, req.path, req.headers)
+            except TercetError as error:
+                conn.refuse(error, dict(req.headers).get("X-REQUEST-ID", ""))
+                return False
+        return super().handle_request(req, conn)
 
     def _handle_generate(self, conn: Any) -> object:
         """gunicorn's `handle` for a connection with data; for a branch's request without its parser and WSGI.
@@ -162,7 +210,8 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         They cost more than all else that a branch does in its thread. What is not exactly as the gateway sends it, and
         what is refused, goes gunicorn's way.
         """
-        if conn.parser.unreader.buf.getvalue():  # already read from the socket
+        # Already read from the socket, or sent with the headers of a client on another machine.
+        if conn.parser.unreader.buf.getvalue() or isinstance(conn, TcpConnection):
             return super().handle(conn)
         try:
             data = conn.sock.recv(READ_BYTES)
@@ -185,6 +234,11 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         # As many threads wait as branches may run; the remaining threads are for other connections.
         if not self.alive or self._num_busy > self.slot.max_batch:
             return False
+        if isinstance(conn, TcpConnection):
+            if conn.is_entering:  # it has shown no key
+                return False
+            if conn.has_data:
+                return True
         if conn.parser.unreader.buf.getvalue():  # already read from the socket, which poll cannot see
             return True
         poll = select.poll()

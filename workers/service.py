@@ -99,6 +99,7 @@ class SlotService:
         # Guarded by `_changed`.
         self._version = 0
         self._counters: Counter[str] = Counter()
+        self._num_state_streams = 0
         self._memory_bytes = 0
         self._memory_read_at = float("-inf")
         self._memory_is_of_warm = False
@@ -187,6 +188,8 @@ class SlotService:
             revision=self._model.revision,
             max_batch=self.slot.max_batch,
             n_ctx=status.n_ctx,
+            vocab_size=self._model.vocab_size,
+            num_gateways=self._num_state_streams,
             in_flight=status.num_running + status.num_waiting,
             ms_per_token=status.ms_per_token,
             memory_bytes=self._memory_bytes,
@@ -209,15 +212,25 @@ class SlotService:
     def states(self) -> Iterator[State]:
         """The current state, then each change of it, and at least one line per 0.5 s; ends with `draining`."""
         version = -1
-        while True:
-            with self._changed:
-                if self._version == version and not self._is_draining.is_set():
-                    self._changed.wait(STATE_PERIOD_S)
-                version = self._version
-            state = self.state()
-            yield state
-            if state.state == "draining":
-                return
+        self._count_state_stream(1)
+        try:
+            while True:
+                with self._changed:
+                    if self._version == version and not self._is_draining.is_set():
+                        self._changed.wait(STATE_PERIOD_S)
+                    version = self._version
+                state = self.state()
+                yield state
+                if state.state == "draining":
+                    return
+        finally:
+            self._count_state_stream(-1)
+
+    def _count_state_stream(self, change: int) -> None:
+        """Each gateway has one, so the others get to know that they share the batch with one more, or one less."""
+        with self._changed:
+            self._num_state_streams += change
+        self._announce()
 
     def announce_drain(self) -> None:
         """Report `draining`, so that the gateway places no more branches here. Requests are still accepted."""

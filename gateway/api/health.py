@@ -17,7 +17,6 @@ from gateway.api.operation import JSON, Answer, Operation, Operations
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from shared.errors import retry_after_s
-from shared.plan import Plan
 from shared.protocol import SlotState
 
 TAG = "Health and metrics"
@@ -92,32 +91,30 @@ class ReadyResource:
     }
 
     def __init__(
-        self, plan: Plan, admission: Admission, is_draining: Callable[[], bool], *, needs_every_model: bool = True
+        self, admission: Admission, is_draining: Callable[[], bool], *, needs_every_model: bool = True
     ) -> None:
         """
         Args:
             needs_every_model: else a single warm slot is enough.
         """
-        self._plan = plan
         self._admission = admission
         self._is_draining = is_draining
-        self._num_needed = len(plan.models) if needs_every_model else 1
+        self._num_needed = len(admission.models.all()) if needs_every_model else 1
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        states = self._admission.states()
         slots = [
             SlotReadiness(
-                slot=slot.index,
-                model=slot.model,
-                device=slot.device,
-                state=state.state,
-                reason=state.reason,
-                progress=round(state.progress, 3),
-                dtype=state.dtype,
-                kernels=state.kernels,
-                ms_per_token=round(state.ms_per_token, 3),
+                slot=row.slot.index,
+                model=row.slot.model,
+                device=row.device,
+                state=row.state.state,
+                reason=row.state.reason,
+                progress=round(row.state.progress, 3),
+                dtype=row.state.dtype,
+                kernels=row.state.kernels,
+                ms_per_token=round(row.state.ms_per_token, 3),
             )
-            for slot, state in zip(self._plan.slots, states, strict=True)
+            for row in self._admission.slots()
         ]
         warm_models = {slot.model for slot in slots if slot.state == "warm"}
         status: Literal["ready", "starting", "draining"]
@@ -131,7 +128,8 @@ class ReadyResource:
             resp.status = falcon.HTTP_503
             resp.set_header("Retry-After", str(retry_after_s()))
         models = [
-            ServedModel(model=model.name, source=model.source, warning=model.warning) for model in self._plan.models
+            ServedModel(model=model.name, source=model.source, warning=model.warning)
+            for model in self._admission.models.all()
         ]
         resp.data = _encode(Readiness(status=status, models=models, slots=slots))
 

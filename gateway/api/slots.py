@@ -16,7 +16,6 @@ from gateway.api.operation import JSON, Answer, Operation, Operations
 from gateway.api.page import CONTENT_TYPES, Asset, send_asset
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
-from shared.plan import Plan
 from shared.protocol import State
 
 PAGE = "slots.html"
@@ -27,10 +26,12 @@ _encode = msgspec.json.Encoder().encode
 
 class SlotDetails(State, kw_only=True, frozen=True):
     """All that is known of a slot. `revision` identifies its weights; `peak_in_flight` is the largest number of
-    branches that this gateway had there at a time in about the last second."""
+    branches that this gateway had there at a time in about the last second. `address` is that of a worker on another
+    machine, "" on this machine."""
 
     slot: int
     peak_in_flight: int
+    address: str = ""
 
 
 class AnswerTimes(Struct, kw_only=True):
@@ -62,13 +63,15 @@ class SlotsResource:
             description="With `Accept: text/html`, a page that shows the slots live. The page needs no API key, only"
             " what it reads.",
             answers={
-                200: Answer("The slots, in the order of the plan.", {JSON: Slots, CONTENT_TYPES[".html"]: str}),
+                200: Answer(
+                    "The slots: those of the plan, then those of other machines.",
+                    {JSON: Slots, CONTENT_TYPES[".html"]: str},
+                ),
             },
         )
     }
 
-    def __init__(self, plan: Plan, admission: Admission, metrics: Metrics, assets: dict[str, Asset]) -> None:
-        self._plan = plan
+    def __init__(self, admission: Admission, metrics: Metrics, assets: dict[str, Asset]) -> None:
         self._admission = admission
         self._metrics = metrics
         self._page = assets[PAGE]
@@ -78,14 +81,14 @@ class SlotsResource:
         if wants_page(req):
             send_asset(self._page, req, resp)
             return
-        states, peaks = self._admission.states(), self._admission.peaks_in_flight()
         rows = [
             SlotDetails(
-                slot=slot.index,
-                peak_in_flight=peak,
-                **{**structs.asdict(state), "model": slot.model, "device": slot.device},
+                slot=row.slot.index,
+                peak_in_flight=row.peak_in_flight,
+                address=str(row.slot.remote or ""),
+                **{**structs.asdict(row.state), "model": row.slot.model, "device": row.device},
             )
-            for slot, state, peak in zip(self._plan.slots, states, peaks, strict=True)
+            for row in self._admission.slots()
         ]
         bounds_s, counts = self._metrics.answer_times(ROUTES)
         answers = AnswerTimes(bounds_s=bounds_s, counts=counts)

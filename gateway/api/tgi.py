@@ -42,7 +42,6 @@ from gateway.pool.admission import Admission
 from shared.errors import (
     PromptTooLong,
 )
-from shared.plan import Plan
 from shared.protocol import Sampling
 
 TAG = "Text Generation Inference"
@@ -231,22 +230,25 @@ class InfoResource:
         )
     }
 
-    def __init__(self, plan: Plan, admission: Admission, default_model: str) -> None:
-        self._plan = plan
+    def __init__(self, admission: Admission, runner: CompletionRunner) -> None:
         self._admission = admission
-        self._model = plan.model(default_model)
+        self._runner = runner
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        model = self._model
-        slot = next(slot for slot in self._plan.slots if slot.model == model.name)
+        """
+        Raises:
+            NotReady: the model is on other machines, and no worker has reported yet.
+        """
+        model = self._runner.model(None, "model")
+        row = next((row for row in self._admission.slots() if row.slot.model == model.name), None)
         resp.data = _encode(
             TgiInfo(
                 model_id=model.name,
                 model_sha=model.revision or None,
-                model_dtype=self._admission.states()[slot.index].dtype,
-                model_device_type=slot.device.partition(":")[0],
+                model_dtype=row.state.dtype if row else "",
+                model_device_type=row.device.partition(":")[0] if row else "",
                 model_pipeline_tag="text-generation",
-                max_concurrent_requests=self._plan.max_running,
+                max_concurrent_requests=self._admission.capacity(),
                 max_best_of=MAX_BEST_OF,
                 max_stop_sequences=MAX_STOP_SEQUENCES,
                 max_top_n_tokens=MAX_TOP_N_TOKENS,

@@ -20,7 +20,6 @@ from gateway.api.tgi_schema import MAX_INPUT_CHARS, TGI_ERRORS, TgiParameters
 from gateway.pool.tokenizing import PoolTokenizer
 from shared.errors import InvalidJson, InvalidRequest, NotReady
 from shared.parsing import BodyParser
-from shared.plan import Model
 from shared.protocol import TokenizeResponse
 
 # The special token of every GPT-2, with which texts begin and end.
@@ -96,7 +95,7 @@ class TokenizeResource:
         )
     }
 
-    def __init__(self, tokenizer: PoolTokenizer, model: Model) -> None:
+    def __init__(self, tokenizer: PoolTokenizer, model: str) -> None:
         self._tokenizer = tokenizer
         self._model = model
 
@@ -113,10 +112,10 @@ class TokenizeResource:
             if "prompt" not in msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
                 raise
         else:
-            resp.data = _encode(_text_tokens(text, self._tokenizer.tokenize(self._model.name, text)))
+            resp.data = _encode(_text_tokens(text, self._tokenizer.tokenize(self._model, text)))
             return
         request = parse_prompt(body)
-        found = self._tokenizer.tokenize(self._model.name, request.prompt)
+        found = self._tokenizer.tokenize(self._model, request.prompt)
         texts = [token.text for token in _text_tokens(request.prompt, found)] if request.return_token_strs else None
         resp.data = _encode(
             TokenIds(count=len(found.ids), max_model_len=found.n_ctx, tokens=found.ids, token_strs=texts)
@@ -136,7 +135,7 @@ class TokenizerInfoResource:
         )
     }
 
-    def __init__(self, tokenizer: PoolTokenizer, model: Model) -> None:
+    def __init__(self, tokenizer: PoolTokenizer, model: str) -> None:
         self._tokenizer = tokenizer
         self._model = model
 
@@ -145,7 +144,7 @@ class TokenizerInfoResource:
         Raises:
             NotReady: no slot of the model is warm.
         """
-        found = self._tokenizer.tokenize(self._model.name, END_OF_TEXT)
+        found = self._tokenizer.tokenize(self._model, END_OF_TEXT)
         resp.data = _encode(
             TokenizerInfo(
                 tokenizer_class="GPT2TokenizerFast",

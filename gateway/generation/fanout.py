@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cache
@@ -39,13 +39,16 @@ MAX_ATTEMPTS = 3
 # Branches of a request that run or wait for room at the same time; each holds a thread. Further ones start as they end.
 MAX_BRANCHES_AT_ONCE = 8
 # Refusals that pass within a few steps: the gateway frees a cancelled sequence's room before the worker does.
-TRANSIENT_REFUSALS = frozenset({"slot_full", "not_ready"})
+SLOT_FULL = "slot_full"
+TRANSIENT_REFUSALS = frozenset({SLOT_FULL, "not_ready"})
 # A request for which one worker's memory does not suffice may fit into another's. A worker ends after the second such
 # failure in a row, so there is one retry, and none on the same slot.
 SCARCE_MEMORY = "out_of_memory"
 MAX_ATTEMPTS_AT_SCARCE_MEMORY = 2
 # Pause before the second attempt after such a refusal; four times as long before the third.
 RETRY_PAUSE_S = 0.025
+# Pauses of a branch for which other gateways have taken the room of a slot, in turn; the last is repeated.
+TAKEN_ROOM_PAUSES_S = (0.01, 0.025, 0.05, 0.1)
 # Pause of a branch beyond `MAX_BRANCHES_AT_ONCE` before it tries a full queue again.
 FULL_QUEUE_PAUSE_S = 0.1
 # A worker's deadline is this much earlier than the request's, so that a partial completion arrives in time.
@@ -59,7 +62,7 @@ class Fanout:
 
     def __init__(
         self,
-        clients: Sequence[SlotClient],
+        clients: Mapping[int, SlotClient] | Sequence[SlotClient],
         admission: Admission,
         metrics: Metrics,
         num_threads: int,
@@ -167,6 +170,9 @@ class Fanout:
     ) -> BranchOutcome:
         """Up to `MAX_ATTEMPTS` calls, fewer after `SCARCE_MEMORY`; preferably on slots that have not failed it.
 
+        A slot of another machine that is full, because other gateways use it too, has not failed: the branch waits for
+        room until its deadline.
+
         Args:
             slot: reserved by the caller for the first attempt; None: reserve here.
             after_delivery: receives what is left to do for the call that succeeded.
@@ -178,9 +184,11 @@ class Fanout:
         started_at = time.monotonic()
         failed_slots: set[int] = set()
         failure: BranchFailure | None = None
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+        attempt = 1
+        num_full = 0
+        while True:
             if slot is None:
-                slot = self._reserve_one(context, branch, failed_slots, attempt)
+                slot = self._reserve_one(context, branch, failed_slots, is_first=attempt == 1 and not num_full)
                 if failure is not None and failure.code == SCARCE_MEMORY and slot in failed_slots:
                     self._admission.release(slot, context.pin)
                     return failure
@@ -194,30 +202,39 @@ class Fanout:
                 return BranchResult(branch.index, branch.seed, slot, spec.model, done, time.monotonic() - started_at)
             except BranchError as error:
                 outcome = error.code
-                failure = BranchFailure(branch.index, error.code, error.detail)
-                max_attempts = MAX_ATTEMPTS_AT_SCARCE_MEMORY if error.code == SCARCE_MEMORY else MAX_ATTEMPTS
-                is_last = attempt >= max_attempts or not error.is_retryable or context.is_over
-                if is_last or not self._take_retry():
-                    return failure
-                if error.code in TRANSIENT_REFUSALS:
-                    context.pause(RETRY_PAUSE_S * 4 ** (attempt - 1))
+                is_room_taken = error.code == SLOT_FULL and self._clients[slot].is_remote and not context.is_over
+                if not is_room_taken:
+                    failure = BranchFailure(branch.index, error.code, error.detail)
+                    max_attempts = MAX_ATTEMPTS_AT_SCARCE_MEMORY if error.code == SCARCE_MEMORY else MAX_ATTEMPTS
+                    is_last = attempt >= max_attempts or not error.is_retryable or context.is_over
+                    if is_last or not self._take_retry():
+                        return failure
+                    if error.code in TRANSIENT_REFUSALS:
+                        context.pause(RETRY_PAUSE_S * 4 ** (attempt - 1))
             finally:
                 self._admission.release(slot, context.pin)
                 self._branch_counter(str(slot), outcome).inc()
-            failed_slots.add(slot)
+            if is_room_taken:
+                context.pause(TAKEN_ROOM_PAUSES_S[min(num_full, len(TAKEN_ROOM_PAUSES_S) - 1)])
+                num_full += 1
+            else:
+                failed_slots.add(slot)
+                attempt += 1
             slot = None
-        raise AssertionError("the last attempt returns")
 
     def _reserve_one(
-        self, context: RequestContext, branch: BranchSpec, failed_slots: Collection[int], attempt: int
+        self, context: RequestContext, branch: BranchSpec, failed_slots: Collection[int], *, is_first: bool
     ) -> int:
         """Room for one branch of a request that was admitted.
+
+        Args:
+            is_first: the branch has had no room yet.
 
         Raises:
             TercetError: as `Admission.reserve`; `Overloaded` only at the deadline.
         """
         spec = context.spec
-        is_admitted = attempt > 1 or not MAX_BRANCHES_AT_ONCE <= branch.index < spec.num_branches
+        is_admitted = not is_first or not MAX_BRANCHES_AT_ONCE <= branch.index < spec.num_branches
         while True:
             try:
                 [slot] = self._admission.reserve(
@@ -268,7 +285,7 @@ class Fanout:
             request_id=spec.request_id,
             traceparent=traceparent,
         )
-        call = self._clients[slot].call(request, spec.deadline, attempt)
+        call = self._clients[slot].call(request, spec.deadline, attempt, spec.document)
         batches = call.lines()
         with context.on_cancel(call.cancel):
             for lines in batches:

@@ -5,6 +5,7 @@ Knows the models that are served. Knows no dialect and no HTTP server; of a clie
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import socket
 from collections.abc import Iterator
@@ -18,10 +19,11 @@ from gateway.generation.selection import SelectionPolicy
 from gateway.generation.sessions import Sessions
 from gateway.generation.suggestions import Output, suggest
 from gateway.pool.admission import Cancelling
+from gateway.pool.models import ServedModels
 from gateway.pool.quota import OwnerQuota
-from shared.errors import ClientGone, FieldError, InvalidRequest, UnknownModel
+from shared.errors import ClientGone, FieldError, InvalidRequest, NotReady, UnknownModel, retry_after_s
 from shared.hangups import HangupWatcher
-from shared.plan import Model, Plan
+from shared.plan import Model
 
 # The beginning of a document that identifies it where there is no session, in characters or token ids.
 DOCUMENT_LENGTH = 200
@@ -55,13 +57,15 @@ class Caller:
 class CompletionRunner:
     """Thread-safe; one instance serves all dialects."""
 
-    def __init__(self, plan: Plan, fanout: Fanout, quota: OwnerQuota, hangups: HangupWatcher, timeout_s: float) -> None:
+    def __init__(
+        self, models: ServedModels, fanout: Fanout, quota: OwnerQuota, hangups: HangupWatcher, timeout_s: float
+    ) -> None:
         """
         Args:
             timeout_s: the longest time that a request may take.
         """
-        self.models = {model.name: model for model in plan.models}
-        self.default_model = plan.slots[0].model
+        self.models = models
+        self.default_model = models.default
         self.timeout_s = timeout_s
         self._fanout = fanout
         self._quota = quota
@@ -110,15 +114,31 @@ class CompletionRunner:
 
         Raises:
             UnknownModel: no model of this name is served.
+            NotReady: it is on other machines, and no worker has reported yet what a request for it may contain.
+        """
+        model = self.served_model(name, field)
+        if not model.n_ctx:
+            raise NotReady(
+                f"No worker of {model.name} has been reached yet. Repeat the request in a moment; GET /health/ready "
+                "shows why.",
+                retry_after_s=retry_after_s(),
+            )
+        return model
+
+    def served_model(self, name: str | None, field: str) -> Model:
+        """As `model`, also if its `n_ctx` is not known yet (0).
+
+        Raises:
+            UnknownModel: no model of this name is served.
         """
         name = name or self.default_model
-        if name not in self.models:
-            served = ", ".join(self.models)
+        if name not in self.models.names:
+            served = ", ".join(self.models.names)
             raise UnknownModel(
                 f"{field} {name!r} is not served here; served: {served}.",
                 fields=(FieldError(field, f"must be one of: {served}"),),
             )
-        return self.models[name]
+        return self.models.get(name)
 
     def deadline(self, started_at: float, max_time_s: float | None, field: str) -> float:
         """When a request must be answered, of `time.monotonic()`.
@@ -140,12 +160,11 @@ def draw_seed() -> int:
 def document_key(owner: str, session: str | None, prompt: Prompt) -> int | None:
     """Equal for requests from the same document: by session, else by its beginning, which typing leaves as it is.
 
-    None for a short document without a session: its prompt is not worth a place in the cache. Python salts `hash` per
-    process, so the key says nothing outside this process.
+    None for a short document without a session: its prompt is not worth a place in the cache. All gateways give a
+    document the same number.
     """
-    if session is not None:
-        return hash((owner, session))
-    beginning = prompt[:DOCUMENT_LENGTH]
-    if len(beginning) < DOCUMENT_LENGTH:
+    if session is None and len(prompt) < DOCUMENT_LENGTH:
         return None
-    return hash((owner, beginning if isinstance(beginning, str) else tuple(beginning)))
+    identity = (owner, session) if session is not None else (owner, None, prompt[:DOCUMENT_LENGTH])
+    text = repr(identity)  # `repr` escapes surrogates, which have no UTF-8
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())

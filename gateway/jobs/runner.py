@@ -100,6 +100,10 @@ class JobRunner:
         self._thread: threading.Thread | None = None
         self._is_store_failing = False
 
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
     def start(self, compute: Compute) -> None:
         """
         Args:

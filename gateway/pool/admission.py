@@ -21,11 +21,12 @@ from functools import partial
 
 from gateway.pool.affinity import DocumentAffinity
 from gateway.pool.fair_queue import FairQueue
+from gateway.pool.models import ServedModels
 from gateway.pool.placement import place_on_one_revision
 from gateway.pool.revision_pin import RevisionPin
 from gateway.pool.slot_table import MAX_DOWN_S, SlotTable
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, TercetError, retry_after_s
-from shared.plan import Plan
+from shared.plan import Plan, Slot
 from shared.protocol import State
 from shared.settings import Placement
 
@@ -50,12 +51,37 @@ class _Reservation:
     settled: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """A slot as it is now.
+
+    Attributes:
+        max_batch: branches that this gateway may have there.
+        peak_in_flight: the most branches reserved there at a time, in about the last second.
+    """
+
+    slot: Slot
+    state: State
+    max_batch: int
+    peak_in_flight: int
+
+    @property
+    def device(self) -> str:
+        """ "" for a slot of another machine that has not reported it yet."""
+        return self.slot.device or self.state.device
+
+
 class Admission:
-    """Reserves room in slots. Thread-safe."""
+    """Reserves room in slots. Thread-safe.
+
+    Attributes:
+        models: what is known of the models being served.
+    """
 
     def __init__(self, plan: Plan, policy: Placement, queue_bound: int, max_down_s: float = MAX_DOWN_S) -> None:
         """
         Args:
+            plan: its models, and the slots to begin with.
             queue_bound: branches that may wait; retries are not counted.
             max_down_s: how long requests wait for a slot that is down.
         """
@@ -65,14 +91,32 @@ class Admission:
         self._table = SlotTable(plan.slots, max_down_s)
         self._affinity = DocumentAffinity()
         self._retries: dict[_Reservation, None] = {}  # in the order of arrival
-        self._queues = {model: FairQueue[_Reservation]() for model in self._table.models}
+        self.models = ServedModels(plan)
+        self._queues = {model: FairQueue[_Reservation]() for model in self.models.names}
         self._num_waiting: Counter[str] = Counter()  # branches in all queues, by owner
         self._num_arrived = 0
+
+    def add(self, slot: Slot) -> None:
+        """Add a slot, of a model of the plan. Its state is unknown: it gets branches once it has reported."""
+        with self._lock:
+            self._table.add(slot)
+
+    def set_leaving(self, index: int, is_leaving: bool) -> None:
+        """A slot that leaves gets no further branches. Until it is removed, it may return."""
+        with self._lock:
+            self._table.entries[index].is_leaving = is_leaving
+            self._settle_all()
+
+    def remove(self, index: int) -> bool:
+        """Remove a slot that leaves, once no branch runs there. Returns whether it is gone."""
+        with self._lock:
+            return self._table.remove(index)
 
     def update(self, index: int, state: State) -> None:
         """Set a slot's state, and place the waiting branches that it now has room for."""
         with self._lock:
             self._table.update(index, state)
+            self.models.learn(self._table.entries[index].slot.model, state)
             self._settle_all()
 
     def reexamine(self) -> None:
@@ -80,10 +124,23 @@ class Admission:
         with self._lock:
             self._settle_all()
 
-    def states(self) -> list[State]:
-        """The last state of each slot, in slot order."""
+    def states(self) -> dict[int, State]:
+        """The last state of each slot, by its index."""
         with self._lock:
-            return list(self._table.states)
+            return self._table.states
+
+    def slots(self) -> list[SlotStatus]:
+        """All slots as they are now, in the order of their indices."""
+        with self._lock:
+            return [
+                SlotStatus(entry.slot, entry.state, entry.max_batch, peak)
+                for entry, peak in zip(self._table.entries.values(), self._table.peaks, strict=True)
+            ]
+
+    def capacity(self) -> int:
+        """Branches that all slots together can run for this gateway."""
+        with self._lock:
+            return sum(entry.max_batch for entry in self._table.entries.values())
 
     @property
     def num_waiting(self) -> int:
@@ -100,12 +157,7 @@ class Admission:
     def in_flight(self) -> list[int]:
         """Reserved branches of each slot, in slot order."""
         with self._lock:
-            return list(self._table.in_flight)
-
-    def peaks_in_flight(self) -> list[int]:
-        """The most branches reserved at a time in each slot, in about the last second."""
-        with self._lock:
-            return self._table.peaks
+            return self._table.in_flight
 
     def check(self, owner: str) -> None:
         """Refuse early, before the request is read, what `reserve` would refuse now for every model.
@@ -265,7 +317,7 @@ class Admission:
             self._affinity.slot_of(reservation.document),
         )
         if slots is not None:
-            pin.revision = self._table.states[slots[0]].revision
+            pin.revision = self._table.entries[slots[0]].state.revision
             pin.num_running += len(slots)
             self._table.reserve(slots)
             self._affinity.remember(reservation.document, slots[0])

@@ -1,6 +1,7 @@
-"""HTTP client of one slot: `POST /generate`, `POST /tokenize` and `GET /state` on its private socket.
+"""HTTP client of one slot: `POST /generate`, `POST /tokenize` and `GET /state` on its private socket, or on the TCP
+port of a worker on another machine.
 
-Only this module and its transport know httpx. It translates every failure of a call into `BranchError`, and does not
+Only this module and its transports know httpx. It translates every failure of a call into `BranchError`, and does not
 know what its caller does about it (retry, another slot).
 """
 
@@ -9,14 +10,17 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, suppress
+from dataclasses import dataclass
 
 import httpx
 import msgspec
 
+from gateway.pool.access import PoolAccess
 from gateway.pool.transport import UnixTransport
-from shared.plan import Slot
+from gateway.pool.transport_stock import TransportStock, UntrustedPeer
+from shared.plan import Remote, Slot
 from shared.protocol import (
     Accepted,
     Done,
@@ -28,6 +32,7 @@ from shared.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from shared.settings import Address
 
 # Below gunicorn's keepalive (75 s), so that this side closes idle connections and never writes to a closed one.
 KEEPALIVE_EXPIRY_S = 60.0
@@ -44,7 +49,8 @@ _decode_line = msgspec.json.Decoder(GenerateLine).decode
 _decode_state = msgspec.json.Decoder(State).decode
 _decode_tokens = msgspec.json.Decoder(TokenizeResponse).decode
 _encode = msgspec.json.Encoder().encode
-_GENERATE = httpx.URL("http://slot/generate")
+# How long a connection to another machine may take: the handshakes of TCP and TLS are at least two round trips.
+CONNECT_S = 1.0
 
 
 class BranchError(Exception):
@@ -57,24 +63,52 @@ class BranchError(Exception):
         self.is_retryable = is_retryable
 
 
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """Where a slot's worker is reached.
+
+    Attributes:
+        host: of the header.
+        access: to another machine; None: a Unix socket.
+        connect_s: the least time that a connection may take.
+    """
+
+    transport: httpx.BaseTransport
+    base_url: httpx.URL
+    generate_url: httpx.URL
+    host: bytes
+    access: PoolAccess | None = None
+    connect_s: float = 0.0
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Of each request."""
+        headers = [(b"Host", self.host)]
+        if self.access is not None and (key := self.access.key):
+            headers.append((b"Authorization", b"Bearer " + key.encode()))
+        return headers
+
+
 class Call:
     """One `POST /generate`. One thread iterates `lines`; any thread may call `cancel` or `abort`."""
 
     def __init__(
         self,
-        transport: httpx.BaseTransport,
+        peer: _Peer,
         running: _RunningCalls,
         request: GenerateRequest,
         ack_s: float,
         deadline: float,
+        document: int | None,
     ) -> None:
         """
         Args:
             running: holds this call while its lines are read.
             ack_s: how long the worker may take to accept the request.
             deadline: on the clock of `time.monotonic()`.
+            document: as for `SlotClient.call`.
         """
-        self._transport = transport
+        self._peer = peer
+        self._document = document
         self._running = running
         self._request = request
         self._ack_s = ack_s
@@ -103,19 +137,24 @@ class Call:
         content = _encode(self._request)
         # Calls the transport without an httpx.Client: redirects, cookies and default headers are of no use here, and
         # take a third of a call's CPU time.
+        peer = self._peer
+        headers = [
+            *peer.headers(),
+            (b"Content-Length", b"%d" % len(content)),
+            (b"X-Request-Id", self._request.request_id.encode()),
+        ]
+        if peer.access is not None:
+            headers.append((b"X-Session-Id", peer.access.session_id(self._identity())))
+        connect_s = max(self._ack_s, peer.connect_s)
         request = httpx.Request(
             "POST",
-            _GENERATE,
+            peer.generate_url,
             stream=httpx.ByteStream(content),
-            headers=[
-                (b"Host", b"slot"),
-                (b"Content-Length", b"%d" % len(content)),
-                (b"X-Request-Id", self._request.request_id.encode()),
-            ],
-            extensions={"timeout": {"connect": self._ack_s, "write": self._ack_s, "read": self._ack_s}},
+            headers=headers,
+            extensions={"timeout": {"connect": connect_s, "write": self._ack_s, "read": self._ack_s}},
         )
         try:
-            response = self._transport.handle_request(request)
+            response = peer.transport.handle_request(request)
             stream = response.stream
             assert isinstance(stream, httpx.SyncByteStream)
             # Not `response.iter_raw`, which counts, splits and translates errors, none of which is of use here.
@@ -167,7 +206,14 @@ class Call:
             self._abort_reason = self._abort_reason or reason
             if self._socket is not None:
                 with suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
+                    # Of the TCP connection: `SSLSocket.shutdown` would let a read in another thread go on without TLS.
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def _identity(self) -> bytes:
+        """Equal for requests of one document, else for the branches of one prompt."""
+        if self._document is not None:
+            return b"%d" % self._document
+        return (self._request.group.id if self._request.group else self._request.request_id).encode()
 
     def _hold_socket(self, response: httpx.Response) -> None:
         with self._lock:
@@ -201,31 +247,39 @@ class _RunningCalls:
 
 
 class SlotClient:
-    """Calls one slot's worker over its private socket. Thread-safe; one instance serves all threads."""
+    """Calls one slot's worker over its private socket, or on another machine. Thread-safe; one instance serves all
+    threads.
 
-    def __init__(self, slot: Slot, ack_s: float) -> None:
+    Attributes:
+        is_remote: other gateways may use the slot too.
+    """
+
+    def __init__(self, slot: Slot, ack_s: float, access: PoolAccess | None = None) -> None:
         """
         Args:
             ack_s: how long the worker may take to accept a request on its first attempt.
+            access: to slots of other machines.
         """
         self._ack_s = ack_s
-        self._transport = UnixTransport(slot.socket, KEEPALIVE_EXPIRY_S)
+        self.is_remote = slot.remote is not None
+        self._peer = _local_peer(slot.socket) if slot.remote is None else _remote_peer(slot.remote, access)
         self._running = _RunningCalls()
-        self._client = httpx.Client(transport=self._transport, base_url="http://slot", trust_env=False)
+        self._client = httpx.Client(transport=self._peer.transport, base_url=self._peer.base_url, trust_env=False)
 
     def close(self) -> None:
         """Close the idle connections; calls in progress continue."""
         self._client.close()
 
-    def call(self, request: GenerateRequest, deadline: float, attempt: int = 1) -> Call:
+    def call(self, request: GenerateRequest, deadline: float, attempt: int = 1, document: int | None = None) -> Call:
         """A call that starts when its `lines` are iterated.
 
         Args:
             deadline: on the clock of `time.monotonic()`.
             attempt: from 1; each one doubles the time to acknowledge. If several slots are late, the machine is busy,
                 and a short limit would only discard work that has begun.
+            document: equal for requests of one document; None: unknown.
         """
-        return Call(self._transport, self._running, request, self._ack_s * 2 ** (attempt - 1), deadline)
+        return Call(self._peer, self._running, request, self._ack_s * 2 ** (attempt - 1), deadline, document)
 
     def tokenize(self, text: str, timeout_s: float) -> TokenizeResponse:
         """The tokens of `text`, as the slot's model has them in a prompt.
@@ -236,7 +290,9 @@ class SlotClient:
         deadline = time.monotonic() + timeout_s
         content = _encode(TokenizeRequest(text=text))
         try:
-            with self._client.stream("POST", "/tokenize", content=content, timeout=timeout_s) as response:
+            with self._client.stream(
+                "POST", "tokenize", content=content, headers=self._peer.headers(), timeout=timeout_s
+            ) as response:
                 if response.status_code != httpx.codes.OK:
                     raise _read_refusal(response)
                 return _decode_tokens(_read_all(response, deadline))
@@ -252,7 +308,7 @@ class SlotClient:
         for call in self._running.copy():
             call.abort(reason)
 
-    def states(self) -> Iterator[State]:
+    def states(self) -> Generator[State]:
         """The worker's states as they arrive. Ends when the worker ends the stream.
 
         Raises:
@@ -260,15 +316,40 @@ class SlotClient:
                 `STATE_SILENCE_S`, or sent an invalid line.
         """
         try:
-            with self._client.stream("GET", "/state", timeout=httpx.Timeout(STATE_SILENCE_S)) as response:
+            with self._client.stream(
+                "GET", "state", headers=self._peer.headers(), timeout=httpx.Timeout(STATE_SILENCE_S)
+            ) as response:
+                if response.status_code == httpx.codes.UNAUTHORIZED:
+                    raise BranchError("refused", "The worker refused the key (TERCET_POOL_KEY).")
                 if response.status_code != httpx.codes.OK:
                     raise BranchError("refused", f"The worker answered {response.status_code}.")
                 for raw_lines in _split_lines(response.iter_raw()):
                     yield from map(_decode_state, raw_lines)
+        except UntrustedPeer as error:
+            raise BranchError("untrusted", str(error)) from error
         except httpx.TransportError as error:
             raise BranchError("unreachable", str(error) or type(error).__name__) from error
         except msgspec.MsgspecError as error:
             raise BranchError("garbage", str(error)) from error
+
+
+def _local_peer(path: str) -> _Peer:
+    base_url = httpx.URL("http://slot/")
+    return _Peer(UnixTransport(path, KEEPALIVE_EXPIRY_S), base_url, base_url.join("generate"), b"slot")
+
+
+def _remote_peer(remote: Remote, access: PoolAccess | None) -> _Peer:
+    """
+    Raises:
+        ValueError: there is no access to slots of other machines.
+    """
+    if access is None:
+        raise ValueError("A slot of another machine needs PoolAccess.")
+    tls_context = access.tls_context if remote.scheme == "https" else None
+    transport = TransportStock(remote.host, KEEPALIVE_EXPIRY_S, tls_context)
+    base_url = httpx.URL(f"{remote.scheme}://{Address(remote.address, remote.port)}{remote.path}/")
+    host = str(Address(remote.host, remote.port)).encode()
+    return _Peer(transport, base_url, base_url.join("generate"), host, access, CONNECT_S)
 
 
 def _read_all(response: httpx.Response, deadline: float) -> bytes:
@@ -285,6 +366,8 @@ def _read_all(response: httpx.Response, deadline: float) -> bytes:
         num_bytes += len(part)
         if num_bytes > MAX_TOKENIZE_BYTES:
             raise BranchError("oversize", f"The worker sent more than {MAX_TOKENIZE_BYTES} bytes.")
+        if time.monotonic() > deadline:  # httpx's own transport reads the timeout once
+            raise httpx.ReadTimeout("The response is not complete at the deadline.")
         response.request.extensions["timeout"]["read"] = deadline - time.monotonic()
     return b"".join(parts)
 
@@ -312,7 +395,9 @@ def _read_refusal(response: httpx.Response) -> BranchError:
         body += chunk
         if len(body) > MAX_LINE_BYTES:
             break
-    is_retryable = response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR
+    # Another worker may know the key already, or still.
+    is_key_refused = response.status_code == httpx.codes.UNAUTHORIZED
+    is_retryable = is_key_refused or response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR
     try:
         problem = msgspec.json.decode(body, type=dict[str, object])
     except msgspec.MsgspecError:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from gateway.pool.placement import SlotView
 from shared.plan import Slot
@@ -19,47 +20,98 @@ UNKNOWN = State(state="down", reason="its worker has not reported a state yet")
 MAX_DOWN_S = 15.0
 
 
-class SlotTable:
-    """`states` and `in_flight` (reserved branches) are in slot order."""
+# Each of several gateways has its share of a worker's batch, but room for a request where the batch has so much.
+MIN_SHARE = 3
 
-    def __init__(self, slots: Sequence[Slot], max_down_s: float = MAX_DOWN_S) -> None:
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """What is known of one slot.
+
+    Attributes:
+        in_flight: reserved branches.
+        peak: the most branches reserved at a time since the worker last reported its state, which it does twice a
+            second; `earlier_peak`: between the two reports before.
+        down_since: of `time.monotonic()`.
+        starting_pid: of the worker that started last and has not been warm, 0 for none.
+        is_failing: a worker of the slot has died before it was warm. The next one will probably die too.
+        is_leaving: gets no further branches, because its address is gone.
+    """
+
+    slot: Slot
+    state: State = UNKNOWN
+    in_flight: int = 0
+    peak: int = 0
+    earlier_peak: int = 0
+    down_since: float = field(default_factory=time.monotonic)
+    starting_pid: int = 0
+    is_failing: bool = False
+    is_leaving: bool = False
+
+    @property
+    def max_batch(self) -> int:
+        """Branches that this gateway may have in the slot. A worker of another machine reports its batch, and how many
+        gateways share it; what all of them together have too much there it refuses (`slot_full`)."""
+        if self.slot.remote is None:
+            return self.slot.max_batch
+        share = -(-self.state.max_batch // max(1, self.state.num_gateways))
+        return max(share, min(MIN_SHARE, self.state.max_batch))
+
+
+class SlotTable:
+    """Slots by index, in the order in which they were added. An index is never used again."""
+
+    def __init__(self, slots: Iterable[Slot], max_down_s: float = MAX_DOWN_S) -> None:
         """
         Args:
             max_down_s: how long a slot that is down is expected to come back.
         """
-        self._slots = slots
         self._max_down_s = max_down_s
-        self._down_since = [time.monotonic()] * len(slots)
-        # Process ids of the workers that started last and have not been warm, 0 for none; and whether a worker of the
-        # slot has died like that since the slot was warm. The next one will probably die too.
-        self._starting_pids = [0] * len(slots)
-        self._is_failing = [False] * len(slots)
-        self.models = list(dict.fromkeys(slot.model for slot in slots))
-        self.states: list[State] = [UNKNOWN] * len(slots)
-        self.in_flight: list[int] = [0] * len(slots)
-        # The most branches reserved at a time: since the worker last reported its state, which it does twice a second,
-        # and between the two reports before.
-        self._peaks = [0] * len(slots)
-        self._earlier_peaks = [0] * len(slots)
+        self.entries: dict[int, Entry] = {slot.index: Entry(slot) for slot in slots}
+
+    @property
+    def models(self) -> list[str]:
+        return list(dict.fromkeys(entry.slot.model for entry in self.entries.values()))
+
+    @property
+    def states(self) -> dict[int, State]:
+        return {index: entry.state for index, entry in self.entries.items()}
+
+    @property
+    def in_flight(self) -> list[int]:
+        """Reserved branches, in the order of `entries`."""
+        return [entry.in_flight for entry in self.entries.values()]
 
     @property
     def is_any_warm(self) -> bool:
-        return any(state.state == "warm" for state in self.states)
+        return any(entry.state.state == "warm" for entry in self.entries.values())
+
+    def add(self, slot: Slot) -> None:
+        self.entries[slot.index] = Entry(slot)
+
+    def remove(self, index: int) -> bool:
+        """Remove a slot that leaves, unless branches run there. Returns whether it is gone."""
+        entry = self.entries[index]
+        if not entry.is_leaving or entry.in_flight:
+            return False
+        del self.entries[index]
+        return True
 
     def update(self, index: int, state: State) -> None:
         """Set a slot's state."""
-        if not _is_gone(self.states[index]):
-            self._down_since[index] = time.monotonic()
+        entry = self.entries[index]
+        if not _is_gone(entry.state):
+            entry.down_since = time.monotonic()
         if state.state in {"starting", "loading"}:
-            if self._starting_pids[index] not in {0, state.pid}:
-                self._is_failing[index] = True
-            self._starting_pids[index] = state.pid
+            if entry.starting_pid not in {0, state.pid}:
+                entry.is_failing = True
+            entry.starting_pid = state.pid
         elif state.state in {"warm", "draining"}:
-            self._starting_pids[index] = 0
+            entry.starting_pid = 0
             if state.state == "warm":
-                self._is_failing[index] = False
-        self.states[index] = state
-        self._earlier_peaks[index], self._peaks[index] = self._peaks[index], self.in_flight[index]
+                entry.is_failing = False
+        entry.state = state
+        entry.earlier_peak, entry.peak = entry.peak, entry.in_flight
 
     def groups(self, model: str, revision: str | None = None) -> list[list[SlotView]]:
         """The warm slots of a model as placement needs them, those with the same weights in one list.
@@ -68,9 +120,10 @@ class SlotTable:
             revision: only slots with these weights; None: all.
         """
         groups: dict[str, list[SlotView]] = {}
-        for slot, state in self._of(model):
+        for entry in self._of(model):
+            state = entry.state
             if state.state == "warm" and revision in {None, state.revision}:
-                view = SlotView(slot.index, self.in_flight[slot.index], slot.max_batch, state.ms_per_token)
+                view = SlotView(entry.slot.index, entry.in_flight, entry.max_batch, state.ms_per_token)
                 groups.setdefault(state.revision, []).append(view)
         return list(groups.values())
 
@@ -83,45 +136,47 @@ class SlotTable:
             revision: a warm slot counts only if it has these weights; None: all count.
         """
         earliest = time.monotonic() - self._max_down_s
-        for slot, state in self._of(model):
+        for entry in self._of(model):
+            state = entry.state
             if state.state == "warm":
                 if revision in {None, state.revision}:
                     return True
-            elif not self._is_failing[slot.index] and (
-                state.state in {"starting", "loading"} or (_is_gone(state) and self._down_since[slot.index] > earliest)
+            elif not entry.is_failing and (
+                state.state in {"starting", "loading"} or (_is_gone(state) and entry.down_since > earliest)
             ):
                 return True
         return False
 
     def describe(self, model: str) -> str:
         """How many slots of the model are in which state, for people."""
-        counts = Counter(state.state for _, state in self._of(model))
-        return ", ".join(f"{number} {state}" for state, number in counts.items())
+        counts = Counter(entry.state.state for entry in self._of(model))
+        return ", ".join(f"{number} {state}" for state, number in counts.items()) or "none has an address"
 
     def load_failure(self, model: str) -> str | None:
         """Why the model cannot be served, if loading failed in every slot that holds it, else None."""
-        states = [state for _, state in self._of(model)]
-        if all(state.state == "failed" for state in states):
+        states = [entry.state for entry in self._of(model)]
+        if states and all(state.state == "failed" for state in states):
             return states[0].reason or "the workers' log has the reason"
         return None
 
     @property
     def peaks(self) -> list[int]:
         """The most branches reserved at a time in each slot, in about the last second."""
-        return list(map(max, self._peaks, self._earlier_peaks))
+        return [max(entry.peak, entry.earlier_peak) for entry in self.entries.values()]
 
     def reserve(self, indices: Iterable[int]) -> None:
         """Count one branch more in each slot named; a slot may be named several times."""
         for index in indices:
-            self.in_flight[index] += 1
-            self._peaks[index] = max(self._peaks[index], self.in_flight[index])
+            entry = self.entries[index]
+            entry.in_flight += 1
+            entry.peak = max(entry.peak, entry.in_flight)
 
     def release(self, index: int) -> None:
-        self.in_flight[index] -= 1
+        self.entries[index].in_flight -= 1
 
-    def _of(self, model: str) -> Iterator[tuple[Slot, State]]:
-        pairs = zip(self._slots, self.states, strict=True)
-        return ((slot, state) for slot, state in pairs if slot.model == model)
+    def _of(self, model: str) -> Iterator[Entry]:
+        """The slots of a model that get branches."""
+        return (entry for entry in self.entries.values() if entry.slot.model == model and not entry.is_leaving)
 
 
 def _is_gone(state: State) -> bool:

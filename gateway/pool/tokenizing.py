@@ -5,12 +5,12 @@ Needs no room in a slot: the engine takes no part in it. Knows no dialect.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
 from shared.errors import NotReady, retry_after_s
-from shared.plan import Plan
 from shared.protocol import TokenizeResponse
 
 # A worker needs 0.6 s for 1 MiB of text, and may be busy.
@@ -20,12 +20,11 @@ TIMEOUT_S = 10.0
 class PoolTokenizer:
     """Thread-safe."""
 
-    def __init__(self, plan: Plan, admission: Admission, clients: Sequence[SlotClient]) -> None:
+    def __init__(self, admission: Admission, clients: Mapping[int, SlotClient] | Sequence[SlotClient]) -> None:
         """
         Args:
             clients: by slot index.
         """
-        self._plan = plan
         self._admission = admission
         self._clients = clients
 
@@ -35,11 +34,8 @@ class PoolTokenizer:
         Raises:
             NotReady: no warm slot of the model has answered.
         """
-        states = self._admission.states()
-        for slot in self._plan.slots:
-            if slot.model == model and states[slot.index].state == "warm":
-                try:
-                    return self._clients[slot.index].tokenize(text, TIMEOUT_S)
-                except BranchError:
-                    continue
+        for row in self._admission.slots():
+            if row.slot.model == model and row.state.state == "warm":
+                with suppress(BranchError, KeyError):  # a slot of another machine may have been removed
+                    return self._clients[row.slot.index].tokenize(text, TIMEOUT_S)
         raise NotReady(f"No slot of {model} is ready to tokenize; try again.", retry_after_s=retry_after_s())

@@ -6,6 +6,9 @@ listening socket of a dead worker, so a connect would succeed and then wait.
 A worker that drains says so before it ends its stream, and finishes its branches. If the stream ends in any other way,
 or is silent, the branches in progress are ended too, so that they are retried elsewhere and do not wait for a stopped
 process until their deadline.
+
+Slots of other machines come and go with the addresses of their host names. A slot whose address is gone gets no further
+branches, finishes those that it has, and is removed.
 """
 
 from __future__ import annotations
@@ -13,16 +16,27 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from functools import partial
 
 import msgspec
 import structlog
 
+from gateway.pool.access import PoolAccess
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
-from shared.plan import Plan
+from gateway.pool.discovery import Discovery, Resolver, resolve
+from shared.plan import Plan, Remote, Slot
 from shared.protocol import State
+from shared.settings import PoolUrl
 
 RECONNECT_S = 0.05
+# A machine that cannot be reached is tried again after 0.05, 0.1, ... at most this time.
+MAX_RECONNECT_S = 1.0
+# Where the certificate, the key or the model is wrong, an operator must act first.
+MISCONFIGURED_RECONNECT_S = 5.0
+MISCONFIGURED = "misconfigured"
 _FAILURES = "failures."  # these keys of `State.counters`
 log = structlog.get_logger()
 
@@ -47,39 +61,139 @@ class FailureTotals:
 
 
 class PoolWatcher:
-    """Starts its threads, which run until the process exits. `clients` are in slot order."""
+    """Starts its threads, which run until the process exits: one for each slot, and one for each host name of a pool.
 
-    def __init__(self, plan: Plan, admission: Admission, ack_s: float) -> None:
+    Attributes:
+        clients: by slot index. A slot of another machine has one from before it is in `Admission` until after it has
+            left there.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        admission: Admission,
+        ack_s: float,
+        pool: Sequence[PoolUrl] = (),
+        access: PoolAccess | None = None,
+        resolver: Resolver = resolve,
+    ) -> None:
         """
         Args:
             ack_s: how long a call waits for the worker's acknowledgement.
+            pool: where slots of other machines are reached.
+            access: to these slots.
         """
-        self.clients = [SlotClient(slot, ack_s) for slot in plan.slots]
+        self.clients: dict[int, SlotClient] = {}
         self._admission = admission
-        for index in range(len(plan.slots)):
-            threading.Thread(target=self._follow, args=(index,), name=f"state-{index}", daemon=True).start()
+        self._ack_s = ack_s
+        self._access = access
+        # Guards the slots of other machines: by URL, address and port.
+        self._lock = threading.Lock()
+        self._indices: dict[tuple[PoolUrl, str, int], int] = {}
+        self._next_index = len(plan.slots)
+        for slot in plan.slots:
+            self._start(slot)
+        for host in dict.fromkeys(url.host for url in pool):
+            urls = [url for url in pool if url.host == host]
+            Discovery(host, partial(self._set_addresses, urls), resolver)
 
-    def _follow(self, index: int) -> None:
+    def _start(self, slot: Slot) -> None:
+        self.clients[slot.index] = SlotClient(slot, self._ack_s, self._access)
+        threading.Thread(target=self._follow, args=(slot,), name=f"state-{slot.index}", daemon=True).start()
+
+    def _set_addresses(self, urls: Sequence[PoolUrl], addresses: Collection[str]) -> None:
+        """Add slots at new addresses of a host, and let those at other addresses leave."""
+        wanted = [
+            (url, address, port)
+            for url in urls
+            for address in sorted(addresses)
+            for port in range(url.port, url.last_port + 1)
+        ]
+        with self._lock:
+            for key, index in self._indices.items():
+                if key[0] in urls:
+                    self._admission.set_leaving(index, key not in wanted)
+            for key in wanted:
+                if key in self._indices:
+                    continue
+                url, address, port = key
+                remote = Remote(url.scheme, url.host, address, port, url.path)
+                slot = Slot(self._next_index, "", url.model, "", 0, remote=remote)
+                self._indices[key] = slot.index
+                self._next_index += 1
+                log.info("slot_added", slot=slot.index, model=slot.model, host=url.host, address=str(remote))
+                self._admission.add(slot)
+                self._start(slot)
+
+    def _remove_if_left(self, slot: Slot) -> bool:
+        """Remove a slot whose address is gone, once no branch runs there."""
+        with self._lock:
+            if not self._admission.remove(slot.index):
+                return False
+            self._indices = {key: index for key, index in self._indices.items() if index != slot.index}
+        self.clients.pop(slot.index).close()
+        log.info("slot_removed", slot=slot.index, model=slot.model, address=str(slot.remote))
+        return True
+
+    def _follow(self, slot: Slot) -> None:
+        """Until the slot is removed."""
         failures = FailureTotals()
+        num_failures = 0  # of attempts to reach the worker, in a row
         while True:
-            reason = "its worker closed the state stream"
+            reason, code = "its worker closed the state stream", ""
             last: State | None = None
             try:
-                for state in self.clients[index].states():
-                    if last is None or state.state != last.state:
-                        log.info(
-                            "slot_state_changed", slot=index, state=state.state, reason=state.reason, pid=state.pid
-                        )
-                    last = state
-                    self._admission.update(index, failures.added_to(state))
+                with closing(self.clients[slot.index].states()) as states:
+                    for state in states:
+                        if slot.remote is not None:
+                            _check_model(slot, state)
+                            if self._remove_if_left(slot):
+                                return
+                        if last is None or state.state != last.state:
+                            log.info(
+                                "slot_state_changed", slot=slot.index, state=state.state, reason=state.reason,
+                                pid=state.pid,
+                            )  # fmt: skip
+                        last = state
+                        self._admission.update(slot.index, failures.added_to(state))
             except BranchError as error:
-                reason = error.detail
-            # Only a connection that has carried a state can be lost; a retry that fails leaves the first reason.
+                reason, code = error.detail, error.code
+            if slot.remote is not None and self._remove_if_left(slot):
+                return
+            num_failures = num_failures + 1 if last is None else 0
             if last is not None:
-                log.warning("slot_lost", slot=index, reason=reason)
-                self._admission.update(index, failures.added_to(State(state="down", reason=reason, pid=last.pid)))
+                log.warning("slot_lost", slot=slot.index, reason=reason)
+                self._admission.update(slot.index, failures.added_to(State(state="down", reason=reason, pid=last.pid)))
                 if last.state != "draining":
-                    self.clients[index].abort_calls(BranchError("slot_lost", f"Its worker was lost: {reason}"))
+                    self.clients[slot.index].abort_calls(BranchError("slot_lost", f"Its worker was lost: {reason}"))
+            elif slot.remote is not None:
+                self._note_unreachable(slot, reason)
             else:
+                # Of a worker of this machine, which will be replaced, the first reason says most.
                 self._admission.reexamine()
-            time.sleep(RECONNECT_S)
+            time.sleep(RECONNECT_S if slot.remote is None else _pause_s(code, num_failures))
+
+    def _note_unreachable(self, slot: Slot, reason: str) -> None:
+        state = self._admission.states()[slot.index]
+        if state.reason != reason:
+            log.warning("slot_unreachable", slot=slot.index, address=str(slot.remote), reason=reason)
+        # An update also refuses requests whose model is no longer expected.
+        self._admission.update(slot.index, msgspec.structs.replace(state, state="down", reason=reason))
+
+
+def _check_model(slot: Slot, state: State) -> None:
+    """
+    Raises:
+        BranchError: the worker holds another model than `TERCET_POOL` says.
+    """
+    if state.model not in {"", slot.model}:
+        raise BranchError(
+            MISCONFIGURED, f"The worker serves {state.model}, not {slot.model}: correct the entry of TERCET_POOL."
+        )
+
+
+def _pause_s(code: str, num_failures: int) -> float:
+    """Until a worker on another machine is tried again."""
+    if code in {MISCONFIGURED, "refused", "untrusted"}:
+        return MISCONFIGURED_RECONNECT_S
+    return min(MAX_RECONNECT_S, RECONNECT_S * 2.0 ** min(num_failures, 10))

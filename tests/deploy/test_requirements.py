@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
-HASHED = ("pip", "serve", "dev", "tools", "clients")
+HASHED = ("pip", "serve", "dev", "ray", "tools", "clients")
 UNHASHED = ("torch", "cuda")
 PIN = re.compile(r"([a-z0-9.-]+)==([^ ;]+)((?: --hash=sha256:[0-9a-f]{64})*)")
 

@@ -56,7 +56,6 @@ def make_gateway(tmp_path: Path, hangups: HangupWatcher) -> MakeGateway:
         metrics = Metrics(admission.states, lambda: admission.num_waiting)
         app = create_app(
             settings=loaded,
-            plan=plan,
             admission=admission,
             fanout=Fanout([], admission, metrics, num_threads=1, retry_budget=RetryBudget(3)),
             metrics=metrics,

@@ -40,6 +40,7 @@ from shared.errors import (
     Superseded,
     UnknownModel,
 )
+from shared.plan import Model
 
 _SUFFIX_WARNING = "suffix was ignored: the model continues a text and cannot fill a gap."
 _encode = msgspec.json.Encoder().encode
@@ -250,13 +251,14 @@ class ModelsResource:
     }
 
     def __init__(self, runner: CompletionRunner) -> None:
-        created = int(time.time())
-        self.cards = [
-            ModelCard(id=model.name, created=created, max_model_len=model.n_ctx) for model in runner.models.values()
-        ]
+        self._models = runner.models
+        self._created = int(time.time())
+
+    def card(self, model: Model) -> ModelCard:
+        return ModelCard(id=model.name, created=self._created, max_model_len=model.n_ctx)
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        resp.data = _encode(ModelList(data=self.cards)) + b"\n"
+        resp.data = _encode(ModelList(data=[self.card(model) for model in self._models.all()])) + b"\n"
 
     on_head = on_get
 
@@ -277,13 +279,13 @@ class ModelResource:
 
     def __init__(self, runner: CompletionRunner, models: ModelsResource) -> None:
         self._runner = runner
-        self._cards = {card.id: card for card in models.cards}
+        self._models = models
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, model: str) -> None:
         """
         Raises:
             UnknownModel: it is not served.
         """
-        resp.data = _encode(self._cards[self._runner.model(model, "model").name]) + b"\n"
+        resp.data = _encode(self._models.card(self._runner.served_model(model, "model"))) + b"\n"
 
     on_head = on_get

@@ -161,7 +161,7 @@ class Completion(Struct, kw_only=True):
 
 
 class ModelCard(Struct, kw_only=True):
-    """A model being served. `max_model_len` is its context in tokens."""
+    """A model being served. `max_model_len` is its context in tokens; 0: no worker has reported it yet."""
 
     id: str
     object: Literal["model"] = "model"

@@ -17,7 +17,7 @@ def exposition(*groups: tuple[float, int, int, int]) -> str:
     Args:
         groups: usefulness, number shown, number accepted, characters kept of each acceptance.
     """
-    metrics = Metrics(list, lambda: 0)
+    metrics = Metrics(dict, lambda: 0)
     store = FeedbackStore(metrics)
     for usefulness, num_shown, num_accepted, num_kept in groups:
         for number in range(num_shown):

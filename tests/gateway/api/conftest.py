@@ -24,7 +24,6 @@ class Api:
         self.pool = pool
         self.app = create_app(
             settings=Settings.load({f"TERCET_{name.upper()}": value for name, value in settings.items()}),
-            plan=pool.plan,
             admission=pool.admission,
             fanout=pool.fanout,
             metrics=pool.metrics,

@@ -79,7 +79,7 @@ def samples(metrics: Metrics, name: str) -> dict[str, float]:
 
 @pytest.fixture
 def metrics() -> Metrics:
-    return Metrics(list, lambda: 0)
+    return Metrics(dict, lambda: 0)
 
 
 def test_every_sentence_and_action_is_reported_for_itself(metrics: Metrics) -> None:

@@ -476,7 +476,7 @@ def test_an_unexpected_exception_is_logged_in_full_and_fails_its_branch() -> Non
     """A bug in the gateway itself, which no worker can provoke: a fake admission raises."""
     admission = Mock(spec=Admission)
     admission.reserve.side_effect = [[], ZeroDivisionError("a bug")]
-    fanout = Fanout([], admission, Metrics(list, lambda: 0), num_threads=1, retry_budget=RetryBudget(3))
+    fanout = Fanout([], admission, Metrics(dict, lambda: 0), num_threads=1, retry_budget=RetryBudget(3))
     context = RequestContext(make_spec(prompts=("a secret prompt",), num_completions=1))
     with structlog.testing.capture_logs() as logged:
         fanout.start(context)

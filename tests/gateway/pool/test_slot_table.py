@@ -18,7 +18,7 @@ def make(max_down_s: float = MAX_DOWN_S) -> SlotTable:
 
 def test_slots_are_down_until_they_report() -> None:
     table = make()
-    assert [state.state for state in table.states] == ["down"] * 3
+    assert [state.state for state in table.states.values()] == ["down"] * 3
     assert table.groups("small") == []
     assert table.models == ["small", "medium"]
 

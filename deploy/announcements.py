@@ -1,0 +1,76 @@
+"""What `tercet serve` prints when it is ready: how to use the server, or how gateways reach its workers."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from rich.console import Console
+
+from shared.plan import Plan
+from shared.settings import PoolUrl, Settings
+
+
+def print_ready(
+    console: Console, settings: Settings, plan: Plan, roles: tuple[str, ...], failed_slots: Mapping[int, str]
+) -> None:
+    """
+    Args:
+        roles: the pools that were started.
+        failed_slots: reasons by index of the slots that are not warm.
+    """
+    for index, reason in failed_slots.items():
+        slot = plan.slots[index]
+        console.print(
+            f"[yellow]Slot {index} ({slot.model} on {slot.device}) is not warm and tries again:[/] {reason}",
+            soft_wrap=True,
+        )
+    if "gateway" in roles:
+        _print_gateway(console, settings, _warm_slots(plan, failed_slots))
+    else:
+        _print_workers(console, settings, plan, _warm_slots(plan, failed_slots))
+
+
+def _warm_slots(plan: Plan, failed_slots: Mapping[int, str]) -> str:
+    if not plan.slots:
+        return ""
+    models = ", ".join(
+        f"{model.name} × {sum(slot.model == model.name for slot in plan.slots)}" for model in plan.models
+    )
+    warm = f"{len(failed_slots)} of {len(plan.slots)} slots failed" if failed_slots else "Every slot is warm"
+    color = "yellow" if failed_slots else "green"
+    return f"[{color}]{warm}[/] ({models})"
+
+
+def _print_gateway(console: Console, settings: Settings, warm_slots: str) -> None:
+    url = settings.url
+    cert = f"--cacert {shlex.quote(str(settings.tls_cert))} " if settings.uses_tls else ""
+    key = '-H "Authorization: Bearer $TERCET_API_KEY" ' if settings.requires_keys else ""
+    path = "/invocations" if settings.sagemaker else "/autocomplete"
+    remote = " with the workers of TERCET_POOL" if settings.pool else ""
+    console.print(f"{warm_slots}{'. ' * bool(warm_slots)}Serving at [bold]{url}[/]{remote}; Ctrl-C stops.")
+    console.print("Try:\n" if settings.sagemaker else f"Write at [bold]{url}/[/] or try:\n")
+    console.print(
+        f"""  curl {cert}{key}-d '{{"context": "The old man looked at the sea and"}}' {url}{path}\n""",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _print_workers(console: Console, settings: Settings, plan: Plan, warm_slots: str) -> None:
+    """A slot has a port of its own; ports of one model that follow each other are one entry of `TERCET_POOL`."""
+    bind = settings.pool_bind
+    assert bind is not None
+    host = socket.gethostname() if bind.host in {"0.0.0.0", "::"} else bind.host
+    scheme: Literal["http", "https"] = "http" if settings.pool_tls_cert is None else "https"
+    urls: list[PoolUrl] = []
+    for slot in plan.slots:
+        port = bind.port + slot.index
+        if urls and (urls[-1].model, urls[-1].last_port) == (slot.model, port - 1):
+            urls[-1] = replace(urls[-1], last_port=port)
+        else:
+            urls.append(PoolUrl(slot.model, scheme, host, port, port))
+    console.print(f"{warm_slots}; Ctrl-C stops. Gateways reach the workers with the same TERCET_POOL_KEY and\n")
+    console.print(f"  TERCET_POOL={','.join(map(str, urls))}\n", highlight=False, soft_wrap=True)

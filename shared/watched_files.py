@@ -1,0 +1,82 @@
+"""Values that are read from files, and read again when the files change: keys and certificates that are renewed while
+the server runs. This module does not know what the files hold.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import structlog
+
+from shared.errors import StartError
+
+# The files are looked at this often at most, so a change takes effect after this time at the latest.
+POLL_S = 1.0
+T = TypeVar("T")
+Signature = tuple[int, int, int, int]
+log = structlog.get_logger()
+
+
+class WatchedFiles(Generic[T]):
+    """What `read` made of some files, made again when one of them has changed. Thread-safe.
+
+    While the files cannot be read (one of two is replaced, or a mount is gone) the last value stays.
+    """
+
+    def __init__(
+        self, name: str, paths: Sequence[Path], read: Callable[[], T], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """
+        Args:
+            name: of the files in the log.
+            read: raises `StartError` where the files are wrong; its text holds no contents of them.
+            clock: monotonic seconds.
+
+        Raises:
+            StartError: of the first `read`.
+        """
+        self._name, self._paths, self._read, self._clock = name, tuple(paths), read, clock
+        self._lock = threading.Lock()
+        self._next_look_at = clock() + POLL_S
+        # Taken before the files are read: a change in between is seen at the next look.
+        self._signatures = self._look()
+        self._value = read()
+
+    @property
+    def value(self) -> T:
+        # Where another thread is already looking, this one uses what is known.
+        if self._clock() >= self._next_look_at and self._lock.acquire(blocking=False):
+            try:
+                self._read_if_changed()
+                self._next_look_at = self._clock() + POLL_S
+            finally:
+                self._lock.release()
+        return self._value
+
+    def _read_if_changed(self) -> None:
+        signatures = self._look()
+        if signatures == self._signatures:
+            return
+        self._signatures = signatures
+        try:
+            self._value = self._read()
+        except StartError as error:
+            log.error("files_not_read", files=self._name, reason=str(error))
+        else:
+            log.info("files_read", files=self._name)
+
+    def _look(self) -> list[Signature | None]:
+        return [file_signature(path) for path in self._paths]
+
+
+def file_signature(path: Path) -> Signature | None:
+    """Changes with the file; None while it cannot be looked at."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
