@@ -150,7 +150,7 @@ def read_keys(path: Path) -> list[ApiKey]:
 def _others_mode(owner_id: int, user_id: int) -> int:
     """The bits of a key file's mode that let others read or write it.
 
-    A file of root that this process, of another user, has opened is readable by its group: Kubernetes mounts a secret so.
+    The group may read a file of root that this process, of another user, could open: Kubernetes mounts a secret so.
     """
     return 0o037 if owner_id == 0 != user_id else 0o077
 
