@@ -45,7 +45,7 @@ from gateway.middleware.origins import Origins
 from gateway.middleware.rate_limits import RateLimits
 from gateway.middleware.request_log import Request, RequestLog
 from gateway.middleware.traces import Traces
-from gateway.pool.access import PoolAccess
+from gateway.pool.access import RemoteAccess
 from gateway.pool.admission import Admission
 from gateway.pool.client import SlotClient
 from gateway.pool.quota import OwnerQuota
@@ -229,7 +229,7 @@ def build() -> GatewayApp:
     plan = read_plan(settings.run_path)
     admission = Admission(plan, settings.placement, settings.queue)
     metrics = Metrics(admission.states, lambda: admission.num_waiting)
-    access = PoolAccess(settings.pool_key, settings.pool_ca) if settings.pool else None
+    access = RemoteAccess(settings.pool_key, settings.pool_ca) if settings.pool else None
     pool = PoolWatcher(plan, admission, settings.ack_ms / 1e3, settings.pool, access)
     num_threads = MAX_BRANCHES_AT_ONCE * (plan.max_running + settings.queue)
     retry_budget = RetryBudget(min_retries=max((slot.max_batch for slot in plan.slots), default=settings.max_batch))

@@ -23,14 +23,12 @@ from pathlib import Path
 from shared.errors import StartError
 from shared.keys import read_keys
 from shared.plan import PLAN_LOCK_FILE, Plan, read_current_plan, read_plan
-from shared.pool_keys import read_pool_keys
 from shared.pool_keys import watch_pool_keys
+from shared.remote_pools import check_pool
 from shared.run_directory import prepare_run_directory, refusing_os_errors
 from shared.settings import Address, Settings
 from shared.watched_files import WatchedFiles
 
-# Ports of all entries of TERCET_POOL; the gateway has a thread for each slot.
-MAX_POOL_PORTS = 256
 BACKLOG = 2048  # connections that wait to be accepted; gunicorn's default
 MAX_PORT = 65535
 FIRST_PASSED_FD = 3  # SD_LISTEN_FDS_START in <systemd/sd-daemon.h>
@@ -119,11 +117,6 @@ def check_access(settings: Settings) -> None:
     check_exposure(settings, settings.bind)
     _check_job_library(settings)
     check_pool(settings)
-    if (settings.tls_cert is None) != (settings.tls_key is None):
-        raise StartError("TERCET_TLS_CERT and TERCET_TLS_KEY belong together: set both, or neither.")
-    if settings.tls_cert is None or settings.tls_key is None:
-        return
-    for path in (settings.tls_cert, settings.tls_key):
     _check_tls_files(settings.tls_cert, settings.tls_key, "TERCET_TLS_CERT", "TERCET_TLS_KEY")
 
 
@@ -196,51 +189,6 @@ def server_tls(cert: Path, key: Path) -> ssl.SSLContext:
             f"The TLS files {cert} and {key} are not a certificate and its unencrypted "
             f"private key, both in PEM ({error.reason or 'no PEM data'})."
         ) from error
-    return context
-
-
-def check_pool(settings: Settings) -> None:
-    """Whether a gateway can reach the workers of `TERCET_POOL` without showing texts and its key to others.
-
-    Raises:
-        StartError: a URL is not protected, there are too many slots, or the key or the certificates cannot be used.
-    """
-    for url in settings.pool:
-        if url.scheme == "http" and not settings.insecure and not Address(url.host, url.port).is_loopback:
-            raise StartError(
-                f"TERCET_POOL has {url}, over which texts and the key would be sent unencrypted: use https:// (workers "
-                "need TERCET_POOL_TLS_CERT), or set TERCET_INSECURE=1 in a network that no other machine can read."
-            )
-    num_ports = sum(url.last_port - url.port + 1 for url in settings.pool)
-    if num_ports > MAX_POOL_PORTS:
-        raise StartError(f"TERCET_POOL names {num_ports} ports, of at most {MAX_POOL_PORTS}: check its ranges.")
-    if settings.pool_key is not None:
-        read_pool_keys(settings.pool_key)
-    elif settings.pool and not settings.insecure:
-        raise StartError(
-            "TERCET_POOL needs TERCET_POOL_KEY, the file with the workers' key (TERCET_INSECURE=1, if they need none)."
-        )
-    if settings.pool_ca is not None:
-        pool_tls_context(settings.pool_ca)
-
-
-def pool_tls_context(authorities: Path | None) -> ssl.SSLContext:
-    """The TLS context for connections to workers: it verifies their certificates and names.
-
-    Args:
-        authorities: a file with the certificates of the authorities that are trusted; None: the system's.
-
-    Raises:
-        StartError: the file cannot be used.
-    """
-    try:
-        context = ssl.create_default_context(cafile=authorities)
-    except (OSError, ssl.SSLError) as error:
-        raise StartError(
-            f"The file {authorities} (TERCET_POOL_CA) has no certificates in PEM that can be read "
-            f"({error.strerror or 'no PEM data'})."
-        ) from error
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 
 

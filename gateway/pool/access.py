@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 
 from shared.pool_keys import watch_pool_keys
-from shared.startup import pool_tls_context
+from shared.remote_pools import pool_tls_context
 from shared.watched_files import WatchedFiles
 
 
-class PoolAccess:
+class RemoteAccess:
     """Thread-safe; one for all slots, because a TLS context takes milliseconds and memory to make."""
 
     def __init__(self, key_path: Path | None, authorities: Path | None) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import httpx
 import msgspec
 
-from gateway.pool.access import PoolAccess
+from gateway.pool.access import RemoteAccess
 from gateway.pool.transport import UnixTransport
 from gateway.pool.transport_stock import TransportStock, UntrustedPeer
 from shared.plan import Remote, Slot
@@ -77,7 +77,7 @@ class _Peer:
     base_url: httpx.URL
     generate_url: httpx.URL
     host: bytes
-    access: PoolAccess | None = None
+    access: RemoteAccess | None = None
     connect_s: float = 0.0
 
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -254,7 +254,7 @@ class SlotClient:
         is_remote: other gateways may use the slot too.
     """
 
-    def __init__(self, slot: Slot, ack_s: float, access: PoolAccess | None = None) -> None:
+    def __init__(self, slot: Slot, ack_s: float, access: RemoteAccess | None = None) -> None:
         """
         Args:
             ack_s: how long the worker may take to accept a request on its first attempt.
@@ -338,13 +338,13 @@ def _local_peer(path: str) -> _Peer:
     return _Peer(UnixTransport(path, KEEPALIVE_EXPIRY_S), base_url, base_url.join("generate"), b"slot")
 
 
-def _remote_peer(remote: Remote, access: PoolAccess | None) -> _Peer:
+def _remote_peer(remote: Remote, access: RemoteAccess | None) -> _Peer:
     """
     Raises:
         ValueError: there is no access to slots of other machines.
     """
     if access is None:
-        raise ValueError("A slot of another machine needs PoolAccess.")
+        raise ValueError("A slot of another machine needs RemoteAccess.")
     tls_context = access.tls_context if remote.scheme == "https" else None
     transport = TransportStock(remote.host, KEEPALIVE_EXPIRY_S, tls_context)
     base_url = httpx.URL(f"{remote.scheme}://{Address(remote.address, remote.port)}{remote.path}/")

@@ -23,7 +23,7 @@ from functools import partial
 import msgspec
 import structlog
 
-from gateway.pool.access import PoolAccess
+from gateway.pool.access import RemoteAccess
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
 from gateway.pool.discovery import Discovery, Resolver, resolve
@@ -74,7 +74,7 @@ class PoolWatcher:
         admission: Admission,
         ack_s: float,
         pool: Sequence[PoolUrl] = (),
-        access: PoolAccess | None = None,
+        access: RemoteAccess | None = None,
         resolver: Resolver = resolve,
     ) -> None:
         """
