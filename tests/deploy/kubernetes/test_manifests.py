@@ -31,6 +31,7 @@ from tests.deploy.kubernetes.rendered import (
     workloads,
 )
 from tests.gateway.conftest import MakeGateway
+from workers.tcp_port import OPEN_ROUTES
 
 Json = dict[str, Any]
 
@@ -40,8 +41,6 @@ VERSIONS = ("1.37", "1.34")
 SCHEMA_CONTENTS = cache(kubernetes_validate.utils.schema_contents)
 # Validated in test_schemas.py, against schemas of their own.
 CUSTOM_RESOURCES = {"ScaledObject"}
-# Routes of a worker's TCP port that need no key (workers/tcp_port.py).
-WORKER_PROBES = {"/health/live", "/health/ready"}
 # The proxy's own, by its option --healthz.
 PROXY_PROBES = {"/endpoints/healthz"}
 
@@ -128,7 +127,7 @@ def test_a_wrong_setting_would_be_found() -> None:
 
 
 def test_variables_of_services_do_not_look_like_settings(serving: str) -> None:
-    """Kubernetes sets TERCET_GATEWAY_PORT for a Service of that name, and Tercet refuses variables that it does not know."""
+    """Kubernetes sets TERCET_GATEWAY_PORT for a Service of that name, and Tercet refuses unknown variables."""
     for _, template, _ in tercet_containers(serving):
         assert template["spec"]["enableServiceLinks"] is False
 
@@ -209,7 +208,7 @@ def test_probe_paths_are_routes_of_the_server_at_their_port(serving: str, make_g
                     bind = settings_of(serving, template, container).pool_bind
                     assert bind is not None
                     assert (port, is_https) == (bind.port, True)
-                    assert path in WORKER_PROBES
+                    assert path in OPEN_ROUTES
                 else:
                     assert f"--listener_port={port}" in container["args"], name
                     assert path in PROXY_PROBES
