@@ -226,6 +226,22 @@ def test_a_file_that_others_may_read_or_write_is_refused(path: Path, mode: int) 
             use()
 
 
+def test_the_group_may_read_a_file_of_root_that_another_user_serves_with(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes mounts a secret as files of root, which the pod's group (fsGroup) may read."""
+    if path.parent.stat().st_uid:
+        pytest.skip("needs a file of root")
+    new_key(path, "n")
+    monkeypatch.setattr(os, "geteuid", lambda: 10001)
+    path.chmod(0o440)
+    assert [key.name for key in read_keys(path)] == ["n"]
+    for mode in (0o444, 0o460):
+        path.chmod(mode)
+        with pytest.raises(StartError, match="chmod 600"):
+            read_keys(path)
+
+
 def test_a_missing_file_or_directory_is_named(path: Path) -> None:
     with pytest.raises(StartError, match=r"cannot be read .* `tercet key new NAME` creates it"):
         read_keys(path)
