@@ -5,7 +5,6 @@ Knows no service's resources. boto3 is imported when the first call is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from shared.errors import StartError
@@ -17,7 +16,10 @@ CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 70.0
 NEEDS_BOTO3 = "This needs boto3: pip install 'tercet[aws]'."
 
-_NOT_FOUND = frozenset({"NoSuchEntity", "RepositoryNotFoundException", "ObjectNotFoundException", "ResourceNotFound"})
+_NOT_FOUND = frozenset({
+    "NoSuchEntity", "ObjectNotFoundException", "RepositoryNotFoundException", "ResourceNotFound",
+    "ResourceNotFoundException",
+})  # fmt: skip
 _EXISTS = frozenset({"EntityAlreadyExists", "RepositoryAlreadyExistsException", "ResourceInUse"})
 _VALIDATION = frozenset({"ValidationException", "ValidationError"})
 _ADVICE = {
@@ -142,20 +144,3 @@ class Account:
             if not page.get("NextToken"):
                 return items
             token = {"NextToken": page["NextToken"]}
-
-    def create(self, service: str, operation: str, on_name_taken: Callable[[], None], **parameters: Any) -> bool:
-        """Create something. False: it exists, and `on_name_taken` did not raise.
-
-        A call whose answer was lost is sent again, and then finds what it has made itself.
-
-        Raises:
-            StartError: as `call`, and what `on_name_taken` raises.
-        """
-        try:
-            self.call(service, operation, **parameters)
-        except AwsError as error:
-            if not error.is_name_taken:
-                raise
-            on_name_taken()
-            return False
-        return True
