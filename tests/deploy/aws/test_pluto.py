@@ -39,7 +39,7 @@ for line in sys.stdin:
 Invoke = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-class Loader(yaml.SafeLoader):
+class Loader(yaml.SafeLoader):  # type: ignore[misc]
     """Reads CloudFormation's short functions as {"!Ref": …}."""
 
 
