@@ -74,6 +74,9 @@ def serve(
     sagemaker: Annotated[
         bool, typer.Option("--sagemaker", help="Serve /ping and /invocations as a SageMaker container does.")
     ] = False,
+    idle_status: Annotated[
+        int, typer.Option(min=0, max=125, help="Exit code of a stop by TERCET_IDLE_STOP_S, for a service manager.")
+    ] = 0,
     model_path: Annotated[
         Path | None, typer.Argument(help="With --sagemaker: directory of the model; default /opt/ml/model.")
     ] = None,
@@ -89,7 +92,7 @@ def serve(
     if settings.traces:
         require_opentelemetry()
     configure_logging("serve", settings.log)
-    code = Supervisor(settings, os.environ, out).run()
+    code = Supervisor(settings, os.environ, out, idle_status=idle_status).run()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # all is cleaned up, and the interpreter's own shutdown takes a part of a second
