@@ -80,6 +80,9 @@ def serve(
         Literal["workers", "gateway"] | None,
         typer.Option(help="Start only this pool; the other is on another machine (docs/DISTRIBUTED.md)."),
     ] = None,
+    idle_status: Annotated[
+        int, typer.Option(min=0, max=125, help="Exit code of a stop by TERCET_IDLE_STOP_S, for a service manager.")
+    ] = 0,
     model_path: Annotated[
         Path | None, typer.Argument(help="With --sagemaker: directory of the model; default /opt/ml/model.")
     ] = None,
@@ -97,7 +100,8 @@ def serve(
     configure_logging("serve", settings.log)
     if role is not None and settings.sagemaker:
         raise StartError("A SageMaker container runs both pools: omit --role.")
-    code = Supervisor(settings, os.environ, out, ROLES if role is None else (role,)).run()
+    roles = ROLES if role is None else (role,)
+    code = Supervisor(settings, os.environ, out, roles, idle_status=idle_status).run()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # all is cleaned up, and the interpreter's own shutdown takes a part of a second
