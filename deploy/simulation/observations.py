@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -45,6 +44,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One turn of a load, measured or simulated.
 
     Attributes:
+        round: counted from 0.
         offsets_s: of an open loop's arrivals.
         wall_ms: of the answers with status 200.
         engine_ms: of the same answers, as they report it; empty if simulated.
@@ -53,6 +53,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         others_share: of all cores, that other processes used.
     """
 
+    round: int = 0
     offsets_s: list[float] = []
     wall_ms: list[float]
     engine_ms: list[float] = []
@@ -85,7 +86,11 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observations(msgspec.Struct, frozen=True, kw_only=True):
-    """All turns of a measurement."""
+    """All turns of a measurement.
+
+    Attributes:
+        max_others_share: of all cores; a turn during which other processes used more of them does not count.
+    """
 
     models: str
     commit: str
@@ -93,10 +98,21 @@ class Observations(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     num_slots: int
     num_prompt_tokens: int
+    max_others_share: float
     loads: list[Observed]
 
     def of(self, role: Role) -> list[Observed]:
-        return [each for each in self.loads if each.plan.role == role]
+        """The loads of a role, with the turns that count; the least disturbed one, if all were disturbed."""
+        return [
+            msgspec.structs.replace(load, turns=_undisturbed(load.turns, self.max_others_share))
+            for load in self.loads
+            if load.plan.role == role
+        ]
+
+
+def _undisturbed(turns: list[Turn], max_others_share: float) -> list[Turn]:
+    kept = [turn for turn in turns if turn.others_share <= max_others_share]
+    return kept or [min(turns, key=lambda turn: turn.others_share)]
 
 
 def read_observations(path: Path) -> Observations:
@@ -112,7 +128,3 @@ def read_observations(path: Path) -> Observations:
 
 def write_json(path: Path, value: msgspec.Struct) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
-
-
-def medians_over(rows: Sequence[float]) -> float:
-    return median(rows) if rows else 0.0
