@@ -94,10 +94,8 @@ def _first_costs(short: Observed, single: Observed, fixed: Sequence[Observed]) -
         median(1e-3 * ms for turn in load.turns for ms in turn.engine_ms) for load in (single, short)
     )
     step_s = max(MIN_COST_S, engine_s - short_engine_s) / (single.plan.num_tokens - 1)
-    client_s, gateway_s = (
-        median(cpu_s(turn) / len(turn.wall_ms) for load in fixed for turn in load.turns)
-        for cpu_s in (lambda turn: turn.client_cpu_s, lambda turn: turn.gateway_cpu_s)
-    )
+    client_s = median(turn.client_cpu_s / len(turn.wall_ms) for load in fixed for turn in load.turns)
+    gateway_s = median(turn.gateway_cpu_s / len(turn.wall_ms) for load in fixed for turn in load.turns)
     worker_s = median(turn.workers_cpu_s / len(turn.wall_ms) for turn in short.turns) - short_engine_s
     overhead_s = median(
         1e-3 * (wall - engine)

@@ -31,7 +31,7 @@ from workers.checkpoints.resolve import resolve
 NUM_SLOTS = 2
 CLIENT_COUNTS = (1, 2, 4, 8, 16)
 CHECK_SHARES = (0.3, 0.55, 0.75)  # of the capacity
-CALIBRATION_S = 1.5
+CALIBRATION_S = 1.0
 CHECK_S = 8.0
 SEED = 1
 CLIENTS = "deploy.bench.harness.clients:Clients"

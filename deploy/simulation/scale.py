@@ -264,23 +264,23 @@ def limits(assumptions: Assumptions, cell: CellRow) -> list[Limit]:
 def markdown(cells: Sequence[CellRow], cell: CellRow, rows: Sequence[ScaleRow], found: Sequence[Limit]) -> str:
     """The tables of docs/SCALE.md: cells, numbers of writers, and what is full first."""
     lines = [
-        "| worker machines of a cell | writers | answers/s | p50 ms | p99 ms | answered | gateway's core | workers' cores |",
+        "| worker machines of a cell | writers | answers/s | p50 ms | p99 ms | answered | gateway | workers |",
         "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {row.num_machines}{' (chosen)' if row is cell else ''} | {row.num_writers} | {row.answers_per_s:.0f} "
-        f"| {row.p50_ms:.1f} | {row.p99_ms:.1f} | {row.answered:.2%} | {row.gateway_busy:.0%} | {row.workers_busy:.0%} |"
+        f"| {row.p50_ms:.1f} | {row.p99_ms:.1f} | {row.answered:.2%} | {row.gateway_busy:.0%} "
+        f"| {row.workers_busy:.0%} |"
         for row in cells
     ]
     lines += [
         "",
-        "| writers | keys/s | cells | worker machines | gateway machines | p50 ms | p99 ms | answered | cost/hour "
-        "| cost per 1,000 suggestions |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| writers | keys/s | cells | worker machines | gateways' machines | p50 ms | p99 ms | per hour | per 1,000 |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {row.num_writers:,} | {row.keys_per_s:,.0f} | {row.num_cells:,} | {row.worker_machines:,} "
-        f"| {row.gateway_machines:,} | {row.cell.p50_ms:.1f} | {row.cell.p99_ms:.1f} | {row.cell.answered:.2%} "
+        f"| {row.gateway_machines:,} | {row.cell.p50_ms:.1f} | {row.cell.p99_ms:.1f} "
         f"| {row.cost_per_hour:,.2f} | {row.cost_per_thousand:.5f} |"
         for row in rows
     ]
