@@ -365,8 +365,8 @@ class Settings:
         parse=_path, shown="(none)",
     )  # fmt: skip
     redis: str | None = _setting(
-        None, "URL", "store that several gateways share, redis://host:port/db: sessions, feedback ids and the limits of "
-        "API keys hold across them; without it, each gateway has its own",
+        None, "URL", "store that several gateways share, redis://host:port/db: sessions, feedback ids and the limits "
+        "of API keys hold across them; without it, each gateway has its own",
         parse=_redis, shown="(none)",
     )  # fmt: skip
     compute: Compute = _setting(
