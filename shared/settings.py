@@ -83,8 +83,8 @@ class ModelSpec:
 class PoolUrl:
     """One entry of `TERCET_POOL`: where workers of one model are reached by TCP.
 
-    Each of the ports from `port` to `last_port`, at each address of `host`, is a slot. `path` is a prefix of the paths of
-    the internal protocol, "" or like "/small".
+    Each of the ports from `port` to `last_port`, at each address of `host`, is a slot. `path` is a prefix of the paths
+    of the internal protocol, "" or like "/small".
     """
 
     model: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -45,7 +45,8 @@ class Name(BaseHTTPRequestHandler):
     """Stands for a gateway pod: answers with its port."""
 
     def do_GET(self) -> None:
-        body = str(self.server.server_address[1]).encode()
+        assert isinstance(self.server, HTTPServer)
+        body = str(self.server.server_port).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
