@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,7 +48,8 @@ def documented(heading: str) -> list[str]:
     """The shell blocks of a section of docs/DISTRIBUTED.md."""
     text = (ROOT / "docs/DISTRIBUTED.md").read_text()
     section = re.split(r"^## ", text.partition(f"## {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
-    return re.findall(r"^```sh\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^ *```sh\n(.*?)^ *```", section, flags=re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(block) for block in blocks]
 
 
 def environ(directory: Path, **settings: str) -> dict[str, str]:
