@@ -41,7 +41,7 @@ class SlotStates:
                 return [self._worker_row(index, client) for index, client in enumerate(self._workers)]
             rows: list[dict[str, Any]] = self._gateway.get("/ping").json()["slots"]
             return [row for row in rows if row["slot"] < len(self._plan.slots)]  # the others are remote
-        except (httpx.TransportError, msgspec.MsgspecError, ValueError, KeyError, StopIteration):
+        except (httpx.TransportError, msgspec.MsgspecError, ValueError, KeyError):
             return None
 
     def close(self) -> None:
@@ -49,8 +49,7 @@ class SlotStates:
             client.close()
 
     def _worker_row(self, index: int, client: httpx.Client) -> dict[str, Any]:
-        with client.stream("GET", "/state") as response:
-            state = _decode(next(response.iter_lines()))
+        state = _decode(client.get("/state?once").content)
         return {**msgspec.structs.asdict(state), "slot": self._plan.slots[index].index}
 
 

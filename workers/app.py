@@ -140,8 +140,11 @@ class StateResource:
     def __init__(self, service: SlotService) -> None:
         self._service = service
 
-    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         resp.content_type = NDJSON
+        if req.query_string == "once":  # for `tercet serve`, which is no gateway
+            resp.data = _encoder.encode(self._service.state()) + b"\n"
+            return
         resp.stream = (_encoder.encode(state) + b"\n" for state in self._service.states())
 
 

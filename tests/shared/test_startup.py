@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from shared.keys import new_key
 from shared.plan import Plan, make_slots, plan_inputs, write_plan
 from shared.run_directory import prepare_run_directory
 from shared.settings import Address, ModelSpec, Settings
-from shared.startup import check_access, check_address_free, listen, read_or_make_plan
+from shared.startup import check_access, check_address_free, check_pool_port, listen, read_or_make_plan
 from tests.e2e.harness import ROOT, free_port
 from tests.tls import Certificate
 
@@ -201,3 +202,56 @@ def test_a_process_is_stopped_when_the_last_holder_of_its_pipe_ends(is_early: bo
         os.close(write_end)
     assert child.communicate(timeout=20)[0].endswith("stopped\n")
     assert child.returncode == 0
+
+
+KEY = "k" * 64
+
+
+def pool_settings(tmp_path: Path, text: str = KEY, mode: int = 0o600, **settings: Any) -> Settings:
+    path = tmp_path / "pool-key"
+    path.write_text(text)
+    path.chmod(mode)
+    return Settings(**{"pool_bind": Address("127.0.0.1", free_port()), "pool_key": path, **settings})
+
+
+def test_workers_listen_on_loopback_with_a_key_and_beyond_it_with_tls(tmp_path: Path) -> None:
+    assert check_pool_port(Settings(), 1) is None
+    access = check_pool_port(pool_settings(tmp_path, f"{KEY}\n\nm{KEY}\n"), 1)
+    assert access is not None
+    assert (access.keys.value, access.tls) == ((KEY, f"m{KEY}"), None)
+    everywhere = Address("0.0.0.0", free_port())
+    tls = Certificate(tmp_path)
+    files: dict[str, Any] = {"pool_tls_cert": tls.cert, "pool_tls_key": tls.key}
+    assert check_pool_port(pool_settings(tmp_path, pool_bind=everywhere, **files), 1) is not None
+    assert check_pool_port(pool_settings(tmp_path, pool_bind=everywhere, insecure=True), 1) is not None
+    assert check_pool_port(pool_settings(tmp_path, mode=0o440), 1) is not None  # as Kubernetes mounts secrets
+
+
+@pytest.mark.parametrize(
+    ("settings", "refusal"),
+    [
+        ({"pool_key": None}, "set TERCET_POOL_KEY"),
+        ({"text": "short"}, "Key 1 .* is not 32 or more"),
+        ({"text": f"{KEY}\n{KEY} {KEY}"}, "Key 2 .* without spaces"),
+        ({"text": "\n"}, "holds no key"),
+        ({"mode": 0o644}, "chmod 600"),
+        ({"pool_key": Path("/nonexistent")}, "cannot be read"),
+        ({"pool_bind": Address("0.0.0.0", 8100)}, "unencrypted: set TERCET_POOL_TLS_CERT"),
+        ({"pool_bind": Address("127.0.0.1", 65535)}, "no port for each of 2 slots"),
+        ({"pool_bind": Address("192.0.2.7", 8100), "insecure": True}, "set TERCET_POOL_BIND to another"),
+        ({"pool_tls_cert": Path("/nonexistent")}, "belong together"),
+        ({"pool_tls_cert": Path("/nonexistent"), "pool_tls_key": Path("/nonexistent")}, "TLS file .* cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_port_without_protection_or_with_unusable_files_is_refused(
+    tmp_path: Path, settings: dict[str, Any], refusal: str
+) -> None:
+    with pytest.raises(StartError, match=refusal) as caught:
+        check_pool_port(pool_settings(tmp_path, **settings), 2)
+    assert KEY not in str(caught.value)
+
+
+def test_a_certificate_and_the_key_of_another_are_refused(tmp_path: Path) -> None:
+    one, other = Certificate(tmp_path, "one"), Certificate(tmp_path, "other")
+    with pytest.raises(StartError, match="are not a certificate and its"):
+        check_pool_port(pool_settings(tmp_path, pool_tls_cert=one.cert, pool_tls_key=other.key), 1)

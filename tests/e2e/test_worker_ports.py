@@ -1,0 +1,162 @@
+"""Workers on TCP, without a gateway: TLS, keys, what a client without a key can hold, reload, drain, rotation."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+import httpx
+import psutil
+import pytest
+
+from shared.errors import PROBLEM_JSON
+from tests.e2e.harness import until
+from tests.e2e.remote_pool import Workers, running_workers
+from workers.tcp_port import ENTRY_S, ENTRY_THREADS
+
+PROMPT = {"prompt": "The old man looked at the sea and", "seed": 7}
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    with running_workers(tmp_path_factory.mktemp("t"), 1) as pool:
+        yield pool
+
+
+def connect(workers: Workers) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", workers.pool_port), timeout=10)
+
+
+def test_it_prints_the_line_for_gateways_and_serves_the_protocol(workers: Workers) -> None:
+    assert f"TERCET_POOL=embedded=https://127.0.0.1:{workers.pool_port}\n" in workers.log()
+    with workers.tcp() as tcp, unix_client(workers) as unix:
+        texts = [client.post("/generate", json=PROMPT).text.splitlines()[-1] for client in (tcp, unix)]
+        assert texts[0].partition('"num_kept')[0] == texts[1].partition('"num_kept')[0]
+        assert (
+            tcp.post("/tokenize", json={"text": "The sea"}).json()
+            == unix.post("/tokenize", json={"text": "The sea"}).json()
+        )
+        with tcp.stream("GET", "/state") as stream:
+            line = next(stream.iter_lines())
+        assert '"vocab_size":8192' in line
+        assert '"num_gateways":1' in line
+
+
+def unix_client(workers: Workers) -> httpx.Client:
+    transport = httpx.HTTPTransport(uds=str(workers.run_dir / "slot-0.sock"))
+    return httpx.Client(transport=transport, base_url="http://slot", trust_env=False, timeout=30)
+
+
+@pytest.mark.parametrize("key", [None, "x" * 64])
+def test_only_probes_need_no_key(workers: Workers, key: str | None) -> None:
+    with workers.tcp(key=key) as client:
+        for method, path in (("POST", "/generate"), ("POST", "/tokenize"), ("GET", "/state"), ("GET", "/metrics")):
+            refusal = client.request(method, path, json=PROMPT if method == "POST" else None)
+            assert (refusal.status_code, refusal.headers["content-type"]) == (401, PROBLEM_JSON)
+            assert workers.key not in refusal.text
+        assert client.get("/health/live").status_code == client.get("/health/ready").status_code == 200
+    assert workers.key not in workers.log()
+
+
+def test_only_the_protocols_routes_are_served(workers: Workers) -> None:
+    with workers.tcp() as client:
+        assert client.get("/metrics").status_code == 404
+        assert client.get("/generate").status_code == 405
+        assert client.get("/%73tate").status_code == 404
+
+
+def test_strangers_hold_neither_connections_nor_the_threads_of_others(workers: Workers) -> None:
+    """Clients that send nothing, or the beginning of a handshake, are closed after ENTRY_S; meanwhile a gateway is
+    served on its kept connection, and on the Unix socket."""
+    with ExitStack() as stack:
+        known = stack.enter_context(workers.tcp())
+        assert known.post("/generate", json=PROMPT).status_code == 200
+        started_at = time.monotonic()
+        strangers = [stack.enter_context(connect(workers)) for _ in range(3 * ENTRY_THREADS)]
+        for stranger in strangers[ENTRY_THREADS:]:
+            stranger.sendall(b"\x16\x03\x01\x02\x00\x01")
+        for client in (known, stack.enter_context(unix_client(workers))):
+            assert client.post("/generate", json=PROMPT).status_code == 200
+        assert time.monotonic() - started_at < ENTRY_S
+        for stranger in strangers:
+            with suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        with workers.tcp() as later:
+            assert later.post("/generate", json=PROMPT).status_code == 200
+
+
+def test_a_client_without_tls_or_without_the_authority_is_refused(workers: Workers) -> None:
+    with connect(workers) as plain:
+        plain.sendall(b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+        with suppress(ConnectionResetError):
+            assert b"200" not in plain.recv(100)
+    with httpx.Client(trust_env=False) as client, pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        client.get(f"https://localhost:{workers.pool_port}/health/live")
+
+
+def test_a_cancelled_branch_ends_over_tls(workers: Workers) -> None:
+    body = {**PROMPT, "stream": True, "sampling": {"max_new_tokens": 900, "temperature": 1.0}}
+    with workers.tcp() as client:
+        with client.stream("POST", "/generate", json=body) as response:
+            next(response.iter_lines())
+        until(lambda: workers.events("branch_finished")[-1]["finish_reason"] == "cancelled", 5, "cancelled")
+
+
+def test_keys_and_certificate_are_rotated_without_a_restart(workers: Workers) -> None:
+    old, new = workers.key, "n" * 48
+    with workers.tcp() as with_old, workers.tcp(key=new) as with_new:
+        assert with_new.get("/state?once").status_code == 401
+        workers.write_keys(old, new)
+        until(lambda: with_new.get("/state?once").status_code == 200, 5, "new key accepted")
+        assert with_old.get("/state?once").status_code == 200
+        workers.write_keys("too short")  # a mistake changes nothing
+        time.sleep(1.5)
+        assert with_old.get("/state?once").status_code == 200
+        assert workers.events("files_not_read")
+        workers.write_keys(new)
+        until(lambda: with_old.get("/state?once").status_code == 401, 5, "old key refused")
+        workers.key = new
+    workers.certificate.renew()
+
+    def trusts_new() -> bool:
+        with workers.tcp() as client:
+            try:
+                return client.get("/health/live").status_code == 200
+            except httpx.ConnectError:
+                return False
+
+    until(trusts_new, 5, "new certificate")
+
+
+def test_workers_listen_at_their_ports_only(workers: Workers) -> None:
+    """S5, with TERCET_POOL_BIND; tests/chaos has S5 without it."""
+    ports = {
+        connection.laddr.port
+        for processes in workers.processes().values()
+        for process in processes
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert ports == {workers.pool_port}
+
+
+@pytest.mark.deploy
+def test_a_reload_and_a_stop_lose_no_request_and_probes_see_the_drain(workers: Workers) -> None:
+    """Last in this module: it replaces the pool's worker, twice."""
+    pid = workers.processes()["workers"][1].pid
+    workers.process.send_signal(signal.SIGHUP)
+    num_refused = 0
+    while psutil.pid_exists(pid):
+        with workers.tcp() as client:
+            response = client.post("/generate", json=PROMPT)
+        num_refused += response.status_code != 200
+        assert response.status_code == 200 or response.json()["code"] == "not_ready", response.text
+    assert num_refused <= 1  # it was accepted by the predecessor just before that stopped accepting
+    with workers.tcp() as client:
+        assert client.get("/health/ready").status_code == 200
+        os.kill(workers.processes()["workers"][1].pid, signal.SIGTERM)
+        until(lambda: client.get("/health/ready").status_code == 503, 5, "readiness off")
