@@ -64,7 +64,7 @@ class WorkerLost(Exception):
 class Ingress:
     """One of the endpoints of a pool. Each knows the state of all workers, so any of them may be lost."""
 
-    async def __init__(self, config: RayConfig, workers: Any) -> None:
+    async def __init__(self, config: RayConfig, workers: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         """
         Args:
             workers: handle of the `Worker` deployment.

@@ -44,7 +44,7 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 class Worker:
     """One model on a share of one device. Serve sends no requests here until `__init__` has returned."""
 
-    async def __init__(self, config: RayConfig) -> None:
+    async def __init__(self, config: RayConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         """
         Raises:
             StartError: the settings, the checkpoint or the device are wrong, or the model cannot be loaded. Serve shows

@@ -23,7 +23,8 @@ def ranks(session: str) -> list[list[str]]:
     request = SimpleNamespace(
         metadata=SimpleNamespace(session_id=session), routing_context=SimpleNamespace(should_backoff=False)
     )
-    found: list[list[Any]] = asyncio.run(DocumentRouter.choose_replicas(SimpleNamespace(), replicas, request))
+    router = DocumentRouter.__new__(DocumentRouter)  # its choice needs none of Serve's state
+    found: list[list[Any]] = asyncio.run(router.choose_replicas(replicas, request))
     assert request.routing_context.should_backoff
     return [[replica.replica_id.unique_id for replica in rank] for rank in found]
 
