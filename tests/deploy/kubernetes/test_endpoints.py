@@ -31,7 +31,7 @@ def gateway_document(make_gateway: MakeGateway, tmp_path: Path) -> Json:
 
 def host() -> str:
     return next(
-        document["data"]["ENDPOINTS_SERVICE"]
+        str(document["data"]["ENDPOINTS_SERVICE"])
         for document in of_kind("overlays/gke", "ConfigMap").values()
         if "ENDPOINTS_SERVICE" in document["data"]
     )
