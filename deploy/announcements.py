@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import socket
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
@@ -37,9 +38,8 @@ def print_ready(
 def _warm_slots(plan: Plan, failed_slots: Mapping[int, str]) -> str:
     if not plan.slots:
         return ""
-    models = ", ".join(
-        f"{model.name} × {sum(slot.model == model.name for slot in plan.slots)}" for model in plan.models
-    )
+    counts = Counter(slot.model for slot in plan.slots)
+    models = ", ".join(f"{model} × {count}" for model, count in counts.items())
     warm = f"{len(failed_slots)} of {len(plan.slots)} slots failed" if failed_slots else "Every slot is warm"
     color = "yellow" if failed_slots else "green"
     return f"[{color}]{warm}[/] ({models})"

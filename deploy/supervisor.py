@@ -145,6 +145,8 @@ class Supervisor:
         os.set_blocking(self._activity_end, False)
         os.set_blocking(self._activity, False)
         plan = self._prepare()
+        if not plan.slots:  # TERCET_POOL without TERCET_MODELS
+            self._roles = ("gateway",)
         if "workers" in self._roles:
             check_pool_port(self._settings, len(plan.slots))
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

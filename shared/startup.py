@@ -121,14 +121,14 @@ def check_access(settings: Settings) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolAccess:
+class PortAccess:
     """Who may use the workers' TCP ports: the keys, and the TLS settings, None without TLS. Both follow their files."""
 
     keys: WatchedFiles[tuple[str, ...]]
     tls: WatchedFiles[ssl.SSLContext] | None
 
 
-def check_pool_port(settings: Settings, num_slots: int) -> PoolAccess | None:
+def check_pool_port(settings: Settings, num_slots: int) -> PortAccess | None:
     """Whether workers may listen on TCP as `TERCET_POOL_BIND` says: with keys, beyond loopback with TLS, at free ports.
     Returns None if they need not.
 
@@ -159,7 +159,7 @@ def check_pool_port(settings: Settings, num_slots: int) -> PoolAccess | None:
         raise StartError(f"TERCET_POOL_BIND={address} leaves no port for each of {num_slots} slots: lower its port.")
     for port in range(address.port, address.port + num_slots):
         _bind(Address(address.host, port), "A worker", "TERCET_POOL_BIND").close()
-    return PoolAccess(keys, tls)
+    return PortAccess(keys, tls)
 
 
 def _check_tls_files(cert: Path | None, key: Path | None, cert_name: str, key_name: str) -> None:

@@ -37,7 +37,7 @@ from workers.tcp_port import TcpConnection, TcpPort
 if TYPE_CHECKING:
     from shared.leases import Leases
     from shared.plan import Slot
-    from shared.startup import PoolAccess
+    from shared.startup import PortAccess
     from workers.app import BranchLines, SlotApp
     from workers.service import SlotService
 
@@ -74,7 +74,7 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
     slot: Slot
     slot_index: int
     leases: Leases
-    pool_access: PoolAccess | None
+    pool_access: PortAccess | None
     wsgi: SlotApp
     alive: bool
     _port: TcpPort | None = None

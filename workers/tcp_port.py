@@ -24,7 +24,7 @@ from gunicorn.workers.gthread import TConn
 
 from shared.errors import PROBLEM_JSON, MethodNotAllowed, NotFound, TercetError, Unauthorized
 from shared.pool_keys import is_pool_key
-from shared.startup import PoolAccess
+from shared.startup import PortAccess
 from shared.watched_files import WatchedFiles
 
 # From the accepting of a connection to its first request with a key. A handshake across the world takes half a second.
@@ -49,7 +49,7 @@ log = structlog.get_logger()
 class TcpPort:
     """The port of one worker. Thread-safe."""
 
-    def __init__(self, access: PoolAccess, on_room: Callable[[], None]) -> None:
+    def __init__(self, access: PortAccess, on_room: Callable[[], None]) -> None:
         """
         Args:
             on_room: called, from any thread, when `next_waiting` may have a connection.

@@ -46,6 +46,7 @@ from deploy.bench.speed.gpu import GpuSuite
 from deploy.bench.speed.http import LEVELS, HttpBench
 from deploy.bench.speed.page import PageBench, page_tables
 from deploy.bench.speed.plots import plot_levels, plot_rows
+from deploy.bench.speed.remote import RemoteBench, remote_table
 from deploy.bench.speed.rows import NUM_WORDS
 from deploy.bench.speed.tables import levels_table, rows_table, series_table
 from deploy.bench.speed.targets import TARGETS, not_measured
@@ -187,6 +188,23 @@ def bench_cost(
     with _run("cost", options) as result:
         CostBench(options, None if against is None else against.resolve(), err).run(result)
     _report(result, [cost_table(result.rows)])
+
+
+@bench.command("remote")
+def bench_remote(
+    ray: Annotated[
+        str | None, typer.Option(help="A pool that already runs, like http://127.0.0.1:8000/embedded, as one more way.")
+    ] = None,
+    ray_key: Annotated[Path | None, typer.Option(help="File of that pool's key.", exists=True, dir_okay=False)] = None,
+    rounds: Rounds = 5,
+    quick: Quick = False,
+    setting: Setting = None,
+) -> None:
+    """What a gateway's way to the workers costs: Unix socket, TCP, TLS."""
+    options = _options("embedded", "cpu", rounds, quick, setting, 0)
+    with _run("remote", options) as result:
+        RemoteBench(options, None if ray is None else (ray, ray_key), err).run(result)
+    _report(result, [remote_table(result.rows)])
 
 
 @bench.command("writer")

@@ -68,10 +68,13 @@ def random_schedule(seed: int, share: float, *, max_bytes: int = 1500) -> Schedu
 class ChaosProxy:
     """One listener in front of one server. `counts` has the connections so far by fault."""
 
-    def __init__(self, server: Endpoint, listen: Path | None, schedule: Schedule) -> None:
+    def __init__(
+        self, server: Endpoint, listen: Path | None, schedule: Schedule, address: tuple[str, int] = (LOOPBACK, 0)
+    ) -> None:
         """
         Args:
-            listen: path of the Unix socket to make; None: a free TCP port of the loopback interface, see `port`.
+            listen: path of the Unix socket to make; None: TCP.
+            address: to listen at on TCP; port 0: a free one, see `port`.
         """
         self.path = listen
         self.counts: Counter[Kind] = Counter()
@@ -84,7 +87,7 @@ class ChaosProxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         if listen is None:
             self._listener = socket.socket()
-            self._listener.bind((LOOPBACK, 0))
+            self._listener.bind(address)
         else:
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(str(listen))

@@ -41,8 +41,13 @@ class Workers(Tercet):
         key: the first key of the file.
     """
 
-    def __init__(self, base: Path, num_slots: int = 2, **settings: str) -> None:
+    def __init__(self, base: Path, num_slots: int = 2, *, is_alone: bool = True, **settings: str) -> None:
+        """
+        Args:
+            is_alone: start no gateway.
+        """
         base.mkdir(exist_ok=True)
+        self._options = ("--role", "workers") if is_alone else ()
         self.num_slots = num_slots
         self.certificate = Certificate(base, "pool")
         self.key = secrets.token_hex(32)
@@ -83,7 +88,7 @@ class Workers(Tercet):
         )
 
     def start(self, *command: str, pass_fds: Any = ()) -> None:
-        super().start(*(command or (sys.executable, "-m", "deploy", "serve", "--role", "workers")), pass_fds=pass_fds)
+        super().start(*(command or (sys.executable, "-m", "deploy", "serve", *self._options)), pass_fds=pass_fds)
 
     def wait_until_warm(self, timeout_s: float = START_S) -> list[dict[str, Any]]:
         def is_warm() -> bool:
@@ -95,9 +100,9 @@ class Workers(Tercet):
 
 
 @contextmanager
-def running_workers(base: Path, num_slots: int = 2, **settings: str) -> Iterator[Workers]:
+def running_workers(base: Path, num_slots: int = 2, *, is_alone: bool = True, **settings: str) -> Iterator[Workers]:
     """A warm pool, stopped at the end."""
-    workers = Workers(base, num_slots, **settings)
+    workers = Workers(base, num_slots, is_alone=is_alone, **settings)
     workers.start()
     try:
         workers.wait_until_warm()

@@ -1,0 +1,70 @@
+"""A gateway and a pool of workers on TCP with TLS: the same answers as the local pool's, and errors that say what is
+wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.harness import START_S, until
+from tests.e2e.remote_pool import Gateway, Workers, running_gateway, running_workers
+
+REQUEST = {"context": "The old man looked at the sea and", "n_samples": 3, "length": 12, "seed": 11}
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    """Two slots, with a local gateway too: `tercet serve` on one machine that shares its workers."""
+    with running_workers(tmp_path_factory.mktemp("w"), is_alone=False) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def gateway(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with running_gateway(tmp_path_factory.mktemp("g"), **workers.gateway_settings) as gateway:
+        yield gateway
+
+
+def sentences(answer: dict[str, Any]) -> list[tuple[str, float]]:
+    return [(sentence["value"], sentence["score"]) for sentence in answer["sentences"]]
+
+
+@pytest.mark.parametrize("strategy", ["sample", "predict"])
+def test_answers_are_those_of_the_local_pool(workers: Workers, gateway: Gateway, strategy: str) -> None:
+    request = {**REQUEST, "strategy": strategy}
+    local, remote = workers.ask(**request), gateway.ask(**request)
+    assert sentences(local) == sentences(remote)
+    assert len(remote["sentences"]) == 3
+
+
+def test_its_slots_are_those_of_the_addresses(workers: Workers, gateway: Gateway) -> None:
+    slots = gateway.slots()
+    assert [slot["state"] for slot in slots] == ["warm", "warm"]
+    assert workers.key not in gateway.log() + str(slots) + str(gateway.ready())
+
+
+def test_a_gateway_starts_at_once_and_names_what_is_wrong_with_each_slot(workers: Workers, tmp_path: Path) -> None:
+    """A certificate of another authority: tests/gateway/pool/test_transport_stock.py."""
+    wrong_key = tmp_path / "key"
+    wrong_key.touch(0o600)
+    wrong_key.write_text("w" * 40)
+    entries = {
+        f"https://localhost:{workers.pool_port}": "The worker refused the key (TERCET_POOL_KEY).",
+        "https://localhost:1": "Connection refused",
+        f"https://localhost:{workers.port}": "does not speak TLS",  # the gateway's
+    }
+    pool = ",".join(f"embedded={url}" for url in entries)
+    gateway = Gateway(tmp_path / "g", **{**workers.gateway_settings, "pool": pool, "pool_key": str(wrong_key)})
+    gateway.start()
+    try:
+        until(gateway.ready, START_S, "the gateway answers")
+        for reason in entries.values():
+            until(lambda reason=reason: reason in str(gateway.ready()), 10, reason)
+        assert gateway.client.get("/health/ready").status_code == 503
+        assert gateway.client.get("/health/live").status_code == 200
+        assert gateway.client.post("/autocomplete", json=REQUEST).status_code == 503
+    finally:
+        assert gateway.stop() == 0
