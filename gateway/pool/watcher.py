@@ -26,7 +26,7 @@ import structlog
 from gateway.pool.access import RemoteAccess
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
-from gateway.pool.discovery import Discovery, Resolver, resolve
+from gateway.pool.discovery import INTERVAL_S, Discovery, Resolver, resolve
 from shared.plan import Plan, Remote, Slot
 from shared.protocol import State
 from shared.settings import PoolUrl
@@ -76,12 +76,14 @@ class PoolWatcher:
         pool: Sequence[PoolUrl] = (),
         access: RemoteAccess | None = None,
         resolver: Resolver = resolve,
+        interval_s: float = INTERVAL_S,
     ) -> None:
         """
         Args:
             ack_s: how long a call waits for the worker's acknowledgement.
             pool: where slots of other machines are reached.
             access: to these slots.
+            interval_s: at which host names are looked up.
         """
         self.clients: dict[int, SlotClient] = {}
         self._admission = admission
@@ -95,7 +97,7 @@ class PoolWatcher:
             self._start(slot)
         for host in dict.fromkeys(url.host for url in pool):
             urls = [url for url in pool if url.host == host]
-            Discovery(host, partial(self._set_addresses, urls), resolver)
+            Discovery(host, partial(self._set_addresses, urls), resolver, interval_s)
 
     def _start(self, slot: Slot) -> None:
         self.clients[slot.index] = SlotClient(slot, self._ack_s, self._access)
