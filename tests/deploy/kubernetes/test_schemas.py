@@ -1,5 +1,5 @@
-"""Resources that Kubernetes' own schemas do not have: KEDA's against the types and validators generated from its
-source, and cloudbuild.yaml against the schema of the schema store. The packages come from npm (tools.json).
+"""What Kubernetes' own schemas do not have: KEDA's resource against types and validators generated from its source, and
+cloudbuild.yaml against the schema of the schema store. The packages come from npm (tools.json).
 """
 
 from __future__ import annotations
