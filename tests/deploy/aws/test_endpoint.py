@@ -15,6 +15,7 @@ from deploy.aws.calls import Account
 from deploy.aws.command import sagemaker
 from shared.errors import StartError
 from tests.deploy.aws.cloud import REGION, Cloud
+from tests.e2e.harness import ROOT
 
 IMAGE = f"123456789012.dkr.ecr.{REGION}.amazonaws.com/tercet:1"
 INVOKE = "POST /endpoints/tercet/invocations"
@@ -356,3 +357,22 @@ def test_weights_in_s3_and_a_repository_of_the_hub_reach_the_container(cloud: Cl
     assert model["PrimaryContainer"]["Environment"]["HF_MODEL_ID"] == "openai-community/gpt2"
     assert model["ExecutionRoleArn"] == "arn:aws:iam::123456789012:role/given"
     assert "CreateRole" not in changes(cloud)
+
+
+def test_the_published_policy_allows_every_call(cloud: Cloud) -> None:
+    deploy(image=IMAGE, max_instances=2)
+    deploy(destroy=True)
+    prefixes = {"iam": "iam", "sagemaker": "sagemaker", "application-autoscaling": "application-autoscaling"}
+    made = {
+        f"{prefixes[call.service]}:{call.operation}"
+        for call in cloud.calls
+        if call.service in prefixes and call.operation != INVOKE
+    }
+    policy = json.loads((ROOT / "deploy/aws/sagemaker-policy.json").read_text())
+    allowed = {action for each in policy["Statement"] for action in _listed(each["Action"])}
+    assert len(made) > 15
+    assert made - allowed == set()
+
+
+def _listed(actions: str | list[str]) -> list[str]:
+    return [actions] if isinstance(actions, str) else actions
