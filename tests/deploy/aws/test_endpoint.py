@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,45 @@ def make_with_clock(cloud: Cloud, wait_s: float) -> None:
         patch.setattr(command, "POLL_S", 1.0)
         patch.setattr("time.sleep", lambda _: None)
         deploy(image=IMAGE, wait_s=wait_s)
+
+
+def test_ctrl_c_removes_what_was_created_and_a_second_one_says_what_may_be_left(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.sleep", interrupt)
+        passing_through(cloud, CREATING)
+        with pytest.raises(KeyboardInterrupt):
+            deploy(image=IMAGE)
+        assert_nothing_left(cloud)
+        passing_through(cloud, CREATING, CREATING, CREATING)
+        with pytest.raises(KeyboardInterrupt):
+            deploy(image=IMAGE)
+    assert "what is left may cost money: tercet deploy sagemaker --destroy" in " ".join(capsys.readouterr().err.split())
+    assert cloud.count("DeleteEndpoint") == 1
+
+
+def test_what_cannot_be_removed_is_said_with_the_command_that_tries_again(cloud: Cloud) -> None:
+    passing_through(cloud, {"EndpointStatus": "Failed"})
+    cloud.fail("DeleteModel", "AccessDeniedException", "no", status=400)
+    with pytest.raises(
+        StartError, match=r"its status is Failed.*Not everything could be removed.*--destroy --name tercet"
+    ):
+        deploy(image=IMAGE)
+    assert cloud.client("sagemaker").list_endpoints()["Endpoints"] == []
+    assert [role["RoleName"] for role in cloud.client("iam").list_roles()["Roles"]] == []
+
+
+def test_without_boto3_the_command_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "Account", Account)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "boto3", None)
+        with pytest.raises(StartError, match=r"pip install 'tercet\[aws\]'"):
+            deploy(image=IMAGE)
+        deploy(image=IMAGE, dry_run=True)
 
 
 def test_throttled_and_failing_calls_are_repeated(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
