@@ -51,7 +51,7 @@ class Endpoint:
     report: Report
     poll_s: float = POLL_S
     wait_s: float = WAIT_S
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], None] = field(default_factory=lambda: time.sleep)
     _undo: list[Step] = field(default_factory=list)
 
     # Creating.

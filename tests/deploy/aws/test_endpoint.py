@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from deploy.aws.calls import Account
 from deploy.aws.command import sagemaker
 from shared.errors import StartError
 from tests.deploy.aws.cloud import REGION, Cloud
+from tests.e2e.harness import ROOT
 
 IMAGE = f"123456789012.dkr.ecr.{REGION}.amazonaws.com/tercet:1"
 INVOKE = "POST /endpoints/tercet/invocations"
@@ -183,6 +185,45 @@ def make_with_clock(cloud: Cloud, wait_s: float) -> None:
         patch.setattr(command, "POLL_S", 1.0)
         patch.setattr("time.sleep", lambda _: None)
         deploy(image=IMAGE, wait_s=wait_s)
+
+
+def test_ctrl_c_removes_what_was_created_and_a_second_one_says_what_may_be_left(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.sleep", interrupt)
+        passing_through(cloud, CREATING)
+        with pytest.raises(KeyboardInterrupt):
+            deploy(image=IMAGE)
+        assert_nothing_left(cloud)
+        passing_through(cloud, CREATING, CREATING, CREATING)
+        with pytest.raises(KeyboardInterrupt):
+            deploy(image=IMAGE)
+    assert "what is left may cost money: tercet deploy sagemaker --destroy" in " ".join(capsys.readouterr().err.split())
+    assert cloud.count("DeleteEndpoint") == 1
+
+
+def test_what_cannot_be_removed_is_said_with_the_command_that_tries_again(cloud: Cloud) -> None:
+    passing_through(cloud, {"EndpointStatus": "Failed"})
+    cloud.fail("DeleteModel", "AccessDeniedException", "no", status=400)
+    with pytest.raises(
+        StartError, match=r"its status is Failed.*Not everything could be removed.*--destroy --name tercet"
+    ):
+        deploy(image=IMAGE)
+    assert cloud.client("sagemaker").list_endpoints()["Endpoints"] == []
+    assert [role["RoleName"] for role in cloud.client("iam").list_roles()["Roles"]] == []
+
+
+def test_without_boto3_the_command_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "Account", Account)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "boto3", None)
+        with pytest.raises(StartError, match=r"pip install 'tercet\[aws\]'"):
+            deploy(image=IMAGE)
+        deploy(image=IMAGE, dry_run=True)
 
 
 def test_throttled_and_failing_calls_are_repeated(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,3 +397,22 @@ def test_weights_in_s3_and_a_repository_of_the_hub_reach_the_container(cloud: Cl
     assert model["PrimaryContainer"]["Environment"]["HF_MODEL_ID"] == "openai-community/gpt2"
     assert model["ExecutionRoleArn"] == "arn:aws:iam::123456789012:role/given"
     assert "CreateRole" not in changes(cloud)
+
+
+def test_the_published_policy_allows_every_call(cloud: Cloud) -> None:
+    deploy(image=IMAGE, max_instances=2)
+    deploy(destroy=True)
+    prefixes = {"iam": "iam", "sagemaker": "sagemaker", "application-autoscaling": "application-autoscaling"}
+    made = {
+        f"{prefixes[call.service]}:{call.operation}"
+        for call in cloud.calls
+        if call.service in prefixes and call.operation != INVOKE
+    }
+    policy = json.loads((ROOT / "deploy/aws/sagemaker-policy.json").read_text())
+    allowed = {action for each in policy["Statement"] for action in _listed(each["Action"])}
+    assert len(made) > 15
+    assert made - allowed == set()
+
+
+def _listed(actions: str | list[str]) -> list[str]:
+    return [actions] if isinstance(actions, str) else actions

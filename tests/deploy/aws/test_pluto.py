@@ -194,6 +194,24 @@ def test_the_template_passes_cfn_lint() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_stack_of_the_template_is_made_and_removed(cloud: Cloud) -> None:
+    """moto makes its functions, roles and logs; it knows no API Gateway in templates."""
+    cloudformation, functions = cloud.client("cloudformation"), cloud.client("lambda")
+    cloudformation.create_stack(
+        StackName="tercet-api", TemplateBody=TEMPLATE.read_text(), Capabilities=["CAPABILITY_IAM"],
+        Parameters=[{"ParameterKey": "EndpointName", "ParameterValue": "mine"}],
+    )  # fmt: skip
+    made = functions.list_functions()["Functions"]
+    assert sorted(one["Environment"]["Variables"].get("URL_SUFFIX", "") for one in made) == ["", "amazonaws.com"]
+    assert {one["Environment"]["Variables"]["ENDPOINT_NAME"] for one in made} == {"mine"}
+    roles = {role["Arn"] for role in cloud.client("iam").list_roles()["Roles"]}
+    assert roles == {one["Role"] for one in made}
+    cloudformation.delete_stack(StackName="tercet-api")
+    assert functions.list_functions()["Functions"] == []
+    assert cloud.client("iam").list_roles()["Roles"] == []
+    assert cloud.client("logs").describe_log_groups()["logGroups"] == []
+
+
 def test_each_function_may_do_what_it_does_and_no_more(template: dict[str, Any]) -> None:
     def actions(role: str) -> set[str]:
         [policy] = template["Resources"][role]["Properties"]["Policies"]
