@@ -122,11 +122,13 @@ def wait_for_results(function: Function, machine: Machine, ids: list[str]) -> li
     return final
 
 
-@pytest.mark.parametrize("num_stops", [1, pytest.param(50, marks=pytest.mark.deploy)])
+@pytest.mark.parametrize(
+    ("num_stops", "seed"), [(1, 0), *(pytest.param(18, seed, marks=pytest.mark.deploy) for seed in (1, 2, 3))]
+)
 def test_requests_around_an_idle_stop_are_all_answered_once(
-    running: Cloud, tmp_path: Path, num_stops: int, capsys: pytest.CaptureFixture[str]
+    running: Cloud, tmp_path: Path, num_stops: int, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rng = random.Random(num_stops)
+    rng = random.Random(seed)
     with deployed_function(running, tmp_path / "archive", WAKE_S="1") as function, ThreadPoolExecutor(8) as threads:
         function.stop_instance()
         running.forget()
