@@ -16,9 +16,9 @@ import botocore
 import pytest
 
 from deploy.aws.package import pack
-from deploy.aws.wake import jobs as wake_jobs
 from deploy.aws.wake.answers import Refusal
 from deploy.aws.wake.handler import SweepFailed, make_service
+from deploy.aws.wake.jobs import Job, Jobs
 from deploy.aws.wake.requests import FIELDS, canonical_request
 from gateway.api.schema import JobRequest, parse_job_request
 from gateway.jobs.dynamodb import item_of, job_of
@@ -114,7 +114,7 @@ def test_a_job_belongs_to_its_principal_and_expires(function: Function, monkeypa
         assert (answer.status, answer.body["code"]) == (404, "unknown_job")
     assert function.get(job_id, user="").status == 401
     now = time.time()
-    monkeypatch.setattr(wake_jobs.time, "time", lambda: now + float(function.environ["JOB_TTL_S"]) + 1)
+    monkeypatch.setattr(time, "time", lambda: now + float(function.environ["JOB_TTL_S"]) + 1)
     assert function.get(job_id).status == 410
     (left,) = function.items()
     assert "request" not in left
@@ -212,7 +212,7 @@ def test_reading_a_job_that_waits_starts_the_instance(function: Function, monkey
     function.cloud.forget()
     assert "instance" not in function.get(job_id).body
     now = time.time()
-    monkeypatch.setattr(wake_jobs.time, "time", lambda: now + 6)
+    monkeypatch.setattr(time, "time", lambda: now + 6)
     assert function.get(job_id).body["instance"] == {"state": "pending"}
     assert function.cloud.operations() == ["GetItem", "GetItem", "DescribeInstances", "StartInstances"]
 
@@ -308,7 +308,7 @@ def test_the_log_has_neither_prompt_nor_key_nor_whole_id(
     accepted = function.post({"prompt": CANARY}, **{"idempotency-key": CANARY})
     function.cloud.fail("TransactWriteItems", "InternalServerError", CANARY, times=9)
     function.post({"prompt": CANARY}, **{"idempotency-key": f"{CANARY}2"})
-    monkeypatch.setattr(wake_jobs.Jobs, "find", lambda *_: {}[CANARY])
+    monkeypatch.setattr(Jobs, "find", lambda *_: dict[str, Job]()[CANARY])
     assert function.get(accepted.body["id"]).status == 500
     logged = capfd.readouterr().out
     assert [json.loads(line)["event"] for line in logged.splitlines()] == [
@@ -395,6 +395,6 @@ def test_only_the_tagged_instance_may_be_started() -> None:
 
 def test_cfn_lint_finds_no_fault_in_the_template() -> None:
     program = Path(sys.executable).with_name("cfn-lint")
-    command = [program, "--include-checks", "I", "--", str(ROOT / "deploy/aws/lambda-ec2.yaml")]
+    command = [str(program), "--include-checks", "I", "--", str(ROOT / "deploy/aws/lambda-ec2.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
