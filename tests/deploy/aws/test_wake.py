@@ -178,7 +178,7 @@ def test_a_start_that_is_refused_for_a_moment_is_repeated(function: Function, co
 
 def test_an_instance_that_never_starts_loses_no_job(function: Function, queue: JobQueue) -> None:
     function.cloud.fail("StartInstances", "InsufficientInstanceCapacity", status=500, times=1000)
-    function.seconds = 6.0
+    function.seconds = 3.5
     answer = function.post(PROMPT, prefer="wait=1")
     assert answer.status == 202
     assert answer.body["instance"] == {"state": "stopped", "error": "InsufficientInstanceCapacity"}
