@@ -9,7 +9,6 @@ from __future__ import annotations
 import fnmatch
 import json
 import threading
-import time
 import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -38,7 +37,7 @@ class Fault:
         operation: as `Call.operation` has it; `*` and `?` match as in a shell.
         status: answer with this status and the error `code` instead of the service's answer; 0: let it answer.
         is_performed: with a `status`: the service does it all the same, and only its answer is lost.
-        rewrite: changes the body of the service's answer.
+        rewrite: changes the body of an answer that is no error.
     """
 
     operation: str
@@ -78,6 +77,7 @@ class Cloud:
         self._counts: Counter[Fault] = Counter()
         self._faults: list[Fault] = []
         self._calls: list[Call] = []
+        self._clients: dict[str, Any] = {}
         cloud = self
 
         class Handler(_Handler):
@@ -104,13 +104,17 @@ class Cloud:
         """Variables by which boto3 in another process uses this cloud."""
         return {**AWS_ENVIRON, "AWS_ENDPOINT_URL": self.url, "AWS_DEFAULT_REGION": REGION}
 
-    def client(self, service: str, **options: Any) -> Any:
+    def client(self, service: str, config: Config | None = None) -> Any:
         """boto3's client of a service. Without retries unless `config` says otherwise."""
-        config = options.pop("config", Config(retries={"total_max_attempts": 1}, proxies={}))
-        return boto3.client(
+        if config is None and service in self._clients:
+            return self._clients[service]
+        made = boto3.client(
             service, region_name=REGION, endpoint_url=self.url, aws_access_key_id="tests",
-            aws_secret_access_key="tests", config=config, **options,
+            aws_secret_access_key="tests", config=config or Config(retries={"total_max_attempts": 1}, proxies={}),
         )  # fmt: skip
+        if config is None:
+            self._clients[service] = made
+        return made
 
     # What happened.
 
@@ -177,7 +181,7 @@ class Cloud:
         operation, fields = _read(request, body)
         faults = self._due(operation)
         for fault in faults:
-            time.sleep(fault.delay_s)
+            threading.Event().wait(fault.delay_s)  # tests replace time.sleep
         refusal = next((fault for fault in faults if fault.status), None)
         status, content = 0, b""
         headers: dict[str, str] = {}
@@ -187,7 +191,7 @@ class Cloud:
         if refusal is not None:
             status, headers, content = refusal.status, *_error(service, request, refusal)
         for fault in faults:
-            if fault.rewrite is not None:
+            if fault.rewrite is not None and status < 400:
                 content = fault.rewrite(content)
         with self._lock:
             self._calls.append(Call(service, operation, fields, status))
