@@ -18,7 +18,7 @@ from deploy.simulation.runs import Machine
 from workers.predictor import MAX_TOKENS, NUM_PATHS
 
 SEARCHED = ("prompt_s", "step_s", "row_s", "contention")
-FIRST_FACTOR, LAST_FACTOR = 1.3, 1.02
+FIRST_FACTOR, LAST_FACTOR = 1.3, 1.05
 MIN_COST_S = 1e-6
 # A prediction computes eight paths of up to eight tokens after the newest token of a cached context
 # (`workers.predictor`); paths that become unlikely end earlier, so the measured time is spread over these steps.
