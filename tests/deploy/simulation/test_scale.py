@@ -48,12 +48,11 @@ def test_too_many_writers_miss_the_goal() -> None:
     assert row.superseded > 0.1
 
 
-def test_cells_grow_with_their_machines_until_the_gateway_is_full() -> None:
-    rows = best_cell(INPUTS, ASSUMPTIONS, GOAL, SECONDS, seed=1)
+def test_cells_grow_with_their_machines() -> None:
+    rows = best_cell(INPUTS, ASSUMPTIONS, GOAL, 1.0, seed=1, max_machines=2)
     assert len(rows) >= 2
     assert rows[1].num_writers > 1.5 * rows[0].num_writers
     assert all(row.meets(GOAL) for row in rows)
-    assert rows[-1].gateway_busy > 0.6
     assert rows[-1].answers_per_s * COSTS.gateway_s < 1.0
 
 
