@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+from collections.abc import Sequence
+from statistics import median
 
 import msgspec
 
 from deploy.bench.harness.rounds import percentile
 from deploy.simulation.costs import Inputs
-from deploy.simulation.observations import Observations, Observed, Turn
+from deploy.simulation.observations import REFERENCE_CLIENTS, Observations, Observed, Turn
 from deploy.simulation.runs import Machine
 
 MAX_ERROR = 0.15
@@ -42,28 +42,22 @@ class CheckRow(msgspec.Struct, frozen=True):
 
 
 def check(inputs: Inputs, observations: Observations) -> list[CheckRow]:
-    """Simulate each turn of the check with the arrivals that were measured, and compare."""
-    speeds = round_speeds(observations)
-    return [_row(inputs, observations, load, speeds) for load in observations.of("check") if load.plan.rate_qps]
+    """Simulate each turn of the check with the arrivals that were measured, and compare.
+
+    The machine is as fast as the closed loops right before and after the turn show: it is shared, and its speed varies.
+    """
+    return [_row(inputs, observations, load) for load in observations.of("check") if load.plan.rate_qps]
 
 
-def round_speeds(observations: Observations) -> dict[int, float]:
-    """How fast the machine was in each round, relative to the median round: answers per second of its closed loops."""
-    rates: dict[int, list[float]] = {}
-    for load in observations.of("calibration"):
-        if load.plan.num_clients:
-            for turn in load.turns:
-                rates.setdefault(turn.round, []).append(turn.answers_per_s / load.answers_per_s)
-    return {number: fmean(of_round) for number, of_round in rates.items()}
-
-
-def _row(inputs: Inputs, observations: Observations, load: Observed, speeds: Mapping[int, float]) -> CheckRow:
+def _row(inputs: Inputs, observations: Observations, load: Observed) -> CheckRow:
+    [full] = [each for each in observations.of("calibration") if each.plan.num_clients == REFERENCE_CLIENTS]
     measured, simulated = [], []
     for turn in load.turns:
-        of_round = msgspec.structs.replace(inputs, speeds=[speeds.get(turn.round, 1.0)])
+        speed = turn.reference_per_s / full.answers_per_s if turn.reference_per_s else 1.0
+        at_speed = msgspec.structs.replace(inputs, speeds=[speed])
         measured.append(_figures(turn))
         simulated.append(
-            _figures(Machine(of_round, observations.num_slots).open(turn.offsets_s, inputs.fixed, inputs.costs))
+            _figures(Machine(at_speed, observations.num_slots).open(turn.offsets_s, inputs.fixed, inputs.costs))
         )
     num_answers = sum(len(turn.wall_ms) for turn in load.turns)
     return CheckRow(load.plan.name, num_answers, _medians(measured), _medians(simulated))

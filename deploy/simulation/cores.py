@@ -8,6 +8,8 @@ from itertools import count
 
 import simpy
 
+# How long a thread computes before another one of its process does: each waits for sockets and other threads often.
+TURN_S = 0.001
 Steps = Generator[simpy.Event, object, None]
 
 
@@ -97,20 +99,23 @@ class Cores:
 
 
 class Interpreter:
-    """A Python process: its threads compute one at a time, in the order in which they want to."""
+    """A Python process: its threads compute one at a time, in turns."""
 
     def __init__(self, env: simpy.Environment, cores: Cores) -> None:
         self._lock = simpy.Resource(env, 1)
         self._cores = cores
         self.busy_s = 0.0  # CPU time so far
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._lock.queue)
-
     def run(self, cpu_s: float) -> Steps:
-        """Compute, once all earlier calls are done."""
-        with self._lock.request() as turn:
-            yield turn
-            yield self._cores.compute(cpu_s)
-            self.busy_s += cpu_s
+        """Compute for so long, in turns with the other calls."""
+        left_s = cpu_s
+        while left_s > 0:
+            with self._lock.request() as turn:
+                yield turn
+                while True:
+                    turn_s = min(left_s, TURN_S)
+                    yield self._cores.compute(turn_s)
+                    self.busy_s += turn_s
+                    left_s -= turn_s
+                    if left_s <= 0 or self._lock.queue:
+                        break

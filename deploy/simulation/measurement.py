@@ -23,7 +23,7 @@ from deploy.bench.harness.contender_process import ContenderProcess
 from deploy.bench.harness.run import progress
 from deploy.bench.harness.server import ROOT, Server
 from deploy.bench.harness.workload import Subject, W
-from deploy.simulation.observations import LoadPlan, Observations, Observed, Role, Turn
+from deploy.simulation.observations import REFERENCE_CLIENTS, LoadPlan, Observations, Observed, Role, Turn
 from deploy.simulation.writers import Typed, keys_per_s, press_keys
 from deploy.tune.trial import QUIET_SHARE, OthersMeter
 from workers.checkpoints.resolve import resolve
@@ -95,10 +95,7 @@ class Measurement:
         """
         with ExitStack() as stack:
             self._start(stack)
-            full: LoadResult = self._clients[W.num_new_tokens].call(
-                "send_for", CLIENT_COUNTS[-1], CALIBRATION_S * share
-            )
-            loads = plans(len(full.replies) / full.elapsed_s)
+            loads = plans(self._reference_per_s(share))
             turns: list[list[Turn]] = [[] for _ in loads]
             start_s = time.monotonic()
             with progress(self._console, "Turns", num_rounds * len(loads)) as on_turn:
@@ -139,10 +136,22 @@ class Measurement:
 
     def _quiet_turn(self, load: LoadPlan) -> Turn:
         """One turn. If other processes disturb it, it is repeated once, and the less disturbed one counts."""
-        turn = self._turn(load)
+        turn = self._between_references(load) if load.rate_qps else self._turn(load)
         if turn.others_share <= self._max_others_share:
             return turn
-        return min(turn, self._turn(load), key=lambda each: each.others_share)
+        again = self._between_references(load) if load.rate_qps else self._turn(load)
+        return min(turn, again, key=lambda each: each.others_share)
+
+    def _between_references(self, load: LoadPlan) -> Turn:
+        before_per_s = self._reference_per_s(load.seconds / CHECK_S)
+        turn = self._turn(load)
+        after_per_s = self._reference_per_s(load.seconds / CHECK_S)
+        return msgspec.structs.replace(turn, reference_per_s=(before_per_s + after_per_s) / 2)
+
+    def _reference_per_s(self, share: float) -> float:
+        """Answers per second of a closed loop that saturates the server."""
+        full: LoadResult = self._clients[W.num_new_tokens].call("send_for", REFERENCE_CLIENTS, CALIBRATION_S * share)
+        return len(full.replies) / full.elapsed_s
 
     def _turn(self, load: LoadPlan) -> Turn:
         self._server.wait_until_idle()

@@ -12,6 +12,7 @@ from deploy.bench.harness.machine import Machine
 from deploy.bench.harness.rounds import percentile
 from shared.errors import StartError
 
+REFERENCE_CLIENTS = 8  # of closed loops that saturate the server
 Role = Literal["calibration", "check"]
 
 
@@ -45,6 +46,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         round: counted from 0.
+        reference_per_s: of an open loop: answers per second of closed loops with `REFERENCE_CLIENTS` right before and
+            after it, which show how fast the machine was.
         offsets_s: of an open loop's arrivals.
         wall_ms: of the answers with status 200.
         engine_ms: of the same answers, as they report it; empty if simulated.
@@ -54,6 +57,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     round: int = 0
+    reference_per_s: float = 0.0
     offsets_s: list[float] = []
     wall_ms: list[float]
     engine_ms: list[float] = []
