@@ -122,6 +122,11 @@ class TcpPort:
                 if now > connection.ends_at:
                     connection.end()
 
+    def knows(self, connection: TcpConnection, authorization: bytes) -> bool:
+        """Whether a connection has shown a key, and this request has one too."""
+        is_known = connection not in self._strangers
+        return is_known and is_pool_key(authorization.decode("latin-1"), self._access.keys.value)
+
     def check(self, connection: TcpConnection, method: str, path: str, headers: list[tuple[str, str]]) -> None:
         """Whether a request may be served. The first with a key lifts the connection's bounds.
 

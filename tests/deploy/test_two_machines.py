@@ -40,7 +40,7 @@ DOCUMENTED = {"workers": "10.77.0.21", "gateway": "10.77.0.22"}  # the machines 
 PORT = 8100
 GATEWAYS = ("g1", "g2")
 CLIENTS_PER_GATEWAY = 2
-WARM_S = 90.0
+WARM_S = 150.0
 REQUEST = {"context": "The old man looked at the sea and", "n_samples": 3, "length": 8}
 
 
