@@ -85,11 +85,10 @@ def port(tmp_path: Path, certificate: Certificate) -> TcpPort:
     (tmp_path / "key").touch(0o600)
     (tmp_path / "key").write_text(KEY)
     files = (certificate.cert, certificate.key)
-    made = TcpPort(
+    return TcpPort(
         PortAccess(watch_pool_keys(tmp_path / "key"), WatchedFiles("tls", files, lambda: server_tls(*files))),
         lambda: None,
     )
-    return made
 
 
 @pytest.fixture
