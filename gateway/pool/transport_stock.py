@@ -147,7 +147,7 @@ class _LentStream(httpx.SyncByteStream):
 
 def _described(error: httpx.ConnectError) -> httpx.ConnectError:
     """The error with a text for operators, without numbers of Python's and OpenSSL's."""
-    cause = _cause(error)
+    cause = _tls_error(error)
     if isinstance(cause, ssl.SSLCertVerificationError):
         if cause.verify_code in {_NAME_MISMATCH, _ADDRESS_MISMATCH}:
             return UntrustedPeer("The certificate of the worker is for another name than TERCET_POOL has.")
@@ -157,14 +157,15 @@ def _described(error: httpx.ConnectError) -> httpx.ConnectError:
             f"The certificate of the worker is not trusted ({cause.verify_message}): TERCET_POOL_CA names the "
             "authorities."
         )
-    if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
+    if cause is not None and not isinstance(cause, ssl.SSLEOFError):
         return UntrustedPeer(f"The worker does not speak TLS, or none in common ({cause.reason}).")
     return httpx.ConnectError(re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or "The connection failed.")
 
 
-def _cause(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
+def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
+    """The TLS error that `error` was made from, if any. httpcore's connection pool keeps it as the context only."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
     return error
 
 

@@ -26,7 +26,7 @@ import structlog
 from gateway.pool.access import RemoteAccess
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
-from gateway.pool.discovery import Discovery, Resolver, resolve
+from gateway.pool.discovery import INTERVAL_S, Discovery, Resolver, resolve
 from shared.plan import Plan, Remote, Slot
 from shared.protocol import State
 from shared.settings import PoolUrl
@@ -76,12 +76,14 @@ class PoolWatcher:
         pool: Sequence[PoolUrl] = (),
         access: RemoteAccess | None = None,
         resolver: Resolver = resolve,
+        interval_s: float = INTERVAL_S,
     ) -> None:
         """
         Args:
             ack_s: how long a call waits for the worker's acknowledgement.
             pool: where slots of other machines are reached.
             access: to these slots.
+            interval_s: at which host names are looked up.
         """
         self.clients: dict[int, SlotClient] = {}
         self._admission = admission
@@ -95,7 +97,7 @@ class PoolWatcher:
             self._start(slot)
         for host in dict.fromkeys(url.host for url in pool):
             urls = [url for url in pool if url.host == host]
-            Discovery(host, partial(self._set_addresses, urls), resolver)
+            Discovery(host, partial(self._set_addresses, urls), resolver, interval_s)
 
     def _start(self, slot: Slot) -> None:
         self.clients[slot.index] = SlotClient(slot, self._ack_s, self._access)
@@ -138,7 +140,7 @@ class PoolWatcher:
     def _follow(self, slot: Slot) -> None:
         """Until the slot is removed."""
         failures = FailureTotals()
-        num_failures = 0  # of attempts to reach the worker, in a row
+        num_failures = 0  # attempts in a row without a worker that stays
         while True:
             reason, code = "its worker closed the state stream", ""
             last: State | None = None
@@ -160,7 +162,8 @@ class PoolWatcher:
                 reason, code = error.detail, error.code
             if slot.remote is not None and self._remove_if_left(slot):
                 return
-            num_failures = num_failures + 1 if last is None else 0
+            # A worker that drains still answers, and ends each stream.
+            num_failures = 0 if last is not None and last.state != "draining" else num_failures + 1
             if last is not None:
                 log.warning("slot_lost", slot=slot.index, reason=reason)
                 self._admission.update(slot.index, failures.added_to(State(state="down", reason=reason, pid=last.pid)))

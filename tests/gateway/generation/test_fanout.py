@@ -234,6 +234,29 @@ def test_a_transient_refusal_is_retried_after_a_pause_that_grows(make_pool: Make
     assert third - second >= 4 * RETRY_PAUSE_S
 
 
+def test_a_branch_waits_for_room_that_other_gateways_have_taken(make_pool: MakePool) -> None:
+    """More often than a failed branch is retried, and without the budget for retries."""
+    refusals = iter([Refusal(503, "slot_full")] * 5)
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        refusal = next(refusals, None)
+        yield from [refusal] if refusal else completion(request, " the sea")
+
+    pool = make_pool(respond, num_retries=0)
+    pool.clients[0].is_remote = True
+    [result] = start(pool, RequestContext(make_spec(num_completions=1)))
+    assert isinstance(result, BranchResult)
+    assert pool.num_branches(0, "slot_full") == 5
+
+
+def test_a_branch_that_waits_for_room_elsewhere_ends_at_its_deadline(make_pool: MakePool) -> None:
+    pool = make_pool(lambda _: [Refusal(503, "slot_full")])
+    pool.clients[0].is_remote = True
+    [result] = start(pool, RequestContext(make_spec(num_completions=1, timeout_s=0.3)))
+    assert isinstance(result, BranchFailure)
+    pool.wait_until_idle()
+
+
 def test_other_failures_are_retried_without_a_pause(make_pool: MakePool) -> None:
     """Three calls of a pool whose pause would be 125 ms; the fastest of some tries counts, for a busy machine."""
     pool = make_pool(lambda _: [Refusal(500, "internal_error")])

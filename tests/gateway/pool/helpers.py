@@ -1,8 +1,9 @@
-"""A real server on a Unix socket that sends exactly the bytes a test wants, well-formed or not."""
+"""A real server on a Unix socket or a TCP port that sends exactly the bytes a test wants, well-formed or not."""
 
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -102,13 +103,53 @@ class Server:
 @contextmanager
 def serving(folder: Path, answer: Answer) -> Iterator[Server]:
     """A server in a folder, one thread per connection. On exit, the client must have closed its connections."""
-    server = Server(str(folder / "slot.sock"))
+    address = str(folder / "slot.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        try:
+            with _answering(listener, Server(address), lambda connection, _request: answer(connection)) as server:
+                yield server
+        finally:
+            Path(address).unlink()
+
+
+@contextmanager
+def serving_tcp(answer: Answer, tls: ssl.SSLContext | None = None) -> Iterator[Server]:
+    """As `serving`, at a port of 127.0.0.1; its address is that with the port."""
+    with serving_requests(lambda connection, _request: answer(connection), tls) as server:
+        yield server
+
+
+@contextmanager
+def serving_requests(
+    answer: Callable[[socket.socket, bytes], object],
+    tls: ssl.SSLContext | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+) -> Iterator[Server]:
+    """As `serving_tcp`; the answer gets the first request of its connection too."""
+    with socket.create_server((host, port)) as listener:
+        address = f"{host}:{listener.getsockname()[1]}"
+        with _answering(listener, Server(address), answer, tls) as server:
+            yield server
+
+
+@contextmanager
+def _answering(
+    listener: socket.socket,
+    server: Server,
+    answer: Callable[[socket.socket, bytes], object],
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[Server]:
     threads: list[threading.Thread] = []
 
-    def serve(connection: socket.socket) -> None:
-        with connection, suppress(OSError):  # a client may close before the answer is complete
-            server.requests.append(read_request(connection))
-            answer(connection)
+    def serve(plain: socket.socket) -> None:
+        with suppress(OSError), plain:  # a client may close before the answer is complete, or refuse the certificate
+            connection = plain if tls is None else tls.wrap_socket(plain, server_side=True)
+            with connection:
+                request = read_request(connection)
+                server.requests.append(request)
+                answer(connection, request)
         server.num_closed += 1
 
     def accept() -> None:
@@ -120,16 +161,13 @@ def serving(folder: Path, answer: Answer) -> Iterator[Server]:
             threads.append(threading.Thread(target=serve, args=(connection,)))
             threads[-1].start()
 
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(server.address)
-        listener.listen()
-        acceptor = threading.Thread(target=accept)
-        acceptor.start()
-        try:
-            yield server
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            acceptor.join()
-            Path(server.address).unlink()
-            for thread in threads:
-                thread.join()
+    listener.listen()
+    acceptor = threading.Thread(target=accept)
+    acceptor.start()
+    try:
+        yield server
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        acceptor.join()
+        for thread in threads:
+            thread.join()

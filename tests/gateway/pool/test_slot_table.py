@@ -8,7 +8,7 @@ import pytest
 
 from gateway.pool.placement import SlotView
 from gateway.pool.slot_table import MAX_DOWN_S, SlotTable
-from shared.plan import make_slots
+from shared.plan import Remote, Slot, make_slots
 from shared.protocol import State
 
 
@@ -116,3 +116,40 @@ def test_the_states_of_a_models_slots_are_described() -> None:
     table = make()
     table.update(1, State(state="loading"))
     assert table.describe("small") == "1 down, 1 loading"
+
+
+def remote_table() -> SlotTable:
+    remote = Remote("https", "gpu.example", "10.0.0.1", 8100)
+    return SlotTable([Slot(7, "", "small", "", 0, remote=remote)])
+
+
+@pytest.mark.parametrize(
+    ("max_batch", "num_gateways", "share"),
+    [(48, 0, 48), (48, 1, 48), (48, 2, 24), (49, 2, 25), (8, 4, 3), (2, 4, 2), (0, 1, 0)],
+)
+def test_a_gateway_has_its_share_of_a_worker_on_another_machine(max_batch: int, num_gateways: int, share: int) -> None:
+    table = remote_table()
+    assert table.groups("small") == []
+    table.update(7, State(state="warm", max_batch=max_batch, num_gateways=num_gateways))
+    assert table.groups("small") == [[SlotView(7, in_flight=0, max_batch=share, ms_per_token=0.0)]]
+
+
+def test_the_batch_of_a_worker_on_this_machine_is_that_of_the_plan() -> None:
+    table = make()
+    table.update(0, State(state="warm", max_batch=48, num_gateways=2))  # as during a reload of the gateway
+    assert table.entries[0].max_batch == 3
+
+
+def test_a_slot_that_leaves_gets_no_branches_and_is_removed_once_it_is_idle() -> None:
+    table = remote_table()
+    table.update(7, State(state="warm", max_batch=6))
+    table.reserve([7])
+    assert not table.remove(7)
+    table.entries[7].is_leaving = True
+    assert table.groups("small") == []
+    assert not table.is_expected("small")
+    assert table.load_failure("small") is None
+    assert not table.remove(7)
+    table.release(7)
+    assert table.remove(7)
+    assert table.states == {}

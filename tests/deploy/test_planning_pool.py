@@ -1,0 +1,36 @@
+"""The plan of a gateway whose workers are on other machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deploy.planning import make_plan
+from shared.plan import MAX_REMOTE_BRANCHES, REMOTE, plan_inputs
+from shared.settings import Settings
+
+POOL = "small=https://gpu-a.example:8100-8103,medium=https://gpu-b.example:8100"
+
+
+def test_without_local_models_a_plan_has_the_models_of_the_pool_and_no_slot(tmp_path: Path) -> None:
+    environ = {"TERCET_POOL": POOL, "TERCET_RUN_DIR": str(tmp_path / "r"), "CUDA_VISIBLE_DEVICES": "0"}
+    settings = Settings.load(environ)
+    plan = make_plan(settings, environ)
+    assert plan.slots == []
+    assert [(model.name, model.source, model.n_ctx) for model in plan.models] == [
+        ("small", REMOTE, 0), ("medium", REMOTE, 0),
+    ]  # fmt: skip
+    assert plan.default_model == "small"
+    assert plan.max_running == MAX_REMOTE_BRANCHES
+    assert plan.inputs != plan_inputs(Settings.load(environ | {"TERCET_POOL": POOL + "-8101"}), environ)
+
+
+def test_with_local_models_a_plan_has_both(tmp_path: Path) -> None:
+    environ = {
+        "TERCET_POOL": POOL, "TERCET_RUN_DIR": str(tmp_path / "r"), "TERCET_DEVICES": "cpu",
+        "TERCET_MODELS": "embedded*2",
+    }  # fmt: skip
+    plan = make_plan(Settings.load(environ), environ)
+    assert [(slot.index, slot.model) for slot in plan.slots] == [(0, "embedded"), (1, "embedded")]
+    assert [model.name for model in plan.models] == ["embedded", "small", "medium"]
+    assert plan.model("embedded").n_ctx > 0
+    assert plan.max_running == 2 * 48 + MAX_REMOTE_BRANCHES
