@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from gunicorn.config import Config
 from gunicorn.glogging import Logger
+from gunicorn.workers.gthread import ThreadWorker
 
 from shared.pool_keys import watch_pool_keys
 from shared.startup import PortAccess, server_tls
-from shared.watched_files import WatchedFiles
+from shared.watched_files import POLL_S, WatchedFiles
 from tests.tls import Certificate
 from tests.workers.test_gunicorn_worker import CHUNK, HEAD, LAST_CHUNK, App
 from workers.gunicorn_worker import SlotWorker
@@ -126,6 +127,29 @@ def test_each_request_of_a_connection_needs_a_key(worker: SlotWorker, peer: Peer
     assert KEY.encode() not in refusal
     assert worker.wsgi.contents == []  # type: ignore[attr-defined]
     assert peer.results[-1] is False  # the connection ends
+
+
+def test_a_gateway_whose_key_has_become_invalid_loses_its_other_connections(
+    worker: SlotWorker, port: TcpPort, certificate: Certificate, tmp_path: Path
+) -> None:
+    """Its state stream among them: while that lives, it places branches here, which are all refused."""
+    with ExitStack() as stack:
+        stream, branch = (Peer(worker, port, certificate, stack) for _ in range(2))
+        for peer in (stream, branch):
+            assert b"200 OK" in peer.send(*request(b"first"))
+        new = "n" * 64
+        (tmp_path / "key").write_text(f"{new}\n")
+        time.sleep(POLL_S + 0.1)
+        assert b"200 OK" in branch.send(*request(b"content", new), handle=ThreadWorker.handle)
+        with pytest.raises(TimeoutError):  # no request was refused: it stays
+            ended(stream)
+        assert branch.send(*request(b"content")).startswith(b"HTTP/1.1 401 ")
+        assert ended(stream) == b""
+
+
+def ended(peer: Peer) -> bytes:
+    peer.conn.sock.settimeout(0.1)
+    return peer.conn.sock.recv(1)
 
 
 def test_a_request_without_a_key_is_refused_before_its_body_is_read(worker: SlotWorker, peer: Peer) -> None:
