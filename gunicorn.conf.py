@@ -108,7 +108,8 @@ def on_starting(server: Any) -> None:
         if role == "gateway":
             check_access(settings)
         else:
-            server.pool_access = check_pool_port(settings, len(plan.slots))
+            # The supervisor has checked the ports; the workers of a master that died may hold them a little longer.
+            server.pool_access = check_pool_port(settings, len(plan.slots), checks_ports=not lifeline_fd)
         if role == "gateway" and not listen_fd and not is_activated(os.environ):
             check_address_free(settings.bind)
     except StartError as error:
