@@ -76,6 +76,8 @@ limit_request_line = 4094  # bytes
 limit_request_fields = 100
 limit_request_field_size = 8190  # bytes
 
+if role == "workers" and not plan.slots:
+    sys.exit("TERCET_POOL without TERCET_MODELS leaves this machine without workers: start the gateway only.")
 if role == "workers":
     bind = [f"unix:{slot.socket}" for slot in plan.slots]
     workers = len(plan.slots)
