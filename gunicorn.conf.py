@@ -76,6 +76,8 @@ limit_request_line = 4094  # bytes
 limit_request_fields = 100
 limit_request_field_size = 8190  # bytes
 
+if role == "workers" and not plan.slots:
+    sys.exit("TERCET_POOL without TERCET_MODELS leaves this machine without workers: start the gateway only.")
 if role == "workers":
     bind = [f"unix:{slot.socket}" for slot in plan.slots]
     workers = len(plan.slots)
@@ -108,7 +110,8 @@ def on_starting(server: Any) -> None:
         if role == "gateway":
             check_access(settings)
         else:
-            server.pool_access = check_pool_port(settings, len(plan.slots))
+            # The supervisor has checked the ports; the workers of a master that died may hold them a little longer.
+            server.pool_access = check_pool_port(settings, len(plan.slots), checks_ports=not lifeline_fd)
         if role == "gateway" and not listen_fd and not is_activated(os.environ):
             check_address_free(settings.bind)
     except StartError as error:

@@ -398,3 +398,8 @@ def _check_roles(settings: Settings, roles: tuple[str, ...]) -> None:
             raise StartError("A gateway without workers of its own needs TERCET_POOL, like small=https://gpu-a:8100.")
         if settings.models:
             raise StartError("TERCET_MODELS names models for workers of this machine: unset it, or omit --role.")
+    if roles == ROLES and settings.pool and not settings.models:
+        raise StartError(
+            "TERCET_POOL without TERCET_MODELS leaves this machine without workers: start `tercet serve --role "
+            "gateway`, or set TERCET_MODELS to have workers here too."
+        )

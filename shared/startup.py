@@ -129,9 +129,12 @@ class PortAccess:
     tls: WatchedFiles[ssl.SSLContext] | None
 
 
-def check_pool_port(settings: Settings, num_slots: int) -> PortAccess | None:
+def check_pool_port(settings: Settings, num_slots: int, *, checks_ports: bool = True) -> PortAccess | None:
     """Whether workers may listen on TCP as `TERCET_POOL_BIND` says: with keys, beyond loopback with TLS, at free ports.
     Returns None if they need not.
+
+    Args:
+        checks_ports: whether the ports are free; a predecessor that is about to end may still hold them.
 
     Raises:
         StartError: other machines could use the workers without a key or read what is sent, or a port or file is
@@ -158,7 +161,7 @@ def check_pool_port(settings: Settings, num_slots: int) -> PortAccess | None:
         )
     if address.port + num_slots - 1 > MAX_PORT:
         raise StartError(f"TERCET_POOL_BIND={address} leaves no port for each of {num_slots} slots: lower its port.")
-    for port in range(address.port, address.port + num_slots):
+    for port in range(address.port, address.port + num_slots if checks_ports else 0):
         _bind(Address(address.host, port), "A worker", "TERCET_POOL_BIND").close()
     return PortAccess(keys, tls)
 

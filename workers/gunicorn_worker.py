@@ -58,9 +58,15 @@ MAX_YOUNG_OBJECTS = 10_000
 # From the announcement that the worker drains to its refusal of requests.
 ANNOUNCE_S = 0.2
 
-# As `gateway.pool.client.Call` sends it; the group is the body's length.
+# As `gateway.pool.client.Call` sends it.
 _GENERATE_HEAD = re.compile(
-    rb"POST /generate HTTP/1\.1\r\nHost: slot\r\nContent-Length: (\d{1,9})\r\nX-Request-Id: [^\r\n]*\r\n\r\n"
+    rb"POST /generate HTTP/1\.1\r\nHost: slot\r\nContent-Length: (?P<length>\d{1,9})\r\n"
+    rb"X-Request-Id: [^\r\n]*\r\n\r\n"
+)
+# The same to a worker of another machine.
+_TCP_GENERATE_HEAD = re.compile(
+    rb"POST /generate HTTP/1\.1\r\nHost: [^\r\n]*\r\nAuthorization: (?P<key>[^\r\n]*)\r\n"
+    rb"Content-Length: (?P<length>\d{1,9})\r\nX-Request-Id: [^\r\n]*\r\nX-Session-Id: [^\r\n]*\r\n\r\n"
 )
 READ_BYTES = 1 << 16
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -210,17 +216,21 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         They cost more than all else that a branch does in its thread. What is not exactly as the gateway sends it, and
         what is refused, goes gunicorn's way.
         """
-        # Already read from the socket, or sent with the headers of a client on another machine.
-        if conn.parser.unreader.buf.getvalue() or isinstance(conn, TcpConnection):
+        if conn.parser.unreader.buf.getvalue():  # already read from the socket
             return super().handle(conn)
         try:
-            data = conn.sock.recv(READ_BYTES)
+            if isinstance(conn, TcpConnection):
+                data, num_head_bytes = self._receive_over_tcp(conn)
+            else:
+                data = conn.sock.recv(READ_BYTES)
+                head = _GENERATE_HEAD.match(data)
+                is_complete = head is not None and len(data) == head.end() + int(head["length"])
+                num_head_bytes = head.end() if head is not None and is_complete else 0
             if not data:
                 return False
-            head = _GENERATE_HEAD.match(data)
-            if head is not None and len(data) == head.end() + int(head[1]):
+            if num_head_bytes:
                 conn.sock.setblocking(True)
-                if (lines := self._start_branch(data[head.end() :], conn.sock)) is not None:
+                if (lines := self._start_branch(data[num_head_bytes:], conn.sock)) is not None:
                     return self._send_lines(lines, conn.sock, keeps_connection=self.alive)
         except OSError:  # the gateway is gone
             return False
@@ -229,6 +239,21 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             return False
         conn.parser.unreader.unread(data)
         return super().handle(conn)
+
+    def _receive_over_tcp(self, conn: TcpConnection) -> tuple[bytes, int]:
+        """The beginning of a request, and 0; of a branch's request with a key all of it, and the length of its head,
+        which an HTTP client sends by itself. Empty: the gateway has closed the connection."""
+        conn.sock.setblocking(True)  # TLS may have to read more than once
+        data: bytes = conn.sock.recv(READ_BYTES)
+        head = _TCP_GENERATE_HEAD.match(data)
+        if head is None or self._port is None or not self._port.knows(conn, head["key"]):
+            return data, 0
+        num_bytes = head.end() + int(head["length"])
+        while len(data) < num_bytes:
+            if not (part := conn.sock.recv(READ_BYTES)):
+                return b"", 0
+            data += part
+        return data, head.end() if len(data) == num_bytes else 0
 
     def _wait_for_next_request(self, conn: Any) -> bool:
         # As many threads wait as branches may run; the remaining threads are for other connections.

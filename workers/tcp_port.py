@@ -57,6 +57,7 @@ class TcpPort:
         self._access = access
         self._on_room = on_room
         self._strangers: set[TcpConnection] = set()
+        self._known: dict[TcpConnection, str] = {}  # with the last `Authorization` that was valid
         self._waiting: deque[TcpConnection] = deque()
         self._num_entering = 0
         self._lock = threading.Lock()
@@ -109,10 +110,15 @@ class TcpPort:
             self._on_room()
 
     def forget(self, connection: TcpConnection) -> None:
-        """The connection is closed, or has shown a key."""
+        """The connection is no stranger's any more."""
         self.leave(connection)
         with self._lock:
             self._strangers.discard(connection)
+
+    def discard(self, connection: TcpConnection) -> None:
+        """The connection is closed."""
+        self.forget(connection)
+        self._known.pop(connection, None)
 
     def end_late(self) -> None:
         """End the connections that have shown no key in time: their threads' reads and writes fail."""
@@ -121,6 +127,22 @@ class TcpPort:
             for connection in self._strangers:
                 if now > connection.ends_at:
                     connection.end()
+
+    def knows(self, connection: TcpConnection, authorization: bytes) -> bool:
+        """Whether a connection has shown a key, and this request has one too."""
+        value = authorization.decode("latin-1")
+        if connection not in self._known or not is_pool_key(value, self._access.keys.value):
+            return False
+        self._known[connection] = value
+        return True
+
+    def _end_refused(self, client: Any) -> None:
+        """End the connections of a gateway whose key has become invalid: it places branches here as long as its state
+        stream lives. Not when a key is removed: a gateway that has the next key already keeps its stream."""
+        keys = self._access.keys.value
+        for connection, authorization in self._known.copy().items():
+            if connection.client[:1] == client[:1] and not is_pool_key(authorization, keys):
+                connection.end()
 
     def check(self, connection: TcpConnection, method: str, path: str, headers: list[tuple[str, str]]) -> None:
         """Whether a request may be served. The first with a key lifts the connection's bounds.
@@ -134,11 +156,13 @@ class TcpPort:
         if path not in OPEN_ROUTES:
             values = [value for name, value in headers if name == "AUTHORIZATION"]
             if len(values) != 1 or not is_pool_key(values[0], self._access.keys.value):
+                self._end_refused(connection.client)
                 raise Unauthorized(
                     "A worker's TCP port needs a key of TERCET_POOL_KEY (Authorization: Bearer …).",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
             self.forget(connection)
+            self._known[connection] = values[0]
         if path not in _ROUTES:
             raise NotFound(f"A worker's TCP port serves {', '.join(_ROUTES)}.")
         if method != _ROUTES[path]:
@@ -207,5 +231,5 @@ class TcpConnection(TConn):  # type: ignore[misc]  # gunicorn has no type hints
 
     def close(self, graceful: bool = False) -> None:
         """At once: gunicorn's `graceful` waits for the client, in the main thread."""
-        self._port.forget(self)
+        self._port.discard(self)
         util.close(self.sock)

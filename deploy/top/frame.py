@@ -43,14 +43,15 @@ def quantile(share: float, bounds_s: Sequence[float], counts: Sequence[int]) -> 
 
 
 def draw(title: str, earlier: Snapshot, now: Snapshot) -> RenderableType:
-    """What happened between two snapshots of a server with the same slots."""
+    """What happened between two snapshots of a server. A slot that is new, on another machine, counts from now."""
     seconds = (now.at - earlier.at) or 1.0  # of the first snapshot alone, all differences are 0
     counts = [
         count - before for count, before in zip(now.slots.answers.counts, earlier.slots.answers.counts, strict=True)
     ]
     if counts[-1] < 0:  # another gateway process, which counts from 0
         counts = now.slots.answers.counts
-    pairs = list(zip(now.slots.slots, earlier.slots.slots, strict=True))
+    then = {slot.slot: slot for slot in earlier.slots.slots}
+    pairs = [(slot, then.get(slot.slot, slot)) for slot in now.slots.slots]
     bounds_s = now.slots.answers.bounds_s
     figures = {
         "requests/s": f"{counts[-1] / seconds:.1f}",

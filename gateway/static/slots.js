@@ -95,8 +95,11 @@ function show(now) {
   setText(find("rate"), seconds ? formatRate((numAnswers(now) - numAnswers(earlier)) / seconds) : "–");
   setText(find("p50"), formatSeconds(quantile(0.5, now.answers.bounds_s, counts)));
   setText(find("p99"), formatSeconds(quantile(0.99, now.answers.bounds_s, counts)));
+  const then = new Map(earlier.slots.map((slot) => [slot.slot, slot]));
+  // A slot that is new, on another machine, counts from now.
+  const before = (/** @type {Slot} */ slot) => then.get(slot.slot) ?? slot;
   const sum = (/** @type {string} */ name) =>
-    now.slots.reduce((total, slot, index) => total + growth(slot, earlier.slots[index], name), 0);
+    now.slots.reduce((total, slot) => total + growth(slot, before(slot), name), 0);
   const prompt = sum("prompt_tokens");
   setText(find("tokens"), seconds ? formatRate(sum("generated_tokens") / seconds) : "–");
   setText(find("hits"), prompt ? `${Math.round((100 * sum("cached_tokens")) / prompt)} %` : "–");
@@ -106,7 +109,7 @@ function show(now) {
     find("slots").replaceChildren(...boxes.map((box) => box.element));
   }
   now.slots.forEach((slot, index) => {
-    const tokens = growth(slot, earlier.slots[index], "generated_tokens");
+    const tokens = growth(slot, before(slot), "generated_tokens");
     boxes[index].show(slot, seconds ? tokens / seconds : 0);
   });
 }

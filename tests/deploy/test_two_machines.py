@@ -7,6 +7,8 @@ says.
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import re
 import signal
@@ -40,7 +42,7 @@ DOCUMENTED = {"workers": "10.77.0.21", "gateway": "10.77.0.22"}  # the machines 
 PORT = 8100
 GATEWAYS = ("g1", "g2")
 CLIENTS_PER_GATEWAY = 2
-WARM_S = 90.0
+WARM_S = 150.0
 REQUEST = {"context": "The old man looked at the sea and", "n_samples": 3, "length": 8}
 
 
@@ -101,10 +103,14 @@ class Machine:
         """The body of a gateway's `/health/ready`, {} if it does not answer."""
 
         def read() -> dict[str, Any]:
+            connection = http.client.HTTPConnection("127.0.0.1", 8000, timeout=10)  # httpx would make a TLS context
             try:
-                page: dict[str, Any] = httpx.get("http://127.0.0.1:8000/health/ready", trust_env=False).json()
-            except httpx.TransportError:
+                connection.request("GET", "/health/ready")
+                page: dict[str, Any] = json.load(connection.getresponse())
+            except OSError:
                 return {}
+            finally:
+                connection.close()
             return page
 
         return self._net.call(self.name, read)
@@ -163,10 +169,10 @@ class Cluster:
             self._wait_for(self.machines[name], expected)
 
     def _wait_for(self, machine: Machine, expected: list[str]) -> None:
-        try:
-            until(lambda: sorted(machine.states()) == expected, WARM_S, "")
-        except AssertionError:
-            raise AssertionError(f"{machine.name} does not see {expected}: {machine.ready()}") from None
+        deadline = time.monotonic() + WARM_S
+        while sorted(machine.states()) != expected:
+            assert time.monotonic() < deadline, f"{machine.name} does not see {expected}: {machine.ready()}"
+            time.sleep(0.2)
 
     @contextmanager
     def load(self) -> Iterator[Load]:
@@ -258,17 +264,16 @@ def test_a_worker_is_killed(cluster: Cluster) -> None:
 
 
 def test_a_gateway_is_killed(cluster: Cluster) -> None:
-    """Its clients lose what was in flight, at most one request each; they go to the other gateway, as a load balancer
-    would send them, which fails no request. The workers give the other gateway all of their batch."""
+    """Its clients lose what was in flight, at most one request each; those of the other gateway lose nothing."""
     g2 = cluster.machines["g2"]
     with cluster.load() as load:
         g2.worker().kill()  # the supervisor holds the listening socket: the next requests wait in it
         load.until_more()
         assert len(load.failures["g2"]) <= CLIENTS_PER_GATEWAY
         assert load.failures["g1"] == []
-    before = load.num_answers["g1"]
     with cluster.load() as load:
         g2.kill()
+        before = load.num_answers["g1"]
         until(lambda: load.num_answers["g1"] > before + 10, 60, "answers of g1 alone")
         assert load.failures["g1"] == []
         g2.start()
