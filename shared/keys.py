@@ -127,7 +127,7 @@ def read_keys(path: Path) -> list[ApiKey]:
             f"The key file {path} (TERCET_KEYS) cannot be read ({error.strerror}): "
             "`tercet key new NAME` creates it, or correct the path."
         ) from error
-    if status.st_mode & 0o077:
+    if status.st_mode & _others_mode(status.st_uid, os.geteuid()):
         raise StartError(
             f"The key file {path} (TERCET_KEYS) may be read or written by other users: run `chmod 600 {path}`."
         )
@@ -145,6 +145,14 @@ def read_keys(path: Path) -> list[ApiKey]:
         if any(key.id == keys[-1].id for key in keys[:-1]):
             raise StartError(f"Line {number} of the key file {path} (TERCET_KEYS) repeats an id: remove one of both.")
     return keys
+
+
+def _others_mode(owner_id: int, user_id: int) -> int:
+    """The bits of a key file's mode that let others read or write it.
+
+    The group may read a file of root that this process, of another user, could open: Kubernetes mounts a secret so.
+    """
+    return 0o037 if owner_id == 0 != user_id else 0o077
 
 
 def new_key(path: Path, name: str, rate: int | None = None, concurrency: int | None = None) -> tuple[str, ApiKey]:

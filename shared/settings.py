@@ -83,8 +83,8 @@ class ModelSpec:
 class PoolUrl:
     """One entry of `TERCET_POOL`: where workers of one model are reached by TCP.
 
-    Each of the ports from `port` to `last_port`, at each address of `host`, is a slot. `path` is a prefix of the paths of
-    the internal protocol, "" or like "/small".
+    Each of the ports from `port` to `last_port`, at each address of `host`, is a slot. `path` is a prefix of the paths
+    of the internal protocol, "" or like "/small".
     """
 
     model: str
@@ -365,8 +365,8 @@ class Settings:
         parse=_path, shown="(none)",
     )  # fmt: skip
     redis: str | None = _setting(
-        None, "URL", "store that several gateways share, redis://host:port/db: sessions, feedback ids and the limits of "
-        "API keys hold across them; without it, each gateway has its own",
+        None, "URL", "store that several gateways share, redis://host:port/db: sessions, feedback ids and the limits "
+        "of API keys hold across them; without it, each gateway has its own",
         parse=_redis, shown="(none)",
     )  # fmt: skip
     compute: Compute = _setting(

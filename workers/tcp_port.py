@@ -41,7 +41,7 @@ PROBE_PERIOD_S = 5
 LINGER_S, LINGER_BYTES = 0.5, 65536
 
 _ROUTES = {"/generate": "POST", "/tokenize": "POST", "/state": "GET", "/health/live": "GET", "/health/ready": "GET"}
-_OPEN_ROUTES = frozenset({"/health/live", "/health/ready"})
+OPEN_ROUTES = frozenset({"/health/live", "/health/ready"})
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 log = structlog.get_logger()
 
@@ -131,7 +131,7 @@ class TcpPort:
         Raises:
             TercetError: no such route, or no valid key.
         """
-        if path not in _OPEN_ROUTES:
+        if path not in OPEN_ROUTES:
             values = [value for name, value in headers if name == "AUTHORIZATION"]
             if len(values) != 1 or not is_pool_key(values[0], self._access.keys.value):
                 raise Unauthorized(

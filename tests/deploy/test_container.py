@@ -136,7 +136,7 @@ def test_the_server_of_the_image_is_warm_soon_on_a_read_only_file_system(
         log_path.open("wb") as log,
         subprocess.Popen(
             ["unshare", "--mount", "--pid", "--fork", "--kill-child=TERM", "sh", "-c", program, "sh",
-             *config["Cmd"]],
+             *config["Entrypoint"], *config["Cmd"]],
             env=environ, stdout=log, stderr=log, process_group=0,
         ) as process,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,

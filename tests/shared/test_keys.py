@@ -15,7 +15,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from shared.errors import StartError
-from shared.keys import POLL_S, KeyFile, new_key, read_keys, revoke_key
+from shared.keys import KeyFile, new_key, read_keys, revoke_key
+from shared.watched_files import POLL_S
 
 LINE = {"id": "a", "name": "n", "sha256": "0" * 64, "created": "2026-01-01T00:00:00Z"}
 
@@ -224,6 +225,22 @@ def test_a_file_that_others_may_read_or_write_is_refused(path: Path, mode: int) 
     for use in (lambda: read_keys(path), lambda: new_key(path, "n"), lambda: revoke_key(path, "a")):
         with pytest.raises(StartError, match="chmod 600"):
             use()
+
+
+def test_the_group_may_read_a_file_of_root_that_another_user_serves_with(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes mounts a secret as files of root, which the pod's group (fsGroup) may read."""
+    if path.parent.stat().st_uid:
+        pytest.skip("needs a file of root")
+    new_key(path, "n")
+    monkeypatch.setattr(os, "geteuid", lambda: 10001)
+    path.chmod(0o440)
+    assert [key.name for key in read_keys(path)] == ["n"]
+    for mode in (0o444, 0o460):
+        path.chmod(mode)
+        with pytest.raises(StartError, match="chmod 600"):
+            read_keys(path)
 
 
 def test_a_missing_file_or_directory_is_named(path: Path) -> None:

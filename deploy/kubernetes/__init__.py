@@ -1,0 +1,1 @@
+"""Kubernetes manifests (kustomize), and what generates one of them. docs/KUBERNETES.md has the commands."""

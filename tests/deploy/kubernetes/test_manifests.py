@@ -1,0 +1,388 @@
+"""Every overlay renders, fits Kubernetes' schemas, and agrees with itself, the settings, the routes and the metrics.
+
+No cluster is at hand: what an API server, a scheduler or a network plugin makes of the manifests is not shown.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from deploy.supervisor import KILL_S
+from shared.settings import PREFIX, Settings
+from tests.deploy.kubernetes.rendered import (
+    FOLDER,
+    OVERLAYS,
+    SERVING,
+    containers,
+    environment,
+    matches,
+    of_kind,
+    port_number,
+    probes,
+    render,
+    workloads,
+)
+from tests.gateway.conftest import MakeGateway
+from workers.tcp_port import OPEN_ROUTES
+
+Json = dict[str, Any]
+
+# The newest version whose schemas the validator has, and the oldest that the manifests are for (sidecar containers and
+# the sleep of preStop are stable since 1.33 and 1.34).
+VERSIONS = ("1.37", "1.34")
+SCHEMA_CONTENTS = cache(kubernetes_validate.utils.schema_contents)
+# Validated in test_schemas.py, against schemas of their own.
+CUSTOM_RESOURCES = {"ScaledObject"}
+# The proxy's own, by its option --healthz.
+PROXY_PROBES = {"/endpoints/healthz"}
+
+
+@pytest.fixture(params=OVERLAYS)
+def overlay(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=SERVING)
+def serving(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def settings_of(overlay: str, template: Json, container: Json) -> Settings:
+    return Settings.load(environment(overlay, template, container))
+
+
+def tercet_containers(overlay: str) -> list[tuple[str, Json, Json]]:
+    """Name of the workload, pod template and container of each that runs `tercet serve`."""
+    return [
+        (name, template, container)
+        for name, template in workloads(overlay)
+        for container in containers(template)
+        if container.get("args", [""])[0] == "serve"
+    ]
+
+
+@pytest.fixture(autouse=True)
+def kept_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The validator reads its schemas, of some megabytes, anew for each document."""
+    monkeypatch.setattr(kubernetes_validate.utils, "schema_contents", SCHEMA_CONTENTS)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_document_fits_the_schema_of_kubernetes(version: str) -> None:
+    """Each once: most documents are the same in several overlays."""
+    distinct = {json.dumps(document) for overlay in OVERLAYS for document in render(overlay)}
+    for document in map(json.loads, sorted(distinct)):
+        if document["kind"] not in CUSTOM_RESOURCES:
+            kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_a_wrong_document_is_refused() -> None:
+    service = next(iter(of_kind("overlays/cpu", "Service").values()))
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate({**service, "spec": {**service["spec"], "port": 1}}, VERSIONS[0], strict=True)
+
+
+def test_every_component_is_used_and_no_secret_is_in_the_folder() -> None:
+    used = {
+        (path.parent / name).resolve()
+        for path in FOLDER.glob("overlays/**/kustomization.yaml")
+        for name in yaml.safe_load(path.read_text()).get("components", ())
+    }
+    assert used == {path.resolve() for path in (FOLDER / "components").iterdir()}
+    for name in OVERLAYS:
+        assert not of_kind(name, "Secret")
+    for path in FOLDER.rglob("*"):
+        assert path.is_dir() or b"PRIVATE KEY" not in path.read_bytes()
+
+
+def test_settings_are_known_and_their_values_parse(serving: str) -> None:
+    found = tercet_containers(serving)
+    assert {name for name, _, _ in found} == {"tercet-gateway", "tercet-workers"}
+    for name, template, container in found:
+        settings = settings_of(serving, template, container)
+        if name == "tercet-gateway":
+            assert container["args"] == ["serve", "--role", "gateway"]
+            assert settings.pool
+            assert settings.pool_key is not None
+            assert settings.keys is not None
+        else:
+            assert container["args"] == ["serve", "--role", "workers"]
+            assert settings.pool_bind is not None
+            assert settings.pool_tls_cert is not None
+
+
+def test_a_wrong_setting_would_be_found() -> None:
+    _, template, container = tercet_containers("overlays/cpu")[0]
+    environ = environment("overlays/cpu", template, container) | {f"{PREFIX}GRACE": "30"}
+    with pytest.raises(Exception, match="TERCET_GRACE is not a setting"):
+        Settings.load(environ)
+
+
+def test_variables_of_services_do_not_look_like_settings(serving: str) -> None:
+    """Kubernetes sets TERCET_GATEWAY_PORT for a Service of that name, and Tercet refuses unknown variables."""
+    for _, template, _ in tercet_containers(serving):
+        assert template["spec"]["enableServiceLinks"] is False
+
+
+def test_the_gateway_finds_the_workers(serving: str) -> None:
+    by_name = {name: settings_of(serving, template, one) for name, template, one in tercet_containers(serving)}
+    gateway, workers = by_name["tercet-gateway"], by_name["tercet-workers"]
+    [url] = gateway.pool
+    service = of_kind(serving, "Service")["tercet-workers"]
+    assert url.scheme == "https"
+    assert url.host == f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
+    assert service["spec"]["clusterIP"] == "None"  # the name has the pods' addresses
+    # A headless Service forwards nothing: its port is the pods'.
+    assert workers.pool_bind is not None
+    assert url.port == url.last_port == service["spec"]["ports"][0]["port"] == workers.pool_bind.port
+    assert [model.name for model in workers.models] == [url.model]
+    assert workers.models[0].count == 1  # one worker per pod
+    assert len(workers.devices) == 1
+
+
+def test_files_of_settings_are_mounted(serving: str) -> None:
+    """From secrets: paths that end in a key of the secret, which root and the pod's group may read."""
+    for _, template, container in tercet_containers(serving):
+        settings = settings_of(serving, template, container)
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+        files = (settings.keys, settings.pool_key, settings.pool_ca, settings.pool_tls_cert, settings.pool_tls_key)
+        for path in filter(None, files):
+            secret = volumes[mounts[str(path.parent)]]["secret"]
+            assert secret["defaultMode"] == 0o440
+            assert "items" not in secret or path.name in {item["path"] for item in secret["items"]}
+        assert str(settings.run_path).startswith("/tmp/")
+        assert mounts["/tmp"] in volumes
+    assert template["spec"]["securityContext"]["fsGroup"] == 10001
+
+
+def test_the_grace_of_a_pod_is_longer_than_its_stop(serving: str) -> None:
+    """D1: preStop + TERCET_DRAIN_S + TERCET_GRACE_S, and what the supervisor may need to kill what is left."""
+    for name, template, container in tercet_containers(serving):
+        settings = settings_of(serving, template, container)
+        pre_stop_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        stop_s = pre_stop_s + settings.drain_s + settings.grace_s + KILL_S
+        assert template["spec"]["terminationGracePeriodSeconds"] > stop_s, name
+
+
+def test_a_stopping_gateway_is_not_ready_before_it_closes_its_listener(serving: str) -> None:
+    [(template, container)] = [found[1:] for found in tercet_containers(serving) if found[0] == "tercet-gateway"]
+    probe = container["readinessProbe"]
+    noticed_s = probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"]
+    assert settings_of(serving, template, container).drain_s > noticed_s
+
+
+def test_a_loading_pod_is_neither_ready_nor_restarted(serving: str) -> None:
+    for name, template, container in tercet_containers(serving):
+        kinds = dict(probes(container))
+        assert set(kinds) == {"startupProbe", "readinessProbe", "livenessProbe"}
+        assert kinds["readinessProbe"]["httpGet"]["path"] == "/health/ready"
+        assert kinds["livenessProbe"]["httpGet"]["path"] == "/health/live"
+        if name == "tercet-workers":
+            startup = kinds["startupProbe"]
+            assert startup["httpGet"]["path"] == "/health/ready"
+            load_s = settings_of(serving, template, container).load_s
+            assert startup["periodSeconds"] * startup["failureThreshold"] > load_s
+
+
+def test_probe_paths_are_routes_of_the_server_at_their_port(serving: str, make_gateway: MakeGateway) -> None:
+    app = make_gateway().app
+    for name, template in workloads(serving):
+        for container in containers(template):
+            for _, probe in probes(container):
+                path, port = probe["httpGet"]["path"], port_number(container, probe["httpGet"]["port"])
+                is_https = probe["httpGet"].get("scheme") == "HTTPS"
+                if container["name"] == "gateway":
+                    settings = settings_of(serving, template, container)
+                    assert (port, is_https) == (settings.bind.port, settings.uses_tls)
+                    assert app.router.find(path) is not None
+                elif container["name"] == "worker":
+                    bind = settings_of(serving, template, container).pool_bind
+                    assert bind is not None
+                    assert (port, is_https) == (bind.port, True)
+                    assert path in OPEN_ROUTES
+                else:
+                    assert f"--listener_port={port}" in container["args"], name
+                    assert path in PROXY_PROBES
+                    assert f"--healthz={path}" in container["args"]
+
+
+def test_services_budgets_and_policies_select_pods(serving: str) -> None:
+    pods = {name: template["metadata"]["labels"] for name, template in workloads(serving)}
+    for name, document in of_kind(serving, "Service").items():
+        assert [pod for pod, labels in pods.items() if matches(document["spec"]["selector"], labels)] == [name]
+        template = dict(workloads(serving))[name]
+        for port in document["spec"]["ports"]:
+            numbers = {entry["name"]: entry["containerPort"] for one in containers(template) for entry in one["ports"]}
+            assert port["targetPort"] in {*numbers, *numbers.values()}
+    for name, document in of_kind(serving, "PodDisruptionBudget").items():
+        selector = document["spec"]["selector"]["matchLabels"]
+        assert [pod for pod, labels in pods.items() if matches(selector, labels)] == [name]
+    assert set(of_kind(serving, "PodDisruptionBudget")) == {"tercet-gateway", "tercet-workers"}
+    for name, document in of_kind(serving, "Deployment").items():
+        assert matches(document["spec"]["selector"]["matchLabels"], pods[name])
+        spread = document["spec"]["template"]["spec"]["topologySpreadConstraints"][0]
+        assert matches(spread["labelSelector"]["matchLabels"], pods[name])
+
+
+def test_only_gateways_reach_workers_and_workers_reach_nothing(serving: str) -> None:
+    pods = {name: template["metadata"]["labels"] for name, template in workloads(serving)}
+    policies = of_kind(serving, "NetworkPolicy")
+    assert policies["tercet-default"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+
+    def of_pod(name: str) -> list[Json]:
+        return [
+            document["spec"]
+            for document in policies.values()
+            if matches(document["spec"]["podSelector"].get("matchLabels", {}), pods[name])
+        ]
+
+    [workers] = of_pod("tercet-workers")
+    assert not workers.get("egress")
+    [rule] = workers["ingress"]
+    assert [port["port"] for port in rule["ports"]] == ["pool"]
+    [source] = rule["from"]
+    selector = source["podSelector"]["matchLabels"]
+    assert [pod for pod, labels in pods.items() if matches(selector, labels)] == ["tercet-gateway"]
+    reached = [
+        [pod for pod, labels in pods.items() if matches(target["podSelector"]["matchLabels"], labels)]
+        for policy in of_pod("tercet-gateway")
+        for rule in policy.get("egress", ())
+        for target in rule.get("to", ())
+        if "podSelector" in target and "namespaceSelector" not in target
+    ]
+    assert reached == [["tercet-workers"]]
+
+
+def test_pods_have_no_privileges(serving: str) -> None:
+    """What the Pod Security Standard `restricted` asks for, which the namespace enforces, and a read-only root."""
+    [namespace] = of_kind(serving, "Namespace").values()
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    for _, template in workloads(serving):
+        pod = template["spec"]["securityContext"]
+        assert pod["runAsNonRoot"] is True
+        assert pod["runAsUser"] == 10001
+        assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert template["spec"]["automountServiceAccountToken"] is False
+        for container in containers(template):
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert "/tmp" in {mount["mountPath"] for mount in container["volumeMounts"]}
+            assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
+            assert "memory" in container["resources"]["limits"]
+
+
+def test_images_have_a_version(overlay: str) -> None:
+    for _, template in workloads(overlay):
+        for container in containers(template):
+            _, _, tag = container["image"].rpartition(":")
+            assert re.fullmatch(r"[0-9]+(\.[0-9]+)+|fixed", tag), container["image"]
+
+
+def test_workers_on_gpus_have_one_each() -> None:
+    for name in ("overlays/gpu", "overlays/keda", "overlays/hpa", "overlays/gke"):
+        [(template, container)] = [found[1:] for found in tercet_containers(name) if found[0] == "tercet-workers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+        assert settings_of(name, template, container).devices == ("cuda:0",)
+        assert "tercet-cuda" in container["image"]
+        assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in template["spec"][
+            "tolerations"
+        ]
+        strategy = of_kind(name, "Deployment")["tercet-workers"]["spec"]["strategy"]["rollingUpdate"]
+        assert strategy == {"maxSurge": 0, "maxUnavailable": 1}  # there may be no free GPU for a successor
+    template = dict(workloads("overlays/gke"))["tercet-workers"]
+    assert template["spec"]["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-tesla-t4"}
+
+
+def metric_names(make_gateway: MakeGateway) -> set[str]:
+    text = make_gateway().metrics.exposition().decode()
+    return set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+
+
+def test_autoscalers_use_metrics_that_the_gateway_exports(make_gateway: MakeGateway) -> None:
+    exported = metric_names(make_gateway)
+    wanted = {"tercet_slot_in_flight_branches", "tercet_waiting_branches"}
+    assert wanted <= exported
+    [scaled] = of_kind("overlays/keda", "ScaledObject").values()
+    queries = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
+    assert {name for query in queries for name in re.findall(r"tercet_\w+", query)} == wanted
+    autoscaler = of_kind("overlays/hpa", "HorizontalPodAutoscaler")["tercet-workers"]
+    metrics = autoscaler["spec"]["metrics"]
+    assert {metric["external"]["metric"]["name"] for metric in metrics} == wanted
+    adapter = yaml.safe_load((FOLDER / "components/hpa/prometheus_adapter.yaml").read_text())
+    rules = adapter["rules"]["external"]
+    assert {rule["seriesQuery"].partition("{")[0] for rule in rules} == wanted
+    for rule in rules:
+        assert set(re.findall(r"tercet_\w+", rule["metricsQuery"])) == {rule["seriesQuery"].partition("{")[0]}
+
+
+def test_autoscalers_agree_and_leave_room_in_the_batch() -> None:
+    [scaled] = of_kind("overlays/keda", "ScaledObject").values()
+    autoscaler = of_kind("overlays/hpa", "HorizontalPodAutoscaler")["tercet-workers"]["spec"]
+    thresholds = [int(trigger["metadata"]["threshold"]) for trigger in scaled["spec"]["triggers"]]
+    assert thresholds == [int(one["external"]["target"]["averageValue"]) for one in autoscaler["metrics"]]
+    assert thresholds[0] < Settings().max_batch
+    assert scaled["spec"]["minReplicaCount"] == autoscaler["minReplicas"]
+    assert scaled["spec"]["maxReplicaCount"] == autoscaler["maxReplicas"]
+    assert scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == autoscaler["behavior"]
+
+
+@pytest.mark.parametrize("name", ["overlays/hpa", "overlays/keda", "overlays/gateways"])
+def test_an_autoscaler_alone_sets_the_number_of_pods(name: str) -> None:
+    deployments = of_kind(name, "Deployment")
+    targets = [
+        document["spec"]["scaleTargetRef"]["name"]
+        for document in render(name)
+        if document["kind"] in {"HorizontalPodAutoscaler", "ScaledObject"}
+    ]
+    assert targets
+    for target in targets:
+        assert "replicas" not in deployments[target]["spec"]
+
+
+def test_several_gateways_share_a_store_and_an_ingress_that_keeps_sessions() -> None:
+    [(template, container)] = [
+        found[1:] for found in tercet_containers("overlays/gateways") if found[0] == "tercet-gateway"
+    ]
+    settings = settings_of("overlays/gateways", template, container)
+    assert settings.redis
+    assert settings.job_store.startswith("redis://")
+    [ingress] = of_kind("overlays/gateways", "Ingress").values()
+    assert ingress["metadata"]["annotations"]["nginx.org/lb-method"] == "hash $http_x_session_id consistent"
+    [rule] = ingress["spec"]["rules"]
+    assert settings.allows_host(rule["host"])
+    backend = rule["http"]["paths"][0]["backend"]["service"]
+    ports = of_kind("overlays/gateways", "Service")[backend["name"]]["spec"]["ports"]
+    assert backend["port"]["name"] in {port["name"] for port in ports}
+
+
+def test_gke_serves_https_alone_and_ends_before_the_proxy_gives_up() -> None:
+    service = of_kind("overlays/gke", "Service")["tercet-gateway"]
+    assert [port["port"] for port in service["spec"]["ports"]] == [443]
+    template = dict(workloads("overlays/gke"))["tercet-gateway"]
+    by_name = {container["name"]: container for container in containers(template)}
+    settings = settings_of("overlays/gke", template, by_name["gateway"])
+    assert settings.timeout_s < 15
+    proxy = by_name["endpoints"]
+    assert proxy["restartPolicy"] == "Always"  # a sidecar: it ends after the gateway
+    assert f"--backend=http://127.0.0.1:{settings.bind.port}" in proxy["args"]
+    environ = environment("overlays/gke", template, proxy)
+    assert settings.allows_host(environ["ENDPOINTS_SERVICE"])
+    for variable in re.findall(r"\$\((\w+)\)", " ".join(proxy["args"])):
+        assert variable in environ
+
+
+def test_manifests_name_no_host_of_another_project() -> None:
+    """Placeholders, which docs/KUBERNETES.md says to replace."""
+    for path in Path(FOLDER).rglob("*.yaml"):
+        assert not re.search(r"[a-z-]+\.(iam\.gserviceaccount\.com|internal)\b", path.read_text())
