@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.deploy, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 STEP_MS = 10
 MAX_BATCH = 6
+NUM_CLIENTS = 3
 PATIENCE_S = 120.0
 
 
@@ -35,14 +36,18 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayPool]:
 
 @contextmanager
 def running_gateway(base: Path, pool: RayPool) -> Iterator[Tercet]:
+    """A gateway, which starts whether or not the pool can be reached."""
     gateway = Tercet(base, pool=f"embedded={pool.url}", pool_key=str(pool.key_path), models="", ack_ms="1000")
     gateway.start(sys.executable, "-m", "deploy", "serve", "--role", "gateway")
     try:
-        until(gateway.slots, 60, f"the gateway has started; {gateway.log()[-2000:]}")
-        gateway.wait_until_warm()
         yield gateway
     finally:
         gateway.stop()
+
+
+def wait_for_gateway(gateway: Tercet) -> None:
+    until(gateway.slots, 60, f"the gateway has a slot; {gateway.log()[-2000:]}")
+    gateway.wait_until_warm()
 
 
 def report(load: Load, **figures: float) -> None:
@@ -56,32 +61,34 @@ def test_a_node_killed_under_load_loses_no_request_and_its_capacity_returns(pool
     """R17. Each node has CPUs for one worker, and the kernel gives each proxy its share of the connections."""
     from tests.deploy.ray.cluster import CPUS_PER_NODE
 
-    pool.deploy(min_workers=2, max_workers=2, max_batch=MAX_BATCH, num_cpus=CPUS_PER_NODE)
-    pool.wait_for_workers(2)
     with running_gateway(tmp_path, pool) as gateway:
-        load = Load(Endpoint(gateway.port), 4)
+        pool.deploy(min_workers=2, max_workers=2, max_batch=MAX_BATCH, num_cpus=CPUS_PER_NODE)
+        pool.wait_for_workers(2)
+        wait_for_gateway(gateway)
+        load = Load(Endpoint(gateway.port), NUM_CLIENTS)
         with load.running():
             load.wait_for(20)
             pool.kill_node()
             killed_at = time.monotonic()
-            load.wait_for(20, PATIENCE_S)
             pool.wait_for_workers(1)
             lost_s = time.monotonic() - killed_at
+            load.wait_for(10, PATIENCE_S)
             pool.start_node()
             returned_s = pool.wait_for_workers(2, PATIENCE_S)
-            load.wait_for(20)
+            load.wait_for(10)
         slowest_s = max(answer.seconds for answer in load.answers)
         report(load, lost_s=lost_s, returned_s=returned_s, slowest_s=slowest_s)
         assert not count_failures(load.answers), count_failures(load.answers)
 
 
 def test_the_pool_grows_and_shrinks_under_load_without_a_failure(pool: RayPool, tmp_path: Path) -> None:
-    pool.deploy(
-        min_workers=1, max_workers=3, max_batch=MAX_BATCH, target_ongoing=2, load_window_s=4, upscale_delay_s=1,
-        downscale_delay_s=3,
-    )  # fmt: skip
-    pool.wait_for_workers(1, PATIENCE_S)
     with running_gateway(tmp_path, pool) as gateway:
+        pool.deploy(
+            min_workers=1, max_workers=3, max_batch=MAX_BATCH, target_ongoing=2, load_window_s=4, upscale_delay_s=1,
+            downscale_delay_s=3,
+        )  # fmt: skip
+        pool.wait_for_workers(1, PATIENCE_S)
+        wait_for_gateway(gateway)
         many, few = Load(Endpoint(gateway.port), 6), Load(Endpoint(gateway.port), 1, pause_s=4.0)
         with few.running():
             with many.running():
