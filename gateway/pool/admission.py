@@ -133,7 +133,7 @@ class Admission:
         """All slots as they are now, in the order of their indices."""
         with self._lock:
             return [
-                SlotStatus(entry.slot, entry.state, entry.max_batch, peak)
+                SlotStatus(entry.slot, entry.reported_state, entry.max_batch, peak)
                 for entry, peak in zip(self._table.entries.values(), self._table.peaks, strict=True)
             ]
 

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gateway.pool.placement import SlotView
 from shared.plan import Slot
 from shared.protocol import State
@@ -49,6 +51,13 @@ class Entry:
     is_leaving: bool = False
 
     @property
+    def reported_state(self) -> State:
+        """The worker's state; a slot that leaves drains, whether its worker knows it or not."""
+        if self.is_leaving and self.state.state == "warm":
+            return msgspec.structs.replace(self.state, state="draining", reason="its address is gone")
+        return self.state
+
+    @property
     def max_batch(self) -> int:
         """Branches that this gateway may have in the slot. A worker of another machine reports its batch, and how many
         gateways share it; what all of them together have too much there it refuses (`slot_full`)."""
@@ -75,7 +84,7 @@ class SlotTable:
 
     @property
     def states(self) -> dict[int, State]:
-        return {index: entry.state for index, entry in self.entries.items()}
+        return {index: entry.reported_state for index, entry in self.entries.items()}
 
     @property
     def in_flight(self) -> list[int]:

@@ -140,7 +140,7 @@ class PoolWatcher:
     def _follow(self, slot: Slot) -> None:
         """Until the slot is removed."""
         failures = FailureTotals()
-        num_failures = 0  # of attempts to reach the worker, in a row
+        num_failures = 0  # attempts in a row without a worker that stays
         while True:
             reason, code = "its worker closed the state stream", ""
             last: State | None = None
@@ -162,7 +162,8 @@ class PoolWatcher:
                 reason, code = error.detail, error.code
             if slot.remote is not None and self._remove_if_left(slot):
                 return
-            num_failures = num_failures + 1 if last is None else 0
+            # A worker that drains still answers, and ends each stream.
+            num_failures = 0 if last is not None and last.state != "draining" else num_failures + 1
             if last is not None:
                 log.warning("slot_lost", slot=slot.index, reason=reason)
                 self._admission.update(slot.index, failures.added_to(State(state="down", reason=reason, pid=last.pid)))

@@ -98,7 +98,7 @@ class RemoteBench:
         tls = _make_certificate(directory)
         settings = {**self._options.server_settings, "max_batch": str(MAX_BATCH)}
         model = self._options.models
-        ways = []
+        ways: list[_Way] = []
         for name, scheme, worker_files, gateway_files in (
             ("TCP", "http", {}, {}),
             ("TLS", "https", tls, {"pool_ca": tls["pool_tls_cert"]}),

@@ -126,7 +126,7 @@ def test_a_slot_whose_address_is_gone_finishes_its_branch_and_is_removed(access:
         with second.serving("127.0.0.2", port):
             assert until(lambda: first.num_branches == 1)
             pool.addresses = frozenset({"127.0.0.2"})
-            assert pool.become({0: "warm", 1: "warm"})
+            assert pool.become({0: "draining", 1: "warm"})
             assert pool.reserve(6) == [1] * 6
             with pytest.raises(Exception, match="had room"):
                 pool.reserve(timeout_s=0.1)
@@ -146,7 +146,7 @@ def test_an_address_that_returns_before_its_slot_is_removed_keeps_it(access: Rem
         assert pool.become({0: "warm"})
         [index] = pool.reserve()
         pool.addresses = frozenset({"127.0.0.2"})
-        assert pool.become({0: "warm", 1: "warm"})
+        assert pool.become({0: "draining", 1: "warm"})
         pool.addresses = frozenset({"127.0.0.1"})
         assert pool.become({0: "warm"})
         pool.admission.release(index)
@@ -232,3 +232,16 @@ def test_local_slots_come_first_and_keep_their_indices(access: RemoteAccess, sho
         assert until(lambda: admission.states()[2].state == "warm")
         assert [status.device for status in admission.slots()] == ["cpu", "cpu", "cuda:0"]
     assert plan.max_running == 106
+
+
+def test_a_worker_that_drains_is_not_reconnected_all_the_time(access: RemoteAccess) -> None:
+    def answer(connection: socket.socket, _request: bytes) -> None:
+        connection.sendall(HEAD + line(State(state="draining", model="small", pid=1)) + END)
+
+    with serving_requests(answer) as server:
+        pool = Pool(port_of(server), access, "127.0.0.1")
+        assert until(lambda: server.num_connections > 3)
+        time.sleep(1.0)
+        assert server.num_connections < 8
+        pool.addresses = frozenset({"127.0.0.2"})
+        assert until(lambda: 0 not in pool.states())
