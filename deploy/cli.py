@@ -39,13 +39,17 @@ cli = typer.Typer(
 key_commands = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys (the file TERCET_KEYS).")
 cli.add_typer(key_commands, name="key")
 if sys.argv[1:2] != ["serve"]:  # the supervisor runs as long as the server: it keeps no benchmarks in memory
+    from deploy.aws.command import deploy_commands
     from deploy.bench.cli import bench
     from deploy.calibrate.command import calibrate
     from deploy.doctor import doctor
+    from deploy.simulation.command import simulate
     from deploy.top.command import top
     from deploy.tune.command import tune
 
     cli.add_typer(bench, name="bench")
+    cli.add_typer(deploy_commands, name="deploy")
+    cli.add_typer(simulate, name="simulate")
     cli.command("tune")(tune)
     cli.command("calibrate")(calibrate)
     cli.command("doctor")(doctor)
@@ -78,6 +82,9 @@ def serve(
         Literal["workers", "gateway"] | None,
         typer.Option(help="Start only this pool; the other is on another machine (docs/DISTRIBUTED.md)."),
     ] = None,
+    idle_status: Annotated[
+        int, typer.Option(min=0, max=125, help="Exit code of a stop by TERCET_IDLE_STOP_S, for a service manager.")
+    ] = 0,
     model_path: Annotated[
         Path | None, typer.Argument(help="With --sagemaker: directory of the model; default /opt/ml/model.")
     ] = None,
@@ -95,7 +102,8 @@ def serve(
     configure_logging("serve", settings.log)
     if role is not None and settings.sagemaker:
         raise StartError("A SageMaker container runs both pools: omit --role.")
-    code = Supervisor(settings, os.environ, out, ROLES if role is None else (role,)).run()
+    roles = ROLES if role is None else (role,)
+    code = Supervisor(settings, os.environ, out, roles, idle_status=idle_status).run()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # all is cleaned up, and the interpreter's own shutdown takes a part of a second

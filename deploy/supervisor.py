@@ -57,14 +57,23 @@ class Supervisor:
     """One running instance. `run` returns the exit code."""
 
     def __init__(
-        self, settings: Settings, environ: Mapping[str, str], console: Console, roles: tuple[str, ...] = ROLES
+        self,
+        settings: Settings,
+        environ: Mapping[str, str],
+        console: Console,
+        roles: tuple[str, ...] = ROLES,
+        *,
+        idle_status: int = 0,
     ) -> None:
         """
         Args:
             roles: the pools to start, in the order of `ROLES`; one of them where the other is on another machine.
+            idle_status: the exit code of an idle stop.
         """
         self._roles = roles
         self._settings = settings
+        self._idle_status = idle_status
+        self._exit_code = 0
         self._environ = environ
         self._console = console
         self._run_path = settings.run_path
@@ -103,7 +112,7 @@ class Supervisor:
                     with suppress(StartError):
                         remove_lock_file(self._settings, role)
                 remove_run_files(self._run_path, [*self._own_files, "serve.lock"])
-        return 0
+        return self._exit_code
 
     def _wait_for_orphans(self) -> None:
         """Wait until the pools of an instance whose supervisor was killed have ended.
@@ -269,6 +278,7 @@ class Supervisor:
                 active_at = time.monotonic()
             elif 0 < self._settings.idle_stop_s <= time.monotonic() - active_at:
                 log.info("idle_stop_began", idle_s=self._settings.idle_stop_s)
+                self._exit_code = self._idle_status
                 return
             if number in {signal.SIGTERM, signal.SIGINT}:
                 return

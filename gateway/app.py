@@ -35,6 +35,7 @@ from gateway.api.tokens import TokenizeResource, TokenizerInfoResource
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
 from gateway.generation.retry_budget import RetryBudget
 from gateway.generation.runner import CompletionRunner
+from gateway.generation.sessions import Sessions
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
 from gateway.jobs.runner import JobRunner
@@ -51,6 +52,7 @@ from gateway.pool.client import SlotClient
 from gateway.pool.quota import OwnerQuota
 from gateway.pool.tokenizing import PoolTokenizer
 from gateway.pool.watcher import PoolWatcher
+from gateway.redis import SharedStore
 from shared.hangups import HangupWatcher
 from shared.keys import KeyFile
 from shared.plan import Plan, read_plan
@@ -137,11 +139,13 @@ def create_app(
     jobs: JobRunner | None = None,
     clients: Mapping[int, SlotClient] | Sequence[SlotClient] = (),
     tracing: Tracing = NO_TRACING,
+    shared: SharedStore | None = None,
 ) -> GatewayApp:
-    """The app over its collaborators. Reads no environment, and starts no thread but that of `jobs`.
+    """The app over its collaborators. Reads no environment, and starts no threads but those of `jobs` and `shared`.
 
     Args:
         clients: of the slots, by slot index; they are called for tokens only.
+        shared: what several gateways share; None: this is the only gateway.
     """
     app = GatewayApp(admission, fanout, metrics, jobs, needs_keys=settings.requires_keys)
     keys = Keys(
@@ -149,7 +153,7 @@ def create_app(
         OPEN_ROUTES,
         OPEN_PAGES,
         app.router.find,
-        RateLimits(),
+        RateLimits(shared=shared),
         settings.key_rate,
     )
     # The request log comes first: it sets the request id that error responses carry. Origins come before keys and body
@@ -157,10 +161,11 @@ def create_app(
     traces = [] if tracing is NO_TRACING else [Traces(tracing)]
     app.add_middleware([*traces, RequestLog(metrics), Origins(settings), keys, BodyLimits(settings.max_body_bytes)])
     add_error_handlers(app, app.find_resource, metrics)
-    runner = CompletionRunner(
-        admission.models, fanout, OwnerQuota(settings.key_concurrency), hangups, settings.timeout_s
-    )
-    feedback_store = FeedbackStore(metrics)
+    quota = OwnerQuota(settings.key_concurrency, shared)
+    runner = CompletionRunner(admission.models, fanout, quota, Sessions(shared), hangups, settings.timeout_s)
+    feedback_store = FeedbackStore(metrics, shared)
+    if shared is not None:
+        shared.start()
     submitter = None if jobs is None else JobSubmitter(jobs)
     autocomplete = AutocompleteResource(
         runner,
@@ -247,7 +252,14 @@ def build() -> GatewayApp:
         jobs=_make_jobs(settings, plan, admission, metrics),
         clients=pool.clients,
         tracing=tracing,
+        shared=_make_shared_store(settings, metrics),
     )
+
+
+def _make_shared_store(settings: Settings, metrics: Metrics) -> SharedStore | None:
+    if settings.redis is None:
+        return None
+    return SharedStore(settings.redis, settings.timeout_s, lambda use: metrics.redis_failures.labels(use=use).inc())
 
 
 def _make_jobs(settings: Settings, plan: Plan, admission: Admission, metrics: Metrics) -> JobRunner | None:

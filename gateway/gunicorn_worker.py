@@ -516,7 +516,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             self.leases.mark_warm(self.slot_index, self.age)
 
     def _report_activity(self) -> None:
-        """Tell the supervisor that completions are being computed or were requested since the last call.
+        """Tell the supervisor that completions are being computed, wait as jobs, or were requested since the last call.
 
         Probes, scrapes and refused requests are no activity: they would keep an unused server running.
         """
@@ -524,7 +524,8 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             return
         admission = self.wsgi.admission
         num_arrived = admission.num_arrived
-        if num_arrived > self._num_reported or any(admission.in_flight()):
+        has_jobs = self.wsgi.jobs is not None and self.wsgi.jobs.num_open > 0
+        if has_jobs or num_arrived > self._num_reported or any(admission.in_flight()):
             self._num_reported = num_arrived
             with suppress(BlockingIOError, BrokenPipeError):  # full, or the supervisor is gone
                 os.write(self.activity_fd, b".")

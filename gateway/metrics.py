@@ -72,6 +72,10 @@ class Metrics:
             " later, by usefulness",
             ["up_to_keys"], registry=self._registry,
         )  # fmt: skip
+        self.redis_failures = Counter(
+            "tercet_redis_failures", "Uses of the shared store that fell back to what the gateway knows by itself",
+            ["use"], registry=self._registry,
+        )  # fmt: skip
         self.jobs = Counter("tercet_jobs", "Jobs by event", ["event"], registry=self._registry)
         waiting = Gauge("tercet_waiting_branches", "Branches that wait for room in a slot", registry=self._registry)
         waiting.set_function(num_waiting)

@@ -199,9 +199,10 @@ class State(Struct, kw_only=True, frozen=True):
     gateway sets for a slot whose stream has ended. `revision` identifies the weights that the worker has loaded: slots
     with equal model and revision compute the same. `kernels` says which kernels a GPU worker uses, and whether its
     steps are CUDA graphs; empty on a CPU. `num_replicas` is how many workers a state speaks for, with `max_batch` and
-    `in_flight` of all together: more than 1 where a cluster's proxy answers (Ray Serve). `num_gateways` is how many state
-    streams the worker serves, so how many gateways share its batch; 0: unknown. `memory_bytes` is the proportional set size of a CPU worker's process, or
-    what a GPU worker's allocator holds of the device, without the CUDA context."""
+    `in_flight` of all together: more than 1 where a cluster's proxy answers (Ray Serve). `num_gateways` is how many
+    state streams the worker serves, so how many gateways share its batch; 0: unknown. `memory_bytes` is the
+    proportional set size of a CPU worker's process, or what a GPU worker's allocator holds of the device, without the
+    CUDA context."""
 
     state: SlotState
     reason: str | None = None

@@ -43,6 +43,7 @@ _POOL_URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,254}|\[[0-9A-Fa-f:.]{2,45}\])"
     r":(?P<port>[0-9]{1,5})(-(?P<last_port>[0-9]{1,5}))?(?P<path>(/[A-Za-z0-9._~-]+)*)/?"
 )
+_DATABASE = re.compile(r"(/[0-9]{0,4})?")
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _DEVICE = re.compile(r"cpu|cuda:\d{1,2}")
 # Browsers, and apps that are web pages inside: Obsidian is app://obsidian.md on desktops, capacitor://localhost on iOS.
@@ -82,8 +83,8 @@ class ModelSpec:
 class PoolUrl:
     """One entry of `TERCET_POOL`: where workers of one model are reached by TCP.
 
-    Each of the ports from `port` to `last_port`, at each address of `host`, is a slot. `path` is a prefix of the paths of
-    the internal protocol, "" or like "/small".
+    Each of the ports from `port` to `last_port`, at each address of `host`, is a slot. `path` is a prefix of the paths
+    of the internal protocol, "" or like "/small".
     """
 
     model: str
@@ -178,8 +179,13 @@ def _pool(text: str) -> tuple[PoolUrl, ...]:
 
 def _redis(text: str) -> str:
     parts = urlsplit(text)
-    if parts.scheme not in {"redis", "rediss"} or parts.hostname is None:
-        raise ValueError("must be redis://host:port/db (or rediss://)")
+    authority = parts.netloc.rpartition("@")[2]
+    if (
+        parts.scheme not in {"redis", "rediss"}
+        or not _HOST_PORT.fullmatch(authority)
+        or not _DATABASE.fullmatch(parts.path)
+    ):
+        raise ValueError("must be redis://user:password@host:port/db (or rediss://), all but the host optional")
     return text
 
 
@@ -359,8 +365,8 @@ class Settings:
         parse=_path, shown="(none)",
     )  # fmt: skip
     redis: str | None = _setting(
-        None, "URL", "store that several gateways share, redis://host:port/db: sessions, feedback ids and the limits of "
-        "API keys hold across them; without it, each gateway has its own",
+        None, "URL", "store that several gateways share, redis://host:port/db: sessions, feedback ids and the limits "
+        "of API keys hold across them; without it, each gateway has its own",
         parse=_redis, shown="(none)",
     )  # fmt: skip
     compute: Compute = _setting(

@@ -32,8 +32,8 @@ from shared.watched_files import WatchedFiles
 BACKLOG = 2048  # connections that wait to be accepted; gunicorn's default
 MAX_PORT = 65535
 FIRST_PASSED_FD = 3  # SD_LISTEN_FDS_START in <systemd/sd-daemon.h>
-# The extra of pyproject.toml and the package that a job store needs, by the scheme of its URL.
-_JOB_LIBRARIES = {"redis": ("redis", "redis"), "rediss": ("redis", "redis"), "dynamodb": ("dynamodb", "boto3")}
+# The extra of pyproject.toml and the package that a store needs, by the scheme of its URL.
+_STORE_LIBRARIES = {"redis": ("redis", "redis"), "rediss": ("redis", "redis"), "dynamodb": ("dynamodb", "boto3")}
 _F_SETSIG = 10  # <asm-generic/fcntl.h>; Python's `fcntl` does not have it
 
 
@@ -107,7 +107,7 @@ def stop_with_holders(pipe: int) -> None:
 
 def check_access(settings: Settings) -> None:
     """Who may use the gateway: its address needs API keys, and the key file and the TLS files must be usable. Also
-    whether the library of its job store is installed.
+    whether the libraries of its job store and its shared store are installed.
 
     Raises:
         StartError: the gateway would serve without protection, without jobs, or not at all.
@@ -115,7 +115,8 @@ def check_access(settings: Settings) -> None:
     if settings.requires_keys and settings.keys is not None:
         read_keys(settings.keys)
     check_exposure(settings, settings.bind)
-    _check_job_library(settings)
+    _check_library("TERCET_JOBS", settings.job_store)
+    _check_library("TERCET_REDIS", settings.redis or "")
     check_pool(settings)
     _check_tls_files(settings.tls_cert, settings.tls_key, "TERCET_TLS_CERT", "TERCET_TLS_KEY")
 
@@ -192,12 +193,12 @@ def server_tls(cert: Path, key: Path) -> ssl.SSLContext:
     return context
 
 
-def _check_job_library(settings: Settings) -> None:
-    scheme = settings.job_store.partition(":")[0]
-    extra, module = _JOB_LIBRARIES.get(scheme, ("", ""))
+def _check_library(variable: str, url: str) -> None:
+    scheme = url.partition(":")[0]
+    extra, module = _STORE_LIBRARIES.get(scheme, ("", ""))
     if module and find_spec(module) is None:
         raise StartError(
-            f"TERCET_JOBS={scheme} needs the Python package {module}: run .venv/bin/pip install -e '.[{extra}]' in "
+            f"{variable}={scheme} needs the Python package {module}: run .venv/bin/pip install -e '.[{extra}]' in "
             "Tercet's directory."
         )
 

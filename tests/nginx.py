@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,17 +12,20 @@ from tests.e2e.harness import ROOT, free_port, until
 
 
 @contextmanager
-def nginx(base: Path, upstream_port: int, changes: Mapping[str, str] | None = None) -> Iterator[int]:
+def nginx(base: Path, upstream_port: int | Sequence[int], changes: Mapping[str, str] | None = None) -> Iterator[int]:
     """Yields its port.
 
     Args:
         base: a directory for its files.
+        upstream_port: of the gateway, or of several gateways.
         changes: texts of the configuration to replace; each must be there.
     """
     port = free_port()
+    ports = [upstream_port] if isinstance(upstream_port, int) else upstream_port
+    line = "server 127.0.0.1:8000 max_fails=1 fail_timeout=5s;"
     text = (ROOT / "deploy" / "nginx.conf").read_text()
     for old, new in {
-        "127.0.0.1:8000": f"127.0.0.1:{upstream_port}",
+        line: "\n".join(line.replace("8000", str(each)) for each in ports),
         "127.0.0.1:8080": f"127.0.0.1:{port}",
         **(changes or {}),
     }.items():

@@ -21,7 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from shared.errors import PROBLEM_JSON, TercetError
 from shared.hangups import HangupWatcher
 from shared.metrics import SlotCollector
-from shared.plan import read_plan
+from shared.plan import Plan, Slot, read_plan
 from shared.protocol import Done, Failed, TokenizeResponse, parse_generate_request, parse_tokenize_request
 from shared.run_directory import holding_device
 from shared.settings import Settings
@@ -122,10 +122,10 @@ class TokenizeResource:
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         response = self._service.tokenize(parse_tokenize_request(req.bounded_stream.read()))
         resp.content_type = falcon.MEDIA_JSON
-        resp.stream = _encode_in_parts(response)
+        resp.stream = encode_in_parts(response)
 
 
-def _encode_in_parts(response: TokenizeResponse) -> Iterator[bytes]:
+def encode_in_parts(response: TokenizeResponse) -> Iterator[bytes]:
     """JSON of the tokens of a text, which can be a million: the encoder holds the interpreter lock for one part."""
     for name in ("ids", "texts", "ends"):
         items = getattr(response, name)
@@ -197,6 +197,14 @@ def build() -> SlotApp:
     configure_structlog("workers", settings.log)
     plan = read_plan(settings.run_path)
     slot = plan.slots[int(os.environ["TERCET_SLOT"])]
+    return create_app(make_service(plan, slot, settings), HangupWatcher())
+
+
+def make_service(plan: Plan, slot: Slot, settings: Settings) -> SlotService:
+    """The service of one slot of `plan`, which its caller starts. It ends this process where a device has failed.
+
+    The process's variables are those of `shared.worker_environment.worker_environment`.
+    """
     cache = cache_directory(settings)
     if settings.cache_dir is not None:
         kernel_files.use_directory(settings.cache_dir)
@@ -238,7 +246,7 @@ def build() -> SlotApp:
         is_only_worker=sum(other.model == slot.model for other in plan.slots) == 1,
         on_fatal=end, accepted_delay_s=ACCEPTED_DELAY_SHARE * settings.ack_ms / 1e3, tracing=tracing,
     )  # fmt: skip
-    return create_app(service, HangupWatcher())
+    return service
 
 
 def _exit_process(failure: EngineFailure, last_words_s: float) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import structs
 
 from gateway.api import sse
-from gateway.api.callers import caller_of
+from gateway.api.callers import SESSION_PARAMETER, caller_of
 from gateway.api.error_formats import PROBLEM_DETAILS
 from gateway.api.feedback import FeedbackStore
 from gateway.api.jobs import ERRORS_OF_JOBS, JOB_ACCEPTED, JOB_HEADERS, JobResponse, JobSubmitter, prefers_async
@@ -83,7 +83,7 @@ class AutocompleteResource:
                 "three sentences": {"context": "The old man looked at the sea and"},
                 "a line, streamed": {"context": "Dear Sir or ", "single_line": True, "stream": True},
             },
-            parameters=JOB_HEADERS,
+            parameters=(SESSION_PARAMETER, *JOB_HEADERS),
             answers={
                 200: Answer(
                     "The sentences. `partial`: some branches failed, as `errors` says. For the `Idempotency-Key`"

@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
-import falcon
+from typing import Annotated
 
+import falcon
+from msgspec import Meta
+
+from gateway.api.operation import Parameter
 from gateway.generation.runner import Caller
+from shared.errors import FieldError, InvalidRequest
+
+SESSION_HEADER = "X-Session-Id"
+MAX_SESSION_CHARS = 128  # as of the field `session`
+SESSION_PARAMETER = Parameter(
+    SESSION_HEADER, "header",
+    f"The session, of up to {MAX_SESSION_CHARS} characters: a newer request of a session cancels the older one. A load"
+    " balancer keeps requests with the same header on one gateway. A `session` in the body comes first.",
+    Annotated[str, Meta(max_length=MAX_SESSION_CHARS)],
+)  # fmt: skip
 
 
 def caller_of(req: falcon.Request) -> Caller:
-    """The caller of a request whose middleware has run."""
+    """The caller of a request whose middleware has run.
+
+    Raises:
+        InvalidRequest: the session header is too long.
+    """
     context = req.context
     return Caller(
         request_id=context.id,
         owner=context.owner,
         max_concurrency=context.key.concurrency if context.key else None,
-        session=context.session,
+        session=context.session or _session(req),
         sock=req.env.get("gunicorn.socket"),
         traceparent=req.context.traceparent,
     )
+
+
+def _session(req: falcon.Request) -> str | None:
+    session = req.get_header(SESSION_HEADER)
+    if session and len(session) > MAX_SESSION_CHARS:
+        message = f"must be a string of up to {MAX_SESSION_CHARS} characters"
+        raise InvalidRequest(f"{SESSION_HEADER} {message}.", fields=(FieldError(SESSION_HEADER, message),))
+    return session or None

@@ -2,14 +2,13 @@
 
 The counts are metrics. Of an answer only its id, its owner, its latency, the strategy and usefulness of each sentence
 and the reports on it are kept, and only of recent answers. Each gateway process knows its own answers: after a reload,
-feedback on earlier answers is refused.
+feedback on earlier answers is refused,
+unless it has a shared store (`gateway.api.feedback_answers`).
 """
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,16 +16,13 @@ from typing import ClassVar, get_args, get_type_hints
 
 import falcon
 
+from gateway.api.feedback_answers import OwnAnswers, SharedAnswers
 from gateway.api.operation import Answer, Operation, Operations
 from gateway.api.schema import MAX_FEEDBACK_CHARS, FeedbackRequest, parse_feedback_request
 from gateway.metrics import Metrics
+from gateway.redis import SharedStore
 from shared.errors import FieldError, InvalidJson, InvalidRequest, NotFound
 
-# Recent answers: ten minutes of a hundred writers who request at pauses, half a minute of as many who do at each key.
-MAX_ANSWERS = 20_000
-# Recent answers with an accepted sentence, on which `kept` is reported later: fifteen minutes of a hundred writers who
-# accept one every five seconds.
-MAX_ACCEPTED_ANSWERS = 20_000
 # Upper bounds of an answer's latency; the label `within_s` has their texts.
 LATENCY_BOUNDS_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _WITHIN_S = (*(f"{bound:g}" for bound in LATENCY_BOUNDS_S), "+Inf")
@@ -78,15 +74,15 @@ class _SentenceRecord:
 class FeedbackStore:
     """Recent answers, and metrics of what writers did with them. Thread-safe."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, shared: SharedStore | None = None) -> None:
+        """
+        Args:
+            shared: makes answers known to all gateways that have it.
+        """
         self._metrics = metrics
         self._suggestion_counter = cache(metrics.suggestions.labels)
-        self._lock = threading.Lock()
-        # By the hash of owner and id, which takes less memory than both. Python salts it, so no client can choose an
-        # id that collides with an answer of another owner.
-        self._answers: OrderedDict[int, int] = OrderedDict()
-        # An answer moves here with the first acceptance, so that requests at each key do not displace it.
-        self._accepted: OrderedDict[int, int] = OrderedDict()
+        self._own = OwnAnswers()
+        self._shared = None if shared is None else SharedAnswers(shared)
 
     def add_answer(self, owner: str, answer_id: str, usefulness: Sequence[float | None], seconds: float) -> None:
         """Remember an answer and count its sentences as shown. One without sentences is not remembered.
@@ -105,10 +101,9 @@ class FeedbackStore:
         answer = len(records) | latency << _COUNT_BITS
         for rank, record in enumerate(records):
             answer |= record.pack() << _offset(rank)
-        key = hash((owner, answer_id))
-        with self._lock:
-            self._accepted.pop(key, None)  # of an earlier answer with the same id, which a client may choose
-            _add(self._answers, key, answer, MAX_ANSWERS)
+        self._own.add(owner, answer_id, answer)
+        if self._shared is not None:
+            self._shared.add(owner, answer_id, answer)
         for rank, record in enumerate(records):
             self._count("shown", record, rank, latency)
 
@@ -120,28 +115,11 @@ class FeedbackStore:
             InvalidRequest: the answer has no such sentence; `kept` with another action than `accepted`, or above the
                 number of accepted characters.
         """
-        key = hash((owner, feedback.id))
-        with self._lock:
-            answer = self._answers.get(key, self._accepted.get(key))
-            if answer is None:
-                raise NotFound(
-                    f"No answer with the id {feedback.id!r} is remembered here; send the id of a recent answer."
-                )
-            num_sentences = answer & (1 << _COUNT_BITS) - 1
-            latency = answer >> _COUNT_BITS & (1 << _LATENCY_BITS) - 1
-            if feedback.index >= num_sentences:
-                raise _invalid("index", f"must be below {num_sentences}, the number of that answer's sentences")
-            offset = _offset(feedback.index)
-            before = _SentenceRecord.unpack(answer >> offset)
-            after = _reported(before, feedback)
-            answer ^= (before.pack() ^ after.pack()) << offset
-            if key in self._accepted:
-                self._accepted[key] = answer
-            elif feedback.action == "accepted":
-                del self._answers[key]
-                _add(self._accepted, key, answer, MAX_ACCEPTED_ANSWERS)
-            else:
-                self._answers[key] = answer
+        changed = self._change(owner, feedback)
+        if changed is None:
+            raise NotFound(f"No answer with the id {feedback.id!r} is remembered here; send the id of a recent answer.")
+        latency = changed[0] >> _COUNT_BITS & (1 << _LATENCY_BITS) - 1
+        before, after = (_SentenceRecord.unpack(answer >> _offset(feedback.index)) for answer in changed)
         new = after.reports & ~before.reports
         if new & _report_bit(feedback.action):
             self._count(feedback.action, after, feedback.index, latency)
@@ -149,6 +127,19 @@ class FeedbackStore:
                 self._count_saved(after, feedback.index, latency)
         if feedback.kept is not None and new & _KEPT_BIT:
             self._count_kept(after, feedback.index, feedback.kept)
+
+    def _change(self, owner: str, feedback: FeedbackRequest) -> tuple[int, int] | None:
+        """The answer before and after the report; None: it is not remembered."""
+        is_accepted = feedback.action == "accepted"
+        if self._shared is not None:
+            changed = self._shared.change(owner, feedback.id, lambda answer: _with_report(answer, feedback))
+            if changed is not None:
+                # The gateway's own record is kept up too, for the time without the store.
+                self._own.change(owner, feedback.id, lambda _: changed[1], is_accepted=is_accepted)
+                return changed
+        return self._own.change(
+            owner, feedback.id, lambda answer: _with_report(answer, feedback), is_accepted=is_accepted
+        )
 
     def _count(self, action: str, record: _SentenceRecord, rank: int, latency: int) -> None:
         self._suggestion_counter(action, record.strategy, str(rank), _WITHIN_S[latency]).inc()
@@ -169,10 +160,18 @@ class FeedbackStore:
             self._metrics.prediction_kept_characters.labels(up_to_keys=record.up_to_keys).inc(num_characters)
 
 
-def _add(answers: OrderedDict[int, int], key: int, answer: int, max_answers: int) -> None:
-    answers[key] = answer
-    if len(answers) > max_answers:
-        answers.popitem(last=False)
+def _with_report(answer: int, feedback: FeedbackRequest) -> int:
+    """The answer with a report.
+
+    Raises:
+        InvalidRequest: the answer has no such sentence, or as `_reported`.
+    """
+    num_sentences = answer & (1 << _COUNT_BITS) - 1
+    if feedback.index >= num_sentences:
+        raise _invalid("index", f"must be below {num_sentences}, the number of that answer's sentences")
+    offset = _offset(feedback.index)
+    before = _SentenceRecord.unpack(answer >> offset)
+    return answer ^ (before.pack() ^ _reported(before, feedback).pack()) << offset
 
 
 def _reported(record: _SentenceRecord, feedback: FeedbackRequest) -> _SentenceRecord:

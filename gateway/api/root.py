@@ -11,6 +11,7 @@ from typing import ClassVar
 import falcon
 
 from gateway.api import sse
+from gateway.api.callers import SESSION_PARAMETER
 from gateway.api.error_formats import ErrorFormat
 from gateway.api.operation import JSON, Answer, Operation, Operations
 from gateway.api.page import PageResource
@@ -30,6 +31,7 @@ class RootResource:
             description="As `POST /generate`; huggingface_hub's `InferenceClient` sends it.",
             bodies=(parse_tgi_body,),
             examples=EXAMPLES,
+            parameters=(SESSION_PARAMETER,),
             answers={200: Answer("The completion, in a list.", {JSON: list[TgiGeneration], sse.CONTENT_TYPE: STREAM})},
             errors=ERRORS,
         ),

@@ -15,7 +15,7 @@ import falcon
 import msgspec
 
 from gateway.api import sse
-from gateway.api.callers import caller_of
+from gateway.api.callers import SESSION_PARAMETER, caller_of
 from gateway.api.error_formats import ErrorFormat
 from gateway.api.operation import COMPLETION_ERRORS, JSON, TEXT, Answer, Events, Operation, Operations
 from gateway.api.tgi_answer import TgiAnswer
@@ -39,13 +39,11 @@ from gateway.generation.runner import Caller, CompletionRunner, document_key, dr
 from gateway.generation.selection import SelectionPolicy, SelectionResult
 from gateway.generation.trimming import MIN_TOKENS
 from gateway.pool.admission import Admission
-from shared.errors import (
-    PromptTooLong,
-)
+from shared.errors import PromptTooLong, Superseded
 from shared.protocol import Sampling
 
 TAG = "Text Generation Inference"
-ERRORS = (*COMPLETION_ERRORS, PromptTooLong)
+ERRORS = (*COMPLETION_ERRORS, PromptTooLong, Superseded)
 EXAMPLES = {
     "a completion": {"inputs": "The old man looked at the sea and"},
     "sampled, with details": {
@@ -186,6 +184,7 @@ class GenerateResource:
             description="Greedy unless `do_sample`, `temperature`, `top_k` or `top_p` is sent.",
             bodies=(parse_tgi_body,),
             examples=EXAMPLES,
+            parameters=(SESSION_PARAMETER,),
             answers={200: Answer("The completion.", {JSON: TgiGeneration, sse.CONTENT_TYPE: STREAM})},
             errors=ERRORS,
         )
@@ -208,6 +207,7 @@ class GenerateStreamResource:
             summary="Complete a text, as a stream of tokens",
             bodies=(parse_tgi_body,),
             examples=EXAMPLES,
+            parameters=(SESSION_PARAMETER,),
             answers={200: Answer("The tokens; an error is the last event.", {sse.CONTENT_TYPE: STREAM})},
             errors=ERRORS,
         )

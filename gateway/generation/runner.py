@@ -58,7 +58,13 @@ class CompletionRunner:
     """Thread-safe; one instance serves all dialects."""
 
     def __init__(
-        self, models: ServedModels, fanout: Fanout, quota: OwnerQuota, hangups: HangupWatcher, timeout_s: float
+        self,
+        models: ServedModels,
+        fanout: Fanout,
+        quota: OwnerQuota,
+        sessions: Sessions,
+        hangups: HangupWatcher,
+        timeout_s: float,
     ) -> None:
         """
         Args:
@@ -70,7 +76,7 @@ class CompletionRunner:
         self._fanout = fanout
         self._quota = quota
         self._hangups = hangups
-        self._sessions = Sessions()
+        self._sessions = sessions
 
     @contextmanager
     def admitting(self, caller: Caller) -> Iterator[None]:

@@ -1,21 +1,63 @@
-"""Sessions: a newer request of a session cancels the one before it. Knows requests, not what they compute."""
+"""Sessions: a newer request of a session cancels the one before it. Knows requests, not what they compute.
+
+Several gateways agree on a session's newest request through their shared store: each request takes the session's next
+number, and the gateway of the request before it, if it is another, gets a message.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from gateway.generation.request import RequestContext
+from gateway.redis import PREFIX, SharedStore, SharedStoreAway
 from shared.errors import Superseded
+
+_CHANNEL = "superseded"
+# Takes the next number of a session; the gateway with the session's request before learns that number. A session is
+# forgotten when no request of it can be running.
+_TAKE_NUMBER = f"""
+local holder = redis.call('HGET', KEYS[1], 'gateway')
+local number = redis.call('HINCRBY', KEYS[1], 'number', 1)
+redis.call('HSET', KEYS[1], 'gateway', ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+if holder and holder ~= ARGV[1] then
+    redis.call('PUBLISH', '{PREFIX}:{_CHANNEL}:' .. holder, KEYS[1] .. ' ' .. number)
+end
+return number
+"""
+
+
+@dataclass(slots=True, eq=False)
+class _Newest:
+    """The newest request of a session in this gateway.
+
+    Attributes:
+        number: among the session's requests in all gateways; None until it is known.
+        superseded_by: the highest number of another gateway's request.
+    """
+
+    context: RequestContext
+    number: int | None = None
+    superseded_by: int = 0
 
 
 class Sessions:
     """The newest request of each session. A session belongs to an owner (API key). Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: SharedStore | None = None) -> None:
+        """
+        Args:
+            shared: of several gateways, not started yet; None: this is the only gateway.
+        """
         self._lock = threading.Lock()
-        self._newest: dict[tuple[str, str], RequestContext] = {}
+        self._newest: dict[Hashable, _Newest] = {}
+        self._shared = shared
+        if shared is not None:
+            self._take_number = shared.script(_TAKE_NUMBER)
+            shared.receive(_CHANNEL, self._receive)
 
     @contextmanager
     def superseding(self, context: RequestContext) -> Iterator[None]:
@@ -26,15 +68,53 @@ class Sessions:
         if context.spec.session is None:
             yield
             return
-        session = context.spec.owner, context.spec.session
+        names = context.spec.owner, context.spec.session
+        session = names if self._shared is None else self._shared.name("session", *names)
+        newest = _Newest(context)
         with self._lock:
             older = self._newest.get(session)
-            self._newest[session] = context
+            self._newest[session] = newest
         if older is not None:
-            older.cancel(Superseded("A newer request of this session came.", headers={"x-should-retry": "false"}))
+            _cancel(older.context)
         try:
+            if isinstance(session, str):
+                self._announce(session, newest)
             yield
         finally:
             with self._lock:
-                if self._newest.get(session) is context:
+                if self._newest.get(session) is newest:
                     del self._newest[session]
+
+    def _announce(self, session: str, newest: _Newest) -> None:
+        """Cancel the session's previous request at another gateway."""
+        assert self._shared is not None
+        if newest.context.is_over:  # of a number after that of the request that has cancelled it
+            return
+        number = 0  # without the store, a message that comes later is of a later request
+        try:
+            with self._shared.using("session") as client:
+                arguments = [self._shared.gateway_id, self._shared.request_ttl_ms]
+                number = int(self._take_number(keys=[session], args=arguments, client=client))
+        except SharedStoreAway:
+            pass
+        with self._lock:
+            newest.number = number
+            is_superseded = newest.superseded_by > number
+        if is_superseded:
+            _cancel(newest.context)
+
+    def _receive(self, message: str) -> None:
+        """Another gateway has a request of a session that this gateway had."""
+        session, _, number = message.rpartition(" ")
+        with self._lock:
+            newest = self._newest.get(session)
+            if newest is None or not number.isdecimal():
+                return
+            newest.superseded_by = max(newest.superseded_by, int(number))
+            is_superseded = newest.number is not None and newest.number < newest.superseded_by
+        if is_superseded:
+            _cancel(newest.context)
+
+
+def _cancel(context: RequestContext) -> None:
+    context.cancel(Superseded("A newer request of this session came.", headers={"x-should-retry": "false"}))

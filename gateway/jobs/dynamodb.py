@@ -1,19 +1,25 @@
 """Jobs in a DynamoDB table, with conditional writes. The table is created at the first use if it does not exist.
 
-A job is an item `job:<id>`; an item `idempotency:<digest>` holds the id of the job that was sent with that key. The
-global index `due` lists jobs by queue and `due_at`. DynamoDB updates it shortly after a write, so what it lists is read
-again, consistently, and leased by a conditional write.
+A job is an item `job:<id>` with an attribute for each field that is not at its default; an item `idempotency:<digest>`
+holds the id of the job that was sent with that key. The global index `due` lists jobs by queue and `due_at`. DynamoDB
+updates it shortly after a write, so what it lists is read again, consistently, and leased by a conditional write.
+
+The format is shared with programs that are not a gateway (deploy/aws/wake/jobs.py). `erase_at`, in whole seconds, is
+for a table with time to live: DynamoDB then erases expired jobs also while no gateway runs, each item in its own time.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
-from gateway.jobs.store import Job, Queue, decode_job, encode_job
+import msgspec
+
+from gateway.jobs.store import REMEMBERED_S, Job, Queue, decode_job
 from shared.errors import JobsUnavailable, retry_after_s
 
 CONNECT_TIMEOUT_S = 2.0
@@ -51,26 +57,36 @@ class DynamoDbStore:
         self._client: Any = None
 
     def insert(self, job: Job) -> bool:
-        put: dict[str, Any] = {"TableName": self._table, "Item": _item(job), **_ABSENT}
+        put: dict[str, Any] = {"TableName": self._table, "Item": item_of(job), **_ABSENT}
         if not job.idempotency:
             return self._write(lambda client: client.put_item(**put))
-        idempotent = {
-            "TableName": self._table,
-            "Item": {"pk": {"S": f"idempotency:{job.idempotency}"}, "job": {"S": job.id}},
-            **_ABSENT,
-        }
+        item = {
+            **_key(f"idempotency:{job.idempotency}"), "job": {"S": job.id}, "erase_at": {"N": _longest_life(job)},
+        }  # fmt: skip
+        idempotent = {"TableName": self._table, "Item": item, **_ABSENT}
         return self._transact([{"Put": put}, {"Put": idempotent}])
 
     def read(self, job_id: str) -> Job | None:
         item = self._get(f"job:{job_id}")
-        return None if item is None else decode_job(item["data"]["B"])
+        return None if item is None else job_of(item)
 
     def find_idempotent(self, idempotency: str) -> str | None:
-        item = self._get(f"idempotency:{idempotency}")
-        return None if item is None else str(item["job"]["S"])
+        pk = f"idempotency:{idempotency}"
+        if (item := self._get(pk)) is None:
+            return None
+        job_id = str(item["job"]["S"])
+        if self._get(f"job:{job_id}") is None:  # its time to live has ended before that of this item
+            self._write(
+                lambda client: client.delete_item(
+                    TableName=self._table, Key=_key(pk), ConditionExpression="job = :job",
+                    ExpressionAttributeValues={":job": item["job"]},
+                )
+            )  # fmt: skip
+            return None
+        return job_id
 
     def replace(self, old: Job, new: Job) -> bool:
-        put: dict[str, Any] = {"TableName": self._table, "Item": _item(new), **_same_version(old)}
+        put: dict[str, Any] = {"TableName": self._table, "Item": item_of(new), **_same_version(old)}
         if old.idempotency == new.idempotency:
             return self._write(lambda client: client.put_item(**put))
         return self._transact([{"Put": put}, self._without_idempotency(old)])
@@ -201,12 +217,43 @@ def _same_version(job: Job) -> dict[str, Any]:
     }
 
 
-def _item(job: Job) -> dict[str, Any]:
+def item_of(job: Job) -> dict[str, Any]:
+    """A job as DynamoDB has it: numbers N, bytes B, all else S."""
+    fields = msgspec.structs.asdict(job)
+    job_id = fields.pop("id")
+    defaults = {field.name: field.default for field in msgspec.structs.fields(Job)}
+    present = {name: _value(value) for name, value in fields.items() if value != defaults[name] or name == "version"}
     return {
-        **_key(f"job:{job.id}"),
-        "version": {"N": str(job.version)},
-        "owner": {"S": job.owner},
-        "queue": {"S": job.queue},
-        "due_at": {"N": repr(job.due_at)},
-        "data": {"B": encode_job(job)},
-    }
+        **_key(f"job:{job_id}"), **present, "queue": {"S": job.queue}, "erase_at": {"N": _erase_at(job)}
+    }  # fmt: skip
+
+
+def job_of(item: dict[str, Any]) -> Job:
+    if "data" in item:  # of an earlier gateway, which wrote the whole job into one attribute
+        return decode_job(item["data"]["B"])
+    fields = {name: _plain(item[name]) for name in _FIELDS if name in item}
+    return msgspec.convert({**fields, "id": item["pk"]["S"].removeprefix("job:")}, Job, strict=False)
+
+
+_FIELDS = tuple(field.name for field in msgspec.structs.fields(Job))
+
+
+def _value(value: str | float | bytes) -> dict[str, Any]:
+    if isinstance(value, bytes):
+        return {"B": value}
+    return {"S": value} if isinstance(value, str) else {"N": repr(value)}
+
+
+def _plain(value: dict[str, Any]) -> Any:
+    return next(iter(value.values()))
+
+
+def _erase_at(job: Job) -> str:
+    # An open job may be running at its expiry.
+    until = {"open": job.expires_at + REMEMBERED_S, "final": job.expires_at, "expired": job.due_at}[job.queue]
+    return str(math.ceil(until))
+
+
+def _longest_life(job: Job) -> str:
+    """When a new job is erased at the latest: it may end just before its expiry, and is kept as long again then."""
+    return str(math.ceil(2 * job.expires_at - job.created_at + REMEMBERED_S))

@@ -12,7 +12,9 @@ import falcon
 from shared.errors import ForbiddenOrigin, UnknownHost
 from shared.settings import Settings
 
-ALLOWED_HEADERS = "Content-Type, Authorization, api-key, x-api-key, X-Request-Id, Prefer, Idempotency-Key, traceparent"
+ALLOWED_HEADERS = (
+    "Content-Type, Authorization, api-key, x-api-key, X-Request-Id, X-Session-Id, Prefer, Idempotency-Key, traceparent"
+)
 EXPOSED_HEADERS = "X-Request-Id, Server-Timing, Retry-After, Location, Preference-Applied"
 
 

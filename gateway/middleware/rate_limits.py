@@ -2,6 +2,9 @@
 
 A bucket holds a minute's requests and refills evenly: a key that has been idle may send a minute's requests at once,
 and in the long run it gets its rate exactly. What a request is, and who sends it, is not known here.
+
+Gateways with a shared store share a key's bucket. They reckon with the time of day, so their clocks must agree: a clock
+that is a second ahead adds a second's requests to a bucket, once.
 """
 
 from __future__ import annotations
@@ -11,9 +14,12 @@ import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
-from pyrate_limiter import Duration, Rate, TokenBucket
+from pyrate_limiter import Duration, Rate, RedisStateStore, TokenBucket
+from pyrate_limiter.abstracts.algorithm import Decision
 
+from gateway.redis import SharedStore, SharedStoreAway
 from shared.errors import QuotaExceeded, retry_after_s
 
 _BUCKET = TokenBucket()
@@ -22,12 +28,14 @@ _BUCKET = TokenBucket()
 class RateLimits:
     """One bucket per key id, as long as the process lives. Thread-safe."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, shared: SharedStore | None = None) -> None:
         """
         Args:
             clock: monotonic seconds.
+            shared: holds the buckets of several gateways; while it is away, each gateway has its own.
         """
         self._clock = clock
+        self._shared = shared
         self._lock = threading.Lock()
         self._states: dict[str, tuple[float, ...]] = {}  # by key id; what they mean is the library's business
 
@@ -42,16 +50,34 @@ class RateLimits:
         """
         if not per_minute:
             return
-        rates, now_ms = _rates(per_minute), int(self._clock() * 1e3)
-        with self._lock:
-            state = self._states.get(key_id) or _BUCKET.initial(rates)
-            self._states[key_id], decision = _BUCKET.step(rates, state, now_ms, weight=1)
+        decision = self._take_own(key_id, per_minute)
+        if self._shared is not None:
+            # The gateway's own bucket is kept too, for the time without the store.
+            decision = self._take_shared(self._shared, key_id, per_minute) or decision
         if not decision.allowed:
             wait_s = math.ceil((decision.retry_after_ms or 0) / 1e3)
             raise QuotaExceeded(
                 f"This API key may send {per_minute} requests a minute; the next one fits in {wait_s} s.",
                 retry_after_s=retry_after_s(minimum=max(1, wait_s)),
             )
+
+    def _take_own(self, key_id: str, per_minute: int) -> Decision:
+        rates, now_ms = _rates(per_minute), int(self._clock() * 1e3)
+        with self._lock:
+            state = self._states.get(key_id) or _BUCKET.initial(rates)
+            self._states[key_id], decision = _BUCKET.step(rates, state, now_ms, weight=1)
+        return decision
+
+    def _take_shared(self, shared: SharedStore, key_id: str, per_minute: int) -> Decision | None:
+        """None: the store is away."""
+        try:
+            with shared.using("rate") as client:
+                store: Any = RedisStateStore(client, shared.name("rate", key_id))
+                decision = store.check(_BUCKET, _rates(per_minute), time.time_ns() // 1_000_000, weight=1)
+        except SharedStoreAway:
+            return None
+        assert isinstance(decision, Decision)
+        return decision
 
 
 @lru_cache(maxsize=1024)

@@ -187,6 +187,8 @@ export class Client {
     /** @type {Record<string, string>} */
     const headers = { "Content-Type": "application/json" };
     if (this.key) headers.Authorization = `Bearer ${this.key}`;
+    // For load balancers, which do not read bodies. A header cannot have every character that a session may have.
+    if (/^[!-~]+$/.test(this.#sessionId)) headers["X-Session-Id"] = this.#sessionId;
     const response = await fetch(this.#url + path, { method: "POST", headers, body: JSON.stringify(body), ...init })
       .catch((error) => {
         if (error.name === "AbortError") throw error;

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -131,6 +131,10 @@ class Context:
             self._results[name] = measure()
         result: T = self._results[name]
         return result
+
+    def entered(self, name: str, make: Callable[[], AbstractContextManager[T]]) -> T:
+        """What rows share, made at the first call with this name and ended with the context."""
+        return self.once(name, lambda: self._stack.enter_context(make()))
 
     @property
     def certificate(self) -> Certificate:

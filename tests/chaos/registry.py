@@ -8,7 +8,9 @@ from tests.chaos.rows.clients import (
     survive_slow_clients,
     survive_slow_clients_behind_nginx,
 )
+from tests.chaos.rows.containers import answer_pings_and_stop_in_time
 from tests.chaos.rows.deadlines import answer_through_faults, keep_deadlines, stop_for_clients_that_left
+from tests.chaos.rows.gateways import kill_gateways, kill_the_shared_store
 from tests.chaos.rows.inputs import refuse_bad_input
 from tests.chaos.rows.jobs import hide_foreign_jobs, keep_jobs_through_kills
 from tests.chaos.rows.keys import keep_canaries_secret, limit_each_key, reveal_no_other_text
@@ -143,6 +145,16 @@ ROWS = (
         refuse_while_draining,
     ),
     Row(
+        "R24",
+        "Two gateways behind nginx on one pool, one killed (-9) under load: 0 failed, but for streams that had begun",
+        kill_gateways,
+    ),
+    Row(
+        "R25",
+        "The store that two gateways share killed (-9) under load, and back: 0 failed, used again when it is back",
+        kill_the_shared_store,
+    ),
+    Row(
         "S1",
         "Every route × method × path trick: 401 unless open; a new route is closed until listed",
         run_tests("tests/gateway/middleware/test_keys.py", "tests/e2e/test_keys.py"),
@@ -214,12 +226,16 @@ ROWS = (
         "Ambiguous framing: connection closed, nothing of a body in a log at any level; no core dump holds a prompt",
         close_on_ambiguous_framing,
     ),
+    Row(
+        "D2",
+        "A SageMaker container under full load: `/ping` at most 100 ms at p99; exit at most 25 s after TERM",
+        answer_pings_and_stop_in_time,
+    ),
 )  # fmt: skip
 
 NOT_MEASURED = {
     "R17, D1": "they are promises of deployments (Ray, Kubernetes), which do not exist yet",
     "R18, S8": "`make test-deploy` shows them, without a running systemd",
-    "D2": "SageMaker's time limits under full load have no row yet",
     "S9, advisories": "`make audit` needs the advisory service; run it where that can be reached",
     "S11, in a browser": "the browser tests of `make test` show it",
 }

@@ -25,7 +25,7 @@ from tests.chaos.measure import Context
 from tests.chaos.registry import ROWS
 from tests.chaos.report import figures
 
-SHORT_ROWS = ("R1", "R4", "R6", "R7", "R12", "R13", "R19", "S3", "S5", "S6", "S10")
+SHORT_ROWS = ("R1", "R4", "R6", "R7", "R12", "R13", "R19", "R24", "R25", "S3", "S5", "S6", "S10", "D2")
 
 
 @pytest.fixture(scope="module")

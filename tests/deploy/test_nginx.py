@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -179,3 +180,105 @@ def test_the_lines_for_tls_serve_https(tmp_path: Path, upstream: int) -> None:
             context.wrap_socket(plain, server_hostname="127.0.0.1") as encrypted,
         ):
             assert encrypted.selected_alpn_protocol() == "h2"
+
+
+# Several gateways ----------------------------------------------------------------------------
+
+
+class Named(BaseHTTPRequestHandler):
+    """Answers with the port of its server. A request whose header `X-Lose` names the port loses its connection."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # a response is one packet: the next would wait for an acknowledgement
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        assert isinstance(self.server, Counting)
+        port = self.server.server_port
+        self.server.num_requests += 1
+        if self.headers.get("X-Lose") == str(port):
+            self.close_connection = True
+            return
+        body = str(port).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_DELETE = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+class Counting(ThreadingHTTPServer):
+    daemon_threads = True
+    num_requests = 0
+
+
+@contextmanager
+def gateways(count: int) -> Iterator[dict[int, Counting]]:
+    """Servers by port."""
+    servers = [Counting(("127.0.0.1", 0), Named) for _ in range(count)]
+    for server in servers:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield {server.server_port: server for server in servers}
+    finally:
+        for server in servers:
+            server.shutdown()
+            server.server_close()
+
+
+AFFINITIES = [
+    ("X-Session-Id", "s{}"), ("Authorization", "Bearer tct_{}"), ("x-api-key", "tct_{}"), ("api-key", "tct_{}"),
+]  # fmt: skip
+
+
+def test_requests_of_a_session_or_a_key_stay_at_one_gateway(tmp_path: Path) -> None:
+    with gateways(2) as servers, nginx(tmp_path, list(servers)) as port, client() as http:
+        for name, value in AFFINITIES:
+            homes = {}
+            for number in range(20):
+                headers = {name: value.format(number)}
+                url = f"http://127.0.0.1:{port}/autocomplete"
+                answers = {http.post(url, headers=headers).text for _ in range(3)}
+                assert len(answers) == 1, (name, answers)
+                homes[number] = answers.pop()
+            assert len(set(homes.values())) == 2, name
+        # The session comes before the key, and the address comes last.
+        for headers in ({"X-Session-Id": "s", "Authorization": "Bearer {}"}, {"User-Agent": "{}"}):
+            sent = [{name: value.format(number) for name, value in headers.items()} for number in range(10)]
+            assert len({http.get(f"http://127.0.0.1:{port}/", headers=each).text for each in sent}) == 1
+
+
+def test_a_gateway_that_is_away_is_passed_by_and_no_request_fails(tmp_path: Path) -> None:
+    with gateways(1) as servers, socket.socket() as unused, client() as http:
+        unused.bind(("127.0.0.1", 0))
+        with nginx(tmp_path, [*servers, unused.getsockname()[1]]) as port:
+            url = f"http://127.0.0.1:{port}/jobs"  # also what may not be repeated: it was not sent
+            answers = [http.post(url, headers={"X-Session-Id": f"s{number}"}) for number in range(20)]
+    assert {(answer.status_code, answer.text) for answer in answers} == {(200, str(*servers))}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "is_repeated"),
+    [
+        ("POST", "/autocomplete", True), ("POST", "/v1/completions", True), ("POST", "/generate", True),
+        ("POST", "/generate_stream", True), ("POST", "/", True), ("POST", "/feedback", True), ("GET", "/jobs/1", True),
+        ("DELETE", "/jobs/1", True), ("POST", "/jobs", False), ("POST", "/invocations", False),
+    ],
+)  # fmt: skip
+def test_what_a_gateway_lost_is_repeated_where_that_is_safe(
+    tmp_path: Path, method: str, path: str, is_repeated: bool
+) -> None:
+    with gateways(2) as servers, nginx(tmp_path, list(servers)) as port, client() as http:
+        url = f"http://127.0.0.1:{port}{path}"
+        home = http.request(method, url, headers={"X-Session-Id": "s"}).text
+        answer = http.request(method, url, headers={"X-Session-Id": "s", "X-Lose": home})
+        if is_repeated:
+            assert (answer.status_code, answer.text != home) == (200, True)
+        else:
+            assert_problem(answer, 503, "not_ready")
+        # The first request, the one that was lost, and its repetition.
+        assert sum(server.num_requests for server in servers.values()) == 2 + is_repeated

@@ -4,6 +4,7 @@ wrong."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def sentences(answer: dict[str, Any]) -> list[tuple[str, float]]:
 
 @pytest.mark.parametrize("strategy", ["sample", "predict"])
 def test_answers_are_those_of_the_local_pool(workers: Workers, gateway: Gateway, strategy: str) -> None:
-    request = {**REQUEST, "strategy": strategy}
+    request: dict[str, Any] = {**REQUEST, "strategy": strategy}
     local, remote = workers.ask(**request), gateway.ask(**request)
     assert sentences(local) == sentences(remote)
     assert len(remote["sentences"]) == 3
@@ -58,11 +59,15 @@ def test_a_gateway_starts_at_once_and_names_what_is_wrong_with_each_slot(workers
     }
     pool = ",".join(f"embedded={url}" for url in entries)
     gateway = Gateway(tmp_path / "g", **{**workers.gateway_settings, "pool": pool, "pool_key": str(wrong_key)})
+
+    def is_shown(reason: str) -> bool:
+        return reason in str(gateway.ready())
+
     gateway.start()
     try:
         until(gateway.ready, START_S, "the gateway answers")
         for reason in entries.values():
-            until(lambda reason=reason: reason in str(gateway.ready()), 10, reason)
+            until(partial(is_shown, reason), 10, reason)
         assert gateway.client.get("/health/ready").status_code == 503
         assert gateway.client.get("/health/live").status_code == 200
         assert gateway.client.post("/autocomplete", json=REQUEST).status_code == 503

@@ -20,36 +20,17 @@ from botocore.exceptions import ClientError
 
 from tests.clients.blocks import SAGEMAKER, offline_environ, run_blocks, sections
 from tests.clients.sagemaker_front import sagemaker_front
-from tests.e2e.harness import START_S, Tercet, until
-from workers.checkpoints.resolve import EMBEDDED
+from tests.e2e.container import Container, running_container
+from tests.e2e.harness import until
 
 PROMPT = "The old man looked at the sea and"
-
-
-class Container(Tercet):
-    """`tercet serve --sagemaker`, on a free port. It has a key file, which this mode ignores."""
-
-    def __init__(self, base: Path) -> None:
-        super().__init__(base, keys="/nowhere/keys", grace_s="20")
-        self.ping_statuses: list[int] = []
-
-    def is_warm(self) -> bool:
-        assert self.process.poll() is None, self.log()
-        try:
-            self.ping_statuses.append(self.client.get("/ping", timeout=2).status_code)
-        except httpx.TransportError:
-            return False
-        return self.ping_statuses[-1] == 200
 
 
 @pytest.fixture(scope="module")
 def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     """A warm container."""
-    instance = Container(tmp_path_factory.mktemp("t"))
-    instance.start(sys.executable, "-m", "deploy", "serve", "--sagemaker", str(EMBEDDED))
-    until(instance.is_warm, START_S, "a warm model")
-    yield instance
-    instance.stop()
+    with running_container(tmp_path_factory.mktemp("t")) as instance:
+        yield instance
 
 
 @pytest.fixture(scope="module")

@@ -88,17 +88,19 @@ def test_a_key_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("jobs", "module", "extra"),
+    ("variable", "url", "module", "extra"),
     [
-        ("redis://localhost:6379/0", "redis", "redis"),
-        ("rediss://localhost:6379/0", "redis", "redis"),
-        ("dynamodb://jobs?region=eu-central-1", "boto3", "dynamodb"),
+        ("TERCET_JOBS", "redis://localhost:6379/0", "redis", "redis"),
+        ("TERCET_JOBS", "rediss://localhost:6379/0", "redis", "redis"),
+        ("TERCET_JOBS", "dynamodb://jobs?region=eu-central-1", "boto3", "dynamodb"),
+        ("TERCET_REDIS", "redis://localhost", "redis", "redis"),
+        ("TERCET_REDIS", "rediss://:password@localhost:6379/0", "redis", "redis"),
     ],
 )
-def test_a_job_store_without_its_library_is_refused(
-    monkeypatch: pytest.MonkeyPatch, jobs: str, module: str, extra: str
+def test_a_store_without_its_library_is_refused(
+    monkeypatch: pytest.MonkeyPatch, variable: str, url: str, module: str, extra: str
 ) -> None:
-    settings = Settings.load({"TERCET_JOBS": jobs})
+    settings = Settings.load({variable: url})
     check_access(settings)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(StartError, match=rf"Python package {module}: run .venv/bin/pip install -e '\.\[{extra}\]'"):

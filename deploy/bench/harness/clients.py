@@ -11,7 +11,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -111,15 +111,21 @@ class Clients:
         return self._run_clients(num_clients, bodies_until_timeout)
 
     def send_at_rate(self, rate_qps: float, seconds: float) -> LoadResult:
-        """Open loop: Poisson arrivals at `rate_qps`, for `seconds`; requests in flight then are awaited.
+        """Open loop: Poisson arrivals at `rate_qps`, for `seconds`, as `send_at` sends them.
+
+        The number of arrivals is fixed to its mean: given their number, the arrivals of a Poisson process are
+        independent and uniform.
+        """
+        return self.send_at(arrival_offsets_s(self._random, rate_qps, seconds))
+
+    def send_at(self, offsets_s: Sequence[float]) -> LoadResult:
+        """Open loop: requests at these times after the start, ascending; requests in flight then are awaited.
 
         `wall_ms` counts from the planned arrival, so that a request that is sent late, because the server holds all
-        clients, has waited (no coordinated omission). The number of arrivals is fixed to its mean: given their number,
-        the arrivals of a Poisson process are independent and uniform.
+        clients, has waited (no coordinated omission).
         """
-        num_requests = max(1, round(rate_qps * seconds))
-        offsets = sorted(self._random.uniform(0, seconds) for _ in range(num_requests))
-        planned = list(zip(offsets, [self._new_body() for _ in offsets], strict=True))
+        num_requests = len(offsets_s)
+        planned = list(zip(offsets_s, [self._new_body() for _ in offsets_s], strict=True))
         num_clients = min(num_requests, MAX_OPEN_LOOP_CLIENTS)
         replies: list[Reply] = []
         barrier, lock = threading.Barrier(num_clients + 1), threading.Lock()
@@ -200,6 +206,11 @@ class Clients:
             time.perf_counter() - start,
             time.process_time() - cpu_start,
         )
+
+
+def arrival_offsets_s(rng: random.Random, rate_qps: float, seconds: float) -> list[float]:
+    """When the requests of an open loop arrive, ascending, from its start."""
+    return sorted(rng.uniform(0, seconds) for _ in range(max(1, round(rate_qps * seconds))))
 
 
 class Exchange(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ import falcon
 import msgspec
 
 from gateway.api import sse
-from gateway.api.callers import caller_of
+from gateway.api.callers import SESSION_PARAMETER, caller_of
 from gateway.api.openai import choices
 from gateway.api.openai.errors import OPENAI_ERRORS, branch_error
 from gateway.api.openai.request import generation_spec
@@ -68,6 +68,7 @@ class CompletionsResource:
                 },
                 "a stream": {"prompt": "She opened", "stream": True, "stream_options": {"include_usage": True}},
             },
+            parameters=(SESSION_PARAMETER,),
             answers={
                 200: Answer(
                     "The completions.",

@@ -61,6 +61,7 @@ def test_every_reason_to_refuse_counts(make_api: MakeApi) -> None:
         HEAD + b"Expect: 100-continue\r\n\r\n",
         HEAD + b"Connection: close\r\n\r\n",
         HEAD + b"Connection: TE, Close\r\n\r\n",
+        HEAD + b"X-Session-Id:" + b"s" * 129 + b"\r\n\r\n",
     ],
 )
 def test_other_requests_are_parsed(make_api: MakeApi, request_bytes: bytes) -> None:
@@ -69,6 +70,11 @@ def test_other_requests_are_parsed(make_api: MakeApi, request_bytes: bytes) -> N
 
 def test_a_body_that_looks_like_a_header_changes_nothing(make_api: MakeApi) -> None:
     assert make_full(make_api).app.early_refusals.find(HEAD + b"\r\n\r\nOrigin: x\r\n") is not None
+
+
+def test_a_session_is_refused_early_too(make_api: MakeApi) -> None:
+    request = HEAD + b"X-Session-Id: " + b"s" * 128 + b"\r\n\r\n"
+    assert isinstance(make_full(make_api).app.early_refusals.find(request), Overloaded)
 
 
 def test_where_keys_are_needed_every_request_is_parsed(make_api: MakeApi) -> None:

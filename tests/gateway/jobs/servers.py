@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from tests.e2e.harness import free_port, until
@@ -24,8 +24,13 @@ def find_redis() -> str | None:
 class RedisServer:
     """redis-server that writes every change to its disk. It can be killed and started again with its data."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **options: str) -> None:
+        """
+        Args:
+            options: of redis.conf, with `_` for `-`.
+        """
         self.directory = directory
+        self.options = {name.replace("_", "-"): value for name, value in options.items()}
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
@@ -34,7 +39,7 @@ class RedisServer:
         assert program is not None, "redis-server is not installed"
         options = {
             "port": self.port, "bind": "127.0.0.1", "dir": self.directory, "appendonly": "yes",
-            "appendfsync": "always", "save": "",
+            "appendfsync": "always", "save": "", **self.options,
         }  # fmt: skip
         arguments = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
         self.process = subprocess.Popen([program, *arguments], stdout=subprocess.DEVNULL)
@@ -45,9 +50,14 @@ class RedisServer:
         self.process.wait()
 
 
+def volatile_redis(directory: Path) -> AbstractContextManager[RedisServer]:
+    """A server that keeps its data in memory only, so that no command waits for the disk."""
+    return redis_server(directory, appendonly="no", appendfsync="no")
+
+
 @contextmanager
-def redis_server(directory: Path) -> Iterator[RedisServer]:
-    server = RedisServer(directory)
+def redis_server(directory: Path, **options: str) -> Iterator[RedisServer]:
+    server = RedisServer(directory, **options)
     server.start()
     try:
         yield server

@@ -118,7 +118,15 @@ def test_a_preflight_of_a_listed_page_is_answered_before_routing(listed: Gateway
         assert response.headers["Access-Control-Allow-Methods"] == "GET, POST, DELETE"
         allowed = response.headers["Access-Control-Allow-Headers"].lower().split(", ")
         keys = ["authorization", "api-key", "x-api-key"]
-        assert allowed == ["content-type", *keys, "x-request-id", "prefer", "idempotency-key", "traceparent"]
+        assert allowed == [
+            "content-type",
+            *keys,
+            "x-request-id",
+            "x-session-id",
+            "prefer",
+            "idempotency-key",
+            "traceparent",
+        ]
         assert response.headers["Access-Control-Max-Age"] == "600"
         assert "X-Request-Id" in response.headers
         assert "Server-Timing" in response.headers

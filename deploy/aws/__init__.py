@@ -1,0 +1,1 @@
+"""`tercet deploy`: Tercet in an AWS account, with boto3 and CloudFormation."""

@@ -1,0 +1,178 @@
+"""Lambda's entry: answers `POST /jobs` and `GET /jobs/{id}` of an HTTP API, and sweeps on EventBridge's events.
+
+A sweep starts the instance if a job is open. One follows each stop of the instance, because a job may have been stored
+while it was stopping, and one each minute, because anything else may have failed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+import time
+import traceback
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from deploy.aws.wake.answers import Answer, Refusal, json_answer, log
+from deploy.aws.wake.instance import Instance, Wake
+from deploy.aws.wake.jobs import Job, Jobs
+from deploy.aws.wake.requests import canonical_request
+
+# Of the function's time, kept for the answer.
+MARGIN_S = 1.5
+# After which a job that is still queued is a reason to look after the instance.
+PATIENCE_S = 5.0
+POLL_S = 0.25
+RETRY_AFTER_S = "1"
+CONFIG = Config(connect_timeout=1, read_timeout=3, retries={"mode": "standard", "total_max_attempts": 4})
+
+
+class SweepFailed(Exception):
+    """A job is open and the instance could not be started. Lambda counts it as an error, and tries again."""
+
+
+class Service:
+    def __init__(self, jobs: Jobs, instance: Instance, *, wake_s: float, max_wait_s: float) -> None:
+        """
+        Args:
+            wake_s: the longest time that a request spends on starting the instance.
+            max_wait_s: the longest time that a client may let it wait for a result.
+        """
+        self._jobs = jobs
+        self._instance = instance
+        self._wake_s = wake_s
+        self._max_wait_s = max_wait_s
+
+    def respond(self, event: dict[str, Any], until: float) -> Answer:
+        """
+        Args:
+            event: a request to an HTTP API, payload 2.0.
+            until: of `time.monotonic`, when the answer must be ready.
+        """
+        try:
+            owner = _owner(event)
+            route = event["routeKey"]
+            if route == "POST /jobs":
+                return self._submit(event, owner, until)
+            if route == "GET /jobs/{id}":
+                return self._read(event["pathParameters"]["id"], owner, until)
+            raise Refusal(404, "not_found", "Not found", "Known are POST /jobs and GET /jobs/{id}.")
+        except Refusal as refusal:
+            return refusal.answer
+        except (BotoCoreError, ClientError) as error:
+            log("job_store_failed", reason=_reason(error))
+            return Refusal(
+                503, "jobs_unavailable", "Jobs unavailable", "The job store (DynamoDB) cannot be used. Send it again."
+            ).answer
+        except Exception as error:  # noqa: BLE001 - a client gets JSON whatever happens, and the log no prompt
+            log("unhandled_exception", reason=type(error).__name__, frames=traceback.format_tb(error.__traceback__))
+            return Refusal(500, "internal_error", "Internal error", "The request failed for an unknown reason.").answer
+
+    def sweep(self, until: float) -> dict[str, object]:
+        """Start the instance if a job is open.
+
+        Raises:
+            SweepFailed: it could not be started.
+        """
+        if not self._jobs.has_open():
+            return {"open": False}
+        wake = self._instance.wake(until)
+        if not wake.is_up:
+            raise SweepFailed(f"a job is open, and the instance is {wake.state or 'unknown'} ({wake.code})")
+        return {"open": True, "instance": wake.state}
+
+    def _submit(self, event: dict[str, Any], owner: str, until: float) -> Answer:
+        body = event.get("body") or ""
+        raw = base64.b64decode(body) if event.get("isBase64Encoded") else body.encode("utf-8", "surrogatepass")
+        headers = event.get("headers", {})
+        wait_until = min(until, time.monotonic() + min(_wait_s(headers.get("prefer", "")), self._max_wait_s))
+        job = self._jobs.submit(owner, canonical_request(raw), headers.get("idempotency-key"))
+        log("job_queued", job=job.id[:8], bytes=len(raw))
+        wake = None
+        if job.is_open:
+            wake = self._instance.wake(min(until, max(time.monotonic() + self._wake_s, wait_until)))
+        while job.is_open and time.monotonic() + POLL_S < wait_until:
+            time.sleep(POLL_S)
+            job = self._jobs.find(job.id, owner)
+        return _render(job, wake, 202 if job.is_open else 200)
+
+    def _read(self, job_id: str, owner: str, until: float) -> Answer:
+        job = self._jobs.find(job_id, owner)
+        wake = None
+        # Also a running job whose lease has ended: its runner is gone.
+        if job.is_open and time.time() - job.due_at > PATIENCE_S:
+            wake = self._instance.wake(min(until, time.monotonic() + self._wake_s))
+        return _render(job, wake, 200)
+
+
+def handle(event: dict[str, Any], context: Any) -> dict[str, Any]:
+    until = time.monotonic() + context.get_remaining_time_in_millis() / 1e3 - MARGIN_S
+    service = make_service()
+    if "http" in event.get("requestContext", {}):
+        return service.respond(event, until)
+    return service.sweep(until)
+
+
+@cache
+def make_service() -> Service:
+    """From the environment that the template gives to the function."""
+    return _make_service(os.environ)
+
+
+def _make_service(environ: Mapping[str, str]) -> Service:
+    jobs = Jobs(
+        boto3.client("dynamodb", config=CONFIG), environ["TABLE"], ttl_s=float(environ["JOB_TTL_S"]),
+        max_open=int(environ["JOB_QUEUE"]),
+    )  # fmt: skip
+    instance = Instance(boto3.client("ec2", config=CONFIG), environ["INSTANCE_ID"])
+    return Service(jobs, instance, wake_s=float(environ["WAKE_S"]), max_wait_s=float(environ["MAX_WAIT_S"]))
+
+
+def _owner(event: dict[str, Any]) -> str:
+    """The IAM principal of the request, without the session of an assumed role: a job belongs to it.
+
+    Raises:
+        Refusal: the route has no IAM authorizer.
+    """
+    identity = event["requestContext"].get("authorizer", {}).get("iam", {}).get("userId") or ""
+    if not identity:
+        raise Refusal(401, "unauthorized", "Unauthorized", "Sign the request with AWS credentials (Signature 4).")
+    return f"aws:{identity.partition(':')[0]}"
+
+
+def _wait_s(prefer: str) -> float:
+    """Seconds of `Prefer: wait=10` (RFC 7240); 0 where it is absent or no number."""
+    for preference in prefer.split(","):
+        name, _, value = preference.partition(";")[0].partition("=")
+        if name.strip().lower() == "wait":
+            try:
+                seconds = float(value.strip().strip('"'))
+            except ValueError:
+                return 0.0
+            return max(0.0, seconds) if math.isfinite(seconds) else 0.0
+    return 0.0
+
+
+def _render(job: Job, wake: Wake | None, status: int) -> Answer:
+    body: dict[str, object] = {
+        "id": job.id, "state": job.state, "created_at": job.created_at, "expires_at": job.expires_at,
+    }  # fmt: skip
+    body |= {name: at for name in ("started_at", "finished_at") if (at := getattr(job, name)) is not None}
+    body |= {name: json.loads(raw) for name in ("result", "error") if (raw := getattr(job, name))}
+    if wake is not None:
+        body["instance"] = {"state": wake.state or "unknown"} | ({"error": wake.code} if wake.code else {})
+    headers = {"retry-after": RETRY_AFTER_S if wake is None or wake.is_up else "30"} if job.is_open else {}
+    if status == 202:
+        headers["location"] = f"/jobs/{job.id}"
+    return json_answer(status, body, **headers)
+
+
+def _reason(error: BotoCoreError | ClientError) -> str:
+    return str(error.response["Error"]["Code"]) if isinstance(error, ClientError) else type(error).__name__

@@ -1,0 +1,72 @@
+"""Compares the model with open loops that its fit has not seen. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+import msgspec
+
+from deploy.bench.harness.rounds import percentile
+from deploy.simulation.costs import Inputs
+from deploy.simulation.observations import REFERENCE_CLIENTS, Observations, Observed, Turn
+from deploy.simulation.runs import Machine
+
+MAX_ERROR = 0.15
+SHARES = (0.5, 0.99)
+
+
+class CheckRow(msgspec.Struct, frozen=True):
+    """A load of the check: medians over the rounds.
+
+    Attributes:
+        name: of the load.
+        num_answers: measured, in all rounds.
+        measured_ms, simulated_ms: p50 and p99.
+    """
+
+    name: str
+    num_answers: int
+    measured_ms: tuple[float, float]
+    simulated_ms: tuple[float, float]
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """Simulated ÷ measured − 1, for p50 and p99."""
+        (p50, p99), (simulated_p50, simulated_p99) = self.measured_ms, self.simulated_ms
+        return simulated_p50 / p50 - 1, simulated_p99 / p99 - 1
+
+    @property
+    def is_met(self) -> bool:
+        return all(abs(error) <= MAX_ERROR for error in self.errors)
+
+
+def check(inputs: Inputs, observations: Observations) -> list[CheckRow]:
+    """Simulate each turn of the check with the arrivals that were measured, and compare.
+
+    The machine is as fast as the closed loops right before and after the turn show: it is shared, and its speed varies.
+    """
+    return [_row(inputs, observations, load) for load in observations.of("check") if load.plan.rate_qps]
+
+
+def _row(inputs: Inputs, observations: Observations, load: Observed) -> CheckRow:
+    [full] = [each for each in observations.of("calibration") if each.plan.num_clients == REFERENCE_CLIENTS]
+    measured, simulated = [], []
+    for turn in load.turns:
+        speed = turn.reference_per_s / full.answers_per_s if turn.reference_per_s else 1.0
+        at_speed = msgspec.structs.replace(inputs, speeds=[speed])
+        measured.append(_figures(turn))
+        simulated.append(
+            _figures(Machine(at_speed, observations.num_slots).open(turn.offsets_s, inputs.fixed, inputs.costs))
+        )
+    num_answers = sum(len(turn.wall_ms) for turn in load.turns)
+    return CheckRow(load.plan.name, num_answers, _medians(measured), _medians(simulated))
+
+
+def _figures(turn: Turn) -> tuple[float, float]:
+    p50, p99 = (percentile(turn.wall_ms, share) for share in SHARES)
+    return p50, p99
+
+
+def _medians(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return median(p50 for p50, _ in rows), median(p99 for _, p99 in rows)

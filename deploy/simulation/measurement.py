@@ -1,0 +1,191 @@
+"""Measures a server under loads in turns: calibration runs for the fit, and open loops that check it.
+
+A real `tercet serve` with two slots, clients in a process of their own on the same cores. Knows the harness of the
+benchmarks; does not know the simulation.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+
+import msgspec
+from rich.console import Console
+
+from deploy.bench.harness import machine
+from deploy.bench.harness.clients import LOOPBACK, LoadResult, arrival_offsets_s, raise_for_status
+from deploy.bench.harness.contender_process import ContenderProcess
+from deploy.bench.harness.run import progress
+from deploy.bench.harness.server import ROOT, Server
+from deploy.bench.harness.workload import Subject, W
+from deploy.simulation.observations import REFERENCE_CLIENTS, LoadPlan, Observations, Observed, Role, Turn
+from deploy.simulation.writers import Typed, keys_per_s, press_keys
+from deploy.tune.trial import QUIET_SHARE, OthersMeter
+from workers.checkpoints.resolve import resolve
+
+NUM_SLOTS = 2
+CLIENT_COUNTS = (1, 2, 4, 8, 16)
+CHECK_SHARES = (0.3, 0.55, 0.75)  # of the capacity
+CALIBRATION_S = 1.0
+CHECK_S = 8.0
+SEED = 1
+CLIENTS = "deploy.bench.harness.clients:Clients"
+WRITERS = "deploy.simulation.writers:WriterClients"
+# Every branch has the same number of tokens: no top-ups, and nothing is trimmed.
+FIELDS = {"clean": False}
+Plans = Callable[[float], Sequence[LoadPlan]]
+
+
+def fixed_length_plans(capacity_qps: float) -> list[LoadPlan]:
+    """Closed loops for the fit, open loops at shares of the capacity for the check."""
+    closed = [
+        LoadPlan(role="calibration", num_clients=1, num_tokens=1, seconds=CALIBRATION_S),
+        *(LoadPlan(role="calibration", num_clients=number, seconds=CALIBRATION_S) for number in CLIENT_COUNTS),
+    ]
+    rates = [round(share * capacity_qps, 2) for share in CHECK_SHARES]
+    return [*closed, *(LoadPlan(role="check", rate_qps=rate, seconds=CHECK_S) for rate in rates)]
+
+
+def writer_plans(numbers: Sequence[int]) -> list[LoadPlan]:
+    """The first number of writers for the fit, the others for the check."""
+    roles: list[Role] = ["calibration", *["check"] * (len(numbers) - 1)]  # type: ignore[list-item]
+    return [
+        LoadPlan(role=role, num_writers=number, keys_per_s=round(keys_per_s(), 2), seconds=CHECK_S)
+        for role, number in zip(roles, numbers, strict=True)
+    ]
+
+
+def commit() -> str:
+    """Of the checkout that is measured; "unknown" outside of one."""
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or "unknown"
+
+
+class Measurement:
+    """A warm server with its clients, measured turn by turn."""
+
+    def __init__(self, models: str, console: Console, max_others_share: float = QUIET_SHARE) -> None:
+        """
+        Args:
+            models: a model by its name, of which `NUM_SLOTS` workers are started.
+            max_others_share: of all cores; a turn during which other processes use more of them is repeated once.
+        """
+        self._max_others_share = max_others_share
+        self._models = models
+        self._console = console
+        self._rng = random.Random(SEED)  # draws what the open loops' clients draw
+
+    def run(self, num_rounds: int, plans: Plans, share: float = 1.0, max_s: float = math.inf) -> Observations:
+        """Measure the loads in turns, `num_rounds` times.
+
+        Args:
+            plans: makes the loads from the capacity in answers per second, which is measured before the first round.
+            share: of each turn's seconds; below 1 the figures are not to be quoted.
+            max_s: no further round begins that would end later, counted from the first.
+
+        Raises:
+            StartError: the server does not get warm, or a request failed.
+        """
+        with ExitStack() as stack:
+            self._start(stack)
+            loads = plans(self._reference_per_s(share))
+            turns: list[list[Turn]] = [[] for _ in loads]
+            start_s = time.monotonic()
+            with progress(self._console, "Turns", num_rounds * len(loads)) as on_turn:
+                for number in range(num_rounds):
+                    if (time.monotonic() - start_s) * (number + 1) > max_s * number > 0:
+                        break
+                    for load, of_load in zip(loads, turns, strict=True):
+                        on_turn(f"round {number + 1}, {load.name}")
+                        turn = self._quiet_turn(msgspec.structs.replace(load, seconds=share * load.seconds))
+                        of_load.append(msgspec.structs.replace(turn, round=number))
+        return Observations(
+            models=self._models,
+            commit=commit(),
+            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            machine=machine.describe(),
+            num_slots=NUM_SLOTS,
+            num_prompt_tokens=W.num_prompt_tokens,
+            max_others_share=self._max_others_share,
+            loads=[Observed(plan=load, turns=of_load) for load, of_load in zip(loads, turns, strict=True)],
+        )
+
+    def _start(self, stack: ExitStack) -> None:
+        """The server and the clients, each of which has sent a request."""
+        subject = Subject.of(resolve(self._models))
+        self._server = stack.enter_context(Server(f"{self._models}*{NUM_SLOTS}", {"devices": "cpu"}))
+        port = self._server.port
+        workloads = [msgspec.structs.replace(W, num_new_tokens=number) for number in (1, W.num_new_tokens)]
+        self._clients = {
+            workload.num_new_tokens: stack.enter_context(
+                ContenderProcess(CLIENTS, LOOPBACK, port, subject, workload, SEED, FIELDS)
+            )
+            for workload in workloads
+        }
+        self._writers = stack.enter_context(ContenderProcess(WRITERS, LOOPBACK, port, subject, SEED))
+        for clients in self._clients.values():
+            clients.call("send_concurrently", 2 * NUM_SLOTS, 2)
+        self._writers.call("press", press_keys(random.Random(SEED), 2, 1.0), 2)
+
+    def _quiet_turn(self, load: LoadPlan) -> Turn:
+        """One turn. If other processes disturb it, it is repeated once, and the less disturbed one counts."""
+        turn = self._between_references(load) if load.rate_qps else self._turn(load)
+        if turn.others_share <= self._max_others_share:
+            return turn
+        again = self._between_references(load) if load.rate_qps else self._turn(load)
+        return min(turn, again, key=lambda each: each.others_share)
+
+    def _between_references(self, load: LoadPlan) -> Turn:
+        before_per_s = self._reference_per_s(load.seconds / CHECK_S)
+        turn = self._turn(load)
+        after_per_s = self._reference_per_s(load.seconds / CHECK_S)
+        return msgspec.structs.replace(turn, reference_per_s=(before_per_s + after_per_s) / 2)
+
+    def _reference_per_s(self, share: float) -> float:
+        """Answers per second of a closed loop that saturates the server."""
+        full: LoadResult = self._clients[W.num_new_tokens].call("send_for", REFERENCE_CLIENTS, CALIBRATION_S * share)
+        return len(full.replies) / full.elapsed_s
+
+    def _turn(self, load: LoadPlan) -> Turn:
+        self._server.wait_until_idle()
+        meter, before = OthersMeter(), self._server.cpu_s()
+        offsets_s: list[float] = []
+        num_superseded = num_failed = 0
+        if load.num_writers:
+            keys = press_keys(self._rng, load.num_writers, load.seconds)
+            typed: Typed = self._writers.call("press", keys, load.num_writers)
+            wall_ms, engine_ms = typed.wall_ms, typed.engine_ms
+            num_superseded, num_failed = typed.num_superseded, typed.num_failed
+            elapsed_s, client_cpu_s = typed.elapsed_s, typed.client_cpu_s
+        else:
+            clients = self._clients[load.num_tokens]
+            if load.num_clients:
+                result: LoadResult = clients.call("send_for", load.num_clients, load.seconds)
+            else:
+                seed = self._rng.randrange(2**31)
+                offsets_s = arrival_offsets_s(random.Random(seed), load.rate_qps, load.seconds)
+                result = clients.call("send_at", offsets_s)
+            replies = raise_for_status(result.replies)
+            wall_ms = [round(reply.wall_ms, 3) for reply in replies]
+            engine_ms = [round(reply.engine_ms, 3) for reply in replies]
+            elapsed_s, client_cpu_s = result.elapsed_s, result.client_cpu_s
+        used = {role: after - before[role] for role, after in self._server.cpu_s().items()}
+        return Turn(
+            offsets_s=[round(offset, 6) for offset in offsets_s],
+            wall_ms=wall_ms,
+            engine_ms=engine_ms,
+            num_superseded=num_superseded,
+            num_failed=num_failed,
+            elapsed_s=elapsed_s,
+            gateway_cpu_s=used["gateway"],
+            workers_cpu_s=used["workers"],
+            client_cpu_s=client_cpu_s,
+            others_share=round(meter.share(), 3),
+        )

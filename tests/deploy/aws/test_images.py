@@ -1,0 +1,151 @@
+"""The image of `tercet deploy sagemaker`: built, pushed, pinned, and started as SageMaker starts it.
+
+`docker` here is a stand-in that records its calls: no registry of AWS can be had, and the build itself is shown by
+tests/deploy/test_container.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.aws import command, images
+from shared.errors import StartError
+from tests.deploy.aws.cloud import REGION, Cloud
+from tests.deploy.aws.test_endpoint import deploy
+from tests.e2e.harness import ROOT
+
+REGISTRY = f"123456789012.dkr.ecr.{REGION}.amazonaws.com"
+INVOKE = "POST /endpoints/tercet/invocations"
+# It fails where DOCKER_FAILS names its first argument. A push makes the image known to ECR.
+DOCKER = """#!{python}
+import json, os, sys
+words = sys.argv[1:]
+secret = sys.stdin.read() if "--password-stdin" in words else ""
+with open(os.environ["DOCKER_CALLS"], "a") as calls:
+    calls.write(json.dumps([words, secret, os.environ.get("BUILDX_NO_DEFAULT_ATTESTATIONS")]) + "\\n")
+if words[0] == os.environ.get("DOCKER_FAILS"):
+    sys.exit(3)
+if words[0] == "push":
+    import boto3
+    name, tag = words[1].partition("/")[2].split(":")
+    kind = "application/vnd.docker.distribution.manifest.v2+json"
+    config = {{"digest": "sha256:" + 64 * "a"}}
+    manifest = json.dumps({{"schemaVersion": 2, "mediaType": kind, "config": config, "layers": []}})
+    ecr = boto3.client("ecr")
+    try:
+        ecr.put_image(repositoryName=name, imageTag=tag, imageManifest=manifest)
+    except ecr.exceptions.ImageAlreadyExistsException:
+        pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def calls(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which the stand-in for docker, the only program found, records its calls."""
+    program = tmp_path / "bin/docker"
+    program.parent.mkdir()
+    program.write_text(DOCKER.format(python=sys.executable))
+    program.chmod(0o755)
+    found = tmp_path / "calls"
+    environ = {**cloud.environ, "DOCKER_CALLS": str(found), "PATH": str(program.parent)}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(command, "POLL_S", 0.0)
+    cloud.rewrite(INVOKE, lambda _: json.dumps({"output": ["a", "b", "c"]}).encode(), times=9)
+    return found
+
+
+def recorded(calls: Path) -> list[list[Any]]:
+    return [json.loads(line) for line in calls.read_text().splitlines()]
+
+
+def test_the_image_is_built_pushed_and_pinned_by_its_digest(cloud: Cloud, calls: Path) -> None:
+    deploy()
+    (build, _, attestations), (login, password, _), (push, _, _), (logout, _, _) = recorded(calls)
+    assert attestations == "1"
+    assert build[:5] == ["build", "--platform", "linux/amd64", "--file", "deploy/Dockerfile"]
+    assert f"TORCH_INDEX={images.CPU_INDEX}" in build
+    assert login == ["login", "--username", "AWS", "--password-stdin", REGISTRY]
+    assert password
+    assert password not in " ".join(build + login + push)
+    assert push == ["push", f"{REGISTRY}/tercet:0.1.0-cpu"]
+    assert logout == ["logout", REGISTRY]
+    model = next(call.body for call in cloud.calls if call.operation == "CreateModel")
+    assert model["PrimaryContainer"]["Image"].startswith(f"{REGISTRY}/tercet@sha256:")
+    assert cloud.operations("ecr") == ["CreateRepository", "GetAuthorizationToken", "PutImage", "DescribeImages"]
+    deploy(destroy=True)
+    assert cloud.client("ecr").describe_repositories()["repositories"] == []
+
+
+def test_a_second_deployment_pushes_to_the_repository_of_the_first(cloud: Cloud, calls: Path) -> None:
+    deploy()
+    deploy()
+    assert [words[0] for words, _, _ in recorded(calls)] == ["build", "login", "push", "logout"] * 2
+    assert cloud.count("CreateModel") == 1
+    deploy(destroy=True)
+
+
+@pytest.mark.parametrize("step", ["build", "login", "push"])
+def test_a_failing_program_leaves_no_repository(
+    step: str, cloud: Cloud, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_FAILS", step)
+    with pytest.raises(StartError, match=f"docker {step} failed with exit code 3; its output is above"):
+        deploy()
+    assert cloud.client("ecr").describe_repositories()["repositories"] == []
+    assert cloud.count("CreateModel") == 0
+    if step == "push":
+        assert recorded(calls)[-1][0][0] == "logout"
+
+
+def test_a_repository_of_another_owner_is_left_alone(cloud: Cloud, calls: Path) -> None:
+    cloud.client("ecr").create_repository(repositoryName="tercet")
+    with pytest.raises(StartError, match="An image repository tercet exists and was not made by this command"):
+        deploy()
+    deploy(destroy=True)
+    assert len(cloud.client("ecr").describe_repositories()["repositories"]) == 1
+    assert not calls.exists()
+
+
+def test_without_a_program_the_command_says_which_to_install(monkeypatch: pytest.MonkeyPatch, cloud: Cloud) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(StartError, match="install one of docker, podman, buildah; or name an image with --image"):
+        deploy()
+    assert cloud.operations() == []
+
+
+@pytest.mark.parametrize("program", ["podman", "buildah"])
+def test_other_programs_are_given_the_ignore_file_and_dockers_format(program: str) -> None:
+    words = images.build_command(program, "tercet:1", images.GPU_INDEX)
+    assert words[words.index("--ignorefile") + 1] == "deploy/Dockerfile.dockerignore"
+    assert words[words.index("--format") + 1] == "docker"
+    assert (ROOT / "deploy/Dockerfile.dockerignore").exists()
+
+
+def test_the_images_serve_is_sagemakers_server(tmp_path: Path) -> None:
+    """Its address is SageMaker's, whatever the image sets for a server of its own."""
+    tercet = tmp_path / "tercet"
+    tercet.write_text('#!/bin/sh\necho "$@"; env | grep TERCET\n')
+    tercet.chmod(0o755)
+    dockerfile = (ROOT / images.DOCKERFILE).read_text()
+    assert "COPY deploy/aws/serve /usr/local/bin/serve" in dockerfile
+    set_by_image = {
+        name: "x"
+        for name in ("TERCET_BIND", "TERCET_JOBS", "TERCET_KEYS", "TERCET_RUN_DIR")
+        if f"{name}=" in dockerfile
+    }
+    assert len(set_by_image) == 4
+    serve = ROOT / "deploy/aws/serve"
+    assert os.access(serve, os.X_OK)
+    done = subprocess.run(
+        [serve], env={**set_by_image, "PATH": f"{tmp_path}:{os.environ['PATH']}:/usr/bin:/bin"}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["serve --sagemaker", "TERCET_RUN_DIR=x"]

@@ -1,0 +1,225 @@
+"""API Gateway's functions in front of an endpoint: the template's own sources, run against a real container.
+
+Each function runs as Lambda runs it: its source alone as `index.py`, in a process of its own, with the variables that
+the template gives to it. What is not shown: API Gateway and IAM.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.aws import command
+from deploy.aws.inline import DIRECTORY, MAX_SOURCE_BYTES, TEMPLATE, inlined
+from shared.errors import StartError
+from tests.clients.sagemaker_front import sagemaker_front
+from tests.deploy.aws.cloud import REGION, Cloud
+from tests.e2e.container import running_container
+from tests.gateway.jobs.servers import AWS_ENVIRON
+
+PROMPT = "The old man looked at the sea and"
+EMPTY = "The request body is empty. Please provide a valid input."
+INVALID = "The request body is invalid. Please provide a valid input."
+# Lambda's runtime: one event after another. A line of JSON each, in and out.
+RUNTIME = """
+import json, sys
+from index import handler
+for line in sys.stdin:
+    print(json.dumps(handler(json.loads(line), None)), flush=True)
+"""
+Invoke = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Reads CloudFormation's short functions as {"!Ref": …}."""
+
+
+Loader.add_multi_constructor(
+    "!", lambda loader, name, node: {f"!{name}": getattr(loader, f"construct_{node.id}")(node)}
+)
+
+
+@pytest.fixture(scope="module")
+def template() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.load(TEMPLATE.read_text(), Loader)
+    return found
+
+
+@pytest.fixture(scope="module")
+def front_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_container(tmp_path_factory.mktemp("t")) as container, sagemaker_front(container.url) as url:
+        yield url
+
+
+@pytest.fixture
+def lambda_of(template: dict[str, Any], front_url: str, tmp_path: Path) -> Iterator[Callable[..., Invoke]]:
+    """Starts a function of the template."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(function: str, runtime_url: str = front_url) -> Invoke:
+        properties = template["Resources"][function]["Properties"]
+        (tmp_path / "index.py").write_text(properties["Code"]["ZipFile"])
+        values = {"!Ref EndpointName": "tercet", "!Ref AWS::URLSuffix": "amazonaws.com"}
+        given = {
+            name: values[f"!Ref {value['!Ref']}"] for name, value in properties["Environment"]["Variables"].items()
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-c", RUNTIME], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+            env={"PATH": os.environ["PATH"], "AWS_REGION": REGION, "AWS_DEFAULT_REGION": REGION, **AWS_ENVIRON,
+                 "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": runtime_url, **given},
+        )  # fmt: skip
+        started.append(process)
+
+        def invoke(event: dict[str, Any]) -> dict[str, Any]:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps(event) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+            assert line, process.communicate()[1]
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+
+        return invoke
+
+    yield start
+    for process in started:
+        process.communicate(timeout=20)
+
+
+def event_2(body: str | None, *, is_base64: bool = False) -> dict[str, Any]:
+    """An HTTP API's event in payload format 2.0."""
+    event: dict[str, Any] = {
+        "version": "2.0", "routeKey": "POST /generate", "rawPath": "/dev/generate", "rawQueryString": "",
+        "headers": {"content-type": "application/json", "host": f"abc.execute-api.{REGION}.amazonaws.com"},
+        "requestContext": {"http": {"method": "POST", "path": "/dev/generate"}, "stage": "dev"},
+        "isBase64Encoded": is_base64,
+    }  # fmt: skip
+    return event if body is None else {**event, "body": body}
+
+
+def event_1(body: str | None) -> dict[str, Any]:
+    """The same in payload format 1.0, which has a null for no body."""
+    return {
+        "version": "1.0", "resource": "/generate", "path": "/dev/generate", "httpMethod": "POST", "headers": {},
+        "queryStringParameters": None, "requestContext": {"stage": "dev"}, "body": body, "isBase64Encoded": False,
+    }  # fmt: skip
+
+
+def test_generate_answers_what_the_endpoint_answers(lambda_of: Callable[..., Invoke]) -> None:
+    invoke = lambda_of("GenerateFunction")
+    body = json.dumps({"inputs": PROMPT, "parameters": {"max_new_tokens": 5, "do_sample": False}})
+    events = (event_2(body), event_1(body), event_2(base64.b64encode(body.encode()).decode(), is_base64=True))
+    answers = [invoke(event) for event in events]
+    assert [answer["statusCode"] for answer in answers] == [200] * 3
+    assert answers[0]["headers"] == {"content-type": "application/json"}
+    [generation] = json.loads(answers[0]["body"])
+    assert generation["generated_text"]
+    assert len({answer["body"] for answer in answers}) == 1
+
+    for nothing in (event_2(None), event_2(""), event_1(None)):
+        assert (invoke(nothing)["statusCode"], invoke(nothing)["body"]) == (400, EMPTY)
+    for invalid in ("{}", '{"inputs": ""}', '{"text": "x"}', "[1]", "not JSON"):
+        assert (invoke(event_2(invalid))["statusCode"], invoke(event_2(invalid))["body"]) == (400, INVALID)
+    assert invoke(event_2("%%%", is_base64=True))["body"] == INVALID
+
+    refusal = invoke(event_2(json.dumps({"inputs": PROMPT, "parameters": {"top_k": 0}})))
+    assert refusal["statusCode"] == 422
+    assert json.loads(refusal["body"])["error_type"] == "validation"
+
+
+def test_generate_answers_503_or_504_when_the_endpoint_cannot(lambda_of: Callable[..., Invoke], cloud: Cloud) -> None:
+    cloud.fail("POST /endpoints/*", "ThrottlingException", status=400)
+    cloud.fail("POST /endpoints/*", "ValidationError", "Endpoint tercet not found", status=400, first=2)
+    invoke = lambda_of("GenerateFunction", cloud.url)
+    request = event_2(json.dumps({"inputs": PROMPT}))
+    for _ in range(2):
+        assert invoke(request)["statusCode"] == 503
+    assert lambda_of("GenerateFunction", "http://127.0.0.1:9")(request)["statusCode"] == 504
+
+
+def test_endpoint_answers_the_invocation_address(lambda_of: Callable[..., Invoke]) -> None:
+    answer = lambda_of("EndpointFunction")({**event_2(None), "routeKey": "GET /endpoint"})
+    assert answer["statusCode"] == 200
+    assert answer["body"] == f"https://runtime.sagemaker.{REGION}.amazonaws.com/endpoints/tercet/invocations"
+
+
+def test_the_command_asks_a_real_container(
+    front_url: str, cloud: Cloud, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environ = {**cloud.environ, "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": front_url}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(command, "POLL_S", 0.0)
+    command.sagemaker(image="tercet", instance_type="ml.c5.xlarge")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(PROMPT)]
+    assert len(lines) == 3
+    command.sagemaker(destroy=True)
+
+
+def test_the_template_holds_the_functions_as_they_are(tmp_path: Path) -> None:
+    text = TEMPLATE.read_text()
+    assert inlined(text) == text
+    for name in ("generate", "endpoint"):
+        source = (DIRECTORY / f"pluto/{name}.py").read_text()
+        assert "\n".join(f"          {line}".rstrip() for line in source.splitlines()) in text
+    stale = text.replace("statusCode", "status")
+    assert stale != text
+    assert inlined(stale) == text
+
+
+def test_a_source_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.aws.inline.MAX_SOURCE_BYTES", 100)
+    assert MAX_SOURCE_BYTES == 4096
+    with pytest.raises(StartError, match=r"pluto/generate\.py must be at most 100 bytes"):
+        inlined(TEMPLATE.read_text())
+
+
+def test_the_template_passes_cfn_lint() -> None:
+    program = Path(sys.executable).with_name("cfn-lint")
+    done = subprocess.run(
+        [program, "--regions", REGION, "--non-zero-exit-code", "informational", "--", TEMPLATE],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_stack_of_the_template_is_made_and_removed(cloud: Cloud) -> None:
+    """moto makes its functions, roles and logs; it knows no API Gateway in templates."""
+    cloudformation, functions = cloud.client("cloudformation"), cloud.client("lambda")
+    cloudformation.create_stack(
+        StackName="tercet-api", TemplateBody=TEMPLATE.read_text(), Capabilities=["CAPABILITY_IAM"],
+        Parameters=[{"ParameterKey": "EndpointName", "ParameterValue": "mine"}],
+    )  # fmt: skip
+    made = functions.list_functions()["Functions"]
+    assert sorted(one["Environment"]["Variables"].get("URL_SUFFIX", "") for one in made) == ["", "amazonaws.com"]
+    assert {one["Environment"]["Variables"]["ENDPOINT_NAME"] for one in made} == {"mine"}
+    roles = {role["Arn"] for role in cloud.client("iam").list_roles()["Roles"]}
+    assert roles == {one["Role"] for one in made}
+    cloudformation.delete_stack(StackName="tercet-api")
+    assert functions.list_functions()["Functions"] == []
+    assert cloud.client("iam").list_roles()["Roles"] == []
+    assert cloud.client("logs").describe_log_groups()["logGroups"] == []
+
+
+def test_each_function_may_do_what_it_does_and_no_more(template: dict[str, Any]) -> None:
+    def actions(role: str) -> set[str]:
+        [policy] = template["Resources"][role]["Properties"]["Policies"]
+        listed = [statement["Action"] for statement in policy["PolicyDocument"]["Statement"]]
+        return {action for found in listed for action in ([found] if isinstance(found, str) else found)}
+
+    logs = {"logs:CreateLogStream", "logs:PutLogEvents"}
+    assert actions("GenerateRole") == {"sagemaker:InvokeEndpoint", *logs}
+    assert actions("EndpointRole") == logs
+    routes = [item["Properties"] for item in template["Resources"].values() if item["Type"].endswith("::Route")]
+    assert {route["RouteKey"] for route in routes} == {"POST /generate", "GET /endpoint"}

@@ -1,0 +1,91 @@
+"""When an instance powers itself off, by the real store; and its systemd unit and set-up script."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.aws import power_off
+from gateway.jobs.opening import open_store
+from gateway.jobs.queue import JobQueue
+from tests.deploy.aws.stacks import load_template
+from tests.deploy.needs import need
+from tests.e2e.harness import ROOT
+
+AWS = ROOT / "deploy" / "aws"
+UNITS = ROOT / "deploy" / "systemd"
+DROP_IN = AWS / "tercet.service.d" / "aws.conf"
+IDLE = str(power_off.IDLE_STATUS)
+
+
+def is_powered_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **environ: str) -> bool:
+    marker = tmp_path / "powered-off"
+    monkeypatch.setattr(power_off, "POWER_OFF", ("touch", str(marker)))
+    assert power_off.main({"TERCET_JOBS": f"sqlite:{tmp_path}/jobs.sqlite3", **environ}) == 0
+    return marker.exists()
+
+
+@pytest.mark.parametrize(("status", "expected"), [(IDLE, True), ("0", False), ("1", False), ("TERM", False)])
+def test_only_an_idle_stop_powers_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, expected: bool
+) -> None:
+    assert is_powered_off(tmp_path, monkeypatch, EXIT_STATUS=status) == expected
+
+
+def test_without_systemds_word_for_it_nothing_powers_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_powered_off(tmp_path, monkeypatch)
+
+
+def test_an_open_job_keeps_the_instance_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = JobQueue(open_store(f"sqlite:{tmp_path}/jobs.sqlite3"), ttl_s=60.0, max_open=10)
+    job, _ = queue.submit("o", b"{}")
+    assert not is_powered_off(tmp_path, monkeypatch, EXIT_STATUS=IDLE)
+    queue.cancel_or_delete(job.id, "o")
+    queue.close()
+    assert is_powered_off(tmp_path, monkeypatch, EXIT_STATUS=IDLE)
+
+
+def test_a_store_that_cannot_be_reached_does_not_keep_the_instance_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep of the function starts it again if there is a job."""
+    assert is_powered_off(tmp_path, monkeypatch, EXIT_STATUS=IDLE, TERCET_JOBS=f"sqlite:{tmp_path}")
+
+
+def test_the_unit_and_the_template_agree_with_the_code() -> None:
+    text = DROP_IN.read_text()
+    assert f"tercet serve --idle-status {IDLE}\n" in text
+    assert f"SuccessExitStatus={IDLE}\n" in text
+    assert "python -m deploy.aws.power_off\n" in text
+    data = load_template("lambda-ec2.yaml")["Resources"]["LaunchTemplate"]["Properties"]["LaunchTemplateData"]
+    script = data["UserData"]["Fn::Base64"]["Fn::Sub"]
+    assert "deploy/aws/set_up_instance.sh" in script
+    for program in (script, (AWS / "set_up_instance.sh").read_text()):
+        done = subprocess.run(["bash", "-n"], input=program, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.deploy
+def test_systemd_finds_no_fault_in_the_unit(tmp_path: Path) -> None:
+    """The paths of an installation become this checkout's: systemd checks that they exist."""
+    need("systemd:systemd-analyze")
+    for source, target in (
+        (UNITS / "tercet.service", "tercet.service"),
+        (UNITS / "tercet.socket", "tercet.socket"),
+        (DROP_IN, "tercet.service.d/aws.conf"),
+    ):
+        path = tmp_path / target
+        path.parent.mkdir(exist_ok=True)
+        text = source.read_text().replace("/opt/tercet/.venv/bin/", f"{sys.prefix}/bin/")
+        path.write_text(text.replace("/opt/tercet", str(ROOT)))
+    assert shutil.which("systemd-analyze")
+    command = ["systemd-analyze", "verify", "--man=no", str(tmp_path / "tercet.service")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    security = ["systemd-analyze", "security", "--offline=yes", "--no-pager", str(tmp_path / "tercet.service")]
+    rated = subprocess.run(security, capture_output=True, text=True, check=True).stdout
+    assert float(rated.rpartition("Overall exposure level for tercet.service: ")[2].split()[0]) <= 1.5, rated[-300:]

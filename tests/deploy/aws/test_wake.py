@@ -1,0 +1,400 @@
+"""The Lambda function in front of the stopped instance: moto's EC2 and DynamoDB behind a proxy that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import botocore
+import pytest
+
+from deploy.aws.package import pack
+from deploy.aws.wake.answers import Refusal
+from deploy.aws.wake.handler import SweepFailed, make_service
+from deploy.aws.wake.jobs import Job, Jobs
+from deploy.aws.wake.requests import FIELDS, canonical_request
+from gateway.api.schema import JobRequest, parse_job_request
+from gateway.jobs.dynamodb import item_of, job_of
+from gateway.jobs.queue import JobQueue
+from shared.errors import TercetError
+from tests.deploy.aws.cloud import Cloud, Rewrite
+from tests.deploy.aws.function import PROMPT, USER, Function, deployed_function
+from tests.deploy.aws.stacks import load_template
+from tests.e2e.harness import ROOT
+
+CANARY = "canary-91c0aa37"
+
+
+@pytest.fixture(scope="module")
+def deployed(running: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Function]:
+    """The stack of the template, and the function's process with its environment, once for this module."""
+    with deployed_function(running, tmp_path_factory.mktemp("archive"), WAKE_S="2") as function:
+        yield function
+
+
+@pytest.fixture
+def function(deployed: Function) -> Iterator[Function]:
+    """The function with a stopped instance and no job."""
+    deployed.cloud.forget()
+    deployed.erase()
+    deployed.stop_instance()
+    deployed.cloud.forget()
+    deployed.seconds = 29.0
+    yield deployed
+    deployed.cloud.forget()
+
+
+@pytest.fixture
+def queue(function: Function) -> Iterator[JobQueue]:
+    """A gateway's view of the same table."""
+    queue = function.open_queue()
+    yield queue
+    queue.close()
+
+
+def in_state(name: str) -> Rewrite:
+    """What DescribeInstances says of a stopped instance, with another state: moto's changes states at once."""
+    return lambda body: body.replace(b"<name>stopped</name>", f"<name>{name}</name>".encode())
+
+
+def test_a_request_becomes_a_job_that_a_gateway_runs(function: Function, queue: JobQueue) -> None:
+    accepted = function.post(PROMPT)
+    assert (accepted.status, accepted.body["state"]) == (202, "queued")
+    assert accepted.headers["location"] == f"/jobs/{accepted.body['id']}"
+    assert accepted.body["instance"] == {"state": "pending"}
+    assert function.cloud.operations() == ["Query", "PutItem", "DescribeInstances", "StartInstances"]
+    assert function.state == "running"
+    leased = queue.lease()
+    assert leased is not None
+    assert json.loads(leased.request) == {"context": PROMPT["prompt"], "n_samples": 2, "length": 8}
+    assert function.get(leased.id).body["state"] == "running"
+    assert queue.finish(leased, "succeeded", result=b'{"sentences":["\xc3\xa9"]}')
+    read = function.get(leased.id)
+    assert (read.status, read.body["state"], read.body["result"]) == (200, "succeeded", {"sentences": ["é"]})
+    assert read.body["finished_at"] >= read.body["started_at"] >= read.body["created_at"]
+
+
+@pytest.mark.parametrize("key", [None, "key-1"])
+def test_its_item_is_the_one_that_a_gateway_writes(function: Function, queue: JobQueue, key: str | None) -> None:
+    headers = {} if key is None else {"idempotency-key": key}
+    function.post(PROMPT, **headers)
+    ours = {item["pk"]["S"].partition(":")[0]: item for item in function.items()}
+    job = job_of(ours["job"])
+    assert item_of(job) == ours["job"]
+    function.erase()
+    queue.submit(f"aws:{USER}", job.request, key)
+    theirs = {item["pk"]["S"].partition(":")[0]: item for item in function.items()}
+    assert {kind: item.keys() for kind, item in theirs.items()} == {kind: item.keys() for kind, item in ours.items()}
+    for name in ("owner", "state", "queue", "version", "request", "idempotency", "fingerprint"):
+        assert theirs["job"].get(name) == ours["job"].get(name)
+    for kind, item in ours.items():
+        assert abs(int(item["erase_at"]["N"]) - int(theirs[kind]["erase_at"]["N"])) <= 60
+
+
+def test_a_repeated_key_is_the_same_job_and_of_another_request_an_error(function: Function) -> None:
+    first = function.post(PROMPT, **{"idempotency-key": "k"})
+    again = function.post(PROMPT, **{"idempotency-key": "k"})
+    assert again.body["id"] == first.body["id"]
+    other = function.post({"prompt": "else"}, **{"idempotency-key": "k"})
+    assert (other.status, other.body["errors"][0]["field"]) == (422, "Idempotency-Key")
+    assert function.post(PROMPT, user="AIDAOTHER", **{"idempotency-key": "k"}).body["id"] != first.body["id"]
+    assert function.post(PROMPT, **{"idempotency-key": "é"}).status == 422
+
+
+def test_a_job_belongs_to_its_principal_and_expires(function: Function, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = function.post(PROMPT, **{"idempotency-key": "k"}).body["id"]
+    for answer in (function.get(job_id, user="AIDAOTHER"), function.get("x" * 24), function.get("short")):
+        assert (answer.status, answer.body["code"]) == (404, "unknown_job")
+    assert function.get(job_id, user="").status == 401
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + float(function.environ["JOB_TTL_S"]) + 1)
+    assert function.get(job_id).status == 410
+    (left,) = function.items()
+    assert "request" not in left
+    assert job_of(left).state == "expired"
+    assert function.get(job_id).status == 410
+
+
+def test_the_queue_and_a_principals_share_of_it_are_bounded(
+    function: Function, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOB_QUEUE", "4")
+    make_service.cache_clear()
+    users = ["AIDA0", "AIDA1", "AIDA2", "AIDA3"]
+    assert [function.post(PROMPT, user=user).status for user in users[:3]] == [202] * 3
+    assert function.post(PROMPT, user=users[0]).status == 429
+    assert function.post(PROMPT, user=users[3]).status == 202
+    full = function.post(PROMPT, user="AIDA4")
+    assert (full.status, full.body["code"]) == (503, "overloaded")
+    assert int(full.headers["retry-after"]) >= 1
+    make_service.cache_clear()
+
+
+# The instance.
+
+
+def test_a_running_instance_is_left_alone(function: Function) -> None:
+    function.ec2.start_instances(InstanceIds=[function.environ["INSTANCE_ID"]])
+    function.cloud.forget()
+    assert function.post(PROMPT).body["instance"] == {"state": "running"}
+    assert function.cloud.count("StartInstances") == 0
+
+
+def test_a_stopping_instance_is_started_once_it_has_stopped(function: Function) -> None:
+    function.cloud.rewrite("DescribeInstances", in_state("stopping"), times=3)
+    assert function.post(PROMPT).body["instance"] == {"state": "pending"}
+    assert function.cloud.operations("ec2") == ["DescribeInstances"] * 4 + ["StartInstances"]
+
+
+def test_a_stop_that_takes_longer_leaves_the_job_to_a_sweep(function: Function) -> None:
+    function.cloud.rewrite("DescribeInstances", in_state("stopping"), times=100)
+    started_at = time.monotonic()
+    answer = function.post(PROMPT)
+    assert time.monotonic() - started_at < 4
+    assert answer.status == 202
+    assert answer.body["instance"] == {"state": "stopping", "error": "IncorrectInstanceState"}
+    assert answer.headers["retry-after"] == "30"
+    function.cloud.forget()
+    assert function.sweep() == {"open": True, "instance": "pending"}
+    assert function.sweep() == {"open": True, "instance": "running"}
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("InsufficientInstanceCapacity", 500), ("RequestLimitExceeded", 503), ("InternalError", 500)]
+)
+def test_a_start_that_is_refused_for_a_moment_is_repeated(function: Function, code: str, status: int) -> None:
+    function.cloud.fail("StartInstances", code, status=status, times=2)
+    function.cloud.delay("DescribeInstances", 0.2)
+    assert function.post(PROMPT).body["instance"] == {"state": "pending"}
+    assert function.cloud.count("StartInstances") == 3
+
+
+def test_an_instance_that_never_starts_loses_no_job(function: Function, queue: JobQueue) -> None:
+    function.cloud.fail("StartInstances", "InsufficientInstanceCapacity", status=500, times=1000)
+    function.seconds = 3.5
+    answer = function.post(PROMPT, prefer="wait=1")
+    assert answer.status == 202
+    assert answer.body["instance"] == {"state": "stopped", "error": "InsufficientInstanceCapacity"}
+    with pytest.raises(SweepFailed, match=r"stopped .InsufficientInstanceCapacity"):
+        function.sweep()
+    function.cloud.forget()
+    assert function.sweep()["instance"] == "pending"
+    leased = queue.lease()
+    assert leased is not None
+    assert leased.id == answer.body["id"]
+
+
+@pytest.mark.parametrize(
+    ("code", "state"), [("InvalidInstanceID.NotFound", "unknown"), ("UnauthorizedOperation", "unknown")]
+)
+def test_an_instance_that_cannot_be_started_is_reported_at_once(function: Function, code: str, state: str) -> None:
+    function.cloud.fail("DescribeInstances", code, status=400, times=9)
+    assert function.post(PROMPT).body["instance"] == {"state": state, "error": code}
+    assert function.cloud.count("DescribeInstances") == 1
+
+
+def test_a_terminated_instance_is_reported_at_once(function: Function) -> None:
+    function.cloud.rewrite("DescribeInstances", in_state("terminated"), times=9)
+    assert function.post(PROMPT).body["instance"] == {"state": "terminated", "error": "InstanceTerminated"}
+    assert function.cloud.count("DescribeInstances") == 1
+
+
+def test_reading_a_job_that_waits_starts_the_instance(function: Function, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = function.post(PROMPT).body["id"]
+    function.stop_instance()
+    function.cloud.forget()
+    assert "instance" not in function.get(job_id).body
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 6)
+    assert function.get(job_id).body["instance"] == {"state": "pending"}
+    assert function.cloud.operations() == ["GetItem", "GetItem", "DescribeInstances", "StartInstances"]
+
+
+def test_a_sweep_without_jobs_does_not_look_at_the_instance(function: Function) -> None:
+    assert function.sweep() == {"open": False}
+    assert function.cloud.operations() == ["Query"]
+
+
+# The table.
+
+
+@pytest.mark.parametrize("headers", [{}, {"idempotency-key": "k"}])
+def test_a_confirmation_that_is_lost_makes_no_second_job(function: Function, headers: dict[str, str]) -> None:
+    operation = "TransactWriteItems" if headers else "PutItem"
+    function.cloud.fail(operation, "InternalServerError", is_performed=True)
+    answer = function.post(PROMPT, **headers)
+    assert answer.status == 202
+    jobs = [item for item in function.items() if item["pk"]["S"].startswith("job:")]
+    assert [item["pk"]["S"] for item in jobs] == [f"job:{answer.body['id']}"]
+    assert function.cloud.count(operation) == 2
+
+
+def test_throttling_and_errors_of_dynamodb_are_repeated_and_then_answered(function: Function) -> None:
+    function.cloud.fail("PutItem", "ProvisionedThroughputExceededException", status=400, times=2)
+    assert function.post(PROMPT).status == 202
+    function.cloud.forget()
+    function.cloud.fail("PutItem", "InternalServerError", times=100)
+    answer = function.post(PROMPT)
+    assert (answer.status, answer.body["code"]) == (503, "jobs_unavailable")
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "retry-after" in answer.headers
+    # Without a job there is nothing to start the instance for.
+    assert function.cloud.count("DescribeInstances") == 0
+
+
+# Requests.
+
+GOOD: list[dict[str, Any]] = [
+    PROMPT,
+    {"context": "", "temperature": 0, "top_p": 0.9, "top_n": 40},
+    {"prompt": "é\ud83d\ude00\n", "samples": 8, "stop": ["."], "seed": 2**63 - 1, "clean": False, "explain": 10},
+    {"prompt": "x", "max_time": 0.5, "model_size": "small", "strategy": "predict", "min_p": 1, "single_line": True},
+    {"prompt": "x", "max_time": None, "model_size": None, "max_tokens": None, "seed": None, "explain": None},
+    {"prompt": "x", "repetition_penalty": 0.01, "max_tokens": 1, "n": 1},
+]
+BAD = [
+    "", "[]", "{", '"x"', "{}", '{"prompt": "a", "prompt": "b"}', '{"prompt": "a", "context": "b"}', '{"prompt": NaN}',
+    '{"prompt": 1}', '{"prompt": "x", "unknown": 1}', '{"prompt": "x", "stream": true}',
+    '{"prompt": "x", "session": "s"}',    '{"prompt": "\\ud800"}', "[" * 100_000,
+    *(json.dumps({"prompt": "x", **fields}) for fields in (
+        {"n": 0}, {"num_samples": 9}, {"n": True}, {"n": "2"}, {"n": 1.5}, {"n": None}, {"length": 257},
+        {"temperature": 5.1}, {"temperature": "1"}, {"temperature": True}, {"top_k": -1}, {"top_p": 1.01},
+        {"min_p": -0.1}, {"max_tokens": 0}, {"max_time": 0}, {"repetition_penalty": 0}, {"stop": "x"},
+        {"stop": [""]}, {"stop": ["x"] * 9}, {"stop": ["y" * 257]}, {"stop": None}, {"single_line": 1}, {"seed": -1},
+        {"seed": 2**63}, {"explain": 11}, {"strategy": "best"}, {"model_size": "m" * 129}, {"model_size": 1},
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", GOOD)
+def test_what_it_accepts_is_the_same_request_to_the_gateway(body: dict[str, Any]) -> None:
+    raw = json.dumps(body).encode()
+    assert parse_job_request(canonical_request(raw)) == parse_job_request(raw)
+
+
+@pytest.mark.parametrize("body", BAD, ids=range(len(BAD)))
+def test_it_refuses_what_the_gateway_refuses(body: str) -> None:
+    with pytest.raises(TercetError):
+        parse_job_request(body.encode())
+    with pytest.raises(Refusal) as refused:
+        canonical_request(body.encode())
+    assert refused.value.status in {400, 422}
+    assert bool(refused.value.errors) == (refused.value.status == 422)
+
+
+def test_it_knows_the_gateways_fields_and_no_others() -> None:
+    assert set(FIELDS) == set(JobRequest.__struct_fields__)
+
+
+def test_bad_requests_are_answered_with_the_field_and_start_nothing(function: Function) -> None:
+    answer = function.post({"prompt": "x", "num_samples": 9})
+    assert (answer.status, answer.body["errors"]) == (
+        422, [{"field": "num_samples", "message": "must be a whole number from 1 to 8"}]
+    )  # fmt: skip
+    assert function.post({"prompt": "x" * 400_000}).status == 413
+    assert function.cloud.operations() == []
+
+
+def test_the_log_has_neither_prompt_nor_key_nor_whole_id(
+    function: Function, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accepted = function.post({"prompt": CANARY}, **{"idempotency-key": CANARY})
+    function.cloud.fail("TransactWriteItems", "InternalServerError", CANARY, times=9)
+    function.post({"prompt": CANARY}, **{"idempotency-key": f"{CANARY}2"})
+    monkeypatch.setattr(Jobs, "find", lambda *_: dict[str, Job]()[CANARY])
+    assert function.get(accepted.body["id"]).status == 500
+    logged = capfd.readouterr().out
+    assert [json.loads(line)["event"] for line in logged.splitlines()] == [
+        "job_queued", "instance_started", "job_store_failed", "unhandled_exception",
+    ]  # fmt: skip
+    assert CANARY not in logged
+    assert accepted.body["id"] not in logged
+
+
+# What is deployed.
+
+
+def test_the_archive_runs_with_pythons_library_and_boto3_alone(tmp_path: Path) -> None:
+    archive = pack(tmp_path)
+    assert pack(tmp_path / "again").name == archive.name
+    with zipfile.ZipFile(archive) as content:
+        content.extractall(tmp_path / "task")
+    template = load_template("lambda-ec2.yaml")
+    module, _, name = template["Resources"]["Function"]["Properties"]["Handler"].rpartition(".")
+    library = str(Path(botocore.__file__).parents[1])
+    code = (
+        f"import sys\nsys.path.insert(0, {str(tmp_path / 'task')!r})\nsys.path.append({library!r})\n"
+        f"import {module}\nassert callable({module}.{name})\nassert '/task/' in {module}.__file__\n"
+        "print(sorted({'gateway', 'shared', 'msgspec', 'falcon', 'structlog'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={"PATH": os.environ["PATH"]},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def allowed(template: dict[str, Any], role: str) -> set[str]:
+    found: set[str] = set()
+    for policy in template["Resources"][role]["Properties"]["Policies"]:
+        for statement in policy["PolicyDocument"]["Statement"]:
+            actions = statement["Action"]
+            found |= set(actions) if isinstance(actions, list) else {actions}
+    return found
+
+
+# A transaction needs the permissions of its actions; moto checks none.
+_TRANSACTION = {"TransactWriteItems": {"PutItem", "DeleteItem"}}
+
+
+def test_the_roles_allow_exactly_what_is_called(function: Function, queue: JobQueue) -> None:
+    template = load_template("lambda-ec2.yaml")
+
+    def used() -> set[str]:
+        calls = function.cloud.calls
+        function.cloud.forget()
+        return {
+            f"{call.service}:{name}" for call in calls for name in _TRANSACTION.get(call.operation, {call.operation})
+        }
+
+    job_id = function.post(PROMPT, **{"idempotency-key": "k"}).body["id"]
+    function.get(job_id)
+    function.sweep()
+    by_function = used()
+    logs = {"logs:CreateLogStream", "logs:PutLogEvents"}
+    assert allowed(template, "FunctionRole") == by_function | logs
+    leased = queue.lease()
+    assert leased is not None
+    queue.renew(leased)
+    queue.finish(leased, "succeeded", result=b"{}")
+    queue.cancel_or_delete(leased.id, leased.owner)
+    queue.purge()
+    # The archive is fetched by the first boot.
+    assert allowed(template, "InstanceRole") == used() | {"s3:GetObject"}
+
+
+def test_only_the_tagged_instance_may_be_started() -> None:
+    resources = load_template("lambda-ec2.yaml")["Resources"]
+    statements = resources["FunctionRole"]["Properties"]["Policies"][0]["PolicyDocument"]["Statement"]
+    (start,) = (each for each in statements if each["Action"] == "ec2:StartInstances")
+    assert start["Condition"] == {"StringEquals": {"aws:ResourceTag/tercet-wake": {"Ref": "AWS::StackName"}}}
+    assert {"Key": "tercet-wake", "Value": {"Ref": "AWS::StackName"}} in resources["Instance"]["Properties"]["Tags"]
+    data = resources["LaunchTemplate"]["Properties"]["LaunchTemplateData"]
+    assert data["InstanceInitiatedShutdownBehavior"] == "stop"
+    assert "SecurityGroupIngress" not in resources["SecurityGroup"]["Properties"]
+    routes = [each["Properties"] for each in resources.values() if each["Type"] == "AWS::ApiGatewayV2::Route"]
+    assert {route["AuthorizationType"] for route in routes} == {"AWS_IAM"}
+
+
+def test_cfn_lint_finds_no_fault_in_the_template() -> None:
+    program = Path(sys.executable).with_name("cfn-lint")
+    command = [str(program), "--include-checks", "I", "--", str(ROOT / "deploy/aws/lambda-ec2.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
