@@ -16,6 +16,8 @@ from typing import Self
 
 import pytest
 
+from gateway.jobs.opening import open_store
+from gateway.jobs.queue import JobQueue
 from tests.chaos.http_client import Answer, Endpoint, completion_request, exchange, find_fault, request_bytes
 from tests.e2e.harness import Tercet, until
 from tests.e2e.lifecycle import start_behind, wait_for_start
@@ -102,3 +104,25 @@ def test_completions_keep_a_server_running_and_probes_do_not(tmp_path: Path) -> 
     assert tercet.process.wait(timeout=1) == 0
     assert len(tercet.events("idle_stop_began")) == 1
     tercet.client.close()
+
+
+@pytest.mark.deploy
+def test_an_open_job_keeps_a_server_running(tmp_path: Path) -> None:
+    """Also one that another gateway runs: this one would have to run it if that gateway ended."""
+    tercet = Tercet(tmp_path, idle_stop_s="1.5")
+    queue = JobQueue(open_store(tercet.environ["TERCET_JOBS"]), ttl_s=60.0, max_open=10)
+    queue.submit("", b'{"context": "The door opened, and"}')
+    job = queue.lease()
+    assert job is not None
+    tercet.start()
+    tercet.wait_until_warm()
+    ends_at = time.monotonic() + 6
+    while time.monotonic() < ends_at:
+        assert queue.renew(job)
+        time.sleep(0.2)
+    assert tercet.events("idle_stop_began") == []
+    assert tercet.process.poll() is None
+    assert queue.finish(job, "succeeded", result=b"{}")
+    assert tercet.process.wait(timeout=30) == 0
+    tercet.client.close()
+    queue.close()

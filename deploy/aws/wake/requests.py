@@ -29,15 +29,16 @@ def _whole(low: int, high: float, *, optional: bool = False) -> Check:
     return is_right, f"must be a whole number from {low} to {high}" if high < math.inf else f"must be {low} or more"
 
 
-def _number(low: float, high: float, *, optional: bool = False) -> Check:
+def _number(low: float, high: float) -> Check:
     def is_right(value: Any) -> bool:
-        if value is None:
-            return optional
         return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
-    if high < math.inf:
-        return is_right, f"must be a number from {low:g} to {high:g}"
-    return is_right, "must be a number of seconds above 0"
+    return is_right, f"must be a number from {low:g} to {high:g}"
+
+
+def _is_time(value: Any) -> bool:
+    # The gateway's own limit, a setting, is lower.
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1e6)
 
 
 def _text(max_chars: int, *, optional: bool = False) -> Check:
@@ -60,7 +61,7 @@ FIELDS: dict[str, Check] = {
     "context": _text(MAX_CONTEXT_CHARS),
     "n_samples": _whole(1, 8),
     "length": _whole(1, 256),
-    "max_time": _number(math.ulp(0.0), math.inf, optional=True),
+    "max_time": (_is_time, "must be a number of seconds above 0"),
     "model_size": _text(128, optional=True),
     "strategy": (lambda value: value in ("sample", "predict"), "must be sample or predict"),
     "temperature": _number(0, 5),

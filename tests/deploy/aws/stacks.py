@@ -20,7 +20,7 @@ STACK = "tercet"
 BUCKET = "archives"
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # the package has no types
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """YAML with CloudFormation's tags: `!Ref x` is `{"Ref": "x"}`."""
 
 

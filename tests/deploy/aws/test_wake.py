@@ -263,6 +263,7 @@ BAD = [
     "", "[]", "{", '"x"', "{}", '{"prompt": "a", "prompt": "b"}', '{"prompt": "a", "context": "b"}', '{"prompt": NaN}',
     '{"prompt": 1}', '{"prompt": "x", "unknown": 1}', '{"prompt": "x", "stream": true}',
     '{"prompt": "x", "session": "s"}',    '{"prompt": "\\ud800"}', "[" * 100_000,
+    '{"prompt": "x", "max_time": 1e999}', '{"prompt": "x", "top_k": 1e999}',
     *(json.dumps({"prompt": "x", **fields}) for fields in (
         {"n": 0}, {"num_samples": 9}, {"n": True}, {"n": "2"}, {"n": 1.5}, {"n": None}, {"length": 257},
         {"temperature": 5.1}, {"temperature": "1"}, {"temperature": True}, {"top_k": -1}, {"top_p": 1.01},
