@@ -71,13 +71,28 @@ def fit(
 
 @simulate.command("check")
 def check(inputs: InputFile, measured: Measured) -> None:
-    """Compare simulated with measured p50 and p99, at loads outside the fit. Exit code 1 beyond 15 %."""
+    """Compare simulated with measured p50 and p99, at loads outside the fit. Exit code 1 beyond 15 %.
+
+    Loads of live writers are only shown.
+    """
     _require_simpy()
-    from deploy.simulation.check import MAX_ERROR
+    from deploy.simulation.check import MAX_ERROR, check_writers
     from deploy.simulation.check import check as compare
     from deploy.simulation.costs import read_inputs
 
-    rows = compare(read_inputs(inputs), read_observations(measured))
+    found, observations = read_inputs(inputs), read_observations(measured)
+    if found.key is not None:
+        table = Table("writers", "", "p50 ms", "simulated", "p99 ms", "simulated", "answered", "simulated")
+        for typed in check_writers(found, observations):
+            table.add_row(
+                typed.name, typed.role,
+                f"{typed.measured_ms[0]:.1f}", f"{typed.simulated_ms[0]:.1f}",
+                f"{typed.measured_ms[1]:.1f}", f"{typed.simulated_ms[1]:.1f}",
+                f"{typed.measured_answered:.1%}", f"{typed.simulated_answered:.1%}",
+            )  # fmt: skip
+        if table.row_count:
+            err.print(table)
+    rows = compare(found, observations)
     table = Table("load", "answers", "p50 ms", "simulated", "error", "p99 ms", "simulated", "error")
     for row in rows:
         (p50, p99), (simulated_p50, simulated_p99) = row.measured_ms, row.simulated_ms
@@ -87,7 +102,8 @@ def check(inputs: InputFile, measured: Measured) -> None:
             f"{p50:.1f}", f"{simulated_p50:.1f}", f"{error50:+.1%}",
             f"{p99:.1f}", f"{simulated_p99:.1f}", f"{error99:+.1%}",
         )  # fmt: skip
-    err.print(table)
+    if rows:
+        err.print(table)
     if not all(row.is_met for row in rows):
         raise StartError(f"The simulation is more than {MAX_ERROR:.0%} off. Measure again on a quiet machine.")
 
