@@ -30,6 +30,7 @@ InputFile = Annotated[Path, typer.Argument(help="Output of `tercet simulate fit`
 def measure(
     to: Annotated[Path, typer.Argument(help="File to write.")],
     models: Annotated[str, typer.Option(help="A model by its name, as in TERCET_MODELS.")] = "embedded",
+    devices: Annotated[str, typer.Option(help="One device, as in TERCET_DEVICES.")] = "cpu",
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     writers: Annotated[
         str, typer.Option(help="Numbers of live writers: the first is for the fit, the others for the check.")
@@ -44,7 +45,7 @@ def measure(
     from deploy.simulation.measurement import Measurement, fixed_length_plans, writer_plans
 
     numbers = _numbers(writers)
-    measurement = Measurement(models, err, max_others)
+    measurement = Measurement(models, err, max_others, devices)
     plans = (lambda _: writer_plans(numbers)) if numbers else fixed_length_plans
     observations = measurement.run(rounds, plans, 0.1 if quick else 1.0)
     write_json(to, observations)
