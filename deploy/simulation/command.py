@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -71,7 +72,14 @@ def fit(
 
 
 @simulate.command("check")
-def check(inputs: InputFile, measured: Measured) -> None:
+def check(
+    inputs: InputFile,
+    measured: Measured,
+    max_others: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Leave out turns in which others used more of the cores, but the calmest."),
+    ] = None,
+) -> None:
     """Compare simulated with measured p50 and p99, at loads outside the fit. Exit code 1 beyond 15 %.
 
     Loads of live writers are only shown.
@@ -82,6 +90,8 @@ def check(inputs: InputFile, measured: Measured) -> None:
     from deploy.simulation.costs import read_inputs
 
     found, observations = read_inputs(inputs), read_observations(measured)
+    if max_others is not None:
+        observations = msgspec.structs.replace(observations, max_others_share=max_others)
     if found.key is not None:
         table = Table("writers", "", "p50 ms", "simulated", "p99 ms", "simulated", "answered", "simulated")
         for typed in check_writers(found, observations):
