@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from statistics import median
 
@@ -9,8 +10,9 @@ import msgspec
 
 from deploy.bench.harness.rounds import percentile
 from deploy.simulation.costs import Inputs
-from deploy.simulation.observations import REFERENCE_CLIENTS, Observations, Observed, Turn
+from deploy.simulation.observations import REFERENCE_CLIENTS, Observations, Observed, Role, Turn
 from deploy.simulation.runs import Machine
+from deploy.simulation.writers import press_keys
 
 MAX_ERROR = 0.15
 SHARES = (0.5, 0.99)
@@ -41,12 +43,50 @@ class CheckRow(msgspec.Struct, frozen=True):
         return all(abs(error) <= MAX_ERROR for error in self.errors)
 
 
+class WriterRow(msgspec.Struct, frozen=True):
+    """A load of live writers: p50 and p99, and the share of the keys that were answered."""
+
+    name: str
+    role: Role
+    measured_ms: tuple[float, float]
+    simulated_ms: tuple[float, float]
+    measured_answered: float
+    simulated_answered: float
+
+
 def check(inputs: Inputs, observations: Observations) -> list[CheckRow]:
     """Simulate each turn of the check with the arrivals that were measured, and compare.
 
     The machine is as fast as the closed loops right before and after the turn show: it is shared, and its speed varies.
     """
     return [_row(inputs, observations, load) for load in observations.of("check") if load.plan.rate_qps]
+
+
+def check_writers(inputs: Inputs, observations: Observations) -> list[WriterRow]:
+    """Simulate each load of writers with keys of its own: what was typed is random, so only averages can agree."""
+    assert inputs.key is not None
+    assert inputs.key_costs is not None
+    rows = []
+    for load in observations.loads:
+        if not load.plan.num_writers:
+            continue
+        keys = press_keys(random.Random(1), load.plan.num_writers, load.plan.seconds)
+        simulated = Machine(inputs, observations.num_slots).written(keys, inputs.key, inputs.key_costs)
+        rows.append(
+            WriterRow(
+                load.plan.name,
+                load.plan.role,
+                _medians([_figures(turn) for turn in load.turns]),
+                _figures(simulated),
+                sum(len(turn.wall_ms) for turn in load.turns) / sum(_num_keys(turn) for turn in load.turns),
+                len(simulated.wall_ms) / _num_keys(simulated),
+            )
+        )
+    return rows
+
+
+def _num_keys(turn: Turn) -> int:
+    return len(turn.wall_ms) + turn.num_superseded + turn.num_failed
 
 
 def _row(inputs: Inputs, observations: Observations, load: Observed) -> CheckRow:

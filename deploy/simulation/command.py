@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -30,6 +31,7 @@ InputFile = Annotated[Path, typer.Argument(help="Output of `tercet simulate fit`
 def measure(
     to: Annotated[Path, typer.Argument(help="File to write.")],
     models: Annotated[str, typer.Option(help="A model by its name, as in TERCET_MODELS.")] = "embedded",
+    devices: Annotated[str, typer.Option(help="One device, as in TERCET_DEVICES.")] = "cpu",
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     writers: Annotated[
         str, typer.Option(help="Numbers of live writers: the first is for the fit, the others for the check.")
@@ -44,7 +46,7 @@ def measure(
     from deploy.simulation.measurement import Measurement, fixed_length_plans, writer_plans
 
     numbers = _numbers(writers)
-    measurement = Measurement(models, err, max_others)
+    measurement = Measurement(models, err, max_others, devices)
     plans = (lambda _: writer_plans(numbers)) if numbers else fixed_length_plans
     observations = measurement.run(rounds, plans, 0.1 if quick else 1.0)
     write_json(to, observations)
@@ -70,14 +72,38 @@ def fit(
 
 
 @simulate.command("check")
-def check(inputs: InputFile, measured: Measured) -> None:
-    """Compare simulated with measured p50 and p99, at loads outside the fit. Exit code 1 beyond 15 %."""
+def check(
+    inputs: InputFile,
+    measured: Measured,
+    max_others: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Leave out turns in which others used more of the cores, but the calmest."),
+    ] = None,
+) -> None:
+    """Compare simulated with measured p50 and p99, at loads outside the fit. Exit code 1 beyond 15 %.
+
+    Loads of live writers are only shown.
+    """
     _require_simpy()
-    from deploy.simulation.check import MAX_ERROR
+    from deploy.simulation.check import MAX_ERROR, check_writers
     from deploy.simulation.check import check as compare
     from deploy.simulation.costs import read_inputs
 
-    rows = compare(read_inputs(inputs), read_observations(measured))
+    found, observations = read_inputs(inputs), read_observations(measured)
+    if max_others is not None:
+        observations = msgspec.structs.replace(observations, max_others_share=max_others)
+    if found.key is not None:
+        table = Table("writers", "", "p50 ms", "simulated", "p99 ms", "simulated", "answered", "simulated")
+        for typed in check_writers(found, observations):
+            table.add_row(
+                typed.name, typed.role,
+                f"{typed.measured_ms[0]:.1f}", f"{typed.simulated_ms[0]:.1f}",
+                f"{typed.measured_ms[1]:.1f}", f"{typed.simulated_ms[1]:.1f}",
+                f"{typed.measured_answered:.1%}", f"{typed.simulated_answered:.1%}",
+            )  # fmt: skip
+        if table.row_count:
+            err.print(table)
+    rows = compare(found, observations)
     table = Table("load", "answers", "p50 ms", "simulated", "error", "p99 ms", "simulated", "error")
     for row in rows:
         (p50, p99), (simulated_p50, simulated_p99) = row.measured_ms, row.simulated_ms
@@ -87,7 +113,8 @@ def check(inputs: InputFile, measured: Measured) -> None:
             f"{p50:.1f}", f"{simulated_p50:.1f}", f"{error50:+.1%}",
             f"{p99:.1f}", f"{simulated_p99:.1f}", f"{error99:+.1%}",
         )  # fmt: skip
-    err.print(table)
+    if rows:
+        err.print(table)
     if not all(row.is_met for row in rows):
         raise StartError(f"The simulation is more than {MAX_ERROR:.0%} off. Measure again on a quiet machine.")
 

@@ -71,12 +71,16 @@ def commit() -> str:
 class Measurement:
     """A warm server with its clients, measured turn by turn."""
 
-    def __init__(self, models: str, console: Console, max_others_share: float = QUIET_SHARE) -> None:
+    def __init__(
+        self, models: str, console: Console, max_others_share: float = QUIET_SHARE, devices: str = "cpu"
+    ) -> None:
         """
         Args:
             models: a model by its name, of which `NUM_SLOTS` workers are started.
             max_others_share: of all cores; a turn during which other processes use more of them is repeated once.
+            devices: the value of TERCET_DEVICES.
         """
+        self._devices = devices
         self._max_others_share = max_others_share
         self._models = models
         self._console = console
@@ -120,7 +124,7 @@ class Measurement:
     def _start(self, stack: ExitStack) -> None:
         """The server and the clients, each of which has sent a request."""
         subject = Subject.of(resolve(self._models))
-        self._server = stack.enter_context(Server(f"{self._models}*{NUM_SLOTS}", {"devices": "cpu"}))
+        self._server = stack.enter_context(Server(f"{self._models}*{NUM_SLOTS}", {"devices": self._devices}))
         port = self._server.port
         workloads = [msgspec.structs.replace(W, num_new_tokens=number) for number in (1, W.num_new_tokens)]
         self._clients = {

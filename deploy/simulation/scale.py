@@ -284,6 +284,6 @@ def markdown(cells: Sequence[CellRow], cell: CellRow, rows: Sequence[ScaleRow], 
         f"| {row.cost_per_hour:,.2f} | {row.cost_per_thousand:.5f} |"
         for row in rows
     ]
-    lines += ["", "| full first | at so many writers | then |", "|---|---|---|"]
+    lines += ["", "| full first | writers | then |", "|---|---|---|"]
     lines += [f"| {limit.what} | {limit.num_writers:,.0f} | {limit.remedy} |" for limit in found]
     return "\n".join(lines) + "\n"

@@ -38,7 +38,7 @@ class Bench:
     inputs: Inputs = INPUTS
 
     def closed(self, num_clients: int, num_tokens: int = 20, role: Role = "calibration") -> Observed:
-        plan = LoadPlan(role=role, num_clients=num_clients, num_tokens=num_tokens, seconds=1.0)
+        plan = LoadPlan(role=role, num_clients=num_clients, num_tokens=num_tokens, seconds=0.5)
         kind = Kind(num_steps=num_tokens - 1)
         turn = Machine(self.inputs, 2).closed(num_clients, plan.seconds, kind, self.inputs.costs)
         costs = self.inputs.costs
@@ -67,7 +67,7 @@ class Bench:
 @pytest.fixture(scope="module")
 def observations() -> Observations:
     bench = Bench()
-    closed = [bench.closed(1, num_tokens=1), *(bench.closed(number) for number in (1, 4, 8))]
+    closed = [bench.closed(1, num_tokens=1), *(bench.closed(number) for number in (1, 8))]
     return bench.observations(*closed, bench.open(20.0), bench.open(45.0))
 
 
