@@ -18,7 +18,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,9 +95,12 @@ class Machine:
 
     def kill(self) -> None:
         """As if the machine lost its power."""
-        for process in [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]:
-            process.kill()
-        self.process.wait()
+        if self.process.poll() is None:
+            serve = psutil.Process(self.process.pid)
+            for process in [serve, *serve.children(recursive=True)]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            self.process.wait()
 
     def ready(self) -> dict[str, Any]:
         """The body of a gateway's `/health/ready`, {} if it does not answer."""
@@ -196,7 +199,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def net() -> Iterator[Network]:
-    need("iproute2:ip", "openssl", root=True)
+    need("iproute2:ip", "openssl", "curl", root=True)
     with network(ADDRESSES | DOCUMENTED) as made:
         yield made
 
@@ -249,6 +252,7 @@ def cluster(net: Network, files: Path, tmp_path_factory: pytest.TempPathFactory)
     except BaseException:
         for machine in machines.values():
             sys.stderr.write(f"{machine.name}: {machine.log_path.read_text()[-2000:]}\n")
+            machine.kill()
         raise
     finally:
         proxy.stop()
