@@ -22,8 +22,8 @@ from deploy.ray.app import build
 from tests.e2e.harness import ROOT, free_port, until
 from tests.workers.contract import Endpoint
 
+OBJECT_STORE_BYTES = 100 << 20
 CPUS_PER_NODE = 3
-NODE = {"node_ip_address": "127.0.0.1", "num_cpus": CPUS_PER_NODE, "object_store_memory": 100 << 20}
 PREFIX = "/embedded"
 START_S = 120.0
 
@@ -59,7 +59,11 @@ class RayPool:
         os.environ.update(self.environ)
         self.cluster = Cluster(
             initialize_head=True,
-            head_node_args={**NODE, "include_dashboard": False},
+            head_node_args={
+                "num_cpus": CPUS_PER_NODE,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                "include_dashboard": False,
+            },
         )
         for _ in range(self.num_nodes - 1):
             self.start_node()
@@ -68,7 +72,7 @@ class RayPool:
 
     def start_node(self) -> None:
         """The node beside the head joins the cluster."""
-        self.node = self.cluster.add_node(**NODE)
+        self.node = self.cluster.add_node(num_cpus=CPUS_PER_NODE, object_store_memory=OBJECT_STORE_BYTES)
 
     def kill_node(self) -> None:
         """SIGKILL to every process of the node beside the head: its raylet, worker, ingress and proxy."""
