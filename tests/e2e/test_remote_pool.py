@@ -48,14 +48,13 @@ def test_its_slots_are_those_of_the_addresses(workers: Workers, gateway: Gateway
 
 
 def test_a_gateway_starts_at_once_and_names_what_is_wrong_with_each_slot(workers: Workers, tmp_path: Path) -> None:
-    """A certificate of another authority: tests/gateway/pool/test_transport_stock.py."""
+    """A certificate of another authority, and a port without TLS: tests/gateway/pool/test_transport_stock.py."""
     wrong_key = tmp_path / "key"
     wrong_key.touch(0o600)
     wrong_key.write_text("w" * 40)
     entries = {
         f"https://localhost:{workers.pool_port}": "The worker refused the key (TERCET_POOL_KEY).",
         "https://localhost:1": "Connection refused",
-        f"https://localhost:{workers.port}": "does not speak TLS",  # the gateway's
     }
     pool = ",".join(f"embedded={url}" for url in entries)
     gateway = Gateway(tmp_path / "g", **{**workers.gateway_settings, "pool": pool, "pool_key": str(wrong_key)})
