@@ -123,7 +123,7 @@ class CompletionRunner:
             NotReady: it is on other machines, and no worker has reported yet what a request for it may contain.
         """
         model = self.served_model(name, field)
-        if not model.n_ctx:
+        if not model.n_ctx and not (model := self.models.wait_for(model.name)).n_ctx:
             raise NotReady(
                 f"No worker of {model.name} has been reached yet. Repeat the request in a moment; GET /health/ready "
                 "shows why.",

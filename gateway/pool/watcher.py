@@ -94,13 +94,16 @@ class PoolWatcher:
         self._indices: dict[tuple[PoolUrl, str, int], int] = {}
         self._next_index = len(plan.slots)
         for slot in plan.slots:
+            self._make_client(slot)
             self._start(slot)
         for host in dict.fromkeys(url.host for url in pool):
             urls = [url for url in pool if url.host == host]
             Discovery(host, partial(self._set_addresses, urls), resolver, interval_s)
 
-    def _start(self, slot: Slot) -> None:
+    def _make_client(self, slot: Slot) -> None:
         self.clients[slot.index] = SlotClient(slot, self._ack_s, self._access)
+
+    def _start(self, slot: Slot) -> None:
         threading.Thread(target=self._follow, args=(slot,), name=f"state-{slot.index}", daemon=True).start()
 
     def _set_addresses(self, urls: Sequence[PoolUrl], addresses: Collection[str]) -> None:
@@ -124,6 +127,7 @@ class PoolWatcher:
                 self._indices[key] = slot.index
                 self._next_index += 1
                 log.info("slot_added", slot=slot.index, model=slot.model, host=url.host, address=str(remote))
+                self._make_client(slot)
                 self._admission.add(slot)
                 self._start(slot)
 
