@@ -11,7 +11,6 @@ import msgspec
 from shared.plan import REMOTE, Model, Plan
 from shared.protocol import State
 
-
 # A gateway that starts, in the place of one that was killed for example, has the first state of a worker that can be
 # reached well within this time. Requests wait for it; later they are refused at once.
 FIRST_STATE_S = 3.0
