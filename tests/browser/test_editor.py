@@ -483,6 +483,16 @@ def test_errors_are_shown_and_the_editor_recovers(editor: Editor) -> None:
     expect(editor.status).not_to_contain_text("not responding")
 
 
+def test_requests_and_reports_name_their_session_in_a_header(editor: Editor) -> None:
+    """For load balancers, which do not read bodies."""
+    with editor.page.expect_request("**/autocomplete") as asked:
+        editor.request_suggestions()
+    with editor.page.expect_request("**/feedback") as reported:
+        editor.press("Enter")
+    session = editor.requests[-1]["session"]
+    assert asked.value.headers["x-session-id"] == reported.value.headers["x-session-id"] == session
+
+
 def test_only_the_end_of_a_long_document_is_sent(editor: Editor) -> None:
     editor.text.focus()
     sentence = "It was a long and weary way that they had to go. "

@@ -15,7 +15,7 @@ def run_bench(*arguments: str, is_quick: bool = True) -> tuple[dict[str, Any], s
     """The JSON document, which must be the only line on standard output, and the text on standard error."""
     done = subprocess.run(
         [sys.executable, "-m", "deploy", "bench", *arguments, *(["--quick"] if is_quick else [])],
-        cwd=ROOT, capture_output=True, text=True, timeout=200, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     [line] = done.stdout.splitlines()

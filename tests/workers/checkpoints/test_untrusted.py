@@ -55,10 +55,16 @@ def failed_reason(directory: Path, revision: str = "") -> str:
     )
     config = EngineConfig(dtype="fp32", max_batch=2, hang_s=0.0)
     service = SlotService(slot, model, config, directory / "int8", on_fatal=lambda _: None)
+    states = [service.state()]
+
+    def is_settled() -> bool:
+        states.append(service.state())
+        return states[-1].state in {"failed", "warm"}
+
     service.start()
-    wait_until(lambda: service.state().state in {"failed", "warm"})
-    state = service.state()
+    wait_until(is_settled)
     service.close()
+    state = states[-1]  # as it was found: after a pause the worker loads again
     assert state.state == "failed"
     assert state.counters == {"failures.load_error": 1}
     return state.reason or ""

@@ -241,9 +241,13 @@ def test_an_idle_engine_uses_no_cpu_time(tiny: LoadedModel) -> None:
     with running_engine(tiny) as engine:
         generate(engine, [1], SamplingParams(1))
         time.sleep(0.05)
-        start = time.process_time()
-        time.sleep(0.5)
-        assert time.process_time() - start < 0.05
+
+        def cpu_s() -> float:
+            start = time.process_time()
+            time.sleep(0.5)
+            return time.process_time() - start
+
+        assert min(cpu_s() for _ in range(5)) < 0.05  # of all threads of this process, so the calmest of some tries
         assert engine.status().num_running == 0
 
 
