@@ -6,6 +6,7 @@ load balancer in front of real nodes does. CPUs are a count that Ray is given; n
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import time
@@ -112,6 +113,7 @@ class RayPool:
         serve.shutdown()
         ray.shutdown()
         self.cluster.shutdown()
+        gc.collect()  # Ray leaves files open, which would be reported after the last test
 
 
 @contextmanager

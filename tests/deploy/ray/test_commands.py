@@ -52,15 +52,15 @@ def config(tmp_path: Path, certificate: Certificate) -> dict[str, Any]:
 def dashboard(tmp_path: Path) -> Iterator[str]:
     """The address of a Ray head's dashboard, which `serve` talks to."""
     port = free_port()
-    head = subprocess.Popen(
-        [
-            BIN / "ray", "start", "--head", "--block", "--port", str(free_port()), "--num-cpus", "2",
-            "--object-store-memory", str(100 << 20), "--dashboard-port", str(port),
-            "--dashboard-agent-listen-port", str(free_port()), "--disable-usage-stats",
-        ],
-        env=os.environ | {"RAY_enable_worker_prestart": "0"}, process_group=0,
-        stdout=(tmp_path / "ray.log").open("wb"), stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    with (tmp_path / "ray.log").open("wb") as log:
+        head = subprocess.Popen(
+            [
+                BIN / "ray", "start", "--head", "--block", "--port", str(free_port()), "--num-cpus", "2",
+                "--object-store-memory", str(100 << 20), "--dashboard-port", str(port),
+                "--dashboard-agent-listen-port", str(free_port()), "--disable-usage-stats",
+            ],
+            env=os.environ | {"RAY_enable_worker_prestart": "0"}, process_group=0, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
     try:
         yield f"http://127.0.0.1:{port}"
     finally:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from tests.deploy.ray.cluster import RayPool
 
 # Ray's modules warn where they are imported, so a fixture imports them.
-pytestmark = [pytest.mark.deploy, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.deploy, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
 STEP_MS = 10
 MAX_BATCH = 6
 NUM_CLIENTS = 3
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0  # a worker loads beside the load on the other cores
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_a_node_killed_under_load_loses_no_request_and_its_capacity_returns(pool
 def test_the_pool_grows_and_shrinks_under_load_without_a_failure(pool: RayPool, tmp_path: Path) -> None:
     with running_gateway(tmp_path, pool) as gateway:
         pool.deploy(
-            min_workers=1, max_workers=3, max_batch=MAX_BATCH, target_ongoing=2, load_window_s=4, upscale_delay_s=1,
+            min_workers=1, max_workers=3, max_batch=MAX_BATCH, target_ongoing=1, load_window_s=4, upscale_delay_s=1,
             downscale_delay_s=3,
         )  # fmt: skip
         pool.wait_for_workers(1, PATIENCE_S)
