@@ -61,6 +61,8 @@ from shared.telemetry import configure_structlog
 from shared.tracing import NO_TRACING, Tracing, start_tracing
 
 READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
+# How requests of health checks begin.
+HEALTH_CHECK_LINES = tuple(f"GET {path} ".encode() for path in ("/health/live", *READY_PATHS))
 # What may be read without an API key where the server requires one: probes, the API's description, and the pages with
 # their field for the key.
 # Every route that is not listed needs a key.
@@ -88,6 +90,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
         fanout: runs the branches of every request.
         metrics: the registry behind `/metrics`.
         early_refusals: which requests need not be parsed, because they would be refused.
+        health_check_lines: how requests begin that must be answered although the server is overloaded.
         resources: by URI template.
         draining: readiness is off, because the process stops.
         jobs: runs jobs; None: jobs are not served.
@@ -102,6 +105,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
         self.fanout = fanout
         self.metrics = metrics
         self.early_refusals = EarlyRefusals(fanout, metrics, needs_keys=needs_keys)
+        self.health_check_lines = HEALTH_CHECK_LINES
         self.resources: dict[str, object] = {}
         self.draining = threading.Event()
         self.jobs = jobs

@@ -149,6 +149,10 @@ class Connection:
         is_alone = self._is_length_known and len(self._buffer) == self._request_bytes
         return bytes(self._buffer) if is_alone else None
 
+    def begins_with(self, lines: tuple[bytes, ...]) -> bool:
+        """Whether the request begins with one of these."""
+        return self._buffer.startswith(lines)
+
     def wait_for_thread(self, now: float) -> None:
         """A request is complete, and no thread is free."""
         self._set_phase(Phase.READY, now)

@@ -72,6 +72,9 @@ CLIENT_SHARE = 0.6
 # Requests of clients that send the next one before they have read the last response are answered by few threads, and
 # after all others: no client in use does it, and a flood of them would cost the others their turn.
 MAX_PIPELINING = 4
+# Health checks that threads of their own answer, at a time; further ones wait as other requests do. A balancer or
+# SageMaker replaces a server that does not answer them in time, and its load moves to the others.
+MAX_CHECKING = 2
 # A request that finds no free thread for this long is refused.
 MAX_READY_WAIT_S = 0.2
 # How long a stopping worker keeps idle connections: a client may be sending a request on one.
@@ -115,6 +118,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._connections: dict[int, Connection] = {}
         self._num_answering = 0
         self._num_pipelining = 0  # of the requests that are answered
+        self._num_checking = 0
         self._ready: deque[Connection] = deque()  # they wait for a thread
         self._ready_pipelining: deque[Connection] = deque()
         self._is_warm = False
@@ -132,11 +136,12 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             self._tls.load_cert_chain(self.cfg.certfile, self.cfg.keyfile)
         self._epoll = select.epoll()
         self._threads = CallThreads("answer", self.cfg.threads)
+        self._check_threads = CallThreads("check", MAX_CHECKING)
         try:
             super().init_process()  # returns when the worker stops
         finally:
             # An interpreter that exits would stop these threads anywhere.
-            if self._num_answering:
+            if self._num_answering or self._num_checking:
                 os._exit(0)
 
     def load_wsgi(self) -> None:
@@ -334,6 +339,10 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             case Step.ANSWER if (refusal := self._early_refusal(connection)) is not None:
                 connection.take_request(now)
                 self._refuse(connection, refusal, now, keeps_connection=True)
+            case Step.ANSWER if self._num_checking < MAX_CHECKING and self._is_health_check(connection):
+                self._num_checking += 1
+                data = connection.take_request(now)
+                self._check_threads.submit(self._answer, connection, data, self._finish_check)
             case Step.ANSWER:
                 connection.wait_for_thread(now)
                 (self._ready_pipelining if connection.is_pipelining else self._ready).append(connection)
@@ -350,6 +359,9 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             return None
         return self.wsgi.early_refusals.find(request)
 
+    def _is_health_check(self, connection: Connection) -> bool:
+        return not connection.is_pipelining and connection.begins_with(self.wsgi.health_check_lines)
+
     def _start_answers(self, now: float) -> None:
         """Hand requests that wait to free threads."""
         while self._num_answering < self._max_answering:
@@ -363,7 +375,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 continue
             self._num_answering += 1
             self._num_pipelining += connection.is_pipelining
-            self._threads.submit(self._answer, connection, connection.take_request(now))
+            self._threads.submit(self._answer, connection, connection.take_request(now), self._finish)
 
     def _num_buffered_bytes(self) -> int:
         return sum(connection.num_buffered_bytes for connection in self._connections.values())
@@ -410,22 +422,34 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._num_answering -= 1
         self._num_pipelining -= connection.is_pipelining
         now = time.monotonic()
+        self._end_response(connection, keeps_connection, now)
+        self._start_answers(now)
+
+    def _finish_check(self, connection: Connection, keeps_connection: bool) -> None:
+        """A thread has answered a health check."""
+        self._num_checking -= 1
+        self._end_response(connection, keeps_connection, time.monotonic())
+
+    def _end_response(self, connection: Connection, keeps_connection: bool, now: float) -> None:
         try:
             step = connection.finish_response(now, keeps_connection=keeps_connection)
         except OSError:
             self._close(connection)
         else:
             self._act(connection, step, now)
-        self._start_answers(now)
 
     # In a thread.
 
-    def _answer(self, connection: Connection, data: bytes) -> None:
+    def _answer(self, connection: Connection, data: bytes, finish: Callable[[Connection, bool], None]) -> None:
+        """
+        Args:
+            finish: is called in the main thread afterwards.
+        """
         keeps_connection = False
         try:
             keeps_connection = self._respond(connection, data)
         finally:
-            self.method_queue.defer(self._finish, connection, keeps_connection)
+            self.method_queue.defer(finish, connection, keeps_connection)
 
     def _respond(self, connection: Connection, data: bytes) -> bool:
         """Answer one request. Returns whether the connection may carry another."""

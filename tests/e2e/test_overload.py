@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -77,3 +79,33 @@ def test_pipelined_requests_are_all_refused_in_order(full: Tercet) -> None:
         while data.count(b"HTTP/1.1 503 ") < 20 or not data.endswith(b"}\n"):
             data += sock.recv(1 << 16)
         assert data.count(b'"code":"overloaded"') == 20
+
+
+def test_health_checks_are_answered_while_all_threads_are_in_use(tmp_path: Path) -> None:
+    """A balancer, or SageMaker, would replace a server that does not answer them. Few descriptors mean few threads."""
+    tercet = Tercet(tmp_path, max_batch="48", test_step_delay_ms="0=100")
+    tercet.start()
+    resource.prlimit(tercet.process.pid, resource.RLIMIT_NOFILE, (128, 128))  # before the pools are started
+    try:
+        tercet.wait_until_warm()
+        num_threads = int(metric(tercet, "tercet_gateway_max_busy_threads"))
+        body = {"context": "The old man looked at the sea and", "n": 1, "length": 48, "clean": False}
+
+        def complete(_: int) -> int:
+            return httpx.post(f"{tercet.url}/autocomplete", json=body, trust_env=False, timeout=60).status_code
+
+        def refused() -> bool:
+            return httpx.get(f"{tercet.url}/docs", trust_env=False).status_code == 503
+
+        with ThreadPoolExecutor(num_threads) as pool:
+            answers = pool.map(complete, range(num_threads))
+            until(refused, 10, "all threads are in use")
+            checks = [
+                httpx.get(f"{tercet.url}{path}", trust_env=False).status_code
+                for path in ("/health/live", "/health/ready", "/ping") * 3
+            ]
+            assert refused()
+            assert checks == [200] * 9
+            assert list(answers) == [200] * num_threads
+    finally:
+        assert tercet.stop() == 0
