@@ -31,9 +31,16 @@ def tercet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
         yield instance
 
 
-def connect(tercet: Tercet, stack: ExitStack) -> socket.socket:
-    sock = stack.enter_context(socket.create_connection(("127.0.0.1", tercet.port)))
+def connect(tercet: Tercet, stack: ExitStack, receive_bytes: int | None = None) -> socket.socket:
+    """
+    Args:
+        receive_bytes: that the kernel keeps for this client; None: its default, megabytes.
+    """
+    sock = stack.enter_context(socket.socket())
+    if receive_bytes is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     sock.settimeout(10)
+    sock.connect(("127.0.0.1", tercet.port))
     return sock
 
 
@@ -82,7 +89,8 @@ def test_clients_that_drip_a_request_hold_no_thread_and_get_a_408(tercet: Tercet
 
 def test_clients_that_pipeline_and_never_read_hold_no_thread_and_are_closed(tercet: Tercet) -> None:
     with ExitStack() as stack:
-        socks = [connect(tercet, stack) for _ in range(30)]
+        # Small buffers, so that the gateway soon waits for the clients, and not for the machine.
+        socks = [connect(tercet, stack, receive_bytes=4096) for _ in range(30)]
         requests = b"GET /static/page.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000
         for sock in socks:
             sock.setblocking(False)

@@ -36,6 +36,7 @@ CHROMIUM_ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disa
 VIEWPORT = {"width": 1100, "height": 760}
 LONG_DOCUMENT_CHARS = 200_000
 KEYS_PER_ROUND = 60
+FILL_TIMEOUT_MS = 120_000  # a busy machine lays out a long document in more than Playwright's 30 s
 MIN_OPEN_MS = 300  # a shorter opening of the list is a flicker
 BARE_TEXTAREA = "<textarea style='width: 36rem; height: 45rem; font: 1.3125rem/1.65 serif'></textarea>"
 
@@ -213,7 +214,7 @@ def _type_in_long_document(browser: Browser, url: str, text: str, num_keys: int,
         page.goto(f"{url}/health/live")
         page.set_content(BARE_TEXTAREA)
     area = page.locator("textarea")
-    area.fill(text)
+    area.fill(text, timeout=FILL_TIMEOUT_MS)
     area.focus()
     page.keyboard.press("Control+End")
     page.wait_for_timeout(1500)
