@@ -40,6 +40,7 @@ class Reply(msgspec.Struct, frozen=True):
     first_text_ms: float = 0.0  # time to the first text delta of a streamed response
     num_tokens: int = 0  # generated, including those trimmed from the end
     cached_tokens: int = 0  # prefix-cache hit; the smallest of any sentence
+    planned_s: float = 0.0  # of an open loop: its arrival, after the loop's start
 
     @property
     def overhead_ms(self) -> float:
@@ -144,7 +145,7 @@ class Clients:
                     time.sleep(max(0.0, start_s + offset_s - time.perf_counter()))
                     reply = connection.request(body)
                     wall_ms = 1e3 * (time.perf_counter() - start_s - offset_s)
-                    replies.append(msgspec.structs.replace(reply, wall_ms=wall_ms))
+                    replies.append(msgspec.structs.replace(reply, wall_ms=wall_ms, planned_s=offset_s))
 
         threads = [threading.Thread(target=run_client) for _ in range(num_clients)]
         for thread in threads:

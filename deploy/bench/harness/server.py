@@ -6,6 +6,7 @@ Knows processes, the readiness page and the log. Does not know which requests th
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -34,7 +35,7 @@ SHOWN_LOG_CHARS = 3000
 SERVE = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)
-os.execv(sys.executable, [sys.executable, "-m", "deploy", "serve"])
+os.execv(sys.executable, [sys.executable, "-m", "deploy", "serve", *sys.argv[1:]])
 """
 
 
@@ -44,10 +45,11 @@ class Server:
     `first_start_s` is the age of the first slot's worker when it was warm, measured as `renew_worker` does.
     """
 
-    def __init__(self, models: str, settings: Mapping[str, str], root: Path = ROOT) -> None:
+    def __init__(self, models: str, settings: Mapping[str, str], root: Path = ROOT, role: str | None = None) -> None:
         """
         Args:
             models: the value of `TERCET_MODELS`.
+            role: "gateway" or "workers", to start one pool alone.
             root: the checkout to serve, this one or another.
             settings: further settings by lower-case name, like {"dtype": "fp32"}. The caller's TERCET_ variables are
                 ignored, so that the result document lists all settings in effect.
@@ -66,12 +68,13 @@ class Server:
             "PYTHONPATH": os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH")))),
         }
         self._root = root
+        self._options = ["--role", role] if role else []
         self._client = httpx.Client(base_url=self.url, trust_env=False, timeout=10)
 
     def __enter__(self) -> Server:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", SERVE],
+                [sys.executable, "-c", SERVE, *self._options],
                 cwd=self._root, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 process_group=0,  # Ctrl-C is for the benchmark, which then stops the server
             )  # fmt: skip
@@ -180,7 +183,8 @@ class Server:
 
     def _age_when_warm(self, other_than: int = 0) -> float:
         slots = self._slots_when(lambda slot: slot["state"] == "warm" and slot["pid"] != other_than)
-        return process_age_s(slots[0]["pid"])
+        pid = slots[0]["pid"]
+        return process_age_s(pid) if pid else math.nan  # a pool on Ray has no process of its own
 
     def _slots_when(self, condition: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
         deadline = time.monotonic() + START_S

@@ -109,11 +109,13 @@ class RemoteBench:
             if not ways:
                 ways.append(_Way("Unix socket", workers, workers))
             remote = {"pool": f"{model}={scheme}://{bind}", "pool_key": str(key), **gateway_files}
-            ways.append(_Way(name, stack.enter_context(Server("", {**settings, **remote})), workers))
+            ways.append(_Way(name, stack.enter_context(Server("", {**settings, **remote}, role="gateway")), workers))
         if self._ray is not None:
             url, key_file = self._ray
             remote = {"pool": f"{model}={url}", **({"pool_key": str(key_file)} if key_file else {"insecure": "1"})}
-            ways.append(_Way("Ray Serve", stack.enter_context(Server("", {**settings, **remote})), None))
+            ways.append(
+                _Way("Ray Serve", stack.enter_context(Server("", {**settings, **remote}, role="gateway")), None)
+            )
         return ways
 
     def _cost(self, stack: ExitStack, way: _Way) -> Contender:
