@@ -10,12 +10,13 @@ import msgspec
 
 from deploy.bench.harness.rounds import percentile
 from deploy.simulation.costs import Inputs
-from deploy.simulation.observations import REFERENCE_CLIENTS, Observations, Observed, Role, Turn
+from deploy.simulation.observations import Observations, Observed, Role, Turn
 from deploy.simulation.runs import Machine
 from deploy.simulation.writers import press_keys
 
 MAX_ERROR = 0.15
 SHARES = (0.5, 0.99)
+NUM_PASSES = 2
 
 
 class CheckRow(msgspec.Struct, frozen=True):
@@ -55,10 +56,7 @@ class WriterRow(msgspec.Struct, frozen=True):
 
 
 def check(inputs: Inputs, observations: Observations) -> list[CheckRow]:
-    """Simulate each turn of the check with the arrivals that were measured, and compare.
-
-    The machine is as fast as the closed loops right before and after the turn show: it is shared, and its speed varies.
-    """
+    """Simulate each turn of the check with its arrivals and its CPU times per answer, and compare."""
     return [_row(inputs, observations, load) for load in observations.of("check") if load.plan.rate_qps]
 
 
@@ -90,17 +88,21 @@ def _num_keys(turn: Turn) -> int:
 
 
 def _row(inputs: Inputs, observations: Observations, load: Observed) -> CheckRow:
-    [full] = [each for each in observations.of("calibration") if each.plan.num_clients == REFERENCE_CLIENTS]
     measured, simulated = [], []
     for turn in load.turns:
-        speed = turn.reference_per_s / full.answers_per_s if turn.reference_per_s else 1.0
-        at_speed = msgspec.structs.replace(inputs, speeds=[speed])
         measured.append(_figures(turn))
-        simulated.append(
-            _figures(Machine(at_speed, observations.num_slots).open(turn.offsets_s, inputs.fixed, inputs.costs))
-        )
+        simulated.append(_figures(simulate(inputs, observations.num_slots, turn)))
     num_answers = sum(len(turn.wall_ms) for turn in load.turns)
     return CheckRow(load.plan.name, num_answers, _medians(measured), _medians(simulated))
+
+
+def simulate(inputs: Inputs, num_slots: int, turn: Turn) -> Turn:
+    """The arrivals of a measured turn, on cores as fast as its CPU times per answer show."""
+    speeds: list[float] = []
+    for _ in range(NUM_PASSES):  # how much an answer computes depends a little on the speed, by its batches
+        simulated = Machine(inputs, num_slots, speeds).open(turn.offsets_s, inputs.fixed, inputs.costs)
+        speeds = turn.speeds(simulated.cpu_s_per_answer)
+    return Machine(inputs, num_slots, speeds).open(turn.offsets_s, inputs.fixed, inputs.costs)
 
 
 def _figures(turn: Turn) -> tuple[float, float]:

@@ -23,6 +23,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
         prompt_s: of the engine, for a prompt besides its tokens.
         step_s: of the engine, for a decode step.
         row_s: of the engine, for each row of a decode step.
+        change_s: of the engine, for a step before which the batch has changed: it ends a multi-step decode.
         contention: how much longer computing takes, as a share, when all cores are busy.
     """
 
@@ -35,6 +36,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     prompt_s: float = 0.0
     step_s: float
     row_s: float = 0.0
+    change_s: float = 0.0
     contention: float = 0.0
 
 
@@ -60,8 +62,6 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         max_batch: branches in a slot at a time (TERCET_MAX_BATCH).
         queue: branches that wait in a gateway at most (TERCET_QUEUE).
-        speeds: how fast the machine was, relative to its median, at successive requests of one client; `speed_s` is the
-            median time between them. The simulation replays them. Empty: always 1.
     """
 
     source: str
@@ -73,8 +73,6 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     fixed: Kind
     key: Kind | None = None
     key_costs: Costs | None = None
-    speeds: list[float] = []
-    speed_s: float = 0.1
 
 
 def read_inputs(path: Path) -> Inputs:

@@ -1,6 +1,6 @@
-"""Chooses the model's costs so that its closed loops are as fast as the measured ones. Never sees a run of the check.
+"""Chooses the model's costs so that calibration runs are as fast as measured. Never sees a run of the check.
 
-What CPU accounting and the answers themselves report is taken as it is; the few costs that they cannot separate are
+What CPU accounting and the answers themselves report is taken as it is; the costs that they cannot separate are
 searched by coordinate descent. Pure.
 """
 
@@ -13,15 +13,18 @@ from statistics import fmean, median
 
 import msgspec
 
+from deploy.bench.harness.rounds import percentile
 from deploy.simulation.costs import Costs, Inputs, Kind
-from deploy.simulation.observations import LoadPlan, Observations, Observed
+from deploy.simulation.observations import LoadPlan, Observations, Observed, Turn
 from deploy.simulation.runs import Machine
 from deploy.simulation.writers import press_keys
 from workers.predictor import MAX_TOKENS, NUM_PATHS
 
-SEARCHED = ("prompt_s", "step_s", "row_s", "contention")
+SEARCHED = ("prompt_s", "step_s", "row_s", "change_s", "worker_s", "waited_share", "contention")
 FIRST_FACTOR, LAST_FACTOR = 1.3, 1.05
 MIN_COST_S = 1e-6
+BOUNDS = {"waited_share": 1.0}  # of searched costs
+NUM_TURNS = 2  # of each open loop that the search simulates
 NUM_ENGINE_SHARES = 20
 # A prediction computes eight paths of up to eight tokens after the newest token of a cached context
 # (`workers.predictor`); paths that become unlikely end earlier, so the measured time is spread over these steps.
@@ -31,30 +34,60 @@ KEY = Kind(prompt_tokens=1, num_rows=NUM_PATHS, num_steps=MAX_TOKENS - 1)
 def fit(observations: Observations) -> Inputs:
     """The costs of fixed-length requests.
 
+    The search compares open loops: p50, p99 and the workers' CPU time per answer. Closed loops alone would not do:
+    their clients wait for each other, so their batches change rarely, and a decode step costs less.
+
     Raises:
         ValueError: the observations lack a calibration run.
     """
-    loads = [load for load in observations.of("calibration") if load.plan.num_clients]
-    [short] = [load for load in loads if load.plan.num_tokens == 1]
-    fixed = [load for load in loads if load.plan.num_tokens > 1]
-    [single] = [load for load in fixed if load.plan.num_clients == 1]
+    loads = observations.of("calibration")
+    [short] = [load for load in loads if load.plan.num_clients == 1 and load.plan.num_tokens == 1]
+    [single] = [load for load in loads if load.plan.num_clients == 1 and load.plan.num_tokens > 1]
+    opened = [load for load in loads if load.plan.rate_qps]
     inputs = Inputs(
         source=f"{observations.commit}, {observations.measured_at}, {observations.machine.cpu}",
         models=observations.models,
         num_cores=observations.machine.cores,
-        costs=_first_costs(short, single, fixed),
+        costs=_first_costs(short, single, opened),
         fixed=Kind(prompt_tokens=observations.num_prompt_tokens, num_steps=single.plan.num_tokens - 1),
     )
-    measured_s = {load.plan.name: mean_s(load) for load in loads}
+    chosen = [_typical_turns(load) for load in opened]
+    usual_s = [median(turn.cpu_s_per_answer for turn in load.turns) for load in opened]
+    single_s = mean_s(single)
 
     def loss(costs: Costs) -> float:
         tried = msgspec.structs.replace(inputs, costs=costs)
-        return fmean(
-            math.log(simulated_s(tried, load.plan, observations.num_slots) / measured_s[load.plan.name]) ** 2
-            for load in loads
-        )
+        errors = [math.log(simulated_s(tried, single.plan, observations.num_slots) / single_s)]
+        for turns, cpu_s in zip(chosen, usual_s, strict=True):
+            simulated = [
+                Machine(tried, observations.num_slots, turn.speeds(cpu_s)).open(turn.offsets_s, inputs.fixed, costs)
+                for turn in turns
+            ]
+            errors += [
+                math.log(fmean(map(figure, simulated)) / fmean(map(figure, turns)))
+                for figure in (_p50, _p99, _workers_s)
+            ]
+        return fmean(error**2 for error in errors)
 
     return msgspec.structs.replace(inputs, costs=descend(inputs.costs, SEARCHED, loss))
+
+
+def _typical_turns(load: Observed) -> list[Turn]:
+    """The turns whose CPU time per answer is next to the median."""
+    usual_s = median(turn.cpu_s_per_answer for turn in load.turns)
+    return sorted(load.turns, key=lambda turn: abs(turn.cpu_s_per_answer - usual_s))[:NUM_TURNS]
+
+
+def _p50(turn: Turn) -> float:
+    return percentile(turn.wall_ms, 0.5)
+
+
+def _p99(turn: Turn) -> float:
+    return percentile(turn.wall_ms, 0.99)
+
+
+def _workers_s(turn: Turn) -> float:
+    return turn.workers_cpu_s / len(turn.wall_ms)
 
 
 def mean_s(load: Observed) -> float:
@@ -76,7 +109,8 @@ def descend(costs: Costs, names: Sequence[str], loss: Callable[[Costs], float]) 
         has_improved = False
         for name in names:
             for step in (factor, 1 / factor):
-                tried = msgspec.structs.replace(best, **{name: getattr(best, name) * step})
+                value = min(getattr(best, name) * step, BOUNDS.get(name, math.inf))
+                tried = msgspec.structs.replace(best, **{name: value})
                 if (found := loss(tried)) < lowest:
                     best, lowest, has_improved = tried, found, True
                     break
@@ -85,20 +119,20 @@ def descend(costs: Costs, names: Sequence[str], loss: Callable[[Costs], float]) 
     return best
 
 
-def _first_costs(short: Observed, single: Observed, fixed: Sequence[Observed]) -> Costs:
+def _first_costs(short: Observed, single: Observed, opened: Sequence[Observed]) -> Costs:
     """What the answers and the CPU accounting report.
 
     Args:
         short: one client, one token: a prefill and no decode step.
         single: one client.
-        fixed: all closed loops but `short`.
+        opened: open loops.
     """
     engine_s, short_engine_s = (
         median(1e-3 * ms for turn in load.turns for ms in turn.engine_ms) for load in (single, short)
     )
     step_s = max(MIN_COST_S, engine_s - short_engine_s) / (single.plan.num_tokens - 1)
-    client_s = median(turn.client_cpu_s / len(turn.wall_ms) for load in fixed for turn in load.turns)
-    gateway_s = median(turn.gateway_cpu_s / len(turn.wall_ms) for load in fixed for turn in load.turns)
+    client_s = median(turn.client_cpu_s / len(turn.wall_ms) for load in opened for turn in load.turns)
+    gateway_s = median(turn.gateway_cpu_s / len(turn.wall_ms) for load in opened for turn in load.turns)
     worker_s = median(turn.workers_cpu_s / len(turn.wall_ms) for turn in short.turns) - short_engine_s
     overhead_s = median(
         1e-3 * (wall - engine)
@@ -115,6 +149,7 @@ def _first_costs(short: Observed, single: Observed, fixed: Sequence[Observed]) -
         prompt_s=short_engine_s,
         step_s=step_s / 2,
         row_s=step_s / 6,
+        change_s=step_s / 6,
         contention=0.1,
     )
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 import random
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from statistics import median
 
 import msgspec
+import numpy as np
 from rich.console import Console
 
 from deploy.bench.harness import machine
@@ -23,14 +26,19 @@ from deploy.bench.harness.contender_process import ContenderProcess
 from deploy.bench.harness.run import progress
 from deploy.bench.harness.server import ROOT, Server
 from deploy.bench.harness.workload import Subject, W
-from deploy.simulation.observations import REFERENCE_CLIENTS, LoadPlan, Observations, Observed, Role, Turn
+from deploy.simulation.observations import SPAN_S, LoadPlan, Observations, Observed, Role, Span, Turn
 from deploy.simulation.writers import Typed, keys_per_s, press_keys
 from deploy.tune.trial import QUIET_SHARE, OthersMeter
 from workers.checkpoints.resolve import resolve
 
 NUM_SLOTS = 2
-CLIENT_COUNTS = (1, 2, 4, 8, 16)
-CHECK_SHARES = (0.3, 0.55, 0.75)  # of the capacity
+CLIENT_COUNTS = (1, 8)
+CALIBRATION_SHARES = (0.2, 0.45, 0.65, 0.8)  # of the capacity
+FULL_CLIENTS = 8  # of a closed loop that saturates the server
+NUM_CAPACITY_LOOPS = 5
+REFUSED = 503
+SAMPLE_S = 0.05
+CHECK_SHARES = (0.3, 0.55, 0.75)
 CALIBRATION_S = 1.0
 CHECK_S = 8.0
 SEED = 1
@@ -47,8 +55,15 @@ def fixed_length_plans(capacity_qps: float) -> list[LoadPlan]:
         LoadPlan(role="calibration", num_clients=1, num_tokens=1, seconds=CALIBRATION_S),
         *(LoadPlan(role="calibration", num_clients=number, seconds=CALIBRATION_S) for number in CLIENT_COUNTS),
     ]
-    rates = [round(share * capacity_qps, 2) for share in CHECK_SHARES]
-    return [*closed, *(LoadPlan(role="check", rate_qps=rate, seconds=CHECK_S) for rate in rates)]
+    shares: list[tuple[Role, float]] = [
+        *(("calibration", share) for share in CALIBRATION_SHARES),
+        *(("check", share) for share in CHECK_SHARES),
+    ]
+    opened = [
+        LoadPlan(role=role, rate_qps=round(share * capacity_qps, 2), seconds=CHECK_S)
+        for role, share in sorted(shares, key=lambda each: each[1])
+    ]
+    return [*closed, *opened]
 
 
 def writer_plans(numbers: Sequence[int]) -> list[LoadPlan]:
@@ -99,7 +114,7 @@ class Measurement:
         """
         with ExitStack() as stack:
             self._start(stack)
-            loads = plans(self._reference_per_s(share))
+            loads = plans(self._capacity_per_s(share))
             turns: list[list[Turn]] = [[] for _ in loads]
             start_s = time.monotonic()
             with progress(self._console, "Turns", num_rounds * len(loads)) as on_turn:
@@ -140,27 +155,24 @@ class Measurement:
 
     def _quiet_turn(self, load: LoadPlan) -> Turn:
         """One turn. If other processes disturb it, it is repeated once, and the less disturbed one counts."""
-        turn = self._between_references(load) if load.rate_qps else self._turn(load)
+        turn = self._turn(load)
         if turn.others_share <= self._max_others_share:
             return turn
-        again = self._between_references(load) if load.rate_qps else self._turn(load)
-        return min(turn, again, key=lambda each: each.others_share)
+        return min(turn, self._turn(load), key=lambda each: each.others_share)
 
-    def _between_references(self, load: LoadPlan) -> Turn:
-        before_per_s = self._reference_per_s(load.seconds / CHECK_S)
-        turn = self._turn(load)
-        after_per_s = self._reference_per_s(load.seconds / CHECK_S)
-        return msgspec.structs.replace(turn, reference_per_s=(before_per_s + after_per_s) / 2)
-
-    def _reference_per_s(self, share: float) -> float:
-        """Answers per second of a closed loop that saturates the server."""
-        full: LoadResult = self._clients[W.num_new_tokens].call("send_for", REFERENCE_CLIENTS, CALIBRATION_S * share)
-        return len(full.replies) / full.elapsed_s
+    def _capacity_per_s(self, share: float) -> float:
+        """Answers per second of a closed loop that saturates the server, median of some."""
+        clients = self._clients[W.num_new_tokens]
+        loops: list[LoadResult] = [
+            clients.call("send_for", FULL_CLIENTS, CALIBRATION_S * share) for _ in range(NUM_CAPACITY_LOOPS)
+        ]
+        return median(len(each.replies) / each.elapsed_s for each in loops)
 
     def _turn(self, load: LoadPlan) -> Turn:
         self._server.wait_until_idle()
         meter, before = OthersMeter(), self._server.cpu_s()
         offsets_s: list[float] = []
+        spans: list[Span] = []
         num_superseded = num_failed = 0
         if load.num_writers:
             keys = press_keys(self._rng, load.num_writers, load.seconds)
@@ -175,14 +187,19 @@ class Measurement:
             else:
                 seed = self._rng.randrange(2**31)
                 offsets_s = arrival_offsets_s(random.Random(seed), load.rate_qps, load.seconds)
-                result = clients.call("send_at", offsets_s)
-            replies = raise_for_status(result.replies)
+                with self._sampled_cpu() as samples:
+                    result = clients.call("send_at", offsets_s)
+                    start_s = time.perf_counter() - result.elapsed_s
+                spans = _spans([reply.planned_s + 1e-3 * reply.wall_ms for reply in result.replies], samples, start_s)
+            replies = raise_for_status([reply for reply in result.replies if reply.status != REFUSED])
+            num_failed = len(result.replies) - len(replies)
             wall_ms = [round(reply.wall_ms, 3) for reply in replies]
             engine_ms = [round(reply.engine_ms, 3) for reply in replies]
             elapsed_s, client_cpu_s = result.elapsed_s, result.client_cpu_s
         used = {role: after - before[role] for role, after in self._server.cpu_s().items()}
         return Turn(
             offsets_s=[round(offset, 6) for offset in offsets_s],
+            spans=spans,
             wall_ms=wall_ms,
             engine_ms=engine_ms,
             num_superseded=num_superseded,
@@ -193,3 +210,36 @@ class Measurement:
             client_cpu_s=client_cpu_s,
             others_share=round(meter.share(), 3),
         )
+
+    @contextmanager
+    def _sampled_cpu(self) -> Iterator[list[tuple[float, float]]]:
+        """Samples of `time.perf_counter()` and of the pools' CPU seconds, complete after the block."""
+        samples: list[tuple[float, float]] = []
+        is_over = threading.Event()
+
+        def sample() -> None:
+            is_last = False
+            while not is_last:
+                is_last = is_over.wait(SAMPLE_S)
+                samples.append((time.perf_counter(), sum(self._server.cpu_s().values())))
+
+        thread = threading.Thread(target=sample)
+        thread.start()
+        try:
+            yield samples
+        finally:
+            is_over.set()
+            thread.join()
+
+
+def _spans(ends_s: Sequence[float], samples: Sequence[tuple[float, float]], start_s: float) -> list[Span]:
+    """What ended, and what was computed, in each whole span of a loop.
+
+    Args:
+        ends_s: of the answers, after the loop's start.
+    """
+    bounds_s = np.arange(0.0, max(ends_s), SPAN_S)
+    times_s, cpu_s = np.transpose(samples)
+    used_s = np.diff(np.interp(bounds_s + start_s, times_s, cpu_s))
+    numbers, _ = np.histogram(ends_s, bounds_s)
+    return [Span(int(number), round(float(used), 4)) for number, used in zip(numbers, used_s, strict=True)]

@@ -59,6 +59,7 @@ class Slot:
         self._cores = cores
         self._prompts: deque[Request] = deque()
         self._rows: list[Request] = []
+        self._has_changed = False
         self._arrival = simpy.Event(env)
         env.process(self._run())
 
@@ -86,14 +87,18 @@ class Slot:
             for request in prompts:
                 self._prompts.remove(request)
             self._rows += prompts
+            self._has_changed = bool(prompts)
             for request in (*rows, *prompts):
                 if request.num_left <= 0:
                     request.end()
+                    self._has_changed = True
 
     def _step(self) -> tuple[float, list[Request], list[Request]]:
         """CPU time of the next step, the requests whose prompt it completes, and those that it decodes."""
         rows = list(self._rows)
         cpu_s = 0.0
+        if self._has_changed or self._prompts:
+            cpu_s += max(request.costs.change_s for request in (*rows, *self._prompts))
         if rows:
             cpu_s += max(request.costs.step_s for request in rows)
             cpu_s += sum(request.costs.row_s * request.kind.num_rows for request in rows)

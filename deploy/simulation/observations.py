@@ -12,7 +12,7 @@ from deploy.bench.harness.machine import Machine
 from deploy.bench.harness.rounds import percentile
 from shared.errors import StartError
 
-REFERENCE_CLIENTS = 8  # of closed loops that saturate the server
+SPAN_S = 0.5
 Role = Literal["calibration", "check"]
 
 
@@ -41,14 +41,20 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.rate_qps:g} requests/s"
 
 
+class Span(msgspec.Struct, frozen=True):
+    """`SPAN_S` of an open loop: the answers that arrived in it, and the CPU time of the pools."""
+
+    num_answers: int
+    cpu_s: float
+
+
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One turn of a load, measured or simulated.
 
     Attributes:
         round: counted from 0.
-        reference_per_s: of an open loop: answers per second of closed loops with `REFERENCE_CLIENTS` right before and
-            after it, which show how fast the machine was.
         offsets_s: of an open loop's arrivals.
+        spans: of an open loop.
         wall_ms: of the answers with status 200.
         engine_ms: of the same answers, as they report it; empty if simulated.
         num_superseded: requests that a newer one of their session ended.
@@ -57,8 +63,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     round: int = 0
-    reference_per_s: float = 0.0
     offsets_s: list[float] = []
+    spans: list[Span] = []
     wall_ms: list[float]
     engine_ms: list[float] = []
     num_superseded: int = 0
@@ -72,6 +78,23 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def answers_per_s(self) -> float:
         return len(self.wall_ms) / self.elapsed_s
+
+    @property
+    def cpu_s_per_answer(self) -> float:
+        """Of the pools."""
+        return (self.gateway_cpu_s + self.workers_cpu_s) / len(self.wall_ms)
+
+    def speeds(self, cpu_s_per_answer: float) -> list[float]:
+        """Of the cores in each span, relative to cores on which an answer takes the pools this CPU time.
+
+        A shared machine has no constant speed: others use the same caches and the same physical cores, which shows as
+        CPU time only.
+        """
+        own_s = self.cpu_s_per_answer
+        return [
+            cpu_s_per_answer / (span.cpu_s / span.num_answers if span.num_answers and span.cpu_s else own_s)
+            for span in self.spans
+        ]
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,21 +9,20 @@ import simpy
 from deploy.simulation.cores import Cores, Interpreter, Steps
 from deploy.simulation.costs import Costs, Inputs, Kind
 from deploy.simulation.model import Gateway, Request, Slot
-from deploy.simulation.observations import Turn
+from deploy.simulation.observations import SPAN_S, Turn
 from deploy.simulation.writers import Key
 
 
 class Machine:
     """A machine that serves by itself, as the measured one: a gateway, slots and the clients on the same cores."""
 
-    def __init__(self, inputs: Inputs, num_slots: int, speed_offset: int = 0) -> None:
+    def __init__(self, inputs: Inputs, num_slots: int, speeds: Sequence[float] = ()) -> None:
         """
         Args:
-            speed_offset: at which of the inputs' speeds the time starts.
+            speeds: of the cores, relative to those to which the costs belong, each for `SPAN_S`; empty: always 1.
         """
         self.env = simpy.Environment()
-        speeds = [*inputs.speeds[speed_offset:], *inputs.speeds[:speed_offset]]
-        self.cores = Cores(self.env, inputs.num_cores, inputs.costs.contention, speeds, inputs.speed_s)
+        self.cores = Cores(self.env, inputs.num_cores, inputs.costs.contention, speeds, SPAN_S)
         self.slots = [Slot(self.env, self.cores, inputs.max_batch) for _ in range(num_slots)]
         self.gateway = Gateway(self.env, self.cores, self.slots, inputs.queue)
         self.clients = Interpreter(self.env, self.cores)

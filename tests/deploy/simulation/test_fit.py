@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -12,8 +13,8 @@ from deploy.bench.harness.clients import arrival_offsets_s
 from deploy.bench.harness.machine import Machine as Computer
 from deploy.simulation.check import check
 from deploy.simulation.costs import Costs, Inputs, Kind
-from deploy.simulation.fit import fit, fit_key, simulated_s
-from deploy.simulation.observations import LoadPlan, Observations, Observed, Role, Turn
+from deploy.simulation.fit import fit, fit_key, mean_s, simulated_s
+from deploy.simulation.observations import LoadPlan, Observations, Observed, Role, Span, Turn
 from deploy.simulation.runs import Machine
 from deploy.simulation.writers import keys_per_s, press_keys
 
@@ -45,11 +46,16 @@ class Bench:
         engine_ms = 1e3 * (costs.prompt_s + kind.num_steps * (costs.step_s + kind.num_rows * costs.row_s))
         return Observed(plan=plan, turns=[msgspec.structs.replace(turn, engine_ms=[engine_ms] * len(turn.wall_ms))])
 
-    def open(self, rate_qps: float, seconds: float = 4.0) -> Observed:
+    def open(self, rate_qps: float, role: Role, speeds: Sequence[float] = (), seconds: float = 4.0) -> Observed:
+        """
+        Args:
+            speeds: of the machine, each for `SPAN_S`; its CPU accounting shows them.
+        """
         offsets_s = arrival_offsets_s(random.Random(1), rate_qps, seconds)
-        turn = Machine(self.inputs, 2).open(offsets_s, Kind(), self.inputs.costs)
-        plan = LoadPlan(role="check", rate_qps=rate_qps, seconds=seconds)
-        return Observed(plan=plan, turns=[msgspec.structs.replace(turn, offsets_s=offsets_s)])
+        turn = Machine(self.inputs, 2, speeds).open(offsets_s, Kind(), self.inputs.costs)
+        plan = LoadPlan(role=role, rate_qps=rate_qps, seconds=seconds)
+        spans = [Span(100, 100 * turn.cpu_s_per_answer / speed) for speed in speeds]
+        return Observed(plan=plan, turns=[msgspec.structs.replace(turn, offsets_s=offsets_s, spans=spans)])
 
     def observations(self, *loads: Observed) -> Observations:
         return Observations(
@@ -67,15 +73,18 @@ class Bench:
 @pytest.fixture(scope="module")
 def observations() -> Observations:
     bench = Bench()
-    closed = [bench.closed(1, num_tokens=1), *(bench.closed(number) for number in (1, 8))]
-    return bench.observations(*closed, bench.open(20.0), bench.open(45.0))
+    return bench.observations(
+        bench.closed(1, num_tokens=1), bench.closed(1),
+        bench.open(15.0, "calibration"), bench.open(38.0, "calibration"),
+        bench.open(25.0, "check"), bench.open(45.0, "check"),
+    )  # fmt: skip
 
 
 def test_fitted_costs_are_as_fast_as_the_measured_ones(observations: Observations) -> None:
     inputs = fit(observations)
     for load in observations.of("calibration"):
-        measured_s = load.plan.num_clients / load.answers_per_s
-        assert simulated_s(inputs, load.plan, 2) == pytest.approx(measured_s, rel=0.08), load.plan.name
+        if load.plan.num_clients:
+            assert simulated_s(inputs, load.plan, 2) == pytest.approx(mean_s(load), rel=0.08), load.plan.name
     assert inputs.costs.gateway_s == pytest.approx(TRUE_COSTS.gateway_s, rel=0.1)
     assert all(row.is_met for row in check(inputs, observations))
 
@@ -85,6 +94,16 @@ def test_the_true_costs_pass_the_check_exactly_and_others_do_not(observations: O
         assert row.errors == pytest.approx((0.0, 0.0), abs=1e-6)
     slower = msgspec.structs.replace(INPUTS, costs=msgspec.structs.replace(TRUE_COSTS, prompt_s=0.012))
     assert not any(row.is_met for row in check(slower, observations))
+
+
+def test_a_machine_whose_speed_changes_is_simulated_with_its_speeds() -> None:
+    load = Bench().open(40.0, "check", speeds=[0.7, 1.0, 1.2, 0.8, 1.0, 0.7, 1.1, 0.9])
+    [row] = check(INPUTS, Bench().observations(load))
+    assert row.errors == pytest.approx((0.0, 0.0), abs=0.03)
+    [turn] = load.turns
+    constant = Observed(plan=load.plan, turns=[msgspec.structs.replace(turn, spans=[])])
+    [row] = check(INPUTS, Bench().observations(constant))
+    assert abs(row.errors[1]) > 0.1
 
 
 def test_a_disturbed_turn_does_not_count() -> None:

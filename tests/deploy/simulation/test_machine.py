@@ -29,6 +29,7 @@ def test_a_measured_machine_is_fitted_checked_and_multiplied(tmp_path: Path) -> 
     inputs = fit(observations)
     rows = check(inputs, observations)
     assert len(rows) == 3
+    assert all(turn.spans for load in observations.loads for turn in load.turns if load.plan.rate_qps)
     for row in rows:  # no 15 %: other processes may use the cores in so short a run
         assert 0.2 < row.simulated_ms[0] / row.measured_ms[0] < 5.0, row
 

@@ -167,7 +167,7 @@ def test_a_full_queue_refuses() -> None:
 
 def test_a_turn_is_deterministic() -> None:
     costs = Costs(gateway_s=0.004, worker_s=0.006, client_s=0.001, prefill_s=3e-4, step_s=0.003, row_s=1e-4)
-    inputs = Inputs(source="", models="", num_cores=2, costs=costs, fixed=Kind(), speeds=[1.0, 0.9, 1.1])
-    turns = [Machine(inputs, 2, speed_offset=1).closed(4, 1.0, inputs.fixed, costs) for _ in range(2)]
+    inputs = Inputs(source="", models="", num_cores=2, costs=costs, fixed=Kind())
+    turns = [Machine(inputs, 2, [1.0, 0.9, 1.1]).closed(4, 1.0, inputs.fixed, costs) for _ in range(2)]
     assert turns[0] == turns[1]
     assert turns[0].gateway_cpu_s == pytest.approx(0.004 * len(turns[0].wall_ms), rel=0.1)
