@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from deploy.ray.heartbeats import SILENCE_S
 from shared.protocol import SlotState, State
 
 # Workers report twice a second, ingresses once. After this time without a report it does not count.
@@ -51,9 +52,13 @@ class PoolState:
         return replace(merged, num_gateways=sum(load.num_streams for _, load in self._ingresses.values()))
 
     def is_full(self, now: float) -> bool:
-        """Whether the ingresses together run as many branches as the warm workers compute."""
+        """Whether the ingresses together run as many branches as the warm workers compute, silent ones left out."""
         self._forget(now)
-        max_batch = sum(state.max_batch for _, state in self._workers.values() if state.state == "warm")
+        max_batch = sum(
+            state.max_batch
+            for reported_at, state in self._workers.values()
+            if state.state == "warm" and now - reported_at <= SILENCE_S
+        )
         return 0 < max_batch <= sum(load.num_running for _, load in self._ingresses.values())
 
     def _forget(self, now: float) -> None:

@@ -73,6 +73,17 @@ def test_a_pool_is_full_when_the_ingresses_together_fill_its_workers() -> None:
     assert pool.state(0.0).num_gateways == 3
 
 
+def test_a_worker_that_has_fallen_silent_has_no_room() -> None:
+    """Else branches would wait in vain for the room of a node that is lost, instead of being refused."""
+    pool = PoolState("small")
+    pool.report_worker("lost", WARM, 0.0)
+    pool.report_worker("kept", WARM, 2.0)
+    pool.report_ingress("x", IngressLoad(num_streams=1, num_running=WARM.max_batch), 2.0)
+    assert not pool.is_full(2.0)
+    assert pool.is_full(2.5)
+    assert pool.state(2.5).max_batch == 2 * WARM.max_batch  # its branches may still end
+
+
 def test_a_document_stays_where_it_is_when_another_worker_comes() -> None:
     keys = [f"document {number}" for number in range(900)]
     before = {key: preferred(key, ["a", "b"]) for key in keys}
