@@ -242,9 +242,13 @@ def count_faults(answers: Sequence[Answer]) -> Counter[str]:
 
 
 def count_failures(answers: Sequence[Answer]) -> Counter[str]:
-    """The answers that are not a whole answer: other statuses than 200, and partial answers."""
+    """The answers that are not a whole answer: other statuses than 200, and partial answers with their errors."""
     return Counter(
-        "partial" if answer.status == 200 else f"{answer.status} {answer.body.decode(errors='replace')[:200]}"
+        _errors(answer) if answer.status == 200 else f"{answer.status} {answer.body.decode(errors='replace')[:200]}"
         for answer in answers
         if answer.status != 200 or find_fault(answer) or answer.document()["partial"]
     )
+
+
+def _errors(answer: Answer) -> str:
+    return f"partial {answer.document().get('errors')}"[:200] if not find_fault(answer) else "faulty"
