@@ -163,7 +163,7 @@ class Ingress:
                 raise
             if isinstance(head, Acceptance):
                 return StreamingResponse(self._lines(head, chunks), media_type=NDJSON)
-            self._end(chunks)
+            self._end(chunks, is_lost=head is None)
             if head is not None:
                 return _response(head)
             log.warning("branch_sent_again", reason="a worker has fallen silent")
@@ -190,6 +190,7 @@ class Ingress:
 
     async def _lines(self, head: Acceptance, chunks: Any) -> AsyncIterator[bytes]:
         """The chunks of a branch; where its worker is lost, a last line says so."""
+        is_lost = False
         try:
             yield head.lines
             while True:
@@ -207,14 +208,21 @@ class Ingress:
         except (TaskCancelledError, RequestCancelledError):
             raise
         except (RayError, RayServeException, WorkerLost) as error:
+            is_lost = True
             log.warning("worker_lost", reason=type(error).__name__)
             yield _encode(Failed(code="worker_gone", detail=WORKER_GONE)) + b"\n"
         finally:
-            self._end(chunks)
+            self._end(chunks, is_lost=is_lost)
 
-    def _end(self, chunks: Any) -> None:
+    def _end(self, chunks: Any, *, is_lost: bool = False) -> None:
+        """
+        Args:
+            is_lost: the worker is silent. Ray's cancellation would then hold up this whole process until Ray has found
+                that the node is gone, 10 s and more; a worker that is only slow computes the branch to its end.
+        """
         self._running.discard(chunks)
-        chunks.cancel()
+        if not is_lost:
+            chunks.cancel()
 
     async def _states(self) -> AsyncIterator[bytes]:
         """Lines of `GET /state`: at each change that a gateway acts on, and at least every 0.5 s."""

@@ -37,7 +37,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayPool]:
 @contextmanager
 def running_gateway(base: Path, pool: RayPool) -> Iterator[Tercet]:
     """A gateway, which starts whether or not the pool can be reached."""
-    gateway = Tercet(base, pool=f"embedded={pool.url}", pool_key=str(pool.key_path), models="", ack_ms="1000")
+    gateway = Tercet(base, pool=f"embedded={pool.url}", pool_key=str(pool.key_path), models="", ack_ms="3000")
     gateway.start(sys.executable, "-m", "deploy", "serve", "--role", "gateway")
     try:
         yield gateway
