@@ -42,7 +42,7 @@ def measure(
     ] = QUIET_SHARE,
     quick: Annotated[bool, typer.Option("--quick", help="Turns of a tenth of the time: do not quote.")] = False,
 ) -> None:
-    """Put a real server with two slots under loads in turns, and write what was measured. Takes three minutes."""
+    """Put a real server with two slots under loads in turns, and write what was measured. Takes six minutes."""
     from deploy.simulation.measurement import Measurement, fixed_length_plans, writer_plans
 
     numbers = _numbers(writers)
@@ -59,12 +59,14 @@ def fit(
     to: Annotated[Path, typer.Argument(help="File to write.")],
     writers: Annotated[Path | None, typer.Option(help="Output of `measure --writers`: live writers too.")] = None,
 ) -> None:
-    """Choose the model's costs from the calibration runs, and write the simulation's input file."""
+    """Choose the model's costs from the calibration runs, and write the simulation's input file. Takes minutes."""
     _require_simpy()
     from deploy.simulation.fit import fit as fit_costs
     from deploy.simulation.fit import fit_key
 
-    inputs = fit_costs(read_observations(measured))
+    observations = read_observations(measured)
+    with err.status("Searching the costs that fit the measured latencies…"):
+        inputs = fit_costs(observations)
     if writers is not None:
         inputs = fit_key(inputs, read_observations(writers))
     write_json(to, inputs)
