@@ -25,11 +25,13 @@ class CheckRow(msgspec.Struct, frozen=True):
     Attributes:
         name: of the load.
         num_answers: measured, in all rounds.
+        num_refused: measured. Refused requests have no latency: with any, the percentiles are of the quicker ones.
         measured_ms, simulated_ms: p50 and p99.
     """
 
     name: str
     num_answers: int
+    num_refused: int
     measured_ms: tuple[float, float]
     simulated_ms: tuple[float, float]
 
@@ -41,7 +43,7 @@ class CheckRow(msgspec.Struct, frozen=True):
 
     @property
     def is_met(self) -> bool:
-        return all(abs(error) <= MAX_ERROR for error in self.errors)
+        return not self.num_refused and all(abs(error) <= MAX_ERROR for error in self.errors)
 
 
 class WriterRow(msgspec.Struct, frozen=True):
@@ -93,7 +95,8 @@ def _row(inputs: Inputs, observations: Observations, load: Observed) -> CheckRow
         measured.append(_figures(turn))
         simulated.append(_figures(simulate(inputs, observations.num_slots, turn)))
     num_answers = sum(len(turn.wall_ms) for turn in load.turns)
-    return CheckRow(load.plan.name, num_answers, _medians(measured), _medians(simulated))
+    num_refused = sum(turn.num_failed for turn in load.turns)
+    return CheckRow(load.plan.name, num_answers, num_refused, _medians(measured), _medians(simulated))
 
 
 def simulate(inputs: Inputs, num_slots: int, turn: Turn) -> Turn:

@@ -106,19 +106,19 @@ def check(
         if table.row_count:
             err.print(table)
     rows = compare(found, observations)
-    table = Table("load", "answers", "p50 ms", "simulated", "error", "p99 ms", "simulated", "error")
+    table = Table("load", "answers", "refused", "p50 ms", "simulated", "error", "p99 ms", "simulated", "error")
     for row in rows:
         (p50, p99), (simulated_p50, simulated_p99) = row.measured_ms, row.simulated_ms
         error50, error99 = row.errors
         table.add_row(
-            row.name, f"{row.num_answers:,}",
+            row.name, f"{row.num_answers:,}", f"{row.num_refused:,}",
             f"{p50:.1f}", f"{simulated_p50:.1f}", f"{error50:+.1%}",
             f"{p99:.1f}", f"{simulated_p99:.1f}", f"{error99:+.1%}",
         )  # fmt: skip
     if rows:
         err.print(table)
     if not all(row.is_met for row in rows):
-        raise StartError(f"The simulation is more than {MAX_ERROR:.0%} off. Measure again on a quiet machine.")
+        raise StartError(f"The simulation is more than {MAX_ERROR:.0%} off, or requests were refused while measuring.")
 
 
 @simulate.command("scale")

@@ -106,6 +106,14 @@ def test_a_machine_whose_speed_changes_is_simulated_with_its_speeds() -> None:
     assert abs(row.errors[1]) > 0.1
 
 
+def test_a_load_with_refused_requests_is_not_met() -> None:
+    load = Bench().open(20.0, "check")
+    [turn] = load.turns
+    refused = Observed(plan=load.plan, turns=[msgspec.structs.replace(turn, num_failed=1)])
+    assert [row.is_met for row in check(INPUTS, Bench().observations(load))] == [True]
+    assert [row.is_met for row in check(INPUTS, Bench().observations(refused))] == [False]
+
+
 def test_a_disturbed_turn_does_not_count() -> None:
     turns = [Turn(wall_ms=[1.0], elapsed_s=1.0, others_share=share) for share in (0.5, 0.02, 0.3)]
     load = Observed(plan=LoadPlan(role="check", rate_qps=1.0, seconds=1.0), turns=turns)
