@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deploy.bench.harness.machine import read_cpuinfo
 from deploy.gpus import DEVICE_NODES, check_gpus, list_gpus
+from deploy.load.machine import read_cpuinfo
 from deploy.planning import count_gpus
 from shared.errors import StartError
 from shared.gpu_builds import installed_cuda

@@ -18,14 +18,8 @@ from rich.table import Table
 
 from deploy.bench import kernels
 from deploy.bench.gpu.cli import bench_gpu
-from deploy.bench.harness import plot, report, writer
-from deploy.bench.harness.machine import gpus
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.report import Document
-from deploy.bench.harness.run import measured_run, progress, start_server
-from deploy.bench.harness.server import ROOT
+from deploy.bench.harness import writer
 from deploy.bench.quality import distinct, replay
-from deploy.bench.quality.corpus import read_held_out, read_training_texts
 from deploy.bench.quality.document_cache import CacheBench, cache_table
 from deploy.bench.quality.duplicates import DuplicatesBench, duplicates_table
 from deploy.bench.quality.moments import MomentsBench, moments_markdown
@@ -50,6 +44,13 @@ from deploy.bench.speed.remote import RemoteBench, remote_table
 from deploy.bench.speed.rows import NUM_WORDS
 from deploy.bench.speed.tables import levels_table, rows_table, series_table
 from deploy.bench.speed.targets import TARGETS, not_measured
+from deploy.load import plot, report
+from deploy.load.corpus import read_held_out, read_training_texts
+from deploy.load.machine import gpus
+from deploy.load.options import Options
+from deploy.load.report import Document
+from deploy.load.run import measured_run, progress, start_server
+from deploy.load.server import ROOT
 from gateway.api.schema import parse_autocomplete_request
 from shared.errors import InvalidRequest, StartError
 

@@ -15,10 +15,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deploy.bench.harness import plot
-from deploy.bench.harness.options import Options
-from deploy.bench.quality.corpus import read_held_out
-from deploy.bench.quality.keystrokes import choose_passages
 from deploy.calibrate import feedback
 from deploy.calibrate.feedback import Bucket, read_buckets
 from deploy.calibrate.fit import (
@@ -34,6 +30,10 @@ from deploy.calibrate.fit import (
 )
 from deploy.calibrate.predictions import Moment, judge, read_moments
 from deploy.gateway_client import local_client
+from deploy.load import plot
+from deploy.load.corpus import read_held_out
+from deploy.load.options import Options
+from deploy.load.passages import choose_passages
 from shared.errors import StartError
 from shared.settings import Settings
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.run import progress
-from deploy.bench.quality.keystrokes import Passage
-from deploy.bench.quality.sources import MAX_WRITERS, running_engine
+from deploy.load.local_engine import MAX_WRITERS, running_engine
+from deploy.load.options import Options
+from deploy.load.passages import Passage
+from deploy.load.run import progress
 from gateway.api.autocomplete import DEFAULT_MAX_TOKENS
 from shared.errors import StartError
 from shared.protocol import Failed, GenerateRequest, Group, Prediction

@@ -8,7 +8,7 @@ from statistics import median
 
 import msgspec
 
-from deploy.bench.harness.rounds import percentile
+from deploy.load.rounds import percentile
 from deploy.simulation.costs import Inputs
 from deploy.simulation.observations import Observations, Observed, Role, Turn
 from deploy.simulation.runs import Machine

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deploy.bench.harness import plot
+from deploy.load import plot
 from deploy.simulation.observations import Observations, read_observations, write_json
 from deploy.tune.trial import QUIET_SHARE
 from shared.errors import StartError

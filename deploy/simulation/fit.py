@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 import msgspec
 
-from deploy.bench.harness.rounds import percentile
+from deploy.load.rounds import percentile
 from deploy.simulation.costs import Costs, Inputs, Kind
 from deploy.simulation.observations import LoadPlan, Observations, Observed, Turn
 from deploy.simulation.runs import Machine

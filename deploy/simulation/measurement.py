@@ -20,12 +20,12 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
-from deploy.bench.harness import machine
-from deploy.bench.harness.clients import LOOPBACK, LoadResult, arrival_offsets_s, raise_for_status
-from deploy.bench.harness.contender_process import ContenderProcess
-from deploy.bench.harness.run import progress
-from deploy.bench.harness.server import ROOT, Server
-from deploy.bench.harness.workload import Subject, W
+from deploy.load import machine
+from deploy.load.clients import LOOPBACK, LoadResult, arrival_offsets_s, raise_for_status
+from deploy.load.contender_process import ContenderProcess
+from deploy.load.run import progress
+from deploy.load.server import ROOT, Server
+from deploy.load.workload import Subject, W
 from deploy.simulation.observations import SPAN_S, LoadPlan, Observations, Observed, Role, Span, Turn
 from deploy.simulation.writers import Typed, keys_per_s, press_keys
 from deploy.tune.trial import QUIET_SHARE, OthersMeter
@@ -42,7 +42,7 @@ CHECK_SHARES = (0.3, 0.55, 0.75)
 CALIBRATION_S = 1.0
 CHECK_S = 8.0
 SEED = 1
-CLIENTS = "deploy.bench.harness.clients:Clients"
+CLIENTS = "deploy.load.clients:Clients"
 WRITERS = "deploy.simulation.writers:WriterClients"
 # Every branch has the same number of tokens: no top-ups, and nothing is trimmed.
 FIELDS = {"clean": False}

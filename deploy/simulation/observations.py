@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from deploy.bench.harness.machine import Machine
-from deploy.bench.harness.rounds import percentile
+from deploy.load.machine import Machine
+from deploy.load.rounds import percentile
 from shared.errors import StartError
 
 SPAN_S = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.bench.harness.plot import DPI
+from deploy.load.plot import DPI
 from deploy.simulation.scale import CellRow, ScaleRow
 
 

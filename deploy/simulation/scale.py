@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 import simpy
 
-from deploy.bench.harness.rounds import percentile
+from deploy.load.rounds import percentile
 from deploy.simulation.cores import Cores, Steps
 from deploy.simulation.costs import Inputs
 from deploy.simulation.model import Gateway, Request, Slot

@@ -15,9 +15,9 @@ from threading import Lock, local
 
 import msgspec
 
-from deploy.bench.harness.clients import Connection
-from deploy.bench.harness.prompts import PromptGenerator
-from deploy.bench.harness.workload import Subject
+from deploy.load.clients import Connection
+from deploy.load.prompts import PromptGenerator
+from deploy.load.workload import Subject
 
 # What the page's debounce starts from (gateway/static/adaptive_debounce.js): interval between keys, and its deviation.
 KEY_INTERVAL_S, KEY_DEVIATION_S = 0.18, 0.045

@@ -16,12 +16,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from deploy.bench.harness import plot
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.report import Document
-from deploy.bench.harness.run import measured_run
-from deploy.bench.harness.server import ROOT
-from deploy.bench.harness.workload import Subject, W, Workload
+from deploy.load import plot
+from deploy.load.options import Options
+from deploy.load.report import Document
+from deploy.load.run import measured_run
+from deploy.load.server import ROOT
+from deploy.load.workload import Subject, W, Workload
 from deploy.planning import find_devices
 from deploy.tune.kernels import NUM_ROUNDS, ROWS, tune_kernels
 from deploy.tune.mps import has_mps, mps_note

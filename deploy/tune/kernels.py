@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deploy.bench.harness.contender_process import ContenderProcess
-from deploy.bench.harness.run import progress
+from deploy.load.contender_process import ContenderProcess
+from deploy.load.run import progress
 from deploy.planning import make_plan
 from shared.errors import StartError
 from shared.plan import Model, Plan, Slot, read_current_plan

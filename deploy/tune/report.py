@@ -11,8 +11,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from deploy.bench.harness import plot
-from deploy.bench.harness.report import Document, print_reasons
+from deploy.load import plot
+from deploy.load.report import Document, print_reasons
 from deploy.tune.check import Check
 from deploy.tune.prediction import LatencyModel
 from deploy.tune.results import Candidate, Figures, Measurement

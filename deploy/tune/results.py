@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from deploy.bench.harness.clients import LoadResult
-from deploy.bench.harness.rounds import percentile
+from deploy.load.clients import LoadResult
+from deploy.load.rounds import percentile
 from shared.errors import StartError
 from shared.settings import Placement
 

@@ -19,7 +19,7 @@ import msgspec
 from deploy.tune.results import Candidate, Figures, Load, Measurement, merged
 from shared.errors import StartError
 
-CODE = ("deploy/bench/harness", "gateway", "shared", "workers")
+CODE = ("deploy/load", "gateway", "shared", "workers")
 
 
 class Record(msgspec.Struct, omit_defaults=True):

@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.bench.harness.clients import LOOPBACK, LoadResult
-from deploy.bench.harness.contender_process import ContenderProcess
-from deploy.bench.harness.machine import busy_s, process_cpu_s
-from deploy.bench.harness.memory import GpuMemory, pss_bytes
-from deploy.bench.harness.server import Server, descendants
-from deploy.bench.harness.workload import Subject, Workload
+from deploy.load.clients import LOOPBACK, LoadResult
+from deploy.load.contender_process import ContenderProcess
+from deploy.load.machine import busy_s, process_cpu_s
+from deploy.load.memory import GpuMemory, pss_bytes
+from deploy.load.server import Server, descendants
+from deploy.load.workload import Subject, Workload
 from deploy.tune.results import Candidate, Figures, Load, Measurement
 from shared.settings import ModelSpec
 
@@ -86,7 +86,7 @@ class Trial:
     @contextmanager
     def serve(self, candidate: Candidate) -> Iterator[tuple[Server, ContenderProcess]]:
         """A warm server with this plan, which has answered a request of each client, and the clients' process."""
-        factory = "deploy.bench.harness.clients:Clients"
+        factory = "deploy.load.clients:Clients"
         with (
             Server(self.models(candidate), {**self.settings, **candidate.settings()}) as server,
             ContenderProcess(factory, LOOPBACK, server.port, self.subject, self.workload, SEED, {}) as clients,

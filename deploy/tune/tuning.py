@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from deploy.bench.harness.run import progress
+from deploy.load.run import progress
 from deploy.tune.check import Check, conclude, plan_rounds, run_rounds
 from deploy.tune.results import Candidate, Measurement
 from deploy.tune.search import Choice, Goal, Search, Space, choose, continue_search, next_final

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from deploy.bench.harness.machine import describe, versions
+from deploy.load.machine import describe, versions
 from tests.chaos.measure import Context, RowResult, Size, num_cores
 from tests.chaos.registry import NOT_MEASURED, ROWS
 from tests.chaos.report import Run, commit, figures, page, terminal_table, verdict

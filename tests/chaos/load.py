@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import httptools
 
-from deploy.bench.harness.rounds import percentile
+from deploy.load.rounds import percentile
 from tests.chaos.http_client import (
     RETRYABLE,
     Answer,

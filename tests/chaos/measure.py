@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import psutil
 from rich.console import Console
 
-from deploy.bench.harness.rounds import percentile
+from deploy.load.rounds import percentile
 from tests.chaos.http_client import Endpoint
 from tests.chaos.instance import endpoint_of, serving
 from tests.e2e.harness import Tercet

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from deploy.bench.harness.machine import Machine
+from deploy.load.machine import Machine
 from tests.chaos.measure import RowResult
 from tests.e2e.harness import ROOT
 

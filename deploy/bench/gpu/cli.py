@@ -19,7 +19,7 @@ from deploy.bench.gpu.context import Context
 from deploy.bench.gpu.record import StageResult
 from deploy.bench.gpu.schedule import Progress, compile_cpu_kernels, forget, run_stages
 from deploy.bench.gpu.stages import STAGES
-from deploy.bench.harness import machine
+from deploy.load import machine
 from shared.errors import StartError
 
 err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 150)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from deploy.bench.harness.server import ROOT
+from deploy.load.server import ROOT
 
 # Becomes the program, which is killed when the stage dies for any reason: prctl(PR_SET_PDEATHSIG, SIGKILL).
 BECOME = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"

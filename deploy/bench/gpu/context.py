@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.bench.harness.workload import Subject
+from deploy.load.workload import Subject
 from workers.checkpoints.resolve import resolve
 from workers.engine.cuda.kernel_store import Kernels
 

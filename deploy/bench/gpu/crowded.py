@@ -15,9 +15,9 @@ import torch
 
 from deploy.bench.gpu.context import Context, subject
 from deploy.bench.gpu.record import Recorder
-from deploy.bench.harness.clients import LOOPBACK, Clients, raise_for_status
-from deploy.bench.harness.server import Server
-from deploy.bench.harness.workload import W
+from deploy.load.clients import LOOPBACK, Clients, raise_for_status
+from deploy.load.server import Server
+from deploy.load.workload import W
 from shared.errors import StartError
 
 NUM_WORKERS = 4

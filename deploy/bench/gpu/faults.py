@@ -16,9 +16,9 @@ from typing import Any
 from deploy.bench.gpu.commands import run_command
 from deploy.bench.gpu.context import Context
 from deploy.bench.gpu.record import Recorder, Skipped
-from deploy.bench.harness.clients import LOOPBACK, Clients, raise_for_status
-from deploy.bench.harness.server import Server
-from deploy.bench.harness.workload import W
+from deploy.load.clients import LOOPBACK, Clients, raise_for_status
+from deploy.load.server import Server
+from deploy.load.workload import W
 
 FATAL = 70  # a worker's exit code after a failure of its device
 # Fault → what must be observed: the exit code of the process, and what it said last.

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from deploy.bench.gpu.commands import run_command
 from deploy.bench.gpu.context import LOGS, Context
 from deploy.bench.gpu.record import Recorder, Skipped
-from deploy.bench.harness.server import ROOT
+from deploy.load.server import ROOT
 
 MAX_REASON_CHARS = 400
 NOTHING_COLLECTED = 5  # pytest's exit code

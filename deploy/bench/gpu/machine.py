@@ -20,8 +20,8 @@ from structlog.testing import capture_logs
 
 from deploy.bench.gpu.context import Context, subject
 from deploy.bench.gpu.record import Recorder, Skipped
-from deploy.bench.harness import machine
 from deploy.bench.speed.steps import load, time_replays
+from deploy.load import machine
 from workers.engine.cuda.graphs import GraphRecorder
 from workers.engine.cuda.runner import CudaRunner
 

@@ -16,10 +16,10 @@ from typing import Any
 from deploy.bench.gpu.context import Context, subject
 from deploy.bench.gpu.crowded import process_memory_mib
 from deploy.bench.gpu.record import Recorder, Skipped
-from deploy.bench.harness.clients import LOOPBACK, Clients, raise_for_status
-from deploy.bench.harness.rounds import percentile
-from deploy.bench.harness.server import Server
-from deploy.bench.harness.workload import W
+from deploy.load.clients import LOOPBACK, Clients, raise_for_status
+from deploy.load.rounds import percentile
+from deploy.load.server import Server
+from deploy.load.workload import W
 
 CONTROL = "nvidia-cuda-mps-control"
 NUM_CLIENTS, NUM_REQUESTS = 16, 12

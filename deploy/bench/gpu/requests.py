@@ -14,11 +14,11 @@ from rich.console import Console
 
 from deploy.bench.gpu.context import Context
 from deploy.bench.gpu.record import Recorder
-from deploy.bench.harness.clients import LOOPBACK, raise_for_status
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.prompts import PromptGenerator
-from deploy.bench.harness.rounds import Contender, interleave
 from deploy.bench.speed.contenders import BASELINES, Contenders
+from deploy.load.clients import LOOPBACK, raise_for_status
+from deploy.load.options import Options
+from deploy.load.prompts import PromptGenerator
+from deploy.load.rounds import Contender, interleave
 
 NUM_GATEWAY_REQUESTS = 5  # per round
 console = Console(file=sys.stderr, width=120)

@@ -20,7 +20,7 @@ from pathlib import Path
 from deploy.bench.gpu.context import LOGS, RESULTS, Context
 from deploy.bench.gpu.record import FINAL, StageResult, read_result, write_result
 from deploy.bench.gpu.stages import Stage
-from deploy.bench.harness.server import ROOT
+from deploy.load.server import ROOT
 
 MIN_STAGE_S = 10.0  # no stage is begun with less
 STOP_S = 10.0  # from SIGTERM to SIGKILL

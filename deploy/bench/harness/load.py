@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from deploy.bench.harness.prompts import PromptGenerator
-from deploy.bench.harness.workload import Subject
+from deploy.load.prompts import PromptGenerator
+from deploy.load.workload import Subject
 from shared.errors import StartError
 
 READ_BYTES = 1 << 16

@@ -17,12 +17,12 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from deploy.bench.harness.clients import LOOPBACK, Body, Connection, Exchange
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.report import Document
-from deploy.bench.harness.rounds import percentile
-from deploy.bench.harness.run import start_server
-from deploy.bench.harness.server import Server
+from deploy.load.clients import LOOPBACK, Body, Connection, Exchange
+from deploy.load.options import Options
+from deploy.load.report import Document
+from deploy.load.rounds import percentile
+from deploy.load.run import start_server
+from deploy.load.server import Server
 
 CONTEXT_CHARS = 1200
 MIN_CONTEXT_CHARS = 300

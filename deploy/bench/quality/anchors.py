@@ -18,7 +18,8 @@ from heapq import nlargest
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.bench.quality.keystrokes import Answer, Passage, Suggest
+from deploy.bench.quality.keystrokes import Answer, Suggest
+from deploy.load.passages import Passage
 
 BACKOFF = 0.4  # of Brants et al.
 CACHE_WEIGHT = 0.3  # share of the document's scores in the mixture; a round number

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 
-from deploy.bench.harness.rounds import percentile
-from deploy.bench.harness.run import progress
 from deploy.bench.harness.writer import Part, WriterSession, ends_at_word, latency_figures, read_body
+from deploy.load.rounds import percentile
+from deploy.load.run import progress
 from gateway.generation.trimming import is_alike, rejection_reason
 from shared.settings import Settings
 

@@ -19,13 +19,14 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.report import Document, format_number
-from deploy.bench.harness.rounds import percentile
-from deploy.bench.harness.run import progress
-from deploy.bench.quality.keystrokes import NUM_RESAMPLES, Passage, choose_passages, trim_context
+from deploy.bench.quality.keystrokes import NUM_RESAMPLES
 from deploy.bench.quality.ngram_cache import Frequency, NgramIndex, Weight, mix
 from deploy.bench.quality.prompt_scorer import PromptScorer
+from deploy.load.options import Options
+from deploy.load.passages import Passage, choose_passages, trim_context
+from deploy.load.report import Document, format_number
+from deploy.load.rounds import percentile
+from deploy.load.run import progress
 from workers.text.tokenizer import Tokenizer
 from workers.text.window import encode_window
 

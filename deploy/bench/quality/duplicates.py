@@ -14,11 +14,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.report import Document
-from deploy.bench.harness.run import progress
-from deploy.bench.quality.keystrokes import choose_passages
 from deploy.bench.quality.sources import engine_source
+from deploy.load.options import Options
+from deploy.load.passages import choose_passages
+from deploy.load.report import Document
+from deploy.load.run import progress
 
 NUM_BRANCHES = 3
 MAX_DRAWN_SEED = 2**53

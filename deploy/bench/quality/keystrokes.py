@@ -1,4 +1,4 @@
-"""Keystroke savings: passages to type, what a writer did with the suggestions, and shares with confidence intervals.
+"""Keystroke savings: what a writer did with the suggestions, and shares with confidence intervals.
 
 Pure. Knows texts and counts; does not know how a writer types (`writers`) or where suggestions come from (`sources`).
 """
@@ -6,20 +6,15 @@ Pure. Knows texts and counts; does not know how a writer types (`writers`) or wh
 from __future__ import annotations
 
 import random
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 import msgspec
 
-from deploy.bench.harness.rounds import percentile
+from deploy.load.rounds import percentile
 
-# What the editor sends of a document (gateway/static/text.js).
-MAX_CONTEXT_CHARS = 8192
-TRIM_STEP_CHARS = 4096
 NUM_RESAMPLES = 2000
-_WORD_START = re.compile(r"(?<=\s)\S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +32,6 @@ class Answer:
 
 # The answer at a position of the text; the same for the same position.
 Suggest: TypeAlias = Callable[[int], Answer]
-
-
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """`text[start:end]` is typed; `positions` are the starts of its words."""
-
-    file: str
-    text: str
-    start: int
-    end: int
-    positions: tuple[int, ...]
-
-    def context(self, position: int, num_characters: int | None = None) -> str:
-        """The text before a position: as much as the editor sends, or this many characters."""
-        if num_characters is None:
-            return trim_context(self.text[:position])
-        return self.text[max(0, position - num_characters) : position]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,38 +80,6 @@ class SavingsRow(msgspec.Struct, kw_only=True, frozen=True):
     kept_characters: float | None
     words_per_acceptance: float | None
     flicker: float | None  # share of the suggestions that still held
-
-
-def choose_passages(
-    texts: Mapping[str, str], num_passages: int, num_words: int, rng: random.Random, num_characters: int | None = None
-) -> list[Passage]:
-    """`num_passages` random passages of each text, none of which starts in the text's first words.
-
-    Args:
-        num_words: length of each passage.
-        num_characters: instead of `num_words`: the passage's last word is the one that reaches this length.
-    """
-    passages = []
-    for file, text in texts.items():
-        starts = [found.start() for found in _WORD_START.finditer(text)]
-        if num_characters is None:
-            last = max(1, len(starts) - num_words - 1)
-        else:
-            last = max(1, sum(start + num_characters < len(text) for start in starts) - 1)
-        for _ in range(num_passages):
-            first = rng.randrange(min(100, last), last + 1)
-            after = first + num_words
-            if num_characters is not None:
-                end = starts[first] + num_characters
-                after = next((at for at in range(first, len(starts)) if starts[at] >= end), len(starts))
-            end = starts[after] if after < len(starts) else len(text)
-            passages.append(Passage(file, text, starts[first], end, tuple(starts[first:after])))
-    return passages
-
-
-def trim_context(text: str) -> str:
-    """The end of a document, as the editor sends it (`trimContext` in gateway/static/text.js)."""
-    return text[max(0, (len(text) - MAX_CONTEXT_CHARS) // TRIM_STEP_CHARS * TRIM_STEP_CHARS) :]
 
 
 def savings_row(

@@ -16,11 +16,11 @@ import httpx
 import msgspec
 from rich.console import Console
 
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.report import Document
-from deploy.bench.harness.run import progress, start_server
-from deploy.bench.quality.keystrokes import trim_context
 from deploy.bench.quality.writers import matching_length
+from deploy.load.options import Options
+from deploy.load.passages import trim_context
+from deploy.load.report import Document
+from deploy.load.run import progress, start_server
 from shared.errors import StartError
 
 MIN_CONTEXT_CHARS = 300

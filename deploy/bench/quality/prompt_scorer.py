@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from pathlib import Path
 
-from deploy.bench.harness.options import Options
+from deploy.load.options import Options
 from shared.errors import StartError
 from workers.checkpoints.resolve import resolve
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 from rich.progress import track
 
-from deploy.bench.harness.server import ROOT
+from deploy.load.server import ROOT
 from shared.errors import StartError
 
 PROSE = ROOT / "workers" / "checkpoints" / "page.txt"

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.report import Document
-from deploy.bench.harness.run import progress, start_server
-from deploy.bench.harness.server import ROOT
+from deploy.load.options import Options
+from deploy.load.report import Document
+from deploy.load.run import progress, start_server
+from deploy.load.server import ROOT
 from shared.errors import StartError
 
 OPENINGS = ROOT / "workers" / "training" / "openings.txt"

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from rich.console import Console
 
-from deploy.bench.harness.clients import LOOPBACK, Connection
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.run import start_server
 from deploy.bench.quality.keystrokes import Answer
+from deploy.load.clients import LOOPBACK, Connection
+from deploy.load.local_engine import running_engine
+from deploy.load.options import Options
+from deploy.load.run import start_server
 from gateway.api.autocomplete import DEFAULT_MAX_TOKENS, sampling_of
 from gateway.api.schema import AutocompleteRequest
 from gateway.generation.request import BranchResult, rank_first_token
@@ -26,20 +26,16 @@ from gateway.generation.selection import Selection, SelectionPolicy
 from shared.errors import StartError
 from shared.protocol import Done, Failed, GenerateRequest, Group, Prediction
 from shared.settings import Settings
-from workers.checkpoints.resolve import resolve
 from workers.codec import Codec
-from workers.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from workers.engine.engine import Engine
 
-MAX_WRITERS = 16  # contexts that the engine gets at once
 NUM_WARM_UPS = 10
 # A connection that was idle, or a machine with other load. The latency is that of the last attempt.
 RETRIED = {0, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 RETRY_WAITS_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 NOMINAL_LATENCY_MS = 1.0  # of the engine's answers: they arrive after the key that requested them, before the next
-MAX_BRANCHES = 8  # of a request
 DEADLINE_MS = 1e9  # none
 
 
@@ -205,26 +201,3 @@ def engine_source(options: Options, fields: Mapping[str, Any]) -> Iterator[Engin
     """An engine in this process."""
     with running_engine(options) as (engine, codec):
         yield EngineSource(engine, codec, options.load_settings(), fields)
-
-
-@contextmanager
-def running_engine(options: Options) -> Iterator[tuple[Engine, Codec]]:
-    """A warm engine in this process, with room for `MAX_WRITERS` requests of `MAX_BRANCHES` branches."""
-    from workers.engine.engine import Engine, EngineConfig  # imports torch, which the gateway's source does without
-    from workers.engine.loader import load_model
-
-    [spec] = options.load_settings().models
-    checkpoint = resolve(spec.name, spec.source)
-    directory = Path(checkpoint.directory)
-    tokenizer = Tokenizer.from_directory(directory, checkpoint.vocab_size)
-    loaded = load_model(directory, dtype=options.settings.get("dtype", "int8"), tokenizer=tokenizer)
-    fatal: list[BaseException] = []
-    config = EngineConfig(max_batch=MAX_WRITERS * MAX_BRANCHES, num_threads=options.num_threads, hang_s=0)
-    engine = Engine(config, lambda _: loaded, on_fatal=fatal.append)
-    engine.start()
-    while engine.status().state not in {"warm", "failed"}:
-        time.sleep(0.01)
-    try:
-        yield engine, Codec(tokenizer, loaded.config.n_positions)
-    finally:
-        engine.stop(0)

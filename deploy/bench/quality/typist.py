@@ -19,19 +19,14 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from deploy.bench.harness import plot
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.report import Document
-from deploy.bench.harness.rounds import percentile
-from deploy.bench.harness.run import progress
 from deploy.bench.quality.anchors import (
     Ngrams,
     cached_trigram_suggestions,
     trigram_suggestions,
     word_suggestions,
 )
-from deploy.bench.quality.keystrokes import Answer, Passage, SavingsRow, Suggest, Usage, choose_passages, savings_row
-from deploy.bench.quality.sources import MAX_WRITERS, SuggestionSource, engine_source, gateway_source
+from deploy.bench.quality.keystrokes import Answer, SavingsRow, Suggest, Usage, savings_row
+from deploy.bench.quality.sources import SuggestionSource, engine_source, gateway_source
 from deploy.bench.quality.writers import (
     KEY_INTERVAL_MS,
     PageWriter,
@@ -39,6 +34,13 @@ from deploy.bench.quality.writers import (
     write_by_literature,
     write_by_pause,
 )
+from deploy.load import plot
+from deploy.load.local_engine import MAX_WRITERS
+from deploy.load.options import Options
+from deploy.load.passages import Passage, choose_passages
+from deploy.load.report import Document
+from deploy.load.rounds import percentile
+from deploy.load.run import progress
 from shared.errors import StartError
 
 RULES = ("literature", "page", "pause")

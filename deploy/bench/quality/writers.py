@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from itertools import accumulate, islice, takewhile
 from typing import Protocol
 
-from deploy.bench.quality.keystrokes import Answer, Passage, Suggest, Usage
+from deploy.bench.quality.keystrokes import Answer, Suggest, Usage
+from deploy.load.passages import Passage
 
 KEY_INTERVAL_MS = 200.0  # five keys a second, on average
 # Of the logarithm of the time between two keys. An assumption: a regular rhythm, with a key every 200 ms, would decide

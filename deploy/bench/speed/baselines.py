@@ -14,8 +14,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 
-from deploy.bench.harness.workload import Subject, Workload
 from deploy.bench.speed.ceiling import config_of
+from deploy.load.workload import Subject, Workload
 
 # A random model may sample the end-of-text token; such a run did less work and is repeated.
 MAX_TRIES = 8

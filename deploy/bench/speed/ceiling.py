@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deploy.bench.harness.workload import LinearPass, Subject
+from deploy.load.workload import LinearPass, Subject
 from workers.engine.loader import read_config
 from workers.engine.model.gpt2 import SHAPES, GPT2Config
 

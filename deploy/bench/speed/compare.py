@@ -15,9 +15,9 @@ from statistics import median
 from rich.progress import track
 from rich.table import Table
 
-from deploy.bench.harness.clients import LOOPBACK, Clients, raise_for_status
-from deploy.bench.harness.server import ROOT, Server
-from deploy.bench.harness.workload import Subject, W
+from deploy.load.clients import LOOPBACK, Clients, raise_for_status
+from deploy.load.server import ROOT, Server
+from deploy.load.workload import Subject, W
 from workers.checkpoints.resolve import resolve
 
 NUM_CLIENTS = 16

@@ -11,14 +11,14 @@ from typing import Any
 
 from rich.console import Console
 
-from deploy.bench.harness.contender_process import ContenderProcess
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.prompts import PromptGenerator
-from deploy.bench.harness.report import print_bandwidth
-from deploy.bench.harness.rounds import Contender
-from deploy.bench.harness.run import start_server
-from deploy.bench.harness.server import Server
-from deploy.bench.harness.workload import LinearPass, Subject
+from deploy.load.contender_process import ContenderProcess
+from deploy.load.options import Options
+from deploy.load.prompts import PromptGenerator
+from deploy.load.report import print_bandwidth
+from deploy.load.rounds import Contender
+from deploy.load.run import start_server
+from deploy.load.server import Server
+from deploy.load.workload import LinearPass, Subject
 
 # How each baseline answers W; `deploy.bench.speed.baselines` runs them.
 BASELINES = {

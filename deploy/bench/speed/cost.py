@@ -16,14 +16,14 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from deploy.bench.harness.clients import LOOPBACK
-from deploy.bench.harness.contender_process import ContenderProcess
 from deploy.bench.harness.load import Load
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.report import Document, format_number
-from deploy.bench.harness.rounds import Contender, interleave
-from deploy.bench.harness.run import progress
-from deploy.bench.harness.server import ROOT, Server
+from deploy.load.clients import LOOPBACK
+from deploy.load.contender_process import ContenderProcess
+from deploy.load.options import Options
+from deploy.load.report import Document, format_number
+from deploy.load.rounds import Contender, interleave
+from deploy.load.run import progress
+from deploy.load.server import ROOT, Server
 
 NUM_SLOTS = (1, 2)
 NUM_CLIENTS = (4, 16)

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from deploy.bench.harness.clients import LOOPBACK, LoadResult, raise_for_status
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.prompts import PromptGenerator
-from deploy.bench.harness.report import Document
-from deploy.bench.harness.rounds import Contender, Results, Series, interleave
-from deploy.bench.harness.run import progress
-from deploy.bench.harness.workload import LinearPass, Subject
 from deploy.bench.speed.contenders import BASELINES, Contenders, linear_layers
 from deploy.bench.speed.rows import NUM_CLIENTS, cpu_rows
 from deploy.bench.speed.tables import kernel_table
+from deploy.load.clients import LOOPBACK, LoadResult, raise_for_status
+from deploy.load.options import Options
+from deploy.load.prompts import PromptGenerator
+from deploy.load.report import Document
+from deploy.load.rounds import Contender, Results, Series, interleave
+from deploy.load.run import progress
+from deploy.load.workload import LinearPass, Subject
 from workers.checkpoints.resolve import resolve
 
 NUM_KEYSTROKE_TOKENS = 512

@@ -12,10 +12,10 @@ import random
 from collections.abc import Callable, Mapping
 from statistics import median
 
-from deploy.bench.harness.clients import Body
-from deploy.bench.harness.run import progress
-from deploy.bench.harness.workload import W
 from deploy.bench.harness.writer import Part, WriterSession, latency_figures
+from deploy.load.clients import Body
+from deploy.load.run import progress
+from deploy.load.workload import W
 from shared.errors import StartError
 
 NUM_DOCUMENT_WORDS = 300

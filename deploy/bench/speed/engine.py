@@ -9,7 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from deploy.bench.harness.workload import EngineTiming, Subject, Workload
+from deploy.load.workload import EngineTiming, Subject, Workload
 from workers.engine.engine import Engine, EngineConfig
 from workers.engine.loader import load_model, random_model
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput

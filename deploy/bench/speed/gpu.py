@@ -14,15 +14,15 @@ from statistics import median
 
 from rich.console import Console
 
-from deploy.bench.harness.clients import LOOPBACK, raise_for_status
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.prompts import PromptGenerator
-from deploy.bench.harness.report import Document, print_bandwidth
-from deploy.bench.harness.rounds import Contender, Results, Series, interleave
-from deploy.bench.harness.run import progress
-from deploy.bench.harness.workload import Subject
 from deploy.bench.speed.contenders import BASELINES, Contenders
 from deploy.bench.speed.targets import Row, measured, not_measured
+from deploy.load.clients import LOOPBACK, raise_for_status
+from deploy.load.options import Options
+from deploy.load.prompts import PromptGenerator
+from deploy.load.report import Document, print_bandwidth
+from deploy.load.rounds import Contender, Results, Series, interleave
+from deploy.load.run import progress
+from deploy.load.workload import Subject
 from workers.checkpoints.resolve import resolve
 
 BYTES_PER_VALUE = 2  # bf16

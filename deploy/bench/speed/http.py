@@ -13,17 +13,17 @@ from urllib.parse import urlsplit
 import httpx
 from rich.console import Console
 
-from deploy.bench.harness.clients import LOOPBACK, LoadResult
-from deploy.bench.harness.contender_process import ContenderProcess
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.prompts import PromptGenerator
-from deploy.bench.harness.report import Document
-from deploy.bench.harness.rounds import Contender, Series, interleave
-from deploy.bench.harness.run import progress
-from deploy.bench.harness.server import ready_page
-from deploy.bench.harness.workload import Subject
 from deploy.bench.speed.contenders import BASELINES, Contenders, linear_layers
 from deploy.bench.speed.levels import ceiling_series, summarise
+from deploy.load.clients import LOOPBACK, LoadResult
+from deploy.load.contender_process import ContenderProcess
+from deploy.load.options import Options
+from deploy.load.prompts import PromptGenerator
+from deploy.load.report import Document
+from deploy.load.rounds import Contender, Series, interleave
+from deploy.load.run import progress
+from deploy.load.server import ready_page
+from deploy.load.workload import Subject
 from shared.errors import StartError
 from workers.checkpoints.resolve import resolve
 

@@ -7,7 +7,7 @@ from statistics import fmean, median
 
 import msgspec
 
-from deploy.bench.harness.rounds import percentile
+from deploy.load.rounds import percentile
 from shared.errors import StartError
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from deploy.bench.harness.clients import LOOPBACK, Clients, raise_for_status
-from deploy.bench.harness.server import Server, pool_of
-from deploy.bench.harness.workload import Subject, W
+from deploy.load.clients import LOOPBACK, Clients, raise_for_status
+from deploy.load.server import Server, pool_of
+from deploy.load.workload import Subject, W
 from shared.process import proportional_set_size
 from shared.settings import Settings
 from workers.checkpoints.resolve import resolve

@@ -20,12 +20,12 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.report import Document
-from deploy.bench.harness.rounds import percentile
-from deploy.bench.harness.run import progress, start_server
-from deploy.bench.quality.keystrokes import choose_passages
 from deploy.bench.quality.writers import key_intervals_ms
+from deploy.load.options import Options
+from deploy.load.passages import choose_passages
+from deploy.load.report import Document
+from deploy.load.rounds import percentile
+from deploy.load.run import progress, start_server
 from shared.errors import StartError
 
 if TYPE_CHECKING:

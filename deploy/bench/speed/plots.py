@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.bench.harness import plot
-from deploy.bench.harness.report import Document
 from deploy.bench.speed.levels import Level
 from deploy.bench.speed.targets import Row
+from deploy.load import plot
+from deploy.load.report import Document
 
 
 def plot_rows(document: Document, rows: Sequence[Row], path: Path) -> None:

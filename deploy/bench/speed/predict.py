@@ -16,14 +16,14 @@ from dataclasses import replace
 import torch
 from rich.console import Console
 
-from deploy.bench.harness.clients import LOOPBACK, Connection
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.prompts import PromptGenerator
-from deploy.bench.harness.report import Document
-from deploy.bench.harness.run import progress, start_server
-from deploy.bench.harness.workload import W
 from deploy.bench.harness.writer import NUM_WARM_UPS, QUICK_SHARE, Part, latency_figures
 from deploy.bench.speed.engine import EngineAlone
+from deploy.load.clients import LOOPBACK, Connection
+from deploy.load.options import Options
+from deploy.load.prompts import PromptGenerator
+from deploy.load.report import Document
+from deploy.load.run import progress, start_server
+from deploy.load.workload import W
 from gateway.api.autocomplete import DEFAULT_MAX_TOKENS
 from shared.errors import StartError
 from shared.protocol import Done, GenerateRequest, Group, Prediction, Sampling

@@ -20,15 +20,15 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from deploy.bench.harness.clients import LOOPBACK, Reply, raise_for_status
-from deploy.bench.harness.contender_process import ContenderProcess
 from deploy.bench.harness.load import Load
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.report import Document, format_number
-from deploy.bench.harness.rounds import Contender, interleave
-from deploy.bench.harness.run import progress
-from deploy.bench.harness.server import Server, free_port
 from deploy.bench.speed.cost import BODY, NOTES, PATH, PREPARED_PER_S, PROMPT_TOKENS, QUICK_SECONDS, SECONDS
+from deploy.load.clients import LOOPBACK, Reply, raise_for_status
+from deploy.load.contender_process import ContenderProcess
+from deploy.load.options import Options
+from deploy.load.report import Document, format_number
+from deploy.load.rounds import Contender, interleave
+from deploy.load.run import progress
+from deploy.load.server import Server, free_port
 from shared.errors import StartError
 
 NUM_CLIENTS = 16
@@ -149,7 +149,7 @@ class RemoteBench:
         options = self._options
         clients = stack.enter_context(
             ContenderProcess(
-                "deploy.bench.harness.clients:Clients",
+                "deploy.load.clients:Clients",
                 LOOPBACK, way.gateway.port, options.subject(), options.workload, way.gateway.port + 1, {},
             )
         )  # fmt: skip

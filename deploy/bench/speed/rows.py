@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from deploy.bench.harness.rounds import Results, percentile
-from deploy.bench.harness.workload import Workload
 from deploy.bench.speed.targets import Row, measured, not_measured
+from deploy.load.rounds import Results, percentile
+from deploy.load.workload import Workload
 
 NUM_CLIENTS = 16
 NUM_WORDS = 2000

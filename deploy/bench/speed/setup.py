@@ -21,7 +21,7 @@ from statistics import median
 import httpx
 from rich.table import Table
 
-from deploy.bench.harness.server import free_port
+from deploy.load.server import free_port
 from shared.errors import StartError
 
 MAX_SETUP_S = 600.0

@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from deploy.bench.harness.workload import Subject
+from deploy.load.workload import Subject
 from workers.engine.cuda.graphs import Batch, GraphRecorder, bucket_for
 from workers.engine.cuda.kernel_choice import choose_kernels, make_kernels
 from workers.engine.cuda.kernel_store import Kernels, KernelStore

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from deploy.bench.harness.report import format_number
-from deploy.bench.harness.rounds import Series
 from deploy.bench.speed.levels import Level
 from deploy.bench.speed.targets import Row, Target
+from deploy.load.report import format_number
+from deploy.load.rounds import Series
 
 
 def kernel_table(kernels: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:

@@ -14,9 +14,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 
-from deploy.bench.harness.clients import Exchange
-from deploy.bench.harness.rounds import percentile
-from deploy.bench.harness.run import progress
 from deploy.bench.harness.writer import (
     LogLine,
     Part,
@@ -25,6 +22,9 @@ from deploy.bench.harness.writer import (
     latency_figures,
     read_body,
 )
+from deploy.load.clients import Exchange
+from deploy.load.rounds import percentile
+from deploy.load.run import progress
 
 NUM_KEYS = 500
 THREADS_PER_WRITER = 8

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from deploy.bench.harness.rounds import percentile
+from deploy.load.rounds import percentile
 from tests.chaos.http_client import Answer, Connection, Endpoint, client_hello, exchange, find_fault, request_bytes
 from tests.chaos.instance import serving_through_proxies
 from tests.chaos.load import Load, milliseconds, prioritized

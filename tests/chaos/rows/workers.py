@@ -13,7 +13,7 @@ from datetime import datetime
 
 import psutil
 
-from deploy.bench.harness.rounds import percentile
+from deploy.load.rounds import percentile
 from tests.chaos.http_client import Answer, Connection, completion_request, exchange, find_fault
 from tests.chaos.instance import endpoint_of, serving
 from tests.chaos.load import Load, count_failures, milliseconds

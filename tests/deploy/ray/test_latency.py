@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.bench.harness.rounds import percentile
+from deploy.load.rounds import percentile
 from tests.e2e.harness import free_port
 from tests.workers.contract import PROMPT, Endpoint
 from tests.workers.tcp_worker import running_tcp_worker

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from deploy.bench.harness.clients import arrival_offsets_s
-from deploy.bench.harness.machine import Machine as Computer
+from deploy.load.clients import arrival_offsets_s
+from deploy.load.machine import Machine as Computer
 from deploy.simulation.check import check
 from deploy.simulation.costs import Costs, Inputs, Kind
 from deploy.simulation.fit import fit, fit_key, mean_s, simulated_s

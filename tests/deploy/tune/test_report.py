@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from deploy.bench.harness.workload import Subject, W
+from deploy.load.workload import Subject, W
 from deploy.tune.check import Check, conclude, plan_rounds
 from deploy.tune.mps import has_mps, mps_note
 from deploy.tune.report import environment, table, terminal_plot, unmet, verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.bench.harness.clients import LoadResult, Reply
+from deploy.load.clients import LoadResult, Reply
 from deploy.tune.results import MIB, Candidate, Figures, Load, medians, merged
 from shared.errors import StartError
 from tests.deploy.tune.figures import figures, measurement

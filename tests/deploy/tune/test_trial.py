@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from deploy.bench.harness.clients import LoadResult, Reply
-from deploy.bench.harness.workload import Subject, W
+from deploy.load.clients import LoadResult, Reply
+from deploy.load.workload import Subject, W
 from deploy.tune.results import Load
 from deploy.tune.trial import OthersMeter, Trial
 from shared.settings import ModelSpec

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deploy.bench.harness.load import LoadClients
-from deploy.bench.harness.workload import Subject
+from deploy.load.workload import Subject
 from shared.errors import StartError
 from workers.checkpoints.resolve import resolve
 

@@ -8,8 +8,8 @@ from deploy.bench.quality.anchors import (
     trigram_suggestions,
     word_suggestions,
 )
-from deploy.bench.quality.keystrokes import Passage
 from deploy.bench.quality.writers import write_by_literature
+from deploy.load.passages import Passage
 
 CORPUS = ["the old man sat. the old man slept. the old mat lay. the young man sat.", "an old map. the sea"]
 

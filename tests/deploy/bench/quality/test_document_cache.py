@@ -7,7 +7,6 @@ from itertools import chain
 
 import pytest
 
-from deploy.bench.harness.options import Options
 from deploy.bench.quality.document_cache import (
     BASE_WINDOW,
     HISTORIES,
@@ -21,10 +20,11 @@ from deploy.bench.quality.document_cache import (
     score_passage,
     window_runs,
 )
-from deploy.bench.quality.keystrokes import Passage, choose_passages, trim_context
 from deploy.bench.quality.ngram_cache import NgramIndex
 from deploy.bench.quality.prompt_scorer import PromptScorer
 from deploy.bench.quality.replay import PROSE
+from deploy.load.options import Options
+from deploy.load.passages import Passage, choose_passages, trim_context
 from shared.errors import StartError
 from shared.protocol import GenerateRequest
 from workers.codec import Codec

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from deploy.bench.harness.options import Options
 from deploy.bench.quality.replay import PROSE
 from deploy.bench.quality.sources import GatewaySource, engine_source
+from deploy.load.options import Options
 from tests.e2e.harness import running
 
 # The threshold is above the usefulness of some predictions and below that of others.

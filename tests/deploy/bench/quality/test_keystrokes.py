@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import random
-
-from deploy.bench.quality.keystrokes import Usage, choose_passages, savings_row, trim_context
-
-TEXT = "the old man looked at the sea " * 100
+from deploy.bench.quality.keystrokes import Usage, savings_row
 
 
 def test_savings_are_a_share_of_the_characters_of_all_passages() -> None:
@@ -38,24 +34,3 @@ def test_shares_of_use_have_their_own_denominators() -> None:
     found = savings_row("f", "page", "tercet", 3, [usage])
     assert (found.shown, found.accepted, found.flicker, found.words_per_acceptance) == (0.8, 0.25, 0.25, 1.5)
     assert (found.accepted_characters, found.kept_characters) == (0.5, 0.45)
-
-
-def test_passages_have_whole_words_of_the_length_wanted() -> None:
-    by_words = choose_passages({"f": TEXT}, 5, 4, random.Random(0))
-    assert {len(passage.positions) for passage in by_words} == {4}
-    by_characters = choose_passages({"f": TEXT}, 5, 4, random.Random(0), num_characters=40)
-    for passage in by_words + by_characters:
-        typed = passage.text[passage.start : passage.end]
-        assert typed.endswith(" ")
-        assert not typed.startswith(" ")
-        assert TEXT[passage.start - 1] == " "
-    assert all(40 <= passage.end - passage.start < 40 + len("looked ") for passage in by_characters)
-
-
-def test_a_context_is_trimmed_as_the_editor_does() -> None:
-    """Its start is a multiple of 4,096 characters, so that consecutive requests share a prefix."""
-    text = "".join(chr(ord("a") + at % 26) for at in range(20000))
-    assert trim_context(text[:8192]) == text[:8192]
-    assert trim_context(text[:12287]) == text[:12287]
-    assert trim_context(text[:12288]) == text[4096:12288]
-    assert trim_context(text) == text[8192:]

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deploy.bench.quality.corpus import HELD_OUT
 from deploy.bench.quality.document_cache import HISTORIES, MIXTURES, WINDOWS
 from deploy.bench.quality.replay import PROSE
+from deploy.load.corpus import HELD_OUT
 from tests.deploy.bench.command import run_bench
 
 

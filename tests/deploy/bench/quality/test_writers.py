@@ -7,8 +7,9 @@ from itertools import islice
 import pytest
 
 from deploy.bench.quality import writers
-from deploy.bench.quality.keystrokes import Answer, Passage, Suggest
+from deploy.bench.quality.keystrokes import Answer, Suggest
 from deploy.bench.quality.writers import PageWriter, Writer, matching_length, write_by_literature, write_by_pause
+from deploy.load.passages import Passage
 
 LATENCY_MS = 12.0
 RULES = [write_by_literature, PageWriter(), PageWriter(1), write_by_pause]

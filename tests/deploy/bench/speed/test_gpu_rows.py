@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.bench.harness.rounds import Results
 from deploy.bench.speed.gpu import bandwidth_bound_ms, gpu_row
+from deploy.load.rounds import Results
 
 SMALL = {"num_weights": 12 * 12 * 768**2 + 50257 * 768, "n_layer": 12, "n_embd": 768}
 SHAPES = {"gpu-small": SMALL, "gpu-crowd": SMALL}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from deploy.bench.harness.rounds import Results
-from deploy.bench.harness.workload import W
 from deploy.bench.speed.rows import cpu_rows
 from deploy.bench.speed.targets import TARGETS, is_met
+from deploy.load.rounds import Results
+from deploy.load.workload import W
 
 SAMPLES = {
     "a": [3000.0, 3200.0, 9000.0], "b-bf16": [600.0], "gateway": [100.0, 90.0, 110.0], "gateway-overhead": [5.0],

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from deploy.bench.harness.machine import busy_s, process_cpu_s, read_cpuinfo
+from deploy.load.machine import busy_s, process_cpu_s, read_cpuinfo
 
 
 def test_the_cpu_is_read_from_the_first_processor_of_cpuinfo() -> None:

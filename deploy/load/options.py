@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from deploy.bench.harness.workload import Subject, W, Workload
+from deploy.load.workload import Subject, W, Workload
 from shared.errors import StartError
 from shared.settings import Settings
 from workers.checkpoints.resolve import resolve

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy.bench.harness.report import Document
+from deploy.load.report import Document
 from shared.errors import StartError
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.bench.harness.contender_process import ContenderProcess
+from deploy.load.contender_process import ContenderProcess
 from shared.errors import StartError
 
 ROOT = Path(__file__).parents[4]
 # Prints the process id of a contender, then waits to be killed.
 BENCHMARK = """
 import time
-from deploy.bench.harness.contender_process import ContenderProcess
+from deploy.load.contender_process import ContenderProcess
 
 contender = ContenderProcess("psutil:Process")
 print(contender.call("as_dict", ["pid"])["pid"], flush=True)
@@ -49,7 +49,7 @@ def test_a_failure_is_reported_with_its_traceback_and_the_contender_survives() -
 
 
 def test_a_contender_that_cannot_be_created_gives_the_reason_at_each_call() -> None:
-    with ContenderProcess("deploy.bench.nowhere:Thing") as contender:
+    with ContenderProcess("deploy.load.nowhere:Thing") as contender:
         for _ in range(2):
             with pytest.raises(StartError, match="ModuleNotFoundError: No module named"):
                 contender.call("run")

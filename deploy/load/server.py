@@ -25,7 +25,7 @@ import httpx
 
 from shared.errors import StartError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 START_S = 600.0
 STOP_S = 40.0
 POLL_S = 0.01

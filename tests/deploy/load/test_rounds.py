@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.bench.harness.rounds import Contender, Results, interleave, percentile
+from deploy.load.rounds import Contender, Results, interleave, percentile
 from shared.errors import StartError
 
 

@@ -9,10 +9,10 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from deploy.bench.harness import machine
-from deploy.bench.harness.options import Options
-from deploy.bench.harness.report import Document, print_machine
-from deploy.bench.harness.server import Server
+from deploy.load import machine
+from deploy.load.options import Options
+from deploy.load.report import Document, print_machine
+from deploy.load.server import Server
 
 
 @contextmanager

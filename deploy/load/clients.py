@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from deploy.bench.harness.prompts import PromptGenerator
-from deploy.bench.harness.workload import PATSNAP, Subject, Workload
+from deploy.load.prompts import PromptGenerator
+from deploy.load.workload import PATSNAP, Subject, Workload
 from shared.errors import StartError
 
 LOOPBACK = "127.0.0.1"

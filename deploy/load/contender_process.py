@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 class ContenderProcess:
-    """`ContenderProcess("deploy.bench.speed.engine:EngineAlone", …)` is that object in a spawned process.
+    """`ContenderProcess("deploy.load.clients:Clients", …)` is that object in a spawned process.
 
     The first call starts the process and creates the object.
     """

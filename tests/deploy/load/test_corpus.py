@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.bench.quality import corpus
+from deploy.load import corpus
 from shared.errors import StartError
 from workers.training import corpus as training
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from deploy.bench.harness.prompts import PromptGenerator
-from deploy.bench.harness.workload import LinearPass, Subject, W
+from deploy.load.prompts import PromptGenerator
+from deploy.load.workload import LinearPass, Subject, W
 from gateway.api.schema import parse_autocomplete_request
 from workers.checkpoints.resolve import resolve
 

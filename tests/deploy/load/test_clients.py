@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from deploy.bench.harness import clients as clients_module
-from deploy.bench.harness.clients import LOOPBACK, Clients, Connection, raise_for_status, read_reply
-from deploy.bench.harness.workload import Subject, W
+from deploy.load import clients as clients_module
+from deploy.load.clients import LOOPBACK, Clients, Connection, raise_for_status, read_reply
+from deploy.load.workload import Subject, W
 from gateway.api.schema import AutocompleteResponse, Sentence
 from shared.errors import StartError
 from workers.checkpoints.resolve import resolve

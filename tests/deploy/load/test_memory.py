@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deploy.bench.harness.memory import GpuMemory, pss_bytes
+from deploy.load.memory import GpuMemory, pss_bytes
 from shared.errors import StartError
 
 MIB = 1 << 20

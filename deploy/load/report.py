@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from deploy.bench.harness.machine import Machine
-from deploy.bench.harness.rounds import Series
+from deploy.load.machine import Machine
+from deploy.load.rounds import Series
 
 # Share of the cores used by other processes above which a warning is printed.
 BUSY_SHARE = 0.05
