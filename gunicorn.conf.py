@@ -93,7 +93,7 @@ else:
     bind = [f"fd://{listen_fd}" if listen_fd else str(settings.bind)]
     backlog = BACKLOG
     workers = 1
-    worker_class = "gateway.gunicorn_worker.GatewayWorker"
+    worker_class = "gateway.server.http_server.GatewayServer"
     wsgi_app = "gateway.app:build()"
     # A request that waits holds a thread, and so does a refusal.
     threads = plan.max_running + settings.queue + GATEWAY_RESERVE_THREADS

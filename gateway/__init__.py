@@ -1,5 +1,5 @@
 """The gateway: accepts requests, fans each out to workers, merges the completions. Never imports torch, transformers
 or workers.
 
-Imports go one way: `app → api, middleware → generation → pool → metrics → shared`.
+Imports go one way: `app → server, api, middleware → generation, jobs → pool → metrics → shared`.
 """

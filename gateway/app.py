@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import falcon
@@ -17,7 +17,6 @@ import structlog
 from falcon.routing import CompiledRouter
 
 from gateway.api.autocomplete import AutocompleteResource, PredictionSettings
-from gateway.api.early_refusals import EarlyRefusals
 from gateway.api.errors import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
 from gateway.api.health import LiveResource, MetricsResource, ReadyResource
@@ -53,6 +52,9 @@ from gateway.pool.quota import OwnerQuota
 from gateway.pool.tokenizing import PoolTokenizer
 from gateway.pool.watcher import PoolWatcher
 from gateway.redis import SharedStore
+from gateway.server.early_refusals import EarlyRefusals
+from gateway.server.served_app import ServedApp
+from shared.errors import TercetError
 from shared.hangups import HangupWatcher
 from shared.keys import KeyFile
 from shared.plan import Plan, read_plan
@@ -81,45 +83,66 @@ MAX_YOUNG_OBJECTS = 10_000
 log = structlog.get_logger()
 
 
-class GatewayApp(falcon.App[falcon.Request, falcon.Response]):
-    """The WSGI app, and what the process that serves it needs of its parts.
+class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
+    """The WSGI app, and what its server needs of the parts behind it.
 
     Attributes:
         router: finds a path's resource.
-        admission: knows which slots are warm.
-        fanout: runs the branches of every request.
-        metrics: the registry behind `/metrics`.
-        early_refusals: which requests need not be parsed, because they would be refused.
-        health_check_lines: how requests begin that must be answered although the server is overloaded.
         resources: by URI template.
         draining: readiness is off, because the process stops.
-        jobs: runs jobs; None: jobs are not served.
     """
+
+    health_check_lines = HEALTH_CHECK_LINES
 
     def __init__(
         self, admission: Admission, fanout: Fanout, metrics: Metrics, jobs: JobRunner | None, *, needs_keys: bool
     ) -> None:
         self.router = CompiledRouter()
         super().__init__(router=self.router, request_type=Request)
-        self.admission = admission
-        self.fanout = fanout
-        self.metrics = metrics
-        self.early_refusals = EarlyRefusals(fanout, metrics, needs_keys=needs_keys)
-        self.health_check_lines = HEALTH_CHECK_LINES
         self.resources: dict[str, object] = {}
         self.draining = threading.Event()
-        self.jobs = jobs
+        self._admission = admission
+        self._fanout = fanout
+        self._metrics = metrics
+        self._jobs = jobs
+        self._early_refusals = EarlyRefusals(fanout, metrics, needs_keys=needs_keys)
+
+    def find_early_refusal(self, request: bytes) -> TercetError | None:
+        return self._early_refusals.find(request)
+
+    @property
+    def has_warm_slot(self) -> bool:
+        return any(state.state == "warm" for state in self._admission.states().values())
+
+    @property
+    def num_arrived(self) -> int:
+        return self._admission.num_arrived
+
+    @property
+    def is_computing(self) -> bool:
+        has_jobs = self._jobs is not None and self._jobs.num_open > 0
+        return has_jobs or any(self._admission.in_flight())
+
+    def watch_server(self, gauges: Mapping[str, tuple[str, Callable[[], float]]]) -> None:
+        self._metrics.watch_server(gauges)
+
+    def count_refused_connection(self, code: str) -> None:
+        self._metrics.refused_requests.labels(reason=code).inc()
+
+    def count_unparsed_request(self, status: int) -> None:
+        self._metrics.requests.labels(route="(none)", status=str(status)).inc()
 
     def begin_stop(self) -> None:
-        """Turn readiness off, and return running jobs to their queue."""
         self.draining.set()
-        if self.jobs is not None:
-            self.jobs.stop()
+        if self._jobs is not None:
+            self._jobs.stop()
+
+    def cancel_all(self, error: TercetError) -> None:
+        self._fanout.cancel_all(error)
 
     def end_stop(self, timeout_s: float) -> None:
-        """Wait until the jobs are returned."""
-        if self.jobs is not None:
-            self.jobs.join(timeout_s)
+        if self._jobs is not None:
+            self._jobs.join(timeout_s)
 
     def add_route(self, uri_template: str, resource: object, **kwargs: Any) -> None:
         super().add_route(uri_template, resource, **kwargs)

@@ -1,10 +1,12 @@
-"""Fixtures of the gateway's tests: the app in this process, over real collaborators but without workers."""
+"""Fixtures of the gateway's tests: the app in this process over real collaborators, without workers or with stubs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from falcon import testing
@@ -17,6 +19,7 @@ from gateway.pool.admission import Admission
 from shared.hangups import HangupWatcher
 from shared.plan import Model, Plan, make_slots
 from shared.settings import Settings
+from tests.gateway.generation.stubs import Respond, StubPool
 
 
 @dataclass(frozen=True)
@@ -77,3 +80,16 @@ def gateway(make_gateway: MakeGateway) -> Gateway:
 def short_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory whose path leaves room for a socket's name."""
     return tmp_path_factory.mktemp("t")
+
+
+@pytest.fixture
+def make_pool(short_path: Path) -> Iterator[Callable[..., StubPool]]:
+    """Makes a pool, with a stub worker for each responder, that the test's end closes."""
+    with ExitStack() as stack:
+
+        def make(*responders: Respond, **options: Any) -> StubPool:
+            pool = StubPool(short_path, *responders, **options)
+            stack.callback(pool.close)
+            return pool
+
+        yield make

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[4]
 # What the stages' processes, servers and clients import, whatever imports it.
 MODULES = (
     "deploy.cli", "deploy.bench.speed.baselines", "deploy.load.clients", "gateway.app",
-    "gateway.gunicorn_worker", "workers.app", "workers.gunicorn_worker", "workers.engine.cpu.runner",
+    "gateway.server.http_server", "workers.app", "workers.gunicorn_worker", "workers.engine.cpu.runner",
     "workers.training.train", "gunicorn.app.wsgiapp", "gunicorn.arbiter", "transformers.models.gpt2.modeling_gpt2",
     "transformers.generation.utils",
 )  # fmt: skip

@@ -4,8 +4,8 @@ A thread is needed only while a request is being answered. Until a request is co
 a slow client, the connection belongs to the main thread, which polls all of them. So a client that sends a header byte
 by byte, or never reads, costs a descriptor and a bounded buffer, and no thread.
 
-This module finds where a request ends and nothing else of HTTP: `gateway.gunicorn_worker` hands the complete request to
-gunicorn's parser, which judges it. Where the length of a body is in doubt, only the head is handed over, and the
+This module finds where a request ends and nothing else of HTTP: `http_server` hands the complete request to gunicorn's
+parser, which judges it. Where the length of a body is in doubt, only the head is handed over, and the
 connection closes after the response, so the two can never disagree about where the next request begins.
 """
 

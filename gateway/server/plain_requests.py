@@ -1,8 +1,8 @@
 """WSGI for requests and responses of the common form, without gunicorn's parser, environment and response objects.
 
 What those cost is in docs/PERFORMANCE.md, CPU per answer. A request is plain if no part of it could be read in two
-ways; its environment is the one that gunicorn would make, and tests/gateway/test_plain_requests.py compares the two.
-Everything else goes gunicorn's way, and so does what gunicorn refuses.
+ways. Its environment is the one that gunicorn would make; tests/gateway/server/test_plain_requests.py compares the
+two. gunicorn's code handles all other requests, and those that gunicorn refuses.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.connections import (
+from gateway.server.connections import (
     LINGER_BYTES,
     MAX_HEAD_BYTES,
     MAX_UNSENT_BYTES,

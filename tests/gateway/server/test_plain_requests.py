@@ -15,8 +15,8 @@ from gunicorn.http.wsgi import Response, base_environ, create
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.connections import RequestSource, ResponseSocket
-from gateway.plain_requests import MAX_FIELDS, plain_environ, plain_head
+from gateway.server.connections import RequestSource, ResponseSocket
+from gateway.server.plain_requests import MAX_FIELDS, plain_environ, plain_head
 
 CLIENT, SERVER = ("127.0.0.1", 50123), ("127.0.0.1", 8000)
 CONFIG = Config()

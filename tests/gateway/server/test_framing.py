@@ -10,7 +10,7 @@ from gunicorn.http.errors import NoMoreData, ParseException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.connections import Connection, RequestSource, Step
+from gateway.server.connections import Connection, RequestSource, Step
 
 Parsed = tuple[str, str, bytes]
 

@@ -1,4 +1,4 @@
-"""What the gateway's worker class needs of the pinned gunicorn. tests/e2e/test_clients.py tests its behaviour."""
+"""What the gateway's HTTP server needs of the pinned gunicorn. tests/e2e/test_clients.py tests its behaviour."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from gunicorn.http import errors
 from gunicorn.workers.gthread import ThreadWorker
 
-from gateway.gunicorn_worker import GatewayWorker
+from gateway.server.http_server import GatewayServer
 
 OVERRIDDEN = {"init_process": (), "load_wsgi": (), "run": (), "handle_exit": ("sig", "frame")}
 # Called or read, not overridden.
@@ -33,18 +33,18 @@ def test_gunicorn_is_the_version_that_was_read() -> None:
 @pytest.mark.parametrize("name", OVERRIDDEN)
 def test_every_overridden_method_exists_with_its_parameters(name: str) -> None:
     assert parameters(getattr(ThreadWorker, name)) == OVERRIDDEN[name]
-    assert parameters(getattr(GatewayWorker, name)) == OVERRIDDEN[name]
+    assert parameters(getattr(GatewayServer, name)) == OVERRIDDEN[name]
 
 
 @pytest.mark.parametrize("name", USED)
 def test_every_used_method_exists_with_its_parameters(name: str) -> None:
     assert parameters(getattr(ThreadWorker, name)) == USED[name]
-    assert getattr(GatewayWorker, name) is getattr(ThreadWorker, name)
+    assert getattr(GatewayServer, name) is getattr(ThreadWorker, name)
 
 
 def test_no_method_overrides_one_of_gunicorn_by_accident() -> None:
     theirs = {name for kind in ThreadWorker.__mro__[:-1] for name in vars(kind) if not name.startswith("__")}
-    ours = {name for name in vars(GatewayWorker) if not name.startswith("__")}
+    ours = {name for name in vars(GatewayServer) if not name.startswith("__")}
     assert ours & theirs == set(OVERRIDDEN)
 
 
@@ -54,7 +54,7 @@ def test_gunicorn_answers_a_request_only_through_what_the_response_socket_has() 
 
 
 def test_a_request_without_its_end_is_an_error_of_the_system() -> None:
-    """`GatewayWorker` catches it before `OSError`."""
+    """`GatewayServer` catches it before `OSError`."""
     assert issubclass(errors.NoMoreData, OSError)
     assert issubclass(errors.LimitRequestLine, errors.ParseException)
     assert issubclass(errors.LimitRequestHeaders, errors.ParseException)

@@ -1,17 +1,18 @@
-"""The gunicorn worker class of the gateway: which connections are open, what a thread answers, when the process stops.
+"""The gateway's HTTP server: which connections are open, what a thread answers, when the process stops.
 
-The main thread accepts connections, reads requests and flushes responses without blocking (`gateway.connections`). A
-complete request is answered by a thread, with gunicorn's own parser and WSGI code unless it is plain
-(`gateway.plain_requests`). What a client may hold is bounded: in time by `TERCET_CLIENT_TIMEOUT_S`, in number by the
-limit of open files, in memory by `MAX_BUFFERED_BYTES`.
+gunicorn loads `GatewayServer` as its worker class. The main thread accepts connections, reads requests and flushes
+responses without blocking (`connections`). A complete request is answered by a thread, with gunicorn's own parser and
+WSGI code unless it is plain (`plain_requests`). What a client may hold is bounded: in time by
+`TERCET_CLIENT_TIMEOUT_S`, in number by the limit of open files, in memory by `MAX_BUFFERED_BYTES`.
 
 Stopping has three forms. TERM alone: readiness turns 503 for `TERCET_DRAIN_S`, the listener closes, accepted requests
 finish, and shortly before the grace ends the remaining ones are cancelled, so that every client has an answer. After a
 reload, or if the master is dead: as TERM, but the listener closes at once.
 
-One file, because all of it changes the state of connections in one thread. It knows neither routes nor dialects. It
-calls methods of gunicorn's `ThreadWorker` that gunicorn does not promise to keep; tests/gateway/test_gunicorn_worker.py
-checks the pinned version.
+One file, because all of it changes the state of connections in one thread. It knows neither routes nor dialects, and
+of the app only `ServedApp`. gunicorn's master imports this module, so it must not import the app. It calls methods of
+gunicorn's `ThreadWorker` that gunicorn does not promise to keep; tests/gateway/server/test_http_server.py checks the
+pinned version.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import FrameType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 from gunicorn.http import get_parser
@@ -36,9 +37,10 @@ from gunicorn.http.errors import LimitRequestHeaders, LimitRequestLine, NoMoreDa
 from gunicorn.http.wsgi import Response, base_environ
 from gunicorn.workers.gthread import ThreadWorker
 
-from gateway.connections import LINGER_S, MAX_HEAD_BYTES, Connection, Phase, RequestSource, Step
-from gateway.error_responses import encode_error, send_once
-from gateway.plain_requests import plain_environ, plain_head
+from gateway.server.connections import LINGER_S, MAX_HEAD_BYTES, Connection, Phase, RequestSource, Step
+from gateway.server.error_responses import encode_error, send_once
+from gateway.server.plain_requests import plain_environ, plain_head
+from gateway.server.served_app import ServedApp
 from shared.call_threads import CallThreads
 from shared.errors import (
     HeadersTooLarge,
@@ -50,11 +52,8 @@ from shared.errors import (
     UrlTooLong,
     retry_after_s,
 )
-
-if TYPE_CHECKING:
-    from gateway.app import GatewayApp
-    from shared.leases import Leases
-    from shared.settings import Settings
+from shared.leases import Leases
+from shared.settings import Settings
 
 log = structlog.get_logger()
 
@@ -103,14 +102,14 @@ class _Answered:
         self.server = connection.server
 
 
-class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
+class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
     """`gunicorn.conf.py` sets `leases`, `slot_index`, `settings` and `activity_fd` before the fork."""
 
     leases: Leases
     slot_index: int  # its place in the leases
     settings: Settings
     activity_fd: int | None  # of a pipe to the supervisor; it gets a byte while completions are requested
-    wsgi: GatewayApp
+    wsgi: ServedApp
     alive: bool
 
     def init_process(self) -> None:
@@ -155,7 +154,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             "SCRIPT_NAME": "",
         }
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self.wsgi.metrics.watch_server(
+        self.wsgi.watch_server(
             {
                 "open_connections": ("Open client connections", lambda: len(self._connections)),
                 "max_connections": ("Bound of open client connections", lambda: self._max_connections),
@@ -220,7 +219,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             self._end_unaccepted(now)
         if elapsed >= self.settings.grace_s - CANCEL_MARGIN_S and not self._is_cancelled:
             self._is_cancelled = True
-            self.wsgi.fanout.cancel_all(
+            self.wsgi.cancel_all(
                 ShuttingDown("The server is shutting down; send the request again.", retry_after_s=retry_after_s())
             )
         is_done = not self._is_listening and not self._connections
@@ -357,7 +356,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def _early_refusal(self, connection: Connection) -> TercetError | None:
         if not self.alive or (request := connection.lone_request) is None:
             return None
-        return self.wsgi.early_refusals.find(request)
+        return self.wsgi.find_early_refusal(request)
 
     def _is_health_check(self, connection: Connection) -> bool:
         return not connection.is_pipelining and connection.begins_with(self.wsgi.health_check_lines)
@@ -402,7 +401,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         connection.close()
 
     def _overloaded(self, reason: str) -> Overloaded:
-        self.wsgi.metrics.refused_requests.labels(reason=Overloaded.code).inc()
+        self.wsgi.count_refused_connection(Overloaded.code)
         return Overloaded(f"{reason} Try again shortly.", retry_after_s=retry_after_s())
 
     def _refuse(
@@ -512,7 +511,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     def _send_error(self, connection: Connection, error: TercetError) -> None:
         log.info("request_refused", code=error.code)
-        self.wsgi.metrics.requests.labels(route="(none)", status=str(error.status)).inc()
+        self.wsgi.count_unparsed_request(error.status)
         with suppress(OSError):
             connection.response.sendall(encode_error(error))
 
@@ -535,7 +534,7 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     def _report_warm(self) -> None:
         """Report this worker as ready, which stops its predecessor."""
-        if not self._is_warm and (self._has_warm_slot() or time.monotonic() - self._started_at > MAX_WARM_WAIT_S):
+        if not self._is_warm and (self.wsgi.has_warm_slot or time.monotonic() - self._started_at > MAX_WARM_WAIT_S):
             self._is_warm = True
             self.leases.mark_warm(self.slot_index, self.age)
 
@@ -546,16 +545,11 @@ class GatewayWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         """
         if self.activity_fd is None:
             return
-        admission = self.wsgi.admission
-        num_arrived = admission.num_arrived
-        has_jobs = self.wsgi.jobs is not None and self.wsgi.jobs.num_open > 0
-        if has_jobs or num_arrived > self._num_reported or any(admission.in_flight()):
+        num_arrived = self.wsgi.num_arrived
+        if num_arrived > self._num_reported or self.wsgi.is_computing:
             self._num_reported = num_arrived
             with suppress(BlockingIOError, BrokenPipeError):  # full, or the supervisor is gone
                 os.write(self.activity_fd, b".")
-
-    def _has_warm_slot(self) -> bool:
-        return any(state.state == "warm" for state in self.wsgi.admission.states().values())
 
     def _close_listeners(self, now: float) -> None:
         """Take the connections that wait in the backlog, then close. The kernel resets what is left in a backlog."""
