@@ -43,13 +43,11 @@ if sys.argv[1:2] != ["serve"]:  # the supervisor runs as long as the server: it 
     from deploy.bench.cli import bench
     from deploy.calibrate.command import calibrate
     from deploy.doctor import doctor
-    from deploy.simulation.command import simulate
     from deploy.top.command import top
     from deploy.tune.command import tune
 
     cli.add_typer(bench, name="bench")
     cli.add_typer(deploy_commands, name="deploy")
-    cli.add_typer(simulate, name="simulate")
     cli.command("tune")(tune)
     cli.command("calibrate")(calibrate)
     cli.command("doctor")(doctor)
