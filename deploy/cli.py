@@ -26,8 +26,8 @@ from deploy.rolling_reload import reload_slots
 from deploy.sagemaker import sagemaker_environment
 from deploy.supervisor import ROLES, Supervisor
 from deploy.tune.stored import stored_kernels
+from shared.api_keys import new_key, read_keys, revoke_key
 from shared.errors import StartError
-from shared.keys import new_key, read_keys, revoke_key
 from shared.plan import read_current_plan, write_plan
 from shared.settings import Settings
 from shared.telemetry import configure_logging

@@ -17,11 +17,11 @@ import structlog
 from falcon.routing import CompiledRouter
 
 from gateway.api.autocomplete import AutocompleteResource, PredictionSettings
-from gateway.api.errors import add_error_handlers
+from gateway.api.error_handlers import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
 from gateway.api.health import LiveResource, MetricsResource, ReadyResource
 from gateway.api.jobs import JobResource, JobsResource, JobSubmitter
-from gateway.api.openai.errors import OPENAI_ERRORS, UnknownRoutes
+from gateway.api.openai.error_format import OPENAI_ERRORS, UnknownRoutes
 from gateway.api.openai.resources import CompletionsResource, ModelResource, ModelsResource
 from gateway.api.openapi import DocumentResource, build_document
 from gateway.api.page import DocsResource, PageResource, ServiceWorkerResource, StaticResource, read_assets
@@ -32,15 +32,15 @@ from gateway.api.tgi import EndpointResource, GenerateResource, GenerateStreamRe
 from gateway.api.tgi_schema import TGI_ERRORS
 from gateway.api.tokens import TokenizeResource, TokenizerInfoResource
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
+from gateway.generation.request_starter import RequestStarter
 from gateway.generation.retry_budget import RetryBudget
-from gateway.generation.runner import CompletionRunner
 from gateway.generation.sessions import Sessions
+from gateway.jobs.executor import JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
-from gateway.jobs.runner import JobRunner
 from gateway.metrics import Metrics
+from gateway.middleware.api_keys import ApiKeyCheck
 from gateway.middleware.body_limits import BodyLimits
-from gateway.middleware.keys import Keys
 from gateway.middleware.origins import Origins
 from gateway.middleware.rate_limits import RateLimits
 from gateway.middleware.request_log import Request, RequestLog
@@ -54,9 +54,9 @@ from gateway.pool.watcher import PoolWatcher
 from gateway.redis import SharedStore
 from gateway.server.early_refusals import EarlyRefusals
 from gateway.server.served_app import ServedApp
+from shared.api_keys import KeyFile
 from shared.errors import TercetError
 from shared.hangups import HangupWatcher
-from shared.keys import KeyFile
 from shared.plan import Plan, read_plan
 from shared.settings import Settings
 from shared.telemetry import configure_structlog
@@ -95,7 +95,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
     health_check_lines = HEALTH_CHECK_LINES
 
     def __init__(
-        self, admission: Admission, fanout: Fanout, metrics: Metrics, jobs: JobRunner | None, *, needs_keys: bool
+        self, admission: Admission, fanout: Fanout, metrics: Metrics, jobs: JobExecutor | None, *, needs_keys: bool
     ) -> None:
         self.router = CompiledRouter()
         super().__init__(router=self.router, request_type=Request)
@@ -163,7 +163,7 @@ def create_app(
     fanout: Fanout,
     metrics: Metrics,
     hangups: HangupWatcher,
-    jobs: JobRunner | None = None,
+    jobs: JobExecutor | None = None,
     clients: Mapping[int, SlotClient] | Sequence[SlotClient] = (),
     tracing: Tracing = NO_TRACING,
     shared: SharedStore | None = None,
@@ -175,7 +175,7 @@ def create_app(
         shared: what several gateways share; None: this is the only gateway.
     """
     app = GatewayApp(admission, fanout, metrics, jobs, needs_keys=settings.requires_keys)
-    keys = Keys(
+    keys = ApiKeyCheck(
         KeyFile(settings.keys) if settings.requires_keys and settings.keys else None,
         OPEN_ROUTES,
         OPEN_PAGES,
@@ -189,31 +189,31 @@ def create_app(
     app.add_middleware([*traces, RequestLog(metrics), Origins(settings), keys, BodyLimits(settings.max_body_bytes)])
     add_error_handlers(app, app.find_resource, metrics)
     quota = OwnerQuota(settings.key_concurrency, shared)
-    runner = CompletionRunner(admission.models, fanout, quota, Sessions(shared), hangups, settings.timeout_s)
+    starter = RequestStarter(admission.models, fanout, quota, Sessions(shared), hangups, settings.timeout_s)
     feedback_store = FeedbackStore(metrics, shared)
     if shared is not None:
         shared.start()
     submitter = None if jobs is None else JobSubmitter(jobs)
     autocomplete = AutocompleteResource(
-        runner,
+        starter,
         feedback_store,
         settings.similarity,
         PredictionSettings(settings.predict_temperature, settings.min_usefulness),
         submitter,
     )
-    completions = CompletionsResource(runner, settings.similarity)
-    tgi = TgiResponder(runner, settings.similarity)
+    completions = CompletionsResource(starter, settings.similarity)
+    tgi = TgiResponder(starter, settings.similarity)
     if settings.sagemaker:
         app.add_route("/ping", ReadyResource(admission, app.draining.is_set, needs_every_model=False))
         dialects = {
-            "input": Dialect(PatsnapResponder(runner).respond),
+            "input": Dialect(PatsnapResponder(starter).respond),
             "inputs": Dialect(tgi.respond, TGI_ERRORS),
             "prompt": Dialect(completions.respond, OPENAI_ERRORS),
             "context": Dialect(autocomplete.respond),
         }
         app.add_route("/invocations", InvocationsResource(dialects))
         return app
-    models = ModelsResource(runner)
+    models = ModelsResource(starter)
     tokenizer = PoolTokenizer(admission, clients)
     ready = ReadyResource(admission, app.draining.is_set)
     assets = read_assets()
@@ -222,13 +222,13 @@ def create_app(
         "/feedback": FeedbackResource(feedback_store),
         "/v1/completions": completions,
         "/v1/models": models,
-        "/v1/models/{model}": ModelResource(runner, models),
+        "/v1/models/{model}": ModelResource(starter, models),
         "/generate": GenerateResource(tgi),
         "/generate_stream": GenerateStreamResource(tgi),
-        "/info": InfoResource(admission, runner),
+        "/info": InfoResource(admission, starter),
         "/endpoint": EndpointResource(),
-        "/tokenize": TokenizeResource(tokenizer, runner.default_model),
-        "/tokenizer_info": TokenizerInfoResource(tokenizer, runner.default_model),
+        "/tokenize": TokenizeResource(tokenizer, starter.default_model),
+        "/tokenizer_info": TokenizerInfoResource(tokenizer, starter.default_model),
         "/health/live": LiveResource(),
         **dict.fromkeys(READY_PATHS, ready),
         "/slots": SlotsResource(admission, metrics, assets),
@@ -289,7 +289,7 @@ def _make_shared_store(settings: Settings, metrics: Metrics) -> SharedStore | No
     return SharedStore(settings.redis, settings.timeout_s, lambda use: metrics.redis_failures.labels(use=use).inc())
 
 
-def _make_jobs(settings: Settings, plan: Plan, admission: Admission, metrics: Metrics) -> JobRunner | None:
+def _make_jobs(settings: Settings, plan: Plan, admission: Admission, metrics: Metrics) -> JobExecutor | None:
     if settings.job_store == "none" or settings.sagemaker:
         return None
     queue = JobQueue(
@@ -299,12 +299,12 @@ def _make_jobs(settings: Settings, plan: Plan, admission: Admission, metrics: Me
         count=lambda event: metrics.jobs.labels(event=event).inc(),
     )
     num_threads = max(1, int(JOB_SHARE * plan.max_running / BRANCHES_PER_REQUEST))
-    jobs = JobRunner(queue, num_threads=num_threads, has_room=lambda: _has_room_for_jobs(admission, jobs))
+    jobs = JobExecutor(queue, num_threads=num_threads, has_room=lambda: _has_room_for_jobs(admission, jobs))
     metrics.watch_jobs(lambda: jobs.num_open)
     return jobs
 
 
-def _has_room_for_jobs(admission: Admission, jobs: JobRunner) -> bool:
+def _has_room_for_jobs(admission: Admission, jobs: JobExecutor) -> bool:
     """Jobs start only while no other request waits for room, and within their share of the slots that are there."""
     if admission.num_waiting or not any(state.state == "warm" for state in admission.states().values()):
         return False

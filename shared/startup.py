@@ -20,8 +20,8 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from shared.api_keys import read_keys
 from shared.errors import StartError
-from shared.keys import read_keys
 from shared.plan import PLAN_LOCK_FILE, Plan, read_current_plan, read_plan
 from shared.pool_keys import watch_pool_keys
 from shared.remote_pools import check_pool

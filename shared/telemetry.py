@@ -18,8 +18,8 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
+from shared.api_keys import KEY_PREFIX
 from shared.errors import StartError
-from shared.keys import KEY_PREFIX
 
 # torch raises RuntimeError.
 ENVIRONMENT_ERRORS = (OSError, RuntimeError, ImportError, StartError)

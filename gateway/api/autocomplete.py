@@ -34,11 +34,11 @@ from gateway.api.schema import (
 )
 from gateway.generation.failures import are_rejections, no_completion_error
 from gateway.generation.request import GenerationSpec, RequestContext
-from gateway.generation.runner import Caller, CompletionRunner, document_key, draw_seed
+from gateway.generation.request_starter import Caller, RequestStarter, document_key, draw_seed
 from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
 from gateway.generation.suggestions import Output, TextDelta
 from gateway.generation.trimming import MIN_TOKENS
-from gateway.jobs.runner import Cancelling
+from gateway.jobs.executor import Cancelling
 from gateway.jobs.store import Job
 from shared.errors import (
     FieldError,
@@ -108,7 +108,7 @@ class AutocompleteResource:
 
     def __init__(
         self,
-        runner: CompletionRunner,
+        starter: RequestStarter,
         feedback_store: FeedbackStore,
         similarity: float,
         prediction: PredictionSettings,
@@ -120,7 +120,7 @@ class AutocompleteResource:
             prediction: of requests whose strategy is `predict`.
             submitter: None: there are no jobs.
         """
-        self._runner = runner
+        self._starter = starter
         self._feedback_store = feedback_store
         self._similarity = similarity
         self._prediction = prediction
@@ -149,7 +149,7 @@ class AutocompleteResource:
         started_at = time.monotonic()
         caller = caller_of(req)
         with ExitStack() as stack:
-            stack.enter_context(self._runner.admitting(caller))
+            stack.enter_context(self._starter.admitting(caller))
             request = parse_autocomplete_request(body)
             context, outputs = self._start(stack, request, caller, started_at)
             render_sentence = partial(_sentence, is_explained=request.explain is not None)
@@ -180,7 +180,7 @@ class AutocompleteResource:
         started_at = time.monotonic()
         request = parse_autocomplete_request(job.request)
         with ExitStack() as stack:
-            stack.enter_context(self._runner.admitting(caller))
+            stack.enter_context(self._starter.admitting(caller))
             context, outputs = self._start(stack, request, caller, started_at)
             *_, result = outputs
             assert isinstance(result, SelectionResult)
@@ -191,7 +191,7 @@ class AutocompleteResource:
         self, stack: ExitStack, request: AutocompleteRequest, caller: Caller, started_at: float
     ) -> tuple[RequestContext, Iterator[Output]]:
         spec = self._spec(request, caller, started_at)
-        return self._runner.start(stack, spec, self._policy(request), caller)
+        return self._starter.start(stack, spec, self._policy(request), caller)
 
     def _respond(
         self,
@@ -240,8 +240,8 @@ class AutocompleteResource:
         Raises:
             UnknownModel, InvalidRequest: a field is out of the range that the plan or the model allows.
         """
-        model = self._runner.model(request.model_size, "model_size")
-        deadline = self._runner.deadline(started_at, request.max_time, "max_time")
+        model = self._starter.model(request.model_size, "model_size")
+        deadline = self._starter.deadline(started_at, request.max_time, "max_time")
         max_prompt_tokens = model.n_ctx - _num_new_tokens(request)
         if max_prompt_tokens < 1:
             raise _invalid("length", f"must be below {model.n_ctx}, the context of {model.name}")

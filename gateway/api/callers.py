@@ -8,7 +8,7 @@ import falcon
 from msgspec import Meta
 
 from gateway.api.operation import Parameter
-from gateway.generation.runner import Caller
+from gateway.generation.request_starter import Caller
 from shared.errors import FieldError, InvalidRequest
 
 SESSION_HEADER = "X-Session-Id"

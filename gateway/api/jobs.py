@@ -15,8 +15,8 @@ from msgspec import Raw, Struct
 from gateway.api.callers import caller_of
 from gateway.api.operation import JSON, Answer, Operation, Operations, Parameter
 from gateway.api.schema import AutocompleteRequest, AutocompleteResponse, JobRequest, parse_job_request
-from gateway.generation.runner import Caller
-from gateway.jobs.runner import JobRunner
+from gateway.generation.request_starter import Caller
+from gateway.jobs.executor import JobExecutor
 from gateway.jobs.store import Job, State
 from shared.errors import (
     BodyTooLarge,
@@ -78,7 +78,7 @@ ERRORS_OF_JOBS: tuple[type[TercetError], ...] = (JobsUnavailable,)
 class JobSubmitter:
     """Makes a job of a request, and answers with the job."""
 
-    def __init__(self, jobs: JobRunner) -> None:
+    def __init__(self, jobs: JobExecutor) -> None:
         self._jobs = jobs
 
     def respond(self, req: falcon.Request, resp: falcon.Response, request: AutocompleteRequest) -> None:
@@ -169,7 +169,7 @@ class JobResource:
         ),
     }
 
-    def __init__(self, jobs: JobRunner) -> None:
+    def __init__(self, jobs: JobExecutor) -> None:
         self._jobs = jobs
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, job_id: str) -> None:

@@ -21,7 +21,7 @@ from gateway.api.callers import caller_of
 from gateway.api.error_formats import PROBLEM_DETAILS, ErrorFormat
 from gateway.generation.failures import no_completion_error
 from gateway.generation.request import GenerationSpec
-from gateway.generation.runner import CompletionRunner, document_key, draw_seed
+from gateway.generation.request_starter import RequestStarter, document_key, draw_seed
 from gateway.generation.selection import SelectionPolicy, SelectionResult
 from shared.errors import FieldError, InvalidRequest
 from shared.parsing import BodyParser, member_names
@@ -108,8 +108,8 @@ parse_patsnap_request = BodyParser(PatsnapRequest)
 class PatsnapResponder:
     """Answers `{"input": …}` with the default model's completions, unchanged."""
 
-    def __init__(self, runner: CompletionRunner) -> None:
-        self._runner = runner
+    def __init__(self, starter: RequestStarter) -> None:
+        self._starter = starter
 
     def respond(self, req: falcon.Request, resp: falcon.Response, body: bytes) -> None:
         """
@@ -121,12 +121,12 @@ class PatsnapResponder:
         started_at = time.monotonic()
         caller = caller_of(req)
         with ExitStack() as stack:
-            stack.enter_context(self._runner.admitting(caller))
+            stack.enter_context(self._starter.admitting(caller))
             found = parse_patsnap_request(body).input
             inputs = [found] if isinstance(found, str) else found
             spec = GenerationSpec(
                 request_id=caller.request_id,
-                model=self._runner.default_model,
+                model=self._starter.default_model,
                 prompts=tuple(inputs),
                 max_prompt_tokens=MAX_PROMPT_TOKENS,
                 num_completions=NUM_OUTPUTS,
@@ -137,7 +137,7 @@ class PatsnapResponder:
                 echoes=False,
                 num_top_logprobs=None,
                 is_streamed=False,
-                deadline=self._runner.deadline(started_at, None, "max_time"),
+                deadline=self._starter.deadline(started_at, None, "max_time"),
                 owner=caller.owner,
                 session=caller.session,
                 document=document_key(caller.owner, caller.session, inputs[0]),
@@ -149,7 +149,7 @@ class PatsnapResponder:
                 similarity=100.0,
                 is_verbatim=True,
             )
-            _, outputs = self._runner.start(stack, spec, policy, caller)
+            _, outputs = self._starter.start(stack, spec, policy, caller)
             *_, result = outputs
             assert isinstance(result, SelectionResult)
         texts = _texts(inputs, result)

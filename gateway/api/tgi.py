@@ -35,7 +35,7 @@ from gateway.api.tgi_schema import (
     parse_tgi_request,
 )
 from gateway.generation.request import GenerationSpec
-from gateway.generation.runner import Caller, CompletionRunner, document_key, draw_seed
+from gateway.generation.request_starter import Caller, RequestStarter, document_key, draw_seed
 from gateway.generation.selection import SelectionPolicy, SelectionResult
 from gateway.generation.trimming import MIN_TOKENS
 from gateway.pool.admission import Admission
@@ -59,12 +59,12 @@ Form = Literal["object", "list", "stream"]
 class TgiResponder:
     """Answers bodies of Text Generation Inference's requests, with the plan's default model."""
 
-    def __init__(self, runner: CompletionRunner, similarity: float) -> None:
+    def __init__(self, starter: RequestStarter, similarity: float) -> None:
         """
         Args:
             similarity: percent from which two completions are near-duplicates, for requests with `clean`.
         """
-        self._runner = runner
+        self._starter = starter
         self._similarity = similarity
 
     def respond(self, req: falcon.Request, resp: falcon.Response, body: bytes, form: Form = "list") -> None:
@@ -82,12 +82,12 @@ class TgiResponder:
         started_at = time.monotonic()
         caller = caller_of(req)
         with ExitStack() as stack:
-            stack.enter_context(self._runner.admitting(caller))
+            stack.enter_context(self._starter.admitting(caller))
             request = parse_tgi_request(body)
             is_streamed = form == "stream" or bool(request.stream)
             parameters = request.parameters or TgiParameters()
             spec = self._spec(request, parameters, caller, started_at, is_streamed=is_streamed)
-            _, outputs = self._runner.start(stack, spec, self._policy(request, parameters, spec), caller)
+            _, outputs = self._starter.start(stack, spec, self._policy(request, parameters, spec), caller)
             answer = TgiAnswer(request.inputs, parameters, spec, req.context)
             if is_streamed:
                 first = next(outputs)
@@ -118,7 +118,7 @@ class TgiResponder:
         Raises:
             InvalidRequest: a parameter is out of the range that the model allows, or excludes streaming.
         """
-        model = self._runner.model(None, "model")
+        model = self._starter.model(None, "model")
         if is_streamed:
             _check_streamable(parameters)
         for name in ("max_new_tokens", "truncate"):
@@ -141,7 +141,7 @@ class TgiResponder:
             echoes=bool(parameters.details and parameters.decoder_input_details),
             num_top_logprobs=(parameters.top_n_tokens or 0) if has_tokens else None,
             is_streamed=is_streamed,
-            deadline=self._runner.deadline(started_at, None, "max_time"),
+            deadline=self._starter.deadline(started_at, None, "max_time"),
             owner=caller.owner,
             session=caller.session,
             document=document_key(caller.owner, caller.session, request.inputs),
@@ -230,16 +230,16 @@ class InfoResource:
         )
     }
 
-    def __init__(self, admission: Admission, runner: CompletionRunner) -> None:
+    def __init__(self, admission: Admission, starter: RequestStarter) -> None:
         self._admission = admission
-        self._runner = runner
+        self._starter = starter
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         """
         Raises:
             NotReady: the model is on other machines, and no worker has reported yet.
         """
-        model = self._runner.model(None, "model")
+        model = self._starter.model(None, "model")
         row = next((row for row in self._admission.slots() if row.slot.model == model.name), None)
         resp.data = _encode(
             TgiInfo(

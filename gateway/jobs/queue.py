@@ -31,7 +31,7 @@ from shared.errors import (
     retry_after_s,
 )
 
-# A runner that has not renewed its lease for this long has lost the job.
+# An executor that has not renewed its lease for this long has lost the job.
 LEASE_S = 6.0
 # Runners that may die with a job before it fails.
 MAX_ATTEMPTS = 8
@@ -42,7 +42,7 @@ _ID_BYTES = 18
 _ID_CHARS = 24
 # What a lease or a purge looks at together.
 _BATCH = 16
-# How often a lease lists again, if other runners took all that was listed.
+# How often a lease lists again, if other executors took all that was listed.
 _MAX_LISTINGS = 5
 
 Final = Literal["succeeded", "failed", "cancelled"]
@@ -144,7 +144,7 @@ class JobQueue:
         """Jobs that are queued or running."""
         return self._store.num_open()
 
-    # For runners.
+    # For executors.
 
     def lease(self) -> Job | None:
         """Give the job that has been due for longest to the caller, for `LEASE_S`.

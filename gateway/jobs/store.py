@@ -35,7 +35,7 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
         request: the body, JSON; empty as soon as the job is final.
         result: the answer, JSON.
         error: why it failed, as problem details (RFC 9457).
-        token: of the lease; random, so that a runner whose lease ended cannot store anything.
+        token: of the lease; random, so that an executor whose lease ended cannot store anything.
         attempts: leases that counted.
         idempotency: digest of owner and `Idempotency-Key`.
         fingerprint: of the request, keyed with the `Idempotency-Key`, which is not stored: it reveals no prompt.
@@ -63,7 +63,7 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return _QUEUES[self.state]
 
     def is_expired(self, now: float) -> bool:
-        """Whether it may no longer be shown. A job does not expire while a runner has it."""
+        """Whether it may no longer be shown. A job does not expire while an executor has it."""
         return self.state == "expired" or (
             self.expires_at <= now and not (self.state == "running" and now < self.due_at)
         )
@@ -128,7 +128,7 @@ def decode_job(data: bytes) -> Job:
 
 
 def lease(job: Job, token: str, now: float, lease_s: float) -> Job:
-    """A queued job, or one whose lease has ended, given to a runner."""
+    """A queued job, or one whose lease has ended, given to an executor."""
     return replace(
         job, version=job.version + 1, state="running", token=token, due_at=now + lease_s, started_at=now,
         attempts=job.attempts + 1,
@@ -140,7 +140,7 @@ def renew(job: Job, now: float, lease_s: float) -> Job:
 
 
 def put_back(job: Job, now: float, delay_s: float) -> Job:
-    """A running job returned to the queue by its runner; the attempt does not count."""
+    """A running job returned to the queue by its executor; the attempt does not count."""
     return replace(
         job, version=job.version + 1, state="queued", token="", due_at=now + delay_s, started_at=None,
         attempts=job.attempts - 1,

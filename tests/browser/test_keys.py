@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
-from shared.keys import new_key
+from shared.api_keys import new_key
 from tests.browser.driver import OPENING, TIMEOUT_MS, DocsPage, Editor, StaticSite, open_editor
 from tests.e2e.harness import Tercet, running
 

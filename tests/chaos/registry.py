@@ -157,13 +157,13 @@ ROWS = (
     Row(
         "S1",
         "Every route × method × path trick: 401 unless open; a new route is closed until listed",
-        run_tests("tests/gateway/middleware/test_keys.py", "tests/e2e/test_keys.py"),
+        run_tests("tests/gateway/middleware/test_api_keys.py", "tests/e2e/test_keys.py"),
     ),
     Row(
         "S2",
         "Keys kept as SHA-256, compared in constant time, all scanned; no key file and not on loopback: refuses to "
         "start",
-        run_tests("tests/shared/test_keys.py", "tests/shared/test_startup.py", "tests/deploy/test_cli.py"),
+        run_tests("tests/shared/test_api_keys.py", "tests/shared/test_startup.py", "tests/deploy/test_cli.py"),
     ),
     Row(
         "S3",

@@ -9,8 +9,8 @@ Rows of which other tests show the short form:
 |---|---|
 | R2 | tests/e2e/test_pools.py (HUP of either pool under load), tests/e2e/test_lifecycle.py (a kept socket) |
 | R9 | tests/gateway/api/test_branch_outcomes.py |
-| S1 | tests/gateway/middleware/test_keys.py, tests/e2e/test_keys.py |
-| S2 | tests/shared/test_keys.py, tests/shared/test_startup.py |
+| S1 | tests/gateway/middleware/test_api_keys.py, tests/e2e/test_keys.py |
+| S2 | tests/shared/test_api_keys.py, tests/shared/test_startup.py |
 | S7 | tests/workers/checkpoints |
 """
 

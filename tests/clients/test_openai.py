@@ -13,7 +13,7 @@ import pytest
 from openai import OpenAI
 from openai.types import Completion
 
-from shared.keys import new_key
+from shared.api_keys import new_key
 from tests.e2e.harness import Tercet, running, until
 from workers.checkpoints.resolve import EMBEDDED
 from workers.text.tokenizer import Tokenizer

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from deploy.planning import count_gpus, make_plan
+from shared.api_keys import read_keys
 from shared.errors import StartError
-from shared.keys import read_keys
 from shared.plan import Plan
 from shared.settings import ModelSpec, Settings
 from tests.e2e.harness import free_port

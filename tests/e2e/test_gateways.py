@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from shared.keys import new_key
+from shared.api_keys import new_key
 from tests.e2e.gateways import running_gateways
 from tests.e2e.harness import Tercet, until
 from tests.gateway.jobs.servers import find_redis, volatile_redis

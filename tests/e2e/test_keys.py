@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shared.keys import new_key, read_keys
+from shared.api_keys import new_key, read_keys
 from tests.e2e.harness import ROOT, Tercet, running, until
 
 CANARY = "tct_canary-that-is-not-valid"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from shared.keys import new_key
+from shared.api_keys import new_key
 from tests.e2e.harness import ROOT, running
 
 # Requests are the same for the same seed and document; SCHEMATHESIS_SEED=… tries others.

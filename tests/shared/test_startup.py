@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from shared.api_keys import new_key
 from shared.errors import StartError
-from shared.keys import new_key
 from shared.plan import Plan, make_slots, plan_inputs, write_plan
 from shared.run_directory import prepare_run_directory
 from shared.settings import Address, ModelSpec, Settings

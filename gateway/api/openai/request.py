@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gateway.api.openai.schema import MAX_COMPLETIONS, MAX_LOGPROBS, MAX_PROMPTS, CompletionRequest
 from gateway.generation.request import GenerationSpec, Prompt
-from gateway.generation.runner import Caller, CompletionRunner, document_key, draw_seed
+from gateway.generation.request_starter import Caller, RequestStarter, document_key, draw_seed
 from gateway.generation.trimming import MIN_TOKENS
 from shared.errors import FieldError, InvalidRequest, PromptTooLong
 from shared.plan import Model
@@ -23,7 +23,7 @@ _TOKEN_ID = re.compile("[0-9]{1,9}")
 
 
 def generation_spec(
-    request: CompletionRequest, runner: CompletionRunner, caller: Caller, started_at: float
+    request: CompletionRequest, starter: RequestStarter, caller: Caller, started_at: float
 ) -> GenerationSpec:
     """What to generate for a request.
 
@@ -37,8 +37,8 @@ def generation_spec(
         UnknownModel, InvalidRequest, PromptTooLong: a field is out of the range that the plan, the model or another
             field allows.
     """
-    model = runner.model(request.model, "model")
-    deadline = runner.deadline(started_at, request.max_time, "max_time")
+    model = starter.model(request.model, "model")
+    deadline = starter.deadline(started_at, request.max_time, "max_time")
     if request.max_tokens >= model.n_ctx and not request.echo and _is_text(request.prompt):
         request = replace(request, max_tokens=model.n_ctx // 2)
     prompts = _prompts(request, model)

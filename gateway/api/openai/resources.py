@@ -18,7 +18,7 @@ import msgspec
 from gateway.api import sse
 from gateway.api.callers import SESSION_PARAMETER, caller_of
 from gateway.api.openai import choices
-from gateway.api.openai.errors import OPENAI_ERRORS, branch_error
+from gateway.api.openai.error_format import OPENAI_ERRORS, branch_error
 from gateway.api.openai.request import generation_spec
 from gateway.api.openai.schema import (
     Choice,
@@ -32,7 +32,7 @@ from gateway.api.openai.schema import (
 )
 from gateway.api.operation import COMPLETION_ERRORS, JSON, Answer, Events, Operation, Operations, Parameter
 from gateway.generation.request import GenerationSpec, RequestContext
-from gateway.generation.runner import CompletionRunner
+from gateway.generation.request_starter import RequestStarter
 from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
 from gateway.generation.suggestions import Output, TextDelta
 from shared.errors import (
@@ -79,12 +79,12 @@ class CompletionsResource:
         )
     }  # fmt: skip
 
-    def __init__(self, runner: CompletionRunner, similarity: float) -> None:
+    def __init__(self, starter: RequestStarter, similarity: float) -> None:
         """
         Args:
             similarity: percent from which two completions are near-duplicates, for `clean`.
         """
-        self._runner = runner
+        self._starter = starter
         self._similarity = similarity
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
@@ -103,10 +103,10 @@ class CompletionsResource:
         started_at = time.monotonic()
         caller = caller_of(req)
         with ExitStack() as stack:
-            stack.enter_context(self._runner.admitting(caller))
+            stack.enter_context(self._starter.admitting(caller))
             request = parse_completion_request(body)
-            spec = generation_spec(request, self._runner, caller, started_at)
-            context, outputs = self._runner.start(stack, spec, self._policy(request, spec), caller)
+            spec = generation_spec(request, self._starter, caller, started_at)
+            context, outputs = self._starter.start(stack, spec, self._policy(request, spec), caller)
             answer = _Answer(request, context, req.context)
             if request.stream:
                 first = next(outputs)
@@ -251,8 +251,8 @@ class ModelsResource:
         )
     }
 
-    def __init__(self, runner: CompletionRunner) -> None:
-        self._models = runner.models
+    def __init__(self, starter: RequestStarter) -> None:
+        self._models = starter.models
         self._created = int(time.time())
 
     def card(self, model: Model) -> ModelCard:
@@ -278,8 +278,8 @@ class ModelResource:
         )
     }
 
-    def __init__(self, runner: CompletionRunner, models: ModelsResource) -> None:
-        self._runner = runner
+    def __init__(self, starter: RequestStarter, models: ModelsResource) -> None:
+        self._starter = starter
         self._models = models
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, model: str) -> None:
@@ -287,6 +287,6 @@ class ModelResource:
         Raises:
             UnknownModel: it is not served.
         """
-        resp.data = _encode(self._models.card(self._runner.served_model(model, "model"))) + b"\n"
+        resp.data = _encode(self._models.card(self._starter.served_model(model, "model"))) + b"\n"
 
     on_head = on_get

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from shared.keys import new_key
+from shared.api_keys import new_key
 from tests.chaos.http_client import Endpoint, request_bytes
 from tests.chaos.load import Load, count_failures, milliseconds
 from tests.chaos.measure import Context, Findings, metric

@@ -14,7 +14,7 @@ from typing import Any
 
 from scipy.stats import mannwhitneyu
 
-from shared.keys import new_key
+from shared.api_keys import new_key
 from tests.chaos.http_client import Answer, Connection, Endpoint, completion_request, find_fault, request_bytes
 from tests.chaos.load import Load, count_failures, milliseconds
 from tests.chaos.measure import Context, Findings

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shared.keys import read_keys
+from shared.api_keys import read_keys
 from shared.pool_keys import read_pool_keys
 from tests.deploy.kubernetes.rendered import FOLDER, KUBECTL, SERVING, containers, of_kind, workloads
 from tests.e2e.harness import ROOT

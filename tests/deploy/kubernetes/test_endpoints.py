@@ -12,7 +12,7 @@ import pytest
 from openapi_spec_validator import OpenAPIV2SpecValidator
 
 from deploy.kubernetes.endpoints import CLOSED_PATHS, endpoints_document
-from shared.keys import new_key
+from shared.api_keys import new_key
 from tests.deploy.kubernetes.rendered import FOLDER, containers, environment, of_kind, workloads
 from tests.e2e.harness import ROOT
 from tests.gateway.conftest import MakeGateway

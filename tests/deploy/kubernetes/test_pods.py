@@ -19,7 +19,7 @@ import httpx
 import pytest
 import trustme
 
-from shared.keys import new_key
+from shared.api_keys import new_key
 from tests.deploy.kubernetes.pods import Cluster, Pod, cluster
 from tests.deploy.kubernetes.rendered import workloads
 from tests.deploy.needs import need

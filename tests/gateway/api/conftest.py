@@ -11,7 +11,7 @@ import pytest
 from falcon import testing
 
 from gateway.app import create_app
-from gateway.jobs.runner import JobRunner
+from gateway.jobs.executor import JobExecutor
 from shared.hangups import HangupWatcher
 from shared.settings import Settings
 from tests.gateway.generation.stubs import Respond, StubPool
@@ -20,7 +20,9 @@ from tests.gateway.generation.stubs import Respond, StubPool
 class Api:
     """The gateway's app in front of a pool of stub workers."""
 
-    def __init__(self, pool: StubPool, hangups: HangupWatcher, jobs: JobRunner | None = None, **settings: str) -> None:
+    def __init__(
+        self, pool: StubPool, hangups: HangupWatcher, jobs: JobExecutor | None = None, **settings: str
+    ) -> None:
         self.pool = pool
         self.app = create_app(
             settings=Settings.load({f"TERCET_{name.upper()}": value for name, value in settings.items()}),
@@ -55,7 +57,10 @@ def make_api(short_path: Path, hangups: HangupWatcher) -> Iterator[Callable[...,
     with ExitStack() as stack:
 
         def make(
-            *responders: Respond, settings: dict[str, str] | None = None, jobs: JobRunner | None = None, **options: Any
+            *responders: Respond,
+            settings: dict[str, str] | None = None,
+            jobs: JobExecutor | None = None,
+            **options: Any,
         ) -> Api:
             pool = StubPool(short_path, *responders, **options)
             stack.callback(pool.close)

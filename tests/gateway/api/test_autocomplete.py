@@ -16,7 +16,7 @@ import structlog
 from falcon import testing
 from msgspec import structs
 
-from gateway.generation.runner import MAX_DRAWN_SEED
+from gateway.generation.request_starter import MAX_DRAWN_SEED
 from gateway.generation.trimming import MIN_TOKENS
 from shared.protocol import MAX_SEED, Accepted, Done, Failed, GenerateRequest, State
 from tests.gateway.api.conftest import Api

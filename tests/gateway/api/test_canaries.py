@@ -11,7 +11,7 @@ import falcon
 import pytest
 import structlog
 
-from shared.keys import new_key
+from shared.api_keys import new_key
 from shared.protocol import Accepted, Failed, GenerateRequest
 from shared.telemetry import format_traceback
 from tests.bad_requests import HttpRequest, call_app

@@ -13,10 +13,10 @@ from falcon import testing
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from gateway.jobs.executor import JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
-from gateway.jobs.runner import JobRunner
-from shared.keys import new_key
+from shared.api_keys import new_key
 from shared.protocol import Accepted, GenerateRequest
 from tests.e2e.harness import until
 from tests.gateway.api.conftest import Api
@@ -55,7 +55,7 @@ def make_jobs_api(
 
         def make(respond: Any = None, **settings: str) -> Api:
             queue = JobQueue(open_store(f"sqlite:{tmp_path}/jobs.sqlite3"), ttl_s=60, max_open=8, clock=clock)
-            jobs = JobRunner(queue, num_threads=2, has_room=has_room.is_set)
+            jobs = JobExecutor(queue, num_threads=2, has_room=has_room.is_set)
             stack.callback(jobs.join, 10)
             stack.callback(jobs.stop)
             return make_api(respond or answer, jobs=jobs, settings=settings, max_batch=48)

@@ -19,7 +19,7 @@ from openai import OpenAI
 
 from gateway.api.openai.schema import CompletionRequest
 from gateway.api.operation import JSON
-from shared.keys import new_key
+from shared.api_keys import new_key
 from shared.protocol import MAX_SEED, Accepted, GenerateRequest
 from tests.gateway.api.conftest import Api
 from tests.gateway.api.openai_stub import N_CTX, VOCAB_SIZE, MakeApi, chunks_of, complete, post, refuse, words

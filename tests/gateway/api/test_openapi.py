@@ -16,8 +16,8 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from gateway.api.openapi import build_document
 from gateway.api.operation import JSON, Answer, Events, Operation, Operations, Parameter
 from gateway.app import OPEN_ROUTES
+from shared.api_keys import new_key
 from shared.errors import InvalidRequest, NotFound, Overloaded, TercetError
-from shared.keys import new_key
 from shared.parsing import BodyParser
 from tests.gateway.conftest import Gateway, MakeGateway
 

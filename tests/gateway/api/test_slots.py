@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.api.page import STATIC
-from shared.keys import new_key
+from shared.api_keys import new_key
 from shared.protocol import State
 from tests.gateway.conftest import Gateway, MakeGateway
 

@@ -11,7 +11,7 @@ import pytest
 from falcon import testing
 
 from gateway.api.tgi_schema import EMPTY_BODY, NO_INPUTS
-from shared.keys import new_key
+from shared.api_keys import new_key
 from shared.protocol import Accepted, Done, GenerateRequest, Sampling, Token, TokenizeResponse, Top
 from tests.gateway.api.conftest import Api
 from tests.gateway.generation.stubs import Refusal, Respond, Step, completion

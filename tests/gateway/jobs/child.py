@@ -11,9 +11,9 @@ import structlog
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
+from gateway.jobs.executor import Cancelling, JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
-from gateway.jobs.runner import Cancelling, JobRunner
 from gateway.jobs.store import Job
 
 
@@ -59,7 +59,7 @@ def main(url: str, moment: str) -> None:
             announce_and_hang("leased")
         return b'"of the killed process"'
 
-    JobRunner(queue, num_threads=1).start(compute)
+    JobExecutor(queue, num_threads=1).start(compute)
     time.sleep(60)
 
 

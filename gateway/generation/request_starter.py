@@ -54,7 +54,7 @@ class Caller:
     cancelling: Cancelling = lambda _cancel: nullcontext()
 
 
-class CompletionRunner:
+class RequestStarter:
     """Thread-safe; one instance serves all dialects."""
 
     def __init__(

@@ -20,12 +20,12 @@ from gateway.jobs.store import Job
 from shared.errors import JobsUnavailable, NotReady, Overloaded, ShuttingDown, TercetError, internal_error
 
 # How often leases are renewed and the store is asked for jobs of other processes; a job of this process wakes the
-# runner at once. A third of a lease.
+# executor at once. A third of a lease.
 POLL_S = 2.0
-# How often an idle runner looks whether the pool has room again.
+# How often an idle executor looks whether the pool has room again.
 ROOM_POLL_S = 0.25
 PURGE_S = 30.0
-# How long a job that the pool refused waits, and this runner with it.
+# How long a job that the pool refused waits, and this executor with it.
 REFUSED_DELAY_S = 1.0
 # How long an outcome is kept while the store is unavailable.
 MAX_STORING_S = 60.0
@@ -67,7 +67,7 @@ class _RunningJob:
                 self._cancel = None
 
 
-class JobRunner:
+class JobExecutor:
     """Runs the jobs of a queue on threads of this process.
 
     Attributes:
@@ -96,7 +96,7 @@ class JobRunner:
         self._is_stopping = False
         self._paused_until = 0.0
         self._running: dict[str, _RunningJob] = {}
-        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="job")
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="job")
         self._thread: threading.Thread | None = None
         self._is_store_failing = False
 
@@ -163,7 +163,7 @@ class JobRunner:
             self._wait()
         for running in self._running_jobs():
             running.cancel()
-        self._executor.shutdown()
+        self._threads.shutdown()
         self.queue.close()
 
     def _wait(self) -> None:
@@ -190,7 +190,7 @@ class JobRunner:
             with self._changed:
                 self._running[job.id] = running
             log.info("job_started", **_described(job))
-            self._executor.submit(self._run_job, running)
+            self._threads.submit(self._run_job, running)
 
     def _running_jobs(self) -> list[_RunningJob]:
         with self._changed:
@@ -210,7 +210,7 @@ class JobRunner:
         job = running.job
         try:
             self._store_outcome(running)
-        except Exception as error:  # the executor's future, which would hold it, is not read
+        except Exception as error:  # the thread pool's future, which would hold it, is not read
             log.error("unhandled_exception", **_described(job), exc_info=error)
         finally:
             with self._changed:
@@ -238,7 +238,7 @@ class JobRunner:
             log.error("unhandled_exception", **_described(job), exc_info=failure)
             error = internal_error(job.id).problem()
         if running.is_cancelled:
-            # By its client or a lost lease: the store knows. By `stop`: another runner takes it.
+            # By its client or a lost lease: the store knows. By `stop`: another executor takes it.
             if self._is_stopping and self._persist(lambda: self.queue.put_back(job, 0.0)):
                 log.info("job_put_back", **_described(job), code=ShuttingDown.code)
             return
@@ -249,7 +249,7 @@ class JobRunner:
         )  # fmt: skip
 
     def _persist(self, write: Callable[[], bool]) -> bool:
-        """Write to the store, again while it is unavailable. Another runner may get the job meanwhile: then false."""
+        """Write to the store, again while it is unavailable. Another executor may get the job meanwhile: then false."""
         until = time.monotonic() + MAX_STORING_S
         while True:
             try:

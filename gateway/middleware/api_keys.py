@@ -13,15 +13,15 @@ from collections.abc import Callable, Collection, Mapping
 import falcon
 
 from gateway.middleware.rate_limits import RateLimits
+from shared.api_keys import ApiKey, KeyFile
 from shared.errors import Unauthorized
-from shared.keys import ApiKey, KeyFile
 
 # `POST /` of an open route is another request than `GET /`: an open route is open for reading.
 OPEN_METHODS = frozenset({"GET", "HEAD"})
 FindRoute = Callable[[str, falcon.Request], tuple[object, object, object, str | None] | None]
 
 
-class Keys:
+class ApiKeyCheck:
     """Falcon middleware. It fills `req.context.owner` (the key's id) and `req.context.key` (its record)."""
 
     def __init__(

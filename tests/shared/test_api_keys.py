@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from shared.api_keys import KeyFile, new_key, read_keys, revoke_key
 from shared.errors import StartError
-from shared.keys import KeyFile, new_key, read_keys, revoke_key
 from shared.watched_files import POLL_S
 
 LINE = {"id": "a", "name": "n", "sha256": "0" * 64, "created": "2026-01-01T00:00:00Z"}

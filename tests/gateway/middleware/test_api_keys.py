@@ -12,7 +12,7 @@ from falcon import inspect, testing
 from structlog.testing import capture_logs
 
 from gateway.app import READY_PATHS
-from shared.keys import new_key, read_keys, revoke_key
+from shared.api_keys import new_key, read_keys, revoke_key
 from tests.gateway.conftest import Gateway
 from tests.gateway.middleware.conftest import Echo
 

@@ -1,4 +1,4 @@
-"""The runner over every store: kills, outages, cancellation, refusals, stops."""
+"""The executor over every store: kills, outages, cancellation, refusals, stops."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import structlog
 
-from gateway.jobs import runner as runner_module
+from gateway.jobs import executor as executor_module
+from gateway.jobs.executor import Cancelling, JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import LEASE_S, JobQueue
-from gateway.jobs.runner import Cancelling, JobRunner
 from gateway.jobs.store import Job
 from shared.errors import InvalidRequest, JobsUnavailable, Overloaded
 from tests.e2e.harness import ROOT, until
@@ -27,26 +27,26 @@ from tests.gateway.jobs.conftest import Clock, MakeQueue
 from tests.gateway.jobs.servers import RedisServer
 
 FINAL = {"succeeded", "failed", "cancelled"}
-MakeRunner = Callable[..., JobRunner]
+MakeExecutor = Callable[..., JobExecutor]
 
 
 @pytest.fixture
-def make_runner() -> Iterator[MakeRunner]:
-    """Makes and starts a runner, which is stopped at the end."""
+def make_executor() -> Iterator[MakeExecutor]:
+    """Makes and starts an executor, which is stopped at the end."""
     with ExitStack() as stack:
 
-        def make(queue: JobQueue, compute: Any, **options: Any) -> JobRunner:
-            runner = JobRunner(queue, **{"num_threads": 2, **options})
-            runner.start(compute)
-            stack.callback(runner.join, 10)
-            stack.callback(runner.stop)
-            return runner
+        def make(queue: JobQueue, compute: Any, **options: Any) -> JobExecutor:
+            executor = JobExecutor(queue, **{"num_threads": 2, **options})
+            executor.start(compute)
+            stack.callback(executor.join, 10)
+            stack.callback(executor.stop)
+            return executor
 
         yield make
 
 
 def compute_at_once(job: Job, cancelling: Cancelling) -> bytes:
-    return b'"of the runner"'
+    return b'"of the executor"'
 
 
 class Hanging:
@@ -71,14 +71,20 @@ def wait_for_end(queue: JobQueue, job_id: str, timeout_s: float = 10) -> Job:
 @pytest.mark.parametrize(
     ("moment", "word", "result"),
     [
-        ("insert", "inserted", b'"of the runner"'),
-        ("lease", "leased", b'"of the runner"'),
-        ("compute", "computed", b'"of the runner"'),
+        ("insert", "inserted", b'"of the executor"'),
+        ("lease", "leased", b'"of the executor"'),
+        ("compute", "computed", b'"of the executor"'),
         ("store", "stored", b'"of the killed process"'),
     ],
 )
 def test_a_job_whose_process_is_killed_reaches_one_final_state(
-    make_queue: MakeQueue, make_runner: MakeRunner, store_url: str, clock: Clock, moment: str, word: str, result: bytes
+    make_queue: MakeQueue,
+    make_executor: MakeExecutor,
+    store_url: str,
+    clock: Clock,
+    moment: str,
+    word: str,
+    result: bytes,
 ) -> None:
     child = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("child.py")), store_url, moment],
@@ -96,19 +102,19 @@ def test_a_job_whose_process_is_killed_reaches_one_final_state(
 
     def compute(job: Job, cancelling: Cancelling) -> bytes:
         computed.append(job.id)
-        return b'"of the runner"'
+        return b'"of the executor"'
 
-    runner = make_runner(make_queue(count=lambda event: counts.update([event])), compute)
+    executor = make_executor(make_queue(count=lambda event: counts.update([event])), compute)
     queue = make_queue()
     job = wait_for_end(queue, job_id)
-    runner.stop()
-    runner.join(10)
+    executor.stop()
+    executor.join(10)
     assert (job.state, job.result, job.request) == ("succeeded", result, b"")
     assert len(computed) == counts["succeeded"] == (moment != "store")
     assert queue.find(job_id, "o") == job
 
 
-def test_jobs_survive_a_killed_redis(redis: RedisServer, make_runner: MakeRunner) -> None:
+def test_jobs_survive_a_killed_redis(redis: RedisServer, make_executor: MakeExecutor) -> None:
     """Redis is killed twice while jobs are submitted and computed. What it confirmed is there, and ends once."""
     queue = JobQueue(open_store(redis.url), ttl_s=60, max_open=1000)
     counts = Counter[str]()
@@ -118,7 +124,7 @@ def test_jobs_survive_a_killed_redis(redis: RedisServer, make_runner: MakeRunner
         time.sleep(0.01)
         return job.request
 
-    make_runner(finished, compute)
+    make_executor(finished, compute)
     accepted: list[str] = []
     num_unconfirmed = 0
 
@@ -149,15 +155,15 @@ def test_jobs_survive_a_killed_redis(redis: RedisServer, make_runner: MakeRunner
     queue.close()
 
 
-def test_a_running_job_is_cancelled_at_once(make_queue: MakeQueue, make_runner: MakeRunner) -> None:
+def test_a_running_job_is_cancelled_at_once(make_queue: MakeQueue, make_executor: MakeExecutor) -> None:
     queue, hanging = make_queue(), Hanging()
-    runner = make_runner(make_queue(), hanging)
+    executor = make_executor(make_queue(), hanging)
     job, _ = queue.submit("o", b"{}")
-    runner.wake()
+    executor.wake()
     assert hanging.started.wait(5)
     began_at = time.monotonic()
     queue.cancel_or_delete(job.id, "o")
-    runner.cancel(job.id)
+    executor.cancel(job.id)
     assert hanging.cancelled.wait(1)
     assert time.monotonic() - began_at < 1
     time.sleep(0.1)
@@ -166,7 +172,7 @@ def test_a_running_job_is_cancelled_at_once(make_queue: MakeQueue, make_runner: 
 
 @pytest.fixture
 def fast_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "POLL_S", 0.2)
+    monkeypatch.setattr(executor_module, "POLL_S", 0.2)
 
 
 @pytest.fixture
@@ -183,11 +189,11 @@ def make_sqlite_queue(tmp_path: Path) -> JobQueue:
 
 @pytest.mark.usefixtures("fast_poll")
 def test_a_job_cancelled_by_another_process_ends_with_the_next_renewal(
-    sqlite_queue: JobQueue, tmp_path: Path, make_runner: MakeRunner
+    sqlite_queue: JobQueue, tmp_path: Path, make_executor: MakeExecutor
 ) -> None:
     hanging = Hanging()
     job, _ = sqlite_queue.submit("o", b"{}")
-    make_runner(make_sqlite_queue(tmp_path), hanging)
+    make_executor(make_sqlite_queue(tmp_path), hanging)
     assert hanging.started.wait(5)
     sqlite_queue.cancel_or_delete(job.id, "o")
     assert hanging.cancelled.wait(4)
@@ -195,32 +201,32 @@ def test_a_job_cancelled_by_another_process_ends_with_the_next_renewal(
 
 @pytest.mark.usefixtures("fast_poll")
 def test_a_lease_is_renewed_while_the_job_is_computed(
-    sqlite_queue: JobQueue, tmp_path: Path, make_runner: MakeRunner
+    sqlite_queue: JobQueue, tmp_path: Path, make_executor: MakeExecutor
 ) -> None:
     hanging = Hanging()
     job, _ = sqlite_queue.submit("o", b"{}")
-    make_runner(make_sqlite_queue(tmp_path), hanging)
+    make_executor(make_sqlite_queue(tmp_path), hanging)
     assert hanging.started.wait(5)
     due_at = sqlite_queue.find(job.id, "o").due_at
     until(lambda: sqlite_queue.find(job.id, "o").due_at > due_at + 0.1, 5, "a renewal")
 
 
 def test_a_stop_returns_the_running_jobs_at_once(
-    sqlite_queue: JobQueue, tmp_path: Path, make_runner: MakeRunner
+    sqlite_queue: JobQueue, tmp_path: Path, make_executor: MakeExecutor
 ) -> None:
     hanging = Hanging()
     job, _ = sqlite_queue.submit("o", b"{}")
-    runner = make_runner(make_sqlite_queue(tmp_path), hanging)
+    executor = make_executor(make_sqlite_queue(tmp_path), hanging)
     assert hanging.started.wait(5)
-    runner.stop()
-    runner.join(2)
+    executor.stop()
+    executor.join(2)
     found = sqlite_queue.find(job.id, "o")
     assert (found.state, found.attempts, found.request) == ("queued", 0, b"{}")
-    make_runner(make_sqlite_queue(tmp_path), compute_at_once)
-    assert wait_for_end(sqlite_queue, job.id, 2).result == b'"of the runner"'
+    make_executor(make_sqlite_queue(tmp_path), compute_at_once)
+    assert wait_for_end(sqlite_queue, job.id, 2).result == b'"of the executor"'
 
 
-def test_a_refused_job_is_tried_again(sqlite_queue: JobQueue, tmp_path: Path, make_runner: MakeRunner) -> None:
+def test_a_refused_job_is_tried_again(sqlite_queue: JobQueue, tmp_path: Path, make_executor: MakeExecutor) -> None:
     refusals = iter([Overloaded("full")])
 
     def compute(job: Job, cancelling: Cancelling) -> bytes:
@@ -229,7 +235,7 @@ def test_a_refused_job_is_tried_again(sqlite_queue: JobQueue, tmp_path: Path, ma
         return b"1"
 
     job, _ = sqlite_queue.submit("o", b"{}")
-    make_runner(make_sqlite_queue(tmp_path), compute)
+    make_executor(make_sqlite_queue(tmp_path), compute)
     ended = wait_for_end(sqlite_queue, job.id)
     assert (ended.state, ended.attempts, next(refusals, None)) == ("succeeded", 1, None)
 
@@ -238,31 +244,31 @@ def test_a_refused_job_is_tried_again(sqlite_queue: JobQueue, tmp_path: Path, ma
     ("error", "code"), [(InvalidRequest("stop is wrong."), b'"invalid_request"'), (KeyError("bug"), b"internal_error")]
 )
 def test_an_error_is_the_outcome(
-    sqlite_queue: JobQueue, tmp_path: Path, make_runner: MakeRunner, error: Exception, code: bytes
+    sqlite_queue: JobQueue, tmp_path: Path, make_executor: MakeExecutor, error: Exception, code: bytes
 ) -> None:
     def compute(job: Job, cancelling: Cancelling) -> bytes:
         raise error
 
     job, _ = sqlite_queue.submit("o", b"{}")
-    make_runner(make_sqlite_queue(tmp_path), compute)
+    make_executor(make_sqlite_queue(tmp_path), compute)
     ended = wait_for_end(sqlite_queue, job.id)
     assert ended.state == "failed"
     assert code in ended.error
     assert b"bug" not in ended.error
 
 
-def test_no_job_starts_without_room(sqlite_queue: JobQueue, tmp_path: Path, make_runner: MakeRunner) -> None:
+def test_no_job_starts_without_room(sqlite_queue: JobQueue, tmp_path: Path, make_executor: MakeExecutor) -> None:
     has_room = threading.Event()
     job, _ = sqlite_queue.submit("o", b"{}")
-    runner = make_runner(make_sqlite_queue(tmp_path), compute_at_once, has_room=has_room.is_set)
-    runner.wake()
+    executor = make_executor(make_sqlite_queue(tmp_path), compute_at_once, has_room=has_room.is_set)
+    executor.wake()
     time.sleep(0.6)
     assert sqlite_queue.find(job.id, "o").state == "queued"
     has_room.set()
     wait_for_end(sqlite_queue, job.id, 1)
 
 
-def test_at_most_num_threads_jobs_run(sqlite_queue: JobQueue, tmp_path: Path, make_runner: MakeRunner) -> None:
+def test_at_most_num_threads_jobs_run(sqlite_queue: JobQueue, tmp_path: Path, make_executor: MakeExecutor) -> None:
     running: list[int] = []
     peaks = []
     lock = threading.Lock()
@@ -277,15 +283,15 @@ def test_at_most_num_threads_jobs_run(sqlite_queue: JobQueue, tmp_path: Path, ma
         return b"1"
 
     ids = [sqlite_queue.submit("o", b"{}")[0].id for _ in range(6)]
-    make_runner(make_sqlite_queue(tmp_path), compute)
+    make_executor(make_sqlite_queue(tmp_path), compute)
     for job_id in ids:
         wait_for_end(sqlite_queue, job_id)
     assert max(peaks) == 2
 
 
 @pytest.mark.usefixtures("fast_poll")
-def test_a_store_that_cannot_be_written_refuses_and_the_runner_waits_for_it(
-    tmp_path: Path, make_runner: MakeRunner
+def test_a_store_that_cannot_be_written_refuses_and_the_executor_waits_for_it(
+    tmp_path: Path, make_executor: MakeExecutor
 ) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "jobs.sqlite3"  # a directory that is a file
@@ -293,7 +299,7 @@ def test_a_store_that_cannot_be_written_refuses_and_the_runner_waits_for_it(
     with pytest.raises(JobsUnavailable, match="TERCET_JOBS"):
         queue.submit("o", b"{}")
     with structlog.testing.capture_logs() as events:
-        make_runner(JobQueue(open_store(f"sqlite:{path}"), ttl_s=60, max_open=100), compute_at_once)
+        make_executor(JobQueue(open_store(f"sqlite:{path}"), ttl_s=60, max_open=100), compute_at_once)
         time.sleep(0.5)
         (tmp_path / "file").unlink()
         job, _ = queue.submit("o", b"{}")
