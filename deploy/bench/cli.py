@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,13 +15,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deploy.bench import kernels
 from deploy.bench.gpu.cli import bench_gpu
 from deploy.bench.harness import writer
 from deploy.bench.quality import distinct, replay
-from deploy.bench.quality.document_cache import CacheBench, cache_table
-from deploy.bench.quality.duplicates import DuplicatesBench, duplicates_table
-from deploy.bench.quality.moments import MomentsBench, moments_markdown
 from deploy.bench.quality.samples import SamplesBench, samples_table
 from deploy.bench.quality.typist import (
     RULES,
@@ -32,7 +27,7 @@ from deploy.bench.quality.typist import (
     savings_table,
     usage_table,
 )
-from deploy.bench.speed import compare, dialects, memory, setup
+from deploy.bench.speed import compare, memory, setup
 from deploy.bench.speed import writer as latency
 from deploy.bench.speed.cost import CostBench, cost_table
 from deploy.bench.speed.cpu import CpuSuite
@@ -45,7 +40,7 @@ from deploy.bench.speed.rows import NUM_WORDS
 from deploy.bench.speed.tables import levels_table, rows_table, series_table
 from deploy.bench.speed.targets import TARGETS, not_measured
 from deploy.load import plot, report
-from deploy.load.corpus import read_held_out, read_training_texts
+from deploy.load.corpus import read_held_out
 from deploy.load.machine import gpus
 from deploy.load.options import Options
 from deploy.load.report import Document
@@ -61,7 +56,6 @@ err = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
 
 QUICK_ROUNDS = 1
 QUICK_PASSAGES, QUICK_WORDS = 2, 5
-QUICK_CONTEXTS = 20
 QUICK_KEYS = 40
 MAX_CLIENTS = 256
 PAGE = ROOT / "workers" / "checkpoints" / "page.txt"
@@ -73,7 +67,6 @@ PARTS = {
     "typing": latency.measure_typing,
     "deadlines": latency.measure_deadlines,
     "distinct": distinct.measure_distinct,
-    "dialects": dialects.measure_dialects,
 }
 
 Models = Annotated[str, typer.Option(help="Model under test, as in TERCET_MODELS.")]
@@ -137,17 +130,6 @@ def bench_engine(
     result.not_measured |= {row.target.name: row.why_not for row in result.rows if row.why_not}
     tables = [series_table(list(result.series.values()), result.series.get("gateway"))] if result.series else []
     _report(result, [*tables, rows_table(result.rows)], plot_rows, plot_path)
-
-
-@bench.command("host")
-def bench_host(rounds: Rounds = 30, quick: Quick = False) -> None:
-    """Host time of a decode step on the GPU path, with the device's part left out. Needs no GPU."""
-    from deploy.bench.speed import host_cost  # only here: it imports torch
-
-    options = _options("synthetic:small", "cpu", rounds, quick, None, 0)
-    with _run("host", options) as result:
-        result.rows = host_cost.measure_host_costs(options.num_rounds)
-    _report(result, [host_cost.cost_table(result.rows)])
 
 
 @bench.command("http")
@@ -232,8 +214,7 @@ def bench_writer(
     device: Device = "auto",
     setting: Setting = None,
 ) -> None:
-    """Latency for a writer: time to first token, requests at typing speed, deadlines, three distinct sentences,
-    what each dialect adds."""
+    """Latency for a writer: time to first token, requests at typing speed, deadlines, three distinct sentences."""
     names = _choose("--only", "part", only, PARTS)
     options = _options(models, device, 1, quick, setting, 0)
     writing = writer.WriterOptions(
@@ -278,15 +259,7 @@ def bench_typist(
         typer.Argument(help="Prose unknown to the model.", exists=True, dir_okay=False, show_default=False),
     ] = None,
     books: Annotated[list[Path] | None, typer.Option(help="The same, repeatable.", exists=True, dir_okay=False)] = None,
-    corpus: Annotated[
-        Path | None,
-        typer.Option(
-            help="Training corpus, as for `make embedded`: adds trigrams; its held-out books are typed if there is no "
-            "other prose.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None,
+    corpus: Corpus = None,
     rule: Annotated[
         list[str] | None, typer.Option(help=f"Rules, repeatable or separated by commas: {', '.join(RULES)}.")
     ] = None,
@@ -339,44 +312,9 @@ def bench_typist(
     texts = _read_prose([*(files or []), *(books or [])], corpus)
     if not texts:
         raise typer.BadParameter("name the prose to type, or a corpus with held-out books", param_hint="FILES")
-    read_training = partial(read_training_texts, corpus) if corpus is not None else None
     with _run("typist", options, plot_path) as result:
-        TypistBench(options, typist, texts, read_training, err).run(result)
+        TypistBench(options, typist, texts, err).run(result)
     _report(result, [savings_table(result.rows), usage_table(result.rows)], plot_savings, plot_path)
-
-
-@bench.command("cache")
-def bench_cache(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Prose unknown to the model.", exists=True, dir_okay=False, show_default=False),
-    ] = None,
-    corpus: Annotated[
-        Path | None,
-        typer.Option(
-            help="Training corpus, as for `make embedded`: its held-out books are used if there is no other prose.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None,
-    passages: Annotated[int, typer.Option(min=2, help="Number of passages of each file.")] = 12,
-    words: Annotated[int, typer.Option(min=1, help="Number of words of each passage.")] = 100,
-    quick: Quick = False,
-    models: Models = "embedded",
-    setting: Setting = None,
-    seed: Seed = 0,
-) -> None:
-    """Bits per character of unseen prose with longer windows, and with an n-gram cache of the text before; CPU."""
-    options = _options(models, "cpu", 1, quick, setting, seed)
-    texts = _read_texts(files or [])
-    if corpus is not None and not texts:
-        texts = read_held_out(corpus)
-    if not texts:
-        raise typer.BadParameter("name the prose, or a corpus with held-out books", param_hint="FILES")
-    num_passages, num_words = (QUICK_PASSAGES, QUICK_WORDS) if quick else (passages, words)
-    with _run("cache", options) as result:
-        CacheBench(options, texts, num_passages, num_words, err).run(result)
-    _report(result, [cache_table(result.rows)])
 
 
 @bench.command("samples")
@@ -393,31 +331,6 @@ def bench_samples(
     with _run("samples", options) as result:
         SamplesBench(options, fields, err).run(result)
     _report(result, [samples_table(result.rows)])
-
-
-@bench.command("duplicates")
-def bench_duplicates(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Prose to take contexts from; default: a page.", exists=True, dir_okay=False),
-    ] = None,
-    corpus: Annotated[
-        Path | None, typer.Option(help="Training corpus, whose held-out books are the prose.", dir_okay=False)
-    ] = None,
-    contexts: Annotated[int, typer.Option(min=1, help="Contexts from each text.")] = 1000,
-    field: Fields = None,
-    quick: Quick = False,
-    models: Models = "embedded",
-    setting: Setting = None,
-    seed: Seed = 0,
-) -> None:
-    """Share of requests with branches that begin alike, by the seeds of the branches: consecutive, or independent."""
-    options = _options(models, "cpu", 1, quick, setting, seed)
-    texts = _read_texts(files or []) or (read_held_out(corpus) if corpus else _read_texts([replay.PROSE]))
-    duplicates = DuplicatesBench(options, texts, QUICK_CONTEXTS if quick else contexts, _fields(field), err)
-    with _run("duplicates", options) as result:
-        duplicates.run(result)
-    _report(result, [duplicates_table(result.rows)])
 
 
 @bench.command("page")
@@ -444,38 +357,6 @@ def bench_page(
     _report(result, page_tables(result.rows))
 
 
-@bench.command("moments")
-def bench_moments(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Prose unknown to the model.", exists=True, dir_okay=False, show_default=False),
-    ] = None,
-    corpus: Corpus = None,
-    number: Annotated[int, typer.Option(min=1, help="Number of moments.")] = 50,
-    min_usefulness: Annotated[
-        float | None,
-        typer.Option(min=0, help="Keys that the best suggestion should save, to be shown; default: the setting."),
-    ] = None,
-    field: Fields = None,
-    models: Models = "embedded",
-    device: Device = "auto",
-    setting: Setting = None,
-    seed: Seed = 0,
-) -> None:
-    """What a live writer would see at random moments, as a Markdown table for a person to read."""
-    options = _options(models, device, 1, False, setting, seed)
-    fields = _fields(field)
-    texts = _read_prose(files, corpus)
-    if not texts:
-        raise typer.BadParameter("name the prose to write, or a corpus with held-out books", param_hint="FILES")
-    if min_usefulness is None:
-        min_usefulness = options.load_settings().min_usefulness
-    with _run("moments", options) as result:
-        MomentsBench(options, texts, fields, err, num_moments=number, min_usefulness=min_usefulness).run(result)
-    err.print(moments_markdown(result.rows), markup=False, highlight=False, soft_wrap=True)
-    _report(result, [])
-
-
 @bench.command("replay")
 def bench_replay(
     record: Annotated[Path, typer.Argument(help="File of recorded answers; recorded now if it does not exist.")],
@@ -499,20 +380,6 @@ def bench_replay(
     sys.stdout.write(json.dumps({"requests": num_requests, "different": len(different)}) + "\n")
     if different:
         raise typer.Exit(1)
-
-
-@bench.command("kernels")
-def bench_kernels(
-    shape: Annotated[Literal["small", "medium"], typer.Option(help="Shape of the model.")] = "medium",
-    is_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown instead.")] = False,
-) -> None:
-    """Registers, spills and shared memory of the Triton kernels, compiled for each architecture; needs no GPU."""
-    rows = kernels.measure_kernels(shape)
-    if is_markdown:
-        sys.stdout.write(kernels.kernels_markdown(rows))
-        return
-    err.print(kernels.kernels_table(rows))
-    sys.stdout.write(json.dumps([asdict(row) for row in rows]) + "\n")
 
 
 @bench.command("memory")

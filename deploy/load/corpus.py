@@ -1,4 +1,4 @@
-"""The training corpus as a benchmark needs it: the held-out books, and the texts of the others.
+"""The held-out books of the training corpus, which the model has not seen.
 
 Knows the corpus's file format and which books are held out, as `workers.training.corpus` does; that program is imported
 by nothing else (import-linter), so that no server loads it. Does not know tokenizers.
@@ -31,15 +31,6 @@ def read_held_out(corpus: Path) -> dict[str, str]:
     if len(texts) != len(HELD_OUT):
         raise StartError(f"--corpus {corpus} must contain each of the held-out books: {', '.join(HELD_OUT)}.")
     return dict(sorted(texts.items()))
-
-
-def read_training_texts(corpus: Path) -> list[str]:
-    """The texts of all other books, with the few paragraphs that training drops.
-
-    Raises:
-        StartError: the corpus cannot be read.
-    """
-    return [text for _, title, text in _books(corpus) if title not in HELD_OUT]
 
 
 def _books(corpus: Path) -> Iterator[tuple[str, str, str]]:

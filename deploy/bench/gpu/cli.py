@@ -45,16 +45,8 @@ def bench_gpu(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Without a GPU: run all stages, small; the figures mean nothing.")
     ] = False,
-    estimate: Annotated[
-        bool, typer.Option("--estimate", help="Print the estimates of a decode step as markdown; measure nothing.")
-    ] = False,
 ) -> None:
     """Everything that is worth measuring on a machine with a GPU, in stages that can be cut off and continued."""
-    if estimate:
-        from deploy.bench.gpu.estimate import estimate_markdown  # imports torch
-
-        sys.stdout.write(estimate_markdown())
-        return
     stages = [STAGES[name] for name in _choose(only)]
     if train is None:
         stages = [stage for stage in stages if stage.name != "train"]

@@ -1,4 +1,4 @@
-"""Stage `decode`: the decode step at several numbers of rows and lengths of context, beside its floor and its estimate.
+"""Stage `decode`: the decode step at several numbers of rows and lengths of context, with its floor.
 
 The floor is what a step must read, weights and keys and values, divided by the bandwidth measured on this machine.
 """
@@ -10,13 +10,27 @@ from statistics import median, quantiles
 from typing import Any
 
 from deploy.bench.gpu.context import Context, subject
-from deploy.bench.gpu.estimate import step_estimate
 from deploy.bench.gpu.machine import measured_gb_s
 from deploy.bench.gpu.record import Recorder
 from deploy.bench.gpu.stages import step_key
 from deploy.bench.speed.steps import DecodeSteps
+from workers.engine.model.gpt2 import GPT2Config
 
 TENTHS = 10
+BYTES_PER_VALUE = 2  # bf16, or fp16 where the card has no bf16
+VOCABULARY_MULTIPLE = 64  # the head is padded to it, so that rows of logits are aligned
+
+
+def step_bytes(config: GPT2Config, num_rows: int, num_tokens: int) -> int:
+    """Bytes that a decode step of `num_rows` different prompts of `num_tokens` tokens reads.
+
+    The weights of the linear layers, the head with its padded vocabulary, and the keys and values.
+    """
+    width, inner = config.n_embd, config.n_inner
+    per_layer = 4 * width * width + 2 * width * inner
+    vocab = -(-config.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+    num_kv_values = 2 * config.n_layer * width * num_rows * num_tokens
+    return BYTES_PER_VALUE * (config.n_layer * per_layer + vocab * width + num_kv_values)
 
 
 def run(context: Context, record: Recorder) -> None:
@@ -40,8 +54,8 @@ def _measure_model(model: str, context: Context, record: Recorder, gb_s: float) 
 
 def _measure(steps: DecodeSteps, num_rows: int, num_tokens: int, context: Context, gb_s: float) -> dict[str, Any]:
     times = steps.time(num_rows, num_tokens, context.warm_up_s, context.num_replays)
-    paper = step_estimate(steps.loaded.config, num_rows, num_tokens, gb_s)
-    step_us, floor_us = 1e3 * median(times), paper.read_us
+    read_bytes = step_bytes(steps.loaded.config, num_rows, num_tokens)
+    step_us, floor_us = 1e3 * median(times), read_bytes / gb_s / 1e3
     return {
         "rows": num_rows,
         "context": num_tokens,
@@ -50,9 +64,8 @@ def _measure(steps: DecodeSteps, num_rows: int, num_tokens: int, context: Contex
         "p90_us": round(1e3 * quantiles(times, n=TENTHS)[-1], 2),
         "floor_us": round(floor_us, 2),
         "times_floor": round(step_us / floor_us, 3),
-        "estimate_us": [round(paper.least_us, 1), round(paper.most_us, 1)],
-        "read_bytes": paper.weight_bytes + paper.kv_bytes,
-        "achieved_gb_s": round((paper.weight_bytes + paper.kv_bytes) / step_us / 1e3, 1),
+        "read_bytes": read_bytes,
+        "achieved_gb_s": round(read_bytes / step_us / 1e3, 1),
         "tokens_per_s": round(1e6 * num_rows / step_us),
         "num_replays": len(times),
         "kernels": steps.kernels,

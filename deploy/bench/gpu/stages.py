@@ -37,7 +37,6 @@ STAGES = {
         Stage("seeds", "same seed alone and among 48", "seeds", 90),
         Stage("profile", "kernels and µs per replay", "profiles", 60),
         Stage("faults", "injected faults", "faults", 150, 200),
-        Stage("fused", "programmatic dependent launch on and off", "fused", 40),
         Stage("compiled", "whole request against static cache and compile", "compiled", 110),
         Stage("workers", "four workers with memory nearly full, reload", "crowded", 90),
         Stage("memcheck", "compute-sanitizer memcheck", "memcheck", 80),

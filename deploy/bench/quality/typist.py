@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,13 +19,7 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from deploy.bench.quality.anchors import (
-    Ngrams,
-    cached_trigram_suggestions,
-    trigram_suggestions,
-    word_suggestions,
-)
-from deploy.bench.quality.keystrokes import Answer, SavingsRow, Suggest, Usage, savings_row
+from deploy.bench.quality.keystrokes import Answer, SavingsRow, Usage, savings_row
 from deploy.bench.quality.sources import SuggestionSource, engine_source, gateway_source
 from deploy.bench.quality.writers import (
     KEY_INTERVAL_MS,
@@ -101,17 +95,12 @@ class TypistOptions:
 class TypistBench:
     """One run. `run` fills the document."""
 
-    def __init__(
-        self, options: Options, typist: TypistOptions, texts: Mapping[str, str],
-        read_training_texts: Callable[[], Sequence[str]] | None, console: Console,
-    ) -> None:  # fmt: skip
+    def __init__(self, options: Options, typist: TypistOptions, texts: Mapping[str, str], console: Console) -> None:
         """
         Args:
             texts: to type, by file name.
-            read_training_texts: reads what the trigrams are counted in; None: no trigrams.
         """
-        self._options, self._typist, self._texts = options, typist, texts
-        self._read_training_texts, self._console = read_training_texts, console
+        self._options, self._typist, self._texts, self._console = options, typist, texts, console
 
     def run(self, document: Document) -> None:
         typist = self._typist
@@ -130,11 +119,6 @@ class TypistBench:
         }
         usages, latencies_ms = self._type_with_tercet(passages)
         document.rows = list(self._rows(TERCET, passages, usages))
-        if "literature" in typist.rules:
-            for name, anchor_usages in self._anchors(passages):
-                document.rows += self._rows(name, passages, anchor_usages)
-            if self._read_training_texts is None:
-                document.not_measured["trigrams"] = "--corpus names no training corpus"
         document.notes += [
             f"For comparison: {PUBLISHED}.",
             *([] if typist.is_engine else [_describe_latencies(latencies_ms)]),
@@ -193,23 +177,6 @@ class TypistBench:
             for number in self._typist.numbers
         }
         return found, latencies_ms
-
-    def _anchors(self, passages: Sequence[Passage]) -> Iterator[tuple[str, _Usages]]:
-        """What anchors save by the literature's rule, by name."""
-        yield "one key per word", _type_with_anchor(passages, 1, word_suggestions)
-        if self._read_training_texts is None:
-            return
-        with self._console.status("Counting trigrams …"):
-            ngrams = Ngrams(self._read_training_texts())
-        kinds = {"trigrams": trigram_suggestions, "trigrams + document": cached_trigram_suggestions}
-        numbers = sorted({1, self._typist.num_samples})
-        with progress(self._console, "Anchors", len(kinds) * len(numbers)) as turn:
-            for name, suggestions in kinds.items():
-                usages: _Usages = {}
-                for number in numbers:
-                    turn(name)
-                    usages |= _type_with_anchor(passages, number, suggestions(ngrams, number))
-                yield name, usages
 
     def _rows(self, suggester: str, passages: Sequence[Passage], usages: _Usages) -> Iterator[SavingsRow]:
         for file in [*self._texts, *(["all"] if len(self._texts) > 1 else [])]:
@@ -284,11 +251,6 @@ def plot_savings(document: Document, rows: Sequence[SavingsRow], path: Path) -> 
         axis.set_ylabel("keystroke savings")
         axis.legend(fontsize=8, ncol=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     plot.save(figure, document, path)
-
-
-def _type_with_anchor(passages: Sequence[Passage], number: int, suggestions: Callable[[Passage], Suggest]) -> _Usages:
-    usages = [write_by_literature(passage, suggestions(passage), number) for passage in passages]
-    return {("literature", number): usages}
 
 
 def _seeds(passages: Sequence[Passage]) -> list[dict[int, int]]:

@@ -82,7 +82,7 @@ def test_bench_cost_reports_cpu_time_of_both_pools() -> None:
 
 def test_bench_writer_runs_all_parts() -> None:
     document, _ = run_bench("writer")
-    assert {row["part"] for row in document["rows"]} == {"stream", "typing", "deadlines", "distinct", "dialects"}
+    assert {row["part"] for row in document["rows"]} == {"stream", "typing", "deadlines", "distinct"}
     [resources] = [row["figures"] for row in document["rows"] if "sequences" in row["figures"]]
     assert resources["sequences"] == 0
 

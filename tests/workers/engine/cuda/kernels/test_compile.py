@@ -8,29 +8,35 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from deploy.bench.kernels import KERNELS, kernels_markdown, measure_kernels
+import torch
 
 pytest.importorskip("triton")
 
-COMBINATIONS = [(75, "fp16"), (80, "bf16"), (86, "bf16"), (90, "bf16"), (90, "fp16"), (90, "fp32")]
+from workers.engine.cuda.kernels.ahead_of_time import compile_step_kernels
+from workers.engine.cuda.kernels.compile import read_resources
+from workers.engine.model.gpt2 import SHAPES
+
+# In the order of a step.
+KERNELS = ("begin", "add_norm", "attend", "find_candidates", "draw")
+# Compute capability, type of the weights. 7.5 (T4) has no bf16.
+COMBINATIONS = [
+    (75, torch.float16), (80, torch.bfloat16), (86, torch.bfloat16), (90, torch.bfloat16), (90, torch.float16),
+    (90, torch.float32),
+]  # fmt: skip
+LOGITS_STRIDE = 50_304  # the vocabulary, padded to a multiple of 64
 # A block's threads have 65,536 registers: with 64 each, two blocks of 8 warps or four of 4 are on a processor at once.
 MAX_REGISTERS = {"begin": 40, "add_norm": 48, "attend": 72, "find_candidates": 80, "draw": 80}
 MAX_SHARED_BYTES = {"begin": 0, "add_norm": 2048, "attend": 4096, "find_candidates": 16384, "draw": 32768}
 
 
-def test_kernels_stay_within_registers_and_shared_memory_and_do_not_spill() -> None:
-    rows = measure_kernels("medium", COMBINATIONS, products=["out"])
-    products = [row for row in rows if row.kernel == "fused out"]
-    assert {row.capability for row in products} == {80, 86, 90}
-    assert all(row.registers <= 128 and row.spilled_bytes == 0 for row in products)
-    rows = [row for row in rows if row not in products]
-    assert {row.kernel for row in rows} == set(KERNELS)
-    assert {row.capability for row in rows} == {75, 80, 86, 90}
-    assert [row for row in rows if row.spilled_bytes > 0] == []
-    assert [row for row in rows if not 0 < row.registers <= MAX_REGISTERS[row.kernel]] == []
-    assert [row for row in rows if row.shared_bytes > MAX_SHARED_BYTES[row.kernel]] == []
-    assert "| draw | sm_90 | fp32 | " in kernels_markdown(rows)
+@pytest.mark.parametrize(("capability", "dtype"), COMBINATIONS)
+def test_kernels_stay_within_registers_and_shared_memory_and_do_not_spill(capability: int, dtype: torch.dtype) -> None:
+    compiled = compile_step_kernels(SHAPES["medium"], dtype, capability, LOGITS_STRIDE)
+    used = {name: read_resources(kernel) for name, kernel in compiled.items()}
+    assert tuple(used) == KERNELS
+    assert {name: each.spilled_bytes for name, each in used.items() if each.spilled_bytes > 0} == {}
+    assert {name: each for name, each in used.items() if not 0 < each.registers <= MAX_REGISTERS[name]} == {}
+    assert {name: each for name, each in used.items() if each.shared_bytes > MAX_SHARED_BYTES[name]} == {}
 
 
 def test_kernels_are_compiled_without_a_c_compiler(tmp_path: Path) -> None:
