@@ -25,8 +25,8 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.gpus import DEVICE_NODES, check_gpus, list_gpus
-from deploy.load.machine import read_cpuinfo
 from deploy.planning import count_gpus
+from shared import cpu_features
 from shared.errors import StartError
 from shared.gpu_builds import installed_cuda
 from shared.settings import Settings
@@ -102,12 +102,12 @@ def _software() -> Iterator[Finding]:
 
 
 def _cpu(root: Path) -> Iterator[Finding]:
-    cpuinfo = _read(root / "proc/cpuinfo")
-    name, flags = read_cpuinfo(cpuinfo)
+    cpu = cpu_features.parse(_read(root / "proc/cpuinfo"))
+    flags = cpu.kernel_flags
     cores = len(os.sched_getaffinity(0))
     siblings = _read(root / "sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
     threads_per_core = len(siblings.replace("-", ",").split(",")) if siblings else 1
-    yield Finding("cpu", f"{name}; {cores} logical cores, {threads_per_core} per physical core")
+    yield Finding("cpu", f"{cpu.name}; {cores} logical cores, {threads_per_core} per physical core")
     if "avx512_vnni" in flags:
         kernels = "AVX-512 VNNI and AMX" if "amx_int8" in flags else "AVX-512 VNNI"
         yield Finding("cpu", f"8-bit kernels of {kernels}")

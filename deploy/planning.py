@@ -13,6 +13,7 @@ import msgspec
 
 from deploy.gpu_memory import model_shape, with_memory
 from deploy.gpus import check_gpus, list_gpus
+from shared import cpu_features
 from shared.errors import StartError
 from shared.free_memory import cache_budget_bytes
 from shared.memory_plan import cpu_cache_limits
@@ -95,12 +96,16 @@ def find_devices(settings: Settings, environ: Mapping[str, str]) -> tuple[str, .
     """The devices to plan for: those of the settings, else all visible GPUs, else the CPU.
 
     Raises:
-        StartError: a device is missing, or the installed torch cannot use it.
+        StartError: a device is missing, the installed torch cannot use it, or it does not compute in TERCET_DTYPE.
     """
     devices = settings.devices or _visible_devices(environ)
     if settings.compute != "cpu":
         _check_devices(devices, environ)
         check_gpus(devices, settings.dtype, environ)
+    if settings.compute == "cpu" or "cpu" in devices:
+        problem = cpu_features.dtype_problem(cpu_features.read(), settings.dtype)
+        if problem is not None:
+            raise StartError(problem)
     return devices
 
 

@@ -24,7 +24,7 @@ from shared.process import proportional_set_size
 from shared.protocol import Accepted, GenerateLine, GenerateRequest, State, TokenizeRequest, TokenizeResponse
 from shared.tracing import NO_TRACING, Tracing
 from workers.checkpoints.files import check_revision, inspect
-from workers.checkpoints.int8_check import choose_cpu_dtype
+from workers.checkpoints.int8_check import cached_int8_check
 from workers.codec import Codec
 from workers.engine.cpu.weight_file import shared_model
 from workers.engine.engine import (
@@ -349,15 +349,17 @@ class SlotService:
             raise LoadFailure(str(error)) from error
 
     def _choose_dtype(self, tokenizer: Tokenizer) -> str:
-        """The configured dtype; for `auto` on a CPU, int8 if this checkpoint keeps its quality in it, else bf16."""
+        """The configured dtype; for `auto` on a CPU, the one that `int8_check` chooses for this checkpoint."""
         is_open = self._config.dtype == "auto" and self._config.device == "cpu"
         # A test measures the embedded checkpoint in int8, and random weights have no quality to lose.
         if not is_open or self._model.source in {"embedded", "synthetic"}:
             return self._config.dtype
-        check = choose_cpu_dtype(Path(self._model.directory), tokenizer, self._int8_results)
-        if check.dtype != "int8":
-            log.warning("int8_rejected", model=self._model.name, ratio=round(check.ratio, 4), dtype=check.dtype)
-        return check.dtype
+        check = cached_int8_check(Path(self._model.directory), tokenizer, self._int8_results)
+        dtype, bf16_problem = check.choose_dtype()
+        if dtype != "int8":
+            ratio = round(check.ratio, 4)
+            log.warning("int8_rejected", model=self._model.name, ratio=ratio, dtype=dtype, bf16_problem=bf16_problem)
+        return dtype
 
 
 class Branch:

@@ -14,12 +14,8 @@ from pathlib import Path
 import msgspec
 
 from deploy.gpus import list_gpus
+from shared import cpu_features
 
-# The flags of /proc/cpuinfo that decide which matrix kernels a CPU can run.
-KERNEL_FLAGS = (
-    "avx2", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16",
-    "amx_tile", "amx_bf16", "amx_int8",
-)  # fmt: skip
 PACKAGES = ("tercet", "torch", "transformers", "tokenizers", "gunicorn", "falcon", "httpx")
 
 
@@ -84,25 +80,15 @@ def _own_s() -> float:
 
 def describe() -> Machine:
     """This machine, as it is now."""
-    cpu, flags = read_cpuinfo(Path("/proc/cpuinfo").read_text())
+    cpu = cpu_features.read()
     return Machine(
-        cpu=cpu,
+        cpu=cpu.name,
         cores=len(os.sched_getaffinity(0)),
-        flags=flags,
+        flags=cpu.kernel_flags,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpus=gpus(),
         system=platform.platform(),
     )
-
-
-def read_cpuinfo(cpuinfo: str) -> tuple[str, list[str]]:
-    """The first processor's model name and those of `KERNEL_FLAGS` that it has, from the text of /proc/cpuinfo."""
-    lines = (line.partition(":") for line in cpuinfo.partition("\n\n")[0].splitlines())
-    fields = {name.strip(): value.strip() for name, _, value in lines}
-    has = set(fields.get("flags", "").split())
-    number = " ".join(fields[name] for name in ("cpu family", "model", "stepping") if name in fields)
-    name = fields.get("model name", "unknown")
-    return f"{name} (family, model, stepping: {number})", [flag for flag in KERNEL_FLAGS if flag in has]
 
 
 def gpus() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from deploy.planning import count_gpus, make_plan
 from shared.api_keys import read_keys
 from shared.errors import StartError
 from shared.plan import Plan
-from shared.settings import ModelSpec, Settings
+from shared.settings import Compute, ModelSpec, Settings
+from tests.cpus import ZEN_3, pretend
 from tests.e2e.harness import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +103,31 @@ def test_too_many_workers_are_refused(tmp_path: Path) -> None:
     settings = Settings(run_dir=tmp_path, devices=("cpu",), models=(ModelSpec("embedded", None, 65),))
     with pytest.raises(StartError, match="65 workers"):
         make_plan(settings, {})
+
+
+@pytest.mark.parametrize(("devices", "compute"), [(("cpu",), "auto"), (("cuda:0",), "cpu")])
+def test_a_dtype_that_the_cpu_cannot_compute_in_stops_the_start(
+    devices: tuple[str, ...], compute: Compute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, ZEN_3)
+    made = Settings(run_dir=tmp_path, devices=devices, compute=compute, models=(ModelSpec("embedded"),), dtype="bf16")
+    with pytest.raises(StartError, match=r"no bf16, .*: AMD Ryzen 7 5800U .* has avx2\. Set TERCET_DTYPE="):
+        make_plan(made, {})
+    make_plan(replace(made, dtype="auto"), {})
+
+
+def test_serve_refuses_such_a_dtype_before_it_starts_a_pool(tmp_path: Path) -> None:
+    done = tercet(
+        "serve",
+        TERCET_DTYPE="fp16",
+        TERCET_BIND=f"127.0.0.1:{free_port()}",
+        TERCET_DEVICES="cpu",
+        TERCET_MODELS="embedded",
+        TERCET_RUN_DIR=str(tmp_path),
+    )
+    assert done.returncode == 1
+    assert "Tercet computes no fp16 on a CPU" in done.stderr
+    assert "gunicorn" not in done.stderr
 
 
 def test_a_key_is_made_listed_and_revoked(tmp_path: Path) -> None:

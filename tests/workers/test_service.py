@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from shared import cpu_features
 from shared.errors import NotReady
 from shared.plan import Model, Slot
 from shared.protocol import Accepted, Done, GenerateRequest, Sampling
+from tests.cpus import ZEN_3, pretend
 from tests.workers.helpers import EMBEDDED, wait_until
 from workers.engine.engine import EngineConfig
 from workers.service import SlotService
@@ -95,18 +98,38 @@ def test_a_service_that_was_never_started_closes(make_service: Callable[..., Slo
     assert make_service().close()
 
 
+def _is_warm(service: SlotService) -> bool:
+    return service.is_warm
+
+
 def test_auto_checks_int8_once_and_follows_the_cached_result(
-    make_service: Callable[..., SlotService], tmp_path: Path
+    make_service: Callable[..., SlotService], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = make_service(source="directory", dtype="auto")
     service.start()
     wait_until(lambda: service.is_warm)
     assert service.state().dtype == "int8"
     [kept] = (tmp_path / "int8").iterdir()
-    kept.write_text(json.dumps({"dtype": "bf16", "ratio": 1.5}))
-    again = make_service(source="directory", dtype="auto")
-    with capture_logs() as logs:
-        again.start()
-        wait_until(lambda: again.is_warm)
-    assert again.state().dtype == "bf16"
-    assert [line["ratio"] for line in logs if line["event"] == "int8_rejected"] == [1.5]
+    kept.write_text(json.dumps({"ratio": 1.5}))
+    this_cpu = cpu_features.read()
+    for cpu, dtype in ((this_cpu, "bf16" if this_cpu.has_bf16 else "fp32"), (ZEN_3, "fp32")):
+        pretend(monkeypatch, cpu)
+        again = make_service(source="directory", dtype="auto")
+        with capture_logs() as logs:
+            again.start()
+            wait_until(partial(_is_warm, again))
+        assert again.state().dtype == dtype
+        [rejected] = [line for line in logs if line["event"] == "int8_rejected"]
+        assert (rejected["ratio"], rejected["dtype"]) == (1.5, dtype)
+        assert (rejected["bf16_problem"] is None) == (dtype == "bf16")
+
+
+def test_a_dtype_that_this_cpu_cannot_compute_in_fails_with_its_reason(
+    make_service: Callable[..., SlotService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a Ray worker, which has another CPU than the machine that made the plan."""
+    pretend(monkeypatch, ZEN_3)
+    service = make_service(dtype="bf16")
+    service.start()
+    wait_until(lambda: service.state().state == "failed")
+    assert "AMD Ryzen 7 5800U" in (service.state().reason or "")

@@ -1,7 +1,8 @@
 """Checks whether a checkpoint keeps its quality in int8, and chooses the CPU dtype accordingly.
 
 The measure is perplexity on a bundled page of prose (from Jerome K. Jerome's "Three Men in a Boat", which the embedded
-checkpoint was not trained on). Each checkpoint is measured once; the result is cached on disk. Knows checkpoints and
+checkpoint was not trained on). Each checkpoint is measured once with each set of int8 kernels; the ratio is cached on
+disk. The dtype is chosen anew at each load, because the next one may run on another CPU. Knows checkpoints and
 perplexity. Does not know slots, servers or the cache's location.
 """
 
@@ -16,7 +17,9 @@ import msgspec
 import structlog
 
 from workers.engine.core import EngineCore
+from workers.engine.cpu.linear import int8_kernels
 from workers.engine.cpu.runner import CpuRunner
+from workers.engine.cpu_check import cpu_dtype_problem
 from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel, load_model
 from workers.engine.request import EngineRequest, SamplingParams
@@ -32,28 +35,43 @@ WINDOW_TOKENS = 512
 log = structlog.get_logger()
 
 
-class Int8Check(msgspec.Struct, frozen=True):
-    """The dtype to serve a checkpoint in on a CPU, and int8's perplexity on the page divided by fp32's."""
+class Int8Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """int8's perplexity on the page divided by fp32's, as it is cached.
 
-    dtype: str
+    Older versions also cached a dtype, which the CPU of the next load might not compute in: their entries have another
+    name and another field, and are ignored.
+    """
+
     ratio: float
 
+    def choose_dtype(self) -> tuple[str, str | None]:
+        """int8 if the checkpoint keeps its quality in it, else bf16, or fp32 on a CPU that computes no bf16.
 
-def choose_cpu_dtype(directory: Path, tokenizer: Tokenizer, cache: Path | None) -> Int8Check:
-    """int8 if the checkpoint keeps its quality in it, else bf16. The first call for a checkpoint loads it twice.
+        Returns:
+            The dtype, and why it is neither int8 nor bf16.
+        """
+        if self.ratio <= MAX_RATIO:
+            return "int8", None
+        problem = cpu_dtype_problem("bf16")
+        return ("bf16" if problem is None else "fp32"), problem
+
+
+def cached_int8_check(directory: Path, tokenizer: Tokenizer, cache: Path | None) -> Int8Check:
+    """The result of the check with this CPU's int8 kernels. The first call for a checkpoint loads it twice.
 
     Args:
         cache: the directory of cached results; where there is none, or it cannot be written to, the next call measures
             again.
     """
-    path = None if cache is None else cache / f"{_fingerprint(directory)}.json"
+    kernels = int8_kernels()
+    path = None if cache is None else cache / f"{_fingerprint(directory)}-{kernels}.json"
     if path is not None:
         try:
             return msgspec.json.decode(path.read_bytes(), type=Int8Check)
         except (OSError, msgspec.MsgspecError):
             pass  # not measured yet, or cached in another format
     check = check_int8(lambda dtype: load_model(directory, dtype=dtype, tokenizer=tokenizer), tokenizer)
-    log.info("int8_measured", directory=str(directory), ratio=round(check.ratio, 4), dtype=check.dtype)
+    log.info("int8_measured", directory=str(directory), ratio=round(check.ratio, 4), kernels=kernels)
     if path is None:
         return check
     try:
@@ -72,7 +90,7 @@ def check_int8(load: Callable[[str], LoadedModel], tokenizer: Tokenizer) -> Int8
     """
     ids = tokenizer.encode(PAGE.read_text(encoding="utf-8"))
     ratio = perplexity(load("int8"), ids) / perplexity(load("fp32"), ids)
-    return Int8Check("int8" if ratio <= MAX_RATIO else "bf16", ratio)
+    return Int8Check(ratio)
 
 
 def perplexity(loaded: LoadedModel, token_ids: list[int]) -> float:

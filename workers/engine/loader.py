@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from workers.engine.cpu_check import check_cpu
 from workers.engine.errors import LoadFailure
 from workers.engine.gpu_check import check_gpu
 from workers.engine.model.gpt2 import GPT2, MAX_HEAD_ROWS, SHAPES, GPT2Config, Layer, Linear, LoadedModel, Norm
@@ -48,7 +49,8 @@ def load_model(
     """The checkpoint in `directory`: `config.json`, `*.safetensors`, a tokenizer if there is one.
 
     Raises:
-        LoadFailure: if it is not a GPT-2 language model, incomplete or damaged, or holds values that are not numbers.
+        LoadFailure: if it is not a GPT-2 language model, incomplete or damaged, or holds values that are not numbers,
+            or if the device does not compute in `dtype`.
         OSError: if a file cannot be read.
         ValueError: if the device does not support `dtype`.
     """
@@ -85,9 +87,11 @@ def default_dtype(device: str) -> str:
 
 
 def _checked_dtype(dtype: str, device: str) -> str:
-    """The dtype of the model; raises as `check_gpu`."""
+    """The dtype of the model; raises as `check_gpu` and `check_cpu`."""
     if device.startswith("cuda"):
         check_gpu(device, dtype)
+    else:
+        check_cpu(dtype)
     return default_dtype(device) if dtype == "auto" else dtype
 
 

@@ -6,15 +6,7 @@ import os
 
 import pytest
 
-from deploy.load.machine import busy_s, process_cpu_s, read_cpuinfo
-
-
-def test_the_cpu_is_read_from_the_first_processor_of_cpuinfo() -> None:
-    cpuinfo = (
-        "processor\t: 0\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: A CPU\nstepping\t: 8\n"
-        "flags\t\t: fpu avx2 avx512f amx_int8\n\nprocessor\t: 1\nmodel name\t: B\n"
-    )
-    assert read_cpuinfo(cpuinfo) == ("A CPU (family, model, stepping: 6 143 8)", ["avx2", "avx512f", "amx_int8"])
+from deploy.load.machine import busy_s, process_cpu_s
 
 
 def test_cpu_time_of_a_process_counts_its_ended_children() -> None:

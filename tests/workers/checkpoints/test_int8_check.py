@@ -1,10 +1,13 @@
-"""int8 where a checkpoint keeps its quality in it, else bf16; the result is cached."""
+"""int8 where a checkpoint keeps its quality in it, else bf16 or fp32; the measured ratio is cached."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,13 +15,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2LMHeadModel
 
-from workers.checkpoints.int8_check import PAGE, check_int8, choose_cpu_dtype, perplexity
+from shared import cpu_features
+from tests.cpus import ZEN_3, pretend
+from workers.checkpoints import int8_check
+from workers.checkpoints.int8_check import PAGE, Int8Check, cached_int8_check, check_int8, perplexity
+from workers.engine.cpu import kernels
 from workers.engine.cpu.linear import LinearMaker
+from workers.engine.errors import LoadFailure
 from workers.engine.loader import load_model, smooth_quant
 from workers.engine.model.gpt2 import Norm
 from workers.text.tokenizer import Tokenizer
 
-EMBEDDED = Path(__file__).parents[3] / "workers/checkpoints/embedded"
+ROOT = Path(__file__).parents[3]
+EMBEDDED = ROOT / "workers/checkpoints/embedded"
 TOKENIZER = Tokenizer.from_directory(EMBEDDED, 8192)
 
 
@@ -33,7 +42,7 @@ def test_perplexity_is_that_of_transformers() -> None:
 
 def test_the_embedded_checkpoint_keeps_its_perplexity_in_int8_within_one_percent() -> None:
     check = check_int8(lambda dtype: load_model(EMBEDDED, dtype=dtype), TOKENIZER)
-    assert check.dtype == "int8"
+    assert check.choose_dtype() == ("int8", None)
     assert 0.99 < check.ratio < 1.01
 
 
@@ -55,7 +64,7 @@ def test_smoothquant_keeps_the_product_and_lowers_the_int8_error() -> None:
     assert error(new_norm, new_weight) < error(norm, weight) / 2
 
 
-def test_a_checkpoint_that_loses_quality_in_int8_is_served_in_bf16_and_measured_once(tmp_path: Path) -> None:
+def test_a_checkpoint_that_loses_quality_in_int8_is_rejected_and_measured_once(tmp_path: Path) -> None:
     """Outlier weights raise each row's scale, so all other weights of the row lose precision."""
     spoiled = tmp_path / "spoiled"
     shutil.copytree(EMBEDDED, spoiled)
@@ -67,9 +76,64 @@ def test_a_checkpoint_that_loses_quality_in_int8_is_served_in_bf16_and_measured_
             tensor[..., 2 * 256] /= 3000  # the first value, so that in fp32 it is the same model
     save_file(weights, spoiled / "model.safetensors")
     cache = tmp_path / "cache"
-    check = choose_cpu_dtype(spoiled, TOKENIZER, cache)
-    assert check.dtype == "bf16"
+    check = cached_int8_check(spoiled, TOKENIZER, cache)
     assert check.ratio > 1.01
+    assert check.choose_dtype()[0] == ("bf16" if cpu_features.read().has_bf16 else "fp32")
     [kept] = cache.iterdir()
-    kept.write_text(json.dumps({"dtype": "fp32", "ratio": 7.0}))
-    assert choose_cpu_dtype(spoiled, TOKENIZER, cache).ratio == 7.0
+    assert json.loads(kept.read_text()) == {"ratio": check.ratio}
+    kept.write_text(json.dumps({"ratio": 7.0}))
+    assert cached_int8_check(spoiled, TOKENIZER, cache).ratio == 7.0
+
+
+def test_a_cpu_without_bf16_serves_a_rejected_checkpoint_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, ZEN_3)
+    assert Int8Check(1.0).choose_dtype() == ("int8", None)
+    dtype, problem = Int8Check(1.024).choose_dtype()
+    assert dtype == "fp32"
+    assert problem is not None
+    assert "AMD Ryzen 7 5800U" in problem
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+def test_an_entry_of_an_older_version_is_measured_again(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5f94f10 stored the dtype as well, in a file without the kernels' name, on a CPU that might not compute in it."""
+    monkeypatch.setattr(int8_check, "check_int8", lambda *_: Int8Check(1.005))
+    old = json.dumps({"dtype": dtype, "ratio": 3.0})
+    (tmp_path / f"{int8_check._fingerprint(EMBEDDED)}.json").write_text(old)
+    assert cached_int8_check(EMBEDDED, TOKENIZER, tmp_path).ratio == 1.005
+    [new] = set(tmp_path.iterdir()) - {tmp_path / f"{int8_check._fingerprint(EMBEDDED)}.json"}
+    new.write_text(old)
+    assert cached_int8_check(EMBEDDED, TOKENIZER, tmp_path).ratio == 1.005
+
+
+def test_a_ratio_holds_only_for_the_kernels_that_it_was_measured_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache directory may be on a disk that machines with other CPUs share."""
+    monkeypatch.setattr(int8_check, "check_int8", lambda *_: Int8Check(1.005))
+    cached_int8_check(EMBEDDED, TOKENIZER, tmp_path)
+    monkeypatch.setattr(int8_check, "check_int8", lambda *_: Int8Check(1.024))
+    assert cached_int8_check(EMBEDDED, TOKENIZER, tmp_path).ratio == 1.005
+    monkeypatch.setattr(kernels, "HAS_DOT_PRODUCTS", False)
+    pretend(monkeypatch, ZEN_3)
+    assert cached_int8_check(EMBEDDED, TOKENIZER, tmp_path).ratio == 1.024
+
+
+def test_bf16_is_refused_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, ZEN_3)
+    with pytest.raises(LoadFailure, match=r"AMD Ryzen 7 5800U .* has avx2\."):
+        load_model(tmp_path / "absent", dtype="bf16")
+
+
+def test_a_limit_of_onednn_counts_as_well() -> None:
+    """The variable is read once in a process, so another process has to try."""
+    code = "from workers.engine.cpu_check import cpu_dtype_problem as p; print(p('bf16'), p('int8'), p('fp32'))"
+    environ = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    problem, int8, fp32 = done.stdout.rsplit(maxsplit=2)
+    assert "bf16" in problem
+    assert (int8, fp32) == ("None", "None")

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from shared.plan import Model, Slot
 from shared.weights import weights_digest
 from tests.workers.helpers import EMBEDDED, wait_until
-from workers.checkpoints.int8_check import choose_cpu_dtype
+from workers.checkpoints.int8_check import cached_int8_check
 from workers.checkpoints.resolve import CheckpointError, resolve
 from workers.engine.engine import EngineConfig
 from workers.engine.errors import LoadFailure
@@ -96,7 +96,7 @@ def test_no_loader_unpickles(place: str, tmp_path: Path) -> None:
         resolve("mine", str(directory))
     for load in (
         lambda: load_model(directory),
-        lambda: choose_cpu_dtype(directory, Tokenizer.from_directory(directory, 8192), tmp_path / "cache"),
+        lambda: cached_int8_check(directory, Tokenizer.from_directory(directory, 8192), tmp_path / "cache"),
     ):
         with pytest.raises(Exception, match=r"."):  # of any kind: the marker is what matters
             load()

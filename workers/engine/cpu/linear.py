@@ -22,7 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared import cpu_features
 from workers.engine.cpu.layouts import AMX_BYTES, BLOCK, DOT_ROWS, PLAIN, PRODUCT, UINT8, UNIT
+from workers.engine.cpu_check import has_onednn
 
 # Row counts to compute with, at most a quarter apart. Kernels that are compiled for each shape (oneDNN's) are compiled
 # for these by the probe, never during a request.
@@ -160,13 +162,13 @@ class FloatProduct:
     """float32 weights, packed for oneDNN: for few rows faster than MKL, and its times vary less."""
 
     def __init__(self, weight: Tensor) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PROBE_ROWS) if _has_onednn() else weight
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PROBE_ROWS) if has_onednn() else weight
 
     def mode(self, num_rows: int) -> int:
         return PLAIN
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not _has_onednn():
+        if not has_onednn():
             return F.linear(x, self._weight)
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
         return y
@@ -177,13 +179,13 @@ class Bf16Product:
 
     def __init__(self, weight: Tensor) -> None:
         weight = weight.bfloat16()
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if _has_onednn() else weight
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if has_onednn() else weight
 
     def mode(self, num_rows: int) -> int:
         return PLAIN
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not _has_onednn():
+        if not has_onednn():
             return F.linear(x.bfloat16(), self._weight).float()
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self._weight, None, "none", [], "")
         return y.float()
@@ -215,13 +217,12 @@ class Int8Product:
             weight8: [out, in] int8.
             scales: [out] float32.
         """
-        self.is_row_exact = "fbgemm" in torch.backends.quantized.supported_engines
+        self.is_row_exact = _has_fbgemm()
         self._fbgemm = _pack_for_fbgemm(weight8, scales) if self.is_row_exact else None
         if not self.is_row_exact:
             self._onednn = torch.ops.onednn.qlinear_prepack(weight8, None)
             self._scales, self._zeros = scales, torch.zeros(len(weight8), dtype=torch.long)
-        # Without VNNI, pairs of products are summed in 16 bits: half the range keeps them from overflowing.
-        self._num_levels = 127 if torch.cpu._is_vnni_supported() else 63
+        self._num_levels = _num_levels()
 
     def mode(self, num_rows: int) -> int:
         return UNIT if self._fbgemm is not None else UINT8
@@ -331,6 +332,27 @@ class PackedInt8Linear:
         return y
 
 
+def int8_kernels() -> str:
+    """The name of the kernels that `int8_product` chooses on this CPU: other kernels round a model differently."""
+    from workers.engine.cpu import kernels
+
+    if kernels.HAS_DOT_PRODUCTS:
+        return "packed"
+    return f"fbgemm-{_num_levels()}" if _has_fbgemm() else "onednn"
+
+
+def _has_fbgemm() -> bool:
+    return "fbgemm" in torch.backends.quantized.supported_engines
+
+
+def _num_levels() -> int:
+    """The largest activation that is given to fbgemm.
+
+    Without VNNI, pairs of products are summed in 16 bits: half the range keeps them from overflowing.
+    """
+    return 127 if cpu_features.read().has_avx512_vnni else 63
+
+
 _fbgemm_multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 _onednn_multiply = torch.ops.onednn.qlinear_pointwise.default
 
@@ -346,7 +368,3 @@ def _pack_for_fbgemm(weight8: Tensor, scales: Tensor) -> torch.ScriptObject:
         packed: torch.ScriptObject = torch.ops.quantized.linear_prepack(quantized, None)
     torch.backends.quantized.engine = engine
     return packed
-
-
-def _has_onednn() -> bool:
-    return torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call, no-any-return]

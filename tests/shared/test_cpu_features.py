@@ -1,0 +1,59 @@
+"""Which dtypes a CPU can compute in, by its flags."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shared import cpu_features
+from shared.cpu_features import CpuFeatures, dtype_problem
+from tests.cpus import SKYLAKE_SP, ZEN_3
+
+
+def test_the_features_are_those_of_the_first_processor() -> None:
+    assert ZEN_3.name == "AMD Ryzen 7 5800U (family, model, stepping: 25 80 0)"
+    assert ZEN_3.kernel_flags == ["avx2"]
+    assert "sha_ni" in ZEN_3.flags
+
+
+def test_arm_lists_features_and_no_name() -> None:
+    cpu = cpu_features.parse("processor\t: 0\nFeatures\t: fp asimd asimddp i8mm bf16\nCPU part\t: 0xd40\n\n")
+    assert cpu.name
+    assert cpu.kernel_flags == ["asimddp", "i8mm", "bf16"]
+    assert cpu.has_bf16
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_bf16"),
+    [
+        ("avx2 avx_vnni", False),
+        ("avx2 avx512f", False),  # Knights Landing
+        ("avx2 avx512f avx512bw avx512dq avx512vl", True),  # emulated without avx512_bf16
+        ("avx2 avx_vnni avx_ne_convert", True),
+        ("", False),
+    ],
+)
+def test_bf16_needs_what_onednn_needs(flags: str, *, has_bf16: bool) -> None:
+    cpu = CpuFeatures("A CPU", frozenset(flags.split()))
+    assert (dtype_problem(cpu, "bf16") is None) == has_bf16
+
+
+def test_the_refusal_names_the_cpu_and_what_it_has() -> None:
+    problem = dtype_problem(ZEN_3, "bf16")
+    assert problem is not None
+    assert "AMD Ryzen 7 5800U (family, model, stepping: 25 80 0) has avx2." in problem
+    assert "TERCET_DTYPE=auto, int8 or fp32" in problem
+    assert [dtype_problem(ZEN_3, dtype) for dtype in ("auto", "int8", "fp32")] == [None, None, None]
+    assert dtype_problem(SKYLAKE_SP, "fp16") is not None
+
+
+def test_this_cpu_is_described_as_torch_sees_it() -> None:
+    capabilities = torch.cpu.get_capabilities()
+    cpu = cpu_features.read()
+    assert cpu.has_avx512_vnni == capabilities.get("avx512_vnni", False)
+    assert cpu.has_bf16 == torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def test_a_machine_without_proc_has_no_known_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_features, "CPUINFO", cpu_features.CPUINFO / "absent")
+    assert cpu_features.read().flags == frozenset()
