@@ -16,10 +16,12 @@ import falcon
 import structlog
 from falcon.routing import CompiledRouter
 
-from gateway.api.autocomplete import AutocompleteResource, PredictionSettings
+from gateway.api.autocomplete import AutocompleteResource
+from gateway.api.autocompletion import Autocompletion, PredictionSettings
 from gateway.api.error_handlers import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
 from gateway.api.health import LiveResource, MetricsResource, ReadyResource
+from gateway.api.job_computation import JobComputation
 from gateway.api.jobs import JobResource, JobsResource, JobSubmitter
 from gateway.api.openai.error_format import OPENAI_ERRORS, UnknownRoutes
 from gateway.api.openai.resources import CompletionsResource, ModelResource, ModelsResource
@@ -194,13 +196,9 @@ def create_app(
     if shared is not None:
         shared.start()
     submitter = None if jobs is None else JobSubmitter(jobs)
-    autocomplete = AutocompleteResource(
-        starter,
-        feedback_store,
-        settings.similarity,
-        PredictionSettings(settings.predict_temperature, settings.min_usefulness),
-        submitter,
-    )
+    prediction = PredictionSettings(settings.predict_temperature, settings.min_usefulness)
+    autocompletion = Autocompletion(starter, settings.similarity, prediction)
+    autocomplete = AutocompleteResource(starter, autocompletion, feedback_store, submitter)
     completions = CompletionsResource(starter, settings.similarity)
     tgi = TgiResponder(starter, settings.similarity)
     if settings.sagemaker:
@@ -239,8 +237,8 @@ def create_app(
         "/static/{name}": StaticResource(assets),
     }
     if jobs is not None and submitter is not None:
-        routes |= {"/jobs": JobsResource(submitter, autocomplete.check), "/jobs/{job_id}": JobResource(jobs)}
-        jobs.start(autocomplete.compute)
+        routes |= {"/jobs": JobsResource(submitter, autocompletion.check), "/jobs/{job_id}": JobResource(jobs)}
+        jobs.start(JobComputation(starter, autocompletion))
     documented = {**routes, "/openapi.json": DocumentResource}
     document = build_document(documented, open_routes=OPEN_ROUTES, needs_keys=settings.requires_keys)
     routes["/openapi.json"] = DocumentResource(document)

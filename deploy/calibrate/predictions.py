@@ -21,7 +21,7 @@ from deploy.load.local_engine import MAX_WRITERS, running_engine
 from deploy.load.options import Options
 from deploy.load.passages import Passage
 from deploy.load.run import progress
-from gateway.api.autocomplete import DEFAULT_MAX_TOKENS
+from gateway.api.autocompletion import DEFAULT_MAX_TOKENS
 from shared.errors import StartError
 from shared.protocol import Failed, GenerateRequest, Group, Prediction
 from workers.codec import Codec

@@ -1,6 +1,6 @@
-"""`POST /autocomplete`, the editor's dialect: the contract of Write With Transformer, kept and extended.
+"""`POST /autocomplete`, the editor's route: the contract of Write With Transformer, kept and extended.
 
-Translates between the public schema and generation's specs and results; how completions are made is not known here.
+Translates between HTTP and the dialect, which `autocompletion` knows.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -17,55 +16,21 @@ import msgspec
 from msgspec import structs
 
 from gateway.api import sse
+from gateway.api.autocompletion import Autocompletion, sentence
 from gateway.api.callers import SESSION_PARAMETER, caller_of
 from gateway.api.error_formats import PROBLEM_DETAILS
 from gateway.api.feedback import FeedbackStore
 from gateway.api.jobs import ERRORS_OF_JOBS, JOB_ACCEPTED, JOB_HEADERS, JobResponse, JobSubmitter, prefers_async
 from gateway.api.operation import COMPLETION_ERRORS, JSON, Answer, Events, Operation, Operations
-from gateway.api.schema import (
-    AutocompleteRequest,
-    AutocompleteResponse,
-    FailedBranch,
-    Sentence,
-    SentenceEvent,
-    TokenEvent,
-    TokenExplanation,
-    parse_autocomplete_request,
-)
-from gateway.generation.failures import are_rejections, no_completion_error
-from gateway.generation.request import GenerationSpec, RequestContext
-from gateway.generation.request_starter import Caller, RequestStarter, document_key, draw_seed
-from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
-from gateway.generation.suggestions import Output, TextDelta
-from gateway.generation.trimming import MIN_TOKENS
-from gateway.jobs.executor import Cancelling
-from gateway.jobs.store import Job
-from shared.errors import (
-    FieldError,
-    InvalidRequest,
-    Problem,
-    Superseded,
-    UnknownModel,
-)
-from shared.protocol import Done, Prediction, Sampling
+from gateway.api.schema import AutocompleteResponse, SentenceEvent, TokenEvent, parse_autocomplete_request
+from gateway.generation.request import RequestContext
+from gateway.generation.request_starter import RequestStarter
+from gateway.generation.selection import SelectionResult, Suggestion
+from gateway.generation.started_request import StartedRequest
+from gateway.generation.suggestions import TextDelta
+from shared.errors import Problem, Superseded, UnknownModel
 
-# Prompt tokens, where the request does not say.
-DEFAULT_MAX_TOKENS = 256
-_SAMPLING_FIELDS = tuple(set(Sampling.__struct_fields__) & set(AutocompleteRequest.__struct_fields__))
 _encode = msgspec.json.Encoder().encode
-
-
-@dataclass(frozen=True, slots=True)
-class PredictionSettings:
-    """What `tercet calibrate` fits.
-
-    Attributes:
-        temperature: calibrates the probabilities of predicted words.
-        min_usefulness: keys that a prediction should save, to be shown.
-    """
-
-    temperature: float = 1.0
-    min_usefulness: float = 0.0
 
 
 class AutocompleteResource:
@@ -109,21 +74,17 @@ class AutocompleteResource:
     def __init__(
         self,
         starter: RequestStarter,
+        autocompletion: Autocompletion,
         feedback_store: FeedbackStore,
-        similarity: float,
-        prediction: PredictionSettings,
         submitter: JobSubmitter | None = None,
     ) -> None:
         """
         Args:
-            similarity: percent from which two sentences are near-duplicates.
-            prediction: of requests whose strategy is `predict`.
             submitter: None: there are no jobs.
         """
         self._starter = starter
+        self._autocompletion = autocompletion
         self._feedback_store = feedback_store
-        self._similarity = similarity
-        self._prediction = prediction
         self._submitter = submitter
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
@@ -133,7 +94,7 @@ class AutocompleteResource:
             self.respond(req, resp, body)
             return
         request = parse_autocomplete_request(body)
-        self.check(request, caller_of(req))
+        self._autocompletion.check(request, caller_of(req))
         self._submitter.respond(req, resp, request)
         resp.set_header("Preference-Applied", "respond-async")
 
@@ -151,62 +112,24 @@ class AutocompleteResource:
         with ExitStack() as stack:
             stack.enter_context(self._starter.admitting(caller))
             request = parse_autocomplete_request(body)
-            context, outputs = self._start(stack, request, caller, started_at)
-            render_sentence = partial(_sentence, is_explained=request.explain is not None)
-            respond = partial(self._respond, req.context, context, started_at, render_sentence)
+            started = stack.enter_context(self._autocompletion.started(caller, request, started_at))
+            respond = partial(self._respond, req.context, started.context, started_at)
             if request.stream:
-                events = _events(outputs, render_sentence, respond)
+                events = _encoded(started, respond)
                 sse.stream(resp, events, PROBLEM_DETAILS, req.context.id, stack.pop_all().close)
                 return
-            *_, result = outputs
-            assert isinstance(result, SelectionResult)
+            result = started.result()
         resp.data = _encode(respond(result)) + b"\n"  # a terminal's prompt should start on a new line
 
-    def check(self, request: AutocompleteRequest, caller: Caller) -> None:
-        """
-        Raises:
-            UnknownModel, InvalidRequest: a field is out of the range that the plan or the model allows.
-        """
-        self._spec(request, caller, time.monotonic())
-
-    def compute(self, job: Job, cancelling: Cancelling) -> bytes:
-        """The answer to a job's request, as `POST /autocomplete` would send it.
-
-        Raises:
-            TercetError: as `respond`.
-        """
-        # Its queue bounds a key's jobs; the key's concurrency is left to requests that wait.
-        caller = Caller(request_id=job.id, owner=job.owner, max_concurrency=0, cancelling=cancelling)
-        started_at = time.monotonic()
-        request = parse_autocomplete_request(job.request)
-        with ExitStack() as stack:
-            stack.enter_context(self._starter.admitting(caller))
-            context, outputs = self._start(stack, request, caller, started_at)
-            *_, result = outputs
-            assert isinstance(result, SelectionResult)
-        render_sentence = partial(_sentence, is_explained=request.explain is not None)
-        return _encode(_response(context, started_at, render_sentence, result))
-
-    def _start(
-        self, stack: ExitStack, request: AutocompleteRequest, caller: Caller, started_at: float
-    ) -> tuple[RequestContext, Iterator[Output]]:
-        spec = self._spec(request, caller, started_at)
-        return self._starter.start(stack, spec, self._policy(request), caller)
-
     def _respond(
-        self,
-        log: falcon.Context,
-        context: RequestContext,
-        started_at: float,
-        render_sentence: Callable[[Suggestion], Sentence],
-        result: SelectionResult,
+        self, log: falcon.Context, context: RequestContext, started_at: float, result: SelectionResult
     ) -> AutocompleteResponse:
         """The whole answer; also fills in what the middleware logs, and remembers the answer for feedback.
 
         Raises:
-            NoCompletion, DeadlineExceeded: there is no completion.
+            TercetError: as `Autocompletion.response`.
         """
-        response = _response(context, started_at, render_sentence, result)
+        response = self._autocompletion.response(context.spec, result, started_at)
         now = time.monotonic()
         if response.sentences:
             slowest = max(response.sentences, key=lambda sentence: sentence.time)
@@ -224,142 +147,15 @@ class AutocompleteResource:
         self._feedback_store.add_answer(context.spec.owner, response.id, usefulness, response.time)
         return response
 
-    def _policy(self, request: AutocompleteRequest) -> SelectionPolicy:
-        return SelectionPolicy(
-            prompt=request.context,
-            num_suggestions=request.n_samples,
-            length=request.length,
-            similarity=self._similarity,
-            keeps_greedy_text=request.temperature == 0,
-            is_verbatim=not request.clean,
-            min_usefulness=self._prediction.min_usefulness if request.strategy == "predict" else None,
-        )
 
-    def _spec(self, request: AutocompleteRequest, caller: Caller, started_at: float) -> GenerationSpec:
-        """
-        Raises:
-            UnknownModel, InvalidRequest: a field is out of the range that the plan or the model allows.
-        """
-        model = self._starter.model(request.model_size, "model_size")
-        deadline = self._starter.deadline(started_at, request.max_time, "max_time")
-        max_prompt_tokens = model.n_ctx - _num_new_tokens(request)
-        if max_prompt_tokens < 1:
-            raise _invalid("length", f"must be below {model.n_ctx}, the context of {model.name}")
-        if request.max_tokens is not None and request.max_tokens > max_prompt_tokens:
-            raise _invalid(
-                "max_tokens",
-                f"must be at most {max_prompt_tokens}: {model.name} has room for {model.n_ctx} tokens, length included",
-            )
-        if request.top_k > model.vocab_size:
-            raise _invalid("top_k", f"must be at most {model.vocab_size}, the vocabulary of {model.name}")
-        session = request.session or caller.session
-        return GenerationSpec(
-            request_id=caller.request_id,
-            model=model.name,
-            prompts=(request.context,),
-            max_prompt_tokens=request.max_tokens or min(DEFAULT_MAX_TOKENS, max_prompt_tokens),
-            num_completions=request.n_samples,
-            seed=draw_seed() if request.seed is None else request.seed,
-            sampling=sampling_of(request),
-            ranks_first_token=True,
-            heals=request.clean,
-            echoes=False,
-            num_top_logprobs=request.explain,
-            is_streamed=request.stream,
-            deadline=deadline,
-            owner=caller.owner,
-            session=session,
-            document=document_key(caller.owner, session, request.context),
-            predict=Prediction(temperature=self._prediction.temperature, is_verbatim=not request.clean)
-            if request.strategy == "predict"
-            else None,
-        )
-
-
-def sampling_of(request: AutocompleteRequest) -> Sampling:
-    """A request's sampling parameters, for every branch."""
-    # The public schema and the internal protocol give a parameter the same name.
-    shared = {name: getattr(request, name) for name in _SAMPLING_FIELDS}
-    return Sampling(**{**shared, "max_new_tokens": _num_new_tokens(request), "stop": tuple(request.stop)})
-
-
-def _num_new_tokens(request: AutocompleteRequest) -> int:
-    return max(request.length, MIN_TOKENS) if request.clean else request.length
-
-
-def _response(
-    context: RequestContext,
-    started_at: float,
-    render_sentence: Callable[[Suggestion], Sentence],
-    result: SelectionResult,
-) -> AutocompleteResponse:
-    """
-    Raises:
-        NoCompletion, DeadlineExceeded, InvalidRequest: there is no completion. If all were rejected, the answer is
-            whole and has no sentence: another attempt would end alike.
-    """
-    if not result.suggestions and not are_rejections(result.failures):
-        raise no_completion_error(result.failures, faster="allow a longer max_time or a shorter length")
-    spec = context.spec
-    return AutocompleteResponse(
-        id=spec.request_id,
-        model=spec.model,
-        seed=spec.seed,
-        sentences=[render_sentence(suggestion) for suggestion in result.suggestions],
-        time=round(time.monotonic() - started_at, 4),
-        partial=result.is_partial,
-        errors=[
-            FailedBranch(branch=failure.branch, code=failure.code, detail=failure.detail) for failure in result.failures
-        ],
-    )
-
-
-def _events(
-    outputs: Iterator[Output],
-    render_sentence: Callable[[Suggestion], Sentence],
-    respond: Callable[[SelectionResult], AutocompleteResponse],
-) -> Iterator[bytes]:
+def _encoded(started: StartedRequest, respond: Callable[[SelectionResult], AutocompleteResponse]) -> Iterator[bytes]:
     """A stream's events; the whole answer is the last."""
-    for output in outputs:
-        if isinstance(output, TextDelta):
-            yield sse.event("token", TokenEvent(branch=output.branch, text=output.text))
-        elif isinstance(output, Suggestion):
-            sentence = structs.asdict(render_sentence(output))
-            yield sse.event("sentence", SentenceEvent(branch=output.result.branch, **sentence))
+    spec = started.context.spec
+    for event in started.events():
+        if isinstance(event, TextDelta):
+            yield sse.event("token", TokenEvent(branch=event.branch, text=event.text))
+        elif isinstance(event, Suggestion):
+            fields = structs.asdict(sentence(spec, event))
+            yield sse.event("sentence", SentenceEvent(branch=event.result.branch, **fields))
         else:
-            yield sse.event("done", respond(output))
-
-
-def _sentence(suggestion: Suggestion, *, is_explained: bool) -> Sentence:
-    result = suggestion.result
-    done = result.done
-    return Sentence(
-        value=suggestion.text,
-        time=round(result.time_s, 4),
-        score=suggestion.score,
-        finish_reason=done.finish_reason,
-        seed=result.seed,
-        slot=result.slot,
-        model=result.model,
-        tokens=suggestion.num_tokens,
-        cached_tokens=done.cached_tokens,
-        queue_ms=round(done.queue_ms, 2),
-        prefill_ms=round(done.prefill_ms, 2),
-        decode_ms=round(done.decode_ms, 2),
-        usefulness=done.usefulness,
-        explanation=_explanation(done, suggestion.num_tokens) if is_explained else None,
-    )
-
-
-def _explanation(done: Done, num_tokens: int) -> list[TokenExplanation]:
-    kept = slice(done.num_typed_tokens, done.num_typed_tokens + num_tokens)
-    return [
-        TokenExplanation(text=text, logprob=logprob, likeliest=[(top.text, top.logprob) for top in tops])
-        for text, logprob, tops in zip(
-            (done.token_texts or [])[kept], done.logprobs[kept], (done.tops or [])[kept], strict=True
-        )
-    ]
-
-
-def _invalid(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"{field} {message}.", fields=(FieldError(field, message),))
+            yield sse.event("done", respond(event))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -120,8 +119,7 @@ class PatsnapResponder:
         """
         started_at = time.monotonic()
         caller = caller_of(req)
-        with ExitStack() as stack:
-            stack.enter_context(self._starter.admitting(caller))
+        with self._starter.admitting(caller):
             found = parse_patsnap_request(body).input
             inputs = [found] if isinstance(found, str) else found
             spec = GenerationSpec(
@@ -149,9 +147,8 @@ class PatsnapResponder:
                 similarity=100.0,
                 is_verbatim=True,
             )
-            _, outputs = self._starter.start(stack, spec, policy, caller)
-            *_, result = outputs
-            assert isinstance(result, SelectionResult)
+            with self._starter.started(caller, spec, policy) as started:
+                result = started.result()
         texts = _texts(inputs, result)
         resp.data = _encode(PatsnapResponse(output=texts[0] if isinstance(found, str) else texts))
 

@@ -87,17 +87,18 @@ class TgiResponder:
             is_streamed = form == "stream" or bool(request.stream)
             parameters = request.parameters or TgiParameters()
             spec = self._spec(request, parameters, caller, started_at, is_streamed=is_streamed)
-            _, outputs = self._starter.start(stack, spec, self._policy(request, parameters, spec), caller)
+            policy = self._policy(request, parameters, spec)
+            started = stack.enter_context(self._starter.started(caller, spec, policy))
             answer = TgiAnswer(request.inputs, parameters, spec, req.context)
             if is_streamed:
-                first = next(outputs)
+                events = started.events()
+                first = next(events)
                 if isinstance(first, SelectionResult):
                     answer.check(first)
-                events = answer.events(chain([first], outputs))
-                sse.stream(resp, events, TGI_ERRORS, req.context.id, stack.pop_all().close)
+                encoded = answer.events(chain([first], events))
+                sse.stream(resp, encoded, TGI_ERRORS, req.context.id, stack.pop_all().close)
                 return
-            *_, result = outputs
-            assert isinstance(result, SelectionResult)
+            result = started.result()
         generation = answer.generation(result)
         resp.data = _encode([generation] if form == "list" else generation)
 

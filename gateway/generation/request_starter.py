@@ -9,7 +9,7 @@ import hashlib
 import secrets
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +17,7 @@ from gateway.generation.fanout import Fanout
 from gateway.generation.request import GenerationSpec, Prompt, RequestContext
 from gateway.generation.selection import SelectionPolicy
 from gateway.generation.sessions import Sessions
-from gateway.generation.suggestions import Output, suggest
+from gateway.generation.started_request import StartedRequest
 from gateway.pool.admission import Cancelling
 from gateway.pool.models import ServedModels
 from gateway.pool.quota import OwnerQuota
@@ -89,28 +89,31 @@ class RequestStarter:
         with self._quota.entering(caller.owner, caller.max_concurrency):
             yield
 
-    def start(
-        self, stack: ExitStack, spec: GenerationSpec, policy: SelectionPolicy, caller: Caller
-    ) -> tuple[RequestContext, Iterator[Output]]:
-        """Start a request: its context, and its outputs as `suggest` yields them.
-
-        Args:
-            stack: ends the request when it is closed.
+    @contextmanager
+    def started(self, caller: Caller, spec: GenerationSpec, policy: SelectionPolicy) -> Iterator[StartedRequest]:
+        """Start a request, which ends with the block.
 
         Raises:
             Overloaded, NotReady, DeadlineExceeded, Superseded, ClientGone: it was not started, or cancelled.
         """
         context = RequestContext(spec, caller.traceparent)
         hang_up = partial(context.cancel, ClientGone("The client hung up before its answer was ready."))
-        stack.enter_context(self._sessions.superseding(context))
-        stack.enter_context(self._hangups.watching(caller.sock, hang_up))
-        stack.enter_context(caller.cancelling(context.cancel))
-        stack.callback(context.cancel)
+        with (
+            self._sessions.superseding(context),
+            self._hangups.watching(caller.sock, hang_up),
+            caller.cancelling(context.cancel),
+        ):
+            try:
+                self._start(context)
+                yield StartedRequest(context, self._fanout, policy)
+            finally:
+                context.cancel()
+
+    def _start(self, context: RequestContext) -> None:
         try:
             self._fanout.start(context)
         except ClientGone as error:  # the reservation's only word for a cancelled request
             raise context.cancel_reason or error from None
-        return context, suggest(context, self._fanout, policy)
 
     def model(self, name: str | None, field: str) -> Model:
         """The model of this name; None: the default.

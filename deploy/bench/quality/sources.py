@@ -19,7 +19,7 @@ from deploy.load.clients import LOOPBACK, Connection
 from deploy.load.local_engine import running_engine
 from deploy.load.options import Options
 from deploy.load.run import start_server
-from gateway.api.autocomplete import DEFAULT_MAX_TOKENS, sampling_of
+from gateway.api.autocompletion import DEFAULT_MAX_TOKENS, sampling_of
 from gateway.api.schema import AutocompleteRequest
 from gateway.generation.request import BranchResult, rank_first_token
 from gateway.generation.selection import Selection, SelectionPolicy

@@ -24,7 +24,7 @@ from deploy.load.prompts import PromptGenerator
 from deploy.load.report import Document
 from deploy.load.run import progress, start_server
 from deploy.load.workload import W
-from gateway.api.autocomplete import DEFAULT_MAX_TOKENS
+from gateway.api.autocompletion import DEFAULT_MAX_TOKENS
 from shared.errors import StartError
 from shared.protocol import Done, GenerateRequest, Group, Prediction, Sampling
 from workers.codec import Codec

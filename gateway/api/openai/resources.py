@@ -106,17 +106,17 @@ class CompletionsResource:
             stack.enter_context(self._starter.admitting(caller))
             request = parse_completion_request(body)
             spec = generation_spec(request, self._starter, caller, started_at)
-            context, outputs = self._starter.start(stack, spec, self._policy(request, spec), caller)
-            answer = _Answer(request, context, req.context)
+            started = stack.enter_context(self._starter.started(caller, spec, self._policy(request, spec)))
+            answer = _Answer(request, started.context, req.context)
             if request.stream:
-                first = next(outputs)
+                events = started.events()
+                first = next(events)
                 if isinstance(first, SelectionResult):
                     answer.check(first)
-                chunks = answer.chunks(chain([first], outputs))
+                chunks = answer.chunks(chain([first], events))
                 sse.stream(resp, chunks, OPENAI_ERRORS, req.context.id, stack.pop_all().close)
                 return
-            *_, result = outputs
-            assert isinstance(result, SelectionResult)
+            result = started.result()
         resp.data = _encode(answer.whole(result)) + b"\n"
 
     def _policy(self, request: CompletionRequest, spec: GenerationSpec) -> SelectionPolicy:

@@ -1,0 +1,194 @@
+"""`/autocomplete`'s dialect: from its requests to generation's specs, and from results to its answers.
+
+Knows no HTTP: a resource answers at once or as a stream, a job later. How completions are made is not known here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gateway.api.schema import AutocompleteRequest, AutocompleteResponse, FailedBranch, Sentence, TokenExplanation
+from gateway.generation.failures import are_rejections, no_completion_error
+from gateway.generation.request import GenerationSpec
+from gateway.generation.request_starter import Caller, RequestStarter, document_key, draw_seed
+from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
+from gateway.generation.started_request import StartedRequest
+from gateway.generation.trimming import MIN_TOKENS
+from shared.errors import FieldError, InvalidRequest
+from shared.protocol import Done, Prediction, Sampling
+
+# Prompt tokens, where the request does not say.
+DEFAULT_MAX_TOKENS = 256
+_SAMPLING_FIELDS = tuple(set(Sampling.__struct_fields__) & set(AutocompleteRequest.__struct_fields__))
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionSettings:
+    """What `tercet calibrate` fits.
+
+    Attributes:
+        temperature: calibrates the probabilities of predicted words.
+        min_usefulness: keys that a prediction should save, to be shown.
+    """
+
+    temperature: float = 1.0
+    min_usefulness: float = 0.0
+
+
+class Autocompletion:
+    """Starts requests and renders their results."""
+
+    def __init__(self, starter: RequestStarter, similarity: float, prediction: PredictionSettings) -> None:
+        """
+        Args:
+            similarity: percent from which two sentences are near-duplicates.
+            prediction: of requests whose strategy is `predict`.
+        """
+        self._starter = starter
+        self._similarity = similarity
+        self._prediction = prediction
+
+    def check(self, request: AutocompleteRequest, caller: Caller) -> None:
+        """
+        Raises:
+            UnknownModel, InvalidRequest: a field is out of the range that the plan or the model allows.
+        """
+        self._spec(request, caller, time.monotonic())
+
+    @contextmanager
+    def started(self, caller: Caller, request: AutocompleteRequest, started_at: float) -> Iterator[StartedRequest]:
+        """Start a request, which ends with the block.
+
+        Args:
+            started_at: when it arrived, of `time.monotonic()`.
+
+        Raises:
+            UnknownModel, InvalidRequest: as `check`.
+            TercetError: as `RequestStarter.started`.
+        """
+        spec = self._spec(request, caller, started_at)
+        with self._starter.started(caller, spec, self._policy(request)) as started:
+            yield started
+
+    def response(self, spec: GenerationSpec, result: SelectionResult, started_at: float) -> AutocompleteResponse:
+        """The whole answer.
+
+        Raises:
+            NoCompletion, DeadlineExceeded, InvalidRequest: there is no completion. If all were rejected, the answer is
+                whole and has no sentence: another attempt would end alike.
+        """
+        if not result.suggestions and not are_rejections(result.failures):
+            raise no_completion_error(result.failures, faster="allow a longer max_time or a shorter length")
+        return AutocompleteResponse(
+            id=spec.request_id,
+            model=spec.model,
+            seed=spec.seed,
+            sentences=[sentence(spec, suggestion) for suggestion in result.suggestions],
+            time=round(time.monotonic() - started_at, 4),
+            partial=result.is_partial,
+            errors=[
+                FailedBranch(branch=failure.branch, code=failure.code, detail=failure.detail)
+                for failure in result.failures
+            ],
+        )
+
+    def _policy(self, request: AutocompleteRequest) -> SelectionPolicy:
+        return SelectionPolicy(
+            prompt=request.context,
+            num_suggestions=request.n_samples,
+            length=request.length,
+            similarity=self._similarity,
+            keeps_greedy_text=request.temperature == 0,
+            is_verbatim=not request.clean,
+            min_usefulness=self._prediction.min_usefulness if request.strategy == "predict" else None,
+        )
+
+    def _spec(self, request: AutocompleteRequest, caller: Caller, started_at: float) -> GenerationSpec:
+        """
+        Raises:
+            UnknownModel, InvalidRequest: a field is out of the range that the plan or the model allows.
+        """
+        model = self._starter.model(request.model_size, "model_size")
+        deadline = self._starter.deadline(started_at, request.max_time, "max_time")
+        max_prompt_tokens = model.n_ctx - _num_new_tokens(request)
+        if max_prompt_tokens < 1:
+            raise _invalid("length", f"must be below {model.n_ctx}, the context of {model.name}")
+        if request.max_tokens is not None and request.max_tokens > max_prompt_tokens:
+            raise _invalid(
+                "max_tokens",
+                f"must be at most {max_prompt_tokens}: {model.name} has room for {model.n_ctx} tokens, length included",
+            )
+        if request.top_k > model.vocab_size:
+            raise _invalid("top_k", f"must be at most {model.vocab_size}, the vocabulary of {model.name}")
+        session = request.session or caller.session
+        return GenerationSpec(
+            request_id=caller.request_id,
+            model=model.name,
+            prompts=(request.context,),
+            max_prompt_tokens=request.max_tokens or min(DEFAULT_MAX_TOKENS, max_prompt_tokens),
+            num_completions=request.n_samples,
+            seed=draw_seed() if request.seed is None else request.seed,
+            sampling=sampling_of(request),
+            ranks_first_token=True,
+            heals=request.clean,
+            echoes=False,
+            num_top_logprobs=request.explain,
+            is_streamed=request.stream,
+            deadline=deadline,
+            owner=caller.owner,
+            session=session,
+            document=document_key(caller.owner, session, request.context),
+            predict=Prediction(temperature=self._prediction.temperature, is_verbatim=not request.clean)
+            if request.strategy == "predict"
+            else None,
+        )
+
+
+def sampling_of(request: AutocompleteRequest) -> Sampling:
+    """A request's sampling parameters, for every branch."""
+    # The public schema and the internal protocol give a parameter the same name.
+    shared = {name: getattr(request, name) for name in _SAMPLING_FIELDS}
+    return Sampling(**{**shared, "max_new_tokens": _num_new_tokens(request), "stop": tuple(request.stop)})
+
+
+def _num_new_tokens(request: AutocompleteRequest) -> int:
+    return max(request.length, MIN_TOKENS) if request.clean else request.length
+
+
+def sentence(spec: GenerationSpec, suggestion: Suggestion) -> Sentence:
+    """A suggestion as the dialect shows it."""
+    result = suggestion.result
+    done = result.done
+    return Sentence(
+        value=suggestion.text,
+        time=round(result.time_s, 4),
+        score=suggestion.score,
+        finish_reason=done.finish_reason,
+        seed=result.seed,
+        slot=result.slot,
+        model=result.model,
+        tokens=suggestion.num_tokens,
+        cached_tokens=done.cached_tokens,
+        queue_ms=round(done.queue_ms, 2),
+        prefill_ms=round(done.prefill_ms, 2),
+        decode_ms=round(done.decode_ms, 2),
+        usefulness=done.usefulness,
+        explanation=_explanation(done, suggestion.num_tokens) if spec.num_top_logprobs is not None else None,
+    )
+
+
+def _explanation(done: Done, num_tokens: int) -> list[TokenExplanation]:
+    kept = slice(done.num_typed_tokens, done.num_typed_tokens + num_tokens)
+    return [
+        TokenExplanation(text=text, logprob=logprob, likeliest=[(top.text, top.logprob) for top in tops])
+        for text, logprob, tops in zip(
+            (done.token_texts or [])[kept], done.logprobs[kept], (done.tops or [])[kept], strict=True
+        )
+    ]
+
+
+def _invalid(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{field} {message}.", fields=(FieldError(field, message),))

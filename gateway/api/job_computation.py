@@ -1,0 +1,40 @@
+"""Computes the answer to a job: that of `POST /autocomplete`. Knows no HTTP, and not when or where jobs run."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from gateway.api.autocompletion import Autocompletion
+from gateway.api.schema import parse_autocomplete_request
+from gateway.generation.request_starter import Caller, RequestStarter
+from gateway.jobs.executor import Cancelling
+from gateway.jobs.store import Job
+
+_encode = msgspec.json.Encoder().encode
+
+
+class JobComputation:
+    """What `JobExecutor` calls for each job."""
+
+    def __init__(self, starter: RequestStarter, autocompletion: Autocompletion) -> None:
+        self._starter = starter
+        self._autocompletion = autocompletion
+
+    def __call__(self, job: Job, cancelling: Cancelling) -> bytes:
+        """Return the answer, as JSON.
+
+        Raises:
+            TercetError: as `AutocompleteResource.respond`.
+        """
+        # Its queue bounds a key's jobs; the key's concurrency is left to requests that wait.
+        caller = Caller(request_id=job.id, owner=job.owner, max_concurrency=0, cancelling=cancelling)
+        started_at = time.monotonic()
+        request = parse_autocomplete_request(job.request)
+        with (
+            self._starter.admitting(caller),
+            self._autocompletion.started(caller, request, started_at) as started,
+        ):
+            result = started.result()
+        return _encode(self._autocompletion.response(started.context.spec, result, started_at))
