@@ -467,8 +467,8 @@ class Settings:
         parse=_flag, shown="0",
     )  # fmt: skip
     traces: bool = _setting(
-        False, "0 or 1", "1 exports OpenTelemetry traces of requests (`pip install tercet[otel]`); the standard OTEL_* "
-        "variables say where to",
+        False, "0 or 1", "1 exports OpenTelemetry traces of requests (`.venv/bin/pip install -e '.[otel]'`); the "
+        "standard OTEL_* variables say where to",
         parse=_flag, shown="0",
     )  # fmt: skip
     log: LogLevel = _setting(

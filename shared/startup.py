@@ -22,6 +22,7 @@ from pathlib import Path
 
 from shared.api_keys import read_keys
 from shared.errors import StartError
+from shared.extras import install_command
 from shared.plan import PLAN_LOCK_FILE, Plan, read_current_plan, read_plan
 from shared.pool_keys import watch_pool_keys
 from shared.remote_pools import check_pool
@@ -201,8 +202,7 @@ def _check_library(variable: str, url: str) -> None:
     extra, module = _STORE_LIBRARIES.get(scheme, ("", ""))
     if module and find_spec(module) is None:
         raise StartError(
-            f"{variable}={scheme} needs the Python package {module}: run .venv/bin/pip install -e '.[{extra}]' in "
-            "Tercet's directory."
+            f"{variable}={scheme} needs the Python package {module}, which is not installed: {install_command(extra)}"
         )
 
 

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from shared.errors import StartError
+from shared.extras import install_command
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -103,7 +104,7 @@ def require_opentelemetry() -> None:
     except ModuleNotFoundError:
         is_installed = False
     if not is_installed:
-        raise StartError("TERCET_TRACES=1 needs OpenTelemetry, which is not installed: pip install 'tercet[otel]'.")
+        raise StartError(f"TERCET_TRACES=1 needs OpenTelemetry, which is not installed: {install_command('otel')}")
 
 
 def start_tracing(service: str) -> Tracing:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from shared.errors import StartError
+from shared.extras import install_command
 
 # botocore waits 1, 2, 4, … s (at most 20 s) between attempts, with jitter, after throttling, 5xx and lost connections.
 MAX_ATTEMPTS = 6
 CONNECT_TIMEOUT_S = 10.0
 # SageMaker gives an endpoint's container 60 s for an answer.
 READ_TIMEOUT_S = 70.0
-NEEDS_BOTO3 = "This needs boto3: pip install 'tercet[aws]'."
 
 _NOT_FOUND = frozenset({
     "NoSuchEntity", "ObjectNotFoundException", "RepositoryNotFoundException", "ResourceNotFound",
@@ -73,7 +73,7 @@ class Account:
             from botocore.config import Config
             from botocore.exceptions import BotoCoreError
         except ImportError as error:
-            raise StartError(NEEDS_BOTO3) from error
+            raise StartError(f"This needs boto3: {install_command('aws')}") from error
         try:
             self._session = boto3.Session(region_name=region, profile_name=profile)
         except BotoCoreError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from shared.api_keys import new_key
 from shared.errors import StartError
+from shared.extras import install_command
 from shared.plan import Plan, make_slots, plan_inputs, write_plan
 from shared.run_directory import prepare_run_directory
 from shared.settings import Address, ModelSpec, Settings
@@ -103,7 +105,7 @@ def test_a_store_without_its_library_is_refused(
     settings = Settings.load({variable: url})
     check_access(settings)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(StartError, match=rf"Python package {module}: run .venv/bin/pip install -e '\.\[{extra}\]'"):
+    with pytest.raises(StartError, match=rf"Python package {module}, .*: {re.escape(install_command(extra))}$"):
         check_access(settings)
     check_access(Settings())
 
@@ -139,6 +141,7 @@ def run_child(program: str, *arguments: str, pass_fds: Sequence[int] = ()) -> su
 LISTEN = """
 import os, sys
 from shared.errors import StartError
+from shared.extras import install_command
 from shared.settings import Address
 from shared.startup import listen
 os.dup2(int(sys.argv[1]), 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from deploy.aws import command
 from deploy.aws.calls import Account
 from deploy.aws.command import sagemaker
 from shared.errors import StartError
+from shared.extras import install_command
 from tests.deploy.aws.cloud import REGION, Cloud
 from tests.e2e.harness import ROOT
 
@@ -221,7 +223,7 @@ def test_without_boto3_the_command_says_how_to_install_it(monkeypatch: pytest.Mo
     monkeypatch.setattr(command, "Account", Account)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "boto3", None)
-        with pytest.raises(StartError, match=r"pip install 'tercet\[aws\]'"):
+        with pytest.raises(StartError, match=re.escape(install_command("aws"))):
             deploy(image=IMAGE)
         deploy(image=IMAGE, dry_run=True)
 

@@ -1,0 +1,48 @@
+"""The commands that install extras, in messages and in texts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from shared.errors import StartError
+from shared.extras import ROOT, install_command
+from shared.tracing import require_opentelemetry
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+@pytest.mark.parametrize("extra", ["redis", "dynamodb", "aws", "otel"])
+def test_the_command_names_this_python_this_checkout_and_an_extra(extra: str) -> None:
+    python, *pip, target = shlex.split(install_command(extra))
+    assert (python, pip) == (sys.executable, ["-m", "pip", "install", "-e"])
+    assert target == f"{ROOT}[{extra}]"
+    assert extra in EXTRAS
+    done = subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False)
+    assert done.returncode == 0
+
+
+def test_traces_without_opentelemetry_are_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
+    with pytest.raises(StartError, match=re.escape(install_command("otel"))):
+        require_opentelemetry()
+
+
+def test_nothing_asks_to_install_tercet_from_an_index() -> None:
+    """The name `tercet` is not ours there: whoever registers it would run code on our users' machines."""
+    bare = re.compile(r"pip install[^\n`]*[\s'\"]tercet\b(?!-)")
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    paths = [ROOT / name for name in names.split("\0") if name.endswith((".py", ".md", ".sh", ".html", ".js", ".yaml"))]
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in paths
+        if path.is_file()
+        for match in bare.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+    assert bare.search("pip install 'tercet[otel]'")
