@@ -53,9 +53,9 @@ from gateway.pool.client import SlotClient
 from gateway.pool.quota import OwnerQuota
 from gateway.pool.tokenizing import PoolTokenizer
 from gateway.pool.watcher import PoolWatcher
-from gateway.redis import SharedStore
 from gateway.server.early_refusals import EarlyRefusals
 from gateway.server.served_app import ServedApp
+from gateway.shared_store.connection import SharedStore
 from shared.api_keys import KeyFile
 from shared.errors import TercetError
 from shared.hangups import HangupWatcher

@@ -20,7 +20,7 @@ from gateway.api.feedback_answers import OwnAnswers, SharedAnswers
 from gateway.api.operation import Answer, Operation, Operations
 from gateway.api.schema import MAX_FEEDBACK_CHARS, FeedbackRequest, parse_feedback_request
 from gateway.metrics import Metrics
-from gateway.redis import SharedStore
+from gateway.shared_store.connection import SharedStore
 from shared.errors import FieldError, InvalidJson, InvalidRequest, NotFound
 
 # Upper bounds of an answer's latency; the label `within_s` has their texts.

@@ -9,7 +9,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-from gateway.redis import SharedStore, SharedStoreAway
+from gateway.shared_store.connection import SharedStore, SharedStoreAway
+from gateway.shared_store.scripts import REPLACE_VALUE
 
 # Recent answers: ten minutes of a hundred writers who request at pauses, half a minute of as many who do at each key.
 MAX_ANSWERS = 20_000
@@ -21,11 +22,6 @@ ANSWER_TTL_S = 600
 ACCEPTED_TTL_S = 900
 # Of a change, against changes by other gateways. Each attempt that fails is another's that succeeds.
 MAX_ATTEMPTS = 10
-_REPLACE = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
-return 1
-"""
 
 
 class OwnAnswers:
@@ -78,7 +74,7 @@ class SharedAnswers:
 
     def __init__(self, store: SharedStore) -> None:
         self._store = store
-        self._replace = store.script(_REPLACE)
+        self._replace = store.script(REPLACE_VALUE)
 
     def add(self, owner: str, answer_id: str, answer: int) -> None:
         """Without the store, only this gateway will know the answer."""

@@ -12,22 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gateway.generation.request import RequestContext
-from gateway.redis import PREFIX, SharedStore, SharedStoreAway
+from gateway.shared_store.connection import SharedStore, SharedStoreAway
+from gateway.shared_store.scripts import TAKE_SESSION_NUMBER
 from shared.errors import Superseded
 
 _CHANNEL = "superseded"
-# Takes the next number of a session; the gateway with the session's request before learns that number. A session is
-# forgotten when no request of it can be running.
-_TAKE_NUMBER = f"""
-local holder = redis.call('HGET', KEYS[1], 'gateway')
-local number = redis.call('HINCRBY', KEYS[1], 'number', 1)
-redis.call('HSET', KEYS[1], 'gateway', ARGV[1])
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-if holder and holder ~= ARGV[1] then
-    redis.call('PUBLISH', '{PREFIX}:{_CHANNEL}:' .. holder, KEYS[1] .. ' ' .. number)
-end
-return number
-"""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +45,7 @@ class Sessions:
         self._newest: dict[Hashable, _Newest] = {}
         self._shared = shared
         if shared is not None:
-            self._take_number = shared.script(_TAKE_NUMBER)
+            self._take_number = shared.script(TAKE_SESSION_NUMBER)
             shared.receive(_CHANNEL, self._receive)
 
     @contextmanager
@@ -93,7 +82,8 @@ class Sessions:
         number = 0  # without the store, a message that comes later is of a later request
         try:
             with self._shared.using("session") as client:
-                arguments = [self._shared.gateway_id, self._shared.request_ttl_ms]
+                channels = self._shared.channel(_CHANNEL, "")
+                arguments = [self._shared.gateway_id, self._shared.request_ttl_ms, channels]
                 number = int(self._take_number(keys=[session], args=arguments, client=client))
         except SharedStoreAway:
             pass

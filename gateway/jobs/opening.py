@@ -23,6 +23,6 @@ def open_store(url: str) -> JobStore:
         parts = urlsplit(url)
         options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         return DynamoDbStore(parts.netloc, **options)
-    from gateway.jobs.redis import RedisStore
+    from gateway.jobs.redis_store import RedisStore
 
     return RedisStore(url)

@@ -19,7 +19,7 @@ from typing import Any
 from pyrate_limiter import Duration, Rate, RedisStateStore, TokenBucket
 from pyrate_limiter.abstracts.algorithm import Decision
 
-from gateway.redis import SharedStore, SharedStoreAway
+from gateway.shared_store.connection import SharedStore, SharedStoreAway
 from shared.errors import QuotaExceeded, retry_after_s
 
 _BUCKET = TokenBucket()

@@ -11,19 +11,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from gateway.redis import SharedStore, SharedStoreAway
+from gateway.shared_store.connection import SharedStore, SharedStoreAway
+from gateway.shared_store.scripts import LEASE
 from shared.errors import QuotaExceeded, retry_after_s
-
-# Leases an owner's request, unless the owner has as many. Of members, scores and times in milliseconds.
-_LEASE = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
-if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
-redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[3])
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return 1
-"""
 
 
 class OwnerQuota:
@@ -39,7 +29,7 @@ class OwnerQuota:
         self._lock = threading.Lock()
         self._num_requests: Counter[str] = Counter()
         self._shared = shared
-        self._lease = None if shared is None else shared.script(_LEASE)
+        self._lease = None if shared is None else shared.script(LEASE)
 
     @contextmanager
     def entering(self, owner: str, max_concurrency: int | None = None) -> Iterator[None]:

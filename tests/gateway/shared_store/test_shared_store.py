@@ -25,7 +25,7 @@ from gateway.generation.sessions import Sessions
 from gateway.metrics import Metrics
 from gateway.middleware.rate_limits import RateLimits
 from gateway.pool.quota import OwnerQuota
-from gateway.redis import SharedStore, SharedStoreAway
+from gateway.shared_store.connection import SharedStore, SharedStoreAway
 from shared.errors import InvalidRequest, NotFound, QuotaExceeded, Superseded
 from tests.e2e.harness import free_port, until
 from tests.gateway.generation.stubs import make_spec

@@ -1,4 +1,4 @@
-"""Jobs in Redis. Each change is one Lua script, which Redis runs alone.
+"""Jobs in Redis. Each change is one script of `gateway.shared_store.scripts`, which Redis runs alone.
 
 A job is a hash with its version and its data; a sorted set per queue holds the ids by `due_at`; a set per owner holds
 the open ones. All keys have one hash tag, so that a cluster keeps them together. Redis loses nothing that it has
@@ -12,35 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from gateway.jobs.store import Job, Queue, decode_job, encode_job
+from gateway.shared_store.scripts import DELETE_JOB, INSERT_JOB, REPLACE_JOB
 from shared.errors import JobsUnavailable, retry_after_s
 
 TIMEOUT_S = 5.0
-# Of names that a job's scripts use, in this order: the job, its old and new queue, its owner's set, its idempotency.
-_INSERT = """
-if redis.call('EXISTS', KEYS[1]) == 1 or (ARGV[5] ~= '' and redis.call('EXISTS', KEYS[5]) == 1) then return 0 end
-if ARGV[5] ~= '' then redis.call('SET', KEYS[5], ARGV[2]) end
-redis.call('HSET', KEYS[1], 'version', ARGV[1], 'data', ARGV[4])
-redis.call('ZADD', KEYS[3], ARGV[3], ARGV[2])
-redis.call('SADD', KEYS[4], ARGV[2])
-return 1
-"""
-_REPLACE = """
-if redis.call('HGET', KEYS[1], 'version') ~= ARGV[6] then return 0 end
-redis.call('HSET', KEYS[1], 'version', ARGV[1], 'data', ARGV[4])
-redis.call('ZREM', KEYS[2], ARGV[2])
-redis.call('ZADD', KEYS[3], ARGV[3], ARGV[2])
-if ARGV[7] == '0' then redis.call('SREM', KEYS[4], ARGV[2]) end
-if ARGV[5] == '' and redis.call('GET', KEYS[5]) == ARGV[2] then redis.call('DEL', KEYS[5]) end
-return 1
-"""
-_DELETE = """
-if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return 0 end
-redis.call('DEL', KEYS[1])
-redis.call('ZREM', KEYS[2], ARGV[2])
-redis.call('SREM', KEYS[4], ARGV[2])
-if redis.call('GET', KEYS[5]) == ARGV[2] then redis.call('DEL', KEYS[5]) end
-return 1
-"""
 
 
 class RedisStore:
@@ -60,7 +35,7 @@ class RedisStore:
         self._prefix = prefix
         self._redis: Any = redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
         self._insert, self._replace, self._delete = (
-            self._redis.register_script(script) for script in (_INSERT, _REPLACE, _DELETE)
+            self._redis.register_script(script) for script in (INSERT_JOB, REPLACE_JOB, DELETE_JOB)
         )
 
     def insert(self, job: Job) -> bool:
@@ -103,6 +78,7 @@ class RedisStore:
         self._redis.close()
 
     def _keys(self, old: Job, new: Job) -> list[str]:
+        """The names that a job's scripts use, in their order."""
         return [
             f"{self._prefix}:{name}"
             for name in (

@@ -1,0 +1,1 @@
+"""What several gateways share in Redis: the connection, and every script that Redis runs."""

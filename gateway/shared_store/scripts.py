@@ -1,0 +1,73 @@
+"""The Lua scripts that Redis runs. Each runs alone, so it reads and writes without another client in between.
+
+Each text begins with what the caller passes as `keys` and `args`. What the values mean is the callers' business.
+"""
+
+from __future__ import annotations
+
+# keys: session. args: gateway id, lifetime in ms, prefix of the gateways' channels. Returns the session's next number;
+# publishes it, after the session's name, to the gateway that had the session's request before. A session is forgotten
+# when no request of it can be running.
+TAKE_SESSION_NUMBER = """
+local holder = redis.call('HGET', KEYS[1], 'gateway')
+local number = redis.call('HINCRBY', KEYS[1], 'number', 1)
+redis.call('HSET', KEYS[1], 'gateway', ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+if holder and holder ~= ARGV[1] then
+    redis.call('PUBLISH', ARGV[3] .. holder, KEYS[1] .. ' ' .. number)
+end
+return number
+"""
+
+# keys: an owner's leases. args: limit, lifetime in ms, member. Returns whether the member has a lease: not if the owner
+# has `limit` already. Scores are the times of expiry in ms.
+LEASE = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
+redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 1
+"""
+
+# keys: name. args: old value, new value, lifetime in s. Returns whether the value was the old one and is replaced.
+REPLACE_VALUE = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
+return 1
+"""
+
+# The scripts of jobs. keys: the job, its old and its new queue, its owner's set, its idempotency.
+
+# args: version, id, due at, data, idempotency. Returns whether neither the job nor its idempotency existed.
+INSERT_JOB = """
+if redis.call('EXISTS', KEYS[1]) == 1 or (ARGV[5] ~= '' and redis.call('EXISTS', KEYS[5]) == 1) then return 0 end
+if ARGV[5] ~= '' then redis.call('SET', KEYS[5], ARGV[2]) end
+redis.call('HSET', KEYS[1], 'version', ARGV[1], 'data', ARGV[4])
+redis.call('ZADD', KEYS[3], ARGV[3], ARGV[2])
+redis.call('SADD', KEYS[4], ARGV[2])
+return 1
+"""
+
+# args: as of INSERT_JOB, then the old version and whether the job stays open (1 or 0). Returns whether the job had the
+# old version.
+REPLACE_JOB = """
+if redis.call('HGET', KEYS[1], 'version') ~= ARGV[6] then return 0 end
+redis.call('HSET', KEYS[1], 'version', ARGV[1], 'data', ARGV[4])
+redis.call('ZREM', KEYS[2], ARGV[2])
+redis.call('ZADD', KEYS[3], ARGV[3], ARGV[2])
+if ARGV[7] == '0' then redis.call('SREM', KEYS[4], ARGV[2]) end
+if ARGV[5] == '' and redis.call('GET', KEYS[5]) == ARGV[2] then redis.call('DEL', KEYS[5]) end
+return 1
+"""
+
+# args: version, id. Returns whether the job had this version.
+DELETE_JOB = """
+if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return 0 end
+redis.call('DEL', KEYS[1])
+redis.call('ZREM', KEYS[2], ARGV[2])
+redis.call('SREM', KEYS[4], ARGV[2])
+if redis.call('GET', KEYS[5]) == ARGV[2] then redis.call('DEL', KEYS[5]) end
+return 1
+"""
