@@ -1,7 +1,6 @@
 """The API in the form that Google Cloud Endpoints takes: OpenAPI 2.0, with Google's extensions.
 
-    tercet serve & curl -s localhost:8000/openapi.json \\
-        | python -m deploy.kubernetes.endpoints --host tercet.endpoints.my-project.cloud.goog >openapi.json
+    python -m deploy.kubernetes.endpoints --host tercet.endpoints.my-project.cloud.goog >openapi.json
 
 The proxy of Cloud Endpoints routes by paths and methods and checks an API key, and never looks into bodies: the
 document names operations, parameters and statuses, and leaves the schemas of bodies to the gateway's own document.
@@ -16,6 +15,16 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.api.openapi import build_document
+from gateway.app import OPEN_ROUTES, create_app
+from gateway.generation.fanout import Fanout
+from gateway.generation.retry_budget import RetryBudget
+from gateway.metrics import Metrics
+from gateway.pool.admission import Admission
+from shared.hangups import HangupWatcher
+from shared.plan import Model, Plan
+from shared.settings import Settings
+
 Json = dict[str, Any]
 
 METHODS = ("get", "put", "post", "delete", "patch")
@@ -29,19 +38,28 @@ _TYPES = {"string", "integer", "number", "boolean"}
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 
 
+def gateway_document() -> Json:
+    """`GET /openapi.json` of a gateway with API keys and without jobs, as overlays/gke runs it."""
+    settings = Settings.load({"TERCET_JOBS": "none"})
+    plan = Plan({}, [Model("any", "", "", n_ctx=1, vocab_size=1)], [])
+    admission = Admission(plan, settings.placement, settings.queue)
+    metrics = Metrics(admission.states, lambda: 0)
+    fanout = Fanout([], admission, metrics, num_threads=1, retry_budget=RetryBudget(1))
+    app = create_app(settings=settings, admission=admission, fanout=fanout, metrics=metrics, hangups=HangupWatcher())
+    return build_document(app.resources, open_routes=OPEN_ROUTES, needs_keys=True)
+
+
 def endpoints_document(document: Mapping[str, Any], host: str, address: str | None = None) -> Json:
     """The document for `gcloud endpoints services deploy`.
 
     Args:
-        document: of `GET /openapi.json`, OpenAPI 3.1.
+        document: `GET /openapi.json` of the gateway, OpenAPI 3.1.
         host: the service's name, which is also its host name: `<api>.endpoints.<project>.cloud.goog`.
         address: IP address that Cloud Endpoints' DNS gives to this name; None: it gives none.
 
     Raises:
-        ValueError: the document is not OpenAPI 3, or the host is none.
+        ValueError: the host is not a host name.
     """
-    if not str(document.get("openapi", "")).startswith("3."):
-        raise ValueError("the input is not an OpenAPI 3 document: pass what GET /openapi.json answers")
     if not _HOST.fullmatch(host):
         raise ValueError(f"{host!r} is not a host name; use <api>.endpoints.<project>.cloud.goog")
     info = document["info"]
@@ -104,16 +122,16 @@ def _resolved(found: Mapping[str, Any], document: Mapping[str, Any]) -> Mapping[
 
 
 def main() -> None:
-    """Read the gateway's document from standard input, and print that of Cloud Endpoints."""
-    parser = argparse.ArgumentParser(description="Convert GET /openapi.json for Google Cloud Endpoints.")
+    """Print the document for Cloud Endpoints."""
+    parser = argparse.ArgumentParser(description="Print the gateway's API for Google Cloud Endpoints.")
     parser.add_argument("--host", required=True, help="<api>.endpoints.<project>.cloud.goog")
     parser.add_argument("--address", help="IP address of the load balancer")
     options = parser.parse_args()
     try:
-        converted = endpoints_document(json.load(sys.stdin), options.host, options.address)
-    except (ValueError, KeyError) as error:
+        document = endpoints_document(gateway_document(), options.host, options.address)
+    except ValueError as error:
         sys.exit(f"{parser.prog}: {error}")
-    json.dump(converted, sys.stdout, indent=2, ensure_ascii=False)
+    json.dump(document, sys.stdout, indent=2, ensure_ascii=False)
     sys.stdout.write("\n")
 
 
