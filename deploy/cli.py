@@ -43,7 +43,6 @@ if sys.argv[1:2] != ["serve"]:  # the supervisor runs as long as the server: it 
     from deploy.bench.cli import bench
     from deploy.calibrate.command import calibrate
     from deploy.doctor import doctor
-    from deploy.top.command import top
     from deploy.tune.command import tune
 
     cli.add_typer(bench, name="bench")
@@ -51,7 +50,6 @@ if sys.argv[1:2] != ["serve"]:  # the supervisor runs as long as the server: it 
     cli.command("tune")(tune)
     cli.command("calibrate")(calibrate)
     cli.command("doctor")(doctor)
-    cli.command("top")(top)
 NUM_LIKELIEST = 5
 # A web font would make each viewer's browser contact the host of the font.
 SVG_WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)

@@ -1,8 +1,8 @@
-"""Records the pictures of the slots: the page `/slots` from the start to two concurrent requests, and `tercet top`.
+"""Records the pictures of the page `/slots`, from the start to two concurrent requests.
 
     python -m tests.browser.record_slots docs/images
 
-Writes slots.gif, slots.png (after the requests, dark) and top.svg. All is real, at its real speed: a server of the
+Writes slots.gif and slots.png (after the requests, dark). All is real, at its real speed: a server of the
 embedded checkpoint, Chromium, and requests of 60 tokens. A frame lasts as long as it was shown, 2 s at most.
 """
 
@@ -18,11 +18,7 @@ from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
-from rich.console import Console
 
-from deploy.cli import SVG_WITHOUT_WEB_FONTS
-from deploy.top.command import ask
-from deploy.top.frame import draw
 from tests.browser.conftest import ARGUMENTS, CHROMIUM
 from tests.e2e.harness import Tercet, until
 
@@ -82,7 +78,6 @@ def main(folder: Path) -> None:
         while not all(slot["state"] == "warm" for slot in tercet.slots()):
             recorder.record(FRAME_S)
         recorder.record(2)
-        first = ask(tercet.client)
         threads = [threading.Thread(target=request, args=(tercet, opening, 20)) for opening in OPENINGS]
         for thread in threads:
             thread.start()
@@ -90,15 +85,12 @@ def main(folder: Path) -> None:
         page.emulate_media(color_scheme="dark")
         page.screenshot(path=folder / "slots.png")
         page.emulate_media(color_scheme="light")
-        console = Console(record=True, width=100, file=io.StringIO())
-        console.print(draw("Tercet at http://127.0.0.1:8000", first, ask(tercet.client)))
         for thread in threads:
             thread.join()
         recorder.record(3)
         browser.close()
         assert tercet.stop() == 0
     recorder.save(folder / "slots.gif")
-    console.save_svg(str(folder / "top.svg"), title="tercet top", code_format=SVG_WITHOUT_WEB_FONTS)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, LogitsProcessorList
@@ -310,6 +311,16 @@ def test_a_worker_exposes_its_own_slots_metrics(tercet: Tercet) -> None:
         text = worker.get("/metrics").text
     assert 'tercet_slot_state{slot="1",state="warm"} 1.0' in text
     assert 'slot="0"' not in text
+
+
+def test_a_worker_reports_its_memory_and_its_branches(tercet: Tercet) -> None:
+    for row in tercet.slots():
+        rss = psutil.Process(row["pid"]).memory_info().rss  # more than the proportional set size by what is shared
+        assert 0.3 * rss < row["memory_bytes"] < 1.1 * rss
+    tercet.ask(length=60)
+    # For about a second after the request.
+    assert sum(row["peak_in_flight"] for row in tercet.slots()) >= 3
+    until(lambda: not any(row["peak_in_flight"] for row in tercet.slots()), 10, "slots at rest")
 
 
 def test_no_prompt_is_logged(short_tmp_path: Path) -> None:

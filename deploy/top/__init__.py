@@ -1,1 +1,0 @@
-"""`tercet top`: a live view of a running server in the terminal."""
