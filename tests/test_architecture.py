@@ -41,7 +41,3 @@ def test_every_file_and_function_that_the_page_names_exists() -> None:
         elif name is not None and name not in names_in(ROOT / path):
             missing.append(f"{path}:{name}")
     assert missing == []
-
-
-def test_the_page_stays_one_page() -> None:
-    assert len(PAGE.read_text(encoding="utf-8").splitlines()) <= 130
