@@ -12,7 +12,7 @@ from shared.plan import Model, Plan, Slot
 from shared.settings import Settings
 from shared.worker_environment import cache_directory, worker_environment
 from workers.checkpoints.files import read_config
-from workers.engine.cuda.kernel_store import Gpu, KernelStore, kernel_key, refusal
+from workers.engine.cuda.kernel_store import CHECKING, Gpu, KernelStore, kernel_key, refusal
 
 NOT_CHECKED = "not checked yet"
 HEAD_SIZE = 64  # of the models with random weights
@@ -53,11 +53,11 @@ def _stored(store: KernelStore, slot: Slot, plan: Plan, settings: Settings, envi
     if dtype == "auto":
         dtype = "bf16" if gpu.capability >= FIRST_BF16_CAPABILITY else "fp16"
     choice = store.read(kernel_key(gpu, _shape(plan.model(slot.model)), dtype))
-    if choice is None:
-        return NOT_CHECKED
-    if choice.status == "checking":
+    if choice is not None and choice.kernels is not None:
+        return f"{choice.kernels}: {choice.reason}" if choice.reason else choice.kernels
+    if choice is not None and choice.status == CHECKING:
         return f"{NOT_CHECKED}: a check runs, or ended its process"
-    return f"{choice.status}: {choice.reason}" if choice.reason else choice.status
+    return NOT_CHECKED
 
 
 def read_gpu(entry: str) -> Gpu | None:

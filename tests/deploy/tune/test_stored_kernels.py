@@ -43,6 +43,8 @@ def test_the_choice_is_found_by_the_key_of_the_workers(tmp_path: Path, monkeypat
     store.write(kernel_key(H100, read_config(Path(EMBEDDED.directory)), "bf16"), StoredChoice("triton"))
     store.write(kernel_key(H100, SHAPES["small"], "bf16"), StoredChoice("torch", "attend differs"))
     assert stored_kernels(plan, settings, {}) == [([0], "triton"), ([1], "torch: attend differs")]
+    store.write(kernel_key(H100, SHAPES["small"], "bf16"), StoredChoice("fused"))  # of an older version
+    assert stored_kernels(plan, settings, {}) == [([0], "triton"), ([1], NOT_CHECKED)]
     other_dtype = Settings(cache_dir=tmp_path, dtype="fp16")
     assert stored_kernels(plan, other_dtype, {}) == [([0, 1], NOT_CHECKED)]
     assert stored_kernels(plan, Settings(cache_dir=tmp_path, compute="cpu"), {}) == []

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +20,6 @@ from workers.engine.model.gpt2 import (
     Activate,
     AddAndNorm,
     Attend,
-    Layer,
     Linear,
     Multiply,
     Norm,
@@ -36,29 +34,6 @@ AttendFn = Callable[[int, Tensor], Tensor]
 AddNormFn = Callable[[Tensor, Tensor | None, Norm], Tensor]
 
 
-class FusedLayers(Protocol):
-    """Computes a whole layer in kernels of its own, instead of products and `StepKernels`.
-
-    Attributes:
-        name: which implementation it is, for operators.
-    """
-
-    name: str
-
-    def run(self, layer: Layer, x: Tensor, slots: Tensor, integers: Tensor) -> None:
-        """Adds what the layer computes to x [sequences, n_embd] in place.
-
-        Args:
-            slots: [slots, 2, heads, head_size], the KV slots of the layer.
-            integers: as `StepKernels.begin` returns them.
-        """
-        ...
-
-    def logits(self, x: Tensor, norm: Norm, head: Linear) -> Tensor:
-        """`head` of `norm` of x [sequences, n_embd]: [sequences, vocab] float32, whose rows may be padded."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class DecodeKernels:
     """The kernels of a decode step.
@@ -67,12 +42,10 @@ class DecodeKernels:
         make: the kernels of a program, from the number of tokens that it attends to at most.
         is_length_bound: `attend` reads that many tokens of each sequence, so there is a program for each length bucket.
             Otherwise it reads the tokens that a sequence has, and one program serves all lengths.
-        fused_layers: None for products and `StepKernels`.
     """
 
     make: Callable[[int], StepKernels]
     is_length_bound: bool
-    fused_layers: FusedLayers | None = None
 
 
 PLAIN_KERNELS = DecodeKernels(TorchKernels, is_length_bound=True)
@@ -85,9 +58,7 @@ class MultiplyAndActivate:
     linear: Linear
 
 
-def decode(
-    model: GPT2, layers: Tensor, table: Tensor, kernels: StepKernels, fused_layers: FusedLayers | None = None
-) -> tuple[Tensor, Tensor]:
+def decode(model: GPT2, layers: Tensor, table: Tensor, kernels: StepKernels) -> tuple[Tensor, Tensor]:
     """One decode step: draws each sequence's next token, and advances the table.
 
     Args:
@@ -98,13 +69,8 @@ def decode(
         Logits [sequences, vocab] float32, and the tokens, as `StepKernels.draw` gives them.
     """
     integers, x = kernels.begin(table, model.token_embedding, model.position_embedding)
-    if fused_layers is None:
-        y = run_layers(model, x, kernels.add_norm, lambda layer, qkv: kernels.attend(qkv, layers[layer], integers))
-        logits = model.head(kernels.add_norm(x, y, model.norm))
-    else:
-        for layer, slots in zip(model.layers, layers, strict=True):
-            fused_layers.run(layer, x, slots, integers)
-        logits = fused_layers.logits(x, model.norm, model.head)
+    y = run_layers(model, x, kernels.add_norm, lambda layer, qkv: kernels.attend(qkv, layers[layer], integers))
+    logits = model.head(kernels.add_norm(x, y, model.norm))
     return logits, kernels.draw(logits, table)
 
 

@@ -122,7 +122,6 @@ class Batch:
     def __init__(self, model: GPT2, cache: KVCache, size: int, kernels: DecodeKernels) -> None:
         self.size = size
         self._model, self._cache = model, cache
-        self._fused_layers = kernels.fused_layers
         self.padding = padding_column(cache.layout.dummy_slot)
         # One table, so one upload for each launch; float64 holds the integers exactly.
         self._empty = torch.tensor(self.padding, dtype=torch.float64, device=cache.layers.device)[:, None]
@@ -140,7 +139,7 @@ class Batch:
         self.table.copy_(self._empty)
 
     def _step(self, kernels: StepKernels) -> StepResult:
-        logits, tokens = decode(self._model, self._cache.layers, self.table, kernels, self._fused_layers)
+        logits, tokens = decode(self._model, self._cache.layers, self.table, kernels)
         return StepResult(logits, tokens)
 
 

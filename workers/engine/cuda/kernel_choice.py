@@ -1,23 +1,22 @@
 """Chooses the kernels of a model's decode step on a GPU.
 
-`torch` is plain torch, `triton` the Triton kernels between the matrix products, `fused` five Triton kernels for each
-layer. Kernels that have never run on this model of GPU are compared with plain torch first, and the result is stored:
-workers and restarts use the same kernels, and equal seeds give equal texts. `fused` is used only if `tercet tune
---kernels` has measured that it is the fastest. Does not know graphs and batches, nor where results are stored.
+`torch` is plain torch, `triton` the Triton kernels between the matrix products. Kernels that have never run on this
+model of GPU are compared with plain torch first, and the result is stored: workers and restarts use the same kernels,
+and equal seeds give equal texts. Does not know graphs and batches, nor where results are stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import structlog
 import torch
 
 from workers.engine.cuda.forward import PLAIN_KERNELS, DecodeKernels
 from workers.engine.cuda.kernel_store import (
+    CHECKING,
     Gpu,
     Kernels,
     KernelStore,
@@ -29,12 +28,11 @@ from workers.engine.cuda.kernel_store import (
 from workers.engine.errors import LoadFailure
 from workers.engine.model.gpt2 import GPT2, GPT2Config
 
-if TYPE_CHECKING:
-    from workers.engine.cuda.kernels.self_check import KernelCheck
-
 # Module → the package that has it.
 REQUIRED_PACKAGES = {"triton": "triton", "cuda.bindings": "cuda-bindings"}
-PROCESS_ENDED = "the check of the kernels ended its process; tercet tune --kernels checks them again"
+PROCESS_ENDED = (
+    "the check of the kernels ended its process; delete kernels.json in the cache directory to check them again"
+)
 CHECK_FAILED = "the kernels could not be compiled or launched; the worker's log has the reason"
 NOT_COMPILED = "the compiled kernels cannot be written: set TERCET_CACHE_DIR to a directory that can be written to"
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
@@ -91,12 +89,14 @@ def choose_kernels(
         stored = store.read(key)  # another worker may have finished its check meanwhile
         if choice := _settled(stored):
             return choice
-        if stored is not None:
+        if stored is not None and stored.status == CHECKING:
             choice = KernelChoice("torch", PROCESS_ENDED)
         else:
-            store.write(key, StoredChoice("checking"))
+            if stored is not None:
+                log.warning("kernel_choice_ignored", kernels=stored.status, key=key)
+            store.write(key, StoredChoice(CHECKING))
             try:
-                difference = check_kernels("triton", config, dtype, max_sequences, device, check)
+                difference = check_kernels(config, dtype, max_sequences, device, check)
             except OUT_OF_MEMORY:
                 store.write(key, None)  # not the kernels' fault
                 raise
@@ -140,20 +140,19 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _settled(stored: StoredChoice | None) -> KernelChoice | None:
-    if stored is None or stored.status == "checking":
+    if stored is None or stored.kernels is None:
         return None
-    return KernelChoice(stored.status, stored.reason)
+    return KernelChoice(stored.kernels, stored.reason)
 
 
 def check_kernels(
-    kernels: Kernels,
     config: GPT2Config,
     dtype: torch.dtype,
     max_sequences: int,
     device: torch.device,
     check: CheckFn | None = None,
 ) -> str | None:
-    """Why a model cannot use these kernels on a device; None if it can.
+    """Why a model cannot use the Triton kernels on a device; None if it can.
 
     Args:
         max_sequences: rows of the largest batch.
@@ -164,9 +163,7 @@ def check_kernels(
         OSError: the compiled kernels cannot be written.
     """
     try:
-        reason = _not_fused(config, dtype, device) if kernels == "fused" else None
-        if reason is None:
-            reason = (check or _self_check)(config, dtype, max_sequences, device)
+        reason = (check or _self_check)(config, dtype, max_sequences, device)
         torch.cuda.synchronize(device)
     except (*OUT_OF_MEMORY, OSError):
         raise
@@ -186,23 +183,10 @@ def make_kernels(kernels: Kernels, model: GPT2, max_sequences: int, device: torc
     """
     if kernels == "torch":
         return PLAIN_KERNELS
-    # Only here, as in the functions below: they import Triton.
     from workers.engine.cuda.kernels import make_triton_kernels
-    from workers.engine.cuda.kernels.fused_layer import FusedLayers
 
     step_kernels = make_triton_kernels(model.config, max_sequences, device)
-    fused_layers = FusedLayers(model, step_kernels) if kernels == "fused" else None
-    return DecodeKernels(lambda _length: step_kernels, is_length_bound=False, fused_layers=fused_layers)
-
-
-def _not_fused(config: GPT2Config, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why there are no fused layers for a model on a device, or what is wrong with them; None if there are."""
-    from workers.engine.cuda.kernels import fused_check, fused_layer
-
-    major, minor = torch.cuda.get_device_capability(device)
-    if (reason := fused_layer.supports(10 * major + minor, config, dtype)) is not None:
-        return reason
-    return _first_fault(fused_check.check_fused_layers(config, dtype, device))
+    return DecodeKernels(lambda _length: step_kernels, is_length_bound=False)
 
 
 def _self_check(config: GPT2Config, dtype: torch.dtype, max_sequences: int, device: torch.device) -> str | None:
@@ -210,11 +194,7 @@ def _self_check(config: GPT2Config, dtype: torch.dtype, max_sequences: int, devi
 
     kernels = make_triton_kernels(config, max_sequences, device)
     setting = self_check.CheckSetting(config, dtype, max_sequences, device)
-    return _first_fault(self_check.check_kernels(kernels, setting))
-
-
-def _first_fault(results: Iterable[KernelCheck]) -> str | None:
-    for result in results:
+    for result in self_check.check_kernels(kernels, setting):
         if not result.is_correct:
             fault = ", ".join(result.faults) or f"differs from plain torch by {result.difference:.2g}"
             return f"{result.name}: {fault}"

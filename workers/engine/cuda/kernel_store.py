@@ -28,9 +28,9 @@ FORMAT = 1
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 log = structlog.get_logger()
 
-Kernels = Literal["torch", "triton", "fused"]
-# "checking": a process runs the kernels for the first time, or ended while it did.
-Status = Literal["checking", "torch", "triton", "fused"]
+Kernels = Literal["torch", "triton"]
+KERNELS: tuple[Kernels, ...] = ("torch", "triton")
+CHECKING = "checking"  # a process runs the kernels for the first time, or ended while it did
 
 
 class Shape(Protocol):
@@ -68,15 +68,19 @@ class StoredChoice(msgspec.Struct, frozen=True):
     """What was chosen for a key.
 
     Attributes:
+        status: the kernels, or CHECKING. Another version may have stored kernels that this one does not have.
         reason: why the plain kernels, if they are not the fastest.
         at: when, ISO 8601, UTC.
-        step_us: kernels → rows of the batch → median duration of a decode step in µs, from `tercet tune --kernels`.
     """
 
-    status: Status
+    status: str
     reason: str = ""
     at: str = ""
-    step_us: dict[Kernels, dict[int, float]] = {}
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """The kernels; None if they are being checked, or this version does not have them."""
+        return next((kernels for kernels in KERNELS if kernels == self.status), None)
 
 
 class _File(msgspec.Struct):

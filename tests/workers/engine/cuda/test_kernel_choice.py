@@ -236,7 +236,7 @@ def test_two_workers_that_start_together_check_once(tmp_path: Path, fake: FakeCu
     assert choices == [KernelChoice("torch", DIFFERS)] * 3
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"choices": {"a": {"status": "fast"}}}', b"\xff\x00"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"choices": {"a": {"status": 1}}}', b"\xff\x00"])
 def test_a_damaged_file_is_replaced(tmp_path: Path, fake: FakeCuda, content: bytes) -> None:
     (tmp_path / "kernels.json").write_bytes(content)
     check = Checks()
@@ -245,6 +245,21 @@ def test_a_damaged_file_is_replaced(tmp_path: Path, fake: FakeCuda, content: byt
     assert check.num_calls == 1
     assert "kernel_choices_ignored" in [line["event"] for line in logs]
     assert [one["status"] for one in stored(tmp_path).values()] == ["triton"]
+
+
+def test_kernels_that_this_version_does_not_have_are_ignored(tmp_path: Path, fake: FakeCuda) -> None:
+    """Versions up to 5f94f10 could store `fused`, with the durations of decode steps."""
+    key = kernel_key(kernel_choice.gpu_of(CUDA), SMALL, "bf16")
+    old = {"status": "fused", "at": "2026-11-01T00:00:00+00:00", "step_us": {"torch": {"1": 200.0}, "fused": {"1": 90}}}
+    other = {"status": "torch", "reason": DIFFERS}
+    (tmp_path / "kernels.json").write_text(json.dumps({"format": 1, "choices": {key: old, "another GPU": other}}))
+    check = Checks()
+    with capture_logs() as logs:
+        assert choose(tmp_path, check) == KernelChoice("triton")
+    assert check.num_calls == 1
+    (line,) = [line for line in logs if line["log_level"] == "warning"]
+    assert (line["event"], line["kernels"], line["key"]) == ("kernel_choice_ignored", "fused", key)
+    assert {key: one["status"] for key, one in stored(tmp_path).items()} == {key: "triton", "another GPU": "torch"}
 
 
 def test_another_formats_file_is_replaced(tmp_path: Path, fake: FakeCuda) -> None:

@@ -9,11 +9,8 @@ cache, so a kernel is compiled once per machine. Knows Triton's compiler. Does n
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import triton
@@ -30,14 +27,11 @@ class Kernel:
 
     Attributes:
         function: decorated by `triton.jit`. Its parameters are tensors, int32, float32 and constants.
-        is_dependent: waits for the kernel before it with `gdc_wait`, and may start before that has ended (programmatic
-            dependent launch; compute capability 9.0 and newer).
     """
 
     function: Any
     num_warps: int = 4
     num_stages: int = 3
-    is_dependent: bool = False
 
     @property
     def name(self) -> str:
@@ -57,24 +51,8 @@ class CompiledKernel:
 
     entry: str
     cubin: bytes
-    ptx: str
     num_parameters: int
     num_warps: int
-    shared_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What a compiled kernel takes of a streaming multiprocessor.
-
-    Attributes:
-        registers: per thread.
-        spilled_bytes: per thread, of the stack and of local memory.
-        shared_bytes: per block.
-    """
-
-    registers: int
-    spilled_bytes: int
     shared_bytes: int
 
 
@@ -103,30 +81,14 @@ def compile_kernel(
             attributes[(index,)] = [["tt.divisibility", int(divisor)]]
     source = ASTSource(fn=kernel.function, signature=signature, constexprs=dict(constants), attrs=attributes)
     options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
-    if kernel.is_dependent:
-        options["launch_pdl"] = True
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, WARP_SIZE), options=options)
     if compiled.metadata.global_scratch_size:
         raise RuntimeError(f"The kernel {kernel.name} needs scratch memory of Triton's, which is not supported.")
-    ptx = compiled.asm["ptx"]
-    parameters = re.search(r"\.entry\s+\w+\s*\(([^)]*)\)", ptx)
+    parameters = re.search(r"\.entry\s+\w+\s*\(([^)]*)\)", compiled.asm["ptx"])
     return CompiledKernel(
         entry=compiled.metadata.name,
         cubin=compiled.asm["cubin"],
-        ptx=ptx,
         num_parameters=parameters[1].count(".param"),
         num_warps=compiled.metadata.num_warps,
         shared_bytes=compiled.metadata.shared,
     )
-
-
-def read_resources(compiled: CompiledKernel) -> Resources:
-    """Read from the cubin by the cuobjdump that Triton ships."""
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with TemporaryDirectory() as directory:
-        path = Path(directory, "kernel.cubin")
-        path.write_bytes(compiled.cubin)
-        output = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
-    usage = {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", output)}
-    # Dynamic shared memory is not in the cubin.
-    return Resources(usage["REG"], usage["STACK"] + usage["LOCAL"], max(compiled.shared_bytes, usage["SHARED"]))

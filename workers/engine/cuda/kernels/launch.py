@@ -76,7 +76,7 @@ class Launcher:
         loaded = self._loaded.get(key)
         if loaded is None:
             compiled = compile_kernel(kernel, types, constants, self._capability)
-            loaded = self._loaded[key] = _LoadedKernel(self._driver, self._device, kernel, compiled, types)
+            loaded = self._loaded[key] = _LoadedKernel(self._driver, self._device, compiled, types)
         loaded.launch(grid, arguments, torch.cuda.current_stream(self._device).cuda_stream)
 
 
@@ -84,7 +84,7 @@ class _LoadedKernel:
     """A function in the device's memory, and its packed arguments."""
 
     def __init__(
-        self, driver: ModuleType, device: torch.device, kernel: Kernel, compiled: CompiledKernel, types: tuple[str, ...]
+        self, driver: ModuleType, device: torch.device, compiled: CompiledKernel, types: tuple[str, ...]
     ) -> None:
         self._driver = driver
         _make_context_current(driver, device)
@@ -106,11 +106,6 @@ class _LoadedKernel:
         self._config.blockDimX = WARP_SIZE * compiled.num_warps
         self._config.blockDimY = self._config.blockDimZ = 1
         self._config.sharedMemBytes = compiled.shared_bytes
-        if kernel.is_dependent:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            self._config.attrs, self._config.numAttrs = [attribute], 1
 
     def launch(self, grid: Grid, arguments: tuple[Tensor | int | float, ...], stream: int) -> None:
         values = [one.data_ptr() if isinstance(one, Tensor) else one for one in arguments]

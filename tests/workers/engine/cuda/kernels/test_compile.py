@@ -12,8 +12,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from workers.engine.cuda.kernels.ahead_of_time import compile_step_kernels
-from workers.engine.cuda.kernels.compile import read_resources
+from tests.workers.engine.cuda.kernels.ahead_of_time import compile_step_kernels, read_resources
 from workers.engine.model.gpt2 import SHAPES
 
 # In the order of a step.
@@ -42,7 +41,7 @@ def test_kernels_stay_within_registers_and_shared_memory_and_do_not_spill(capabi
 def test_kernels_are_compiled_without_a_c_compiler(tmp_path: Path) -> None:
     program = (
         "import torch\n"
-        "from workers.engine.cuda.kernels.ahead_of_time import compile_step_kernels\n"
+        "from tests.workers.engine.cuda.kernels.ahead_of_time import compile_step_kernels\n"
         "from workers.engine.model.gpt2 import GPT2Config\n"
         "config = GPT2Config(vocab_size=64, n_embd=64, n_head=1, n_positions=64)\n"
         "print(*compile_step_kernels(config, torch.float16, 90))\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any, cast
@@ -41,8 +41,6 @@ class FakeDriver:
     launches: list[SimpleNamespace] = field(default_factory=list)
 
     CUlaunchConfig = real_driver.CUlaunchConfig
-    CUlaunchAttribute = real_driver.CUlaunchAttribute
-    CUlaunchAttributeID = real_driver.CUlaunchAttributeID
     CUfunction_attribute = real_driver.CUfunction_attribute
 
     def _done(self, call: str, *values: object) -> tuple[object, ...]:
@@ -84,7 +82,6 @@ class FakeDriver:
                 block=(config.blockDimX, config.blockDimY, config.blockDimZ),
                 shared_bytes=config.sharedMemBytes,
                 stream=int(config.hStream),
-                attributes=[(one.id.name, one.value.programmaticStreamSerializationAllowed) for one in config.attrs],
             )
         )
         return self._done("cuLaunchKernelEx")
@@ -96,14 +93,14 @@ def h100(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=STREAM))
 
 
-def launch(launcher: Launcher, rows: int = 3, kernel: Any = ADD_NORM) -> list[torch.Tensor]:
+def launch(launcher: Launcher, rows: int = 3) -> list[torch.Tensor]:
     tensors = [
         torch.zeros(rows, 64),
         torch.zeros(rows, 64),
         *(torch.zeros(64) for _ in range(2)),
         torch.zeros(rows, 64),
     ]
-    launcher.launch(kernel, (rows, 1, 1), *tensors, 0.5, WIDTH=64, BLOCK=64, ADDS=True)
+    launcher.launch(ADD_NORM, (rows, 1, 1), *tensors, 0.5, WIDTH=64, BLOCK=64, ADDS=True)
     return tensors
 
 
@@ -116,16 +113,9 @@ def test_arguments_are_packed_in_the_order_of_the_parameters() -> None:
         assert done.values[5] == int.from_bytes(bytes(ctypes.c_float(0.5)), sys.byteorder)
         assert done.values[6:] == [0, 0]  # Triton's scratch memory
         assert (done.grid, done.block, done.stream) == ((rows, 1, 1), (128, 1, 1), STREAM)
-        assert (done.function, done.attributes) == (FUNCTION, [])
+        assert done.function == FUNCTION
         assert done.shared_bytes > 0
     assert driver.calls.count("cuModuleLoadData") == 1
-
-
-def test_a_dependent_kernel_may_start_before_the_one_before_it_has_ended() -> None:
-    driver = FakeDriver()
-    launch(Launcher(GPU, driver), kernel=replace(ADD_NORM, is_dependent=True))  # type: ignore[arg-type]
-    (done,) = driver.launches
-    assert done.attributes == [("CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION", 1)]
 
 
 def test_a_thread_without_a_context_gets_that_of_torch() -> None:

@@ -1,19 +1,21 @@
-"""Compiles the kernels of a model's decode step without a GPU, as they are compiled when they are first launched.
-
-For set-up, which fills Triton's disk cache, and for what the kernels take of a GPU. Knows shapes. Launches nothing.
-"""
+"""Compiles the kernels of a model's decode step without a GPU, as they are compiled when they are first launched."""
 # mypy: ignore-errors
 # Triton has no type hints.
 
 from __future__ import annotations
 
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from workers.engine.cuda.kernels.compile import CompiledKernel, Kernel, compile_kernel
-from workers.engine.cuda.kernels.fused_layer import Product, Target
 from workers.engine.cuda.kernels.launch import Grid, argument_types
 from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 from workers.engine.cuda.step_kernels import TABLE_ROWS
@@ -66,18 +68,28 @@ def compile_step_kernels(
     return launcher.compiled
 
 
-def compile_product(kind: Product, capability: int) -> CompiledKernel:
-    """A product of the fused layers. Any number of rows runs the same machine code.
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a compiled kernel takes of a streaming multiprocessor.
 
-    Args:
-        capability: compute capability, 90 for 9.0.
+    Attributes:
+        registers: per thread.
+        spilled_bytes: per thread, of the stack and of local memory.
+        shared_bytes: per block.
     """
-    target = Target.of(capability)
-    x = torch.empty(1, dtype=kind.dtype)
-    out = x.float() if kind.is_float_out else x
-    constants = kind.constants(target)
-    types, *others = (
-        argument_types(target.kernel, [*[x] * 6, out, num_rows, 1e-5], constants) for num_rows in (3, 16, 48)
-    )
-    assert others == [types] * 2
-    return compile_kernel(target.kernel, types, constants, capability)
+
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+
+
+def read_resources(compiled: CompiledKernel) -> Resources:
+    """Reads the cubin with the cuobjdump that Triton ships."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with TemporaryDirectory() as directory:
+        path = Path(directory, "kernel.cubin")
+        path.write_bytes(compiled.cubin)
+        output = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    usage = {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", output)}
+    # Dynamic shared memory is not in the cubin.
+    return Resources(usage["REG"], usage["STACK"] + usage["LOCAL"], max(compiled.shared_bytes, usage["SHARED"]))
