@@ -23,7 +23,6 @@ from deploy.load.run import measured_run
 from deploy.load.server import ROOT
 from deploy.load.workload import Subject, W, Workload
 from deploy.planning import find_devices
-from deploy.tune.kernels import NUM_ROUNDS, ROWS, tune_kernels
 from deploy.tune.mps import has_mps, mps_note
 from deploy.tune.report import encode_result, environment, notes, print_result, save_plot, unmet
 from deploy.tune.search import Goal, Space
@@ -51,22 +50,12 @@ err = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
 
 
 def tune(
-    kernels: Annotated[
-        bool, typer.Option("--kernels", help="Instead choose the kernels of each model on each GPU.")
-    ] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="One short round of everything, as a functional check.")
     ] = False,
-    rows: Annotated[str, typer.Option(help="With --kernels: batch sizes to time, separated by commas.")] = ",".join(
-        map(str, ROWS)
-    ),
     rounds: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help=f"Interleaved rounds whose medians count: of the check (default {CHECK_ROUNDS}), with --kernels of "
-            f"each batch size (default {NUM_ROUNDS}).",
-        ),
+        typer.Option(min=1, help=f"Interleaved rounds of the check whose medians count; default: {CHECK_ROUNDS}."),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Model to serve, as in TERCET_MODELS, without a count; default: the server's.")
@@ -102,12 +91,8 @@ def tune(
 
     Measures load time, memory, latency and throughput of real servers, under closed loops and Poisson arrivals; checks
     its prediction at a load that it did not measure; prints the recommended settings as environment lines. Ctrl-C ends
-    it, and the same command continues. To be run while nothing else uses the machine. With --kernels: chooses the
-    kernels of each model on each GPU; a changed choice changes the texts of seeds on that GPU.
+    it, and the same command continues. To be run while nothing else uses the machine.
     """
-    if kernels:
-        tune_kernels(rows, rounds or NUM_ROUNDS, is_quick=quick)
-        return
     for path, option in ((plot_path, "--plot"), (json_path, "--json")):
         if path is not None and not path.parent.is_dir():
             raise StartError(f"{option} {path}: {path.parent} is not a directory.")
