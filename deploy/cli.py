@@ -140,7 +140,7 @@ def plan(
 
 @cli.command("settings")
 def show_settings(
-    markdown: Annotated[bool, typer.Option(help="Print the table in the README.")] = False,
+    markdown: Annotated[bool, typer.Option(help="Print the table of docs/SETTINGS.md.")] = False,
 ) -> None:
     """List every setting: its default, unit and reason."""
     rows = Settings.table()

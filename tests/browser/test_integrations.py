@@ -1,4 +1,4 @@
-"""The README's two integration examples, run unchanged in pages of another origin."""
+"""The two integration examples of docs/EDITOR.md, run unchanged in pages of another origin."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ VALUE_WITHOUT_GHOST_TEXT = """(content) => {
 
 
 def snippet(language: str, tercet: Tercet) -> str:
-    """A code block of the README's section, with the URL of the server under test."""
-    section = (ROOT / "README.md").read_text().split("## In your own editor")[1].split("\n## ")[0]
+    """Return a code block of the page's section, with the URL of the server under test."""
+    section = (ROOT / "docs/EDITOR.md").read_text().split("## In your own editor")[1].split("\n## ")[0]
     [code] = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
     assert len(code.splitlines()) <= MAX_LINES
     assert "http://localhost:8000/" in code

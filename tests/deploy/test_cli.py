@@ -31,10 +31,10 @@ def tercet(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_the_readme_has_the_table_of_settings() -> None:
+def test_the_page_of_settings_has_the_table() -> None:
     done = tercet("settings", "--markdown")
     assert done.returncode == 0
-    assert done.stdout.strip() in (ROOT / "README.md").read_text()
+    assert done.stdout.strip() in (ROOT / "docs/SETTINGS.md").read_text()
 
 
 def test_settings_shows_current_values_and_refuses_wrong_ones() -> None:

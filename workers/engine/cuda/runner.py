@@ -182,8 +182,8 @@ class CudaRunner:
             torch.cuda.synchronize()  # raises if the device has failed, rather than the capture
             raise LoadFailure(
                 "A decode step could not be captured as a CUDA graph, and without graphs it would be several times "
-                "slower: install the driver and the torch build that README names for this GPU; the worker's log has "
-                "CUDA's reason."
+                "slower: install the driver and the build of torch that docs/GPU.md names for this GPU; the worker's "
+                "log has CUDA's reason."
             ) from error
         shortest = min(self._batches[1].programs)
         log.info(
