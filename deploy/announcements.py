@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import Literal
 
 from rich.console import Console
+from rich.text import Text
 
+from deploy.terminal import labelled
 from shared.plan import Plan
 from shared.settings import PoolUrl, Settings
 
@@ -26,7 +28,7 @@ def print_ready(
     for index, reason in failed_slots.items():
         slot = plan.slots[index]
         console.print(
-            f"[yellow]Slot {index} ({slot.model} on {slot.device}) is not warm and tries again:[/] {reason}",
+            labelled(f"Slot {index} ({slot.model} on {slot.device}) is not warm and tries again:", "yellow", reason),
             soft_wrap=True,
         )
     if "gateway" in roles:
@@ -35,31 +37,32 @@ def print_ready(
         _print_workers(console, settings, plan, _warm_slots(plan, failed_slots))
 
 
-def _warm_slots(plan: Plan, failed_slots: Mapping[int, str]) -> str:
+def _warm_slots(plan: Plan, failed_slots: Mapping[int, str]) -> Text:
     if not plan.slots:
-        return ""
+        return Text()
     counts = Counter(slot.model for slot in plan.slots)
     models = ", ".join(f"{model} × {count}" for model, count in counts.items())
     warm = f"{len(failed_slots)} of {len(plan.slots)} slots failed" if failed_slots else "Every slot is warm"
-    color = "yellow" if failed_slots else "green"
-    return f"[{color}]{warm}[/] ({models})"
+    return labelled(warm, "yellow" if failed_slots else "green", f"({models})")
 
 
-def _print_gateway(console: Console, settings: Settings, warm_slots: str) -> None:
+def _print_gateway(console: Console, settings: Settings, warm_slots: Text) -> None:
     url = settings.url
     cert = f"--cacert {shlex.quote(str(settings.tls_cert))} " if settings.uses_tls else ""
     key = '-H "Authorization: Bearer $TERCET_API_KEY" ' if settings.requires_keys else ""
     path = "/invocations" if settings.sagemaker else "/autocomplete"
     remote = " with the workers of TERCET_POOL" if settings.pool else ""
-    console.print(f"{warm_slots}{'. ' * bool(warm_slots)}Serving at [bold]{url}[/]{remote}; Ctrl-C stops.")
-    console.print("Try:\n" if settings.sagemaker else f"Write at [bold]{url}/[/] or try:\n")
+    console.print(
+        Text.assemble(warm_slots, ". " * bool(warm_slots), "Serving at ", (url, "bold"), f"{remote}; Ctrl-C stops.")
+    )
+    console.print("Try:\n" if settings.sagemaker else Text.assemble("Write at ", (f"{url}/", "bold"), " or try:\n"))
     console.print(
         f"""  curl {cert}{key}-d '{{"context": "The old man looked at the sea and"}}' {url}{path}\n""",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
 
 
-def _print_workers(console: Console, settings: Settings, plan: Plan, warm_slots: str) -> None:
+def _print_workers(console: Console, settings: Settings, plan: Plan, warm_slots: Text) -> None:
     """A slot has a port of its own; ports of one model that follow each other are one entry of `TERCET_POOL`."""
     bind = settings.pool_bind
     assert bind is not None
@@ -72,5 +75,7 @@ def _print_workers(console: Console, settings: Settings, plan: Plan, warm_slots:
             urls[-1] = replace(urls[-1], last_port=port)
         else:
             urls.append(PoolUrl(slot.model, scheme, host, port, port))
-    console.print(f"{warm_slots}; Ctrl-C stops. Gateways reach the workers with the same TERCET_POOL_KEY and\n")
+    console.print(
+        Text.assemble(warm_slots, "; Ctrl-C stops. Gateways reach the workers with the same TERCET_POOL_KEY and\n")
+    )
     console.print(f"  TERCET_POOL={','.join(map(str, urls))}\n", highlight=False, soft_wrap=True)

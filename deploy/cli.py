@@ -14,7 +14,6 @@ import httpx
 import msgspec
 import typer
 from rich._export_format import CONSOLE_SVG_FORMAT
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +24,7 @@ from deploy.planning import make_plan
 from deploy.rolling_reload import reload_slots
 from deploy.sagemaker import sagemaker_environment
 from deploy.supervisor import ROLES, Supervisor
+from deploy.terminal import labelled, make_console
 from deploy.tune.stored import stored_kernels
 from shared.api_keys import new_key, read_keys, revoke_key
 from shared.errors import StartError
@@ -53,8 +53,8 @@ if sys.argv[1:2] != ["serve"]:  # the supervisor runs as long as the server: it 
 NUM_LIKELIEST = 5
 # A web font would make each viewer's browser contact the host of the font.
 SVG_WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-out = Console()
-err = Console(stderr=True)
+out = make_console()
+err = make_console(stderr=True)
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
     try:
         cli()
     except StartError as error:
-        err.print(f"[red]tercet:[/] {error}", highlight=False, soft_wrap=True)
+        err.print(labelled("tercet:", "red", str(error)), soft_wrap=True)
         sys.exit(1)
 
 
@@ -135,7 +135,7 @@ def plan(
             out.print(f"Slot {slot.index}: a KV cache of up to {size}, taken as it is used.", highlight=False)
     for model in found.models:
         if model.warning:
-            out.print(f"[yellow]Note:[/] {model.warning}")
+            out.print(labelled("Note:", "yellow", model.warning))
 
 
 @cli.command("settings")
@@ -278,7 +278,7 @@ def complete(
     if as_json:
         out.print_json(json.dumps(answer))
         return
-    page = Console(record=svg is not None, width=100 if svg else None)
+    page = make_console(record=svg is not None, width=100 if svg else None)
     for sentence in answer["sentences"]:
         page.print(Text.assemble((text, "dim"), (sentence["value"], "bold"), end="\n\n"))
         if explain:
@@ -286,7 +286,7 @@ def complete(
     if not answer["sentences"]:
         page.print(f"No completion was worth showing: {answer['errors'][0]['detail']}", highlight=False)
     replay = f"--seed {answer['seed']} reproduces it"
-    page.print(f"[dim]{answer['model']}, {answer['time'] * 1e3:.0f} ms, {replay}[/]", highlight=False)
+    page.print(Text(f"{answer['model']}, {answer['time'] * 1e3:.0f} ms, {replay}", "dim"))
     if svg:
         page.save_svg(str(svg), title=f'tercet complete "{text}"', code_format=SVG_WITHOUT_WEB_FONTS)
 

@@ -20,12 +20,12 @@ from typing import Annotated, Literal
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from deploy.gpus import DEVICE_NODES, check_gpus, list_gpus
 from deploy.planning import count_gpus
+from deploy.terminal import make_console
 from shared import cpu_features
 from shared.errors import StartError
 from shared.gpu_builds import installed_cuda
@@ -302,7 +302,7 @@ def doctor(
 
 
 def _print(report: Report) -> None:
-    out = Console()
+    out = make_console()
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
@@ -315,9 +315,9 @@ def _print(report: Report) -> None:
     for heading, severity in (("Tercet cannot run here:", "problem"), ("What would make it faster:", "advice")):
         chosen = [finding for finding in report.findings if finding.severity == severity]
         if chosen:
-            out.print(f"\n[bold]{heading}[/]")
+            out.print(Text(f"\n{heading}", "bold"))
         for finding in chosen:
             out.print(Text.assemble("• ", (finding.fact, colors[severity]), f". {finding.why}"), soft_wrap=True)
             out.print(Text(f"    {finding.command}", "bold"), soft_wrap=True)
     if report.can_run:
-        out.print("\n[green]Tercet can run here.[/]")
+        out.print(Text("\nTercet can run here.", "green"))

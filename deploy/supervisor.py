@@ -23,10 +23,12 @@ from pathlib import Path
 import structlog
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from deploy.announcements import print_ready
 from deploy.planning import make_plan
 from deploy.slot_states import SlotStates, slot_table
+from deploy.terminal import labelled
 from shared.errors import StartError
 from shared.plan import PLAN_FILE, PLAN_LOCK_FILE, Plan, write_plan
 from shared.run_directory import device_lock_name, lock_holder, lock_run_directory, remove_lock_file, remove_run_files
@@ -173,12 +175,12 @@ class Supervisor:
         with self._console.status("Looking for models …") as status:
 
             def show(name: str, share: float) -> None:
-                status.update(f"Fetching {name} … {share:.0%}")
+                status.update(Text(f"Fetching {name} … {share:.0%}"))
 
             plan = make_plan(self._settings, self._environ, show)
         for model in plan.models:
             if model.warning:
-                self._console.print(f"[yellow]Note:[/] {model.warning}")
+                self._console.print(labelled("Note:", "yellow", model.warning))
         write_plan(plan, self._run_path)
         self._own_files += [PLAN_FILE, PLAN_LOCK_FILE, *(Path(slot.socket).name for slot in plan.slots)]
         self._own_files += {device_lock_name(slot.device) for slot in plan.slots if slot.device != "cpu"}

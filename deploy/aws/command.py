@@ -7,13 +7,13 @@ from importlib.metadata import version
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from deploy.aws import images
 from deploy.aws.calls import Account
 from deploy.aws.endpoint import POLL_S, WAIT_S, Endpoint
 from deploy.aws.requests import Wanted, check_name, has_gpu, repository
+from deploy.terminal import make_console
 from shared.errors import StartError
 
 deploy_commands = typer.Typer(no_args_is_help=True, help="Deploy Tercet to AWS. Guide: docs/AWS.md.")
@@ -22,8 +22,8 @@ CPU_INSTANCE = "ml.c6i.xlarge"
 GPU_AMI = "al2-ami-sagemaker-inference-gpu-3-1"
 UNKNOWN_ACCOUNT = "ACCOUNT"
 
-out = Console()
-err = Console(stderr=True)
+out = make_console()
+err = make_console(stderr=True)
 
 
 @deploy_commands.callback()
@@ -92,7 +92,11 @@ def sagemaker(
     # The credentials are checked before anything is built.
     account_id = account.call("sts", "get_caller_identity")["Account"]
     with Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=err, transient=True
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        console=err,
+        transient=True,
     ) as progress:
         task = progress.add_task(f"Endpoint {name}", total=None)
 
@@ -119,7 +123,7 @@ def sagemaker(
             sentences = endpoint.invoke()
         endpoint.remove_outdated(goal)
     for sentence in sentences:
-        out.print(sentence, highlight=False, markup=False, soft_wrap=True)
+        out.print(sentence, highlight=False, soft_wrap=True)
     err.print(
         f"Endpoint {name} serves in {account.region}. {instances} × {instance_type} cost money until: "
         f"{endpoint.destroy_command}", highlight=False, soft_wrap=True,
@@ -161,7 +165,7 @@ def _print_calls(wanted: Wanted, built_uri: str | None) -> None:
                  f"docker push {built_uri}"]  # fmt: skip
     invoke = _call("sagemaker-runtime", "invoke_endpoint", {"EndpointName": wanted.name})
     for line in [*first, *(_call(*request) for request in wanted.requests()), invoke]:
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+        out.print(line, highlight=False, soft_wrap=True)
 
 
 def _call(service: str, operation: str, parameters: dict[str, object]) -> str:

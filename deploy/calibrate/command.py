@@ -12,7 +12,6 @@ from typing import Annotated
 
 import httpx
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from deploy.calibrate import feedback
@@ -34,6 +33,7 @@ from deploy.load import plot
 from deploy.load.corpus import read_held_out
 from deploy.load.options import Options
 from deploy.load.passages import choose_passages
+from deploy.terminal import make_console
 from shared.errors import StartError
 from shared.settings import Settings
 
@@ -44,7 +44,7 @@ THRESHOLDS_KEYS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 NUM_BINS = 10
 WORD_NAMES = ("first", "second", "third and later")
 
-err = Console(stderr=True, width=None if sys.stderr.isatty() else 120)
+err = make_console(stderr=True, width=None if sys.stderr.isatty() else 120)
 
 
 @dataclass(frozen=True, slots=True)

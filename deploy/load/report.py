@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
 from deploy.load.machine import Machine
 from deploy.load.rounds import Series
+from deploy.terminal import labelled
 
 # Share of the cores used by other processes above which a warning is printed.
 BUSY_SHARE = 0.05
@@ -47,9 +49,11 @@ def write(document: Document) -> None:
 def print_machine(console: Console, machine: Machine, versions: Mapping[str, str]) -> None:
     gpus = ", ".join(machine.gpus) or "none"
     console.print(
-        f"[bold]{machine.cpu}[/], {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB, "
-        f"{' '.join(machine.flags)}; GPU: {gpus}",
-        highlight=False,
+        Text.assemble(
+            (machine.cpu, "bold"),
+            f", {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB, ",
+            f"{' '.join(machine.flags)}; GPU: {gpus}",
+        )
     )
     console.print(", ".join(f"{name} {number}" for name, number in versions.items()), highlight=False)
 
@@ -67,15 +71,15 @@ def print_reasons(console: Console, document: Document) -> None:
     reasons = document.not_measured
     for why in dict.fromkeys(reasons.values()):
         names = ", ".join(name for name, reason in reasons.items() if reason == why)
-        console.print(f"[yellow]Not measured:[/] {names}: {why}", highlight=False)
+        console.print(labelled("Not measured:", "yellow", f"{names}: {why}"))
     for note in document.notes:
-        console.print(f"[dim]{note}[/]", highlight=False)
+        console.print(Text(note, "dim"))
     if document.is_quick:
-        console.print("[yellow]Quick run:[/] a functional check; do not quote its figures.")
+        console.print(labelled("Quick run:", "yellow", "a functional check; do not quote its figures."))
     share = document.machine.others_share_of_cores
-    console.print(f"[dim]{document.elapsed_s:.0f} s; other processes used {share:.0%} of the cores.[/]")
+    console.print(Text(f"{document.elapsed_s:.0f} s; other processes used {share:.0%} of the cores.", "dim"))
     if share > BUSY_SHARE:
-        console.print("[yellow]The machine was shared:[/] times are too long and ratios less certain.")
+        console.print(labelled("The machine was shared:", "yellow", "times are too long and ratios less certain."))
 
 
 def format_number(value: float | None) -> str:

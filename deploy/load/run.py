@@ -67,7 +67,7 @@ def progress(console: Console, title: str, total: int) -> Iterator[Callable[[str
     """
     if not console.is_terminal:
         console.print(f"{title}: {total} turns", highlight=False)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=total)
         num_turns = 0

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from deploy.load import plot
 from deploy.load.options import Options
@@ -23,6 +22,7 @@ from deploy.load.run import measured_run
 from deploy.load.server import ROOT
 from deploy.load.workload import Subject, W, Workload
 from deploy.planning import find_devices
+from deploy.terminal import labelled, make_console
 from deploy.tune.mps import has_mps, mps_note
 from deploy.tune.report import encode_result, environment, notes, print_result, save_plot, unmet
 from deploy.tune.search import Goal, Space
@@ -46,7 +46,7 @@ NOT_PASSED = frozenset({
     "sagemaker", "tls_cert", "tls_key",
 })  # fmt: skip
 
-err = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
+err = make_console(stderr=True, width=None if sys.stderr.isatty() else 150)
 
 
 def tune(
@@ -144,7 +144,7 @@ def tune(
         save_plot(result, document, goal, plot_path)
     if result.chosen is None:
         raise StartError(unmet(goal, result.plans))
-    err.print(f"[bold green]Recommended:[/] {result.chosen.candidate}: {result.chosen.reason}.", highlight=False)
+    err.print(labelled("Recommended:", "bold green", f"{result.chosen.candidate}: {result.chosen.reason}."))
     sys.stdout.write("\n".join(lines) + "\n")
 
 

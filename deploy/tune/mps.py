@@ -18,7 +18,7 @@ def mps_note(plans: Mapping[Candidate, Measurement], environ: Mapping[str, str])
     alone_qps = max((plan.capacity_qps for candidate, plan in plans.items() if candidate.workers == 1), default=0.0)
     shared_qps = max(plans[candidate].capacity_qps for candidate in shared)
     return (
-        f"[yellow]No MPS:[/] without NVIDIA's Multi-Process Service the workers of a GPU take turns, and their kernels "
+        f"No MPS: without NVIDIA's Multi-Process Service the workers of a GPU take turns, and their kernels "
         f"never run at the same time. Measured so: one worker per GPU {alone_qps:.1f} requests/s, several "
         f"{shared_qps:.1f}. With MPS their kernels overlap and the second figure can rise; each worker still reads the "
         "weights itself. To measure it: start the service (nvidia-cuda-mps-control -d), then run the same command: "

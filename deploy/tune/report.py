@@ -13,6 +13,7 @@ from rich.text import Text
 
 from deploy.load import plot
 from deploy.load.report import Document, print_reasons
+from deploy.terminal import labelled
 from deploy.tune.check import Check
 from deploy.tune.prediction import LatencyModel
 from deploy.tune.results import Candidate, Figures, Measurement
@@ -100,7 +101,7 @@ def print_result(console: Console, result: Result, document: Document, goal: Goa
         again = f", medians of {num_passes} passes" if num_passes > 1 else ""
         console.print(table(f"{'→ ' if candidate == best else ''}{candidate}{again}", plan.figures))
     for verb, candidate, reason in result.left_out:
-        console.print(f"[yellow]{verb}:[/] {candidate}: {reason}", highlight=False)
+        console.print(labelled(f"{verb}:", "yellow", f"{candidate}: {reason}"))
     if not result.plans:
         raise StartError("No plan could be served; the reasons are above.")
     console.print(terminal_plot(result.plans, best, goal.slo_ms))
@@ -150,15 +151,14 @@ def verdict(check: Check) -> str:
     """Prediction and measurement, in a sentence each."""
     if check.predicted_ms == inf:
         return (
-            f"[yellow]Not checked:[/] in its rounds the plan answered fewer than {check.measured.load.rate_qps:g} "
+            f"Not checked: in its rounds the plan answered fewer than {check.measured.load.rate_qps:g} "
             "requests/s, the load of the check, and more in the search. The machine has become slower; run the same "
             "command with --again while nothing else uses it."
         )
-    is_met = abs(check.error) <= PREDICTION_BOUND
-    colour, word = ("green", "met") if is_met else ("yellow", "not met")
+    word = "met" if abs(check.error) <= PREDICTION_BOUND else "not met"
     return (
         f"At {check.measured.load.rate_qps:g} requests/s, a load outside the fit: predicted {check.predicted_ms:.1f} "
-        f"ms, measured {check.measured.mean_ms:.1f} ms on average ({check.error:+.1%}; [{colour}]{word}[/] within "
+        f"ms, measured {check.measured.mean_ms:.1f} ms on average ({check.error:+.1%}; {word} within "
         f"{PREDICTION_BOUND:.0%}). Predicted before the check: {check.earlier_ms:.1f} ms."
     )
 

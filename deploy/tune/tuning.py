@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 
 from deploy.load.run import progress
+from deploy.terminal import labelled
 from deploy.tune.check import Check, conclude, plan_rounds, run_rounds
 from deploy.tune.results import Candidate, Measurement
 from deploy.tune.search import Choice, Goal, Search, Space, choose, continue_search, next_final
@@ -115,11 +116,11 @@ class Tuning:
                     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
                     reason = " … ".join(dict.fromkeys((lines[0], lines[-1])))
                     self._state.add(candidate, failure=reason)
-                    self._console.print(f"[red]✗[/] {candidate}: {reason}", highlight=False)
+                    self._console.print(labelled("✗", "red", f"{candidate}: {reason}"))
                     continue
             self._state.add(candidate, measurement=measurement)
             longest_s = max(longest_s, time.monotonic() - started_s)
-            self._console.print(f"[green]✓[/] {candidate}: {measurement}", highlight=False)
+            self._console.print(labelled("✓", "green", f"{candidate}: {measurement}"))
 
     def _check_plan(self, candidate: Candidate) -> Check:
         plan = self._state.outcomes[candidate]

@@ -81,8 +81,8 @@ def test_the_load_of_the_check_is_not_part_of_the_prediction() -> None:
     assert found.measured.mean_ms == 216
     assert found.error == pytest.approx(0.08)
     assert check(400).predicted_ms == pytest.approx(200)
-    assert "(+8.0%; [green]met[/] within 10%)" in verdict(found)
-    assert "(+100.0%; [yellow]not met[/] within 10%)" in verdict(check(400))
+    assert "(+8.0%; met within 10%)" in verdict(found)
+    assert "(+100.0%; not met within 10%)" in verdict(check(400))
 
 
 def test_a_machine_that_became_too_slow_for_the_check_is_named() -> None:
