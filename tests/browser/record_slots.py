@@ -1,9 +1,9 @@
-"""Records the pictures of the page `/slots`, from the start to two concurrent requests.
+"""Records a moving picture of the page `/slots`, from the start to two concurrent requests.
 
     python -m tests.browser.record_slots docs/images
 
-Writes slots.gif and slots.png (after the requests, dark). All is real, at its real speed: a server of the
-embedded checkpoint, Chromium, and requests of 60 tokens. A frame lasts as long as it was shown, 2 s at most.
+Writes slots.gif. All is real, at its real speed: a server of the embedded checkpoint, Chromium, and requests of 60
+tokens. A frame lasts as long as it was shown, 2 s at most.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def request(tercet: Tercet, opening: str, repeat: int) -> None:
 
 
 def main(folder: Path) -> None:
-    """Write the pictures into a folder."""
+    """Write the picture into a folder."""
     with tempfile.TemporaryDirectory() as base, sync_playwright() as playwright:
         tercet = Tercet(Path(base), models="embedded*2", dtype="auto", placement="spread")
         tercet.start()
@@ -82,9 +82,6 @@ def main(folder: Path) -> None:
         for thread in threads:
             thread.start()
         recorder.record(3)
-        page.emulate_media(color_scheme="dark")
-        page.screenshot(path=folder / "slots.png")
-        page.emulate_media(color_scheme="light")
         for thread in threads:
             thread.join()
         recorder.record(3)
