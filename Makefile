@@ -24,12 +24,14 @@ PIP = $(VENV)/bin/python -m pip
 # when it first does so: compiling every module of torch and transformers took a third of the set-up.
 INSTALL = install $$(test -t 1 || echo --quiet) --no-compile --only-binary :all:
 
-.PHONY: help serve test test-clients test-deploy chaos soak bench gpu gpu-wheels npm embedded lint format setup setup-serve lock audit sbom clean
+.PHONY: help serve test test-integration test-all test-clients test-deploy chaos soak bench gpu gpu-wheels npm embedded lint format setup setup-serve lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make serve    set up what is missing, then serve (Ctrl-C stops)'
-	@echo 'make test     set up what is missing, then run the tests (ARGS="-k name" selects)'
+	@echo 'make test     set up what is missing, then run the tests (ARGS="-k name" selects); minutes'
+	@echo 'make test-integration  the tests with servers of their own, Chromium, nginx, redis and moto; ten minutes'
+	@echo 'make test-all every suite in one go, with one summary; two hours (again continues an interrupted run)'
 	@echo 'make test-clients  the tests of the completions clients that need an environment of their own; minutes'
 	@echo 'make test-deploy   the tests of systemd units, container image and others that need Debian packages, root and minutes'
 	@echo 'make chaos    measure the promises of docs/RELIABILITY.md under faults; minutes (ARGS="--help" lists options)'
@@ -54,17 +56,27 @@ serve: $(SERVE)
 	@exec $(VENV)/bin/tercet serve
 
 # GOMP_SPINCOUNT as in the workers (shared/worker_environment.py), because tests run more processes than cores.
+PYTEST = GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest
+
+# One process of tests per core; a module's tests, and all tests on shared servers, run in the same process.
 test: $(DEV)
-	@GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest $(ARGS)
+	@$(PYTEST) --numprocesses logical --maxprocesses 4 --dist loadgroup $(ARGS)
+
+test-integration: $(DEV)
+	@$(PYTEST) -m 'integration and not full and not clients and not deploy' $(ARGS)
+
+# Continues where an interrupted run was (ARGS="--help" lists options).
+test-all: $(DEV) $(TOOLS) $(CLIENTS)
+	@exec $(VENV)/bin/python -m tests.all $(ARGS)
 
 # The tests run in Tercet's environment, the clients in theirs.
 test-clients: $(DEV) $(CLIENTS)
-	@GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest tests/clients -m clients $(ARGS)
+	@$(PYTEST) tests/clients -m 'clients or full' $(ARGS)
 
 # Skips what lacks its Debian package; `-rs` names it. As root, because they build an image and mount file systems.
 test-deploy: $(DEV) $(TOOLS)
 	@$(PIP) $(INSTALL) --require-hashes -r requirements/ray.txt
-	@GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest tests -m deploy -rs $(ARGS)
+	@$(PYTEST) -m deploy -rs $(ARGS)
 
 chaos: $(DEV)
 	@exec $(VENV)/bin/python -m tests.chaos $(ARGS)

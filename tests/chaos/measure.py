@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import psutil
 from rich.console import Console
 
 from deploy.load.rounds import percentile
@@ -196,36 +195,6 @@ class Jitter:
     def ms(self, share: float) -> float:
         """A percentile (0 to 1) of the overshoot."""
         return 1e3 * percentile(self.overshoots_s, share)
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What one process holds."""
-
-    rss_bytes: int
-    num_descriptors: int
-    num_threads: int
-
-    @classmethod
-    def of(cls, process: psutil.Process) -> Usage:
-        return cls(process.memory_info().rss, process.num_fds(), process.num_threads())
-
-
-def usages(tercet: Tercet) -> dict[str, Usage]:
-    """Of the gateway's worker and of each slot's worker, by name."""
-    found = tercet.processes()
-    named = {"gateway": found["gateway"][1]}
-    slots = {slot["pid"]: slot["slot"] for slot in tercet.wait_until_warm()}
-    for process in found["workers"][1:]:
-        if process.pid in slots:
-            named[f"slot {slots[process.pid]}"] = process
-    return {name: Usage.of(process) for name, process in sorted(named.items())}
-
-
-def metric(tercet: Tercet, prefix: str) -> float:
-    """The sum of the gateway's metrics whose name and labels begin with `prefix`."""
-    lines = tercet.client.get("/metrics").text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(prefix))
 
 
 def num_cores() -> int:

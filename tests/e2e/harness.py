@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,19 @@ class Tercet:
             "TERCET_JOBS": f"sqlite:{base / 'jobs.sqlite3'}",
             **{f"TERCET_{name.upper()}": value for name, value in settings.items()},
         }
-        verify = certificate.client() if certificate else True
-        self.client = httpx.Client(base_url=self.url, trust_env=False, timeout=60, verify=verify)
+        self._certificate = certificate
+        self.client = self.make_client()
+
+    def make_client(self) -> httpx.Client:
+        """A client that trusts the instance's certificate and sends no key."""
+        verify = self._certificate.client() if self._certificate else True
+        return httpx.Client(base_url=self.url, trust_env=False, timeout=60, verify=verify)
+
+    @property
+    def key_headers(self) -> dict[str, str]:
+        """The header of the instance's key, if it requires one."""
+        key = self.environ.get("TERCET_API_KEY", "")
+        return {"x-api-key": key} if key else {}
 
     @property
     def num_starts(self) -> int:
@@ -87,9 +99,8 @@ class Tercet:
 
     def slots(self) -> list[dict[str, Any]]:
         """The rows of `/slots`; empty if no server answers."""
-        headers = {"x-api-key": self.environ.get("TERCET_API_KEY", "")}
         try:
-            rows: list[dict[str, Any]] = self.client.get("/slots", headers=headers).json()["slots"]
+            rows: list[dict[str, Any]] = self.client.get("/slots", headers=self.key_headers).json()["slots"]
         except httpx.TransportError:
             return []
         return rows
@@ -105,6 +116,11 @@ class Tercet:
 
         slots: list[dict[str, Any]] = until(all_warm, timeout_s, f"every slot warm; {self.log()[-3000:]}")
         return slots
+
+    def wait_until_announced(self) -> None:
+        """Wait until all slots are warm and the supervisor has said so."""
+        self.wait_until_warm()
+        until(lambda: self.num_starts, 10, "the supervisor's announcement")
 
     def stop(self) -> int:
         """Stop as Ctrl-C does; returns the exit code."""
@@ -147,8 +163,7 @@ def running(base: Path, certificate: Certificate | None = None, /, **settings: s
     tercet = Tercet(base, certificate, **settings)
     tercet.start()
     try:
-        tercet.wait_until_warm()
-        until(lambda: "Every slot is warm" in tercet.log(), 10, "the supervisor's announcement")
+        tercet.wait_until_announced()
         yield tercet
     except BaseException:
         sys.stderr.write(tercet.log()[-6000:])
@@ -156,3 +171,33 @@ def running(base: Path, certificate: Certificate | None = None, /, **settings: s
     finally:
         assert tercet.stop() == 0
     assert "SIGSEGV" not in tercet.log()  # a retry hides a crashed worker from the client
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one process holds."""
+
+    rss_bytes: int
+    num_descriptors: int
+    num_threads: int
+
+    @classmethod
+    def of(cls, process: psutil.Process) -> Usage:
+        return cls(process.memory_info().rss, process.num_fds(), process.num_threads())
+
+
+def usages(tercet: Tercet) -> dict[str, Usage]:
+    """What the gateway's worker and each slot's worker hold, by name."""
+    found = tercet.processes()
+    named = {"gateway": found["gateway"][1]}
+    slots = {slot["pid"]: slot["slot"] for slot in tercet.wait_until_warm()}
+    for process in found["workers"][1:]:
+        if process.pid in slots:
+            named[f"slot {slots[process.pid]}"] = process
+    return {name: Usage.of(process) for name, process in sorted(named.items())}
+
+
+def metric(tercet: Tercet, prefix: str) -> float:
+    """The sum of the gateway's metrics whose name and labels begin with `prefix`."""
+    lines = tercet.client.get("/metrics", headers=tercet.key_headers).text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(prefix))

@@ -6,23 +6,15 @@ import json
 import re
 import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from tests.e2e.harness import Tercet, running, until
+from tests.e2e.harness import Tercet, metric, until
 
+pytestmark = pytest.mark.quick
 LONG = {"context": "The old man looked at the sea and", "length": 256}
-
-
-@pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
-    """One slot with a batch of three; a request for 256 tokens fills it and takes at least five seconds."""
-    base = tmp_path_factory.mktemp("t")
-    with running(base, max_batch="3", test_step_delay_ms="0=20") as tercet:
-        yield tercet
 
 
 def in_flight(tercet: Tercet) -> int:
@@ -56,7 +48,7 @@ def test_a_newer_request_of_a_session_cancels_the_older_in_the_queue(slow: Terce
         running_request = pool.submit(post, slow, max_time=2)
         until(lambda: in_flight(slow) == 3, 5, "a request in the engine")
         older = pool.submit(post, slow, session="s")
-        until(lambda: "tercet_waiting_branches 3.0" in slow.client.get("/metrics").text, 5, "the older request waiting")
+        until(lambda: metric(slow, "tercet_waiting_branches") == 3, 5, "the older request waiting")
         newer = pool.submit(post, slow, session="s", length=2)
         assert older.result(timeout=1).status_code == 409
         assert not running_request.done()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import Tercet, running, until
+from tests.e2e.shared_servers import SharedServer
 
+pytestmark = pytest.mark.quick
 CLIENT_TIMEOUT_S = 1.5
 MAX_CONNECTIONS = 120
 CANARY = b"xyzzy-canary"
@@ -21,14 +23,10 @@ LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n"
 POST = b"POST /autocomplete HTTP/1.1\r\nHost: localhost\r\n"
 
 
-@pytest.fixture(scope="module")
-def tercet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
+@pytest.fixture
+def tercet(server_with: Callable[..., SharedServer]) -> SharedServer:
     """A gateway with small limits, logging at debug."""
-    with running(
-        tmp_path_factory.mktemp("t"),
-        client_timeout_s=str(CLIENT_TIMEOUT_S), max_connections=str(MAX_CONNECTIONS), log="debug",
-    ) as instance:  # fmt: skip
-        yield instance
+    return server_with(client_timeout_s=str(CLIENT_TIMEOUT_S), max_connections=str(MAX_CONNECTIONS), log="debug")
 
 
 def connect(tercet: Tercet, stack: ExitStack, receive_bytes: int | None = None) -> socket.socket:
@@ -150,6 +148,7 @@ def test_the_rest_of_a_body_that_is_longer_than_declared_is_not_a_request_and_re
     assert CANARY.decode() not in tercet.log()
 
 
+@pytest.mark.integration
 def test_a_draining_gateway_refuses_connections_and_ends_streams_with_an_error(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

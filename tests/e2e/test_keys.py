@@ -5,34 +5,34 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
 from shared.api_keys import new_key, read_keys
-from tests.e2e.harness import ROOT, Tercet, running, until
+from tests.e2e.harness import ROOT, Tercet, until
+from tests.e2e.shared_servers import SharedServer
 
+pytestmark = pytest.mark.quick
 CANARY = "tct_canary-that-is-not-valid"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def key_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("keys") / "keys"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def key(key_path: Path) -> str:
     return new_key(key_path, "tests")[0]
 
 
-@pytest.fixture(scope="module")
-def tercet(tmp_path_factory: pytest.TempPathFactory, key_path: Path, key: str) -> Iterator[Tercet]:
+@pytest.fixture
+def tercet(server_with: Callable[..., SharedServer], key_path: Path, key: str) -> SharedServer:
     """An instance that requires keys, started with a client's key in its environment."""
-    base = tmp_path_factory.mktemp("t")
-    with running(base, keys=str(key_path), log="debug", api_key=key) as instance:
-        yield instance
+    return server_with(keys=str(key_path), log="debug", api_key=key)
 
 
 def command(tercet: Tercet, *args: str, key: str = "") -> subprocess.CompletedProcess[str]:

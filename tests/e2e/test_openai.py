@@ -23,7 +23,7 @@ PROMPT = "The old man looked at the sea and"
 tokenizer = Tokenizer.from_file(str(ROOT / "workers/checkpoints/embedded/tokenizer.json"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def client(tercet: Tercet) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{tercet.url}/v1", api_key="none", max_retries=0) as client:
         yield client

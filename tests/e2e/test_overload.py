@@ -14,40 +14,37 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.harness import Tercet, running, until
+from tests.e2e.harness import Tercet, metric, until
+from tests.e2e.shared_servers import SharedServer
 
+pytestmark = pytest.mark.quick
+IN_FLIGHT = 'tercet_slot_in_flight_branches{slot="0"}'
+REFUSED = 'tercet_refused_requests_total{reason="overloaded"}'
 BODY = json.dumps({"context": "The old man looked at the sea and", "length": 20}).encode()
 REQUEST = b"POST /autocomplete HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
 
 
-@pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
-    """One slot with a batch of three, and room for another three branches in the queue."""
-    with running(tmp_path_factory.mktemp("t"), max_batch="3", queue="3", test_step_delay_ms="0=50") as tercet:
-        yield tercet
-
-
-def metric(tercet: Tercet, name: str) -> float:
-    lines = tercet.client.get("/metrics").text.splitlines()
-    return sum(float(line.removeprefix(f"{name} ")) for line in lines if line.startswith(f"{name} "))
-
-
 @contextmanager
-def load(tercet: Tercet) -> Iterator[None]:
-    """A request that runs and another that waits; both have an answer at the end."""
+def full(tercet: SharedServer) -> Iterator[None]:
+    """Meanwhile a request runs and two wait; all have an answer at the end."""
 
-    def complete(_: int) -> int:
-        return httpx.post(f"{tercet.url}/autocomplete", content=BODY, trust_env=False, timeout=30).status_code
+    def complete(length: int) -> int:
+        body = {"context": "The old man looked at the sea and", "length": length}
+        return httpx.post(f"{tercet.url}/autocomplete", json=body, trust_env=False, timeout=30).status_code
 
     with ThreadPoolExecutor() as pool:
-        answers = pool.map(complete, range(2))
-        until(lambda: metric(tercet, "tercet_waiting_branches") == 3, 5, "a full queue")
-        yield
-        assert list(answers) == [200, 200]
+        answers = [pool.submit(complete, 150)]  # at least three seconds
+        until(lambda: metric(tercet, IN_FLIGHT) == 3, 5, "a full slot")
+        answers += [pool.submit(complete, 2) for _ in range(2)]
+        until(lambda: metric(tercet, "tercet_waiting_branches") == 6, 5, "a full queue")
+        with tercet.expecting_errors():
+            yield
+        assert [answer.result() for answer in answers] == [200] * 3
 
 
-def test_refusals_come_at_once_on_a_connection_that_stays_open(full: Tercet) -> None:
-    with load(full), socket.create_connection(("127.0.0.1", full.port)) as sock:
+def test_refusals_come_at_once_on_a_connection_that_stays_open(slow: SharedServer) -> None:
+    before = metric(slow, REFUSED)
+    with full(slow), socket.create_connection(("127.0.0.1", slow.port)) as sock:
         times_s = []
         for _ in range(30):
             begin = time.monotonic()
@@ -68,11 +65,11 @@ def test_refusals_come_at_once_on_a_connection_that_stays_open(full: Tercet) -> 
         assert json.loads(body)["code"] == "overloaded"
         sock.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert sock.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
-    assert metric(full, 'tercet_refused_requests_total{reason="overloaded"}') == 31
+    assert metric(slow, REFUSED) == before + 31
 
 
-def test_pipelined_requests_are_all_refused_in_order(full: Tercet) -> None:
-    with load(full), socket.create_connection(("127.0.0.1", full.port)) as sock:
+def test_pipelined_requests_are_all_refused_in_order(slow: SharedServer) -> None:
+    with full(slow), socket.create_connection(("127.0.0.1", slow.port)) as sock:
         sock.sendall(REQUEST * 20)
         sock.settimeout(5)
         data = b""
@@ -81,6 +78,7 @@ def test_pipelined_requests_are_all_refused_in_order(full: Tercet) -> None:
         assert data.count(b'"code":"overloaded"') == 20
 
 
+@pytest.mark.integration
 def test_health_checks_are_answered_while_all_threads_are_in_use(tmp_path: Path) -> None:
     """A balancer, or SageMaker, would replace a server that does not answer them. Few descriptors mean few threads."""
     tercet = Tercet(tmp_path, max_batch="48", test_step_delay_ms="0=100")

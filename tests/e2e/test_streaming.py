@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,13 @@ import httpx
 import httpx_sse
 import pytest
 
-from tests.e2e.harness import Tercet, running, until
+from tests.e2e.harness import Tercet, until
 from tests.e2e.test_cancelling import in_flight
 from tests.nginx import nginx
 
+pytestmark = pytest.mark.quick
 OPENING = "The old man looked at the sea and"
 Event = tuple[str, dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
-    """Each step takes at least 20 ms, so that arrival times separate streamed text from buffered text."""
-    with running(tmp_path_factory.mktemp("t"), test_step_delay_ms="0=20") as tercet:
-        yield tercet
 
 
 def stream(client: httpx.Client, context: str = OPENING, **fields: Any) -> list[Event]:
@@ -133,6 +126,7 @@ def test_the_time_limit_ends_the_stream_with_what_is_ready(slow: Tercet) -> None
     assert all(re.search(r"\w[^\w\s]*$", sentence["value"]) for sentence in done["sentences"])
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed (apt-get install nginx-light)")
 def test_a_stream_survives_nginx(slow: Tercet, short_tmp_path: Path) -> None:
     with (

@@ -7,26 +7,27 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import httpx
 import pytest
 
 from tests.e2e.harness import ROOT, Tercet, running, until
+from tests.e2e.shared_servers import SharedServer
 from tests.tls import Certificate
 
+pytestmark = pytest.mark.quick
 CONTEXT = {"context": "The old man looked at the sea and"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return Certificate(tmp_path_factory.mktemp("c"))
 
 
-@pytest.fixture(scope="module")
-def tercet(certificate: Certificate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
-    with running(tmp_path_factory.mktemp("t"), certificate, client_timeout_s="1") as instance:
-        yield instance
+@pytest.fixture
+def tercet(certificate: Certificate, server_with: Callable[..., SharedServer]) -> SharedServer:
+    return server_with(certificate, client_timeout_s="1")
 
 
 def test_a_client_that_trusts_the_authority_gets_answers_and_streams(tercet: Tercet, certificate: Certificate) -> None:
@@ -78,18 +79,21 @@ def test_old_versions_of_tls_are_refused(tercet: Tercet, certificate: Certificat
         context.wrap_socket(sock, server_hostname="localhost")
 
 
-def test_a_reload_serves_the_renewed_certificate(tercet: Tercet, certificate: Certificate) -> None:
+@pytest.mark.integration
+def test_a_reload_serves_the_renewed_certificate(tmp_path_factory: pytest.TempPathFactory) -> None:
+    certificate = Certificate(tmp_path_factory.mktemp("c"))
     old = certificate.client()
-    certificate.renew()
-    with pytest.raises(ssl.SSLError):
+    with running(tmp_path_factory.mktemp("t"), certificate) as tercet:
+        certificate.renew()
+        with pytest.raises(ssl.SSLError):
+            _handshake(tercet, certificate.client())
+        master, old_worker = tercet.processes()["gateway"]
+        master.send_signal(signal.SIGHUP)
+        # Until the old worker ends, either worker may take a connection.
+        until(lambda: not old_worker.is_running(), 20, "the end of the old worker")
         _handshake(tercet, certificate.client())
-    master, old_worker = tercet.processes()["gateway"]
-    master.send_signal(signal.SIGHUP)
-    # Until the old worker ends, either worker may take a connection.
-    until(lambda: not old_worker.is_running(), 20, "the end of the old worker")
-    _handshake(tercet, certificate.client())
-    with pytest.raises(ssl.SSLError):
-        _handshake(tercet, old)
+        with pytest.raises(ssl.SSLError):
+            _handshake(tercet, old)
 
 
 def _handshake(tercet: Tercet, context: ssl.SSLContext) -> None:

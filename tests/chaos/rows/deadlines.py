@@ -12,9 +12,9 @@ from deploy.load.rounds import percentile
 from tests.chaos.http_client import Answer, Connection, Endpoint, client_hello, exchange, find_fault, request_bytes
 from tests.chaos.instance import serving_through_proxies
 from tests.chaos.load import Load, milliseconds, prioritized
-from tests.chaos.measure import Context, Findings, Jitter, Usage, usages
+from tests.chaos.measure import Context, Findings, Jitter
 from tests.chaos.proxy import Fault, always, random_schedule
-from tests.e2e.harness import Tercet, until
+from tests.e2e.harness import Tercet, Usage, until, usages
 
 # Each step takes at least this long, so that 256 tokens take longer than the time limits of the requests.
 STEP_S = 0.005

@@ -17,9 +17,9 @@ import psutil
 from shared.api_keys import new_key
 from tests.chaos.http_client import Endpoint, request_bytes
 from tests.chaos.load import Load, count_failures, milliseconds
-from tests.chaos.measure import Context, Findings, metric
+from tests.chaos.measure import Context, Findings
 from tests.e2e.gateways import running_gateways, wait_until_ready
-from tests.e2e.harness import Tercet, until
+from tests.e2e.harness import Tercet, metric, until
 from tests.e2e.remote_pool import Gateway
 from tests.gateway.jobs.servers import RedisServer, find_redis, volatile_redis
 from tests.nginx import nginx

@@ -19,9 +19,9 @@ from scipy.stats import mannwhitneyu
 from gateway.jobs.queue import LEASE_S
 from tests.chaos.http_client import Answer, Connection, Endpoint, request_bytes
 from tests.chaos.instance import endpoint_of, serving
-from tests.chaos.measure import Context, Findings, metric
+from tests.chaos.measure import Context, Findings
 from tests.chaos.rows.keys import SIGNIFICANCE, keyed_instance
-from tests.e2e.harness import Tercet, until
+from tests.e2e.harness import Tercet, metric, until
 from tests.gateway.jobs.servers import AWS_ENVIRON, dynamodb_server, find_redis, redis_server
 
 # Jobs that are queued or running at a kill.

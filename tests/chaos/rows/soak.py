@@ -6,7 +6,8 @@ import random
 
 from tests.chaos.http_client import completion_request
 from tests.chaos.load import Load, count_failures
-from tests.chaos.measure import Context, Findings, usages
+from tests.chaos.measure import Context, Findings
+from tests.e2e.harness import usages
 
 NUM_CLIENTS = 6
 MAX_GROWTH_MB = 5.0

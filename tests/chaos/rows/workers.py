@@ -17,8 +17,8 @@ from deploy.load.rounds import percentile
 from tests.chaos.http_client import Answer, Connection, completion_request, exchange, find_fault
 from tests.chaos.instance import endpoint_of, serving
 from tests.chaos.load import Load, count_failures, milliseconds
-from tests.chaos.measure import Context, Findings, Jitter, metric
-from tests.e2e.harness import Tercet, until
+from tests.chaos.measure import Context, Findings, Jitter
+from tests.e2e.harness import Tercet, metric, until
 
 # Of `gateway.generation.fanout`: the pause before a second attempt.
 RETRY_PAUSE_MS = 25.0

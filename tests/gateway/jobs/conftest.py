@@ -48,7 +48,10 @@ def dynamodb_endpoint() -> Iterator[str]:
             os.environ[name] = value
 
 
-@pytest.fixture(params=["sqlite", "redis", "dynamodb"])
+OTHER_STORES = (pytest.param(name, marks=pytest.mark.integration) for name in ("redis", "dynamodb"))
+
+
+@pytest.fixture(params=["sqlite", *OTHER_STORES])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """URL of an empty store."""
     if request.param == "sqlite":
