@@ -33,7 +33,6 @@ Dtype = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Placement = Literal["auto", "spread", "pack"]
 Compute = Literal["auto", "cpu"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-Fault = Literal["oom", "oom_step", "device", "hang"]
 
 _MODEL_NAME = re.compile(r"(synthetic:)?[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 # host:port, with IPv6 in brackets. `\d` would match the digits of every script.
@@ -210,24 +209,6 @@ def _hosts(text: str) -> tuple[str, ...]:
     return hosts
 
 
-def _delays(text: str) -> dict[int, float]:
-    try:
-        pairs = dict(entry.split("=") for entry in text.split(",") if entry)
-        return msgspec.convert(pairs, dict[int, float], strict=False)
-    except (ValueError, msgspec.ValidationError):
-        raise ValueError("must be slot=milliseconds, like 0=0,1=10") from None
-
-
-def _faults(text: str) -> dict[int, Fault]:
-    try:
-        pairs = dict(entry.split("=") for entry in text.split(",") if entry)
-        return msgspec.convert(pairs, dict[int, Fault], strict=False)
-    except (ValueError, msgspec.ValidationError):
-        raise ValueError(
-            f"must be number=fault, like 901=device; a fault is one of {', '.join(get_args(Fault))}"
-        ) from None
-
-
 def _flag(text: str) -> bool:
     if text not in {"0", "1"}:
         raise ValueError("must be 0 or 1")
@@ -288,8 +269,6 @@ def _setting(
     if shown is None:
         shown = f"{default:g}" if isinstance(default, float) else str(default)
     metadata = {"parse": parse, "shown": shown, "unit": unit, "why": why}
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -473,19 +452,6 @@ class Settings:
     )  # fmt: skip
     log: LogLevel = _setting(
         "info", "", "lowest level that is logged, as JSON lines on stderr; prompts are never logged",
-    )  # fmt: skip
-    test_step_delay_ms: dict[int, float] = _setting(
-        {}, "slot=milliseconds", "for tests: a delay added to each decode step of a slot, like 1=10",
-        parse=_delays, shown="(none)",
-    )  # fmt: skip
-    test_faults: dict[int, Fault] = _setting(
-        {}, "seed=fault", "for tests: a request with this seed runs out of memory alone (oom) or with its whole step "
-        "(oom_step), raises a device error (device) in its first step, or hangs (hang)",
-        parse=_faults, shown="(none)",
-    )  # fmt: skip
-    test_load_faults: dict[int, Fault] = _setting(
-        {}, "slot=fault", "for tests: each load of this slot's model fails with oom or device, or hangs",
-        parse=_faults, shown="(none)",
     )  # fmt: skip
 
     @classmethod

@@ -191,19 +191,31 @@ def create_app(service: SlotService, hangups: HangupWatcher) -> SlotApp:
     return SlotApp(service, hangups)
 
 
-def build() -> SlotApp:
-    """The app for this process's environment (`gunicorn.conf.py` sets `TERCET_SLOT`)."""
+AdaptEngine = Callable[[Slot, EngineConfig], EngineConfig]
+
+
+def build(adapt_engine: AdaptEngine = lambda _slot, config: config) -> SlotApp:
+    """The app for this process's environment (`gunicorn.conf.py` sets `TERCET_SLOT`).
+
+    Args:
+        adapt_engine: as `make_service` takes it.
+    """
     settings = Settings.load(os.environ)
     configure_structlog("workers", settings.log)
     plan = read_plan(settings.run_path)
     slot = plan.slots[int(os.environ["TERCET_SLOT"])]
-    return create_app(make_service(plan, slot, settings), HangupWatcher())
+    return create_app(make_service(plan, slot, settings, adapt_engine), HangupWatcher())
 
 
-def make_service(plan: Plan, slot: Slot, settings: Settings) -> SlotService:
+def make_service(
+    plan: Plan, slot: Slot, settings: Settings, adapt_engine: AdaptEngine = lambda _slot, config: config
+) -> SlotService:
     """The service of one slot of `plan`, which its caller starts. It ends this process where a device has failed.
 
     The process's variables are those of `shared.worker_environment.worker_environment`.
+
+    Args:
+        adapt_engine: changes the engine's configuration; tests inject faults with it.
     """
     cache = cache_directory(settings)
     if settings.cache_dir is not None:
@@ -220,9 +232,6 @@ def make_service(plan: Plan, slot: Slot, settings: Settings) -> SlotService:
         hang_s=settings.hang_s,
         load_s=settings.load_s,
         num_threads=int(os.environ["OMP_NUM_THREADS"]) if is_on_cpu else None,
-        step_delay_s=settings.test_step_delay_ms.get(slot.index, 0.0) / 1e3,
-        faults=settings.test_faults,
-        load_fault=settings.test_load_faults.get(slot.index),
     )
     log.info(
         "worker_started",
@@ -241,7 +250,7 @@ def make_service(plan: Plan, slot: Slot, settings: Settings) -> SlotService:
     int8_results = None if cache is None else cache / "int8"
     tracing = start_tracing("tercet-worker") if settings.traces else NO_TRACING
     service = SlotService(
-        slot, plan.model(slot.model), config, int8_results,
+        slot, plan.model(slot.model), adapt_engine(slot, config), int8_results,
         weights=None if cache is None or not is_on_cpu else cache / "weights",
         is_only_worker=sum(other.model == slot.model for other in plan.slots) == 1,
         on_fatal=end, accepted_delay_s=ACCEPTED_DELAY_SHARE * settings.ack_ms / 1e3, tracing=tracing,

@@ -17,14 +17,14 @@ DRAIN_POLL_S = 0.2
 SAMPLES_PER_WINDOW = 5
 
 
-def build(args: dict[str, object]) -> Any:
-    """The application for `args` (`deploy.ray.config.RayConfig`).
+def build(args: dict[str, object], worker_class: type[Worker] = Worker) -> Any:
+    """The application for `args` (`deploy.ray.config.RayConfig`), with workers of this class.
 
     Raises:
         StartError: an argument is wrong.
     """
     config = parse_config(args)
-    worker = serve.deployment(Worker).options(name="Worker", **worker_options(config))
+    worker = serve.deployment(worker_class).options(name="Worker", **worker_options(config))
     ingress = serve.deployment(Ingress).options(
         name=INGRESS,
         num_replicas=config.num_ingresses,

@@ -59,7 +59,7 @@ class Worker:
         self._name, self._app = context.replica_id.unique_id, context.app_name
         # One for each branch, and two for texts to be tokenized.
         self._threads = ThreadPoolExecutor(config.max_batch + 2, thread_name_prefix="branch")
-        self._service = await asyncio.to_thread(_make_service, plan, settings)
+        self._service = await asyncio.to_thread(self.make_service, plan, settings)
         self._service.start()
         self._reporting = asyncio.create_task(self._report())
         while not self._service.is_warm:
@@ -69,6 +69,12 @@ class Worker:
                 self._service.close()
                 raise StartError(f"{state.model} cannot be loaded: {state.reason}")
             await asyncio.sleep(WARM_POLL_S)
+
+    def make_service(self, plan: Plan, settings: Settings) -> SlotService:
+        """The service of this worker, whose plan has one slot."""
+        from workers.app import make_service
+
+        return make_service(plan, plan.slots[0], settings)
 
     async def generate(self, content: bytes, request_id: str) -> AsyncIterator[Acceptance | Refusal | bytes]:
         """The lines of `POST /generate`, in chunks, the first with this worker's name; a refusal is the only item.
@@ -159,9 +165,3 @@ def _workers_per_device(config: RayConfig) -> int:
     if config.num_gpus:
         return int(1 / config.num_gpus + 1e-6)
     return max(1, min(config.max_workers, int(len(os.sched_getaffinity(0)) / config.num_cpus)))
-
-
-def _make_service(plan: Plan, settings: Settings) -> SlotService:
-    from workers.app import make_service
-
-    return make_service(plan, plan.slots[0], settings)

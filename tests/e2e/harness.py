@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.faulty_workers import fault_environment
 from tests.tls import Certificate
 
 ROOT = Path(__file__).parents[2]
@@ -44,12 +45,14 @@ class Tercet:
     """One instance under test; by default it serves the embedded checkpoint in fp32."""
 
     def __init__(self, base: Path, certificate: Certificate | None = None, /, **settings: str) -> None:
-        """With a certificate, the instance serves HTTPS, and its client trusts it."""
+        """With a certificate, the instance serves HTTPS, and its client trusts it. Settings that begin with `test_` are
+        faults of its workers (`tests.faulty_workers`)."""
         self.run_dir = base / "run"
         self.log_path = base / "log"
         self.port = free_port()
         self.url = f"{'https' if certificate else 'http'}://127.0.0.1:{self.port}"
         settings |= certificate.settings if certificate else {}
+        faults = {name: settings.pop(name) for name in list(settings) if name.startswith("test_")}
         self.environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith("TERCET_")},
             "TERCET_BIND": f"127.0.0.1:{self.port}",
@@ -60,6 +63,7 @@ class Tercet:
             "TERCET_DRAIN_S": "0.1",
             "TERCET_JOBS": f"sqlite:{base / 'jobs.sqlite3'}",
             **{f"TERCET_{name.upper()}": value for name, value in settings.items()},
+            **fault_environment(faults),
         }
         self._certificate = certificate
         self.client = self.make_client()

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_nothing_asks_to_install_tercet_from_an_index() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {match[0]}"
         for path in paths
-        if path.is_file()
+        if path.is_file() and path != Path(__file__)
         for match in bare.finditer(path.read_text(encoding="utf-8"))
     ]
     assert found == []

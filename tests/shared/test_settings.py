@@ -74,9 +74,6 @@ def test_all_wrong_variables_are_named_at_once() -> None:
         ("TIMEOUT_S", "-1"),
         ("DTYPE", "int4"),
         ("BIND", "127.0.0.1:99999"),
-        ("TEST_STEP_DELAY_MS", "fast"),
-        ("TEST_STEP_DELAY_MS", "0=fast"),
-        ("TEST_STEP_DELAY_MS", "0=1=2"),
         ("JOBS", "sqlite:"),
         ("JOBS", "postgres://db"),
         ("JOBS", "redis:///0"),
@@ -104,11 +101,9 @@ def test_plain_values_are_converted_by_their_type() -> None:
             "TERCET_QUEUE": " 0 ",
             "TERCET_TIMEOUT_S": "2.5",
             "TERCET_LOG": "debug",
-            "TERCET_TEST_STEP_DELAY_MS": "0=0,1=10.5",
         }
     )
     assert (settings.queue, settings.timeout_s, settings.log) == (0, 2.5, "debug")
-    assert settings.test_step_delay_ms == {0: 0.0, 1: 10.5}
     assert Settings.load({"TERCET_QUEUE": ""}) == Settings.load({})
 
 

@@ -20,6 +20,8 @@ from ray import serve
 from ray.cluster_utils import Cluster
 
 from deploy.ray.app import build
+from deploy.ray.worker import Worker
+from tests.deploy.ray.faulty_worker import FaultyWorker
 from tests.e2e.harness import ROOT, free_port, until
 from tests.workers.contract import Endpoint
 
@@ -38,6 +40,8 @@ class RayPool:
         self.url = f"http://127.0.0.1:{self.port}{PREFIX}"
         self.key_path = base / "pool.key"
         self.write_keys(secrets.token_hex(32), secrets.token_hex(32))
+        faults = {name: settings.pop(name) for name in list(settings) if name.startswith("test_")}
+        self._worker_class = FaultyWorker if faults else Worker
         self.environ = {
             "PYTHONPATH": str(ROOT),
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -48,6 +52,7 @@ class RayPool:
             "TERCET_POOL_KEY": str(self.key_path),
             "TERCET_RUN_DIR": str(base / "run"),
             **{f"TERCET_{name.upper()}": value for name, value in settings.items()},
+            **{name.upper(): value for name, value in faults.items()},
         }
 
     def write_keys(self, *keys: str) -> None:
@@ -81,7 +86,7 @@ class RayPool:
 
     def deploy(self, **args: object) -> None:
         """Deploy the application anew with these arguments; returns when Serve has its replicas."""
-        serve.run(build({"model": "embedded", **args}), name="embedded", route_prefix=PREFIX)
+        serve.run(build({"model": "embedded", **args}, self._worker_class), name="embedded", route_prefix=PREFIX)
 
     def wait_for_workers(self, number: int, timeout_s: float = START_S) -> float:
         """Wait until this number of workers is warm; returns seconds."""

@@ -1,0 +1,70 @@
+"""gunicorn's worker class for tests whose workers are slow or fail: it loads `build` instead of `workers.app.build`.
+
+gunicorn takes the class from GUNICORN_CMD_ARGS, and the faults come from variables that Tercet does not read, so the
+product has no setting for them. `tests.e2e.harness.Tercet` sets both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shared.plan import Slot
+    from workers.app import SlotApp
+    from workers.engine.engine import EngineConfig
+
+VARIABLES = {
+    "TEST_STEP_DELAY_MS": "slot=milliseconds,…: a delay before each decode step of a slot",
+    "TEST_FAULTS": "seed=fault,…: how a step with this seed fails (`workers.engine.fault_injection.Fault`)",
+    "TEST_LOAD_FAULTS": "slot=fault,…: how each load of this slot's model fails",
+}
+
+
+def fault_environment(faults: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a server whose workers have `faults`, by the names in VARIABLES in lower case."""
+    if not faults:
+        return {}
+    variables = {name.upper(): value for name, value in faults.items()}
+    assert variables.keys() <= VARIABLES.keys(), variables
+    return {"GUNICORN_CMD_ARGS": f"--worker-class {__name__}.Worker", **variables}
+
+
+def with_faults(slot: Slot, config: EngineConfig) -> EngineConfig:
+    """The engine's configuration with the faults that this process's variables give to `slot`."""
+    delays, faults, load_faults = map(_pairs, VARIABLES)
+    load_fault: Any = load_faults.get(slot.index)
+    by_seed: dict[int, Any] = faults
+    step_delay_s = float(delays.get(slot.index, 0)) / 1e3
+    return replace(config, step_delay_s=step_delay_s, faults=by_seed, load_fault=load_fault)
+
+
+def build() -> SlotApp:
+    from workers import app
+
+    return app.build(with_faults)
+
+
+def _pairs(variable: str) -> dict[int, str]:
+    pairs = (entry.split("=") for entry in os.environ.get(variable, "").split(",") if entry)
+    return {int(key): value for key, value in pairs}
+
+
+def __getattr__(name: str) -> Any:
+    """`Worker`, the class of this master's pool: both masters read GUNICORN_CMD_ARGS. Tests need no gunicorn."""
+    if name != "Worker":
+        raise AttributeError(name)
+    if os.environ.get("TERCET_ROLE") == "gateway":
+        from gateway.server.http_server import GatewayServer
+
+        return GatewayServer
+    from workers.gunicorn_worker import SlotWorker
+
+    class FaultySlotWorker(SlotWorker):
+        def load_wsgi(self) -> None:
+            self.app.app_uri = f"{__name__}:build()"
+            super().load_wsgi()
+
+    return FaultySlotWorker
