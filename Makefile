@@ -38,7 +38,7 @@ help:
 	@echo 'make soak     the same, ten times as long'
 	@echo 'make bench    measure (BENCH=http: the gateway under load; ARGS="--only engine" selects)'
 	@echo 'make gpu      measure a machine with a GPU, in ten minutes; again continues it (ARGS="--rehearse": without a GPU)'
-	@echo 'make gpu-wheels  gather what a bare machine lacks for deploy/bench/gpu/run.sh (Python 3.12, x86_64)'
+	@echo 'make gpu-wheels  gather what a bare machine lacks for tests/bench/gpu/run.sh (Python 3.12, x86_64)'
 	@echo 'make npm      pack the JavaScript client as an npm package'
 	@echo 'make embedded train the embedded checkpoint (CORPUS=train.txt.xz; ARGS="--tokens 1_000_000" sets its length)'
 	@echo 'make lint     ruff, mypy and import-linter, as CI runs them'
@@ -85,16 +85,16 @@ soak: $(DEV)
 	@exec $(VENV)/bin/python -m tests.chaos --soak $(ARGS)
 
 bench: $(DEV)
-	@exec $(VENV)/bin/tercet bench $(or $(BENCH),engine) $(ARGS)
+	@exec $(VENV)/bin/python -m tests.bench $(or $(BENCH),engine) $(ARGS)
 
 gpu: $(DEV)
-	@exec $(VENV)/bin/tercet bench gpu --out build/gpu $(ARGS) >/dev/null
+	@exec $(VENV)/bin/python -m tests.bench gpu --out build/gpu $(ARGS) >/dev/null
 
 npm: $(DEV)
 	@$(VENV)/bin/python -m deploy.npm.build build/npm
 
 gpu-wheels:
-	@$(PYTHON) -m deploy.bench.gpu.wheels build/gpu-wheels
+	@$(PYTHON) -m tests.bench.gpu.wheels build/gpu-wheels
 
 # In a directory that `make clean` keeps, because training takes hours. The same command resumes an interrupted run.
 embedded: $(SERVE)

@@ -40,12 +40,10 @@ key_commands = typer.Typer(no_args_is_help=True, help="Make, list and revoke API
 cli.add_typer(key_commands, name="key")
 if sys.argv[1:2] != ["serve"]:  # the supervisor runs as long as the server: it keeps no benchmarks in memory
     from deploy.aws.command import deploy_commands
-    from deploy.bench.cli import bench
     from deploy.calibrate.command import calibrate
     from deploy.doctor import doctor
     from deploy.tune.command import tune
 
-    cli.add_typer(bench, name="bench")
     cli.add_typer(deploy_commands, name="deploy")
     cli.command("tune")(tune)
     cli.command("calibrate")(calibrate)

@@ -122,7 +122,7 @@ def _cpu(root: Path) -> Iterator[Finding]:
         yield Finding(
             "cpu", "logical cores share physical ones", "advice",
             "Two threads of a physical core share its arithmetic units: measure with one thread for each.",
-            f"TERCET_CPU_THREADS={cores // threads_per_core} tercet bench engine --only request --rounds 3",
+            f"make bench ARGS='--only request --rounds 3 --set cpu_threads={cores // threads_per_core}'",
         )  # fmt: skip
     quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdigit() and int(quota) < cores * int(period):

@@ -17,9 +17,11 @@ from tests.e2e.shared_servers import SharedServer, SharedServers
 from tests.npm_package import NpmPackage, build_package
 
 # `quick` is the tier of `make test`: what needs no server, and what runs on the shared servers.
-TIERS = ("quick", "integration", "full", "clients", "deploy")
+TIERS = ("quick", "integration", "full", "bench", "clients", "deploy")
 # Of a folder or a module; what is not listed is `quick`.
 TIER_BY_PATH = {
+    "tests/bench/gpu": "bench",
+    "tests/bench/test_commands.py": "bench",
     "tests/browser": "integration",
     "tests/browser/test_firefox.py": "full",
     "tests/browser/test_obsidian.py": "full",

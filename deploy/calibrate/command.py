@@ -90,7 +90,7 @@ def calibrate(
     words: Annotated[int, typer.Option(min=1, help="Number of words of each passage.")] = 100,
     samples: Annotated[int, typer.Option(min=1, max=8, help="Suggestions of each request.")] = 3,
     models: Annotated[str, typer.Option(help="Model to calibrate, as in TERCET_MODELS.")] = "embedded",
-    # Not the seed of the passages that `tercet bench typist` reports by default.
+    # Not the seed of the passages that `make bench BENCH=typist` reports by default.
     seed: Annotated[int, typer.Option(help="Seed of the passages.")] = 1,
     plot_path: Annotated[
         Path | None,

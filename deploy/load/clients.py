@@ -76,14 +76,12 @@ class Clients:
         Args:
             host, port: the gateway, on the loopback interface.
             subject: the model whose tokenizer counts the prompts' tokens.
-            more: fields for every request besides the workload's. With `max_tokens` the prompts are twice as long and
-                the server truncates them, so that its tokenizer may be another.
+            more: fields for every request besides the workload's.
         """
         self._address = host, port
         self._workload = workload
         self._prompts = PromptGenerator(subject.tokenizer(), seed)
         self._random = random.Random(seed)
-        self._num_tokens = workload.num_prompt_tokens * (2 if "max_tokens" in more else 1)
         self._more = more
         self._lock = threading.Lock()
 
@@ -183,7 +181,7 @@ class Clients:
 
     def _new_body(self) -> Body:
         with self._lock:  # one generator for all threads, so that no two clients draw the same prompt
-            context, seed = self._prompts.text(self._num_tokens), self._prompts.seed()
+            context, seed = self._prompts.text(self._workload.num_prompt_tokens), self._prompts.seed()
         return self._workload.body(context, seed, **self._more)
 
     def _run_clients(self, num_clients: int, make_bodies: Callable[[], Iterable[Body]]) -> LoadResult:

@@ -108,5 +108,7 @@ def versions() -> dict[str, str]:
 
 
 def command_line() -> str:
-    """The command of this run, with the program's own name."""
-    return shlex.join(["tercet", *sys.argv[1:]])
+    """The command of this run: that of a module that runs by `python -m`, else `tercet`."""
+    spec = sys.modules["__main__"].__spec__
+    program = ["tercet"] if spec is None else ["python", "-m", spec.parent or spec.name]
+    return shlex.join([*program, *sys.argv[1:]])

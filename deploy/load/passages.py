@@ -30,28 +30,15 @@ class Passage:
         return self.text[max(0, position - num_characters) : position]
 
 
-def choose_passages(
-    texts: Mapping[str, str], num_passages: int, num_words: int, rng: random.Random, num_characters: int | None = None
-) -> list[Passage]:
-    """`num_passages` random passages of each text, none of which starts in the text's first words.
-
-    Args:
-        num_words: length of each passage.
-        num_characters: instead of `num_words`: the passage's last word is the one that reaches this length.
-    """
+def choose_passages(texts: Mapping[str, str], num_passages: int, num_words: int, rng: random.Random) -> list[Passage]:
+    """`num_passages` random passages of `num_words` words of each text, none of which starts in its first words."""
     passages = []
     for file, text in texts.items():
         starts = [found.start() for found in _WORD_START.finditer(text)]
-        if num_characters is None:
-            last = max(1, len(starts) - num_words - 1)
-        else:
-            last = max(1, sum(start + num_characters < len(text) for start in starts) - 1)
+        last = max(1, len(starts) - num_words - 1)
         for _ in range(num_passages):
             first = rng.randrange(min(100, last), last + 1)
             after = first + num_words
-            if num_characters is not None:
-                end = starts[first] + num_characters
-                after = next((at for at in range(first, len(starts)) if starts[at] >= end), len(starts))
             end = starts[after] if after < len(starts) else len(text)
             passages.append(Passage(file, text, starts[first], end, tuple(starts[first:after])))
     return passages

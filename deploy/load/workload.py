@@ -74,14 +74,6 @@ W = Workload()
 PATSNAP = Workload(num_prompt_tokens=2, num_samples=10, num_new_tokens=40)
 
 
-class EngineTiming(msgspec.Struct, frozen=True):
-    """One request to the engine, from the first `submit` to the last `result`."""
-
-    wall_ms: float
-    cached_tokens: int  # prefix-cache hit; the smallest of any branch
-    ms_per_step: float  # mean over the decode steps, of the median branch
-
-
 class Subject(msgspec.Struct, frozen=True):
     """The model under test."""
 

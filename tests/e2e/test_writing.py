@@ -67,7 +67,7 @@ def contexts(number: int) -> list[str]:
 
 
 def test_three_sentences_that_differ_and_end_at_a_word(tercet: Tercet) -> None:
-    """A small sample of what `tercet bench writer` measures."""
+    """A small sample of what `make bench BENCH=writer` measures."""
     asked = contexts(60)
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda item: tercet.ask(item[1], temperature=0.8, seed=item[0]), enumerate(asked)))
@@ -121,7 +121,7 @@ def test_an_explanation_lists_the_most_likely_tokens(tercet: Tercet) -> None:
 
 @pytest.mark.parametrize("max_time_s", [0.05, 0.2])
 def test_a_time_limit_is_kept(tercet: Tercet, max_time_s: float) -> None:
-    """Also if no sentence is ready; `tercet bench writer` measures by how much the limit is exceeded."""
+    """Also if no sentence is ready; `make bench BENCH=writer` measures by how much the limit is exceeded."""
     tercet.ask()
     for _ in range(5):
         start = time.monotonic()

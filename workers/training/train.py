@@ -129,7 +129,7 @@ def _run(options: argparse.Namespace, device: torch.device, began: float) -> int
         files = " ".join(shlex.quote(str(run / "held-out" / name)) for name in corpus.facts["held_out_files"])
         model = shlex.quote(f"new={run.absolute() / 'checkpoint'}")
         err.print(
-            f"To measure the keystrokes that it saves:\n  tercet bench typist --engine --models {model} {files}",
+            f"To measure the keystrokes that it saves:\n  python -m tests.bench typist --models {model} {files}",
             soft_wrap=True,
         )
     return 0

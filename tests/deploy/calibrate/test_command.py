@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.bench.quality.replay import PROSE
+from tests.bench.quality.replay import PROSE
 from tests.deploy.calibrate.test_feedback import FEEDBACK, exposition
 
 ROOT = Path(__file__).parents[3]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from deploy.bench.quality.replay import PROSE
 from deploy.calibrate.predictions import Continuation, judge, read_moments
 from deploy.load.options import Options
 from deploy.load.passages import Passage
+from tests.bench.quality.replay import PROSE
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""Benchmarks of what the suggestions are worth to a writer."""

@@ -1,0 +1,16 @@
+"""`python -m tests.bench COMMAND`; `make bench BENCH=COMMAND ARGS="…"` does the same."""
+
+from __future__ import annotations
+
+import sys
+
+from shared.errors import StartError
+from tests.bench.cli import bench, err
+
+# A spawned contender imports this module too.
+if __name__ == "__main__":
+    try:
+        bench(prog_name="python -m tests.bench")
+    except StartError as error:
+        err.print(f"[red]bench:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(1)

@@ -1,0 +1,393 @@
+"""Benchmarks for developers: tables on standard error, one JSON document last on standard output.
+
+Tercet, its ceiling and its baselines are measured in one run and reported as ratios. Drives the engine, the gateway and
+transformers through their public interfaces. Each contender lives in a process of its own, so that no thread pool,
+allocator or interpreter lock is shared, and the contenders take turns.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from deploy.load import report
+from deploy.load.corpus import read_held_out
+from deploy.load.machine import gpus
+from deploy.load.options import Options
+from deploy.load.report import Document
+from deploy.load.run import measured_run, start_server
+from deploy.load.server import ROOT
+from gateway.api.schema import parse_autocomplete_request
+from shared.errors import InvalidRequest, StartError
+from tests.bench.gpu.cli import bench_gpu
+from tests.bench.quality import distinct, replay
+from tests.bench.quality.samples import sample_openings, samples_table
+from tests.bench.quality.typist import RULES, TypistBench, TypistOptions, savings_table, usage_table
+from tests.bench.speed import against as other_checkout
+from tests.bench.speed import memory, writer, writer_session
+from tests.bench.speed.cost import CostBench, cost_table
+from tests.bench.speed.engine import EngineBench
+from tests.bench.speed.http import LEVELS, HttpBench
+from tests.bench.speed.page import PageBench, page_tables
+from tests.bench.speed.rows import TARGETS
+from tests.bench.speed.tables import levels_table, rows_table, series_table
+
+bench = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure Tercet, its ceiling and its baselines.")
+bench.command("gpu")(bench_gpu)
+# A file has no width; this is the width of the widest table.
+err = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
+
+QUICK_ROUNDS = 1
+QUICK_PASSAGES, QUICK_WORDS = 2, 5
+QUICK_KEYS = 40
+MAX_CLIENTS = 256
+# `writer` takes contexts of up to 1,200 characters.
+MIN_TEXT_CHARS = 2000
+PARTS = {
+    "stream": writer.measure_streams,
+    "typing": writer.measure_typing,
+    "deadlines": writer.measure_deadlines,
+    "distinct": distinct.measure_distinct,
+}
+
+Files = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        help="Prose unknown to the model; default: the page that Tercet ships with.", exists=True, dir_okay=False
+    ),
+]
+Corpus = Annotated[
+    Path | None,
+    typer.Option(help="Training corpus, as for `make embedded`: its held-out books are the prose.", dir_okay=False),
+]
+Models = Annotated[str, typer.Option(help="Model under test, as in TERCET_MODELS.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: the first GPU, or the CPU without one.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are over the samples of all rounds.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="One short round, as a functional check; do not quote its figures.")
+]
+Setting = Annotated[
+    list[str] | None, typer.Option("--set", help="Setting of the server under test, like dtype=fp32; repeatable.")
+]
+Fields = Annotated[
+    list[str] | None, typer.Option("--field", help="Field of each request, like temperature=0.8; repeatable.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the prompts.")]
+Checkout = Annotated[
+    Path | None,
+    typer.Option(help="Root of another checkout, measured in turns with this one.", exists=True, file_okay=False),
+]
+
+
+@bench.command("engine")
+def bench_engine(
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Rows to measure, repeatable or separated by commas: {', '.join(TARGETS)}."),
+    ] = None,
+    against: Checkout = None,
+    rounds: Rounds = 7,
+    quick: Quick = False,
+    models: Models = "synthetic:small",
+    setting: Setting = None,
+    seed: Seed = 0,
+) -> None:
+    """Latency and throughput on the CPU, as ratios to baselines (transformers) and ceilings (linear layers).
+
+    With --against: latency and throughput of this checkout as ratios to another's.
+    """
+    if against is not None:
+        comparisons = other_checkout.compare(against.resolve(), QUICK_ROUNDS if quick else rounds)
+        err.print(other_checkout.comparison_table(comparisons))
+        _write([{**asdict(row), "ratio": round(row.ratio, 4)} for row in comparisons])
+        return
+    names = _choose("--only", "row", only, TARGETS)
+    options = _options(models, "cpu", rounds, quick, setting, seed)
+    with _run("engine", options) as result:
+        EngineBench(options, names, err).run(result)
+    result.not_measured |= {row.target.name: row.why_not for row in result.rows if row.why_not}
+    tables = [series_table(list(result.series.values()), result.series.get("gateway"))] if result.series else []
+    _report(result, [*tables, rows_table(result.rows)])
+
+
+@bench.command("http")
+def bench_http(
+    clients: Annotated[
+        str, typer.Option(help="Numbers of concurrent closed-loop clients, separated by commas.")
+    ] = ",".join(map(str, LEVELS)),
+    rounds: Rounds = 3,
+    quick: Quick = False,
+    models: Models = "synthetic:small",
+    device: Device = "auto",
+    setting: Setting = None,
+    seed: Seed = 0,
+) -> None:
+    """Requests per second, latency percentiles and time to first token of the gateway under closed-loop clients."""
+    options = _options(models, device, rounds, quick, setting, seed)
+    runner = HttpBench(options, _levels(clients), err)
+    with _run("http", options) as result:
+        runner.run(result)
+    _report(result, [levels_table(result.rows)])
+
+
+@bench.command("cost")
+def bench_cost(
+    against: Checkout = None,
+    remote: Annotated[
+        bool, typer.Option("--remote", help="Instead: the ways from the gateway to the workers, Unix socket, TCP, TLS.")
+    ] = False,
+    memory_after: Annotated[
+        int | None,
+        typer.Option("--memory", min=1, help="Instead: memory of each process, at rest and after so many requests."),
+    ] = None,
+    rounds: Rounds = 5,
+    quick: Quick = False,
+    models: Models = "embedded",
+    setting: Setting = None,
+    seed: Seed = 0,
+) -> None:
+    """CPU time of the gateway and of the workers per answer, and answers per second, with one and two slots."""
+    if memory_after is not None:
+        root = ROOT if against is None else against.resolve()
+        rows = memory.measure_memory(models, _settings(setting), memory_after, root, seed)
+        err.print(memory.memory_table(rows, memory_after))
+        _write([asdict(row) for row in rows])
+        return
+    options = _options(models, "cpu", rounds, quick, setting, seed)
+    runner = CostBench(options, err, against=None if against is None else against.resolve(), is_remote=remote)
+    with _run("cost", options) as result:
+        runner.run(result)
+    _report(result, [cost_table(result.rows)])
+
+
+@bench.command("writer")
+def bench_writer(
+    files: Files = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Parts to measure, repeatable or separated by commas: {', '.join(PARTS)}."),
+    ] = None,
+    corpus: Corpus = None,
+    writers: Annotated[
+        int, typer.Option(min=1, max=MAX_CLIENTS, help="Part typing: writers at once, after one alone.")
+    ] = 8,
+    keys_per_second: Annotated[float, typer.Option(min=0.1, help="Part typing: keys of each writer.")] = 8.0,
+    context_chars: Annotated[
+        int, typer.Option(min=1, help="Part typing: characters before each writer's first key.")
+    ] = writer_session.MIN_CONTEXT_CHARS,
+    field: Fields = None,
+    quick: Quick = False,
+    models: Models = "embedded",
+    device: Device = "auto",
+    setting: Setting = None,
+) -> None:
+    """Latency for a writer: time to first token, requests at typing speed, deadlines, three distinct sentences."""
+    names = _choose("--only", "part", only, PARTS)
+    options = _options(models, device, 1, quick, setting, 0)
+    writing = writer_session.WriterOptions(
+        fields=_fields(field), num_writers=writers, keys_per_s=keys_per_second, context_chars=context_chars
+    )
+    texts = _read_prose(files, corpus)
+    num_chars = context_chars + writer.NUM_KEYS
+    if short := [name for name, text in texts.items() if len(text) < num_chars]:
+        raise typer.BadParameter(f"{short[0]} has fewer than {num_chars} characters", param_hint="--context-chars")
+    parts = [PARTS[name] for name in names]
+    with _run("writer", options) as result:
+        writer_session.run_parts(parts, options, writing, list(texts.values()), result, err)
+    _report(result, writer_session.part_tables(result.rows, writer.PERCENTAGES | distinct.PERCENTAGES))
+
+
+@bench.command("typist")
+def bench_typist(
+    files: Files = None,
+    corpus: Corpus = None,
+    openings: Annotated[
+        bool, typer.Option("--openings", help="Instead: fifty suggestions for everyday openings, for a person to read.")
+    ] = False,
+    rule: Annotated[
+        list[str] | None, typer.Option(help=f"Rules, repeatable or separated by commas: {', '.join(RULES)}.")
+    ] = None,
+    passages: Annotated[int, typer.Option(min=2, help="Number of passages of each file.")] = 12,
+    words: Annotated[int, typer.Option(min=1, help="Number of words of each passage.")] = 100,
+    samples: Annotated[int, typer.Option(min=1, max=8, help="Suggestions of each request.")] = 3,
+    writers: Annotated[
+        int, typer.Option(min=1, max=MAX_CLIENTS, help="Writers at the same time; latencies are longer with several.")
+    ] = 1,
+    min_usefulness: Annotated[
+        float,
+        typer.Option(min=0, help="Rule page: keys that a prediction must save to be shown; the editor's normal: 1."),
+    ] = 0,
+    context_chars: Annotated[
+        int | None,
+        typer.Option(min=1, help="Characters before the cursor in each request; default: as many as the editor sends."),
+    ] = None,
+    field: Fields = None,
+    quick: Quick = False,
+    models: Models = "embedded",
+    device: Device = "auto",
+    setting: Setting = None,
+    seed: Seed = 0,
+) -> None:
+    """Keystroke savings: the share of keystrokes that a writer saves by accepting suggestions, by two rules."""
+    options = _options(models, device, 1, quick, setting, seed)
+    fields = _fields(field)
+    if openings:
+        with _run("typist", options) as result:
+            sample_openings(options, fields, result, err)
+        _report(result, [samples_table(result.rows)])
+        return
+    typist = TypistOptions(
+        num_passages=QUICK_PASSAGES if quick else passages,
+        num_words=QUICK_WORDS if quick else words,
+        rules=_choose("--rule", "rule", rule, RULES),
+        num_samples=samples,
+        num_writers=writers,
+        min_usefulness=min_usefulness,
+        context_chars=context_chars,
+        fields=fields,
+    )
+    texts = _read_prose(files, corpus)
+    with _run("typist", options) as result:
+        TypistBench(options, typist, texts, err).run(result)
+    _report(result, [savings_table(result.rows), usage_table(result.rows)])
+
+
+@bench.command("page")
+def bench_page(
+    files: Files = None,
+    corpus: Corpus = None,
+    keys: Annotated[int, typer.Option(min=10, help="Keys to type with each eagerness.")] = 700,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in the long document.")] = 3,
+    quick: Quick = False,
+    models: Models = "embedded",
+    setting: Setting = None,
+    seed: Seed = 0,
+) -> None:
+    """The web editor in Chromium: from a key to the painted suggestion, flicker, and keys in a long document."""
+    options = _options(models, "cpu", rounds, quick, setting, seed)
+    texts = _read_prose(files, corpus)
+    with _run("page", options) as result:
+        PageBench(options, texts, QUICK_KEYS if quick else keys, err).run(result)
+    _report(result, page_tables(result.rows))
+
+
+@bench.command("replay")
+def bench_replay(
+    record: Annotated[Path, typer.Argument(help="File of recorded answers; recorded now if it does not exist.")],
+    url: Annotated[
+        str | None, typer.Option(help="Base URL of a running server, of any version; default: start one for this run.")
+    ] = None,
+    models: Models = "embedded,synthetic:small",
+    setting: Setting = None,
+) -> None:
+    """Answer 200 seeded requests of every kind and compare the answers with a record, byte by byte, times aside."""
+    with ExitStack() as stack:
+        base_url = url or stack.enter_context(start_server(err, models, _settings(setting))).url
+        if not record.exists():
+            num_requests = replay.record(base_url, replay.PROSE.read_text(encoding="utf-8"), models.split(","), record)
+            err.print(f"Recorded {num_requests} answers in {record}; run the same command again to compare.")
+            return
+        num_requests, different = replay.differences(base_url, record)
+    for line in different:
+        err.print(line, highlight=False, soft_wrap=True, markup=False)
+    _write({"requests": num_requests, "different": len(different)})
+    if different:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _run(name: str, options: Options) -> Iterator[Document]:
+    """A run. SIGTERM ends it like Ctrl-C: what it started is stopped."""
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    with measured_run(name, options, err) as document:
+        yield document
+
+
+def _report(document: Document, tables: Sequence[Table]) -> None:
+    for table in tables:
+        err.print(table)
+    report.print_reasons(err, document)
+    report.write(document)
+
+
+def _write(result: object) -> None:
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+def _options(models: str, device: str, rounds: int, quick: bool, settings: Sequence[str] | None, seed: int) -> Options:
+    """
+    Raises:
+        StartError: a setting is invalid, or there is no GPU.
+    """
+    if device == "auto":
+        device = "cuda" if gpus() else "cpu"
+    elif device == "cuda" and not gpus():
+        raise StartError("--device cuda: this machine has no GPU (nvidia-smi lists none).")
+    options = Options(
+        models=models, device=device, num_rounds=QUICK_ROUNDS if quick else rounds, is_quick=quick, seed=seed,
+        settings=_settings(settings),
+    )  # fmt: skip
+    options.load_settings()
+    return options
+
+
+def _settings(entries: Sequence[str] | None) -> dict[str, str]:
+    """Settings by lower-case name, from name=value."""
+    pairs = (entry.partition("=")[::2] for entry in entries or [])
+    return {name.lower().removeprefix("tercet_"): value for name, value in pairs}
+
+
+def _choose(option: str, noun: str, entries: Sequence[str] | None, names: Sequence[str] | dict[str, Any]) -> list[str]:
+    """The names that the entries list, in the order of `names`; all names if there are no entries."""
+    chosen = {name for entry in entries or [] for name in entry.split(",") if name}
+    if unknown := chosen.difference(names):
+        raise typer.BadParameter(f"{min(unknown)} is not a {noun}; use {', '.join(names)}", param_hint=option)
+    return [name for name in names if not chosen or name in chosen]
+
+
+def _levels(text: str) -> list[int]:
+    try:
+        levels = [int(part) for part in text.split(",")]
+    except ValueError:
+        levels = []
+    if not levels or min(levels) < 1 or max(levels) > MAX_CLIENTS:
+        raise typer.BadParameter(
+            f"must be numbers from 1 to {MAX_CLIENTS}, separated by commas, like 1,2,16", param_hint="--clients"
+        )
+    return levels
+
+
+def _fields(entries: Sequence[str] | None) -> dict[str, object]:
+    """Fields of `POST /autocomplete` from name=value, validated as the gateway does."""
+    found: dict[str, object] = {}
+    for entry in entries or []:
+        name, _, value = entry.partition("=")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    try:
+        parse_autocomplete_request(json.dumps({"context": "", **found}).encode())
+    except InvalidRequest as error:
+        raise typer.BadParameter(error.detail, param_hint="--field") from error
+    return found
+
+
+def _read_prose(files: Sequence[Path] | None, corpus: Path | None) -> dict[str, str]:
+    """File name → text, of the files, or of the corpus's held-out books, or of the page that Tercet ships with."""
+    if corpus is not None and not files:
+        return read_held_out(corpus)
+    texts = {path.name: path.read_text(encoding="utf-8") for path in files or [replay.PROSE]}
+    if short := [name for name, text in texts.items() if len(text) < MIN_TEXT_CHARS]:
+        raise typer.BadParameter(f"{short[0]} has fewer than {MIN_TEXT_CHARS} characters", param_hint="FILES")
+    return texts

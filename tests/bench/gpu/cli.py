@@ -1,0 +1,95 @@
+"""The command `gpu`: options, progress, exit status. Imports no torch: only the stages' processes do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from deploy.load import machine
+from deploy.load.server import ROOT
+from shared.errors import StartError
+from tests.bench.gpu import summary
+from tests.bench.gpu.context import RESULTS, Context
+from tests.bench.gpu.record import StageResult
+from tests.bench.gpu.schedule import run_stages, stored
+from tests.bench.gpu.stages import STAGES
+
+err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 150)
+# The CPU's kernels, which some GPU tests compare with, are compiled while the first stages use the GPU.
+COMPILE_CPU_KERNELS = "import workers.engine.cpu.kernels"
+
+
+def bench_gpu(
+    out: Annotated[Path, typer.Option(help="Directory of the results; a run continues what it finds there.")] = Path(
+        "build/gpu"
+    ),
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Stages, repeatable or separated by commas: {', '.join(STAGES)}."),
+    ] = None,
+    budget_s: Annotated[float, typer.Option(min=1, help="Time for all stages, in seconds.")] = 560,
+    again: Annotated[bool, typer.Option("--again", help="Measure again what has a result.")] = False,
+    collect: Annotated[
+        Path | None, typer.Option(help="After each stage copy summary and archive to this directory.")
+    ] = None,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Without a GPU: run all stages, small; the figures mean nothing.")
+    ] = False,
+) -> None:
+    """Everything that is worth measuring on a machine with a GPU, in stages that can be cut off and continued."""
+    stages = [STAGES[name] for name in _choose(only)]
+    gpus = machine.gpus()
+    if not gpus and not rehearse:
+        raise StartError("This machine has no GPU (nvidia-smi lists none): --rehearse runs all stages without one.")
+    if rehearse:  # threads that spin for each other take a shared machine's time
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    context = Context(out=out.resolve(), is_rehearsal=rehearse)
+    for stage in stages if again else ():
+        (context.out / RESULTS / f"{stage.name}.json").unlink(missing_ok=True)
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    err.print(f"{', '.join(gpus) or 'No GPU: a rehearsal'}; results in {context.out}", soft_wrap=True)
+
+    def write_summary() -> tuple[dict[str, Any], list[Path]]:
+        results = {stage.name: result for stage in stages if (result := stored(context, stage.name)) is not None}
+        found = summary.document(results, stages, machine.command_line())
+        return found, summary.collect(context.out, found, collect)
+
+    def report(result: StageResult) -> None:
+        counts = f"{len(result.rows)} rows, {len(result.errors)} errors, {len(result.skipped)} left out"
+        line = f"{result.stage}: {result.state} after {result.elapsed_s:.1f} s, {counts}. {result.reason}"
+        err.print(line.strip(), soft_wrap=True)
+        write_summary()
+
+    quiet = subprocess.DEVNULL
+    compiling = subprocess.Popen([sys.executable, "-c", COMPILE_CPU_KERNELS], cwd=ROOT, stdout=quiet, stderr=quiet)
+    try:
+        run_stages(context, stages, budget_s, report)
+    finally:
+        compiling.kill()
+        compiling.wait()
+        found, files = write_summary()
+        table = Table("target", "ceiling or baseline", "Tercet", "ratio", "wanted")
+        for row in found["targets"]:
+            table.add_row(*(str(row[name] or "") for name in ("title", "against", "ours", "ratio", "bound")))
+        err.print(table)
+        err.print(f"{files[0]}", soft_wrap=True)
+    sys.stdout.buffer.write(msgspec.json.encode(found, enc_hook=str) + b"\n")
+    results = [result for result in found["stages"].values() if result]
+    if any(result["state"] in {"failed", "timed out"} or result["errors"] for result in results):
+        raise typer.Exit(1)
+
+
+def _choose(entries: list[str] | None) -> list[str]:
+    chosen = {name for entry in entries or [] for name in entry.split(",") if name}
+    if unknown := chosen.difference(STAGES):
+        raise typer.BadParameter(f"{min(unknown)} is not a stage; use {', '.join(STAGES)}", param_hint="--only")
+    return [name for name in STAGES if not chosen or name in chosen]

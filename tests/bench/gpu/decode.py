@@ -1,0 +1,72 @@
+"""Stage `decode`: the decode step at several numbers of rows and lengths of context, with its floor.
+
+The floor is what a step must read, weights and keys and values, divided by the bandwidth measured on this machine.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from statistics import median, quantiles
+from typing import Any
+
+from tests.bench.gpu.context import Context, subject
+from tests.bench.gpu.machine import measured_gb_s
+from tests.bench.gpu.record import Recorder
+from tests.bench.gpu.stages import step_key
+from tests.bench.gpu.steps import DecodeSteps
+from workers.engine.model.gpt2 import GPT2Config
+
+TENTHS = 10
+BYTES_PER_VALUE = 2  # bf16, or fp16 where the card has no bf16
+VOCABULARY_MULTIPLE = 64  # the head is padded to it, so that rows of logits are aligned
+
+
+def step_bytes(config: GPT2Config, num_rows: int, num_tokens: int) -> int:
+    """Bytes that a decode step of `num_rows` different prompts of `num_tokens` tokens reads.
+
+    The weights of the linear layers, the head with its padded vocabulary, and the keys and values.
+    """
+    width, inner = config.n_embd, config.n_inner
+    per_layer = 4 * width * width + 2 * width * inner
+    vocab = -(-config.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+    num_kv_values = 2 * config.n_layer * width * num_rows * num_tokens
+    return BYTES_PER_VALUE * (config.n_layer * per_layer + vocab * width + num_kv_values)
+
+
+def run(context: Context, record: Recorder) -> None:
+    gb_s = measured_gb_s(context)
+    for model in context.models:
+        _measure_model(model, context, record, gb_s)
+
+
+def _measure_model(model: str, context: Context, record: Recorder, gb_s: float) -> None:
+    wanted = [(rows, tokens) for rows in context.row_counts for tokens in context.context_lengths]
+    if all(step_key(model, *point) in record.result.rows for point in wanted):
+        return
+    try:
+        steps = DecodeSteps(subject(model), context.device, context.dtype, max(context.row_counts), context.kernels)
+    except Exception as error:  # noqa: BLE001 - the other model may fit
+        record.fail(model, error)
+        return
+    for rows, tokens in wanted:
+        record.measure(step_key(model, rows, tokens), partial(_measure, steps, rows, tokens, context, gb_s))
+
+
+def _measure(steps: DecodeSteps, num_rows: int, num_tokens: int, context: Context, gb_s: float) -> dict[str, Any]:
+    times = steps.time(num_rows, num_tokens, context.warm_up_s, context.num_replays)
+    read_bytes = step_bytes(steps.loaded.config, num_rows, num_tokens)
+    step_us, floor_us = 1e3 * median(times), read_bytes / gb_s / 1e3
+    return {
+        "rows": num_rows,
+        "context": num_tokens,
+        "step_us": round(step_us, 2),
+        "p10_us": round(1e3 * quantiles(times, n=TENTHS)[0], 2),
+        "p90_us": round(1e3 * quantiles(times, n=TENTHS)[-1], 2),
+        "floor_us": round(floor_us, 2),
+        "times_floor": round(step_us / floor_us, 3),
+        "read_bytes": read_bytes,
+        "achieved_gb_s": round(read_bytes / step_us / 1e3, 1),
+        "tokens_per_s": round(1e6 * num_rows / step_us),
+        "num_replays": len(times),
+        "kernels": steps.kernels,
+    }

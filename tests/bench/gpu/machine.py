@@ -1,0 +1,138 @@
+"""Stage `machine`: what the figures depend on, and the two constants of the model of a step.
+
+Bandwidth is the sum of an array that no cache holds; launch cost is a graph of kernels that compute almost nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sysconfig
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from structlog.testing import capture_logs
+
+from deploy.load import machine
+from tests.bench.gpu.context import Context, subject
+from tests.bench.gpu.record import Recorder, Skipped
+from tests.bench.gpu.steps import load, time_replays
+from workers.engine.cuda.graphs import GraphRecorder
+from workers.engine.cuda.runner import CudaRunner
+
+QUERY = (
+    "name,uuid,driver_version,vbios_version,pstate,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,memory.total,"
+    "memory.used,temperature.gpu,power.draw,power.limit,compute_mode,mig.mode.current,persistence_mode,ecc.mode.current"
+)
+TOOLS = ("nvidia-smi", "nvcc", "ptxas", "cc", "gcc", "compute-sanitizer", "ncu", "nvidia-cuda-mps-control")
+MAX_SEQUENCES = 8
+
+
+def run(context: Context, record: Recorder) -> None:
+    record.measure("driver", _driver)
+    record.measure("versions", _versions)
+    record.measure("device", lambda: _device(context))
+    record.measure("bandwidth", lambda: bandwidth(context))
+    record.measure("launch", lambda: _launch_cost(context))
+    record.measure("kernels", lambda: _kernels_in_use(context))
+
+
+def _driver() -> dict[str, Any]:
+    command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except OSError as error:
+        raise Skipped("nvidia-smi is not on the PATH: no driver, clocks and power") from error
+    if done.returncode:
+        raise RuntimeError(f"nvidia-smi ended with {done.returncode}: {done.stdout.strip()[:200]}")
+    lines = [[part.strip() for part in line.split(",")] for line in done.stdout.strip().splitlines()]
+    return {"gpus": [dict(zip(QUERY.split(","), line, strict=False)) for line in lines]}
+
+
+def _versions() -> dict[str, Any]:
+    found: dict[str, Any] = dict(machine.versions())
+    for package in ("triton", "cuda-bindings", "numba", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    return {
+        **found,
+        "cuda_of_torch": torch.version.cuda or "none",
+        "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,  # type: ignore[no-untyped-call]
+        "tools": {name: shutil.which(name) for name in TOOLS},
+        "has_python_h": header.is_file(),
+        "system": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def _device(context: Context) -> dict[str, Any]:
+    if not context.is_cuda:
+        raise Skipped("no GPU and no stand-in for it")
+    found = torch.cuda.get_device_properties(0)
+    names = ("name", "major", "minor", "total_memory", "multi_processor_count", "L2_cache_size", "warp_size")
+    free, total = torch.cuda.mem_get_info(0)
+    return {name: getattr(found, name, None) for name in names} | {"free_bytes": free, "total_bytes": total}
+
+
+@torch.inference_mode()
+def bandwidth(context: Context) -> dict[str, Any]:
+    """Achieved read bandwidth: bytes of the array ÷ median time of its sum."""
+    device = context.device if context.is_cuda else "cpu"
+    data = torch.ones(context.bandwidth_bytes // 4, device=device)
+    times = time_replays(data.sum, context.is_cuda, 0.2 * context.warm_up_s, 3 if context.is_rehearsal else 20)
+    return {
+        "read_gb_s": round(context.bandwidth_bytes / 1e6 / median(times), 1),
+        "best_read_gb_s": round(context.bandwidth_bytes / 1e6 / min(times), 1),
+        "array_bytes": context.bandwidth_bytes,
+        "num_sums": len(times),
+    }
+
+
+@torch.inference_mode()
+def _launch_cost(context: Context) -> dict[str, Any]:
+    """µs per kernel of a graph whose kernels add one to 32 numbers, each after the one before."""
+    if not context.is_cuda:
+        raise Skipped("no GPU and no stand-in for it: there are no graphs")
+    numbers, num_kernels = torch.zeros(32, device=context.device), 10 if context.is_rehearsal else 1000
+
+    def work() -> torch.Tensor:
+        for _ in range(num_kernels):
+            numbers.add_(1)
+        return numbers
+
+    graph, _ = GraphRecorder().record(work)
+    times = time_replays(graph.replay, True, 0.2 * context.warm_up_s, 50)
+    return {"us_per_kernel": round(1e3 * median(times) / num_kernels, 3), "num_kernels": num_kernels}
+
+
+def _kernels_in_use(context: Context) -> dict[str, Any]:
+    """What a worker's runner uses on this device, and what it logged about fallbacks."""
+    loaded = load(subject(context.model), context.device, context.dtype)
+    with capture_logs() as logs:
+        runner = CudaRunner(loaded, 2 if context.is_rehearsal else MAX_SEQUENCES)
+    found = {
+        "kernels": runner.kernels or "torch",
+        "dtype": str(loaded.model.token_embedding.dtype).removeprefix("torch."),
+        "warnings": [_plain(entry) for entry in logs if entry["log_level"] != "info"],
+        "events": [_plain(entry) for entry in logs if entry["log_level"] == "info"],
+    }
+    del runner
+    return found
+
+
+def _plain(entry: Any) -> dict[str, Any]:
+    return {name: value if isinstance(value, int | float | str | list) else str(value) for name, value in entry.items()}
+
+
+def measured_gb_s(context: Context) -> float:
+    """The read bandwidth of stage `machine`; measured now if that has not run."""
+    found = context.result("machine").get("bandwidth") or bandwidth(context)
+    return float(found["read_gb_s"])

@@ -1,0 +1,81 @@
+"""Stages `request` and `compiled`: one whole request through the gateway, in turns with transformers' `generate`.
+
+Each row has one baseline, so that a baseline that hangs costs its own row only.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+
+from deploy.load.clients import LOOPBACK, raise_for_status
+from deploy.load.options import Options
+from deploy.load.prompts import PromptGenerator
+from deploy.load.rounds import Contender, interleave
+from tests.bench.gpu.context import Context
+from tests.bench.gpu.record import Recorder
+from tests.bench.speed.contenders import BASELINES, Contenders
+
+NUM_GATEWAY_REQUESTS = 5  # per round
+console = Console(file=sys.stderr, width=120)
+
+
+def run(context: Context, record: Recorder) -> None:
+    record.measure("gateway and a-bf16", lambda: compare(context, "a-bf16"))
+
+
+def run_compiled(context: Context, record: Recorder) -> None:
+    if context.is_rehearsal:
+        record.skip("gateway and static", "a rehearsal does not compile: on two cores that takes minutes")
+        return
+    for baseline in ("static", "b-bf16", "continuous"):
+        record.measure(f"gateway and {baseline}", partial(compare, context, baseline))
+
+
+def compare(context: Context, baseline: str) -> dict[str, Any]:
+    """Medians of the gateway and of a baseline in interleaved rounds, and their ratio.
+
+    Raises:
+        RuntimeError: one of them failed.
+    """
+    options = _options(context)
+    prompts = PromptGenerator(options.subject().tokenizer(), options.seed)
+    with Contenders(options, console) as contenders:
+        server = contenders.start_server(options.models)
+        clients = contenders.start_clients((LOOPBACK, server.port), options.subject(), prompts.seed())
+
+        def measure_gateway() -> dict[str, list[float]]:
+            replies = raise_for_status(clients.call("send_new", NUM_GATEWAY_REQUESTS))
+            return {
+                "gateway": [reply.wall_ms for reply in replies],
+                "overhead": [reply.overhead_ms for reply in replies],
+            }
+
+        [theirs] = contenders.start_baselines([baseline], options.subject(), prompts)
+        turns = [theirs, Contender("gateway", "gateway", measure_gateway)]
+        results = interleave(turns, options.num_rounds)
+        slots = server.slots()
+    if results.failures:
+        raise RuntimeError("; ".join(f"{name} failed: {why}" for name, why in results.failures.items()))
+    ours, other = median(results.samples["gateway"]), median(results.samples[baseline])
+    return {
+        "baseline": BASELINES[baseline],
+        "baseline_ms": round(other, 3),
+        "gateway_ms": round(ours, 3),
+        "speedup": round(other / ours, 2),
+        "overhead_ms": round(median(results.samples["overhead"]), 3),
+        "samples_ms": {name: [round(value, 3) for value in values] for name, values in results.samples.items()},
+        "slots": slots,
+    }
+
+
+def _options(context: Context) -> Options:
+    device, settings = ("cpu", {"dtype": "fp32"}) if context.is_rehearsal else ("cuda", {})
+    return Options(
+        models=context.model, device=device, num_rounds=1 if context.is_rehearsal else 7,
+        is_quick=context.is_rehearsal, settings=settings,
+    )  # fmt: skip

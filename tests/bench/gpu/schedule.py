@@ -1,0 +1,55 @@
+"""Runs the stages one after the other, each in a process with a limit, within one budget of time.
+
+Knows processes, limits and result files. Does not know what a stage measures. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tests.bench.gpu.commands import run_command
+from tests.bench.gpu.context import LOGS, RESULTS, Context
+from tests.bench.gpu.record import FINAL, StageResult, read_result, write_result
+from tests.bench.gpu.stages import Stage
+
+MIN_STAGE_S = 10.0  # no stage is begun with less
+MAX_REASON_CHARS = 300
+
+
+def run_stages(
+    context: Context, stages: Sequence[Stage], budget_s: float, on_result: Callable[[StageResult], None]
+) -> None:
+    """Run every stage that has no final result yet.
+
+    A stage that fails or runs past its limit keeps its rows, and the next one begins. An exception (SystemExit of a
+    signal) ends the stage that runs.
+    """
+    deadline = time.monotonic() + budget_s
+    for stage in stages:
+        left_s = deadline - time.monotonic()
+        found = stored(context, stage.name)
+        if left_s >= MIN_STAGE_S and (found is None or found.state not in FINAL):
+            limit_s = stage.rehearsal_limit_s if context.is_rehearsal else stage.limit_s
+            on_result(_run_stage(replace(context, limit_s=min(limit_s, left_s)), stage))
+
+
+def stored(context: Context, name: str) -> StageResult | None:
+    """The result of a stage in this run or an earlier one of the same kind; a rehearsal's figures are none of a GPU."""
+    found = read_result(context.out / RESULTS / f"{name}.json")
+    return found if found is not None and found.is_rehearsal == context.is_rehearsal else None
+
+
+def _run_stage(context: Context, stage: Stage) -> StageResult:
+    command = [sys.executable, "-m", "tests.bench.gpu.stage_process", stage.name, *context.arguments]
+    done = run_command(command, context.limit_s, context.out / LOGS / f"{stage.name}.log")
+    result = stored(context, stage.name) or StageResult(stage=stage.name, is_rehearsal=context.is_rehearsal)
+    if result.state == "partial":
+        result.state = "timed out" if done.code is None else "failed"
+        result.reason = f"exit code {done.code}: {done.last_line[:MAX_REASON_CHARS]}"
+        if done.code is None:
+            result.reason = f"ended after its limit of {context.limit_s:.0f} s"
+        write_result(context.out / RESULTS / f"{stage.name}.json", result)
+    return result

@@ -1,0 +1,83 @@
+"""`gpu` from end to end without a GPU: cut off, continued, collected.
+
+Its processes have the stand-in for `torch.cuda`, so graphs are captured and events are read. The times mean nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.gpu.context import Context
+from tests.bench.gpu.record import read_result
+from tests.bench.gpu.stages import step_key
+from tests.workers.engine.cuda.fake_cuda import process_environment
+
+ROOT = Path(__file__).parents[3]
+WAIT_S = 60.0
+ENOUGH_ROWS = 2
+
+
+def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.bench", "gpu", "--rehearse", "--out", str(out), *arguments],
+        cwd=ROOT, env={**os.environ, **process_environment(free_bytes=1 << 30)}, text=True, process_group=0,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def rows_of(out: Path, stage: str) -> dict[str, Any]:
+    found = read_result(out / "results" / f"{stage}.json")
+    return {} if found is None else found.rows
+
+
+def test_a_run_that_is_cut_off_keeps_its_rows_and_is_continued(tmp_path: Path) -> None:
+    """SIGTERM in the middle of a stage; the second run measures what is missing, and nothing else."""
+    out, collected = tmp_path / "out", tmp_path / "collected"
+    first = start(out, "--only", "decode,seeds", "--collect", str(collected))
+    deadline = time.monotonic() + WAIT_S
+    while len(rows_of(out, "decode")) < ENOUGH_ROWS and time.monotonic() < deadline and first.poll() is None:
+        time.sleep(0.02)
+    before = rows_of(out, "decode")
+    first.send_signal(signal.SIGTERM)
+    _, log = first.communicate(timeout=WAIT_S)
+    assert first.returncode == 128 + signal.SIGTERM, log
+    cut_off = read_result(out / "results" / "decode.json")
+    assert cut_off is not None
+    assert cut_off.state == "partial"
+    assert len(cut_off.rows) >= ENOUGH_ROWS
+    assert "| decode | partial |" in (collected / "summary.md").read_text()
+
+    second = start(out, "--only", "decode,seeds", "--collect", str(collected))
+    output, log = second.communicate(timeout=WAIT_S)
+    assert second.returncode == 0, log
+    document = json.loads(output)
+    decode = document["stages"]["decode"]
+    assert decode["state"] == "done", decode
+    context = Context(out=out, is_rehearsal=True)
+    wanted = [step_key("embedded", *point) for point in _points(context)]
+    assert sorted(decode["rows"]) == sorted(wanted)
+    assert {name: decode["rows"][name] for name in before} == before
+    for row in decode["rows"].values():
+        assert row["times_floor"] == pytest.approx(row["step_us"] / row["floor_us"], rel=0.01)
+    assert document["is_rehearsal"]
+    assert document["stages"]["seeds"]["state"] == "done"
+    # What comes back from a machine is at most eight files, each below 16 MiB.
+    files = sorted(collected.iterdir())
+    assert [path.name for path in files] == ["gpu-results.json", "gpu-results.tar.gz", "summary.md"]
+    assert max(path.stat().st_size for path in files) < 16 << 20
+    with tarfile.open(collected / "gpu-results.tar.gz") as archive:
+        assert {"summary.md", "results/decode.json", "logs/decode.log"} <= set(archive.getnames())
+
+
+def _points(context: Context) -> list[tuple[int, int]]:
+    return [(rows, tokens) for rows in context.row_counts for tokens in context.context_lengths]

@@ -1,0 +1,294 @@
+"""Simulated writers, one for each rule of keystroke savings.
+
+Each is a pure function of a passage and of the suggestions at its positions; it knows neither servers nor clocks. All
+take what saves the most keys at the moment, although another choice might save more later (greedy).
+
+- literature: suggestions at every character; a taken one costs one key, whichever its place; the space after it comes
+  with it. The rule of word-prediction research (for example keystroke_savings.py of github.com/kdv123/textpredict),
+  with suggestions of several words.
+- page: the editor (gateway/static/completer.js) as it is: suggestions at every key that is not a deletion; a writer who
+  types five keys a second, and takes only what has been visible for 200 ms: the first suggestion. The list of the
+  others opens at pauses only, which this writer does not make; from it they move up.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice, takewhile
+from typing import Protocol
+
+from deploy.load.passages import Passage
+from tests.bench.quality.keystrokes import Answer, Suggest, Usage
+
+KEY_INTERVAL_MS = 200.0  # five keys a second, on average
+# Of the logarithm of the time between two keys. An assumption: a regular rhythm, with a key every 200 ms, would decide
+# by a millisecond whether a suggestion was visible for 200.
+RHYTHM_SIGMA = 0.35
+PAINT_MS = 8.0  # half a frame at 60 Hz, from a change to its display
+# The editor (gateway/static/completer.js) ignores keys before a suggestion was visible for so long.
+MIN_VISIBLE_MS = 200.0
+
+# Keys of the editor: Tab takes the first suggestion; Alt with the arrow right takes a word, after which the arrow alone
+# takes one more. A chord counts two.
+TAKE_KEYS = 1
+CHORD_KEYS = 2
+DELETE_KEYS = 1  # for each character
+
+# What arrow right takes (`firstWord` in gateway/static/text.js): white space, a word, the punctuation after it.
+# Unicode's word boundaries keep an apostrophe or a full stop between letters inside the word.
+_NEXT_WORD = re.compile(r"\s*(?:\w+(?:['’.]\w+)*)?[^\w\s]*")
+# A space that came with a taken suggestion gives way to these (`REPLACES_SPACE` in completer.js).
+_REPLACES_SPACE = re.compile(r"[.,;:!?…)\]}”’\n]")
+_WORD = re.compile(r"\w+(?:['’]\w+)*")
+
+
+class Writer(Protocol):
+    """Types a passage with up to `num_suggestions` suggestions on show."""
+
+    def __call__(self, passage: Passage, suggest: Suggest, num_suggestions: int) -> Usage: ...
+
+
+def write_by_literature(passage: Passage, suggest: Suggest, num_suggestions: int) -> Usage:
+    """The literature's rule. The space gives way to punctuation: it comes only where the text has one."""
+    text, at = passage.text, passage.start
+    usage = Usage(num_characters=passage.end - passage.start)
+    shown = _Shown()
+    while at < passage.end:
+        suggestions = suggest(at).suggestions[:num_suggestions]
+        usage += shown.replace(suggestions, text, at)
+        lengths = [matching_length(suggestion, text[at:]) for suggestion in suggestions]
+        lengths = [length + _has_space(text, at, length) for length in lengths]
+        length = min(max(lengths, default=0), passage.end - at)
+        if length > 1:
+            usage += _take(text[at : at + length])
+        usage.num_keys += 1
+        at += max(length, 1)
+    return usage
+
+
+@dataclass(frozen=True, slots=True)
+class PageWriter:
+    """The page's rule.
+
+    Attributes:
+        min_usefulness: of the editor: a prediction is held back until its usefulness, in keys, and the number of its
+            characters that were typed reach this together.
+    """
+
+    min_usefulness: float = 0.0
+
+    def __call__(self, passage: Passage, suggest: Suggest, num_suggestions: int) -> Usage:
+        """
+        A key comes after an interval of a human rhythm, whether it types or takes. An answer that comes after the next
+        key is dropped, as the editor aborts its request. A taken suggestion brings a space, which punctuation replaces
+        at no cost. Taking several words of a suggestion, and deleting what does not fit, are one acceptance, which
+        hides the others; suggestions are requested after it, unless it ended with a deletion, and are not held back.
+        """
+        text, at, now_ms = passage.text, passage.start, 0.0
+        usage = Usage(num_characters=passage.end - passage.start)
+        intervals_ms, page = key_intervals_ms(passage.start), _Page(self.min_usefulness)
+        is_after_take = is_deletion = False
+        while at < passage.end:
+            interval_ms = next(intervals_ms)
+            page.show(now_ms)
+            if not is_deletion:
+                answer = suggest(at)
+                if answer.latency_ms <= interval_ms:
+                    page.merge(answer, num_suggestions, is_held_back=not is_after_take)
+                    page.show(now_ms + answer.latency_ms)
+            usage += page.count()
+            now_ms += interval_ms
+            takes = _takes_on_page(page.visible, text, at, passage.end, now_ms)
+            best = max(takes, key=_Take.by_savings, default=None)
+            if best is None or best.num_kept <= best.num_keys:
+                usage.num_keys += 1
+                page.follow(text[at])
+                at += 1
+                is_after_take = is_deletion = False
+                continue
+            usage += _take(text[at : at + best.num_kept], best.num_deleted)
+            usage.num_keys += best.num_keys
+            now_ms += sum(islice(intervals_ms, best.num_keys - 1))
+            page.clear()
+            at += best.num_kept
+            is_after_take, is_deletion = True, best.num_deleted > 0
+        return usage
+
+
+def key_intervals_ms(seed: int) -> Iterator[float]:
+    """Times between keys: log-normal, five keys a second on average."""
+    rng = random.Random(seed)
+    while True:
+        yield rng.lognormvariate(math.log(KEY_INTERVAL_MS) - RHYTHM_SIGMA**2 / 2, RHYTHM_SIGMA)
+
+
+@dataclass(slots=True)
+class _OnPage:
+    """A suggestion that agrees with the text: what is left of it, and since when it has been visible."""
+
+    rest: str
+    usefulness: float
+    num_typed: int = 0
+    is_held_back: bool = True
+    visible_since_ms: float | None = None
+
+
+class _Page:
+    """What the page shows (gateway/static/shown_suggestions.js): what agrees keeps its order, new ones follow."""
+
+    def __init__(self, min_usefulness: float) -> None:
+        self._min_usefulness = min_usefulness
+        self._all: list[_OnPage] = []
+        self._counted: list[_OnPage] = []  # visible at the last count
+
+    @property
+    def visible(self) -> list[_OnPage]:
+        return [each for each in self._all if each.usefulness + each.num_typed >= self._min_usefulness]
+
+    def show(self, now_ms: float) -> None:
+        """Show the first that is worth it; what was not held back before comes first."""
+        visible = self.visible
+        for each in visible:
+            each.is_held_back = False
+        self._all.sort(key=lambda each: each.is_held_back)
+        if visible and visible[0].visible_since_ms is None:
+            visible[0].visible_since_ms = now_ms + PAINT_MS
+
+    def merge(self, answer: Answer, num_suggestions: int, *, is_held_back: bool) -> None:
+        """Add what says something else than those that agree; it is held back while it is of little use, or never."""
+        always = (math.inf,) * len(answer.suggestions)
+        usefulness = (answer.usefulness or always) if is_held_back else always
+        for suggestion, keys in list(zip(answer.suggestions, usefulness, strict=True))[:num_suggestions]:
+            if suggestion and not any(_agree(suggestion, each.rest) for each in self._all):
+                self._all.append(_OnPage(suggestion, keys))
+        del self._all[num_suggestions:]
+
+    def follow(self, typed: str) -> None:
+        """A character was typed: what does not agree with it leaves."""
+        self._all = [each for each in self._all if each.rest.startswith(typed) and each.rest != typed]
+        for each in self._all:
+            each.rest = each.rest.removeprefix(typed)
+            each.num_typed += len(typed)
+
+    def clear(self) -> None:
+        self._all = []
+
+    def count(self) -> Usage:
+        """The counts of one moment: of what was visible and still agrees, what is not visible or first any more."""
+        visible, before = self.visible, self._counted
+        holding = [each for each in before if any(each is other for other in self._all)]
+        num_replaced = sum(not any(each is other for other in visible) for each in holding)
+        if before and visible and holding[:1] == before[:1] and before[0] is not visible[0]:
+            num_replaced += 1
+        self._counted = visible
+        return Usage(
+            num_moments=1,
+            num_moments_shown=int(bool(visible)),
+            num_holding=len(holding),
+            num_replaced=num_replaced,
+        )
+
+
+def _takes_on_page(visible: Sequence[_OnPage], text: str, at: int, end: int, now_ms: float) -> Iterator[_Take]:
+    """All ways to take the first suggestion, if it has been visible for long enough."""
+    if not visible or visible[0].visible_since_ms is None or now_ms - visible[0].visible_since_ms < MIN_VISIBLE_MS:
+        return
+    rest = visible[0].rest
+    ends = accumulate(len(word) for word in _NEXT_WORD.findall(rest) if word)
+    # The first word is a chord; it chooses the suggestion, so the next words are single keys.
+    takes = [(CHORD_KEYS + TAKE_KEYS * number, length) for number, length in enumerate(ends)]
+    for take_keys, length in [(TAKE_KEYS, len(rest)), *takes]:
+        yield _page_take(rest[:length], text, at, end, take_keys)
+
+
+def _page_take(taken: str, text: str, at: int, end: int, take_keys: int) -> _Take:
+    """Taking this much of a suggestion, with its space, and deleting what does not fit."""
+    num_equal = _num_equal(taken, text, at)
+    num_deleted = len(taken) - num_equal
+    if not taken[-1:].isspace():
+        follows = text[at + num_equal : at + num_equal + 1]
+        if num_deleted == 0 and follows == " ":
+            num_equal += 1
+        elif num_deleted or (at + num_equal < end and not _REPLACES_SPACE.match(follows)):
+            num_deleted += 1
+    return _Take(min(num_equal, end - at), num_deleted, take_keys + DELETE_KEYS * num_deleted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Take:
+    num_kept: int
+    num_deleted: int
+    num_keys: int
+
+    def by_savings(self) -> tuple[int, int]:
+        return self.num_kept - self.num_keys, -self.num_keys
+
+
+class _Shown:
+    """Suggestions on show at a position, best first. The newest answer takes all places."""
+
+    def __init__(self) -> None:
+        self.suggestions: tuple[str, ...] = ()
+        self._at = 0
+
+    def replace(self, suggestions: Sequence[str], text: str, at: int) -> Usage:
+        """Show these at `at`. The counts of one moment: what still held, and what of it was replaced."""
+        rests = self._rests(text, at)
+        suggestions = tuple(filter(None, suggestions))
+        now_shown = [*suggestions, *[""] * len(rests)]
+        holding = [(rest, now_shown[place]) for place, rest in enumerate(rests) if rest]
+        self.suggestions, self._at = suggestions, at
+        return Usage(
+            num_moments=1,
+            num_moments_shown=int(bool(suggestions)),
+            num_holding=len(holding),
+            num_replaced=sum(not _agree(rest, suggestion) for rest, suggestion in holding),
+        )
+
+    def _rests(self, text: str, at: int) -> list[str]:
+        """What is left of each suggestion after the text up to `at`; empty for those that do not hold."""
+        typed = text[self._at : at]
+        return [each.removeprefix(typed) if each.startswith(typed) else "" for each in self.suggestions]
+
+
+def matching_length(suggestion: str, text: str) -> int:
+    """The length of the longest common prefix that ends inside a word of neither."""
+    num_equal = _num_equal(suggestion, text)
+    return max(
+        (at for at in range(num_equal + 1) if not _is_inside_word(suggestion, at) and not _is_inside_word(text, at)),
+        default=0,
+    )
+
+
+def _num_equal(suggestion: str, text: str, at: int = 0) -> int:
+    """The length of the longest common prefix of the suggestion and the text from `at` on."""
+    pairs = zip(suggestion, text[at : at + len(suggestion)], strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _has_space(text: str, at: int, length: int) -> bool:
+    """Whether a space follows that comes with a taken suggestion."""
+    return length > 0 and not text[at + length - 1].isspace() and text[at + length : at + length + 1] == " "
+
+
+def _take(kept: str, num_deleted: int = 0) -> Usage:
+    """The counts of one acceptance, except its keys."""
+    return Usage(
+        num_accepted=1,
+        num_accepted_characters=len(kept) + num_deleted,
+        num_kept_characters=len(kept),
+        num_accepted_words=len(_WORD.findall(kept)),
+    )
+
+
+def _agree(one: str, other: str) -> bool:
+    """Whether one of two suggestions begins with the other, which is not empty."""
+    return bool(one and other) and (one.startswith(other) or other.startswith(one))
+
+
+def _is_inside_word(text: str, at: int) -> bool:
+    return 0 < at < len(text) and text[at - 1].isalnum() and text[at].isalnum()

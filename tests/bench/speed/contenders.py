@@ -1,0 +1,92 @@
+"""Starts what the speed benchmarks measure: the server under test, its clients, the baselines, the ceiling.
+
+Knows which process each of them needs. Does not know which rows a benchmark reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from rich.console import Console
+
+from deploy.load.contender_process import ContenderProcess
+from deploy.load.options import Options
+from deploy.load.prompts import PromptGenerator
+from deploy.load.report import print_bandwidth
+from deploy.load.rounds import Contender
+from deploy.load.run import start_server
+from deploy.load.server import Server
+from deploy.load.workload import LinearPass, Subject
+
+# How each baseline answers W; `tests.bench.speed.baselines` runs them.
+BASELINES = {
+    "a": "baseline (a): 3 sequential generate calls, fp32",
+    "a-bf16": "baseline (a): 3 sequential generate calls, bf16",
+    "b-fp32": "baseline (b): generate(num_return_sequences=3), fp32",
+    "b-bf16": "baseline (b): generate(num_return_sequences=3), bf16",
+    "static": "baseline: generate(num_return_sequences=3), static cache + compile, bf16",
+    "continuous": "baseline: generate_batch (transformers' continuous batching), bf16",
+}
+
+
+class Contenders(ExitStack):
+    """The processes of one run; closing the stack ends them."""
+
+    def __init__(self, options: Options, console: Console) -> None:
+        super().__init__()
+        self._options = options
+        self._console = console
+
+    def start_process(self, factory: str, *args: Any) -> ContenderProcess:
+        """A contender by its "module:name"; its process starts at its first call."""
+        return self.enter_context(ContenderProcess(factory, *args))
+
+    def start_server(self, models: str) -> Server:
+        """The server under test, warm.
+
+        Args:
+            models: a value of `TERCET_MODELS`.
+        """
+        return self.enter_context(start_server(self._console, models, self._options.server_settings))
+
+    def start_clients(self, address: tuple[str, int], subject: Subject, seed: int) -> ContenderProcess:
+        """`Clients` of the gateway at `address`, which send the options' workload."""
+        return self.start_process("deploy.load.clients:Clients", *address, subject, self._options.workload, seed, {})
+
+    def start_baselines(self, names: Sequence[str], subject: Subject, prompts: PromptGenerator) -> list[Contender]:
+        """One contender for each name of `BASELINES`, all in one process. Tokenization is not timed."""
+        options = self._options
+        process = self.start_process(
+            "tests.bench.speed.baselines:Baselines", subject, options.workload, options.device, options.num_threads
+        )
+
+        def contender(name: str) -> Contender:
+            num_tokens = options.workload.num_prompt_tokens
+            return Contender(
+                name, BASELINES[name], lambda: {name: [process.call("run", name, prompts.ids(num_tokens))]}
+            )
+
+        return [contender(name) for name in names]
+
+    def start_ceiling(self, subject: Subject, passes: Sequence[LinearPass]) -> tuple[ContenderProcess, dict[str, Any]]:
+        """The ceiling of the CPU, with its kernels chosen for the row counts of `passes`, and its figures.
+
+        The bandwidth is printed: what follows is to be read against it.
+        """
+        is_quick = self._options.is_quick
+        with self._console.status("Measuring the ceiling: memory bandwidth and matrix kernels …"):
+            ceiling = self.start_process("tests.bench.speed.ceiling:Ceiling", subject, "cpu", self._options.num_threads)
+            figures = ceiling.call("bandwidth", 1 << (27 if is_quick else 30))
+            print_bandwidth(self._console, figures)
+            row_counts = sorted({count for found in passes for count in (found.num_rows, found.num_head_rows)})
+            figures["kernels_ms"] = ceiling.call("choose", row_counts, 1 if is_quick else 5) if row_counts else {}
+        return ceiling, figures
+
+
+def linear_layers(
+    ceiling: ContenderProcess, name: str, label: str, passes: list[LinearPass], num_repeats: int
+) -> Contender:
+    """The contender that runs these linear layers alone, each with its fastest kernel."""
+    return Contender(name, label, lambda: {name: ceiling.call("run", passes, num_repeats)})

@@ -1,0 +1,274 @@
+"""`engine`: measures every row, and what it is compared with, in one run on a CPU. GPUs are measured by `gpu`.
+
+Decides which contenders run and in which order. Does not know how a request is sent, a kernel is called or a table is
+drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from deploy.load.clients import LOOPBACK, Connection, LoadResult, raise_for_status
+from deploy.load.options import Options
+from deploy.load.prompts import PromptGenerator
+from deploy.load.report import Document
+from deploy.load.rounds import Contender, Results, Series, interleave
+from deploy.load.run import progress
+from deploy.load.server import Server
+from deploy.load.workload import LinearPass, Subject
+from shared.errors import StartError
+from tests.bench.speed.contenders import BASELINES, Contenders, linear_layers
+from tests.bench.speed.rows import NUM_CLIENTS, NUM_WORDS, rows
+from workers.checkpoints.resolve import resolve
+
+NUM_KEYSTROKE_TOKENS = 512
+NUM_KEYS = 4  # letters typed after each long prompt
+WORDS_PER_TURN = 25  # typed between two measurements of the ceiling
+
+# Series: label, unit.
+LABELS = {
+    **{name: (label, "ms") for name, label in BASELINES.items()},
+    "gateway": ("Tercet: W through the gateway, cold", "ms"),
+    "gateway-overhead": ("Tercet: gateway, HTTP and client overhead of W", "ms"),
+    "gateway-cached": ("Tercet: prefix-cache hit of W", "tokens"),
+    "engine": ("Tercet: W in the engine alone, cold", "ms"),
+    "linears-request": ("ceiling: linear layers of W", "ms"),
+    "linears-request-whole-head": ("ceiling: linear layers of W, head on all positions", "ms"),
+    "linears-steps": ("ceiling: linear layers of 19 decode steps", "ms"),
+    "linears-crowd": ("ceiling: linear layers of 16 concurrent W", "ms"),
+    "keystroke": ("Tercet: next keystroke, 512-token context", "ms"),
+    "keystroke-cached": ("Tercet: prefix-cache hit of a keystroke", "tokens"),
+    "document": ("Tercet: next word of a document", "ms"),
+    "document-cached": ("Tercet: prefix-cache hit of a document's word", "tokens"),
+    "document-linears-steps": ("ceiling: the same, measured during the document", "ms"),
+    "clients": ("Tercet: 16 closed-loop clients", "tokens/s"),
+    "clients-cost": ("share of the cores used by the clients", "share"),
+    "start": ("Tercet: worker from fork to warm, embedded", "s"),
+    "embedded": ("Tercet: W through the gateway, cold, embedded", "ms"),
+    "predict": ("Tercet: the same by the strategy predict", "ms"),
+}
+
+NOTES = [
+    "W: a 64-token prompt and three branches of 20 new tokens: one prefill, then 19 decode steps of three rows.",
+    "Cold: every prompt is new and misses the prefix cache; the series gateway-cached counts hits that happen anyway.",
+    "Linear layers of W: one pass over the prompt with the head on its last position, then 19 passes of three rows.",
+    "Each linear layer runs the kernel of torch that is fastest for its number of rows, with weights of its own.",
+    "Baselines are timed without tokenization and HTTP; Tercet through the gateway is timed with both.",
+    "Engine time: queue + prefill + decode of a request's slowest sentence, as the response reports it.",
+    "Keystroke: a word typed letter by letter after a text of 512 tokens that was served before; through the gateway.",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured per turn."""
+
+    num_repeats: int  # of what takes less than a second
+    num_client_requests: int  # of each of 16 clients
+    num_renewals: int  # of the worker whose start is timed
+
+
+FULL = Sizes(num_repeats=3, num_client_requests=2, num_renewals=4)
+QUICK = Sizes(num_repeats=1, num_client_requests=1, num_renewals=0)
+
+
+class EngineBench:
+    """One run. `run` fills the document."""
+
+    def __init__(self, options: Options, wanted: Sequence[str], console: Console) -> None:
+        """
+        Args:
+            wanted: names of rows.
+        """
+        self._options = options
+        self._wanted = wanted
+        self._console = console
+        self._sizes = QUICK if options.is_quick else FULL
+        self._workload = options.workload
+        self._subject = options.subject()
+        self._prompts = PromptGenerator(self._subject.tokenizer(), options.seed)
+        self._is_small = False
+        self._dtypes: set[str] = set()  # in effect
+        self._contenders = Contenders(options, console)
+
+    def run(self, document: Document) -> None:
+        with self._contenders:
+            results = self._measure(document)
+        if self._needs("start", "embedded", "predict"):
+            results.add("embedded", self._measure_embedded)
+        document.series |= {name: Series.of(*LABELS[name], values) for name, values in results.samples.items()}
+        document.rows += rows(self._wanted, results, self._workload, is_comparable=self._is_small)
+        document.settings["dtype in effect"] = ", ".join(sorted(self._dtypes)) or "unknown"
+        document.notes += NOTES
+
+    def _measure(self, document: Document) -> Results:
+        sequences = self._linear_sequences()
+        self._start_ceiling(document, [found for passes in sequences.values() for found in passes])
+        contenders = self._start_contenders() + [
+            linear_layers(self._ceiling, name, LABELS[name][0], passes, self._sizes.num_repeats)
+            for name, passes in sequences.items()
+        ]
+        num_rounds = self._options.num_rounds
+        with progress(self._console, "Rounds", (num_rounds + 1) * len(contenders)) as turn:
+            results = interleave(contenders, num_rounds, turn)
+        if self._needs("document"):
+            results.add("document", self._measure_document)
+        return results
+
+    def _needs(self, *rows: str) -> bool:
+        return not {*rows}.isdisjoint(self._wanted)
+
+    def _start_ceiling(self, document: Document, passes: Sequence[LinearPass]) -> None:
+        self._ceiling, figures = self._contenders.start_ceiling(self._subject, passes)
+        shape = self._ceiling.call("shape")
+        self._is_small = bool(shape["is_small"])
+        document.ceiling = {
+            "num_threads": self._options.num_threads,
+            "num_weights": shape["num_weights"],
+            "int8_step_at_read_bandwidth_ms": shape["num_weights"] / figures["read_gb_s"] / 1e6,
+            **figures,
+        }
+
+    def _linear_sequences(self) -> dict[str, list[LinearPass]]:
+        """The linear layers to measure, by series."""
+        workload = self._workload
+        whole_head = LinearPass(workload.num_prompt_tokens, workload.num_prompt_tokens, 1)
+        sequences = {}
+        if self._needs("engine"):
+            sequences["linears-request"] = workload.linear_passes()
+            sequences["linears-request-whole-head"] = [whole_head, *workload.decode_passes()]
+        if self._needs("keystroke", "document"):
+            sequences["linears-steps"] = workload.decode_passes()
+        if self._needs("clients"):
+            sequences["linears-crowd"] = workload.linear_passes(NUM_CLIENTS)
+        return sequences
+
+    def _start_contenders(self) -> list[Contender]:
+        """The baselines and Tercet's contenders that a wanted row needs."""
+        contenders = []
+        baselines = ["a"] if self._needs("request") else []
+        baselines += ["b-fp32", "b-bf16"] if self._needs("batched") else []
+        if baselines:
+            contenders += self._contenders.start_baselines(baselines, self._subject, self._prompts)
+        if self._needs("request", "batched", "overhead", "keystroke", "document", "clients"):
+            server = self._contenders.start_server(self._options.models)
+            self._clients = self._contenders.start_clients(
+                (LOOPBACK, server.port), self._subject, self._prompts.seed()
+            )  # fmt: skip
+            self._dtypes.add(server.slots()[0]["dtype"])
+        if self._needs("request", "batched", "overhead"):
+            contenders.append(Contender("gateway", "W through the gateway", self._measure_gateway))
+        if self._needs("engine"):
+            contenders.append(self._start_engine())
+        if self._needs("keystroke"):
+            contenders.append(Contender("keystroke", "keystrokes", self._measure_keystrokes))
+        if self._needs("clients"):
+            contenders.append(Contender("clients", f"{NUM_CLIENTS} clients", self._measure_clients))
+        return contenders
+
+    def _start_engine(self) -> Contender:
+        settings = self._options.load_settings()
+        engine = self._contenders.start_process(
+            "tests.bench.speed.engine_alone:EngineAlone",
+            self._subject,
+            "cpu",
+            settings.dtype,
+            settings.max_batch,
+            self._options.num_threads,
+        )
+
+        def measure() -> dict[str, list[float]]:
+            self._dtypes.add(engine.call("dtype"))
+            prompts = [self._prompts.ids(self._workload.num_prompt_tokens) for _ in range(self._sizes.num_repeats)]
+            return {"engine": [engine.call("run", ids, self._workload, self._prompts.seed()) for ids in prompts]}
+
+        return Contender("engine", "W in the engine alone", measure)
+
+    def _measure_gateway(self) -> Mapping[str, Sequence[float]]:
+        replies = raise_for_status(self._clients.call("send_new", self._sizes.num_repeats))
+        return {
+            "gateway": [reply.wall_ms for reply in replies],
+            "gateway-overhead": [reply.overhead_ms for reply in replies],
+            "gateway-cached": [reply.cached_tokens for reply in replies],
+        }
+
+    def _measure_keystrokes(self) -> Mapping[str, Sequence[float]]:
+        """A long text is served; then a word is typed after it, letter by letter, and timed."""
+        max_tokens = self._subject.n_ctx - self._workload.num_new_tokens
+        text = self._prompts.text(min(NUM_KEYSTROKE_TOKENS, max_tokens - NUM_KEYS))
+        fields = {"max_tokens": max_tokens, "session": f"keys-{self._prompts.seed()}"}
+        bodies = [
+            self._workload.body(text + typed, self._prompts.seed(), **fields)
+            for typed in ["", *self._prompts.keystrokes(NUM_KEYS)]
+        ]
+        replies = raise_for_status(self._clients.call("send", bodies))[1:]
+        return {
+            "keystroke": [reply.wall_ms for reply in replies],
+            "keystroke-cached": [reply.cached_tokens for reply in replies],
+        }
+
+    def _measure_clients(self) -> Mapping[str, Sequence[float]]:
+        load: LoadResult = self._clients.call("send_concurrently", NUM_CLIENTS, self._sizes.num_client_requests)
+        num_tokens = sum(reply.num_tokens for reply in raise_for_status(load.replies))
+        return {
+            "clients": [num_tokens / load.elapsed_s],
+            "clients-cost": [load.client_cpu_s / load.elapsed_s / self._options.num_threads],
+        }
+
+    def _measure_document(self) -> dict[str, list[float]]:
+        """A request after each word of the document; the ceiling is measured every `WORDS_PER_TURN` words."""
+        words = self._prompts.document(12 if self._options.is_quick else NUM_WORDS)
+        session = f"document-{self._prompts.seed()}"
+        bodies = [
+            self._workload.body(" ".join(words[: index + 1]), self._prompts.seed(), session=session)
+            for index in range(len(words))
+        ]
+        samples: dict[str, list[float]] = {"document": [], "document-cached": [], "document-linears-steps": []}
+        turns = range(0, len(bodies), WORDS_PER_TURN)
+        with progress(self._console, f"A document of {len(words):,} words", len(turns)) as turn:
+            for begin in turns:
+                turn(f"word {begin + 1:,}")
+                replies = raise_for_status(self._clients.call("send", bodies[begin : begin + WORDS_PER_TURN]))
+                samples["document"] += [reply.wall_ms for reply in replies]
+                samples["document-cached"] += [reply.cached_tokens for reply in replies]
+                samples["document-linears-steps"] += self._ceiling.call("run", self._workload.decode_passes(), 1)
+        return samples
+
+    def _measure_embedded(self) -> dict[str, list[float]]:
+        """A server with the embedded checkpoint: its worker's start, and W by both strategies in turns.
+
+        Runs after the other contenders ended.
+        """
+        samples: dict[str, list[float]] = {}
+        num_renewals = self._sizes.num_renewals if "start" in self._wanted else 0
+        with Contenders(self._options, self._console) as contenders:
+            server = contenders.start_server("embedded")
+            if "start" in self._wanted:
+                samples["start"] = [server.first_start_s]
+            with progress(self._console, "Worker starts", num_renewals) as turn:
+                for number in range(num_renewals):
+                    turn(f"start {number + 2}")
+                    samples["start"].append(server.renew_worker())
+            if self._needs("embedded", "predict"):
+                samples |= self._measure_strategies(server)
+        return samples
+
+    def _measure_strategies(self, server: Server) -> dict[str, list[float]]:
+        """Milliseconds of W with the embedded checkpoint, by row; every prompt is new."""
+        prompts = PromptGenerator(Subject.of(resolve("embedded")).tokenizer(), self._options.seed)
+        strategies = {"embedded": "sample", "predict": "predict"}
+        samples: dict[str, list[float]] = {row: [] for row in strategies if self._needs(row, "predict")}
+        with Connection(LOOPBACK, server.port) as connection:
+            for number in range(1 + self._options.num_rounds * self._sizes.num_repeats):
+                for row, times_ms in samples.items():
+                    context = prompts.text(self._workload.num_prompt_tokens)
+                    body = self._workload.body(context, prompts.seed(), strategy=strategies[row])
+                    done = connection.exchange(body)
+                    if done.status != 200:
+                        raise StartError(f"The server under test answered with status {done.status}.")
+                    if number > 0:  # the first is a warm-up
+                        times_ms.append(done.ms)
+        return samples

@@ -1,0 +1,90 @@
+"""The engine alone, without gateway, sockets and tokenization. Runs in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+from deploy.load.workload import Subject, Workload
+from workers.engine.engine import Engine, EngineConfig
+from workers.engine.loader import load_model, random_model
+from workers.engine.request import EngineRequest, SamplingParams
+from workers.gunicorn_worker import SWITCH_INTERVAL_S
+
+LOAD_S = 600.0
+MAX_TRIES = 8
+
+
+class EngineAlone:
+    """An engine configured as a worker configures it, driven through `Engine.submit`.
+
+    Attributes:
+        engine: warm.
+    """
+
+    def __init__(self, subject: Subject, device: str, dtype: str, max_batch: int, num_threads: int | None) -> None:
+        """
+        Raises:
+            RuntimeError: the engine does not become warm.
+        """
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        make = (
+            partial(random_model, "medium" if subject.name == "synthetic:medium" else "small")
+            if subject.source == "synthetic"
+            else partial(load_model, Path(subject.directory))
+        )
+        tokenizer = subject.tokenizer()
+        self._changed = threading.Condition()
+        self.engine = Engine(
+            EngineConfig(device=device, dtype=dtype, max_batch=max_batch, num_threads=num_threads),
+            lambda progress: make(device=device, dtype=dtype, progress=progress, tokenizer=tokenizer),
+            on_change=self._announce,
+            on_fatal=lambda _error: os._exit(70),
+        )
+        self.engine.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self.engine.status().state in {"warm", "failed"}, LOAD_S)
+        status = self.engine.status()
+        if status.state != "warm":
+            raise RuntimeError(f"the engine is {status.state}: {status.reason}")
+
+    def dtype(self) -> str:
+        """The dtype in effect."""
+        return self.engine.status().dtype
+
+    def run(self, prompt_ids: tuple[int, ...], workload: Workload, seed: int) -> float:
+        """Milliseconds of one request: the workload's branches of one prompt, submitted as a prefill group.
+
+        Raises:
+            RuntimeError: a branch ended before its last token in every try.
+        """
+        sampling = SamplingParams(
+            max_new_tokens=workload.num_new_tokens,
+            temperature=workload.temperature,
+            top_k=workload.top_k,
+            top_p=workload.top_p,
+        )
+        for _ in range(MAX_TRIES):
+            requests = [
+                EngineRequest(prompt_ids, sampling, seed=seed + index, group_size=workload.num_samples)
+                for index in range(workload.num_samples)
+            ]
+            start = time.perf_counter()
+            streams = [self.engine.submit(request) for request in requests]
+            outputs = [stream.result() for stream in streams]
+            wall_ms = 1e3 * (time.perf_counter() - start)
+            if all(len(output.token_ids) == workload.num_new_tokens for output in outputs):
+                return wall_ms
+            # A branch sampled the end-of-text token and did less work. Try again with other seeds, and with another
+            # first token, so that the prompt is not in the prefix cache.
+            seed += workload.num_samples
+            prompt_ids = ((prompt_ids[0] + 1) % 256, *prompt_ids[1:])
+        raise RuntimeError(f"a branch ended early in each of {MAX_TRIES} tries")
+
+    def _announce(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,85 @@
+"""`cost --memory`: the proportional set size (PSS) of each process of a server, at rest and after requests.
+
+A page that n processes map counts 1/n in each, so the sum over the processes is what the instance takes. Source:
+`smaps_rollup` in proc_pid_smaps(5). Works with other checkouts: only `tercet serve` and `POST /autocomplete` are used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from deploy.load.clients import LOOPBACK, Clients, raise_for_status
+from deploy.load.server import Server, pool_of
+from deploy.load.workload import Subject, W
+from shared.process import proportional_set_size
+from shared.settings import Settings
+from workers.checkpoints.resolve import resolve
+
+REST_S = 2.0  # after the last slot is warm, and after the last request
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """PSS of a process in MB (10⁶ bytes); `anonymous` is the part that no file backs."""
+
+    process: str
+    at_rest_mb: float
+    at_rest_anonymous_mb: float
+    afterwards_mb: float
+
+
+def measure_memory(
+    models: str, settings: Mapping[str, str], num_requests: int, root: Path, seed: int
+) -> list[MemoryRow]:
+    """Start a server, and read its memory before and after requests of the workload W with new prompts.
+
+    Args:
+        models: as in TERCET_MODELS; they get equally many requests.
+        root: the checkout to serve.
+
+    Raises:
+        StartError: it does not get warm, or a request failed.
+    """
+    specs = Settings.load({"TERCET_MODELS": models}).models
+    with Server(models, {"devices": "cpu", **settings}, root) as server:
+        time.sleep(REST_S)
+        pids = _names(server)
+        before = {pid: (_pss_mb(pid), proportional_set_size(pid, "Pss_Anon") / 1e6) for pid in pids}
+        for spec in specs:
+            subject = Subject.of(resolve(spec.name, spec.source))
+            more = {"model_size": spec.name} if len(specs) > 1 else {}
+            clients = Clients(LOOPBACK, server.port, subject, W, seed, more)
+            raise_for_status(clients.send_new(num_requests // len(specs)))
+        time.sleep(REST_S)
+        return [MemoryRow(name, *before[pid], _pss_mb(pid)) for pid, name in pids.items()]
+
+
+def _pss_mb(pid: int) -> float:
+    return proportional_set_size(pid) / 1e6
+
+
+def _names(server: Server) -> dict[int, str]:
+    """The server's processes, with what each is for."""
+    slots = {slot["pid"]: f"worker: {slot.get('model', 'slot')}" for slot in server.slots()}
+    names = {}
+    for pid, parent in server.processes().items():
+        role = pool_of(pid)
+        master = "master of the workers" if role == "workers" else "master of the gateway"
+        own = slots.get(pid) or (master if parent == server.pid else role)
+        names[pid] = "supervisor" if pid == server.pid else own
+    return names
+
+
+def memory_table(rows: Sequence[MemoryRow], num_requests: int) -> Table:
+    """A row for each process, and their sum."""
+    table = Table("process", "at rest", "of it anonymous", f"after {num_requests:,} requests", title="PSS, MB")
+    figures = [(row.at_rest_mb, row.at_rest_anonymous_mb, row.afterwards_mb) for row in rows]
+    sums = tuple(map(sum, zip(*figures, strict=True)))
+    for name, own in [*zip((row.process for row in rows), figures, strict=True), ("all", sums)]:
+        table.add_row(name, *(f"{figure:.0f}" for figure in own))
+    return table

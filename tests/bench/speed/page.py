@@ -1,0 +1,265 @@
+"""`page`: the web editor in Chromium, as a writer sees it.
+
+- Writing: prose typed live at a human rhythm: the time from a key to its painted suggestion, the share of keys after
+  which one is on show, suggestions replaced although they still agreed with the text, and how long lists stay open.
+- A long document: main-thread time per key, beside that of a bare textarea with the same text, in pairs.
+
+Requires Chromium and Playwright, which the tests install. Presses keys only; knows the page by its element ids.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from deploy.load.options import Options
+from deploy.load.passages import choose_passages
+from deploy.load.report import Document
+from deploy.load.rounds import percentile
+from deploy.load.run import progress, start_server
+from shared.errors import StartError
+from tests.bench.quality.writers import key_intervals_ms
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, CDPSession, Page
+
+# No sandbox and no GPU: a benchmark often runs as root, in a container.
+CHROMIUM_ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
+VIEWPORT = {"width": 1100, "height": 760}
+LONG_DOCUMENT_CHARS, QUICK_LONG_DOCUMENT_CHARS = 200_000, 20_000
+KEYS_PER_ROUND = 60
+FILL_TIMEOUT_MS = 120_000  # a busy machine lays out a long document in more than Playwright's 30 s
+MIN_OPEN_MS = 300  # a shorter opening of the list is a flicker
+BARE_TEXTAREA = "<textarea style='width: 36rem; height: 45rem; font: 1.3125rem/1.65 serif'></textarea>"
+
+# Records each key, each change of the ghost text with the time when it was painted, and each opening of the list. A
+# message posted in an animation frame arrives after the frame has been painted.
+RECORDER = """() => {
+  const ghost = document.querySelector("#mirror .ghost");
+  const panel = document.querySelector("#panel");
+  window.recorded = { keys: [], ghosts: [], openings: [] };
+  let openedAt = null;
+  addEventListener("keydown", () => recorded.keys.push(performance.now()), true);
+  const record = () => {
+    const entry = { text: ghost.textContent, changed: performance.now(), painted: null };
+    recorded.ghosts.push(entry);
+    requestAnimationFrame(() => {
+      const channel = new MessageChannel();
+      channel.port1.onmessage = () => (entry.painted = performance.now());
+      channel.port2.postMessage(0);
+    });
+  };
+  new MutationObserver(record).observe(ghost, { childList: true, characterData: true, subtree: true });
+  new MutationObserver(() => {
+    const now = performance.now();
+    if (!panel.hidden) openedAt ??= now;
+    else if (openedAt !== null) {
+      recorded.openings.push(now - openedAt);
+      openedAt = null;
+    }
+  }).observe(panel, { attributes: true, attributeFilter: ["hidden"] });
+}"""
+
+
+class WritingRow(msgspec.Struct, frozen=True):
+    """Prose typed at a human rhythm.
+
+    Attributes:
+        shown: share of the keys after which a suggestion was painted before the next key.
+        paint_ms: from a key to the painted suggestion, of these keys, by percentile.
+        flicker: of the suggestions that agreed with the next key, the share that it did not leave on show.
+        num_openings, num_short_openings: of the list; short: less than 300 ms.
+    """
+
+    eagerness: str
+    num_keys: int
+    shown: float
+    paint_ms: dict[str, float]
+    flicker: float
+    num_openings: int
+    num_short_openings: int
+
+
+class LongDocumentRow(msgspec.Struct, frozen=True):
+    """Main-thread time per key in a long document, in milliseconds by percentile."""
+
+    editor: str
+    num_chars: int
+    num_keys: int
+    key_ms: dict[str, float]
+
+
+class PageBench:
+    """One run. `run` fills the document."""
+
+    def __init__(self, options: Options, texts: Mapping[str, str], num_keys: int, console: Console) -> None:
+        """
+        Args:
+            texts: file name → prose to type.
+            num_keys: to type with each eagerness.
+        """
+        self._options, self._texts, self._num_keys, self._console = options, texts, num_keys, console
+
+    def run(self, document: Document) -> None:
+        """
+        Raises:
+            StartError: Chromium or Playwright is missing, or the server does not get warm.
+        """
+        try:
+            from playwright.sync_api import sync_playwright
+        except ImportError as error:
+            raise StartError("Playwright is not installed: run `make setup`.") from error
+        executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+        if executable is None:
+            raise StartError("Chromium is not installed (apt-get install chromium).")
+        rng = random.Random(self._options.seed)
+        [passage, *_] = choose_passages(self._texts, 1, 1, rng)
+        text = " ".join(passage.text[passage.start : passage.start + self._num_keys].split())
+        document.workload = {"keys": len(text), "file": passage.file, "rounds": self._options.num_rounds}
+        with (
+            start_server(self._console, self._options.models, self._options.server_settings) as server,
+            sync_playwright() as playwright,
+            progress(self._console, "Page", 2 + self._options.num_rounds) as turn,
+        ):
+            browser = playwright.chromium.launch(executable_path=executable, args=list(CHROMIUM_ARGUMENTS))
+            for eagerness in ("eager", "normal"):
+                turn(f"writing, {eagerness}")
+                document.rows.append(_write(browser, server.url, eagerness, text))
+            times_ms: dict[str, list[float]] = {"page": [], "bare textarea": []}
+            num_chars = QUICK_LONG_DOCUMENT_CHARS if self._options.is_quick else LONG_DOCUMENT_CHARS
+            long_text = _long_document(self._texts, num_chars)
+            for number in range(self._options.num_rounds):
+                turn(f"long document, round {number + 1}")
+                for editor, times in times_ms.items():
+                    times += _type_in_long_document(
+                        browser, server.url, long_text, self._num_keys, is_bare=editor != "page"
+                    )
+            document.rows += [
+                LongDocumentRow(name, num_chars, len(ms), _percentiles(ms)) for name, ms in times_ms.items()
+            ]
+            browser.close()
+
+
+def page_tables(rows: list[Any]) -> list[Table]:
+    writing = Table("suggestions", "keys", "shown after", "key to paint p50", "p99", "flicker", "lists", "< 300 ms")
+    long = Table("long document", "characters", "keys", "per key p50", "p95")
+    for row in rows:
+        if isinstance(row, WritingRow):
+            paint = row.paint_ms
+            writing.add_row(
+                row.eagerness, str(row.num_keys), f"{row.shown:.1%}", f"{paint['p50']:.1f} ms",
+                f"{paint['p99']:.1f} ms", f"{row.flicker:.2%}", str(row.num_openings), str(row.num_short_openings),
+            )  # fmt: skip
+        else:
+            long.add_row(
+                row.editor,
+                f"{row.num_chars:,}",
+                str(row.num_keys),
+                f"{row.key_ms['p50']:.1f} ms",
+                f"{row.key_ms['p95']:.1f} ms",
+            )
+    return [writing, long]
+
+
+def _write(browser: Browser, url: str, eagerness: str, text: str) -> WritingRow:
+    page = _open(browser, url, eagerness)
+    page.locator("#text").focus()
+    page.evaluate(RECORDER)
+    for letter, interval_ms in zip(text, key_intervals_ms(1), strict=False):
+        page.keyboard.type(letter)
+        page.wait_for_timeout(interval_ms)
+    page.wait_for_timeout(1000)
+    recorded = page.evaluate("recorded")
+    page.context.close()
+    return writing_row(eagerness, text, recorded)
+
+
+def writing_row(eagerness: str, text: str, recorded: Mapping[str, Any]) -> WritingRow:
+    """What was recorded (`RECORDER`) while `text` was typed, one key for each character."""
+    keys, ghosts = recorded["keys"], recorded["ghosts"]
+    times_ms, shown_after = [], [""] * len(keys)
+    at, latest = 0, ""
+    for number, (pressed, until) in enumerate(pairwise([*keys, float("inf")])):
+        painted_ms = None
+        while at < len(ghosts) and ghosts[at]["changed"] < until:
+            latest = ghosts[at]["text"]
+            painted = ghosts[at]["painted"]
+            if latest and painted is not None and painted < until and painted_ms is None:
+                painted_ms = painted - pressed
+            at += 1
+        shown_after[number] = latest
+        if painted_ms is not None and latest:
+            times_ms.append(painted_ms)
+    num_holding = num_replaced = 0
+    for number, (before, after) in enumerate(pairwise(shown_after)):
+        typed = text[number + 1]
+        rest = before.removeprefix(typed)
+        if before.startswith(typed) and rest:
+            num_holding += 1
+            num_replaced += not (after.startswith(rest) or (after and rest.startswith(after)))
+    openings = recorded["openings"]
+    return WritingRow(
+        eagerness=eagerness,
+        num_keys=len(keys),
+        shown=len(times_ms) / len(keys),
+        paint_ms=_percentiles(times_ms),
+        flicker=num_replaced / max(num_holding, 1),
+        num_openings=len(openings),
+        num_short_openings=sum(opening < MIN_OPEN_MS for opening in openings),
+    )
+
+
+def _type_in_long_document(browser: Browser, url: str, text: str, num_keys: int, *, is_bare: bool) -> list[float]:
+    """Main-thread milliseconds of each key at the end of a text."""
+    page = _open(browser, url, "normal")
+    if is_bare:
+        page.goto(f"{url}/health/live")
+        page.set_content(BARE_TEXTAREA)
+    area = page.locator("textarea")
+    area.fill(text, timeout=FILL_TIMEOUT_MS)
+    area.focus()
+    page.keyboard.press("Control+End")
+    page.wait_for_timeout(1500)
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable")
+    times_ms = []
+    for number in range(min(num_keys, KEYS_PER_ROUND)):
+        before_s = _task_seconds(session)
+        page.keyboard.type("the cat sat on it "[number % 18])
+        page.wait_for_timeout(150)
+        times_ms.append(1e3 * (_task_seconds(session) - before_s))
+    page.context.close()
+    return times_ms
+
+
+def _open(browser: Browser, url: str, eagerness: str) -> Page:
+    stored = [{"name": "tercet.settings", "value": json.dumps({"mode": eagerness})}]
+    state: Any = {"cookies": [], "origins": [{"origin": url, "localStorage": stored}]}
+    viewport: Any = VIEWPORT
+    page = browser.new_context(storage_state=state, viewport=viewport, service_workers="block").new_page()
+    page.goto(url)
+    return page
+
+
+def _task_seconds(session: CDPSession) -> float:
+    metrics = session.send("Performance.getMetrics")["metrics"]
+    return float(next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration"))
+
+
+def _long_document(texts: Mapping[str, str], num_chars: int) -> str:
+    prose = "\n".join(texts.values())
+    return (prose * (num_chars // len(prose) + 1))[:num_chars]
+
+
+def _percentiles(times_ms: list[float]) -> dict[str, float]:
+    if not times_ms:
+        return {}
+    return {f"p{share}": round(percentile(times_ms, share / 100), 2) for share in (50, 95, 99)}
