@@ -24,31 +24,34 @@ PIP = $(VENV)/bin/python -m pip
 # when it first does so: compiling every module of torch and transformers took a third of the set-up.
 INSTALL = install $$(test -t 1 || echo --quiet) --no-compile --only-binary :all:
 
-.PHONY: help serve test test-integration test-all test-clients test-deploy chaos soak bench gpu gpu-wheels npm embedded lint format setup setup-serve lock audit sbom clean
+.PHONY: help help-all serve test test-integration test-all test-clients test-deploy chaos soak bench gpu gpu-wheels npm embedded lint format setup setup-serve lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'make serve    set up what is missing, then serve (Ctrl-C stops)'
-	@echo 'make test     set up what is missing, then run the tests (ARGS="-k name" selects); minutes'
+	@echo 'make serve             set up what is missing, then serve (Ctrl-C stops)'
+	@echo 'make test              set up what is missing, then run the tests (ARGS="-k name" selects); minutes'
 	@echo 'make test-integration  the tests with servers of their own, Chromium, nginx, redis and moto; ten minutes'
-	@echo 'make test-all every suite in one go, with one summary; two hours (again continues an interrupted run)'
-	@echo 'make test-clients  the tests of the completions clients that need an environment of their own; minutes'
-	@echo 'make test-deploy   the tests of systemd units, container image and others that need Debian packages, root and minutes'
-	@echo 'make chaos    measure the promises of docs/RELIABILITY.md under faults; minutes (ARGS="--help" lists options)'
-	@echo 'make soak     the same, ten times as long'
-	@echo 'make bench    measure (BENCH=http: the gateway under load; ARGS="--only engine" selects)'
-	@echo 'make gpu      measure a machine with a GPU, in ten minutes; again continues it (ARGS="--rehearse": without a GPU)'
-	@echo 'make gpu-wheels  gather what a bare machine lacks for tests/bench/gpu/run.sh (Python 3.12, x86_64)'
-	@echo 'make npm      pack the JavaScript client as an npm package'
-	@echo 'make embedded train the embedded checkpoint (CORPUS=train.txt.xz; ARGS="--tokens 1_000_000" sets its length)'
-	@echo 'make lint     ruff, mypy and import-linter, as CI runs them'
-	@echo 'make format   apply ruff fixes and formatting'
-	@echo 'make setup    set up for serving and developing, run nothing'
-	@echo 'make setup-serve   set up for serving, run nothing'
-	@echo 'make lock     write requirements/ anew, with the versions they pin (ARGS=--upgrade: the newest allowed)'
-	@echo 'make audit    look up known vulnerabilities of every pinned version'
-	@echo 'make sbom     write build/sbom.json (CycloneDX) and compare it with requirements/'
-	@echo 'make clean    remove the set-up and all caches'
+	@echo 'make test-all          every suite in one go, with one summary; two hours (again continues an interrupted run)'
+	@echo 'make lint              ruff, mypy, import-linter and oxlint, as CI runs them'
+	@echo 'make format            apply the fixes of ruff and oxlint, and formatting'
+	@echo 'make bench             measure (BENCH=http: the gateway under load; ARGS="--only engine" selects)'
+	@echo 'make help-all          the other targets, and options'
+
+help-all: help
+	@echo 'make test-clients      the tests of the completions clients that need an environment of their own; minutes'
+	@echo 'make test-deploy       the tests of systemd units, container image and others, with Debian packages, as root; minutes'
+	@echo 'make chaos             measure the promises of docs/RELIABILITY.md under faults; minutes (ARGS="--help" lists options)'
+	@echo 'make soak              the same, ten times as long'
+	@echo 'make gpu               measure a machine with a GPU, in ten minutes; again continues it (ARGS="--rehearse": without one)'
+	@echo 'make gpu-wheels        gather what a bare machine lacks for tests/bench/gpu/run.sh (Python 3.12, x86_64)'
+	@echo 'make npm               pack the JavaScript client as an npm package'
+	@echo 'make embedded          train the embedded checkpoint (CORPUS=train.txt.xz; ARGS="--tokens 1_000_000" sets its length)'
+	@echo 'make setup             set up for serving and developing, run nothing'
+	@echo 'make setup-serve       set up for serving, run nothing'
+	@echo 'make lock              write requirements/ anew, with the versions they pin (ARGS=--upgrade: the newest allowed)'
+	@echo 'make audit             look up known vulnerabilities of every pinned version'
+	@echo 'make sbom              write build/sbom.json (CycloneDX) and compare it with requirements/'
+	@echo 'make clean             remove the set-up and all caches'
 	@echo 'make … PYTHON=/path/to/python3 selects the Python of the set-up'
 
 # `exec`: make forwards signals to its child, which must be Tercet, not a shell.
@@ -106,10 +109,12 @@ lint: $(DEV)
 	@$(VENV)/bin/ruff format --check
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-logo --no-cache
+	@$(VENV)/bin/oxlint
 
 format: $(DEV)
 	@$(VENV)/bin/ruff check --fix
 	@$(VENV)/bin/ruff format
+	@$(VENV)/bin/oxlint --fix
 
 setup: $(DEV)
 
@@ -126,7 +131,7 @@ $(SERVE): requirements/pip.txt requirements/serve.txt requirements/torch.txt req
 	@if [ "$$($(ORIGIN))" != "$$(cat $(VENV)/made.stamp 2>/dev/null)" ]; then \
 		echo 'Setting up $(VENV): about a minute, or several where CUDA libraries are downloaded.' && \
 		rm -rf $(VENV) && \
-		{ $(HAS_VENV) || $(GET_VENV) || { \
+		{ $(HAS_VENV) || { \
 			echo 'This Python cannot make virtual environments: run "apt-get install python3-venv" as root, then the same command again.' >&2; \
 			exit 1; }; } && \
 		$(PYTHON) -m venv $(VENV) && \
@@ -163,8 +168,6 @@ ORIGIN = $(PYTHON) -c 'import sys; print("$(CURDIR)", sys.base_prefix, *sys.vers
 
 # Debian splits ensurepip, which venv needs, off its python3.
 HAS_VENV = $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null
-GET_VENV = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv >/dev/null && $(HAS_VENV); }
 
 $(TOOLS): requirements/pip.txt requirements/tools.txt
 	@rm -rf build/tools && $(PYTHON) -m venv build/tools

@@ -46,7 +46,7 @@ export default class TercetPlugin extends Plugin {
   #configure(): void {
     const { url, secret, isOn, mode, minUsefulness, model } = this.settings;
     const key = (secret && this.app.secretStorage.getSecret(secret)) || "";
-    const suggestions = tercet({
+    const extension = tercet({
       client: new Client({ url, key }),
       mode: isOn ? mode : "off",
       minUsefulness,
@@ -57,7 +57,7 @@ export default class TercetPlugin extends Plugin {
         else if (problem) this.#showProblem(problem);
       },
     });
-    this.#extensions.splice(0, Infinity, tabKey, suggestions);
+    this.#extensions.splice(0, Infinity, tabKey, extension);
     this.app.workspace.updateOptions();
     this.#clearProblem();
   }

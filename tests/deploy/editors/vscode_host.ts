@@ -168,7 +168,7 @@ const secrets = {
 } satisfies vscode.SecretStorage;
 
 const subscriptions: vscode.Disposable[] = [];
-let tokens: CancellationToken[] = [];
+const tokens: CancellationToken[] = [];
 
 /** The commands of the tests. */
 const control: Record<string, (fields: any) => unknown> = {
