@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shared.plan import Slot
+    from tests.workers.faults import Faults
     from workers.app import SlotApp
-    from workers.engine.engine import EngineConfig
 
 VARIABLES = {
     "TEST_STEP_DELAY_MS": "slot=milliseconds,…: a delay before each decode step of a slot",
-    "TEST_FAULTS": "seed=fault,…: how a step with this seed fails (`workers.engine.fault_injection.Fault`)",
+    "TEST_FAULTS": "seed=fault,…: how a step with this seed fails (`tests.workers.faults.Fault`)",
     "TEST_LOAD_FAULTS": "slot=fault,…: how each load of this slot's model fails",
 }
 
@@ -32,19 +30,20 @@ def fault_environment(faults: Mapping[str, str]) -> dict[str, str]:
     return {"GUNICORN_CMD_ARGS": f"--worker-class {__name__}.Worker", **variables}
 
 
-def with_faults(slot: Slot, config: EngineConfig) -> EngineConfig:
-    """The engine's configuration with the faults that this process's variables give to `slot`."""
+def read_faults(slot: int) -> Faults:
+    """The faults that this process's variables give to a slot."""
+    from tests.workers.faults import Faults
+
     delays, faults, load_faults = map(_pairs, VARIABLES)
-    load_fault: Any = load_faults.get(slot.index)
     by_seed: dict[int, Any] = faults
-    step_delay_s = float(delays.get(slot.index, 0)) / 1e3
-    return replace(config, step_delay_s=step_delay_s, faults=by_seed, load_fault=load_fault)
+    on_load: Any = load_faults.get(slot)
+    return Faults(float(delays.get(slot, 0)) / 1e3, by_seed, on_load)
 
 
 def build() -> SlotApp:
     from workers import app
 
-    return app.build(with_faults)
+    return app.build(read_faults(int(os.environ["TERCET_SLOT"])))
 
 
 def _pairs(variable: str) -> dict[int, str]:

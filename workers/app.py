@@ -29,7 +29,7 @@ from shared.telemetry import configure_structlog
 from shared.tracing import NO_TRACING, start_tracing
 from shared.worker_environment import cache_directory
 from workers.engine.cpu import kernel_files
-from workers.engine.engine import EngineConfig, EngineFailure
+from workers.engine.engine import DEVICE_RUNNERS, EngineConfig, EngineFailure, RunnerFactory
 from workers.predictor import PredictedBranch
 from workers.service import Branch, SlotService
 
@@ -191,31 +191,26 @@ def create_app(service: SlotService, hangups: HangupWatcher) -> SlotApp:
     return SlotApp(service, hangups)
 
 
-AdaptEngine = Callable[[Slot, EngineConfig], EngineConfig]
-
-
-def build(adapt_engine: AdaptEngine = lambda _slot, config: config) -> SlotApp:
+def build(runners: RunnerFactory = DEVICE_RUNNERS) -> SlotApp:
     """The app for this process's environment (`gunicorn.conf.py` sets `TERCET_SLOT`).
 
     Args:
-        adapt_engine: as `make_service` takes it.
+        runners: makes the engine's runner. A test's app passes a factory of its own (`tests/faulty_workers.py`).
     """
     settings = Settings.load(os.environ)
     configure_structlog("workers", settings.log)
     plan = read_plan(settings.run_path)
     slot = plan.slots[int(os.environ["TERCET_SLOT"])]
-    return create_app(make_service(plan, slot, settings, adapt_engine), HangupWatcher())
+    return create_app(make_service(plan, slot, settings, runners), HangupWatcher())
 
 
-def make_service(
-    plan: Plan, slot: Slot, settings: Settings, adapt_engine: AdaptEngine = lambda _slot, config: config
-) -> SlotService:
+def make_service(plan: Plan, slot: Slot, settings: Settings, runners: RunnerFactory = DEVICE_RUNNERS) -> SlotService:
     """The service of one slot of `plan`, which its caller starts. It ends this process where a device has failed.
 
     The process's variables are those of `shared.worker_environment.worker_environment`.
 
     Args:
-        adapt_engine: changes the engine's configuration; tests inject faults with it.
+        runners: makes the engine's runner.
     """
     cache = cache_directory(settings)
     if settings.cache_dir is not None:
@@ -250,9 +245,9 @@ def make_service(
     int8_results = None if cache is None else cache / "int8"
     tracing = start_tracing("tercet-worker") if settings.traces else NO_TRACING
     service = SlotService(
-        slot, plan.model(slot.model), adapt_engine(slot, config), int8_results,
+        slot, plan.model(slot.model), config, int8_results,
         weights=None if cache is None or not is_on_cpu else cache / "weights",
-        is_only_worker=sum(other.model == slot.model for other in plan.slots) == 1,
+        is_only_worker=sum(other.model == slot.model for other in plan.slots) == 1, runners=runners,
         on_fatal=end, accepted_delay_s=ACCEPTED_DELAY_SHARE * settings.ack_ms / 1e3, tracing=tracing,
     )  # fmt: skip
     return service

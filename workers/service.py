@@ -28,6 +28,7 @@ from workers.checkpoints.int8_check import cached_int8_check
 from workers.codec import Codec
 from workers.engine.cpu.weight_file import shared_model
 from workers.engine.engine import (
+    DEVICE_RUNNERS,
     ContextExceeded,
     Engine,
     EngineConfig,
@@ -35,6 +36,7 @@ from workers.engine.engine import (
     EngineFull,
     EngineNotReady,
     InvalidPrompt,
+    RunnerFactory,
 )
 from workers.engine.errors import LoadFailure
 from workers.engine.loader import LoadedModel, load_model, random_model
@@ -66,6 +68,7 @@ class SlotService:
         *,
         weights: Path | None = None,
         is_only_worker: bool = True,
+        runners: RunnerFactory = DEVICE_RUNNERS,
         on_fatal: Callable[[EngineFailure], None],
         tracing: Tracing = NO_TRACING,
         accepted_delay_s: float = ACCEPTED_DELAY_S,
@@ -78,6 +81,7 @@ class SlotService:
             weights: the directory of the file with which workers of this model share int8 weights on a CPU; None keeps
                 them in private memory.
             is_only_worker: no other worker has this model.
+            runners: makes the engine's runner.
             on_fatal: called once, from any thread, with a failure from which the service cannot recover: a device that
                 returned an error may compute the next request wrongly, so the host ends the process.
             tracing: of requests that have a `traceparent`.
@@ -103,7 +107,7 @@ class SlotService:
         self._memory_bytes = 0
         self._memory_read_at = float("-inf")
         self._memory_is_of_warm = False
-        self._engine = Engine(config, self._load, on_change=self._announce, on_fatal=on_fatal)
+        self._engine = Engine(config, self._load, runners=runners, on_change=self._announce, on_fatal=on_fatal)
         self._predictor = Predictor(self._engine)
 
     def start(

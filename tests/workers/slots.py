@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from shared.errors import PROBLEM_JSON
 from shared.hangups import HangupWatcher
 from shared.plan import Model, Slot
+from tests.workers.faults import Faults
 from tests.workers.helpers import EMBEDDED, wait_until
 from workers.engine.engine import EngineConfig
 from workers.service import SlotService
@@ -27,12 +28,12 @@ HANGUPS = HangupWatcher()
 def make_service(directory: Path = EMBEDDED, *, max_batch: int = 4, step_delay_s: float = 0.0) -> SlotService:
     slot = Slot(index=3, device="cpu", model="embedded", socket="", max_batch=max_batch)
     model = Model(name="embedded", directory=str(directory), source="embedded", n_ctx=1024, vocab_size=8192)
-    config = EngineConfig(dtype="fp32", max_batch=max_batch, hang_s=0.0, step_delay_s=step_delay_s)
+    config = EngineConfig(dtype="fp32", max_batch=max_batch, hang_s=0.0)
 
     def fail(error: BaseException) -> None:
         raise error
 
-    return SlotService(slot, model, config, Path("unused"), on_fatal=fail)
+    return SlotService(slot, model, config, Path("unused"), runners=Faults(step_delay_s), on_fatal=fail)
 
 
 @contextmanager

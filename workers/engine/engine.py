@@ -11,10 +11,10 @@ import enum
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -34,7 +34,6 @@ from workers.engine.errors import (
     InvalidPrompt,
 )
 from workers.engine.failures import load_failure, step_failure
-from workers.engine.fault_injection import DelayedRunner, Fault, FaultyRunner, raise_fault
 from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel, ProgressFn
 from workers.engine.memory import release_memory
@@ -86,9 +85,6 @@ class EngineConfig:
     kernel_directory: Path | None = None  # where the choice of a GPU's kernels is stored; None stores nothing
     load_s: float = 0.0  # loading and warming up that take longer end the process; 0 disables this deadline
     num_threads: int | None = None  # of torch; None leaves torch's setting unchanged
-    step_delay_s: float = 0.0  # for tests: pause before each step, which then is a single decode step
-    faults: Mapping[int, Fault] = field(default_factory=dict)  # for tests: by seed, how a step with it fails
-    load_fault: Fault | None = None  # for tests: how each load fails
 
 
 class EngineState(enum.StrEnum):
@@ -116,6 +112,23 @@ class EngineStatus:
     failures: dict[str, int]  # since the start, by `EngineFailure.kind`
 
 
+class RunnerFactory:
+    """Makes an engine's runner. Tests pass a factory whose runners are slow or fail."""
+
+    def make(self, loaded: LoadedModel, config: EngineConfig, interrupt: Interrupt) -> Runner:
+        """The runner for the model's device. A GPU's steps cannot be interrupted: what is launched runs to its end."""
+        if loaded.device == "cpu":
+            return CpuRunner(loaded, config.max_batch, interrupt, config.cache_bytes)
+        return CudaRunner(loaded, config.max_batch, config.cache_bytes, kernel_directory=config.kernel_directory)
+
+    def serving(self, runner: Runner) -> Runner:
+        """The runner that serves requests, once `runner` is warm."""
+        return runner
+
+
+DEVICE_RUNNERS = RunnerFactory()
+
+
 class Engine:
     """One model on one device. Any thread may submit requests."""
 
@@ -124,6 +137,7 @@ class Engine:
         config: EngineConfig,
         load: Callable[[ProgressFn], LoadedModel],
         *,
+        runners: RunnerFactory = DEVICE_RUNNERS,
         on_change: Callable[[], None] = lambda: None,
         on_fatal: Callable[[EngineFailure], None],
     ) -> None:
@@ -136,6 +150,7 @@ class Engine:
         """
         self._config = config
         self._load = load
+        self._runners = runners
         self._on_change = on_change
         self._on_fatal = on_fatal
         self._lock = threading.Condition()
@@ -304,12 +319,10 @@ class Engine:
         self._load_watchdog.arm(time.monotonic())
         try:
             loaded = self._load(self._report_progress)
-            if self._config.load_fault is not None:
-                raise_fault(self._config.load_fault)
             self._load_watchdog.disarm()  # other workers of the device have deadlines of their own
             with self._config.allocation_lock():
                 self._load_watchdog.arm(time.monotonic())
-                runner = make_runner(loaded, self._config, self._interrupt)
+                runner = self._runners.make(loaded, self._config, self._interrupt)
                 kernels = runner.kernels if isinstance(runner, CudaRunner) else ""
                 max_entry_tokens = runner.max_entry_tokens if isinstance(runner, CpuRunner) else None
                 self._warm_up(runner)
@@ -322,10 +335,7 @@ class Engine:
             return None
         finally:
             self._load_watchdog.disarm()
-        if self._config.step_delay_s:
-            runner = DelayedRunner(runner, self._config.step_delay_s)
-        if self._config.faults:
-            runner = FaultyRunner(runner, self._config.faults)
+        runner = self._runners.serving(runner)
         scheduler = Scheduler(runner.num_entries, self._config.max_batch, max_entry_tokens=max_entry_tokens)
         if loaded.device == "cpu":
             release_memory()  # what only loading needed
@@ -496,13 +506,6 @@ class Engine:
         if progress >= 1 or progress >= self._progress + 0.01 or progress < self._progress:
             self._progress = progress
             self._on_change()
-
-
-def make_runner(loaded: LoadedModel, config: EngineConfig, interrupt: Interrupt) -> Runner:
-    """The runner for the model's device. A GPU's steps cannot be interrupted: what is launched runs to its end."""
-    if loaded.device == "cpu":
-        return CpuRunner(loaded, config.max_batch, interrupt, config.cache_bytes)
-    return CudaRunner(loaded, config.max_batch, config.cache_bytes, kernel_directory=config.kernel_directory)
 
 
 def _check(request: EngineRequest, loaded: LoadedModel) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from deploy.ray.worker import Worker
 from shared.plan import Plan
 from shared.settings import Settings
-from tests.faulty_workers import with_faults
+from tests.faulty_workers import read_faults
 from workers.service import SlotService
 
 
@@ -13,4 +13,4 @@ class FaultyWorker(Worker):
     def make_service(self, plan: Plan, settings: Settings) -> SlotService:
         from workers.app import make_service
 
-        return make_service(plan, plan.slots[0], settings, with_faults)
+        return make_service(plan, plan.slots[0], settings, read_faults(plan.slots[0].index))

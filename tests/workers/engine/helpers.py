@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tests.workers.faults import Faults
 from workers.engine.engine import Engine, EngineConfig
 from workers.engine.loader import LoadedModel, random_weights
 from workers.engine.model.gpt2 import GPT2Config
@@ -38,11 +39,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def running_engine(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
+def running_engine(loaded: LoadedModel, *, step_delay_s: float = 0.0, **settings: Any) -> Iterator[Engine]:
     """A warm engine around `loaded`."""
     settings = {"hang_s": 0.0, "num_threads": 2, **settings}
     fatal: list[BaseException] = []
-    engine = Engine(EngineConfig(**settings), lambda _: loaded, on_fatal=fatal.append)
+    config = EngineConfig(**settings)
+    engine = Engine(config, lambda _: loaded, runners=Faults(step_delay_s), on_fatal=fatal.append)
     engine.start()
     try:
         wait_until(lambda: engine.status().state == "warm")

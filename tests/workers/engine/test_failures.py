@@ -16,6 +16,7 @@ import torch
 from structlog.testing import capture_logs
 
 from tests.workers.engine.helpers import TINY, peaked_weights, running_engine, wait_until
+from tests.workers.faults import Fault, Faults
 from workers.engine.engine import Engine, EngineConfig, EngineState
 from workers.engine.errors import (
     DeviceFailure,
@@ -27,7 +28,6 @@ from workers.engine.errors import (
     OutOfMemory,
 )
 from workers.engine.failures import load_failure, step_failure
-from workers.engine.fault_injection import Fault
 from workers.engine.loader import LoadedModel, ProgressFn, build
 from workers.engine.request import EngineRequest, SamplingParams
 
@@ -43,12 +43,16 @@ def request(seed: int, num_tokens: int = 5, prompt: tuple[int, ...] = (1, 2, 3))
 
 @contextmanager
 def faulty_engine(
-    loaded: LoadedModel, **settings: object
+    loaded: LoadedModel, *, step_delay_s: float = 0.0, max_batch: int = 48
 ) -> Iterator[tuple[Engine, list[tuple[float, EngineFailure]]]]:
     """A warm engine with FAULTS, and its fatal failures with their times."""
     fatal: list[Fatal] = []
-    config = EngineConfig(**{"hang_s": 0.0, "faults": FAULTS, **settings})  # type: ignore[arg-type]
-    engine = Engine(config, lambda _: loaded, on_fatal=lambda failure: fatal.append((time.monotonic(), failure)))
+    engine = Engine(
+        EngineConfig(hang_s=0.0, max_batch=max_batch),
+        lambda _: loaded,
+        runners=Faults(step_delay_s, FAULTS),
+        on_fatal=lambda failure: fatal.append((time.monotonic(), failure)),
+    )
     engine.start()
     wait_until(lambda: engine.status().state == "warm")
     try:

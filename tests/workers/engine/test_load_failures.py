@@ -14,12 +14,11 @@ import pytest
 import torch
 
 from tests.workers.engine.helpers import TINY, wait_until
-from workers.engine import engine as engine_module
+from tests.workers.faults import Fault, Faults, FaultyRunner
 from workers.engine.cuda.runner import CudaRunner
-from workers.engine.engine import Engine, EngineConfig
+from workers.engine.engine import Engine, EngineConfig, RunnerFactory
 from workers.engine.errors import DeviceFailure, EngineFailure, LoadFailure
 from workers.engine.failures import is_device_error, load_failure
-from workers.engine.fault_injection import FaultyRunner
 from workers.engine.loader import LoadedModel, ProgressFn, random_model
 from workers.engine.runner import Runner
 
@@ -67,18 +66,19 @@ def test_a_device_error_while_loading_is_fatal_and_not_retried(error: BaseExcept
 
 
 @pytest.mark.parametrize("stage", ["runner", "warm-up"])
-def test_a_device_error_of_the_runner_or_its_warm_up_is_fatal(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_error_of_the_runner_or_its_warm_up_is_fatal(stage: str) -> None:
     fatal: list[EngineFailure] = []
     attempts: list[int] = []
 
-    def make_runner(loaded: LoadedModel, config: EngineConfig, _: object) -> Runner:
-        attempts.append(1)
-        if stage == "runner":
-            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
-        return FaultyRunner(CudaRunner(loaded, config.max_batch), {0: "device"})  # 0 is the warm-up's seed
+    class Runners(RunnerFactory):
+        def make(self, loaded: LoadedModel, config: EngineConfig, _interrupt: object) -> Runner:
+            attempts.append(1)
+            if stage == "runner":
+                raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+            return FaultyRunner(CudaRunner(loaded, config.max_batch), {0: "device"})  # 0 is the warm-up's seed
 
-    monkeypatch.setattr(engine_module, "make_runner", make_runner)
-    engine = Engine(EngineConfig(device="cpu:0", hang_s=0, max_batch=3), load_tiny, on_fatal=fatal.append)
+    config = EngineConfig(device="cpu:0", hang_s=0, max_batch=3)
+    engine = Engine(config, load_tiny, runners=Runners(), on_fatal=fatal.append)
     engine.start()
     wait_until(lambda: bool(fatal) or len(attempts) > 1)
     assert [type(failure) for failure in fatal] == [DeviceFailure]
@@ -86,10 +86,10 @@ def test_a_device_error_of_the_runner_or_its_warm_up_is_fatal(stage: str, monkey
 
 
 @pytest.mark.parametrize("fault", ["device", "oom"])
-def test_an_injected_load_fault_fails_as_the_device_would(fault: str) -> None:
+def test_an_injected_load_fault_fails_as_the_device_would(fault: Fault) -> None:
     fatal: list[EngineFailure] = []
-    config = EngineConfig(device="cpu:0", hang_s=0, load_fault=fault)  # type: ignore[arg-type]
-    engine = Engine(config, load_tiny, on_fatal=fatal.append)
+    config = EngineConfig(device="cpu:0", hang_s=0)
+    engine = Engine(config, load_tiny, runners=Faults(on_load=fault), on_fatal=fatal.append)
     engine.start()
     wait_until(lambda: engine.status().state == "failed")
     if fault == "device":
@@ -122,7 +122,7 @@ def test_only_errors_of_a_device_count_as_such() -> None:
 
 
 @pytest.mark.parametrize("stage", ["runner", "warm-up"])
-def test_a_retried_load_has_released_what_the_failed_one_made(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retried_load_has_released_what_the_failed_one_made(stage: str) -> None:
     """Two models, or two sets of graphs, do not fit where one just fits."""
     made: list[weakref.ref[object]] = []
     alive: list[int] = []
@@ -133,19 +133,20 @@ def test_a_retried_load_has_released_what_the_failed_one_made(stage: str, monkey
         made.append(weakref.ref(loaded.model.token_embedding))
         return loaded
 
-    def make_runner(loaded: LoadedModel, config: EngineConfig, _: object) -> Runner:
-        runner = CudaRunner(loaded, config.max_batch)
-        made.append(weakref.ref(runner))
-        if len(alive) > 1:
-            return runner
-        if stage == "runner":
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return FaultyRunner(runner, {0: "oom_step"})
+    class Runners(RunnerFactory):
+        def make(self, loaded: LoadedModel, config: EngineConfig, _interrupt: object) -> Runner:
+            runner = CudaRunner(loaded, config.max_batch)
+            made.append(weakref.ref(runner))
+            if len(alive) > 1:
+                return runner
+            if stage == "runner":
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return FaultyRunner(runner, {0: "oom_step"})
 
-    monkeypatch.setattr(engine_module, "make_runner", make_runner)
     gc.disable()  # the engine must not depend on a collection that happens by chance
     try:
-        engine = Engine(EngineConfig(device="cpu:0", hang_s=0, max_batch=3), load, on_fatal=lambda _: None)
+        config = EngineConfig(device="cpu:0", hang_s=0, max_batch=3)
+        engine = Engine(config, load, runners=Runners(), on_fatal=lambda _: None)
         engine.start()
         wait_until(lambda: len(alive) == 2)
     finally:

@@ -1,19 +1,48 @@
-"""Faults for tests: slow runners, steps that fail for chosen seeds, failing loads. `EngineConfig` enables them."""
+"""Engines that are slow or fail as a device does: for tests that need to act during a step, or after a failure."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
 import torch
 
+from workers.engine.engine import EngineConfig, RunnerFactory
 from workers.engine.errors import OutOfMemory
+from workers.engine.interrupt import Interrupt
+from workers.engine.loader import LoadedModel
 from workers.engine.runner import Runner, RunnerOutput
 from workers.engine.scheduler_output import SchedulerOutput
 
 Fault = Literal["oom", "oom_step", "device", "hang"]
+
+
+@dataclass(frozen=True, slots=True)
+class Faults(RunnerFactory):
+    """Makes runners that are slow or fail.
+
+    Attributes:
+        step_delay_s: pause before each step, which then is a single decode step.
+        by_seed: how a step with a sequence of this seed fails: the memory does not suffice for the sequence ("oom") or
+            the whole step ("oom_step"), the device fails, or the step never ends.
+        on_load: how each load fails.
+    """
+
+    step_delay_s: float = 0.0
+    by_seed: Mapping[int, Fault] = field(default_factory=dict)
+    on_load: Fault | None = None
+
+    def make(self, loaded: LoadedModel, config: EngineConfig, interrupt: Interrupt) -> Runner:
+        if self.on_load is not None:
+            raise_fault(self.on_load)
+        return RunnerFactory.make(self, loaded, config, interrupt)
+
+    def serving(self, runner: Runner) -> Runner:
+        if self.step_delay_s:
+            runner = DelayedRunner(runner, self.step_delay_s)
+        return FaultyRunner(runner, self.by_seed) if self.by_seed else runner
 
 
 def raise_fault(fault: Fault) -> NoReturn:
@@ -45,13 +74,12 @@ class DelayedRunner:
 
 
 class FaultyRunner:
-    """A runner that fails as a device does if a step's batch contains a sequence with a chosen seed."""
+    """A runner that fails if a step's batch contains a sequence with a chosen seed."""
 
     def __init__(self, runner: Runner, faults: Mapping[int, Fault]) -> None:
         """
         Args:
-            faults: by seed: the memory does not suffice for the sequence ("oom") or the whole step ("oom_step"), the
-                device fails, or the step never ends.
+            faults: as `Faults.by_seed`.
         """
         self._runner = runner
         self._faults = faults
