@@ -23,9 +23,9 @@ from deploy.gpu_memory import memory_tables
 from deploy.planning import make_plan
 from deploy.rolling_reload import reload_slots
 from deploy.sagemaker import sagemaker_environment
+from deploy.stored_kernels import stored_kernels
 from deploy.supervisor import ROLES, Supervisor
 from deploy.terminal import labelled, make_console
-from deploy.tune.stored import stored_kernels
 from shared.api_keys import new_key, read_keys, revoke_key
 from shared.errors import StartError
 from shared.plan import read_current_plan, write_plan

@@ -1,4 +1,4 @@
-"""The temperature and the threshold that fit predictions best, and the figures to judge them by.
+"""The temperature and the threshold that fit predictions best.
 
 Pure. Knows probabilities, outcomes and keys; does not know models and texts.
 """
@@ -28,46 +28,15 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A suggestion at a moment.
+    """A suggestion that may be shown.
 
     Attributes:
-        moment: index of the moment.
         usefulness: keys that showing it should save.
         saved_keys: keys that taking its right words saves: their characters, less one key; 0 if the first is wrong.
     """
 
-    moment: int
     usefulness: float
     saved_keys: int
-
-
-@dataclass(frozen=True, slots=True)
-class ThresholdRow:
-    """What showing the suggestions from a threshold on means for the writer.
-
-    Shares are None where there is nothing to divide by.
-
-    Attributes:
-        shown: share of the moments with at least one suggestion.
-        accepted: share of those moments at which a suggestion saves a key.
-        num_per_moment: suggestions at those moments, on average.
-        saved_keys: for each suggestion shown, on average.
-    """
-
-    threshold: float
-    shown: float
-    accepted: float | None
-    num_per_moment: float | None
-    saved_keys: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Bin:
-    """Words of about the same predicted probability: their number, mean probability, and share of right ones."""
-
-    num_words: int
-    predicted: float
-    observed: float
 
 
 def log_loss(outcomes: Sequence[Outcome], temperature: float) -> float:
@@ -112,33 +81,6 @@ def fit_threshold(suggestions: Sequence[Suggestion], price: float) -> float | No
         if is_last and total > best:
             best, threshold = total, suggestion.usefulness
     return threshold
-
-
-def threshold_row(suggestions: Sequence[Suggestion], num_moments: int, threshold: float) -> ThresholdRow:
-    """The figures of one threshold."""
-    shown = [suggestion for suggestion in suggestions if suggestion.usefulness >= threshold]
-    num_shown = len({suggestion.moment for suggestion in shown})
-    num_accepted = len({suggestion.moment for suggestion in shown if suggestion.saved_keys})
-    return ThresholdRow(
-        threshold,
-        num_shown / num_moments,
-        num_accepted / num_shown if num_shown else None,
-        len(shown) / num_shown if num_shown else None,
-        sum(suggestion.saved_keys for suggestion in shown) / len(shown) if shown else None,
-    )
-
-
-def reliability(outcomes: Sequence[Outcome], temperature: float, num_bins: int) -> list[Bin]:
-    """Bins of equal width of the predicted probability; those without words are left out."""
-    bins: list[list[tuple[float, bool]]] = [[] for _ in range(num_bins)]
-    for outcome in outcomes:
-        probability = math.exp(outcome.logprob / temperature)
-        bins[min(int(probability * num_bins), num_bins - 1)].append((probability, outcome.is_right))
-    return [
-        Bin(len(found), sum(pair[0] for pair in found) / len(found), sum(pair[1] for pair in found) / len(found))
-        for found in bins
-        if found
-    ]
 
 
 def _minimum(function: Callable[[float], float], low: float, high: float) -> float:

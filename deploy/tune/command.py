@@ -1,6 +1,6 @@
-"""`tercet tune`: finds the plan for a model and a load by serving candidate plans, and predicts what it will do.
+"""`tercet tune`: finds the plan for a model and a load by serving candidate plans.
 
-Tables, plot and reasons go to standard error, the environment lines to standard output: `tercet tune >tercet.env`.
+Tables and reasons go to standard error, the environment lines to standard output: `tercet tune >tercet.env`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.load import plot
 from deploy.load.options import Options
 from deploy.load.report import Document
 from deploy.load.run import measured_run
@@ -24,10 +23,10 @@ from deploy.load.workload import Subject, W, Workload
 from deploy.planning import find_devices
 from deploy.terminal import labelled, make_console
 from deploy.tune.mps import has_mps, mps_note
-from deploy.tune.report import encode_result, environment, notes, print_result, save_plot, unmet
+from deploy.tune.report import encode_result, environment, notes, print_result, unmet
 from deploy.tune.search import Goal, Space
 from deploy.tune.state import State, alone, code_digest, run_key
-from deploy.tune.trial import OPEN_LOOP_FACTOR, OPEN_SHARES, Trial
+from deploy.tune.trial import OPEN_LOOP_FACTOR, Trial
 from deploy.tune.tuning import Budget, Tuning
 from shared.errors import StartError
 from shared.free_memory import free_bytes
@@ -39,7 +38,6 @@ from workers.checkpoints.resolve import resolve, resolve_default
 CLIENTS = (1, 2, 4, 8)
 MAX_CLIENTS = 256
 SECONDS, QUICK_SECONDS = 4.0, 0.4
-CHECK_ROUNDS = 5
 # Settings that are tuned, or that concern who may reach a server; candidates take all others from the environment.
 NOT_PASSED = frozenset({
     "bind", "cpu_threads", "devices", "insecure", "jobs", "keys", "max_batch", "models", "placement", "run_dir",
@@ -53,10 +51,6 @@ def tune(
     quick: Annotated[
         bool, typer.Option("--quick", help="One short round of everything, as a functional check.")
     ] = False,
-    rounds: Annotated[
-        int | None,
-        typer.Option(min=1, help=f"Interleaved rounds of the check whose medians count; default: {CHECK_ROUNDS}."),
-    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Model to serve, as in TERCET_MODELS, without a count; default: the server's.")
     ] = None,
@@ -74,8 +68,8 @@ def tune(
     max_workers: Annotated[
         int | None, typer.Option(min=1, max=64, help="Most workers per device; default: the device's own bound.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Length of a closed loop; open loops take twice.")] = SECONDS,
-    budget: Annotated[float, typer.Option(min=0.1, help="Minutes that the search and the check may take.")] = 15.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of a closed loop; of --qps, twice that.")] = SECONDS,
+    budget: Annotated[float, typer.Option(min=0.1, help="Minutes that the search may take.")] = 15.0,
     again: Annotated[bool, typer.Option("--again", help="Measure anew what an earlier run has measured.")] = False,
     state: Annotated[
         Path | None, typer.Option(help="File for the results; default: tune.jsonl in TERCET_CACHE_DIR.", dir_okay=False)
@@ -83,21 +77,15 @@ def tune(
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Also write the result to this file.", dir_okay=False)
     ] = None,
-    plot_path: Annotated[
-        Path | None, typer.Option("--plot", help="Also write a plot to this PNG file.", dir_okay=False)
-    ] = None,
 ) -> None:
     """Find workers per device, threads, placement and batch for a model and a load, by serving each candidate plan.
 
-    Measures load time, memory, latency and throughput of real servers, under closed loops and Poisson arrivals; checks
-    its prediction at a load that it did not measure; prints the recommended settings as environment lines. Ctrl-C ends
-    it, and the same command continues. To be run while nothing else uses the machine.
+    Measures load time, memory, latency and throughput of real servers, under closed loops and, with --qps, Poisson
+    arrivals at that rate; prints the recommended settings as environment lines. Ctrl-C ends it, and the same command
+    continues. Run it while nothing else uses the machine.
     """
-    for path, option in ((plot_path, "--plot"), (json_path, "--json")):
-        if path is not None and not path.parent.is_dir():
-            raise StartError(f"{option} {path}: {path.parent} is not a directory.")
-    if plot_path is not None:
-        plot.check(plot_path)
+    if json_path is not None and not json_path.parent.is_dir():
+        raise StartError(f"--json {json_path}: {json_path.parent} is not a directory.")
     settings = Settings.load(os.environ)
     spec, subject, revision = _model(model, settings)
     devices = find_devices(settings, os.environ)
@@ -110,7 +98,7 @@ def tune(
         )
     passed = {name: value for name, value in _passed(os.environ).items() if name not in NOT_PASSED}
     trial = Trial(
-        spec, subject, uses_gpu, workload, {**passed, "jobs": "none"}, _clients(clients),
+        spec, subject, uses_gpu, workload, {**passed, "jobs": "none"}, _clients(clients), qps,
         QUICK_SECONDS if quick else seconds,
     )  # fmt: skip
     goal = Goal(slo_ms, qps)
@@ -129,19 +117,16 @@ def tune(
         kept = State(path, run_key(_identity(document, trial, revision, devices)), is_new=again)
         if kept.outcomes:
             err.print(f"Plans measured before: {len(kept.outcomes)} ({path}); --again measures them anew.")
-        num_rounds = 1 if quick else rounds or CHECK_ROUNDS
         try:
-            result = Tuning(trial, space, goal, kept, Budget(60 * budget), num_rounds, err).run()
+            result = Tuning(trial, space, goal, kept, Budget(60 * budget), err).run()
         except KeyboardInterrupt:
             err.print(f"Interrupted. The same command continues. Plans measured so far: {len(kept.outcomes)} ({path}).")
             raise typer.Exit(130) from None
         document.notes += notes(result.plans)
     lines = environment(trial, result)
-    print_result(err, result, document, goal, mps_note(result.plans, os.environ) if uses_gpu else "")
+    print_result(err, result, document, mps_note(result.plans, os.environ) if uses_gpu else "")
     if json_path is not None:
         json_path.write_bytes(encode_result(result, document, goal, lines))
-    if plot_path is not None and result.plans:
-        save_plot(result, document, goal, plot_path)
     if result.chosen is None:
         raise StartError(unmet(goal, result.plans))
     err.print(labelled("Recommended:", "bold green", f"{result.chosen.candidate}: {result.chosen.reason}."))
@@ -197,7 +182,7 @@ def _identity(document: Document, trial: Trial, revision: str, devices: tuple[st
         "settings": dict(trial.settings),
         "clients": list(trial.clients),
         "seconds": trial.seconds,
-        "open": (OPEN_SHARES, OPEN_LOOP_FACTOR),
+        "open": (trial.rate_qps, OPEN_LOOP_FACTOR),
     }
 
 

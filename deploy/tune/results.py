@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean, median
-from typing import Literal
 
 import msgspec
 
@@ -58,10 +57,6 @@ class Load(msgspec.Struct, frozen=True):
     clients: int = 0
     rate_qps: float = 0.0
 
-    @property
-    def kind(self) -> Literal["closed", "open"]:
-        return "closed" if self.clients else "open"
-
     def __str__(self) -> str:
         return f"{self.clients} client{'s' * (self.clients > 1)}" if self.clients else f"{self.rate_qps:.3g}/s, Poisson"
 
@@ -113,18 +108,14 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
-    """The medians over rounds of one load; requests and errors are summed.
-
-    Open loops may differ in their rate, where it was a share of a capacity that was measured in each round.
-    """
+    """The medians over rounds of one load; requests and errors are summed."""
     sums = {name: sum(getattr(turn, name) for turn in rounds) for name in ("num_requests", "num_errors")}
     others = {
         name: round(median(getattr(turn, name) for turn in rounds), 3)
         for name in Figures.__struct_fields__
         if name not in {"load", *sums}
     }
-    rate_qps = median(turn.load.rate_qps for turn in rounds)
-    return Figures(Load(rounds[0].load.clients, rate_qps), **sums, **others)
+    return Figures(rounds[0].load, **sums, **others)
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -134,7 +125,7 @@ class Measurement(msgspec.Struct, frozen=True):
         load_s: from the fork of the first worker until all were warm.
         worker_bytes: of the largest worker after the load: PSS, or memory of its GPU.
         total_bytes: PSS of all processes, gateway and supervisor included.
-        figures: one row for each load, the closed loops first.
+        figures: one row for each load: the closed loops, then the open loop at the load to tune for, if there is one.
     """
 
     load_s: float
@@ -150,11 +141,7 @@ class Measurement(msgspec.Struct, frozen=True):
 
     @property
     def closed(self) -> list[Figures]:
-        return [row for row in self.figures if row.load.kind == "closed"]
-
-    @property
-    def open(self) -> list[Figures]:
-        return [row for row in self.figures if row.load.kind == "open"]
+        return [row for row in self.figures if row.load.clients]
 
     @property
     def capacity_qps(self) -> float:
@@ -165,6 +152,12 @@ class Measurement(msgspec.Struct, frozen=True):
     def light_ms(self) -> float:
         """The average latency with the fewest clients."""
         return min(self.closed, key=lambda row: row.load.clients).mean_ms
+
+    @property
+    def at_load(self) -> Figures:
+        """Figures of the open loop. Only where a load to tune for was given."""
+        [row] = (row for row in self.figures if not row.load.clients)
+        return row
 
 
 def merged(passes: Sequence[Measurement]) -> Measurement:

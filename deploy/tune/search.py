@@ -7,12 +7,11 @@ two best plans are measured again in turns, because one pass each may have been 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import get_args
 
-from deploy.tune.prediction import model_of
 from deploy.tune.results import MIB, Candidate, Measurement
 from shared.settings import Placement, Settings
 
@@ -91,18 +90,11 @@ class Search:
     pruned: dict[Candidate, str] = field(default_factory=dict)
 
 
-def continue_search(
-    space: Space, outcomes: Mapping[Candidate, Outcome], goal: Goal, refuted: Collection[Candidate] = ()
-) -> Search:
-    """The next plan to measure.
-
-    Args:
-        outcomes: of the plans so far.
-        refuted: plans whose check contradicted the prediction.
-    """
+def continue_search(space: Space, outcomes: Mapping[Candidate, Outcome], goal: Goal) -> Search:
+    """Return the next plan to measure, given the outcomes of the plans so far."""
     search = Search()
     for stage in (_workers, _placements, _batches):
-        for candidate in stage(space, outcomes, goal, refuted, search.pruned):
+        for candidate in stage(space, outcomes, goal, search.pruned):
             if candidate not in outcomes:
                 search.next, search.stage = candidate, (stage.__doc__ or "").partition(".")[0]
                 return search
@@ -110,15 +102,14 @@ def continue_search(
 
 
 def next_final(
-    outcomes: Mapping[Candidate, Outcome],
-    num_passes: Mapping[Candidate, int],
-    goal: Goal,
-    refuted: Collection[Candidate] = (),
+    outcomes: Mapping[Candidate, Outcome], num_passes: Mapping[Candidate, int], goal: Goal
 ) -> Candidate | None:
     """Of the two best plans, the next to measure again; None if all is done, or if the second is worse in every way."""
-    first = choose(outcomes, goal, refuted)
-    second = first and choose(outcomes, goal, [*refuted, first.candidate])
-    if first is None or second is None:
+    first = choose(outcomes, goal)
+    if first is None:
+        return None
+    second = choose({candidate: outcomes[candidate] for candidate in outcomes if candidate != first.candidate}, goal)
+    if second is None:
         return None
     best, other = outcomes[first.candidate], outcomes[second.candidate]
     if isinstance(best, str) or isinstance(other, str) or is_worse(other, best):
@@ -128,11 +119,7 @@ def next_final(
 
 
 def _workers(
-    space: Space,
-    outcomes: Mapping[Candidate, Outcome],
-    goal: Goal,
-    refuted: Collection[Candidate],
-    pruned: dict[Candidate, str],
+    space: Space, outcomes: Mapping[Candidate, Outcome], goal: Goal, pruned: dict[Candidate, str]
 ) -> Iterator[Candidate]:
     """Workers and threads."""
     best_before: tuple[int, Measurement] | None = None
@@ -163,21 +150,17 @@ def _workers(
                     f"{smaller.capacity_qps:.1f}: more would share the same device"
                 )
         smaller_plans = {candidate: outcome for candidate, outcome in outcomes.items() if candidate.workers <= workers}
-        if goal.slo_ms is not None and goal.qps is not None and choose(smaller_plans, goal, refuted) is not None:
+        if goal.slo_ms is not None and goal.qps is not None and choose(smaller_plans, goal) is not None:
             stop = stop or f"{workers} worker{'s' * (workers > 1)} hold the SLO at this load; more would cost more"
         if best is not None:
             best_before = workers, best
 
 
 def _placements(
-    space: Space,
-    outcomes: Mapping[Candidate, Outcome],
-    goal: Goal,
-    refuted: Collection[Candidate],
-    pruned: dict[Candidate, str],
+    space: Space, outcomes: Mapping[Candidate, Outcome], goal: Goal, pruned: dict[Candidate, str]
 ) -> Iterator[Candidate]:
     """Placement."""
-    base = _base(outcomes, goal, refuted)
+    base = _base(outcomes, goal)
     if base is None:
         return
     for placement in get_args(Placement):
@@ -192,14 +175,10 @@ def _placements(
 
 
 def _batches(
-    space: Space,
-    outcomes: Mapping[Candidate, Outcome],
-    goal: Goal,
-    refuted: Collection[Candidate],
-    pruned: dict[Candidate, str],
+    space: Space, outcomes: Mapping[Candidate, Outcome], goal: Goal, pruned: dict[Candidate, str]
 ) -> Iterator[Candidate]:
     """max_batch."""
-    base = _base(outcomes, goal, refuted)
+    base = _base(outcomes, goal)
     if base is None:
         return
     most = -(-space.num_samples * space.max_clients // base.num_workers)  # sequences of a worker, at an even share
@@ -217,9 +196,9 @@ def _batches(
         yield _with(base, max_batch=smaller)
 
 
-def _base(outcomes: Mapping[Candidate, Outcome], goal: Goal, refuted: Collection[Candidate]) -> Candidate | None:
+def _base(outcomes: Mapping[Candidate, Outcome], goal: Goal) -> Candidate | None:
     """The best plan so far, with the default batch, so that a stage's own results do not move it."""
-    chosen = choose(outcomes, goal, refuted) or choose(outcomes, Goal())
+    chosen = choose(outcomes, goal) or choose(outcomes, Goal())
     return None if chosen is None else _with(chosen.candidate, max_batch=DEFAULTS.max_batch)
 
 
@@ -254,39 +233,18 @@ def is_worse(one: Measurement, other: Measurement) -> bool:
     )
 
 
-def choose(outcomes: Mapping[Candidate, Outcome], goal: Goal, refuted: Collection[Candidate] = ()) -> Choice | None:
-    """The plan to recommend, or None if none meets the goal.
+def choose(outcomes: Mapping[Candidate, Outcome], goal: Goal) -> Choice | None:
+    """Return the plan to recommend, or None if none meets the goal.
 
     A load must leave a plan some of its capacity (`MAX_STABLE_SHARE`). With an SLO and a load: the cheapest plan
-    (fewest workers, then fewest bytes) that is predicted to hold the SLO at that load. With an SLO alone: the most
+    (fewest workers, then fewest bytes) that held the SLO at that load without an error. With an SLO alone: the most
     requests per second within it. With a load alone: the lowest latency at it. With neither: the most requests per
     second. Plans within 5 % of the best are equal; of those, the one with the lower latency, then the cheapest, is
     chosen.
-
-    Args:
-        refuted: plans whose check contradicted the prediction.
     """
-    plans = {
-        candidate: outcome
-        for candidate, outcome in outcomes.items()
-        if not isinstance(outcome, str) and candidate not in refuted
-    }
+    plans = {candidate: outcome for candidate, outcome in outcomes.items() if not isinstance(outcome, str)}
     if goal.qps is not None:
-        at_load = {
-            candidate: model_of(plan).open_ms(goal.qps) if goal.qps <= MAX_STABLE_SHARE * plan.capacity_qps else inf
-            for candidate, plan in plans.items()
-        }
-        plans = {candidate: plan for candidate, plan in plans.items() if at_load[candidate] <= (goal.slo_ms or inf)}
-        plans = {candidate: plan for candidate, plan in plans.items() if at_load[candidate] < inf}
-        if goal.slo_ms is None:
-            plans = _lowest(plans, at_load)
-        if not plans:
-            return None
-        best = min(plans, key=lambda candidate: _cost(candidate, plans[candidate]))
-        held = f"predicted average {at_load[best]:.0f} ms at {goal.qps:g} requests/s"
-        if goal.slo_ms is None:
-            return Choice(best, f"{held}, the lowest of the plans measured (within 5 %)")
-        return Choice(best, f"{held}, within {goal.slo_ms:g} ms, with the fewest workers and the least memory")
+        return _choose_at_load(plans, goal.qps, goal.slo_ms)
     if goal.slo_ms is not None:
         rates = {candidate: highest_rate(plan, goal.slo_ms) for candidate, plan in plans.items()}
         plans = {candidate: plan for candidate, plan in plans.items() if rates[candidate] > 0}
@@ -306,9 +264,29 @@ def choose(outcomes: Mapping[Candidate, Outcome], goal: Goal, refuted: Collectio
     return Choice(best, reason)
 
 
+def _choose_at_load(plans: Mapping[Candidate, Measurement], qps: float, slo_ms: float | None) -> Choice | None:
+    bound_ms = inf if slo_ms is None else slo_ms
+    means_ms = {
+        candidate: plan.at_load.mean_ms
+        for candidate, plan in plans.items()
+        if qps <= MAX_STABLE_SHARE * plan.capacity_qps and not plan.at_load.num_errors
+    }
+    plans = {candidate: plans[candidate] for candidate, mean_ms in means_ms.items() if mean_ms <= bound_ms}
+    if not plans:
+        return None
+    if slo_ms is None:
+        plans = _lowest(plans, means_ms)
+    best = min(plans, key=lambda candidate: _cost(candidate, plans[candidate]))
+    held = f"measured average {means_ms[best]:.0f} ms at {qps:g} requests/s"
+    if slo_ms is None:
+        return Choice(best, f"{held}, the lowest of the plans measured (within 5 %)")
+    return Choice(best, f"{held}, within {slo_ms:g} ms, with the fewest workers and the least memory")
+
+
 def highest_rate(plan: Measurement, slo_ms: float) -> float:
-    """The most requests per second that a plan is expected to answer within an average of `slo_ms`; 0: none."""
-    return min(model_of(plan).highest_rate(slo_ms), MAX_STABLE_SHARE * plan.capacity_qps)
+    """Return the most requests per second that a closed loop reached within an average of `slo_ms`; 0 if none did."""
+    held_qps = max((row.qps for row in plan.closed if row.mean_ms <= slo_ms), default=0.0)
+    return min(held_qps, MAX_STABLE_SHARE * plan.capacity_qps)
 
 
 def _lowest(plans: Mapping[Candidate, Measurement], values: Mapping[Candidate, float]) -> dict[Candidate, Measurement]:

@@ -9,33 +9,31 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from deploy.tune.results import Candidate, Figures, Load, Measurement, merged
+from deploy.tune.results import Candidate, Measurement, merged
 from shared.errors import StartError
 
 CODE = ("deploy/load", "gateway", "shared", "workers")
 
 
 class Record(msgspec.Struct, omit_defaults=True):
-    """One line. Exactly one of `measurement`, `failure` and `check` is set.
+    """One line. Either `measurement` or `failure` is set.
 
     Attributes:
         run: key of the run.
         failure: why the candidate could not be served.
-        check: one round of loads on a recommended candidate.
     """
 
     run: str
     candidate: Candidate
     measurement: Measurement | None = None
     failure: str | None = None
-    check: tuple[Figures, ...] | None = None
 
 
 class State:
@@ -84,16 +82,8 @@ class State:
                 found.setdefault(record.candidate, []).append(record.measurement)
         return found
 
-    def rounds(self, candidate: Candidate, loads: Sequence[Load]) -> list[tuple[Figures, ...]]:
-        """The rounds of a candidate's check under exactly these loads."""
-        return [
-            record.check
-            for record in self._records
-            if record.candidate == candidate and record.check and [row.load for row in record.check] == list(loads)
-        ]
-
     def add(self, candidate: Candidate, **outcome: Any) -> None:
-        """Append one of `measurement`, `failure` and `check`; it is on the disk when this returns."""
+        """Append a `measurement` or a `failure`; it is on the disk when this returns."""
         record = Record(self._run, candidate, **outcome)
         self._records.append(record)
         with self._path.open("ab") as file:

@@ -21,8 +21,6 @@ from shared.settings import ModelSpec
 OnTurn = Callable[[str], None]
 # Arrivals are random: an open loop needs more time than a closed one for a mean that can be relied on.
 OPEN_LOOP_FACTOR = 2.0
-# Of the capacity, measured with each candidate. The second is far enough below it for a stable average.
-OPEN_SHARES = (0.3, 0.55)
 SEED = 1
 # A turn during which others used more of the cores is repeated.
 QUIET_SHARE = 0.1
@@ -37,7 +35,8 @@ class Trial:
         uses_gpu: whether the workers' memory is that of GPUs.
         settings: of every candidate, by lower-case name.
         clients: numbers of closed-loop clients.
-        seconds: of a closed loop; an open loop takes `OPEN_LOOP_FACTOR` times as long.
+        rate_qps: Poisson arrivals of an open loop, the load to tune for. None for no open loop.
+        seconds: duration of a closed loop; an open loop takes `OPEN_LOOP_FACTOR` times as long.
     """
 
     model: ModelSpec
@@ -46,6 +45,7 @@ class Trial:
     workload: Workload
     settings: Mapping[str, str]
     clients: Sequence[int]
+    rate_qps: float | None
     seconds: float
 
     def models(self, candidate: Candidate) -> str:
@@ -55,19 +55,26 @@ class Trial:
     @property
     def num_turns(self) -> int:
         """Turns of `measure`."""
-        return 1 + len(self.clients) + len(OPEN_SHARES)
+        return 1 + len(self.clients) + (self.rate_qps is not None)
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds under load, without repeated turns."""
+        return self.seconds * (len(self.clients) + OPEN_LOOP_FACTOR * (self.rate_qps is not None))
 
     def measure(self, candidate: Candidate, on_turn: OnTurn) -> Measurement:
         """
         Raises:
             StartError: the candidate cannot be served, or answers nothing.
         """
+        loads = [Load(clients=number) for number in self.clients]
+        if self.rate_qps is not None:
+            loads.append(Load(rate_qps=self.rate_qps))
         on_turn("loading")
         gpu_memory = GpuMemory() if self.uses_gpu else None
         with self.serve(candidate) as (server, clients):
             figures = []
-            for number in self.clients:
-                load = Load(clients=number)
+            for load in loads:
                 on_turn(str(load))
                 figures.append(self.run(clients, load))
             workers = server.worker_pids()
@@ -76,11 +83,6 @@ class Trial:
             else:
                 worker_bytes = gpu_memory.process_bytes(workers) // len(workers)
             total_bytes = pss_bytes(server.processes())
-            capacity_qps = max(row.qps for row in figures)
-            for share in OPEN_SHARES:
-                load = Load(rate_qps=round(share * capacity_qps, 2) or 0.01)
-                on_turn(str(load))
-                figures.append(self.run(clients, load))
             return Measurement(round(server.first_start_s, 2), worker_bytes, total_bytes, tuple(figures))
 
     @contextmanager

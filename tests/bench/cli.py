@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.load import report
-from deploy.load.corpus import read_held_out
 from deploy.load.machine import gpus
 from deploy.load.options import Options
 from deploy.load.report import Document
@@ -31,6 +30,7 @@ from gateway.api.schema import parse_autocomplete_request
 from shared.errors import InvalidRequest, StartError
 from tests.bench.gpu.cli import bench_gpu
 from tests.bench.quality import distinct, replay
+from tests.bench.quality.corpus import read_held_out
 from tests.bench.quality.samples import sample_openings, samples_table
 from tests.bench.quality.typist import RULES, TypistBench, TypistOptions, savings_table, usage_table
 from tests.bench.speed import against as other_checkout

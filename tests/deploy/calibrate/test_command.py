@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.quality.replay import PROSE
 from tests.deploy.calibrate.test_feedback import FEEDBACK, exposition
 
 ROOT = Path(__file__).parents[3]
+PROSE = ROOT / "workers/checkpoints/page.txt"
 
 
 def calibrate(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -25,16 +25,14 @@ def calibrate(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_both_settings_are_fitted_to_prose_and_plotted(tmp_path: Path) -> None:
-    plot = tmp_path / "plot.png"
-    done = calibrate(str(PROSE), "--passages", "2", "--words", "4", "--price", "0", "--plot", str(plot))
+def test_both_settings_are_fitted_to_prose() -> None:
+    done = calibrate(str(PROSE), "--passages", "2", "--words", "4", "--price", "0")
     assert done.returncode == 0, done.stderr
     lines = re.fullmatch(r"TERCET_PREDICT_TEMPERATURE=([\d.]+)\nTERCET_MIN_USEFULNESS=([\d.]+)\n", done.stdout)
     assert lines is not None, done.stdout
     assert 0.1 <= float(lines[1]) <= 10
-    assert "Log-loss" in done.stderr
-    assert "keys saved by each" in done.stderr
-    assert plot.stat().st_size > 10_000
+    assert re.search(r"\d+ predicted words at \d+ moments: log-loss [\d.]+ nats", done.stderr)
+    assert re.search(r"each saves [\d.]+ keys on average", done.stderr)
 
 
 def test_a_price_that_nothing_pays_prints_the_temperature_alone() -> None:

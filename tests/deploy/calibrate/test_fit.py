@@ -16,8 +16,6 @@ from deploy.calibrate.fit import (
     fit_temperature,
     fit_threshold,
     log_loss,
-    reliability,
-    threshold_row,
 )
 
 
@@ -61,7 +59,7 @@ def test_no_outcomes_are_refused() -> None:
 
 
 def suggestions(*pairs: tuple[float, int]) -> list[Suggestion]:
-    return [Suggestion(moment, usefulness, saved) for moment, (usefulness, saved) in enumerate(pairs)]
+    return [Suggestion(usefulness, saved) for usefulness, saved in pairs]
 
 
 @pytest.mark.parametrize(("price", "threshold"), [(0.0, 0.1), (0.2, 0.5), (1.5, 2.0), (4.0, None)])
@@ -76,28 +74,11 @@ def test_the_threshold_is_where_showing_begins_to_pay(price: float, threshold: f
 def test_the_threshold_of_calibrated_suggestions_is_the_price() -> None:
     rng = random.Random(0)
     found = []
-    for moment in range(60_000):
+    for _ in range(60_000):
         usefulness = rng.uniform(0, 2)
-        found.append(Suggestion(moment, usefulness, 5 if rng.random() < usefulness / 5 else 0))
+        found.append(Suggestion(usefulness, 5 if rng.random() < usefulness / 5 else 0))
     assert fit_threshold(found, 0.6) == pytest.approx(0.6, abs=0.1)
 
 
 def test_suggestions_of_equal_usefulness_are_shown_together() -> None:
     assert fit_threshold(suggestions((1.0, 3), (1.0, 0), (1.0, 0), (1.0, 0)), 1.0) is None
-
-
-def test_the_figures_of_a_threshold() -> None:
-    found = [Suggestion(0, 1.0, 4), Suggestion(0, 0.5, 0), Suggestion(1, 0.4, 0), Suggestion(2, 0.6, 0)]
-    row = threshold_row(found, 4, 0.5)
-    assert (row.shown, row.accepted, row.num_per_moment, row.saved_keys) == (0.5, 0.5, 1.5, 4 / 3)
-    nothing = threshold_row(found, 4, 2.0)
-    assert (nothing.shown, nothing.accepted, nothing.num_per_moment, nothing.saved_keys) == (0, None, None, None)
-
-
-def test_calibrated_words_lie_on_the_diagonal() -> None:
-    found = outcomes(0.6)
-    bins = reliability(found, 0.6, 10)
-    assert sum(one.num_words for one in bins) == len(found)
-    assert all(one.observed == pytest.approx(one.predicted, abs=0.05) for one in bins)
-    assert any(abs(one.observed - one.predicted) > 0.1 for one in reliability(found, 1.0, 10))
-    assert reliability([Outcome(0.0, True)], 1.0, 10)[0].num_words == 1

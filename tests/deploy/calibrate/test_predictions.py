@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from rich.console import Console
 
 from deploy.calibrate.predictions import Continuation, judge, read_moments
 from deploy.load.options import Options
 from deploy.load.passages import Passage
-from tests.bench.quality.replay import PROSE
+
+PROSE = Path(__file__).parents[3] / "workers/checkpoints/page.txt"
 
 
 @pytest.mark.parametrize(

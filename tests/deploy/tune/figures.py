@@ -24,10 +24,19 @@ def closed_loops(response_ms: Sequence[float]) -> tuple[Figures, ...]:
 
 
 def measurement(
-    response_ms: Sequence[float] = (50, 60, 100, 200), worker_mib: float = 500, num_workers: int = 1
+    response_ms: Sequence[float] = (50, 60, 100, 200),
+    worker_mib: float = 500,
+    num_workers: int = 1,
+    at_load: Figures | None = None,
 ) -> Measurement:
     worker_bytes = int(worker_mib * MIB)
-    return Measurement(3.0, worker_bytes, 200 * MIB + num_workers * worker_bytes, closed_loops(response_ms))
+    rows = (*closed_loops(response_ms), *([] if at_load is None else [at_load]))
+    return Measurement(3.0, worker_bytes, 200 * MIB + num_workers * worker_bytes, rows)
+
+
+def at_load(mean_ms: float, qps: float = 25.0, num_errors: int = 0) -> Figures:
+    """An open loop."""
+    return figures(Load(rate_qps=qps), qps, mean_ms, num_errors)
 
 
 def candidate(workers: int = 1, threads: int = 1, max_batch: int = 48) -> Candidate:

@@ -1,17 +1,15 @@
-"""What `tercet tune` prints: tables, the plot in the terminal, notes, environment lines."""
+"""What `tercet tune` prints: tables, notes, environment lines."""
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
 
-import pytest
 from rich.console import Console, RenderableType
 
 from deploy.load.workload import Subject, W
-from deploy.tune.check import Check, conclude, plan_rounds
 from deploy.tune.mps import has_mps, mps_note
-from deploy.tune.report import environment, table, terminal_plot, unmet, verdict
+from deploy.tune.report import environment, table, unmet
 from deploy.tune.results import Candidate, Load
 from deploy.tune.search import Choice, Goal
 from deploy.tune.trial import Trial
@@ -38,58 +36,18 @@ def test_a_table_has_patsnaps_columns() -> None:
     ]  # fmt: skip
 
 
-def test_the_plot_has_every_plan_and_the_slo() -> None:
-    plans = {candidate(1): measurement(), candidate(2): measurement((40, 40, 50, 80))}
-    lines = shown(terminal_plot(plans, candidate(2), 400)).splitlines()
-    assert "b  2 workers × 1 thread, batch 48, auto" in lines[-2]
-    assert "╌" * 72 in lines[1]
-    drawn = "".join(lines[1:19])
-    assert (drawn.count("a"), drawn.count("b")) == (4, 4)
-
-
 def test_the_lines_to_paste_are_settings() -> None:
     on_gpus = Candidate(("cuda:0", "cuda:1"), 2, 0, 24, "spread")
     subject = Subject.of(resolve("embedded"))
-    trial = Trial(ModelSpec("small"), subject, True, W, {}, [1], 1.0)
-    lines = environment(trial, Result({}, {}, [], Choice(on_gpus, "the best"), None))
+    trial = Trial(ModelSpec("small"), subject, True, W, {}, [1], None, 1.0)
+    lines = environment(trial, Result({}, {}, [], Choice(on_gpus, "the best")))
     assert lines == [
         "TERCET_MODELS=small*2", "TERCET_DEVICES=cuda:0,cuda:1", "TERCET_MAX_BATCH=24", "TERCET_PLACEMENT=spread",
     ]  # fmt: skip
     settings = Settings.load(dict(line.split("=", 1) for line in lines))
     assert settings.models == (ModelSpec("small", None, 2),)
     assert settings.max_batch == 24
-    assert environment(trial, Result({}, {}, [], None, None)) == []
-
-
-def test_a_check_has_the_asked_load_or_a_share_of_the_capacity() -> None:
-    plan = measurement()  # 40 requests/s
-    rates = [plan_rounds(plan, goal, 3).loads[-1].rate_qps for goal in (Goal(), Goal(qps=12), Goal(900))]
-    assert rates == [18, 12, 30]  # at most 75 % of 40
-    assert [load.clients for load in plan_rounds(plan, Goal(), 3).loads] == [1, 2, 4, 8, 0, 0, 0]
-
-
-def test_the_load_of_the_check_is_not_part_of_the_prediction() -> None:
-    plan = measurement((100, 200, 400, 800))
-
-    def check(mean_ms: float) -> Check:
-        closed = [*plan.closed, figures(Load(rate_qps=2), 2, 125)]  # as an M/M/1 queue
-        return conclude(plan, [(*closed, figures(Load(rate_qps=5), 5, ms)) for ms in (mean_ms, 10 * mean_ms, 0.1)])
-
-    found = check(216)
-    assert found.predicted_ms == pytest.approx(200)
-    assert found.earlier_ms == pytest.approx(200)
-    assert found.measured.mean_ms == 216
-    assert found.error == pytest.approx(0.08)
-    assert check(400).predicted_ms == pytest.approx(200)
-    assert "(+8.0%; met within 10%)" in verdict(found)
-    assert "(+100.0%; not met within 10%)" in verdict(check(400))
-
-
-def test_a_machine_that_became_too_slow_for_the_check_is_named() -> None:
-    slower = [*measurement((300, 600, 1200, 2400)).closed, figures(Load(rate_qps=2), 2, 9000)]
-    found = conclude(measurement(), [(*slower, figures(Load(rate_qps=20), 3, 9000))])
-    assert "Not checked" in verdict(found)
-    assert "--again" in verdict(found)
+    assert environment(trial, Result({}, {}, [], None)) == []
 
 
 def test_an_unmet_goal_says_what_was_asked_and_what_can_be_had() -> None:

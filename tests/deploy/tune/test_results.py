@@ -31,8 +31,13 @@ def test_passes_are_merged() -> None:
     assert [row.mean_ms for row in found.figures] == [5, 5, 5, 5]
     assert [row.load for row in found.figures] == [row.load for row in passes[0].figures]
     assert found.worker_bytes == 3 * MIB
-    open_loops = [figures(Load(rate_qps=rate), rate, 50) for rate in (4.0, 6.0, 9.0)]
-    assert medians(open_loops).load == Load(rate_qps=6.0)
+
+
+def test_the_open_loop_is_the_row_at_the_load() -> None:
+    found = measurement(at_load=figures(Load(rate_qps=12.5), 12.4, 80))
+    assert found.at_load.mean_ms == 80
+    assert [row.load.clients for row in found.closed] == [1, 2, 4, 8]
+    assert found.capacity_qps == 40
 
 
 def test_a_candidates_settings_and_name() -> None:

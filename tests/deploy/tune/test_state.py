@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.tune.results import Load
 from deploy.tune.state import State, alone, run_key
 from shared.errors import StartError
-from tests.deploy.tune.figures import candidate, figures, measurement
+from tests.deploy.tune.figures import candidate, measurement
 
 
 def test_a_run_continues_with_its_own_results(tmp_path: Path) -> None:
@@ -47,19 +46,6 @@ def test_a_new_run_forgets_its_own_results_only(tmp_path: Path) -> None:
         State(path, run, is_new=False).add(candidate(1), measurement=measurement())
     assert State(path, "a", is_new=True).outcomes == {}
     assert State(path, "b", is_new=False).outcomes == {candidate(1): measurement()}
-
-
-def test_rounds_of_a_check_are_found_by_their_loads(tmp_path: Path) -> None:
-    state = State(tmp_path / "tune.jsonl", "a", is_new=False)
-    loads = [Load(clients=2), Load(rate_qps=5.0)]
-    check = tuple(figures(load, 5, 50) for load in loads)
-    state.add(candidate(1), measurement=measurement())
-    state.add(candidate(1), check=check)
-    again = State(tmp_path / "tune.jsonl", "a", is_new=False)
-    assert again.rounds(candidate(1), loads) == [check]
-    assert again.rounds(candidate(1), [Load(clients=2), Load(rate_qps=6.0)]) == []
-    assert again.rounds(candidate(2), loads) == []
-    assert again.outcomes == {candidate(1): measurement()}
 
 
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_disturbed_turn_is_repeated_and_the_least_disturbed_counts(
 ) -> None:
     readings = iter(shares)
     monkeypatch.setattr(OthersMeter, "share", lambda _self: next(readings))
-    trial = Trial(ModelSpec("embedded"), Subject.of(resolve("embedded")), False, W, {}, [2], 0.1)
+    trial = Trial(ModelSpec("embedded"), Subject.of(resolve("embedded")), False, W, {}, [2], None, 0.1)
     clients = Clients()
     found = trial.run(clients, Load(clients=2))  # type: ignore[arg-type]
     assert clients.num_turns == num_turns

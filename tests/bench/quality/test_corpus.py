@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.load import corpus
 from shared.errors import StartError
+from tests.bench.quality import corpus
 from workers.training import corpus as training
 
 

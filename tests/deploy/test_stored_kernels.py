@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.tune.stored import NOT_CHECKED, stored_kernels
+from deploy.stored_kernels import NOT_CHECKED, stored_kernels
 from shared.plan import Model, Plan, Slot
 from shared.settings import Settings
 from workers.checkpoints.resolve import resolve
