@@ -35,9 +35,13 @@ def commit() -> str:
     return done.stdout.strip() or "unknown (no git checkout)"
 
 
-def figures(result: RowResult) -> str:
-    """A row's figures in one line."""
-    return "; ".join(f"{name} {_number(value)}" for name, value in result.figures.items())
+def figures(result: RowResult, *, with_zeros: bool = True) -> str:
+    """Return a row's figures in one line.
+
+    Args:
+        with_zeros: whether to list figures that are 0, like counts of failures.
+    """
+    return "; ".join(f"{name} {_number(value)}" for name, value in result.figures.items() if with_zeros or value != 0)
 
 
 def _number(value: float | str) -> str:
@@ -71,7 +75,7 @@ def page(results: Sequence[RowResult], run: Run, not_measured: Mapping[str, str]
         "",
         "What Tercet promises under faults, overload and attack, and what was measured. `make chaos` measures all rows",
         "with real processes on the loopback interface, two or more slots, and the embedded checkpoint in fp32.",
-        "`make soak` does the same with ten times the amounts; a short form of many rows is part of `make test`.",
+        "`make soak` does the same with ten times the amounts. Figures that are 0 are left out.",
         "",
         f"- command: `{run.command}`, seed {run.seed}",
         f"- date: {run.date}, {run.elapsed_s / 60:.0f} minutes",
@@ -85,10 +89,9 @@ def page(results: Sequence[RowResult], run: Run, not_measured: Mapping[str, str]
         "| row | promise | measured | |",
         "|---|---|---|---|",
     ]
-    lines += [
-        f"| {result.row} | {result.promise} | {_cell(figures(result) + _note(result))} | {verdict(result)} |"
-        for result in results
-    ]
+    for result in results:
+        measured = figures(result, with_zeros=False) + _note(result)
+        lines.append(f"| {result.row} | {result.promise} | {_cell(measured)} | {verdict(result)} |")
     lines += ["", "## Rows that fall short", ""]
     if not short:
         lines += ["None."]
