@@ -10,12 +10,11 @@ import msgspec
 from rich.table import Table
 
 from deploy.gateway_client import local_client
+from shared import wire
 from shared.plan import Plan
-from shared.protocol import State
 from shared.settings import Settings
 
 TIMEOUT_S = 1.0
-_decode = msgspec.json.Decoder(State).decode
 
 
 class SlotStates:
@@ -49,7 +48,7 @@ class SlotStates:
             client.close()
 
     def _worker_row(self, index: int, client: httpx.Client) -> dict[str, Any]:
-        state = _decode(client.get("/state?once").content)
+        state = wire.decode_state(client.get("/state?once").content)
         return {**msgspec.structs.asdict(state), "slot": self._plan.slots[index].index}
 
 

@@ -1,17 +1,14 @@
 """The internal protocol between gateway and worker: `POST /generate`, `POST /tokenize` and `GET /state` on a slot's
 socket.
 
-Shapes and ranges only. This module knows no HTTP server and no model.
+Shapes and ranges only; `shared.wire` has their bytes. Knows no HTTP and no model.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta, Struct
-
-from shared.parsing import BodyParser
 
 MAX_SEED = 2**63 - 1
 
@@ -172,24 +169,6 @@ class TokenizeResponse(Struct, kw_only=True):
 
 
 GenerateLine = Accepted | Token | Done | Failed
-
-_decode_generate_request = msgspec.json.Decoder(GenerateRequest).decode
-_explain_generate_request = BodyParser(GenerateRequest)
-
-
-def parse_generate_request(raw: bytes) -> GenerateRequest:
-    """A request that the gateway's encoder has written, so it is not searched for fields that are sent twice.
-
-    Raises:
-        InvalidJson, InvalidRequest: as `BodyParser`.
-    """
-    try:
-        return _decode_generate_request(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _explain_generate_request(raw)
-
-
-parse_tokenize_request = BodyParser(TokenizeRequest)
 
 SlotState = Literal["starting", "loading", "warm", "draining", "failed", "down"]
 

@@ -14,15 +14,15 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import falcon
-import msgspec
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from shared import wire
 from shared.errors import PROBLEM_JSON, TercetError
 from shared.hangups import HangupWatcher
 from shared.metrics import SlotCollector
 from shared.plan import Plan, Slot, read_plan
-from shared.protocol import Done, Failed, TokenizeResponse, parse_generate_request, parse_tokenize_request
+from shared.protocol import Done, Failed
 from shared.run_directory import holding_device
 from shared.settings import Settings
 from shared.telemetry import configure_structlog
@@ -42,10 +42,7 @@ LAST_WORDS_S = 0.1
 LOAD_LAST_WORDS_S = 0.5
 # Of the time in which the gateway wants a branch to be accepted.
 ACCEPTED_DELAY_SHARE = 0.2
-NDJSON = "application/x-ndjson"
-TOKENS_PER_PART = 1 << 14
 log = structlog.get_logger()
-_encoder = msgspec.json.Encoder()
 
 
 class SlotApp(falcon.App[falcon.Request, falcon.Response]):
@@ -73,7 +70,7 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
         Raises:
             TercetError: the request is invalid, or refused.
         """
-        return BranchLines(self.service.submit(parse_generate_request(content)), self._hangups, client)
+        return BranchLines(self.service.submit(wire.parse_generate_request(content)), self._hangups, client)
 
 
 class GenerateResource:
@@ -82,7 +79,7 @@ class GenerateResource:
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         resp.stream = self._generate(req.bounded_stream.read(), req.env.get("gunicorn.socket"))
-        resp.content_type = NDJSON
+        resp.content_type = wire.NDJSON
 
 
 class BranchLines:
@@ -107,7 +104,7 @@ class BranchLines:
                 # Most branches end with their first batch, and watching costs as much as a send.
                 self._watching = self._hangups.watching(self._client, self._branch.cancel)
                 self._watching.__enter__()
-            yield _encoder.encode_lines(lines)
+            yield wire.encode_lines(lines)
 
     def close(self) -> None:
         if self._watching is not None:
@@ -120,20 +117,9 @@ class TokenizeResource:
         self._service = service
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
-        response = self._service.tokenize(parse_tokenize_request(req.bounded_stream.read()))
+        response = self._service.tokenize(wire.parse_tokenize_request(req.bounded_stream.read()))
         resp.content_type = falcon.MEDIA_JSON
-        resp.stream = encode_in_parts(response)
-
-
-def encode_in_parts(response: TokenizeResponse) -> Iterator[bytes]:
-    """JSON of the tokens of a text, which can be a million: the encoder holds the interpreter lock for one part."""
-    for name in ("ids", "texts", "ends"):
-        items = getattr(response, name)
-        yield b'%s"%s":[' % (b"{" if name == "ids" else b"],", name.encode())
-        for start in range(0, len(items), TOKENS_PER_PART):
-            part = _encoder.encode(items[start : start + TOKENS_PER_PART])[1:-1]
-            yield b"," + part if start else part
-    yield b'],"n_ctx":%d,"eos_id":%d}' % (response.n_ctx, response.eos_id)
+        resp.stream = wire.encode_tokens(response)
 
 
 class StateResource:
@@ -141,11 +127,11 @@ class StateResource:
         self._service = service
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        resp.content_type = NDJSON
+        resp.content_type = wire.NDJSON
         if req.query_string == "once":  # for `tercet serve`, which is no gateway
-            resp.data = _encoder.encode(self._service.state()) + b"\n"
+            resp.data = wire.encode_line(self._service.state())
             return
-        resp.stream = (_encoder.encode(state) + b"\n" for state in self._service.states())
+        resp.stream = (wire.encode_line(state) for state in self._service.states())
 
 
 class MetricsResource:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import re
 import select
 import selectors
 import socket
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from gunicorn.workers.gthread import ThreadWorker
 
+from shared import wire
 from shared.errors import TercetError
 from shared.generations import RELOAD_FAILED_EXIT_CODE
 from workers.tcp_port import TcpConnection, TcpPort
@@ -58,20 +58,7 @@ MAX_YOUNG_OBJECTS = 10_000
 # From the announcement that the worker drains to its refusal of requests.
 ANNOUNCE_S = 0.2
 
-# As `gateway.pool.client.Call` sends it.
-_GENERATE_HEAD = re.compile(
-    rb"POST /generate HTTP/1\.1\r\nHost: slot\r\nContent-Length: (?P<length>\d{1,9})\r\n"
-    rb"X-Request-Id: [^\r\n]*\r\n\r\n"
-)
-# The same to a worker of another machine.
-_TCP_GENERATE_HEAD = re.compile(
-    rb"POST /generate HTTP/1\.1\r\nHost: [^\r\n]*\r\nAuthorization: (?P<key>[^\r\n]*)\r\n"
-    rb"Content-Length: (?P<length>\d{1,9})\r\nX-Request-Id: [^\r\n]*\r\nX-Session-Id: [^\r\n]*\r\n\r\n"
-)
 READ_BYTES = 1 << 16
-_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
-_CLOSING_HEAD = _HEAD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-_END = b"0\r\n\r\n"
 
 
 class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
@@ -223,9 +210,9 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
                 data, num_head_bytes = self._receive_over_tcp(conn)
             else:
                 data = conn.sock.recv(READ_BYTES)
-                head = _GENERATE_HEAD.match(data)
-                is_complete = head is not None and len(data) == head.end() + int(head["length"])
-                num_head_bytes = head.end() if head is not None and is_complete else 0
+                head = wire.match_local_head(data)
+                is_complete = head is not None and len(data) == head.num_bytes + head.content_length
+                num_head_bytes = head.num_bytes if head is not None and is_complete else 0
             if not data:
                 return False
             if num_head_bytes:
@@ -241,19 +228,19 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         return super().handle(conn)
 
     def _receive_over_tcp(self, conn: TcpConnection) -> tuple[bytes, int]:
-        """The beginning of a request, and 0; of a branch's request with a key all of it, and the length of its head,
-        which an HTTP client sends by itself. Empty: the gateway has closed the connection."""
+        """The beginning of a request, and 0; of a branch's request with a key all of it, and the length of its head.
+        Empty: the gateway has closed the connection."""
         conn.sock.setblocking(True)  # TLS may have to read more than once
         data: bytes = conn.sock.recv(READ_BYTES)
-        head = _TCP_GENERATE_HEAD.match(data)
-        if head is None or self._port is None or not self._port.knows(conn, head["key"]):
+        head = wire.match_remote_head(data)
+        if head is None or self._port is None or not self._port.knows(conn, head.authorization):
             return data, 0
-        num_bytes = head.end() + int(head["length"])
+        num_bytes = head.num_bytes + head.content_length
         while len(data) < num_bytes:
             if not (part := conn.sock.recv(READ_BYTES)):
                 return b"", 0
             data += part
-        return data, head.end() if len(data) == num_bytes else 0
+        return data, head.num_bytes if len(data) == num_bytes else 0
 
     def _wait_for_next_request(self, conn: Any) -> bool:
         # As many threads wait as branches may run; the remaining threads are for other connections.
@@ -288,14 +275,14 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         Raises:
             OSError: the gateway is gone.
         """
-        data = _HEAD if keeps_connection else _CLOSING_HEAD
+        data = wire.LINES_HEAD if keeps_connection else wire.CLOSING_LINES_HEAD
         try:
             for line in lines:
-                data += b"%x\r\n%s\r\n" % (len(line), line)
+                data += wire.chunk(line)
                 if not lines.is_complete:
                     sock.sendall(data)
                     data = b""
-            sock.sendall(data + _END)
+            sock.sendall(data + wire.LAST_CHUNK)
         finally:
             lines.close()
         return keeps_connection

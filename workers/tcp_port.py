@@ -22,6 +22,7 @@ import structlog
 from gunicorn import util
 from gunicorn.workers.gthread import TConn
 
+from shared import wire
 from shared.errors import PROBLEM_JSON, MethodNotAllowed, NotFound, TercetError, Unauthorized
 from shared.pool_keys import is_pool_key
 from shared.startup import PortAccess
@@ -40,7 +41,6 @@ PROBE_PERIOD_S = 5
 # Of a refusal's body: how long and how much is read from a client that still sends, so that it gets the refusal.
 LINGER_S, LINGER_BYTES = 0.5, 65536
 
-_ROUTES = {"/generate": "POST", "/tokenize": "POST", "/state": "GET", "/health/live": "GET", "/health/ready": "GET"}
 OPEN_ROUTES = frozenset({"/health/live", "/health/ready"})
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 log = structlog.get_logger()
@@ -163,10 +163,10 @@ class TcpPort:
                 )
             self.forget(connection)
             self._known[connection] = values[0]
-        if path not in _ROUTES:
-            raise NotFound(f"A worker's TCP port serves {', '.join(_ROUTES)}.")
-        if method != _ROUTES[path]:
-            raise MethodNotAllowed(f"Use {_ROUTES[path]} at {path}.", headers={"Allow": _ROUTES[path]})
+        if path not in wire.ROUTES:
+            raise NotFound(f"A worker's TCP port serves {', '.join(wire.ROUTES)}.")
+        if method != wire.ROUTES[path]:
+            raise MethodNotAllowed(f"Use {wire.ROUTES[path]} at {path}.", headers={"Allow": wire.ROUTES[path]})
 
 
 class TcpConnection(TConn):  # type: ignore[misc]  # gunicorn has no type hints

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 from weakref import WeakSet
 
-import msgspec
 import structlog
 from ray import serve
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
@@ -26,6 +25,7 @@ from deploy.ray.config import RayConfig
 from deploy.ray.heartbeats import HEARTBEATS
 from deploy.ray.pool_state import REPORT_SILENCE_S, IngressLoad, PoolState
 from deploy.ray.replies import Acceptance, Refusal, refusal_of
+from shared import wire
 from shared.errors import (
     MethodNotAllowed,
     NotFound,
@@ -42,7 +42,6 @@ from shared.settings import Settings
 from shared.telemetry import configure_structlog
 
 WORKER_GONE = "The worker of this branch is gone."
-NDJSON = "application/x-ndjson"
 REPORT_PERIOD_S = 1.0
 STATE_PERIOD_S = 0.5
 STATE_POLL_S = 0.05
@@ -51,10 +50,7 @@ FIRST_POLL_S, LOST_POLL_S = 0.1, 1.0
 # A branch that no worker has accepted after this share of the time that the gateway allows, in a full pool, is refused:
 # the gateway then waits for room, instead of counting a worker that does not answer.
 QUEUE_SHARE = 0.6
-METHODS = {"/generate": "POST", "/tokenize": "POST", "/state": "GET", "/health/live": "GET", "/health/ready": "GET"}
 log = structlog.get_logger()
-_encode = msgspec.json.Encoder().encode
-_decode_state = msgspec.json.Decoder(State).decode
 
 
 class WorkerLost(Exception):
@@ -95,7 +91,7 @@ class Ingress:
     async def report_worker(self, replica_id: str, state: bytes) -> None:
         """Called by every worker, about twice a second."""
         HEARTBEATS.beat(replica_id)
-        self._pool.report_worker(replica_id, _decode_state(state), time.monotonic())
+        self._pool.report_worker(replica_id, wire.decode_state(state), time.monotonic())
 
     async def report_ingress(self, replica_id: str, num_streams: int, num_running: int) -> None:
         """Called by every other ingress, about once a second."""
@@ -112,10 +108,10 @@ class Ingress:
         request_id = request.headers.get("X-Request-Id")
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
         try:
-            if path not in METHODS:
+            if path not in wire.ROUTES:
                 raise NotFound("This path does not exist; the internal protocol has /generate, /tokenize and /state.")
-            if request.method != METHODS[path]:
-                raise MethodNotAllowed(f"Use {METHODS[path]}.", headers={"Allow": METHODS[path]})
+            if request.method != wire.ROUTES[path]:
+                raise MethodNotAllowed(f"Use {wire.ROUTES[path]}.", headers={"Allow": wire.ROUTES[path]})
             if path.startswith("/health/"):
                 return self._health(path)
             if not is_pool_key(request.headers.get("Authorization", ""), self._keys.value):
@@ -124,7 +120,7 @@ class Ingress:
                     headers={"WWW-Authenticate": "Bearer"},
                 )
             if path == "/state":
-                return StreamingResponse(self._states(), media_type=NDJSON)
+                return StreamingResponse(self._states(), media_type=wire.NDJSON)
             content = await request.body()
             if path == "/generate":
                 return await self._start_branch(content, request)
@@ -162,7 +158,7 @@ class Ingress:
                 self._end(chunks)
                 raise
             if isinstance(head, Acceptance):
-                return StreamingResponse(self._lines(head, chunks), media_type=NDJSON)
+                return StreamingResponse(self._lines(head, chunks), media_type=wire.NDJSON)
             self._end(chunks, is_lost=head is None)
             if head is not None:
                 return _response(head)
@@ -210,7 +206,7 @@ class Ingress:
         except (RayError, RayServeException, WorkerLost) as error:
             is_lost = True
             log.warning("worker_lost", reason=type(error).__name__)
-            yield _encode(Failed(code="worker_gone", detail=WORKER_GONE)) + b"\n"
+            yield wire.encode_line(Failed(code="worker_gone", detail=WORKER_GONE))
         finally:
             self._end(chunks, is_lost=is_lost)
 
@@ -230,7 +226,7 @@ class Ingress:
         try:
             while True:
                 state = self._state()
-                yield _encode(state) + b"\n"
+                yield wire.encode_line(state)
                 ends_at = time.monotonic() + STATE_PERIOD_S
                 while time.monotonic() < ends_at and _summary(self._state()) == _summary(state):
                     await asyncio.sleep(STATE_POLL_S)

@@ -23,9 +23,9 @@ from ray.serve.exceptions import RayServeException
 from deploy.planning import make_plan
 from deploy.ray.config import RayConfig
 from deploy.ray.replies import Acceptance, Refusal, refusal_of
+from shared import wire
 from shared.errors import StartError, TercetError
 from shared.plan import Plan
-from shared.protocol import parse_generate_request, parse_tokenize_request
 from shared.settings import ModelSpec, Settings
 from shared.telemetry import configure_structlog
 from shared.worker_environment import worker_environment
@@ -38,7 +38,6 @@ INGRESS = "Ingress"
 REPORT_PERIOD_S = 0.5
 WARM_POLL_S = 0.05
 log = structlog.get_logger()
-_encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class Worker:
@@ -82,11 +81,11 @@ class Worker:
         Serve cancels the iteration when the client has hung up, which cancels the sequence.
         """
         try:
-            branch = self._service.submit(parse_generate_request(content))
+            branch = self._service.submit(wire.parse_generate_request(content))
         except TercetError as error:
             yield refusal_of(error, request_id)
             return
-        chunks = map(_encode_lines, branch)
+        chunks = map(wire.encode_lines, branch)
         reading = self._threads.submit(next, chunks, b"")
         try:
             yield Acceptance(self._name, await asyncio.wrap_future(reading))
@@ -101,10 +100,9 @@ class Worker:
 
     async def tokenize(self, content: bytes, request_id: str) -> bytes | Refusal:
         """The body of `POST /tokenize`."""
-        from workers.app import encode_in_parts
 
         def tokenize() -> bytes:
-            return b"".join(encode_in_parts(self._service.tokenize(parse_tokenize_request(content))))
+            return b"".join(wire.encode_tokens(self._service.tokenize(wire.parse_tokenize_request(content))))
 
         try:
             return await asyncio.wrap_future(self._threads.submit(tokenize))

@@ -1,8 +1,8 @@
-"""HTTP client of one slot: `POST /generate`, `POST /tokenize` and `GET /state` on its private socket, or on the TCP
+"""The client of one slot: `POST /generate`, `POST /tokenize` and `GET /state` on its private socket, or on the TCP
 port of a worker on another machine.
 
-Only this module and its transports know httpx. It translates every failure of a call into `BranchError`, and does not
-know what its caller does about it (retry, another slot).
+It translates every failure of a call into `BranchError`, and does not know what its caller does about it (retry,
+another slot). `shared.wire` has the bytes of requests and responses, `transport` the connections.
 """
 
 from __future__ import annotations
@@ -10,47 +10,36 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
-import httpx
 import msgspec
 
 from gateway.pool.access import RemoteAccess
-from gateway.pool.transport import UnixTransport
-from gateway.pool.transport_stock import TransportStock, UntrustedPeer
-from shared.plan import Remote, Slot
-from shared.protocol import (
-    Accepted,
-    Done,
-    Failed,
-    GenerateLine,
-    GenerateRequest,
-    State,
-    Token,
-    TokenizeRequest,
-    TokenizeResponse,
+from gateway.pool.transport import (
+    Response,
+    TcpAddress,
+    TimedOut,
+    Transport,
+    TransportError,
+    UnixAddress,
+    UntrustedPeer,
 )
+from shared import wire
+from shared.plan import Remote, Slot
+from shared.protocol import Accepted, Done, Failed, GenerateRequest, State, Token, TokenizeRequest, TokenizeResponse
 from shared.settings import Address
 
 # Below gunicorn's keepalive (75 s), so that this side closes idle connections and never writes to a closed one.
 KEEPALIVE_EXPIRY_S = 60.0
 # A worker sends its state at least once a second; after this time without a line it counts as down.
 STATE_SILENCE_S = 3.0
-# The largest line is a `Done` with 20 most likely tokens at each of 1,024 positions of prompt and text. Such a token is
-# about 35 bytes of JSON (measured: 0.7 MB in all), at most 300 with a text of 128 bytes, GPT-2's longest, all of it
-# escaped: 6 MB. A longer line is garbage.
-MAX_LINE_BYTES = 8 << 20
 # A MiB of text has at most a million tokens, of 30 bytes of JSON.
 MAX_TOKENIZE_BYTES = 64 << 20
-
-_decode_line = msgspec.json.Decoder(GenerateLine).decode
-_decode_state = msgspec.json.Decoder(State).decode
-_decode_tokens = msgspec.json.Decoder(TokenizeResponse).decode
-_encode = msgspec.json.Encoder().encode
 # How long a connection to another machine may take: the handshakes of TCP and TLS are at least two round trips.
 CONNECT_S = 1.0
+OK, UNAUTHORIZED, INTERNAL_SERVER_ERROR = 200, 401, 500
 
 
 class BranchError(Exception):
@@ -68,24 +57,37 @@ class _Peer:
     """Where a slot's worker is reached.
 
     Attributes:
-        host: of the header.
-        access: to another machine; None: a Unix socket.
+        host: value of the header Host.
+        prefix: of each path.
+        access: key and TLS settings for a worker on another machine. None for a Unix socket.
         connect_s: the least time that a connection may take.
     """
 
-    transport: httpx.BaseTransport
-    base_url: httpx.URL
-    generate_url: httpx.URL
-    host: bytes
+    transport: Transport
+    host: bytes = wire.LOCAL_HOST
+    prefix: str = ""
     access: RemoteAccess | None = None
     connect_s: float = 0.0
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """Of each request."""
-        headers = [(b"Host", self.host)]
-        if self.access is not None and (key := self.access.key):
-            headers.append((b"Authorization", b"Bearer " + key.encode()))
-        return headers
+    @property
+    def key(self) -> str:
+        return "" if self.access is None else self.access.key
+
+    def head(
+        self,
+        path: str,
+        length: int | None = None,
+        request_id: str | None = None,
+        session_id: bytes | None = None,
+    ) -> bytes:
+        """
+        Raises:
+            ValueError: as `wire.request_head`.
+        """
+        return wire.request_head(
+            path, host=self.host, prefix=self.prefix, key=self.key, length=length, request_id=request_id,
+            session_id=session_id,
+        )  # fmt: skip
 
 
 class Call:
@@ -134,57 +136,44 @@ class Call:
 
     def _read(self) -> Iterator[list[Token | Done]]:
         is_acknowledged = False
-        content = _encode(self._request)
-        # Calls the transport without an httpx.Client: redirects, cookies and default headers are of no use here, and
-        # take a third of a call's CPU time.
+        content = wire.encode_request(self._request)
         peer = self._peer
-        headers = [
-            *peer.headers(),
-            (b"Content-Length", b"%d" % len(content)),
-            (b"X-Request-Id", self._request.request_id.encode()),
-        ]
-        if peer.access is not None:
-            headers.append((b"X-Session-Id", peer.access.session_id(self._identity())))
-        connect_s = max(self._ack_s, peer.connect_s)
-        request = httpx.Request(
-            "POST",
-            peer.generate_url,
-            stream=httpx.ByteStream(content),
-            headers=headers,
-            extensions={"timeout": {"connect": connect_s, "write": self._ack_s, "read": self._ack_s}},
-        )
+        session_id = None if peer.access is None else peer.access.session_id(self._identity())
         try:
-            response = peer.transport.handle_request(request)
-            stream = response.stream
-            assert isinstance(stream, httpx.SyncByteStream)
-            # Not `response.iter_raw`, which counts, splits and translates errors, none of which is of use here.
-            with closing(stream):
+            head = peer.head("/generate", len(content), self._request.request_id, session_id)
+        except ValueError as error:
+            raise BranchError("broken", "The request cannot be sent.") from error
+        connect_s = max(self._ack_s, peer.connect_s)
+        try:
+            response = peer.transport.send(head + content, connect_s=connect_s, timeout_s=self._ack_s)
+            with closing(response):
                 self._hold_socket(response)
-                if response.status_code != httpx.codes.OK:
+                if response.status != OK:
                     raise _read_refusal(response)
                 # The worker sends the head together with `accepted`, so the head is the acknowledgement. The request's
                 # handler keeps the deadline; the timeout set here for the body frees this thread if it does not cancel.
                 is_acknowledged = True
-                left_s = max(0.0, self._deadline - time.monotonic())
-                request.extensions["timeout"]["read"] = left_s + STATE_SILENCE_S
-                for raw_lines in _split_lines(stream):
+                response.timeout_s = max(0.0, self._deadline - time.monotonic()) + STATE_SILENCE_S
+                for raw_lines in wire.split_lines(response):
                     batch: list[Token | Done] = []
-                    for line in map(_decode_line, raw_lines):
+                    for line in map(wire.decode_line, raw_lines):
                         if isinstance(line, Failed):
                             raise BranchError(line.code, line.detail)
                         if not isinstance(line, Accepted):
                             batch.append(line)
                     if batch:
                         yield batch
-        except httpx.TimeoutException as error:
+        except TimedOut as error:
             if is_acknowledged:
                 raise BranchError("timeout", "The worker sent nothing until the deadline.") from error
             raise BranchError(
                 "not_acknowledged", f"The worker did not accept the branch within {self._ack_s:g} s."
             ) from error
-        except httpx.TransportError as error:
+        except TransportError as error:
             self._raise_if_aborted()
             raise BranchError("broken", "The connection to the worker failed.") from error
+        except wire.BrokenLines as error:
+            raise BranchError(error.code, str(error)) from error
         except msgspec.MsgspecError as error:
             raise BranchError("garbage", "The worker sent an invalid line.") from error
         finally:
@@ -198,9 +187,9 @@ class Call:
     def abort(self, reason: BranchError) -> None:
         """End the call now: the thread that reads gets `reason`, and the worker sees the connection close.
 
-        It shuts the socket down, because closing an httpx client or response does not wake a read that blocks in
-        another thread. Before the worker's acknowledgement there is no socket yet; the call then ends with it, or when
-        the time to acknowledge has passed. Of several reasons the first is kept.
+        It shuts the socket down, because closing a socket does not wake a read that blocks in another thread. Before
+        the worker's acknowledgement there is no socket yet; the call then ends with it, or when the time to acknowledge
+        has passed. Of several reasons the first is kept.
         """
         with self._lock:
             self._abort_reason = self._abort_reason or reason
@@ -215,9 +204,9 @@ class Call:
             return b"%d" % self._document
         return (self._request.group.id if self._request.group else self._request.request_id).encode()
 
-    def _hold_socket(self, response: httpx.Response) -> None:
+    def _hold_socket(self, response: Response) -> None:
         with self._lock:
-            self._socket = response.extensions["network_stream"].get_extra_info("socket")
+            self._socket = response.socket
         self._raise_if_aborted()
 
     def _raise_if_aborted(self) -> None:
@@ -264,11 +253,10 @@ class SlotClient:
         self.is_remote = slot.remote is not None
         self._peer = _local_peer(slot.socket) if slot.remote is None else _remote_peer(slot.remote, access)
         self._running = _RunningCalls()
-        self._client = httpx.Client(transport=self._peer.transport, base_url=self._peer.base_url, trust_env=False)
 
     def close(self) -> None:
         """Close the idle connections; calls in progress continue."""
-        self._client.close()
+        self._peer.transport.close()
 
     def call(self, request: GenerateRequest, deadline: float, attempt: int = 1, document: int | None = None) -> Call:
         """A call that starts when its `lines` are iterated.
@@ -288,17 +276,17 @@ class SlotClient:
             BranchError: unreachable, refused, broken off, invalid, or not complete after `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
-        content = _encode(TokenizeRequest(text=text))
+        content = wire.encode_request(TokenizeRequest(text=text))
+        head = self._peer.head("/tokenize", len(content))
         try:
-            with self._client.stream(
-                "POST", "tokenize", content=content, headers=self._peer.headers(), timeout=timeout_s
-            ) as response:
-                if response.status_code != httpx.codes.OK:
+            response = self._peer.transport.send(head + content, connect_s=timeout_s, timeout_s=timeout_s)
+            with closing(response):
+                if response.status != OK:
                     raise _read_refusal(response)
-                return _decode_tokens(_read_all(response, deadline))
-        except httpx.TimeoutException as error:
+                return wire.decode_tokens(_read_all(response, deadline))
+        except TimedOut as error:
             raise BranchError("timeout", f"The worker did not respond within {timeout_s:g} s.") from error
-        except httpx.TransportError as error:
+        except TransportError as error:
             raise BranchError("broken", "The connection to the worker failed.") from error
         except msgspec.MsgspecError as error:
             raise BranchError("garbage", "The worker sent an invalid response.") from error
@@ -315,27 +303,28 @@ class SlotClient:
             BranchError: the stream ended in another way: the worker is unreachable, refused, died, was silent for
                 `STATE_SILENCE_S`, or sent an invalid line.
         """
+        head = self._peer.head("/state")
         try:
-            with self._client.stream(
-                "GET", "state", headers=self._peer.headers(), timeout=httpx.Timeout(STATE_SILENCE_S)
-            ) as response:
-                if response.status_code == httpx.codes.UNAUTHORIZED:
+            response = self._peer.transport.send(head, connect_s=STATE_SILENCE_S, timeout_s=STATE_SILENCE_S)
+            with closing(response):
+                if response.status == UNAUTHORIZED:
                     raise BranchError("refused", "The worker refused the key (TERCET_POOL_KEY).")
-                if response.status_code != httpx.codes.OK:
-                    raise BranchError("refused", f"The worker answered {response.status_code}.")
-                for raw_lines in _split_lines(response.iter_raw()):
-                    yield from map(_decode_state, raw_lines)
+                if response.status != OK:
+                    raise BranchError("refused", f"The worker answered {response.status}.")
+                for raw_lines in wire.split_lines(response):
+                    yield from map(wire.decode_state, raw_lines)
         except UntrustedPeer as error:
             raise BranchError("untrusted", str(error)) from error
-        except httpx.TransportError as error:
-            raise BranchError("unreachable", str(error) or type(error).__name__) from error
+        except TransportError as error:
+            raise BranchError("unreachable", str(error)) from error
+        except wire.BrokenLines as error:
+            raise BranchError(error.code, str(error)) from error
         except msgspec.MsgspecError as error:
             raise BranchError("garbage", str(error)) from error
 
 
 def _local_peer(path: str) -> _Peer:
-    base_url = httpx.URL("http://slot/")
-    return _Peer(UnixTransport(path, KEEPALIVE_EXPIRY_S), base_url, base_url.join("generate"), b"slot")
+    return _Peer(Transport(UnixAddress(path), KEEPALIVE_EXPIRY_S))
 
 
 def _remote_peer(remote: Remote, access: RemoteAccess | None) -> _Peer:
@@ -346,62 +335,36 @@ def _remote_peer(remote: Remote, access: RemoteAccess | None) -> _Peer:
     if access is None:
         raise ValueError("A slot of another machine needs RemoteAccess.")
     tls_context = access.tls_context if remote.scheme == "https" else None
-    transport = TransportStock(remote.host, KEEPALIVE_EXPIRY_S, tls_context)
-    base_url = httpx.URL(f"{remote.scheme}://{Address(remote.address, remote.port)}{remote.path}/")
-    host = str(Address(remote.host, remote.port)).encode()
-    return _Peer(transport, base_url, base_url.join("generate"), host, access, CONNECT_S)
+    transport = Transport(TcpAddress(remote.address, remote.port, remote.host, tls_context), KEEPALIVE_EXPIRY_S)
+    return _Peer(transport, str(Address(remote.host, remote.port)).encode(), remote.path, access, CONNECT_S)
 
 
-def _read_all(response: httpx.Response, deadline: float) -> bytes:
+def _read_all(response: Response, deadline: float) -> bytes:
     """The body.
 
     Raises:
         BranchError: it is longer than `MAX_TOKENIZE_BYTES`.
-        httpx.TransportError: as `UnixTransport.handle_request`; a timeout if it is not complete at the deadline.
+        TransportError: it is not complete, `TimedOut` at the deadline.
     """
     parts: list[bytes] = []
     num_bytes = 0
-    for part in response.iter_raw():
+    for part in response:
         parts.append(part)
         num_bytes += len(part)
         if num_bytes > MAX_TOKENIZE_BYTES:
             raise BranchError("oversize", f"The worker sent more than {MAX_TOKENIZE_BYTES} bytes.")
-        if time.monotonic() > deadline:  # httpx's own transport reads the timeout once
-            raise httpx.ReadTimeout("The response is not complete at the deadline.")
-        response.request.extensions["timeout"]["read"] = deadline - time.monotonic()
+        response.timeout_s = max(0.0, deadline - time.monotonic())
     return b"".join(parts)
 
 
-def _split_lines(chunks: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Splits a byte stream into lines without their ends; the lines completed by one chunk are in one list.
-
-    Raises:
-        BranchError: a line is longer than `MAX_LINE_BYTES`, or the stream ends within a line.
-    """
-    rest = b""
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield lines
-        if len(rest) > MAX_LINE_BYTES:
-            raise BranchError("oversize", f"The worker sent a line of more than {MAX_LINE_BYTES} bytes.")
-    if rest:
-        raise BranchError("broken", "The worker's response ended within a line.")
-
-
-def _read_refusal(response: httpx.Response) -> BranchError:
-    """The error in a response other than 200: the worker's own code and detail if its body is a problem document."""
+def _read_refusal(response: Response) -> BranchError:
+    """The error in a response other than 200."""
     body = b""
-    for chunk in response.iter_raw():
+    for chunk in response:
         body += chunk
-        if len(body) > MAX_LINE_BYTES:
+        if len(body) > wire.MAX_LINE_BYTES:
             break
     # Another worker may know the key already, or still.
-    is_key_refused = response.status_code == httpx.codes.UNAUTHORIZED
-    is_retryable = is_key_refused or response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR
-    try:
-        problem = msgspec.json.decode(body, type=dict[str, object])
-    except msgspec.MsgspecError:
-        problem = {}
-    code = str(problem.get("code", "refused"))
-    detail = str(problem.get("detail", f"The worker answered {response.status_code}."))
+    is_retryable = response.status == UNAUTHORIZED or response.status >= INTERNAL_SERVER_ERROR
+    code, detail = wire.read_refusal(response.status, body)
     return BranchError(code, detail, is_retryable=is_retryable)

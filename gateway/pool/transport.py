@@ -1,85 +1,175 @@
-"""HTTP/1.1 over a slot's Unix socket: a transport for httpx.
+"""HTTP/1.1 to a worker over a Unix socket, TCP or TLS: connections that are kept, and responses that are read.
 
-Why not `httpx.HTTPTransport(uds=…)`: its connection pool checks every idle connection under one lock before and after
-each call, sets a socket timeout for each read, and parses with h11, in Python. Here each call has a connection to
-itself, the kernel keeps the timeouts, and llhttp parses. Small POSTs to a local server, medians of seven interleaved
-rounds on two cores of an AMD EPYC (httpx 0.28.1, httptools 0.9.0), milliseconds of this process's CPU time and of
-latency:
+Why no HTTP library: httpx's connection pool checks every idle connection under one lock before and after each call,
+sets a socket timeout for each read, and parses with h11, in Python. Here each call has a connection to itself, the
+kernel keeps the timeouts of plain sockets, and llhttp parses. Branches of 20 tokens from a local server that computes
+nothing, three at once, on two cores of an AMD EPYC (httpx 0.28.1, httptools 0.9.0), milliseconds of this process's CPU
+time per three branches, with httpx's transports lent to one call at a time, and here:
 
-                              httpx's transport         this one
-                              CPU       p50             CPU       p50
-    one call                  0.32      0.32            0.04      0.05
-    three calls at once       1.15      1.19            0.30      0.31
+                  httpx     here
+    TCP           0.59      0.13
+    TLS           0.65      0.16
 
-A gateway computes for about 2 ms per answer of three branches, so httpx's own transport would add almost half of that.
+A gateway computes for about 2 ms per answer of three branches.
 
-It knows neither the internal protocol nor slots. What it assumes of httpx is tested in
-tests/gateway/pool/test_transport.py.
+It knows neither the internal protocol nor slots. A way to connect is an `Address`; what follows is the same for all.
 """
 
 from __future__ import annotations
 
 import math
 import socket
+import ssl
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Literal
+from dataclasses import dataclass
+from typing import Protocol
 
 import httptools
-import httpx
 
 READ_BYTES = 1 << 16
+# Of OpenSSL's <openssl/x509_vfy.h>.
+_EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 10, 62, 64
 
 
-class UnixTransport(httpx.BaseTransport):
-    """One connection per call. Idle connections are kept and reused, the last used first. Thread-safe.
+class TransportError(Exception):
+    """A request without a complete response."""
 
-    As in httpx's own transport, the response's `network_stream` extension gives access to the socket.
+
+class TimedOut(TransportError):
+    """The peer did not connect, read or send in time."""
+
+
+class ConnectionFailed(TransportError):
+    """No connection, or one that ended within a response, or a response that is not HTTP/1.1."""
+
+
+class UntrustedPeer(ConnectionFailed):
+    """The peer's certificate was refused, or it does not speak TLS. It will be so until an operator acts."""
+
+
+class Address(Protocol):
+    """A way to connect.
+
+    Attributes:
+        hides_close: a write succeeds although the peer has closed the connection; only the next read fails.
     """
 
-    def __init__(self, path: str, keepalive_expiry_s: float) -> None:
+    @property
+    def hides_close(self) -> bool: ...
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        """
+        Raises:
+            TimedOut, ConnectionFailed: there is no connection.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress:
+    """A Unix socket. A write to it fails at once if the peer has closed it."""
+
+    path: str
+    hides_close: bool = False
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            _set_kernel_timeout(sock, socket.SO_SNDTIMEO, timeout_s)
+            sock.connect(self.path)
+        except OSError as error:
+            sock.close()
+            raise _connect_error(error, timeout_s) from error
+        return sock
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """A TCP port of another machine, with TLS or without.
+
+    Attributes:
+        address: an IP address.
+        host: the name that the peer's certificate must have.
+        tls_context: for a new connection; None: without TLS.
+    """
+
+    address: str
+    port: int
+    host: str = ""
+    tls_context: Callable[[], ssl.SSLContext] | None = None
+    hides_close: bool = True
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        """As `Address.connect`. Each of the two handshakes may take `timeout_s`.
+
+        Raises:
+            UntrustedPeer: its certificate was refused.
+        """
+        try:
+            sock = socket.create_connection((self.address, self.port), timeout_s)
+        except OSError as error:
+            raise _connect_error(error, timeout_s) from error
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.tls_context is not None:
+                return self.tls_context().wrap_socket(sock, server_hostname=self.host)
+            sock.settimeout(None)  # from now on the kernel keeps the timeouts
+        except OSError as error:
+            sock.close()
+            raise _connect_error(error, timeout_s) from error
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+class Transport:
+    """One connection per call. Idle connections are kept and reused, the last used first. Thread-safe."""
+
+    def __init__(self, address: Address, keepalive_expiry_s: float) -> None:
         """
         Args:
-            path: of the socket to connect to; the URL's host is ignored.
             keepalive_expiry_s: how long an idle connection is kept.
         """
-        self._path = path
+        self._address = address
         self._keepalive_expiry_s = keepalive_expiry_s
         # In the order in which they became idle.
         self._idle: list[_Connection] = []
+        self._is_closed = False
         self._lock = threading.Lock()
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send the request and read the response's head; its body is read as the caller iterates.
+    def send(self, request: bytes, *, connect_s: float, timeout_s: float) -> Response:
+        """Send a request and read the head of its response; the body is read as the caller iterates.
 
-        The request's `timeout` extension must have `connect`, `write` and `read` in seconds, none of them None.
-        `read` limits each read, and may be changed between the head and the body.
+        Args:
+            timeout_s: of the write, and of each read.
 
         Raises:
-            httpx.TransportError: unreachable, timed out, or not a response in HTTP/1.1.
+            TimedOut, ConnectionFailed: there is no response in HTTP/1.1. `UntrustedPeer` is one of the latter.
         """
-        timeout = request.extensions["timeout"]
-        connection = self._send(_encode_head(request) + request.read(), timeout)
-        try:
-            parser = _ResponseParser()
-            while not parser.is_head_complete:
-                parser.feed(connection.receive(timeout["read"]))
-        except BaseException:
-            connection.close()
-            raise
-        return httpx.Response(
-            parser.status,
-            headers=parser.headers,
-            stream=_BodyStream(self, connection, parser, timeout),
-            extensions={"network_stream": connection},
-        )
+        while (kept := self._take_idle()) is not None:
+            try:
+                kept.send(request, timeout_s)
+            except ConnectionFailed:
+                continue  # the peer has closed it; the request has not been processed
+            try:
+                return self._read_head(kept, timeout_s)
+            except ConnectionFailed:
+                # The peer has closed the kept connection, if nothing of a response has arrived.
+                if not self._address.hides_close or kept.has_received:
+                    raise
+                break
+        connection = _Connection(self._address.connect(connect_s))
+        connection.send(request, timeout_s)
+        return self._read_head(connection, timeout_s)
 
     def close(self) -> None:
-        """Close the idle connections; calls in progress continue."""
+        """Close the idle connections; those of calls in progress are closed when the calls end."""
         with self._lock:
+            self._is_closed = True
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
@@ -89,24 +179,13 @@ class UnixTransport(httpx.BaseTransport):
         now = time.monotonic()
         connection.idle_since = now
         with self._lock:
-            self._idle.append(connection)
-            is_expired = now - self._idle[0].idle_since > self._keepalive_expiry_s
-            expired = self._idle.pop(0) if is_expired else None
-        if expired is not None:
-            expired.close()
-
-    def _send(self, data: bytes, timeout: dict[str, float]) -> _Connection:
-        """Send on an idle connection whose peer is still there, else on a new one. Returns the connection."""
-        while (connection := self._take_idle()) is not None:
-            try:
-                connection.send(data, timeout["write"])
-                return connection
-            # A write to a Unix socket fails at once if the peer has closed it; the request has not been processed.
-            except httpx.WriteError:
-                continue
-        connection = _Connection(self._path, timeout["connect"])
-        connection.send(data, timeout["write"])
-        return connection
+            excess = connection if self._is_closed else None
+            if excess is None:
+                self._idle.append(connection)
+                if now - self._idle[0].idle_since > self._keepalive_expiry_s:
+                    excess = self._idle.pop(0)
+        if excess is not None:
+            excess.close()
 
     def _take_idle(self) -> _Connection | None:
         with self._lock:
@@ -116,63 +195,121 @@ class UnixTransport(httpx.BaseTransport):
             return None  # all others have been idle for longer
         return connection
 
+    def _read_head(self, connection: _Connection, timeout_s: float) -> Response:
+        parser = _ResponseParser()
+        try:
+            connection.has_received = False
+            while not parser.is_head_complete:
+                parser.feed(connection.receive(timeout_s))
+        except BaseException:
+            connection.close()
+            raise
+        return Response(self, connection, parser, timeout_s)
 
-class _Connection:
-    """One connection, also the `network_stream` of its responses.
 
-    The socket blocks and the kernel keeps its timeouts: one system call per read, where a timeout of Python's takes
-    two.
+class Response:
+    """A response whose head has been read. Iterate over its body, then close it.
+
+    Closed after the end of the body, it keeps the connection for the next call; closed earlier, it closes it.
+
+    Attributes:
+        status: the HTTP status.
+        timeout_s: of each read from now on.
+        socket: of the connection, to be shut down by other threads.
     """
 
-    def __init__(self, path: str, timeout_s: float) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._timeouts_s: dict[int, float] = {}
-        self.idle_since = 0.0
-        self._set_timeout(socket.SO_SNDTIMEO, timeout_s)
-        try:
-            self._socket.connect(path)
-        except BlockingIOError as error:
-            self.close()
-            raise httpx.ConnectTimeout(f"Connect timed out after {timeout_s:g} s.") from error
-        except OSError as error:
-            self.close()
-            raise httpx.ConnectError(str(error)) from error
+    __slots__ = ("_connection", "_parser", "_transport", "socket", "status", "timeout_s")
 
-    def get_extra_info(self, info: Literal["socket"]) -> socket.socket:
-        return self._socket
+    def __init__(
+        self, transport: Transport, connection: _Connection, parser: _ResponseParser, timeout_s: float
+    ) -> None:
+        self.status = parser.status
+        self.timeout_s = timeout_s
+        self.socket = connection.socket
+        self._transport = transport
+        self._connection: _Connection | None = connection
+        self._parser = parser
+
+    def __iter__(self) -> Iterator[bytes]:
+        """
+        Raises:
+            TimedOut, ConnectionFailed: the body is not complete.
+        """
+        assert self._connection is not None
+        while True:
+            if data := self._parser.take_body():
+                yield data
+            elif self._parser.is_complete:
+                return
+            else:
+                self._parser.feed(self._connection.receive(self.timeout_s))
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            if self._parser.is_connection_reusable:
+                self._transport.put_back(connection)
+            else:
+                connection.close()
+
+
+class _Connection:
+    """One connection.
+
+    A plain socket blocks and the kernel keeps its timeouts: one system call per read, where a timeout of Python's takes
+    two. A TLS socket would read on after a timeout of the kernel's, so there Python keeps them.
+    """
+
+    __slots__ = ("_is_tls", "_timeouts_s", "has_received", "idle_since", "socket")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self._is_tls = isinstance(sock, ssl.SSLSocket)
+        self._timeouts_s: dict[int | None, float] = {}
+        self.idle_since = 0.0
+        self.has_received = False
 
     def send(self, data: bytes, timeout_s: float) -> None:
+        """
+        Raises:
+            TimedOut, ConnectionFailed: it is closed then.
+        """
         self._set_timeout(socket.SO_SNDTIMEO, timeout_s)
         try:
-            self._socket.sendall(data)
-        except BlockingIOError as error:
+            self.socket.sendall(data)
+        except (BlockingIOError, TimeoutError) as error:
             self.close()
-            raise httpx.WriteTimeout(f"Write timed out after {timeout_s:g} s.") from error
+            raise TimedOut(f"Write timed out after {timeout_s:g} s.") from error
         except OSError as error:
             self.close()
-            raise httpx.WriteError(str(error)) from error
+            raise ConnectionFailed(_reason(error)) from error
 
     def receive(self, timeout_s: float) -> bytes:
         self._set_timeout(socket.SO_RCVTIMEO, timeout_s)
         try:
-            data = self._socket.recv(READ_BYTES)
-        except BlockingIOError as error:
-            raise httpx.ReadTimeout(f"Read timed out after {timeout_s:g} s.") from error
+            data = self.socket.recv(READ_BYTES)
+        except (BlockingIOError, TimeoutError) as error:
+            raise TimedOut(f"Read timed out after {timeout_s:g} s.") from error
         except OSError as error:
-            raise httpx.ReadError(str(error)) from error
+            raise ConnectionFailed(_reason(error)) from error
         if not data:
-            raise httpx.RemoteProtocolError("The peer closed the connection before the response was complete.")
+            raise ConnectionFailed("The peer closed the connection before the response was complete.")
+        self.has_received = True
         return data
 
     def close(self) -> None:
         with suppress(OSError):
-            self._socket.close()
+            self.socket.close()
 
     def _set_timeout(self, option: int, timeout_s: float) -> None:
-        if self._timeouts_s.get(option) != timeout_s:
-            fraction, seconds = math.modf(max(timeout_s, 1e-6))  # 0 would mean no timeout
-            self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", int(seconds), int(1e6 * fraction)))
-            self._timeouts_s[option] = timeout_s
+        kept = option if not self._is_tls else None  # Python has one timeout for both directions
+        if self._timeouts_s.get(kept) == timeout_s:
+            return
+        self._timeouts_s[kept] = timeout_s
+        if self._is_tls:
+            self.socket.settimeout(max(timeout_s, 1e-6))  # 0 would mean a socket that does not block
+        else:
+            _set_kernel_timeout(self.socket, option, timeout_s)
 
 
 class _ResponseParser:
@@ -186,7 +323,6 @@ class _ResponseParser:
         self._body_parts: list[bytes] = []
         self._has_excess_data = False
         self._is_kept_alive = False
-        self.headers: list[tuple[bytes, bytes]] = []
         self.is_head_complete = False
         self.is_complete = False
 
@@ -202,7 +338,7 @@ class _ResponseParser:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            raise httpx.RemoteProtocolError(f"Not a response in HTTP/1.1: {error}") from error
+            raise ConnectionFailed(f"Not a response in HTTP/1.1: {error}") from error
 
     def take_body(self) -> bytes:
         """The part of the body that has been parsed since the last call."""
@@ -212,9 +348,6 @@ class _ResponseParser:
 
     def on_message_begin(self) -> None:
         self._has_excess_data = self.is_complete
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self.is_head_complete = True
@@ -227,47 +360,28 @@ class _ResponseParser:
         self._is_kept_alive = self._parser.should_keep_alive()  # llhttp resets it after this callback
 
 
-class _BodyStream(httpx.SyncByteStream):
-    """A response's body, read from the connection as it is iterated.
-
-    Closed after a complete response, it puts the connection back for the next call; closed earlier, it closes it.
-    """
-
-    def __init__(
-        self, transport: UnixTransport, connection: _Connection, parser: _ResponseParser, timeout: dict[str, float]
-    ) -> None:
-        self._transport = transport
-        self._connection: _Connection | None = connection
-        self._parser = parser
-        self._timeout = timeout
-
-    def __iter__(self) -> Iterator[bytes]:
-        assert self._connection is not None
-        while True:
-            if data := self._parser.take_body():
-                yield data
-            elif self._parser.is_complete:
-                return
-            else:
-                self._parser.feed(self._connection.receive(self._timeout["read"]))
-
-    def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            if self._parser.is_connection_reusable:
-                self._transport.put_back(connection)
-            else:
-                connection.close()
+def _set_kernel_timeout(sock: socket.socket, option: int, timeout_s: float) -> None:
+    fraction, seconds = math.modf(max(timeout_s, 1e-6))  # 0 would mean no timeout
+    sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", int(seconds), int(1e6 * fraction)))
 
 
-def _encode_head(request: httpx.Request) -> bytes:
-    """
-    Raises:
-        httpx.LocalProtocolError: a header contains a line break, which would start another header.
-    """
-    lines = [b"%s %s HTTP/1.1" % (request.method.encode(), request.url.raw_path)]
-    lines += [b"%s: %s" % header for header in request.headers.raw]
-    head = b"\r\n".join([*lines, b"", b""])
-    if head.count(b"\n") != len(lines) + 1 or head.count(b"\r") != len(lines) + 1:
-        raise httpx.LocalProtocolError("A header contains a line break.")
-    return head
+def _connect_error(error: OSError, timeout_s: float) -> TransportError:
+    """The error with a text for operators, without numbers of Python's and OpenSSL's."""
+    if isinstance(error, BlockingIOError | TimeoutError):
+        return TimedOut(f"Connect timed out after {timeout_s:g} s.")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in {_NAME_MISMATCH, _ADDRESS_MISMATCH}:
+            return UntrustedPeer("The certificate of the worker is for another name than TERCET_POOL has.")
+        if error.verify_code == _EXPIRED:
+            return UntrustedPeer("The certificate of the worker has expired.")
+        return UntrustedPeer(
+            f"The certificate of the worker is not trusted ({error.verify_message}): TERCET_POOL_CA names the "
+            "authorities."
+        )
+    if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+        return UntrustedPeer(f"The worker does not speak TLS, or none in common ({error.reason}).")
+    return ConnectionFailed(_reason(error))
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or "The connection failed."

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from shared.errors import InvalidJson, InvalidRequest, TercetError
 from shared.parsing import BodyParser
-from shared.protocol import parse_generate_request
+from shared.wire import parse_generate_request
 
 # Of a body with 30 kB of text, a chapter of a novel.
 MAX_PARSE_S = 100e-6

@@ -11,7 +11,7 @@ def test_concurrent_first_requests_do_not_crash() -> None:
     """In fresh processes: msgspec builds a type's table at its first use in a process."""
     program = """
 import sys, threading
-from shared.protocol import parse_generate_request
+from shared.wire import parse_generate_request
 sys.setswitchinterval(1e-6)
 body = b'{"prompt": "a", "sampling": {"top_k": 3}, "group": {"id": "g", "size": 3}, "request_id": "r"}'
 together = threading.Barrier(8)

@@ -14,8 +14,8 @@ import pytest
 import torch
 from falcon import testing
 
-from gateway.pool.client import MAX_LINE_BYTES
 from shared.protocol import TokenizeResponse
+from shared.wire import MAX_LINE_BYTES
 from tests.workers.slots import (
     GREEDY,
     PROMPT,

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 from falcon import testing
 
-from gateway.pool import client
+from shared import wire
 from shared.protocol import Accepted, GenerateRequest
 from tests.gateway.api.conftest import Api
 from tests.gateway.generation.stubs import Break, Hang, Raw, Refusal, Step, completion
@@ -49,7 +49,7 @@ def respond(request: GenerateRequest) -> Iterator[Step]:
 
 
 def test_all_combinations_of_outcomes_are_merged(make_api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "MAX_LINE_BYTES", MAX_LINE_BYTES)
+    monkeypatch.setattr(wire, "MAX_LINE_BYTES", MAX_LINE_BYTES)
     api = make_api(respond, respond, max_batch=len(COMBINATIONS) * 3, num_threads=300, num_retries=10_000)
 
     def request(outcomes: tuple[str, ...]) -> testing.Result:

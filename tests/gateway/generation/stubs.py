@@ -37,9 +37,8 @@ from shared.protocol import (
     Token,
     TokenizeResponse,
     Top,
-    parse_generate_request,
-    parse_tokenize_request,
 )
+from shared.wire import parse_generate_request, parse_tokenize_request
 
 
 @dataclass(frozen=True)

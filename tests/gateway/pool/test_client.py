@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from gateway.pool import client as client_module
-from gateway.pool.client import MAX_LINE_BYTES, STATE_SILENCE_S, BranchError, SlotClient
+from gateway.pool.client import STATE_SILENCE_S, BranchError, SlotClient
 from shared.plan import Slot
 from shared.protocol import (
     Accepted,
@@ -28,6 +28,7 @@ from shared.protocol import (
     TokenizeResponse,
     Top,
 )
+from shared.wire import MAX_LINE_BYTES
 from tests.gateway.pool.helpers import (
     DONE,
     END,

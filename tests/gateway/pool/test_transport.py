@@ -1,308 +1,332 @@
-"""The transport's contract with httpx 0.28: what it assumes of httpx, and that httpx's own transport behaves the same.
-
-The client must not notice which transport it has, so behaviours are tested with both.
-"""
+"""The transport over real sockets, by every way to connect: reuse, retries, timeouts, cancelling, certificates."""
 
 from __future__ import annotations
 
+import datetime
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import httpx
 import pytest
+import trustme
 
-from gateway.pool.transport import UnixTransport
-from tests.gateway.pool.helpers import END, HEAD, Answer, chunk, read_request, sends, sends_to_each, serving
+from gateway.pool.transport import (
+    ConnectionFailed,
+    Response,
+    TcpAddress,
+    TimedOut,
+    Transport,
+    TransportError,
+    UnixAddress,
+    UntrustedPeer,
+)
+from tests.gateway.pool.helpers import (
+    END,
+    HEAD,
+    Answer,
+    Server,
+    chunk,
+    read_request,
+    sends,
+    sends_to_each,
+    serving,
+    serving_tcp,
+    until,
+)
 
-OK = b"HTTP/1.1 200 OK\r\nX-Twice: 1\r\nX-Twice: 2\r\nContent-Length: 5\r\n\r\nhello"
-MakeTransport = Callable[[str], httpx.BaseTransport]
-
-
-def unix_transport(address: str) -> httpx.BaseTransport:
-    return UnixTransport(address, keepalive_expiry_s=60.0)
-
-
-def httpx_transport(address: str) -> httpx.BaseTransport:
-    return httpx.HTTPTransport(uds=address, limits=httpx.Limits(max_connections=None, keepalive_expiry=60.0))
-
-
-@pytest.fixture(params=[unix_transport, httpx_transport], ids=["ours", "httpx"])
-def make_transport(request: pytest.FixtureRequest) -> MakeTransport:
-    make: MakeTransport = request.param
-    return make
-
-
-def post(content: bytes = b"body", *, timeout_s: float = 1.0, headers: dict[str, str] | None = None) -> httpx.Request:
-    return httpx.Request(
-        "POST",
-        httpx.URL("http://slot/path?a=1"),
-        stream=httpx.ByteStream(content),
-        headers={"Host": "slot", "Content-Length": str(len(content)), **(headers or {})},
-        extensions={"timeout": {"connect": timeout_s, "write": timeout_s, "read": timeout_s, "pool": timeout_s}},
-    )
-
-
-def read(transport: httpx.BaseTransport, request: httpx.Request) -> bytes:
-    with closing(transport.handle_request(request)) as response:
-        return b"".join(response.iter_raw())
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+NAME = "worker.example"
+LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
 
-def waits(seconds: float = 5.0) -> tuple[Answer, threading.Event]:
-    """An answer that sends nothing until the event is set, and the event."""
-    release = threading.Event()
-    return lambda _connection: release.wait(seconds), release
+@dataclass(frozen=True)
+class Authority:
+    """Issues a server's certificate, and is trusted by its clients."""
+
+    ca: trustme.CA
+
+    def server(self, name: str = NAME, until: datetime.datetime | None = None) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.ca.issue_cert(name, not_before=LONG_AGO, not_after=until).configure_cert(context)
+        return context
+
+    def client(self) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        self.ca.configure_trust(context)
+        return context
 
 
-def test_the_tested_httpx_is_the_pinned_one() -> None:
-    assert httpx.__version__.startswith("0.28.")
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority(trustme.CA())
 
 
-def test_a_request_and_its_response(short_path: Path, make_transport: MakeTransport) -> None:
-    with serving(short_path, sends(OK)) as server, make_transport(server.address) as transport:
-        response = transport.handle_request(post(b"some body", headers={"X-Request-Id": "r-1"}))
-        assert response.status_code == 200
-        assert response.headers.get_list("x-twice") == ["1", "2"]
-        assert isinstance(response.stream, httpx.SyncByteStream)
-        assert b"".join(response.iter_raw()) == b"hello"
-    head, _, body = server.requests[0].partition(b"\r\n\r\n")
-    assert head.split(b"\r\n") == [
-        b"POST /path?a=1 HTTP/1.1", b"Host: slot", b"Content-Length: 9", b"X-Request-Id: r-1",
-    ]  # fmt: skip
-    assert body == b"some body"
+# Makes a server with an answer, and a transport to it.
+Serve = Callable[..., AbstractContextManager[tuple[Transport, Server]]]
+
+
+def tcp_address(address: str, client: ssl.SSLContext | None = None, host: str = NAME) -> TcpAddress:
+    return TcpAddress("127.0.0.1", int(address.rpartition(":")[2]), host, None if client is None else lambda: client)
+
+
+def make_serve(way: str, authority: Authority, folder: Path) -> Serve:
+    tls, client = (authority.server(), authority.client()) if way == "tls" else (None, None)
+
+    @contextmanager
+    def serve(answer: Answer, keepalive_expiry_s: float = 60.0) -> Iterator[tuple[Transport, Server]]:
+        with serving(folder, answer) if way == "unix" else serving_tcp(answer, tls) as server:
+            address = UnixAddress(server.address) if way == "unix" else tcp_address(server.address, client)
+            with closing(Transport(address, keepalive_expiry_s)) as transport:
+                yield transport, server
+
+    return serve
+
+
+@pytest.fixture(params=["unix", "tcp", "tls"])
+def serve(request: pytest.FixtureRequest, authority: Authority, short_path: Path) -> Serve:
+    return make_serve(request.param, authority, short_path)
+
+
+@pytest.fixture(params=["tcp", "tls"])
+def serve_remotely(request: pytest.FixtureRequest, authority: Authority, short_path: Path) -> Serve:
+    return make_serve(request.param, authority, short_path)
+
+
+def send(transport: Transport, content: bytes = b"body", *, timeout_s: float = 2.0) -> Response:
+    head = b"POST /path HTTP/1.1\r\nHost: slot\r\nContent-Length: %d\r\n\r\n" % len(content)
+    return transport.send(head + content, connect_s=timeout_s, timeout_s=timeout_s)
+
+
+def read(transport: Transport, content: bytes = b"body", *, timeout_s: float = 2.0) -> bytes:
+    with closing(send(transport, content, timeout_s=timeout_s)) as response:
+        return b"".join(response)
+
+
+def has_closed(server: Server, num_connections: int) -> bool:
+    return server.num_closed == num_connections
+
+
+def test_a_request_and_its_response(serve: Serve) -> None:
+    with serve(sends(OK.replace(b"200 OK", b"503 X"))) as (transport, server):
+        with closing(send(transport, b"some body")) as response:
+            assert response.status == 503
+            assert b"".join(response) == b"hello"
+        assert server.requests == [b"POST /path HTTP/1.1\r\nHost: slot\r\nContent-Length: 9\r\n\r\nsome body"]
 
 
 @pytest.mark.parametrize(
-    ("answer", "error"),
+    "parts",
     [
-        (sends(b"SSH-2.0-OpenSSH\r\n"), httpx.RemoteProtocolError),
-        (sends(), httpx.RemoteProtocolError),
-        (sends(HEAD), httpx.RemoteProtocolError),
-        (sends(HEAD + b"xyz\r\n"), httpx.RemoteProtocolError),
-        (sends(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello"), httpx.RemoteProtocolError),
+        [b"SSH-2.0-OpenSSH\r\n"],
+        [],
+        [HEAD],
+        [HEAD + b"xyz\r\n"],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello"],
     ],
 )
-def test_what_is_not_a_complete_response_is_a_protocol_error(
-    short_path: Path, make_transport: MakeTransport, answer: Answer, error: type[Exception]
-) -> None:
-    with (
-        serving(short_path, answer) as server,
-        make_transport(server.address) as transport,
-        pytest.raises(error) as caught,
-    ):
-        read(transport, post())
-    assert isinstance(caught.value, httpx.TransportError)
-    assert not isinstance(caught.value, httpx.TimeoutException)
+def test_what_is_not_a_complete_response_is_an_error(serve: Serve, parts: list[bytes]) -> None:
+    with serve(sends(*parts)) as (transport, server):
+        with pytest.raises(ConnectionFailed):
+            read(transport)
+        assert server.num_connections == 1
 
 
-# The next two without httpx's transport: it leaves a socket that could not connect to the garbage collector, whose
-# warning is an error here, and reports a full backlog as a ConnectError at once.
-def test_a_socket_that_is_not_there_is_a_connect_error(short_path: Path) -> None:
-    with UnixTransport(str(short_path / "none.sock"), 60.0) as transport, pytest.raises(httpx.ConnectError):
-        read(transport, post())
-    assert issubclass(httpx.ConnectError, httpx.TransportError)
-    assert not issubclass(httpx.ConnectError, httpx.TimeoutException)
+def test_a_socket_that_is_not_there_is_an_error(short_path: Path) -> None:
+    transport = Transport(UnixAddress(str(short_path / "none.sock")), 60.0)
+    with pytest.raises(ConnectionFailed, match=r"^No such file or directory$"):
+        read(transport)
 
 
-def test_a_listener_that_does_not_accept_is_a_connect_timeout(short_path: Path) -> None:
+def test_a_refused_connection_says_so(serve_remotely: Serve) -> None:
+    with serve_remotely(sends(OK)) as (transport, _server):
+        pass
+    with pytest.raises(ConnectionFailed, match=r"^Connection refused$"):
+        read(transport)
+
+
+def test_a_listener_that_does_not_accept_is_a_timeout(short_path: Path) -> None:
     address = str(short_path / "full.sock")
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
         listener.bind(address)
         listener.listen(0)
         first.connect(address)  # fills the backlog
-        with (
-            UnixTransport(address, 60.0) as transport,
-            pytest.raises(httpx.ConnectTimeout, match=r"timed out after 0\.1 s") as caught,
-        ):
-            read(transport, post(timeout_s=0.1))
-    assert isinstance(caught.value, httpx.TimeoutException)
-    assert isinstance(caught.value, httpx.TransportError)
+        with pytest.raises(TimedOut, match=r"Connect timed out after 0\.1 s"):
+            read(Transport(UnixAddress(address), 60.0), timeout_s=0.1)
 
 
-def test_a_request_that_is_not_read_is_a_write_timeout(short_path: Path, make_transport: MakeTransport) -> None:
-    address = str(short_path / "full.sock")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen()
-        with make_transport(address) as transport, pytest.raises(httpx.WriteTimeout) as caught:
-            read(transport, post(b"x" * (8 << 20), timeout_s=0.1))
-    assert isinstance(caught.value, httpx.TimeoutException)
-    # The transport tries another connection after a WriteError, but not after a timeout.
-    assert not isinstance(caught.value, httpx.WriteError)
+def test_a_peer_that_does_not_answer_the_tls_handshake_is_a_timeout(authority: Authority) -> None:
+    client = authority.client()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = TcpAddress("127.0.0.1", listener.getsockname()[1], NAME, lambda: client)
+        with pytest.raises(TimedOut, match=r"Connect timed out after 0\.1 s"):
+            read(Transport(address, 60.0), timeout_s=0.1)
 
 
-def test_a_response_that_does_not_begin_is_a_read_timeout(short_path: Path, make_transport: MakeTransport) -> None:
-    answer, release = waits()
-    with serving(short_path, answer) as server, make_transport(server.address) as transport:
+def test_a_request_that_is_not_read_is_a_timeout(serve: Serve) -> None:
+    release = threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(OK)
+        release.wait(10)
+
+    with serve(answer) as (transport, server):
+        assert read(transport) == b"hello"
+        with pytest.raises(TimedOut, match="Write timed out"):
+            read(transport, b"x" * (32 << 20), timeout_s=0.2)
+        release.set()
+        assert server.num_connections == 1  # tried on no other connection
+
+
+def test_a_response_that_does_not_begin_is_a_timeout(serve: Serve) -> None:
+    release = threading.Event()
+    with serve(lambda _connection: release.wait(5)) as (transport, _server):
         start = time.monotonic()
-        with pytest.raises(httpx.ReadTimeout) as caught:
-            read(transport, post(timeout_s=0.1))
+        with pytest.raises(TimedOut, match=r"Read timed out after 0\.1 s"):
+            read(transport, timeout_s=0.1)
         assert 0.1 <= time.monotonic() - start < 2
         release.set()
-    assert isinstance(caught.value, httpx.TimeoutException)
 
 
-def test_the_read_timeout_may_be_changed_before_the_body(short_path: Path, make_transport: MakeTransport) -> None:
+def test_a_timeout_is_not_retried(serve: Serve) -> None:
+    release = threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(OK)
+        read_request(connection)
+        release.wait(5)
+
+    with serve(answer) as (transport, server):
+        assert read(transport) == b"hello"
+        with pytest.raises(TimedOut):
+            read(transport, timeout_s=0.1)
+        release.set()
+        assert server.num_connections == 1
+
+
+def test_the_timeout_may_be_changed_before_the_body(serve: Serve) -> None:
     def answer(connection: socket.socket) -> None:
         connection.sendall(HEAD)
-        time.sleep(0.4)
+        time.sleep(0.6)
         connection.sendall(chunk(b"late") + END)
 
-    with serving(short_path, answer) as server, make_transport(server.address) as transport:
-        request = post(timeout_s=0.2)
-        with closing(transport.handle_request(request)) as response:
-            request.extensions["timeout"]["read"] = 5.0
-            assert b"".join(response.iter_raw()) == b"late"
+    with serve(answer) as (transport, _server), closing(send(transport, timeout_s=0.3)) as response:
+        response.timeout_s = 5.0
+        assert b"".join(response) == b"late"
 
 
-def test_shutting_down_the_network_streams_socket_wakes_a_blocked_read(
-    short_path: Path, make_transport: MakeTransport
-) -> None:
+def test_shutting_the_socket_down_wakes_a_blocked_read(serve: Serve) -> None:
     def answer(connection: socket.socket) -> None:
         connection.sendall(HEAD + chunk(b"first"))
         connection.recv(1)
 
-    with serving(short_path, answer) as server, make_transport(server.address) as transport:
-        with closing(transport.handle_request(post(timeout_s=10.0))) as response:
-            sock = response.extensions["network_stream"].get_extra_info("socket")
-            assert isinstance(sock, socket.socket)
-            body = response.iter_raw()
+    with serve(answer) as (transport, server):
+        with closing(send(transport, timeout_s=10.0)) as response:
+            body = iter(response)
             assert next(body) == b"first"
             start = time.monotonic()
-            threading.Timer(0.05, sock.shutdown, (socket.SHUT_RDWR,)).start()
-            with pytest.raises(httpx.TransportError) as caught:
+            threading.Timer(0.05, socket.socket.shutdown, (response.socket, socket.SHUT_RDWR)).start()
+            with pytest.raises(TransportError) as caught:
                 next(body)
         assert time.monotonic() - start < 5
-    assert not isinstance(caught.value, httpx.TimeoutException)
+        assert not isinstance(caught.value, TimedOut)
+        assert until(partial(has_closed, server, 1))
 
 
-def test_a_connection_is_reused_after_a_complete_response(short_path: Path, make_transport: MakeTransport) -> None:
-    with serving(short_path, sends_to_each(OK)) as server, make_transport(server.address) as transport:
-        assert [read(transport, post()) for _ in range(3)] == [b"hello"] * 3
+def test_a_connection_is_reused_after_a_complete_response(serve: Serve) -> None:
+    with serve(sends_to_each(OK)) as (transport, server):
+        assert [read(transport) for _ in range(3)] == [b"hello"] * 3
         assert server.num_connections == 1
 
 
-def test_a_response_closed_early_closes_its_connection(short_path: Path, make_transport: MakeTransport) -> None:
-    data = HEAD + chunk(b"first") + chunk(b"second")
-    with serving(short_path, sends_to_each(data)) as server, make_transport(server.address) as transport:
+def test_a_response_closed_early_closes_its_connection(serve: Serve) -> None:
+    with serve(sends_to_each(HEAD + chunk(b"first") + chunk(b"second"))) as (transport, server):
         for _ in range(2):
-            with closing(transport.handle_request(post())) as response:
-                assert next(response.iter_raw()).startswith(b"first")
+            with closing(send(transport)) as response:
+                assert next(iter(response)).startswith(b"first")
+        assert until(partial(has_closed, server, 2))
+
+
+def test_connection_close_is_respected(serve: Serve) -> None:
+    with serve(sends_to_each(OK.replace(b"OK\r\n", b"OK\r\nConnection: close\r\n"))) as (transport, server):
+        assert [read(transport) for _ in range(2)] == [b"hello"] * 2
         assert server.num_connections == 2
 
 
-def test_connection_close_is_respected(short_path: Path, make_transport: MakeTransport) -> None:
-    data = OK.replace(b"X-Twice: 1", b"Connection: close")
-    with serving(short_path, sends_to_each(data)) as server, make_transport(server.address) as transport:
-        assert [read(transport, post()) for _ in range(2)] == [b"hello"] * 2
+def test_calls_at_once_have_connections_of_their_own_which_are_kept(serve: Serve) -> None:
+    with serve(sends_to_each(OK)) as (transport, server):
+        with closing(send(transport)) as first, closing(send(transport)) as second:
+            assert b"".join(second) == b"".join(first) == b"hello"
+        with closing(send(transport)), closing(send(transport)):
+            pass
         assert server.num_connections == 2
 
 
-def test_calls_at_once_have_connections_of_their_own(short_path: Path, make_transport: MakeTransport) -> None:
-    with serving(short_path, sends_to_each(OK)) as server, make_transport(server.address) as transport:
-        with closing(transport.handle_request(post())) as first, closing(transport.handle_request(post())) as second:
-            assert b"".join(second.iter_raw()) == b"".join(first.iter_raw()) == b"hello"
-        assert server.num_connections == 2
-        assert read(transport, post()) == b"hello"
-        assert server.num_connections == 2
+def test_many_threads_share_a_transport(serve: Serve) -> None:
+    with serve(sends_to_each(OK)) as (transport, server), ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(lambda _: read(transport), range(200))) == {b"hello"}
+        assert server.num_connections <= 8
 
 
-def test_idle_connections_expire(short_path: Path) -> None:
-    with serving(short_path, sends_to_each(OK)) as server, UnixTransport(server.address, 0.05) as transport:
-        assert read(transport, post()) == b"hello"
+def test_idle_connections_expire(serve: Serve) -> None:
+    with serve(sends_to_each(OK), keepalive_expiry_s=0.05) as (transport, server):
+        assert read(transport) == b"hello"
         time.sleep(0.1)
-        assert read(transport, post()) == b"hello"
+        assert read(transport) == b"hello"
         assert server.num_connections == 2
 
 
-def test_close_leaves_calls_in_progress_alone(short_path: Path) -> None:
-    with serving(short_path, sends_to_each(OK)) as server:
-        transport = UnixTransport(server.address, 60.0)
-        assert read(transport, post()) == b"hello"
-        with closing(transport.handle_request(post())) as response:
-            transport.close()
-            assert b"".join(response.iter_raw()) == b"hello"
-        transport.close()
+def test_a_kept_connection_that_the_peer_closed_while_idle_is_replaced(serve: Serve) -> None:
+    with serve(sends(OK)) as (transport, server):  # closes after each answer, without saying so
+        for number in range(1, 4):
+            assert read(transport) == b"hello"
+            assert until(partial(has_closed, server, number))
 
 
-def test_a_header_with_a_line_break_is_refused_before_anything_is_sent(
-    short_path: Path, make_transport: MakeTransport
-) -> None:
-    with serving(short_path, sends_to_each(OK)) as server, make_transport(server.address) as transport:
-        with pytest.raises(httpx.LocalProtocolError) as caught:
-            read(transport, post(headers={"X-Request-Id": "a\r\nX-Other: b"}))
-        assert isinstance(caught.value, httpx.TransportError)
-        assert read(transport, post()) == b"hello"
-        assert b"X-Other" not in b"".join(server.requests)
+def close_when_the_second_request_arrives(connection: socket.socket) -> None:
+    connection.sendall(OK)
+    read_request(connection)  # and close, without a byte in answer
 
 
-class Recording(httpx.BaseTransport):
-    """Answers every request with chunks, and notes what httpx does with it."""
-
-    def __init__(self) -> None:
-        self.requests: list[httpx.Request] = []
-        self.num_closes = 0
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        self.requests.append(request)
-        return httpx.Response(200, stream=Chunks(self), extensions={"network_stream": self})
+def test_a_kept_connection_that_the_peer_closes_when_the_request_arrives_is_retried_once(serve_remotely: Serve) -> None:
+    with serve_remotely(close_when_the_second_request_arrives) as (transport, server):
+        assert read(transport) == b"hello"
+        assert read(transport) == b"hello"
+        assert server.num_connections == 2
 
 
-class Chunks(httpx.SyncByteStream):
-    def __init__(self, transport: Recording) -> None:
-        self._transport = transport
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield from (b"one\ntwo", b"\n", b"three\n")
-
-    def close(self) -> None:
-        self._transport.num_closes += 1
-
-
-def test_a_client_hands_the_transport_its_timeouts_in_seconds() -> None:
-    transport = Recording()
-    with httpx.Client(transport=transport, base_url="http://slot", trust_env=False) as client:
-        client.get("/state", timeout=httpx.Timeout(3.0))
-    [request] = transport.requests
-    assert request.extensions["timeout"] == {"connect": 3.0, "read": 3.0, "write": 3.0, "pool": 3.0}
-    assert request.url.raw_path == b"/state"
-    assert (b"Host", b"slot") in request.headers.raw
+def test_over_a_unix_socket_a_peer_that_closes_when_the_request_arrives_is_an_error(short_path: Path) -> None:
+    """It was there: it has died with the request, and a connection to its socket would wait for its successor."""
+    with (
+        serving(short_path, close_when_the_second_request_arrives) as server,
+        closing(Transport(UnixAddress(server.address), 60.0)) as transport,
+    ):
+        assert read(transport) == b"hello"
+        with pytest.raises(ConnectionFailed, match="closed the connection"):
+            read(transport)
+        assert server.num_connections == 1
 
 
-def test_the_body_is_passed_on_chunk_by_chunk_and_closed_once_at_its_end() -> None:
-    transport = Recording()
-    with closing(transport.handle_request(post())) as response:
-        assert list(response.iter_raw()) == [b"one\ntwo", b"\n", b"three\n"]
-        assert transport.num_closes == 1
-    assert transport.num_closes == 1
+def test_a_response_that_breaks_off_on_a_kept_connection_is_not_retried(serve: Serve) -> None:
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(OK)
+        read_request(connection)
+        connection.sendall(b"HTTP/1.1 200")
+
+    with serve(answer) as (transport, server):
+        assert read(transport) == b"hello"
+        with pytest.raises(ConnectionFailed):
+            read(transport)
+        assert server.num_connections == 1
 
 
-def test_a_response_that_is_not_read_to_its_end_is_closed_with_its_block() -> None:
-    transport = Recording()
-    with httpx.Client(transport=transport, trust_env=False) as client:
-        with client.stream("GET", "http://slot/state") as response:
-            assert next(response.iter_raw()) == b"one\ntwo"
-            assert transport.num_closes == 0
-        assert transport.num_closes == 1
-
-
-def test_extensions_reach_the_caller() -> None:
-    transport = Recording()
-    assert transport.handle_request(post()).extensions["network_stream"] is transport
-    with httpx.Client(transport=transport, trust_env=False) as client:
-        assert client.get("http://slot/").extensions["network_stream"] is transport
-
-
-def test_a_request_has_its_body_and_its_headers_as_given() -> None:
-    request = post(b"some body", headers={"X-Request-Id": "r-1"})
-    assert request.read() == b"some body"
-    assert request.headers.raw == [(b"Host", b"slot"), (b"Content-Length", b"9"), (b"X-Request-Id", b"r-1")]
-
-
-def test_a_large_body_is_sent_whole_on_a_reused_connection(short_path: Path, make_transport: MakeTransport) -> None:
+def test_a_large_body_is_sent_whole_on_a_reused_connection(serve: Serve) -> None:
     sizes: list[int] = []
 
     def answer(connection: socket.socket) -> None:
@@ -310,7 +334,56 @@ def test_a_large_body_is_sent_whole_on_a_reused_connection(short_path: Path, mak
         sizes.append(len(read_request(connection).partition(b"\r\n\r\n")[2]))
         connection.sendall(OK)
 
-    with serving(short_path, answer) as server, make_transport(server.address) as transport:
-        assert read(transport, post()) == b"hello"
-        assert read(transport, post(b"x" * 500_000)) == b"hello"
+    with serve(answer) as (transport, _server):
+        assert read(transport) == b"hello"
+        assert read(transport, b"x" * 500_000) == b"hello"
     assert sizes == [500_000]
+
+
+def test_close_leaves_calls_in_progress_alone_and_closes_their_connections_later(serve: Serve) -> None:
+    with serve(sends_to_each(OK)) as (transport, server):
+        with closing(send(transport)) as response:
+            transport.close()
+            assert b"".join(response) == b"hello"
+        assert until(partial(has_closed, server, 1))
+
+
+@pytest.mark.parametrize(
+    ("tls", "text"),
+    [
+        (lambda authority: authority.server("other.example"), "for another name"),
+        (lambda authority: authority.server(until=LONG_AGO), "has expired"),
+        (lambda _authority: Authority(trustme.CA()).server(), "not trusted .*TERCET_POOL_CA"),
+    ],
+    ids=["name", "expired", "authority"],
+)
+def test_a_peer_that_cannot_be_trusted_is_named_clearly(
+    authority: Authority, tls: Callable[[Authority], ssl.SSLContext], text: str
+) -> None:
+    with (
+        serving_tcp(sends(OK), tls(authority)) as server,
+        closing(Transport(tcp_address(server.address, authority.client()), 60.0)) as transport,
+        pytest.raises(UntrustedPeer, match=text),
+    ):
+        read(transport, timeout_s=1.0)
+
+
+def test_a_peer_without_tls_is_named_clearly(authority: Authority) -> None:
+    def answer_hello(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as threads:
+        threads.submit(answer_hello, listener)
+        address = tcp_address(f"127.0.0.1:{listener.getsockname()[1]}", authority.client())
+        with closing(Transport(address, 60.0)) as transport, pytest.raises(UntrustedPeer, match="does not speak TLS"):
+            read(transport)
+
+
+def test_an_address_can_be_the_name_of_a_certificate(authority: Authority) -> None:
+    with serving_tcp(sends(OK), authority.server("127.0.0.1")) as server:
+        address = tcp_address(server.address, authority.client(), "127.0.0.1")
+        with closing(Transport(address, 60.0)) as transport:
+            assert read(transport) == b"hello"

@@ -1,0 +1,206 @@
+"""The internal wire: the bytes that gateway and worker exchange, encoded and matched here and nowhere else.
+
+A connection carries HTTP/1.1, one request after the other. A gateway writes the head of `POST /generate` always in the
+same form, so a worker can match it without an HTTP parser; every other request that is valid HTTP goes through the
+worker's parser. A response's body is NDJSON in chunks, one line for each value of `shared.protocol`. Knows no socket
+and no HTTP library.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from shared.parsing import BodyParser
+from shared.protocol import GenerateLine, GenerateRequest, State, TokenizeRequest, TokenizeResponse
+
+NDJSON = "application/x-ndjson"
+# What a worker's port and a pool's proxy serve, with the only method of each path. Probes ask for the last two.
+ROUTES = {"/generate": "POST", "/tokenize": "POST", "/state": "GET", "/health/live": "GET", "/health/ready": "GET"}
+# The value of the header Host on a slot's own socket.
+LOCAL_HOST = b"slot"
+# The largest line is a `Done` with 20 most likely tokens at each of 1,024 positions of prompt and text. Such a token is
+# about 35 bytes of JSON (measured: 0.7 MB in all), at most 300 with a text of 128 bytes, GPT-2's longest, all of it
+# escaped: 6 MB. A longer line is garbage.
+MAX_LINE_BYTES = 8 << 20
+# Items of a tokenized text that are encoded at a time.
+TOKENS_PER_PART = 1 << 14
+
+_encoder = msgspec.json.Encoder()
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+class BrokenLines(Exception):
+    """A response whose lines cannot be told apart: `code` is `oversize` or `broken`."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
+
+
+# Requests: the gateway encodes, the worker matches.
+
+
+def request_head(
+    path: str,
+    *,
+    host: bytes = LOCAL_HOST,
+    prefix: str = "",
+    key: str = "",
+    length: int | None = None,
+    request_id: str | None = None,
+    session_id: bytes | None = None,
+) -> bytes:
+    """The head of a request.
+
+    Args:
+        path: one of `ROUTES`.
+        prefix: of the path, at a proxy of the pool.
+        key: of the pool; "" for none.
+        length: of the body; None: there is none.
+        session_id: by which a balancer keeps requests for a document together.
+
+    Raises:
+        ValueError: a header contains a line break, which would start another header.
+    """
+    lines = [f"{ROUTES[path]} {prefix}{path} HTTP/1.1".encode(), b"Host: " + host]
+    if key:
+        lines.append(b"Authorization: Bearer " + key.encode())
+    if length is not None:
+        lines.append(b"Content-Length: %d" % length)
+    if request_id is not None:
+        lines.append(b"X-Request-Id: " + request_id.encode())
+    if session_id is not None:
+        lines.append(b"X-Session-Id: " + session_id)
+    head = b"\r\n".join([*lines, b"", b""])
+    if head.count(b"\n") != len(lines) + 1 or head.count(b"\r") != len(lines) + 1:
+        raise ValueError("A header contains a line break.")
+    return head
+
+
+class GenerateHead(NamedTuple):
+    """The head of a `POST /generate`, as `request_head` writes it: its length, that of its body, and the key's header.
+
+    Attributes:
+        authorization: b"" on a slot's own socket.
+    """
+
+    num_bytes: int
+    content_length: int
+    authorization: bytes = b""
+
+
+_LOCAL_HEAD = re.compile(
+    rb"POST /generate HTTP/1\.1\r\nHost: slot\r\nContent-Length: (\d{1,9})\r\nX-Request-Id: [^\r\n]*\r\n\r\n"
+)
+_REMOTE_HEAD = re.compile(
+    rb"POST /generate HTTP/1\.1\r\nHost: [^\r\n]*\r\nAuthorization: ([^\r\n]*)\r\n"
+    rb"Content-Length: (\d{1,9})\r\nX-Request-Id: [^\r\n]*\r\nX-Session-Id: [^\r\n]*\r\n\r\n"
+)
+
+
+def match_local_head(data: bytes) -> GenerateHead | None:
+    """The head that a gateway sends on a slot's own socket, if `data` begins with it."""
+    match = _LOCAL_HEAD.match(data)
+    return None if match is None else GenerateHead(match.end(), int(match[1]))
+
+
+def match_remote_head(data: bytes) -> GenerateHead | None:
+    """The head that a gateway sends to a worker of another machine, if `data` begins with it."""
+    match = _REMOTE_HEAD.match(data)
+    return None if match is None else GenerateHead(match.end(), int(match[2]), match[1])
+
+
+def encode_request(request: GenerateRequest | TokenizeRequest) -> bytes:
+    """The body of `POST /generate` or `POST /tokenize`."""
+    return _encoder.encode(request)
+
+
+_decode_generate_request = msgspec.json.Decoder(GenerateRequest).decode
+_explain_generate_request = BodyParser(GenerateRequest)
+
+
+def parse_generate_request(raw: bytes) -> GenerateRequest:
+    """A request that `encode_request` has written, so it is not searched for fields that are sent twice.
+
+    Raises:
+        InvalidJson, InvalidRequest: as `BodyParser`.
+    """
+    try:
+        return _decode_generate_request(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _explain_generate_request(raw)
+
+
+parse_tokenize_request = BodyParser(TokenizeRequest)
+
+
+# Responses: the worker encodes, the gateway decodes.
+
+LINES_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
+# Of the last response of a connection.
+CLOSING_LINES_HEAD = LINES_HEAD.replace(_END_OF_HEAD, b"\r\nConnection: close\r\n\r\n")
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    """A chunk of a response's body. It must not be empty: that would be the last."""
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+encode_lines = _encoder.encode_lines
+"""Encode values as lines."""
+
+
+def encode_line(value: GenerateLine | State) -> bytes:
+    return _encoder.encode(value) + b"\n"
+
+
+decode_line = msgspec.json.Decoder(GenerateLine).decode
+"""Decode a line of `POST /generate`. Raises `msgspec.MsgspecError`."""
+
+decode_state = msgspec.json.Decoder(State).decode
+"""Decode a line of `GET /state`. Raises `msgspec.MsgspecError`."""
+
+
+def split_lines(chunks: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Split a body into lines without their ends; the lines completed by one chunk are in one list.
+
+    Raises:
+        BrokenLines: a line is longer than `MAX_LINE_BYTES`, or the body ends within a line.
+    """
+    rest = b""
+    for data in chunks:
+        *lines, rest = (rest + data).split(b"\n")
+        yield lines
+        if len(rest) > MAX_LINE_BYTES:
+            raise BrokenLines("oversize", f"The worker sent a line of more than {MAX_LINE_BYTES} bytes.")
+    if rest:
+        raise BrokenLines("broken", "The worker's response ended within a line.")
+
+
+def encode_tokens(response: TokenizeResponse) -> Iterator[bytes]:
+    """The tokens of a text, which can be a million, in parts: the encoder holds the interpreter lock for one part."""
+    for name in ("ids", "texts", "ends"):
+        items = getattr(response, name)
+        yield b'%s"%s":[' % (b"{" if name == "ids" else b"],", name.encode())
+        for start in range(0, len(items), TOKENS_PER_PART):
+            part = _encoder.encode(items[start : start + TOKENS_PER_PART])[1:-1]
+            yield b"," + part if start else part
+    yield b'],"n_ctx":%d,"eos_id":%d}' % (response.n_ctx, response.eos_id)
+
+
+decode_tokens = msgspec.json.Decoder(TokenizeResponse).decode
+"""Decode what `encode_tokens` has written. Raises `msgspec.MsgspecError`."""
+
+
+def read_refusal(status: int, body: bytes) -> tuple[str, str]:
+    """The code and the detail of a response other than 200: the worker's own, if the body is a problem document."""
+    try:
+        problem = msgspec.json.decode(body, type=dict[str, object])
+    except msgspec.MsgspecError:
+        problem = {}
+    return str(problem.get("code", "refused")), str(problem.get("detail", f"The worker answered {status}."))

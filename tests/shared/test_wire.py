@@ -1,0 +1,79 @@
+"""The bytes between gateway and worker, which may be of different versions: each must understand the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared import wire
+from shared.protocol import Accepted, Failed, State, TokenizeResponse
+
+LOCAL = b"POST /generate HTTP/1.1\r\nHost: slot\r\nContent-Length: 12\r\nX-Request-Id: r-1\r\n\r\n"
+REMOTE = (
+    b"POST /pool/generate HTTP/1.1\r\nHost: workers.example:9100\r\nAuthorization: Bearer k\r\n"
+    b"Content-Length: 12\r\nX-Request-Id: r-1\r\nX-Session-Id: 5f\r\n\r\n"
+)
+
+
+def remote_head(prefix: str = "", key: str = "k") -> bytes:
+    return wire.request_head(
+        "/generate", host=b"workers.example:9100", prefix=prefix, key=key, length=12, request_id="r-1",
+        session_id=b"5f",
+    )  # fmt: skip
+
+
+def test_heads_are_these_bytes() -> None:
+    assert wire.request_head("/generate", length=12, request_id="r-1") == LOCAL
+    assert remote_head("/pool") == REMOTE
+    assert wire.request_head("/state") == b"GET /state HTTP/1.1\r\nHost: slot\r\n\r\n"
+
+
+def test_a_worker_matches_what_a_gateway_writes() -> None:
+    assert wire.match_local_head(LOCAL + b"x" * 12) == wire.GenerateHead(len(LOCAL), 12)
+    head = remote_head()
+    assert wire.match_remote_head(head + b"x" * 12) == wire.GenerateHead(len(head), 12, b"Bearer k")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        LOCAL[:-1],
+        LOCAL.replace(b"Host: slot", b"Host: other"),
+        LOCAL.replace(b"POST", b"GET"),
+        LOCAL.replace(b"12", b"-1"),
+        LOCAL.replace(b"12", b"1234567890"),
+        LOCAL.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n"),
+        remote_head(),
+    ],
+)
+def test_another_head_on_a_slots_socket_is_left_to_the_parser(data: bytes) -> None:
+    assert wire.match_local_head(data) is None
+
+
+@pytest.mark.parametrize("data", [LOCAL, REMOTE, remote_head(key="")])
+def test_another_head_on_a_port_is_left_to_the_parser(data: bytes) -> None:
+    assert wire.match_remote_head(data) is None
+
+
+def test_a_header_cannot_contain_another() -> None:
+    with pytest.raises(ValueError, match="line break"):
+        wire.request_head("/generate", length=1, request_id="a\r\nX-Other: b")
+
+
+def test_lines_are_told_apart_whatever_the_chunks() -> None:
+    lines = wire.encode_lines([Accepted(), Failed(code="c", detail="d")])
+    for size in (1, 7, len(lines)):
+        chunks = [lines[at : at + size] for at in range(0, len(lines), size)]
+        found = [line for batch in wire.split_lines(chunks) for line in batch]
+        assert list(map(wire.decode_line, found)) == [Accepted(), Failed(code="c", detail="d")]
+
+
+def test_a_body_that_ends_within_a_line_is_broken() -> None:
+    with pytest.raises(wire.BrokenLines) as caught:
+        list(wire.split_lines([wire.encode_line(State(state="warm"))[:-1]]))
+    assert caught.value.code == "broken"
+
+
+def test_tokens_in_parts_are_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "TOKENS_PER_PART", 2)
+    tokens = TokenizeResponse(ids=[5, 6, 7], texts=["a", " b", "\u00e9"], ends=[1, 3, 4], n_ctx=64, eos_id=0)
+    assert wire.decode_tokens(b"".join(wire.encode_tokens(tokens))) == tokens
