@@ -236,11 +236,6 @@ def milliseconds(answers: Sequence[Answer], share: float) -> float:
     return 1e3 * percentile([answer.seconds for answer in answers], share) if answers else float("nan")
 
 
-def count_faults(answers: Sequence[Answer]) -> Counter[str]:
-    """The answers that are not well-formed, by reason."""
-    return Counter(fault for answer in answers if (fault := find_fault(answer)))
-
-
 def count_failures(answers: Sequence[Answer]) -> Counter[str]:
     """The answers that are not a whole answer: other statuses than 200, and partial answers with their errors."""
     return Counter(

@@ -11,25 +11,13 @@ from tests.chaos.rows.clients import (
 from tests.chaos.rows.containers import answer_pings_and_stop_in_time
 from tests.chaos.rows.deadlines import answer_through_faults, keep_deadlines, stop_for_clients_that_left
 from tests.chaos.rows.gateways import kill_gateways, kill_the_shared_store
-from tests.chaos.rows.inputs import refuse_bad_input
-from tests.chaos.rows.jobs import hide_foreign_jobs, keep_jobs_through_kills
-from tests.chaos.rows.keys import keep_canaries_secret, limit_each_key, reveal_no_other_text
-from tests.chaos.rows.lifecycle import (
-    refuse_while_draining,
-    stop_without_loss,
-    survive_a_killed_supervisor,
-)
 from tests.chaos.rows.overload import refuse_overload
-from tests.chaos.rows.protocol import close_on_ambiguous_framing, listen_privately, refuse_above_limits
-from tests.chaos.rows.reloads import change_the_model, fail_reloads, reload_and_restart
 from tests.chaos.rows.soak import hold_no_more_after_many_requests
 from tests.chaos.rows.tested import run_tests
 from tests.chaos.rows.workers import (
     answer_despite_hanging_workers,
     end_after_device_errors,
     kill_workers,
-    pass_by_busy_and_slow_slots,
-    serve_only_from_warm_slots,
 )
 
 ROWS = (
@@ -41,12 +29,12 @@ ROWS = (
     Row(
         "R2",
         "0 failed across HUP of either pool, and across stop and start behind a kept socket",
-        reload_and_restart,
+        run_tests("tests/e2e/test_lifecycle.py", only="reloading or kept_socket"),
     ),
     Row(
         "R3",
         "On TERM accepted work finishes, readiness turns 503 first, exit at most grace + 1 s, no process left",
-        stop_without_loss,
+        run_tests("tests/e2e/test_lifecycle.py", only="kept_socket"),
     ),
     Row(
         "R4",
@@ -73,7 +61,10 @@ ROWS = (
     Row(
         "R8",
         "One slot busy, or five times slower than the other: requests that the other can serve are not held behind it",
-        pass_by_busy_and_slow_slots,
+        run_tests(
+            "tests/gateway/pool/test_placement.py",
+            "tests/e2e/test_pools.py::test_unequal_slots_share_load_by_their_speed",
+        ),
     ),
     Row(
         "R9",
@@ -83,7 +74,7 @@ ROWS = (
     Row(
         "R10",
         "Rolling change of model, slot by slot, under load: 0 failed, no answer mixes models",
-        change_the_model,
+        run_tests("tests/e2e/test_lifecycle.py", only="rolling"),
     ),
     Row(
         "R11",
@@ -99,7 +90,7 @@ ROWS = (
     Row(
         "R13",
         "Bad inputs: no 5xx, all 4xx problem+json, none takes a worker",
-        refuse_bad_input,
+        run_tests("tests/gateway/api/test_bad_requests.py", "tests/e2e/test_openapi.py"),
     ),
     Row(
         "R14",
@@ -109,7 +100,11 @@ ROWS = (
     Row(
         "R15",
         "Cold starts: no request ever reaches a slot that is not warm",
-        serve_only_from_warm_slots,
+        run_tests(
+            "tests/gateway/pool/test_slot_table.py",
+            "tests/gateway/pool/test_admission.py::test_only_warm_slots_get_branches",
+            "tests/e2e/test_pools.py::test_killed_workers_are_replaced_in_their_slots_and_no_request_fails",
+        ),
     ),
     Row(
         "R16",
@@ -119,19 +114,19 @@ ROWS = (
     Row(
         "R19",
         "Jobs with the gateway killed (-9): none lost, none stuck, one final state each, every store",
-        keep_jobs_through_kills,
+        run_tests("tests/gateway/jobs/test_runner.py"),
     ),
     Row(
         "R20",
         "`tercet serve` killed (-9) under load: started again at once, it serves; what the gateway had accepted gets "
         "an answer or a refusal, none a reset",
-        survive_a_killed_supervisor,
+        run_tests("tests/e2e/test_lifecycle.py", only="supervisor"),
     ),
     Row(
         "R21",
         "A reload whose new workers cannot load: the old workers serve on, the next reload and TERM work, the failure "
         "is reported",
-        fail_reloads,
+        run_tests("tests/e2e/test_lifecycle.py", only="failed_reload"),
     ),
     Row(
         "R22",
@@ -142,7 +137,9 @@ ROWS = (
         "R23",
         "A draining gateway accepts nothing: refused at once, no connection hangs or is reset; a stream that is cut "
         "says `error`",
-        refuse_while_draining,
+        run_tests(
+            "tests/e2e/test_clients.py::test_a_draining_gateway_refuses_connections_and_ends_streams_with_an_error"
+        ),
     ),
     Row(
         "R24",
@@ -168,18 +165,30 @@ ROWS = (
     Row(
         "S3",
         "Limits at +1: 411, 413, 414, 422, 431; at most 64 KiB read of a 1 GB upload",
-        refuse_above_limits,
+        run_tests(
+            "tests/gateway/middleware/test_body_limits.py",
+            "tests/gateway/server/test_connections.py",
+            "tests/e2e/test_clients.py",
+        ),
     ),
     Row(
         "S4",
         "A key's rate within ±1 of theory from 8 threads; one key's flood leaves another's latency alone",
-        limit_each_key,
+        run_tests("tests/gateway/middleware/test_rate_limits.py", "tests/gateway/pool/test_fair_queue.py"),
     ),
-    Row("S5", "Workers listen on no TCP port; sockets 0600", listen_privately),
+    Row(
+        "S5",
+        "Workers listen on no TCP port; sockets 0600",
+        run_tests("tests/e2e/test_pools.py::test_workers_listen_only_on_private_sockets"),
+    ),
     Row(
         "S6",
         "Canary prompts and keys: none in logs (debug), metrics, errors, and of final jobs in the job store",
-        keep_canaries_secret,
+        run_tests(
+            "tests/gateway/api/test_canaries.py",
+            "tests/e2e/test_keys.py::test_no_key_is_in_a_log_or_a_metric",
+            "tests/gateway/jobs/test_stores.py::test_a_prompt_is_erased_at_the_end_and_a_result_at_expiry",
+        ),
     ),
     Row(
         "S7",
@@ -194,7 +203,11 @@ ROWS = (
         "The SBOM matches the lock; the audit passes only if every package was audited",
         run_tests("tests/deploy/test_requirements.py"),
     ),
-    Row("S10", "Foreign job ids: 404, the body and the time of an unknown id", hide_foreign_jobs),
+    Row(
+        "S10",
+        "Foreign job ids: 404, the body and the time of an unknown id",
+        run_tests("tests/gateway/api/test_jobs.py::test_a_job_of_another_key_is_answered_as_an_unknown_one"),
+    ),
     Row(
         "S11",
         "Origins and Host: only those listed",
@@ -219,19 +232,23 @@ ROWS = (
     Row(
         "S14",
         "No answer (`cached_tokens`, times) reveals what another key or session has written",
-        reveal_no_other_text,
+        run_tests("tests/workers/engine/test_cache_scope.py"),
     ),
     Row(
         "S15",
         "Ambiguous framing: connection closed, nothing of a body in a log at any level; no core dump holds a prompt",
-        close_on_ambiguous_framing,
+        run_tests(
+            "tests/gateway/server/test_framing.py",
+            "tests/e2e/test_clients.py",
+            "tests/e2e/test_pools.py::test_workers_listen_only_on_private_sockets",
+        ),
     ),
     Row(
         "D2",
         "A SageMaker container under full load: `/ping` at most 100 ms at p99; exit at most 25 s after TERM",
         answer_pings_and_stop_in_time,
     ),
-)  # fmt: skip
+)
 
 NOT_MEASURED = {
     "R17, R18, D1, S8": "`make test-deploy` shows them, without a running systemd and without a cluster of machines",

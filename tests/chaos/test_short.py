@@ -2,16 +2,6 @@
 
 Deadlines have the bounds of the table; a row adds how late a sleeping thread woke up in this process meanwhile
 (`measure.Jitter`). Speed (latencies under load, goodput) is printed and not asserted: `make chaos` judges it.
-
-Rows of which other tests show the short form:
-
-| row | test |
-|---|---|
-| R2 | tests/e2e/test_pools.py (HUP of either pool under load), tests/e2e/test_lifecycle.py (a kept socket) |
-| R9 | tests/gateway/api/test_branch_outcomes.py |
-| S1 | tests/gateway/middleware/test_api_keys.py, tests/e2e/test_keys.py |
-| S2 | tests/shared/test_api_keys.py, tests/shared/test_startup.py |
-| S7 | tests/workers/checkpoints |
 """
 
 from __future__ import annotations
@@ -25,7 +15,7 @@ from tests.chaos.measure import Context
 from tests.chaos.registry import ROWS
 from tests.chaos.report import figures
 
-SHORT_ROWS = ("R1", "R4", "R6", "R7", "R12", "R13", "R19", "S3", "S5", "S6", "S10")
+SHORT_ROWS = ("R1", "R4", "R6", "R7", "R12")
 # Servers of their own: `make test-deploy`.
 DEPLOYMENT_ROWS = ("R24", "R25", "D2")
 

@@ -70,10 +70,6 @@ def is_replaced(tercet: Tercet, index: int, old_pid: object) -> bool:
     return bool(slots and slots[index]["state"] == "warm" and slots[index]["pid"] != old_pid)
 
 
-def has_new_master(tercet: Tercet, role: str, old: psutil.Process) -> bool:
-    return bool(tercet.processes().get(role, [old])[0] != old)
-
-
 def test_killed_workers_are_replaced_in_their_slots_and_no_request_fails(short_tmp_path: Path) -> None:
     with running(short_tmp_path, devices="cuda:0,cuda:1,cuda:2", compute="cpu", models="embedded") as tercet:
         first = slots_by_index(tercet)
@@ -138,6 +134,9 @@ def test_workers_listen_only_on_private_sockets(short_tmp_path: Path) -> None:
             assert process.net_connections("tcp") == []
         ports = {connection.laddr.port for connection in tercet.processes()["gateway"][0].net_connections("tcp")}
         assert ports == {tercet.port}
+        # A core dump would hold prompts and keys.
+        for process in [*tercet.processes()["gateway"], *tercet.processes()["workers"]]:
+            assert process.rlimit(psutil.RLIMIT_CORE)[0] == 0
 
 
 @pytest.mark.parametrize("order", [("gateway", "workers"), ("workers", "gateway")])

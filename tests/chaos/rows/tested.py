@@ -21,7 +21,18 @@ def run_tests(*nodes: str, only: str = "") -> MeasureRow:
     """
 
     def measure(context: Context, findings: Findings) -> None:
-        command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *nodes]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--no-header",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "not deploy",
+            *nodes,
+        ]
         done = subprocess.run(
             [*command, "-k", only] if only else command,
             cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,

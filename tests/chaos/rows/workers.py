@@ -1,4 +1,4 @@
-"""R1, R4, R5, R8, R15: workers that are killed, stopped, hang, fail, are slow or start."""
+"""R1, R4, R5: workers that are killed, stopped, hang or fail."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ import signal
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 import psutil
 
-from deploy.load.rounds import percentile
 from tests.chaos.http_client import Answer, Connection, completion_request, exchange, find_fault
 from tests.chaos.instance import endpoint_of, serving
 from tests.chaos.load import Load, count_failures, milliseconds
 from tests.chaos.measure import Context, Findings, Jitter
-from tests.e2e.harness import Tercet, metric, until
+from tests.e2e.harness import Tercet, until
 
 # Of `gateway.generation.fanout`: the pause before a second attempt.
 RETRY_PAUSE_MS = 25.0
@@ -101,42 +99,6 @@ def answer_despite_hanging_workers(context: Context, findings: Findings) -> None
     findings.at_most("past the deadline, max ms", late_ms, 100.0 + jitter.ms(0.99))
 
 
-def serve_only_from_warm_slots(context: Context, findings: Findings) -> None:
-    """R15. All workers are killed while nothing is in flight; clients ask while the replacements start.
-
-    A request that reached a slot before it was warm would be refused by it, wait for its acknowledgement, or break off:
-    each is an outcome that the gateway counts.
-    """
-    num_rounds = context.amount(1, 10)  # of two cold starts each
-    tercet, endpoint = context.shared()
-    cold_outcomes = ("not_ready", "not_acknowledged", "broken", "slot_full")
-
-    def num_cold() -> float:
-        return sum(
-            metric(tercet, f'tercet_branches_total{{outcome="{outcome}",slot="{slot}"')
-            for outcome in cold_outcomes
-            for slot in range(2)
-        )
-
-    refused, cold, num_answers = Counter[str](), 0.0, 0
-    for turn in range(num_rounds):
-        before = pids(tercet)
-        for pid in before:
-            os.kill(pid, signal.SIGKILL)
-        until(lambda: _num_warm(tercet) == 0, 5, "the gateway notices the dead workers")
-        already_cold = num_cold()
-        load = Load(endpoint, 3, seed=context.seed + turn)
-        with load.running():
-            wait_until_replaced(tercet, before)
-            load.wait_for(10)
-        cold += num_cold() - already_cold
-        num_answers += len(load.answers)
-        refused += count_failures(load.answers)
-    findings.figures |= {"cold starts": 2 * num_rounds, "answers": num_answers}
-    findings.at_most("requests that reached a slot before it was warm", cold, 0)
-    findings.none_of("failed requests", refused)
-
-
 def _num_warm(tercet: Tercet) -> int:
     return sum(slot["state"] == "warm" for slot in tercet.slots())
 
@@ -209,40 +171,3 @@ def _has_ended(process: psutil.Process) -> bool:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
-
-
-def pass_by_busy_and_slow_slots(context: Context, findings: Findings) -> None:
-    """R8. Slot 1 takes five times as long for a token as slot 0; each has room for one branch.
-
-    First requests one after another, which slot 0 can serve; then requests while a long one occupies slot 0, which
-    slot 1 can serve at once. What a request waits is its time without the time of its branch. In some requests a
-    rejected completion is replaced, which is no waiting: hence the share of 90 %.
-    """
-    num_requests = context.amount(12, 240) // 2
-    with serving(context.directory(), models="embedded*2", max_batch="1", test_step_delay_ms="0=5,1=25") as tercet:
-        endpoint = endpoint_of(tercet)
-        rng = random.Random(context.seed)
-        with Connection(endpoint) as connection, Connection(endpoint) as long_connection:
-
-            def ask() -> Answer:
-                request = completion_request(f"Number {rng.randrange(10**6)}", length=12, n_samples=1)
-                return connection.exchange(request)
-
-            for _ in range(6):  # the slots' speeds are measured
-                ask()
-            singles = [ask() for _ in range(num_requests)]
-            passing: list[Answer] = []
-            with ThreadPoolExecutor(1) as pool:
-                while len(passing) < num_requests:
-                    occupant = pool.submit(long_connection.exchange, completion_request(length=256, n_samples=1))
-                    time.sleep(0.1)
-                    while not occupant.done() and len(passing) < num_requests:
-                        passing.append(ask())
-                    occupant.result()
-    findings.none_of("failed requests", dict(count_failures(singles + passing)))
-    on_fast = sum(answer.document()["sentences"][0]["slot"] == 0 for answer in singles) / len(singles)
-    findings.figures["requests"] = len(singles) + len(passing)
-    findings.at_least("share on the fast slot while it is free", on_fast, 0.8)
-    for name, answers in (("past the slow slot", singles), ("past the busy slot", passing)):
-        waited_ms = [1e3 * (answer.seconds - answer.document()["sentences"][0]["time"]) for answer in answers]
-        findings.at_most(f"{name}: waited, p90 ms", percentile(waited_ms, 0.9), 100.0)
