@@ -32,7 +32,6 @@ from tests.chaos.proxy import ChaosProxy, Fault, always
 from tests.deploy.namespaces import Network, network
 from tests.deploy.needs import need
 from tests.e2e.harness import ROOT, until
-from tests.tls import Certificate
 
 pytestmark = pytest.mark.deploy
 
@@ -256,91 +255,6 @@ def cluster(net: Network, files: Path, tmp_path_factory: pytest.TempPathFactory)
         raise
     finally:
         proxy.stop()
-
-
-def test_a_worker_is_killed(cluster: Cluster) -> None:
-    with cluster.load() as load:
-        for name in ("w1", "w2"):
-            cluster.machines[name].worker().kill()
-            load.until_more()
-            cluster.wait_until_warm()
-    assert load.num_failures == 0
-
-
-def test_a_gateway_is_killed(cluster: Cluster) -> None:
-    """Its clients lose what was in flight, at most one request each; those of the other gateway lose nothing."""
-    g2 = cluster.machines["g2"]
-    with cluster.load() as load:
-        g2.worker().kill()  # the supervisor holds the listening socket: the next requests wait in it
-        load.until_more()
-        assert len(load.failures["g2"]) <= CLIENTS_PER_GATEWAY
-        assert load.failures["g1"] == []
-    with cluster.load() as load:
-        g2.kill()
-        before = load.num_answers["g1"]
-        until(lambda: load.num_answers["g1"] > before + 10, 60, "answers of g1 alone")
-        assert load.failures["g1"] == []
-        g2.start()
-        cluster.wait_until_warm()
-    assert load.failures["g1"] == []
-
-
-def test_a_certificate_is_wrong(cluster: Cluster) -> None:
-    """Of another authority: the slot says so once its worker is new, serves nothing, and comes back by itself."""
-    paths = [cluster.directory / name for name in ("workers.crt", "workers.key")]
-    right = [path.read_bytes() for path in paths]
-    wrong = Certificate(cluster.directory, "wrong")
-    with cluster.load() as load:
-        paths[0].write_bytes(wrong.cert.read_bytes())
-        paths[1].write_bytes(wrong.key.read_bytes())
-        time.sleep(2)  # the worker has read the files
-        cluster.machines["w1"].worker().kill()
-        until(lambda: "not trusted" in str(cluster.machines["g1"].ready()), WARM_S, "the reason")
-        load.until_more()
-        for path, content in zip(paths, right, strict=True):
-            path.write_bytes(content)
-        cluster.wait_until_warm()
-    assert load.num_failures == 0
-
-
-def test_a_key_is_wrong(cluster: Cluster) -> None:
-    path = cluster.directory / "key"
-    right = path.read_text()
-    with cluster.load() as load:
-        path.write_text("w" * 64)
-        load.until_more()
-        cluster.machines["w1"].worker().kill()
-        until(lambda: "refused the key" in str(cluster.machines["g2"].ready()), WARM_S, "the reason")
-        load.until_more()
-        path.write_text(right)
-        cluster.wait_until_warm()
-    assert load.num_failures == 0
-
-
-def test_the_key_is_replaced(cluster: Cluster, files: Path) -> None:
-    """As documented: added as the last line everywhere, made the first, the old one removed."""
-    old = (files / "key").read_text()
-    new = "n" * 64 + "\n"
-    with cluster.load() as load:
-        for text in (old + new, new + old, new):
-            for path in (files / "key", cluster.directory / "key"):
-                path.write_text(text)
-            time.sleep(2)
-            load.until_more()
-    assert load.num_failures == 0
-    assert old.strip() not in "".join(machine.log_path.read_text() for machine in cluster.machines.values())
-
-
-def test_a_name_loses_an_address(cluster: Cluster) -> None:
-    with cluster.load() as load:
-        for name in GATEWAYS:
-            cluster.net.set_names(name, {NAME: [ADDRESSES["w1"]]})
-        cluster.wait_until_warm("warm")
-        load.until_more()
-        for name in GATEWAYS:
-            cluster.net.set_names(name, {NAME: [ADDRESSES["w1"], ADDRESSES["w2"]]})
-        cluster.wait_until_warm()
-    assert load.num_failures == 0
 
 
 def test_a_link_is_delayed(cluster: Cluster) -> None:

@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
-import pytest
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, LogitsProcessorList
 
 from gateway.generation.selection import REJECTION_DETAILS
-from gateway.generation.trimming import trim
 from tests.e2e.harness import Tercet, running, until
-from workers.engine.loader import random_weights
-from workers.engine.model.gpt2 import SHAPES
-from workers.text.tokenizer import Tokenizer
 
-EMBEDDED = Path(__file__).parents[2] / "workers/checkpoints/embedded"
 OPENING = "The old man looked at the sea and"
 PROSE = (
     "It was a bright morning in the early spring, and the road ran white between the hedges. Nobody had passed "
     "that way since dawn except the postman, who whistled as he went, and an old dog with nothing to do. "
 ) * 12
-
-
-def prompts(tokenizer: Tokenizer) -> list[str]:
-    """Twenty prompts of 1 to 500 tokens that survive decoding and encoding."""
-    ids = tokenizer.encode(PROSE)
-    lengths = [1, 2, 3, 5, 8, 13, 16, 17, 31, 32, 33, 64, 65, 100, 128, 129, 200, 255, 400, 500]
-    return [tokenizer.decode(ids[start : start + length]) for start, length in enumerate(lengths)]
 
 
 def test_three_different_continuations(tercet: Tercet) -> None:
@@ -75,93 +59,6 @@ def test_a_request_becomes_three_overlapping_branches_with_three_seeds(tercet: T
     assert sorted(branch["seed"] for branch in branches) == [4100, 4101, 4102]
     assert max(branch["started_at"] for branch in branches) < min(branch["ended_at"] for branch in branches)
     assert all(branch["role"] == "workers" for branch in branches)
-
-
-def test_greedy_text_equals_that_of_transformers(tercet: Tercet) -> None:
-    tokenizer = Tokenizer.from_directory(EMBEDDED, 8192)
-    model = GPT2LMHeadModel.from_pretrained(EMBEDDED, dtype=torch.float32).eval()
-    num_plain = 0
-    for prompt in prompts(tokenizer):
-        answer = tercet.ask(prompt, n_samples=1, length=40, temperature=0, max_tokens=800)
-        [sentence] = answer["sentences"]
-        assert sentence["value"] == healed_reference(model, tokenizer, prompt), prompt[:40]
-        num_plain += reference(model, tokenizer, prompt).startswith(sentence["value"])
-    # Where a prompt ends inside a word, token healing may find a likelier word than plain transformers completes.
-    assert num_plain >= 15
-
-
-@pytest.mark.timeout(1200)  # 20 × 40 tokens of a 124-million-parameter model in fp32, twice
-def test_greedy_text_of_a_synthetic_model_equals_that_of_transformers(short_tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_directory(EMBEDDED, 50257)
-    model = synthetic_reference()
-    with running(short_tmp_path, models="synthetic:small") as tercet:
-        for prompt in prompts(tokenizer):
-            answer = tercet.ask(prompt, n_samples=1, length=40, temperature=0, max_tokens=800)
-            assert answer["model"] == "synthetic:small"
-            assert answer["sentences"][0]["value"] == healed_reference(model, tokenizer, prompt), prompt[:40]
-
-
-def synthetic_reference() -> GPT2LMHeadModel:
-    """`synthetic:small` as a transformers model: the same random weights, loaded by name."""
-    model = GPT2LMHeadModel(GPT2Config())
-    weights = random_weights(SHAPES["small"])
-    missing, unexpected = model.transformer.load_state_dict(weights, strict=False)
-    assert not unexpected
-    assert all(name.endswith("attn.bias") for name in missing)
-    model.tie_weights()
-    return model.eval()
-
-
-def reference(model: Any, tokenizer: Tokenizer, prompt: str) -> str:
-    """Greedy text as transformers generates it."""
-    ids = torch.tensor([tokenizer.encode(prompt)])
-    with torch.inference_mode():
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40, pad_token_id=0
-        )
-    return tokenizer.decode(out[0, ids.shape[1] :].tolist())
-
-
-class TypedPrefix(LogitsProcessor):  # type: ignore[misc]
-    """Constrains greedy text to match what was typed of its first word."""
-
-    def __init__(self, tokenizer: Tokenizer, typed: bytes, num_prompt_tokens: int) -> None:
-        self._tokenizer = tokenizer
-        self._typed = typed
-        self._num_prompt_tokens = num_prompt_tokens
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        generated = b"".join(map(self._tokenizer.token_bytes, input_ids[0, self._num_prompt_tokens :].tolist()))
-        left = self._typed[len(generated) :]
-        if not left:
-            return scores
-        choices = self._tokenizer.healing.allowed_tokens(left)
-        allowed = [*choices.allowed, *{int(scores[0].argmax())}.intersection(choices.if_likeliest)]
-        masked = torch.full_like(scores, float("-inf"))
-        masked[0, allowed] = scores[0, allowed]
-        return masked  # type: ignore[return-value]
-
-
-def healed_reference(model: Any, tokenizer: Tokenizer, prompt: str) -> str:
-    """Greedy text of transformers with token healing, trimmed to where a sentence may end."""
-    head, typed = tokenizer.healing.split(prompt)
-    ids = torch.tensor([tokenizer.encode(head) or [tokenizer.eos_id]])
-    processors = LogitsProcessorList([TypedPrefix(tokenizer, typed, ids.shape[1])])
-    with torch.inference_mode():
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40 + len(typed), pad_token_id=0,
-            logits_processor=processors,
-        )  # fmt: skip
-    new = out[0, ids.shape[1] :].tolist()
-    sizes = list(accumulate(len(tokenizer.token_bytes(token)) for token in new))
-    num_forced = sum(size <= len(typed) for size in sizes)
-    kept = new[: num_forced + 40]
-    has_ended = tokenizer.eos_id in kept
-    if has_ended:
-        kept = kept[: kept.index(tokenizer.eos_id)]
-    ends = [len(tokenizer.decode(kept[: number + 1])) - len(typed.decode()) for number in range(num_forced, len(kept))]
-    text = tokenizer.decode(kept)[len(typed.decode()) :]
-    return trim(text, ends, 40, "eos" if has_ended else "length", keeps_partial_word=True)
 
 
 def test_a_seed_gives_the_same_text_alone_and_in_a_full_batch(tercet: Tercet) -> None:
@@ -233,67 +130,6 @@ def test_stop_and_single_line(tercet: Tercet) -> None:
     assert stopped["finish_reason"] == "stop"
     for sentence in tercet.ask('"Indeed," said he.\n\n"', single_line=True, length=60, n=8)["sentences"]:
         assert "\n" not in sentence["value"]
-
-
-def test_max_time_returns_what_is_ready_marked_partial(tercet: Tercet) -> None:
-    tercet.ask()
-    response = tercet.client.post("/autocomplete", json={"context": OPENING, "length": 256, "max_time": 0.15})
-    answer = response.json()
-    assert response.status_code == 200, answer
-    assert answer["partial"]
-    assert {sentence["finish_reason"] for sentence in answer["sentences"]} == {"deadline"}
-    assert answer["time"] < 0.5
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "kwargs", "status", "code"),
-    [
-        ("POST", "/autocomplete", {"content": b"{"}, 400, "invalid_json"),
-        ("POST", "/autocomplete", {"json": {"context": "a", "contxt": 1}}, 422, "invalid_request"),
-        ("POST", "/autocomplete", {"json": {"context": "a", "max_tokens": 1010}}, 422, "invalid_request"),
-        ("POST", "/autocomplete", {"json": {"context": "a", "top_k": 9000}}, 422, "invalid_request"),
-        ("POST", "/autocomplete", {"json": {"context": "a", "max_time": 99}}, 422, "invalid_request"),
-        ("POST", "/autocomplete", {"json": {"context": "a", "model_size": "xl"}}, 422, "unknown_model"),
-        ("POST", "/autocomplete", {"json": {}, "headers": {"Origin": "https://evil.example"}}, 403, "forbidden_origin"),
-        ("POST", "/autocomplete", {"json": {}, "headers": {"Origin": "null"}}, 403, "forbidden_origin"),
-        ("POST", "/autocomplete", {"json": {}, "headers": {"Host": "evil.example"}}, 421, "unknown_host"),
-        ("POST", "/autocomplete", {"content": b"x" * (1 << 20) + b"x"}, 413, "body_too_large"),
-        ("POST", "/autocomplete", {"content": iter([b"{}"])}, 411, "length_required"),
-        ("GET", "/autocomplete", {}, 405, "method_not_allowed"),
-        ("GET", "/nothing", {}, 404, "not_found"),
-    ],
-)
-def test_refusals_are_problem_json_with_a_detail(
-    tercet: Tercet, method: str, path: str, kwargs: dict[str, Any], status: int, code: str
-) -> None:
-    response = httpx.request(method, tercet.url + path, trust_env=False, **kwargs)
-    assert response.status_code == status
-    assert response.headers["content-type"] == "application/problem+json"
-    problem = response.json()
-    assert (problem["status"], problem["code"]) == (status, code)
-    assert problem["request_id"] == response.headers["x-request-id"]
-    assert len(problem["detail"]) > 20
-
-
-def test_refusals_list_served_models_methods_and_an_example(tercet: Tercet) -> None:
-    unknown = tercet.client.post("/autocomplete", json={"context": "a", "model_size": "xl"}).json()
-    assert "served: embedded" in unknown["detail"]
-    wrong = tercet.client.get("/autocomplete")
-    assert wrong.headers["allow"].startswith("POST")
-    assert 'curl -d \'{"context"' in wrong.json()["detail"]
-
-
-def test_the_own_page_and_listed_origins_are_allowed(short_tmp_path: Path) -> None:
-    with running(short_tmp_path, origins="https://notes.example") as tercet:
-        own = tercet.client.post("/autocomplete", json={"context": "a"}, headers={"Origin": tercet.url})
-        assert own.status_code == 200
-        listed = {"Origin": "https://notes.example"}
-        response = tercet.client.post("/autocomplete", json={"context": "a"}, headers=listed)
-        assert response.status_code == 200
-        assert response.headers["access-control-allow-origin"] == "https://notes.example"
-        preflight = tercet.client.options("/autocomplete", headers={**listed, "Access-Control-Request-Method": "POST"})
-        assert preflight.status_code == 204
-        assert "POST" in preflight.headers["access-control-allow-methods"]
 
 
 def test_the_gateway_exposes_every_slots_metrics(tercet: Tercet) -> None:

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ import boto3
 import httpx
 import pytest
 from botocore.config import Config
-from botocore.exceptions import ClientError
 
 from tests.clients.blocks import SAGEMAKER, offline_environ, run_blocks, sections
 from tests.clients.sagemaker_front import sagemaker_front
@@ -89,52 +87,6 @@ def test_a_batch_of_inputs_answers_three_strings_for_each(runtime: Any) -> None:
     output = invoke(runtime, {"input": inputs})["output"]
     assert [len(texts) for texts in output] == [3] * 10
     assert all(text.startswith(given) for given, texts in zip(inputs, output, strict=True) for text in texts)
-
-
-def test_each_dialect_answers_in_its_own_shape(runtime: Any) -> None:
-    [generation] = invoke(runtime, {"inputs": PROMPT, "parameters": {"max_new_tokens": 5}})
-    assert generation["generated_text"]
-    completion = invoke(runtime, {"prompt": PROMPT, "max_tokens": 5, "temperature": 0})
-    assert completion["object"] == "text_completion"
-    assert completion["choices"][0]["text"] == generation["generated_text"]
-    assert len(invoke(runtime, {"context": PROMPT})["sentences"]) == 3
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "message"),
-    [
-        ({"input": 1}, 422, "input must be a string"), ({"text": "x"}, 422, "input, inputs, prompt, context"),
-        ({"inputs": PROMPT, "parameters": {"top_k": 0}}, 422, '"error_type":"validation"'),
-        ({"prompt": PROMPT, "max_tokens": "x"}, 400, '"type":"invalid_request_error"'),
-        ({"context": 1}, 422, '"code":"invalid_request"'),
-    ],
-)  # fmt: skip
-def test_a_refusal_has_the_shape_of_the_bodys_dialect(
-    runtime: Any, body: dict[str, Any], status: int, message: str
-) -> None:
-    with pytest.raises(ClientError) as caught:
-        invoke(runtime, body)
-    assert caught.value.response["Error"]["Code"] == "ModelError"
-    assert caught.value.response["OriginalStatusCode"] == status
-    assert message in caught.value.response["OriginalMessage"]
-
-
-def test_custom_attributes_carry_a_session(runtime: Any) -> None:
-    """The newer request of a session supersedes the older one."""
-    codes = []
-
-    def ask() -> None:
-        try:
-            invoke(runtime, {"prompt": PROMPT, "max_tokens": 900}, CustomAttributes="tenant=7; session=s1")
-        except ClientError as error:
-            codes.append(error.response["OriginalStatusCode"])
-
-    older = threading.Thread(target=ask)
-    older.start()
-    time.sleep(0.3)
-    assert invoke(runtime, {"context": PROMPT, "length": 3}, CustomAttributes="session=s1")["sentences"]
-    older.join(30)
-    assert codes == [409]
 
 
 @pytest.mark.parametrize(

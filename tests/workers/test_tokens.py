@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 from falcon import testing
 
 from shared.protocol import TokenizeResponse
@@ -25,39 +24,6 @@ from tests.workers.slots import (
 )
 from workers.gunicorn_worker import SWITCH_INTERVAL_S
 from workers.text.tokenizer import Tokenizer
-
-
-def test_echo_and_logprobs_are_those_of_transformers(client: testing.TestClient, reference: Any) -> None:
-    _, done = generate(client, prompt=PROMPT, sampling=GREEDY, echo=True, logprobs=2)
-    ids = torch.tensor([done["prompt_ids"] + done["token_ids"]])
-    with torch.inference_mode():
-        expected = reference(ids).logits[0].log_softmax(-1)
-    num_prompt = done["num_prompt_tokens"]
-    picked = [float(expected[index - 1, ids[0, index]]) for index in range(1, ids.shape[1])]
-    assert done["prompt_logprobs"][0] is None
-    assert done["prompt_logprobs"][1:] == pytest.approx(picked[: num_prompt - 1], abs=1e-3)
-    assert done["logprobs"] == pytest.approx(picked[num_prompt - 1 :], abs=1e-3)
-    for index, top in enumerate(done["tops"]):
-        best = expected[num_prompt - 1 + index].topk(2)
-        assert [token_id for token_id, _, _ in top] == best.indices.tolist()
-        assert [logprob for _, _, logprob in top] == pytest.approx(best.values.tolist(), abs=1e-3)
-    assert "".join(done["token_texts"]) == done["text"]
-
-
-@pytest.mark.parametrize("is_cached", [False, True])
-def test_echoed_tops_are_those_of_transformers(client: testing.TestClient, reference: Any, is_cached: bool) -> None:
-    prompt = f"{PROMPT} the {'ship' if is_cached else 'boat'}"
-    if is_cached:
-        generate(client, prompt=prompt, sampling=GREEDY)
-    _, done = generate(client, prompt=prompt, sampling=GREEDY, echo=True, logprobs=3)
-    with torch.inference_mode():
-        expected = reference(torch.tensor([done["prompt_ids"]])).logits[0].log_softmax(-1)
-    assert done["prompt_tops"][0] is None
-    assert len(done["prompt_tops"]) == len(done["prompt_ids"]) == done["num_prompt_tokens"]
-    for position, top in enumerate(done["prompt_tops"][1:]):
-        best = expected[position].topk(3)
-        assert [token_id for token_id, _, _ in top] == best.indices.tolist()
-        assert [logprob for _, _, logprob in top] == pytest.approx(best.values.tolist(), abs=1e-3)
 
 
 @pytest.mark.parametrize("prompt", ["Naïve 🦉s, they said: don't", "the end<|endoftext|>and a <|endof"])
