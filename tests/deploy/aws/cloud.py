@@ -165,15 +165,6 @@ class Cloud:
     def rewrite(self, operation: str, change: Rewrite, *, first: int = 1, times: int = 1) -> None:
         self.inject(Fault(operation, first, times, rewrite=change))
 
-    def rewrite_json(self, operation: str, *, first: int = 1, times: int = 1, **fields: Any) -> None:
-        """Replace top-level fields of an answer in JSON; None removes a field."""
-
-        def change(body: bytes) -> bytes:
-            merged = json.loads(body or b"{}") | fields
-            return json.dumps({name: value for name, value in merged.items() if value is not None}).encode()
-
-        self.rewrite(operation, change, first=first, times=times)
-
     # The proxy itself.
 
     def _answer(self, request: _Handler, body: bytes) -> None:
