@@ -8,15 +8,12 @@ from tests.chaos.rows.clients import (
     survive_slow_clients,
     survive_slow_clients_behind_nginx,
 )
-from tests.chaos.rows.containers import answer_pings_and_stop_in_time
-from tests.chaos.rows.deadlines import answer_through_faults, keep_deadlines, stop_for_clients_that_left
+from tests.chaos.rows.deadlines import answer_through_faults, keep_deadlines
 from tests.chaos.rows.gateways import kill_gateways, kill_the_shared_store
 from tests.chaos.rows.overload import refuse_overload
 from tests.chaos.rows.soak import hold_no_more_after_many_requests
 from tests.chaos.rows.tested import run_tests
 from tests.chaos.rows.workers import (
-    answer_despite_hanging_workers,
-    end_after_device_errors,
     kill_workers,
 )
 
@@ -39,12 +36,20 @@ ROWS = (
     Row(
         "R4",
         "Worker stopped (SIGSTOP), or its engine looping: caller answered by its deadline + 100 ms, worker replaced",
-        answer_despite_hanging_workers,
+        run_tests(
+            "tests/e2e/test_pools.py::test_a_stopped_worker_is_replaced_and_its_requests_answered",
+            "tests/e2e/test_engine_failures.py",
+            only="stopped or looping",
+        ),
     ),
     Row(
         "R5",
         "A fatal device error, or a second out-of-memory error in a row: the process is gone in 500 ms",
-        end_after_device_errors,
+        run_tests(
+            "tests/e2e/test_engine_failures.py",
+            "tests/workers/engine/test_failures.py",
+            only="device_error or second_out_of_memory",
+        ),
     ),
     Row(
         "R6",
@@ -85,7 +90,7 @@ ROWS = (
         "R12",
         "Client gone, over HTTP and TLS: its sequences free within 200 ms; disconnects leak no sequence, descriptor or "
         "thread",
-        stop_for_clients_that_left,
+        run_tests("tests/e2e/test_cancelling.py", "tests/e2e/test_engine_failures.py", only="hang"),
     ),
     Row(
         "R13",
@@ -246,7 +251,7 @@ ROWS = (
     Row(
         "D2",
         "A SageMaker container under full load: `/ping` at most 100 ms at p99; exit at most 25 s after TERM",
-        answer_pings_and_stop_in_time,
+        run_tests("tests/e2e/test_sagemaker.py", "tests/e2e/test_overload.py", only="ping or sigterm or health_checks"),
     ),
 )
 

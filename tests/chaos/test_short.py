@@ -15,9 +15,9 @@ from tests.chaos.measure import Context
 from tests.chaos.registry import ROWS
 from tests.chaos.report import figures
 
-SHORT_ROWS = ("R1", "R4", "R6", "R7", "R12")
+SHORT_ROWS = ("R1", "R6", "R7")
 # Servers of their own: `make test-deploy`.
-DEPLOYMENT_ROWS = ("R24", "R25", "D2")
+DEPLOYMENT_ROWS = ("R24", "R25")
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from shared.api_keys import new_key
 from tests.e2e.harness import Tercet, running, until
 
 PROMPT = "The old man looked at the sea and"
+
+
 @pytest.fixture(scope="package")
 def client(tercet: Tercet) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{tercet.url}/v1", api_key="none") as client:

@@ -1,4 +1,4 @@
-"""R6, R12, R16: deadlines, clients that leave, and faults on the way between the gateway and its workers."""
+"""R6, R16: deadlines, and faults on the way between the gateway and its workers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from deploy.load.rounds import percentile
-from tests.chaos.http_client import Answer, Connection, Endpoint, client_hello, exchange, find_fault, request_bytes
+from tests.chaos.http_client import Answer, Connection, Endpoint, exchange, find_fault, request_bytes
 from tests.chaos.instance import serving_through_proxies
 from tests.chaos.load import Load, milliseconds, prioritized
 from tests.chaos.measure import Context, Findings, Jitter
 from tests.chaos.proxy import Fault, always, random_schedule
-from tests.e2e.harness import Tercet, Usage, until, usages
+from tests.e2e.harness import until
 
 # Each step takes at least this long, so that 256 tokens take longer than the time limits of the requests.
 STEP_S = 0.005
@@ -89,90 +89,6 @@ def _overshoots_ms(endpoint: Endpoint, num_requests: int, seed: int, findings: F
 
 def _limit_ms(request_id: str) -> float:
     return float(request_id.split("-")[1])
-
-
-def stop_for_clients_that_left(context: Context, findings: Findings) -> None:
-    """R12, over HTTP and over TLS. Some hang-ups are timed; all together show what leaks."""
-    num_disconnects = context.amount(50, 1000)
-    for name, is_tls in (("HTTP", False), ("TLS", True)):
-        tercet, endpoint = context.shared(is_tls=is_tls, **SLOW)
-        # Warm up: threads are made on demand, up to as many as work at once.
-        Load(endpoint, 32, make_request=lambda _rng: long_request(length=10)).run_for(2.0)
-        _hang_up(endpoint, 40, context.seed)
-        _wait_until_idle(tercet, 5)
-        before = usages(tercet)
-        with Jitter().running() as jitter:
-            freed_ms = [_time_to_free_ms(tercet, endpoint) for _ in range(max(5, num_disconnects // 20))]
-        _hang_up(endpoint, num_disconnects // 2, context.seed + 1)
-        findings.figures[f"{name}: disconnects"] = len(freed_ms) + num_disconnects // 2
-        findings.at_most(f"{name}: sequences free, max ms", max(freed_ms), 200.0 + jitter.ms(0.99))
-        _wait_until_idle(tercet, 5)
-        leaked = _leaked_after(tercet, before, 15)
-        findings.at_most(f"{name}: descriptors and threads leaked", leaked, 0)
-        answer = exchange(endpoint, long_request(length=5))
-        findings.require(answer.status == 200, f"{name}: after the disconnects the server answers {answer.status}")
-
-
-def _leaked_after(tercet: Tercet, before: dict[str, Usage], timeout_s: float) -> float:
-    """Descriptors and threads above `before`, once no more of them go: unfinished handshakes have their own limit."""
-    deadline = time.monotonic() + timeout_s
-    while (leaked := _num_leaked(before, usages(tercet))) > 0 and time.monotonic() < deadline:
-        time.sleep(0.25)
-    return leaked
-
-
-def _num_leaked(before: dict[str, Usage], after: dict[str, Usage]) -> int:
-    return sum(
-        max(0, after[name].num_descriptors - was.num_descriptors) + max(0, after[name].num_threads - was.num_threads)
-        for name, was in before.items()
-    )
-
-
-def num_in_flight(tercet: Tercet) -> int:
-    """Sequences in the engines of both slots, from the workers themselves: the gateway knows changes a little later."""
-    found = 0
-    for index in range(2):
-        answer = exchange(Endpoint(path=tercet.run_dir / f"slot-{index}.sock"), request_bytes("GET", "/metrics"))
-        lines = answer.body.decode().splitlines()
-        [line] = [line for line in lines if line.startswith("tercet_slot_in_flight_branches{")]
-        found += int(float(line.rpartition(" ")[2]))
-    return found
-
-
-def _wait_until_idle(tercet: Tercet, timeout_s: float) -> None:
-    until(lambda: num_in_flight(tercet) == 0, timeout_s, "every sequence free")
-
-
-def _time_to_free_ms(tercet: Tercet, endpoint: Endpoint) -> float:
-    """From a hang-up in mid-generation until no slot holds a sequence."""
-    with endpoint.connect(10.0) as client:
-        client.sendall(long_request())
-        until(lambda: num_in_flight(tercet) == 3, 10, "three sequences in flight")
-    left_at = time.monotonic()
-    _wait_until_idle(tercet, 10)
-    return 1e3 * (time.monotonic() - left_at)
-
-
-def _hang_up(endpoint: Endpoint, number: int, seed: int) -> None:
-    """Clients that leave at a random point: in the handshake, in the head, in the body, or while they wait."""
-
-    def leave(index: int) -> None:
-        rng = random.Random(f"{seed}/{index}")
-        request = long_request(stream=rng.random() < 0.5)
-        num_sent = rng.choice((0, rng.randrange(len(request)), len(request), len(request)))
-        try:
-            if endpoint.tls is not None and rng.random() < 0.25:
-                with endpoint.connect_tcp(10.0) as client:
-                    client.sendall(client_hello()[: rng.randrange(1, 100)])
-                return
-            with endpoint.connect(10.0) as client:
-                client.sendall(request[:num_sent])
-                time.sleep(rng.uniform(0, 0.1))
-        except OSError:
-            pass  # the server may close first
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(leave, range(number)))
 
 
 def answer_through_faults(context: Context, findings: Findings) -> None:
