@@ -316,27 +316,6 @@ def test_undo_removes_accepted_words_one_by_one(editor: Editor) -> None:
         assert editor.value == value
 
 
-def test_clearing_can_be_undone_and_is_saved(editor: Editor) -> None:
-    editor.type("Something worth keeping.")
-    editor.page.get_by_role("button", name="Clear").click()
-    assert editor.value == ""
-    editor.press("Control+z")
-    assert editor.value == "Something worth keeping."
-    editor.page.get_by_role("button", name="Clear").click()
-    editor.page.reload()
-    assert editor.value == ""
-
-
-def test_the_text_survives_a_reload(editor: Editor) -> None:
-    editor.type("One line.\nAnother – with “marks” and ümlauts 🙂.")
-    value = editor.value
-    editor.page.reload()
-    assert editor.value == value
-    assert not editor.requests
-    editor.type("!")  # the caret is at the end
-    assert editor.value == value + "!"
-
-
 # ---- settings, details, status, feedback, errors ----
 
 

@@ -8,12 +8,9 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -24,41 +21,7 @@ import pytest
 from shared.run_directory import MARKER_FILE, prepare_run_directory
 from shared.settings import Settings
 from tests.e2e.harness import ROOT, Tercet, free_port, running, until
-
-
-class Load:
-    """Clients that send requests one after another until stopped."""
-
-    def __init__(self, tercet: Tercet, num_clients: int) -> None:
-        self.statuses: Counter[int] = Counter()
-        self.sentences: Counter[int] = Counter()
-        self._stop = threading.Event()
-        self._tercet = tercet
-        self._threads = [threading.Thread(target=self._run) for _ in range(num_clients)]
-
-    def _run(self) -> None:
-        with httpx.Client(base_url=self._tercet.url, trust_env=False, timeout=60) as client:
-            while not self._stop.is_set():
-                response = client.post("/autocomplete", json={"context": "She opened the door, and", "length": 15})
-                self.statuses[response.status_code] += 1
-                if response.status_code == 200:
-                    self.sentences[len(response.json()["sentences"]) + len(response.json()["errors"])] += 1
-
-    @contextmanager
-    def running(self) -> Iterator[Load]:
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield self
-        finally:
-            self._stop.set()
-            for thread in self._threads:
-                thread.join()
-
-    def served(self, more: int) -> None:
-        """Wait for `more` further answers."""
-        seen = self.statuses.total()
-        until(lambda: self.statuses.total() >= seen + more, 60, f"{more} more answers")
+from tests.e2e.lifecycle import loaded
 
 
 def slots_by_index(tercet: Tercet) -> dict[int, dict[str, object]]:
@@ -73,15 +36,13 @@ def is_replaced(tercet: Tercet, index: int, old_pid: object) -> bool:
 def test_killed_workers_are_replaced_in_their_slots_and_no_request_fails(short_tmp_path: Path) -> None:
     with running(short_tmp_path, devices="cuda:0,cuda:1,cuda:2", compute="cpu", models="embedded") as tercet:
         first = slots_by_index(tercet)
-        with Load(tercet, 3).running() as load:
+        with loaded(tercet) as load:
             for victim in (1, 1, 0):
                 before = slots_by_index(tercet)
-                load.served(5)
+                load.wait_for(5)
                 os.kill(int(str(before[victim]["pid"])), signal.SIGKILL)
                 until(partial(is_replaced, tercet, victim, before[victim]["pid"]), 30, f"slot {victim} warm again")
-                load.served(5)
-        assert set(load.statuses) == {200}
-        assert set(load.sentences) == {3}
+                load.wait_for(5)
         after = slots_by_index(tercet)
         assert [after[index]["device"] for index in after] == [first[index]["device"] for index in first]
         started = {line["pid"]: line for line in tercet.events("worker_started")}
@@ -174,28 +135,6 @@ def test_a_stopped_worker_is_replaced_and_its_requests_answered(short_tmp_path: 
             assert len(answer["sentences"]) == 3
         until(lambda: not psutil.pid_exists(stopped), 30, "the stopped worker replaced")
         assert int(str(slots_by_index(tercet)[0]["pid"])) != stopped
-
-
-def test_a_slot_that_hangs_is_killed_and_replaced(short_tmp_path: Path) -> None:
-    with running(
-        short_tmp_path, models="embedded*2", hang_s="1", test_step_delay_ms="0=3000", placement="spread"
-    ) as tercet:
-        hanging = int(str(slots_by_index(tercet)[0]["pid"]))
-        answer = tercet.ask(n=2, temperature=0)  # slot 0's first step takes longer than hang_s
-        assert {sentence["slot"] for sentence in answer["sentences"]} == {1}
-        assert (len(answer["sentences"]), answer["errors"]) == (2, [])
-        until(lambda: not psutil.pid_exists(hanging), 10, "the hanging worker killed")
-        assert "hang" in {line["kind"] for line in tercet.events("engine_failed")}
-
-
-def test_two_instances_run_on_one_machine(tercet: Tercet, short_tmp_path: Path) -> None:
-    with running(short_tmp_path) as other:
-        assert len(other.ask()["sentences"]) == len(tercet.ask()["sentences"]) == 3
-
-
-def test_spread_puts_three_branches_on_three_slots(short_tmp_path: Path) -> None:
-    with running(short_tmp_path, models="embedded*3", placement="spread") as tercet:
-        assert {sentence["slot"] for sentence in tercet.ask()["sentences"]} == {0, 1, 2}
 
 
 def test_a_request_selects_its_model_by_name(short_tmp_path: Path) -> None:

@@ -35,47 +35,11 @@ def test_every_parameter_that_the_client_has_is_accepted(client: InferenceClient
     assert text
 
 
-def test_details_have_tokens_with_their_log_probabilities(client: InferenceClient) -> None:
-    output = client.text_generation(
-        PROMPT, details=True, decoder_input_details=True, max_new_tokens=6, temperature=0.8, seed=11, top_n_tokens=3
-    )
-    details = output.details
-    assert details is not None
-    assert (details.finish_reason, details.generated_tokens, details.seed) == ("length", 6, 11)
-    assert "".join(token.text for token in details.tokens) == output.generated_text
-    assert "".join(token.text for token in details.prefill) == PROMPT
-    assert details.prefill[0].logprob is None
-    assert all(token.logprob < 0 for token in [*details.prefill[1:], *details.tokens])
-    assert details.top_tokens is not None
-    assert [len(tops) for tops in details.top_tokens] == [3] * 6
-
-
-def test_best_of_reports_the_other_completions(client: InferenceClient) -> None:
-    output = client.text_generation(PROMPT, details=True, best_of=3, max_new_tokens=6, do_sample=True, seed=1)
-    sequences: list[Any] = [output.details]
-    sequences += sequences[0].best_of_sequences
-    assert {sequence.seed for sequence in sequences} == {1, 2, 3}
-    means = [sum(token.logprob for token in each.tokens) / each.generated_tokens for each in sequences]
-    assert means == sorted(means, reverse=True)
-
-
 def test_a_stream_yields_the_text_of_each_token(client: InferenceClient) -> None:
     whole = client.text_generation(PROMPT, max_new_tokens=12)
     texts = list(client.text_generation(PROMPT, max_new_tokens=12, stream=True))
     assert "".join(texts) == whole
     assert len(texts) == 12
-
-
-def test_a_streams_last_event_has_the_whole_text_and_details(client: InferenceClient) -> None:
-    *events, last = client.text_generation(
-        PROMPT, max_new_tokens=60, stream=True, details=True, stop=["."], do_sample=True, seed=3
-    )
-    assert all(event.generated_text is None and event.details is None for event in events)
-    assert [event.index for event in [*events, last]] == list(range(len(events) + 1))
-    assert last.details is not None
-    assert (last.details.finish_reason, last.details.seed) == ("stop_sequence", 3)
-    assert last.details.generated_tokens == len(events) + 1
-    assert "".join(event.token.text for event in [*events, last]) == last.generated_text
 
 
 def test_a_refusal_raises_the_clients_own_class(client: InferenceClient) -> None:

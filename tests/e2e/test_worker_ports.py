@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
 from functools import partial
 
 import httpx
@@ -17,7 +15,6 @@ import pytest
 from shared.errors import PROBLEM_JSON
 from tests.e2e.harness import until
 from tests.e2e.remote_pool import Workers, running_workers
-from workers.tcp_port import ENTRY_S, ENTRY_THREADS
 
 PROMPT = {"prompt": "The old man looked at the sea and", "seed": 7}
 
@@ -26,10 +23,6 @@ PROMPT = {"prompt": "The old man looked at the sea and", "seed": 7}
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     with running_workers(tmp_path_factory.mktemp("t"), 1) as pool:
         yield pool
-
-
-def connect(workers: Workers) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", workers.pool_port), timeout=10)
 
 
 def test_it_prints_the_line_for_gateways_and_serves_the_protocol(workers: Workers) -> None:
@@ -61,50 +54,6 @@ def test_only_probes_need_no_key(workers: Workers, key: str | None) -> None:
             assert workers.key not in refusal.text
         assert client.get("/health/live").status_code == client.get("/health/ready").status_code == 200
     assert workers.key not in workers.log()
-
-
-def test_only_the_protocols_routes_are_served(workers: Workers) -> None:
-    with workers.tcp() as client:
-        assert client.get("/metrics").status_code == 404
-        assert client.get("/generate").status_code == 405
-        assert client.get("/%73tate").status_code == 404
-
-
-def test_strangers_hold_neither_connections_nor_the_threads_of_others(workers: Workers) -> None:
-    """Clients that send nothing, or the beginning of a handshake, are closed after ENTRY_S; meanwhile a gateway is
-    served on its kept connection, and on the Unix socket."""
-    with ExitStack() as stack:
-        known = stack.enter_context(workers.tcp())
-        assert known.post("/generate", json=PROMPT).status_code == 200
-        started_at = time.monotonic()
-        strangers = [stack.enter_context(connect(workers)) for _ in range(3 * ENTRY_THREADS)]
-        for stranger in strangers[ENTRY_THREADS:]:
-            stranger.sendall(b"\x16\x03\x01\x02\x00\x01")
-        for client in (known, stack.enter_context(unix_client(workers))):
-            assert client.post("/generate", json=PROMPT).status_code == 200
-        assert time.monotonic() - started_at < ENTRY_S
-        for stranger in strangers:
-            with suppress(ConnectionResetError):
-                assert stranger.recv(1) == b""
-        with workers.tcp() as later:
-            assert later.post("/generate", json=PROMPT).status_code == 200
-
-
-def test_a_client_without_tls_or_without_the_authority_is_refused(workers: Workers) -> None:
-    with connect(workers) as plain:
-        plain.sendall(b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n")
-        with suppress(ConnectionResetError):
-            assert b"200" not in plain.recv(100)
-    with httpx.Client(trust_env=False) as client, pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-        client.get(f"https://localhost:{workers.pool_port}/health/live")
-
-
-def test_a_cancelled_branch_ends_over_tls(workers: Workers) -> None:
-    body = {**PROMPT, "stream": True, "sampling": {"max_new_tokens": 900, "temperature": 1.0}}
-    with workers.tcp() as client:
-        with client.stream("POST", "/generate", json=body) as response:
-            next(response.iter_lines())
-        until(lambda: workers.events("branch_finished")[-1]["finish_reason"] == "cancelled", 5, "cancelled")
 
 
 def is_refused(client: httpx.Client) -> bool:

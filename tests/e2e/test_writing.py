@@ -6,7 +6,6 @@ import re
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,52 +132,3 @@ def test_a_time_limit_is_kept(tercet: Tercet, max_time_s: float) -> None:
             assert all(re.search(r"\w[^\w\s]*$", sentence["value"]) for sentence in body["sentences"])
         else:
             assert (response.status_code, body["code"]) == (504, "deadline_exceeded")
-
-
-def feedback(tercet: Tercet, **fields: Any) -> int:
-    return tercet.client.post("/feedback", json=fields).status_code
-
-
-def count(tercet: Tercet, name: str, **labels: str) -> float:
-    wanted = {f'{key}="{value}"' for key, value in labels.items()}
-    lines = [line for line in tercet.client.get("/metrics").text.splitlines() if line.startswith(name)]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in wanted))
-
-
-def test_feedback_is_counted_once_by_rank(tercet: Tercet) -> None:
-    before = count(tercet, "tercet_suggestions_total", action="accepted", rank="1")
-    saved = count(tercet, "tercet_saved_characters_total", rank="1")
-    shown = count(tercet, "tercet_suggestions_total", action="shown")
-    answer = tercet.ask()
-    accepted = {"id": answer["id"], "index": 1, "action": "accepted", "characters": 17}
-    assert [feedback(tercet, **accepted), feedback(tercet, **accepted)] == [204, 204]
-    assert feedback(tercet, id=answer["id"], index=0, action="ignored") == 204
-    assert count(tercet, "tercet_suggestions_total", action="accepted", rank="1") == before + 1
-    assert count(tercet, "tercet_saved_characters_total", rank="1") == saved + 17
-    assert count(tercet, "tercet_suggestions_total", action="shown") == shown + 3
-
-
-def test_kept_characters_of_a_prediction_are_counted_later(tercet: Tercet) -> None:
-    answer = tercet.ask(strategy="predict")
-    assert answer["sentences"][0]["usefulness"] >= answer["sentences"][-1]["usefulness"] >= 0
-    names = {"tercet_kept_characters_total": {"strategy": "predict"}, "tercet_prediction_kept_characters_total": {}}
-    before = [count(tercet, name, **labels) for name, labels in names.items()]
-    accepted = {"id": answer["id"], "index": 0, "action": "accepted"}
-    assert feedback(tercet, **accepted, characters=6) == 204
-    assert feedback(tercet, **accepted, kept=7) == 422
-    assert feedback(tercet, **accepted, kept=4) == 204
-    assert [count(tercet, name, **labels) for name, labels in names.items()] == [number + 4 for number in before]
-
-
-def test_invalid_feedback_is_refused(tercet: Tercet) -> None:
-    answer = tercet.ask()
-    assert feedback(tercet, id="unknown", index=0, action="accepted") == 404
-    assert feedback(tercet, id=answer["id"], index=3, action="accepted") == 422
-    assert feedback(tercet, id=answer["id"], index=0, action="liked") == 422
-    assert feedback(tercet, id=answer["id"], index=0, action="accepted", characters=-1) == 422
-
-
-def test_short_lengths_end_at_a_word_too(tercet: Tercet, tmp_path: Path) -> None:
-    for length in (1, 2, 3):
-        for sentence in tercet.ask(OPENING, length=length, seed=5)["sentences"]:
-            assert re.fullmatch(r"\s*\S*\w[^\w\s]*( \S+){0,2}", sentence["value"]), sentence

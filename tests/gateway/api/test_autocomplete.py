@@ -20,7 +20,7 @@ from gateway.generation.request_starter import MAX_DRAWN_SEED
 from gateway.generation.trimming import MIN_TOKENS
 from shared.protocol import MAX_SEED, Accepted, Done, Failed, GenerateRequest, State
 from tests.gateway.api.conftest import Api
-from tests.gateway.generation.stubs import Hang, Refusal, Respond, Step, Together, completion
+from tests.gateway.generation.stubs import Hang, Respond, Step, completion
 
 MakeApi = Callable[..., Api]
 TEXTS = [" the sea was calm.", " a gull flying over", " nothing but sand"]
@@ -173,31 +173,6 @@ def test_an_explanation_has_the_tokens_of_the_sentence(make_api: MakeApi) -> Non
     assert [call.logprobs for call in api.pool.workers[0].calls] == [2]
 
 
-@pytest.mark.parametrize(
-    ("fields", "field", "text"),
-    [
-        ({"length": 0}, "length", "length must be a whole number of tokens from 1 to 256, not 0."),
-        ({"max_time": 31}, "max_time", "max_time must be at most 30 seconds (TERCET_TIMEOUT_S)."),
-        ({"max_tokens": 1005}, "max_tokens", "max_tokens must be at most 1004: small has room for 1024 tokens"),
-        ({"top_k": 501}, "top_k", "top_k must be at most 500, the vocabulary of small."),
-        ({"model_size": "large"}, "model_size", "model_size 'large' is not served here; served: small."),
-        ({"colour": 1}, "colour", "Unknown field colour"),
-    ],
-)
-def test_a_wrong_field_is_answered_422_with_its_range(
-    make_api: MakeApi, fields: dict[str, Any], field: str, text: str
-) -> None:
-    api = make_api(respond)
-    response = api.complete(**fields)
-    assert response.status_code == 422
-    assert response.headers["content-type"] == "application/problem+json"
-    assert text in response.json["detail"]
-    assert [error["field"] for error in response.json["errors"]] == [field]
-    assert api.pool.workers[0].calls == []
-    streamed = api.complete(**fields, stream=True)
-    assert (streamed.status_code, streamed.json["detail"]) == (422, response.json["detail"])
-
-
 def test_a_length_that_leaves_no_room_for_a_prompt_is_refused(make_api: MakeApi) -> None:
     response = make_api(respond, n_ctx=32).complete(length=32)
     assert (response.status_code, response.json["detail"]) == (422, "length must be below 32, the context of small.")
@@ -220,12 +195,6 @@ def test_max_time_limits_the_workers_and_returns_what_is_ready(make_api: MakeApi
     api.pool.wait_until_idle()
 
 
-def test_a_completion_cut_by_the_workers_deadline_makes_the_answer_partial(make_api: MakeApi) -> None:
-    response = make_api(always(" the sea was ca", "deadline")).complete(n_samples=1)
-    assert response.json["partial"]
-    assert response.json["sentences"][0]["finish_reason"] == "deadline"
-
-
 def test_without_a_completion_in_time_the_answer_is_504(make_api: MakeApi) -> None:
     response = make_api(hang).complete(max_time=0.2)
     assert (response.status_code, response.json["code"]) == (504, "deadline_exceeded")
@@ -236,44 +205,6 @@ def test_if_every_branch_fails_the_answer_is_503_with_the_reasons(make_api: Make
     response = make_api(lambda _: [Accepted(), Failed(code="engine_error", detail="Out of memory.")]).complete()
     assert (response.status_code, response.json["code"]) == (503, "no_completion")
     assert response.json["detail"] == "Generation failed. engine_error: Out of memory. Try again."
-    assert 1 <= int(response.headers["retry-after"]) <= 3
-
-
-@pytest.mark.parametrize("is_streamed", [False, True])
-def test_if_every_completion_is_rejected_the_answer_has_no_sentence(make_api: MakeApi, is_streamed: bool) -> None:
-    """It was a 503, which clients repeat: a valid request whose completions loop failed."""
-    api = make_api(always(" the the the the"))
-    if is_streamed:
-        [*_, (name, body)] = events_of(api.complete(stream=True).text)
-        assert name == "done"
-    else:
-        response = api.complete()
-        assert response.status_code == 200
-        body = response.json
-    assert (body["sentences"], body["partial"]) == ([], False)
-    assert [error["code"] for error in body["errors"]] == ["loop"] * 3
-
-
-def test_duplicates_are_replaced_and_otherwise_reported(make_api: MakeApi) -> None:
-    response = make_api(always(" the sea was calm.")).complete()
-    assert response.status_code == 200
-    assert len(response.json["sentences"]) == 1
-    assert [error["code"] for error in response.json["errors"]] == ["duplicate"] * 2
-    assert not response.json["partial"]
-
-
-def test_a_failed_slot_is_retried_elsewhere(make_api: MakeApi) -> None:
-    api = make_api(lambda _: [Refusal(503, "draining")], respond)
-    response = api.complete(seed=0)
-    assert len(response.json["sentences"]) == 3
-    assert {sentence["slot"] for sentence in response.json["sentences"]} == {1}
-
-
-def test_a_full_queue_is_answered_503(make_api: MakeApi) -> None:
-    api = make_api(hang, queue=0)
-    with HeldRequest(api):
-        response = api.complete()
-    assert (response.status_code, response.json["code"]) == (503, "overloaded")
     assert 1 <= int(response.headers["retry-after"]) <= 3
 
 
@@ -365,23 +296,6 @@ def test_a_newer_request_of_a_session_ends_the_older_with_409(make_api: MakeApi)
     assert older.response.headers["x-should-retry"] == "false"
 
 
-def test_a_request_that_waits_for_room_is_superseded_too(make_api: MakeApi) -> None:
-    api = make_api(hang)
-    responses: list[testing.Result] = []
-
-    def request(**fields: Any) -> None:
-        responses.append(api.complete(**fields))
-
-    with HeldRequest(api):
-        waiting = threading.Thread(target=request, kwargs={"session": "s"})
-        waiting.start()
-        while api.pool.admission.num_waiting != 3:
-            time.sleep(0.001)
-        assert api.complete(session="s", max_time=0.1).status_code == 504
-        waiting.join(5)
-    assert [response.status_code for response in responses] == [409]
-
-
 def test_a_stream_has_text_deltas_then_sentences_then_the_whole_answer(make_api: MakeApi) -> None:
     is_received = [threading.Event() for _ in range(3)]
 
@@ -415,21 +329,6 @@ def test_a_stream_has_text_deltas_then_sentences_then_the_whole_answer(make_api:
 
 def text_of(events: list[tuple[str, Any]], branch: int) -> str:
     return "".join(data["text"] for name, data in events if name == "token" and data["branch"] == branch)
-
-
-@pytest.mark.parametrize("num_tokens", [0, 2, 4], ids=["no tokens", "some tokens", "all tokens"])
-def test_a_stream_has_all_text_that_arrives_together_with_its_result(make_api: MakeApi, num_tokens: int) -> None:
-    """The worker may send the last tokens, or only the rest of the text, in one piece with its last line."""
-
-    def all_at_once(request: GenerateRequest) -> Iterator[Step]:
-        accepted, *tokens, done = completion(request, TEXTS[request.seed])
-        yield accepted
-        yield Together([*tokens[:num_tokens], done])
-
-    events = events_of(make_api(all_at_once).complete(stream=True, seed=0).text)
-    sentences = {data["branch"]: data["value"] for name, data in events if name == "sentence"}
-    assert sentences == dict(enumerate(TEXTS))
-    assert {branch: text_of(events, branch) for branch in range(3)} == sentences
 
 
 def test_a_stream_without_a_suggestion_ends_with_an_error(make_api: MakeApi) -> None:
