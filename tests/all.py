@@ -35,6 +35,7 @@ SUITES: dict[str, tuple[float, tuple[str, ...]]] = {
     "deploy": (60, ("make", "test-deploy")),
     "chaos": (60, ("make", "chaos")),
     "bench": (40, (*PYTEST, "-m", "bench", "tests/bench")),
+    "defects": (30, (sys.executable, "-m", "tests.defects")),
 }
 
 
