@@ -30,10 +30,28 @@ def test_the_gunicorn_configuration_imports_only_shared_and_the_standard_library
         assert name.partition(".")[0] in {"shared", *sys.stdlib_module_names}, name
 
 
-@pytest.mark.parametrize("module", ["gateway.app", "shared.plan", "shared.telemetry", "deploy.cli"])
+@pytest.mark.parametrize("module", ["gateway.app", "shared.plan", "shared.telemetry"])
 def test_importing_what_needs_no_model_leaves_torch_unimported(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_command_line_imports_no_model_library_and_serve_no_other_command() -> None:
+    """`tercet serve` runs as long as the server; what it imports stays in memory."""
+    code = (
+        "import sys, typer; from deploy.cli import COMMANDS, cli; group = typer.main.get_command(cli)\n"
+        "def modules(name): return {COMMANDS[name].partition(':')[0]}\n"
+        "others = set().union(*map(modules, COMMANDS)) - modules('serve')\n"
+        "assert not others & {*sys.modules}\n"
+        "group.get_command(None, 'serve')\n"
+        "assert not others & {*sys.modules}, others & {*sys.modules}\n"
+        "assert 'numpy' not in sys.modules\n"
+        "for name in COMMANDS: assert group.get_command(None, name).name == name\n"
+        "assert others < {*sys.modules}\n"
+        "assert not {'torch', 'transformers'} & {*sys.modules}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("role", ["gateway", "workers"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -14,9 +13,12 @@ from deploy.aws.calls import Account
 from deploy.aws.endpoint import POLL_S, WAIT_S, Endpoint
 from deploy.aws.requests import Wanted, check_name, has_gpu, repository
 from deploy.terminal import make_console
+from deploy.version import tercet_version
 from shared.errors import StartError
 
-deploy_commands = typer.Typer(no_args_is_help=True, help="Deploy Tercet to AWS. Guide: docs/AWS.md.")
+deploy_commands = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Deploy Tercet to AWS. Guide: docs/AWS.md."
+)
 CPU_INSTANCE = "ml.c6i.xlarge"
 # Driver 550, CUDA 12.4; without it, older families get driver 470, which no supported build of torch runs on.
 GPU_AMI = "al2-ami-sagemaker-inference-gpu-3-1"
@@ -70,7 +72,7 @@ def sagemaker(
     """
     check_name(name)
     _check_options(instances, max_instances, model_data, model_id, role)
-    tag = f"{version('tercet')}-{'cuda' if has_gpu(instance_type) else 'cpu'}"
+    tag = f"{tercet_version()}-{'cuda' if has_gpu(instance_type) else 'cpu'}"
 
     def wanted(account_id: str, region: str, image_uri: str) -> Wanted:
         return Wanted(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import tomllib
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,6 +30,18 @@ def tercet(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT, env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environ},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
+
+
+def test_the_version_is_that_of_the_checkout() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    done = tercet("--version")
+    assert (done.returncode, done.stdout) == (0, f"tercet {declared}\n")
+
+
+def test_a_command_that_does_not_exist_is_answered_with_the_nearest() -> None:
+    done = tercet("sevre")
+    assert done.returncode == 2
+    assert "Did you mean 'serve'?" in done.stderr
 
 
 def test_the_page_of_settings_has_the_table() -> None:

@@ -172,7 +172,7 @@ def test_a_request_that_the_client_does_not_sample_is_not_exported(traced: Terce
     assert not [span for _, span in collector.spans if span.trace_id.hex().endswith("2")]
 
 
-@pytest.mark.parametrize("module", ["gateway.app", "workers.app", "deploy.cli"])
+@pytest.mark.parametrize("module", ["gateway.app", "workers.app", "deploy.commands.serve"])
 def test_without_the_setting_opentelemetry_is_not_imported(module: str) -> None:
     code = f"import sys, {module}; sys.exit('opentelemetry' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -1,0 +1,1 @@
+"""The commands of `tercet` that have no package of their own, one module each."""

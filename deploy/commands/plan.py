@@ -1,0 +1,53 @@
+"""`tercet plan`: the plan in use, or a new one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.table import Table
+
+from deploy.gpu_memory import memory_tables
+from deploy.planning import make_plan
+from deploy.stored_kernels import stored_kernels
+from deploy.terminal import labelled, make_console
+from shared.plan import read_current_plan, write_plan
+from shared.settings import Settings
+
+out = make_console()
+err = make_console(stderr=True)
+
+
+def plan(
+    write: Annotated[bool, typer.Option(help="Make a new plan and write it to the run directory.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Show which worker holds which model on which device, and how they divide the memory of GPUs."""
+    settings = Settings.load(os.environ)
+    found = None if write else read_current_plan(settings, os.environ)
+    if found is None:
+        found = make_plan(settings, os.environ, lambda name, share: err.print(f"Fetching {name} … {share:.0%}"))
+    if write:
+        write_plan(found, settings.run_path)
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        return
+    table = Table("slot", "device", "model", "checkpoint", "batch", "socket")
+    for slot in found.slots:
+        directory = found.model(slot.model).directory
+        table.add_row(str(slot.index), slot.device, slot.model, directory, str(slot.max_batch), slot.socket)
+    out.print(table)
+    for slots, kernels in stored_kernels(found, settings, os.environ):
+        out.print(f"Kernels of slot {', '.join(map(str, slots))}: {kernels}.", highlight=False, soft_wrap=True)
+    for part in memory_tables(found):
+        out.print(part, highlight=False)
+    for slot in found.slots:
+        if slot.cache_bytes is not None:
+            size = f"{slot.cache_bytes / 1e6:,.0f} MB"
+            out.print(f"Slot {slot.index}: a KV cache of up to {size}, taken as it is used.", highlight=False)
+    for model in found.models:
+        if model.warning:
+            out.print(labelled("Note:", "yellow", model.warning))

@@ -1,0 +1,30 @@
+"""`tercet reload`: replaces the workers of a running server."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from deploy.rolling_reload import reload_slots
+from deploy.terminal import make_console
+from shared.settings import Settings
+
+out = make_console()
+
+
+def reload(
+    model: Annotated[str | None, typer.Option(help="Replace only the workers of this model.")] = None,
+) -> None:
+    """Replace the workers slot by slot, with the checkpoints as they are now. Stops at the first failure.
+
+    SIGHUP to `tercet serve` replaces all workers, with the same checkpoints; each serves until its successor is warm.
+    On a GPU whose memory does not hold a successor it is refused.
+    """
+    settings = Settings.load(os.environ)
+    reload_slots(
+        settings, os.environ, model,
+        lambda slot: out.print(f"Reloading slot {slot.index} ({slot.model} on {slot.device}) …", highlight=False),
+    )  # fmt: skip
+    out.print("Reloaded.")
