@@ -48,7 +48,7 @@ def test_its_slots_are_those_of_the_addresses(workers: Workers, gateway: Gateway
 
 
 def test_a_gateway_starts_at_once_and_names_what_is_wrong_with_each_slot(workers: Workers, tmp_path: Path) -> None:
-    """A certificate of another authority, and a port without TLS: tests/gateway/pool/test_transport_stock.py."""
+    """A certificate of another authority, and a port without TLS: tests/gateway/pool/test_transport.py."""
     wrong_key = tmp_path / "key"
     wrong_key.touch(0o600)
     wrong_key.write_text("w" * 40)
