@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import httpx
 import msgspec
@@ -12,14 +11,14 @@ from rich.table import Table
 from deploy.gateway_client import local_client
 from shared import wire
 from shared.plan import Plan
+from shared.protocol import State
 from shared.settings import Settings
 
 TIMEOUT_S = 1.0
 
 
 class SlotStates:
-    """Reads the states of a plan's slots, in rows with the keys `slot`, `model`, `device`, `state`, `progress` and
-    `reason`."""
+    """Reads the states of a plan's slots, by slot index."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], plan: Plan, roles: tuple[str, ...]) -> None:
         self._plan = plan
@@ -33,13 +32,18 @@ class SlotStates:
             client = httpx.Client(transport=transport, base_url="http://slot", timeout=TIMEOUT_S, trust_env=False)
             self._workers.append(client)
 
-    def read(self) -> list[dict[str, Any]] | None:
-        """A row for each slot; None while a process does not answer."""
+    def read(self) -> dict[int, State] | None:
+        """Return the state of each slot; None while a process does not answer."""
+        slots = self._plan.slots
         try:
             if self._gateway is None:
-                return [self._worker_row(index, client) for index, client in enumerate(self._workers)]
-            rows: list[dict[str, Any]] = self._gateway.get("/ping").json()["slots"]
-            return [row for row in rows if row["slot"] < len(self._plan.slots)]  # the others are remote
+                return {
+                    slot.index: wire.decode_state(client.get("/state?once").content)
+                    for slot, client in zip(slots, self._workers, strict=True)
+                }
+            rows = self._gateway.get("/ping").json()["slots"]
+            # Those after the plan's are remote.
+            return {row["slot"]: msgspec.convert(row, State) for row in rows if row["slot"] < len(slots)}
         except (httpx.TransportError, msgspec.MsgspecError, ValueError, KeyError):
             return None
 
@@ -47,16 +51,12 @@ class SlotStates:
         for client in [*self._workers, *filter(None, [self._gateway])]:
             client.close()
 
-    def _worker_row(self, index: int, client: httpx.Client) -> dict[str, Any]:
-        state = wire.decode_state(client.get("/state?once").content)
-        return {**msgspec.structs.asdict(state), "slot": self._plan.slots[index].index}
 
-
-def slot_table(slots: list[dict[str, Any]]) -> Table:
+def slot_table(states: Mapping[int, State]) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("slot", "model", "device", "state", ""):
         table.add_column(heading)
-    for slot in slots:
-        progress = f"{slot['progress']:.0%}" if slot["state"] == "loading" else ""
-        table.add_row(str(slot["slot"]), str(slot["model"]), str(slot["device"]), str(slot["state"]), progress)
+    for index, state in states.items():
+        progress = f"{state.progress:.0%}" if state.state == "loading" else ""
+        table.add_row(str(index), state.model, state.device, state.state, progress)
     return table

@@ -233,7 +233,7 @@ class Supervisor:
         """
         reasons: dict[int, str] = {}  # of the slots that have failed, by index
         with (
-            closing(SlotStates(self._settings, self._environ, plan, self._roles)) as states,
+            closing(SlotStates(self._settings, self._environ, plan, self._roles)) as slots,
             Live(console=self._console, refresh_per_second=8, transient=True) as live,
         ):
             while True:
@@ -244,19 +244,19 @@ class Supervisor:
                         raise StartError(
                             f"The {role} master exited ({_exit_reason(master)}); the log above has the reason."
                         )
-                if (slots := states.read()) is None:
+                if (states := slots.read()) is None:
                     continue
-                for slot in slots:
-                    if slot["state"] == "failed":
-                        reasons[slot["slot"]] = slot["reason"]
-                    elif slot["state"] == "warm":
-                        reasons.pop(slot["slot"], None)
+                for index, state in states.items():
+                    if state.state == "failed":
+                        reasons[index] = state.reason or "its worker's log has the reason"
+                    elif state.state == "warm":
+                        reasons.pop(index, None)
                 for name in {slot.model for slot in plan.slots}:
                     own = [slot for slot in plan.slots if slot.model == name]
                     if all(slot.index in reasons for slot in own):
                         raise StartError(f"{name} could not be loaded on {own[0].device}: {reasons[own[0].index]}")
-                live.update(slot_table(slots))
-                num_warm = sum(slot["state"] == "warm" for slot in slots)
+                live.update(slot_table(states))
+                num_warm = sum(state.state == "warm" for state in states.values())
                 if num_warm + len(reasons) == len(plan.slots):
                     self._failed_slots = reasons
                     return True

@@ -17,7 +17,7 @@ from gateway.api.operation import JSON, Answer, Operation, Operations, Parameter
 from gateway.api.schema import AutocompleteRequest, AutocompleteResponse, JobRequest, parse_job_request
 from gateway.generation.request_starter import Caller
 from gateway.jobs.executor import JobExecutor
-from gateway.jobs.store import Job, State
+from gateway.jobs.store import Job, JobState
 from shared.errors import (
     BodyTooLarge,
     FieldError,
@@ -48,7 +48,7 @@ class JobResponse(Struct, kw_only=True, omit_defaults=True):
     """
 
     id: str
-    state: State
+    state: JobState
     created_at: float
     expires_at: float
     started_at: float | None = None

@@ -13,10 +13,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-State = Literal["queued", "running", "succeeded", "failed", "cancelled", "expired"]
+JobState = Literal["queued", "running", "succeeded", "failed", "cancelled", "expired"]
 # Jobs by what can happen to them next: a lease, expiry, deletion.
 Queue = Literal["open", "final", "expired"]
-_QUEUES: dict[State, Queue] = {
+_QUEUES: dict[JobState, Queue] = {
     "queued": "open", "running": "open", "succeeded": "final", "failed": "final", "cancelled": "final",
     "expired": "expired",
 }  # fmt: skip
@@ -43,7 +43,7 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str
     owner: str
-    state: State
+    state: JobState
     created_at: float
     due_at: float
     expires_at: float

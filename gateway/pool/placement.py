@@ -1,4 +1,4 @@
-"""Placement: which slots the branches of a request go to. Pure functions of numbers; knows neither locks nor HTTP.
+"""Placement: which slots the branches of a request go to. Pure functions of slots' entries; knows no lock and no HTTP.
 
 A slot's load is its branches in flight times its measured time per token. A slot that is twice as slow has the same
 load with half the work, so unequal GPUs get unequal shares.
@@ -17,34 +17,16 @@ Three policies; the figures are times of GPT-2 small's linear layers on two core
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
+from gateway.pool.slot_table import Entry
 from shared.settings import Placement
 
 # Document affinity holds while the load of the slot with the cached prompt is at most this multiple of the lowest.
 MAX_AFFINITY_LOAD_RATIO = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class SlotView:
-    """What placement knows of a warm slot. `in_flight` and `max_batch` count branches."""
-
-    index: int
-    in_flight: int
-    max_batch: int
-    ms_per_token: float
-
-    def room(self, taken: int = 0) -> int:
-        """Branches that still fit after `taken` more have been placed."""
-        return self.max_batch - self.in_flight - taken
-
-    def load(self, extra: int) -> float:
-        """Load with `extra` branches more, in milliseconds per token. A slot not measured yet counts as 1 ms."""
-        return (self.in_flight + extra) * (self.ms_per_token or 1.0)
-
-
 def place(
-    slots: Sequence[SlotView],
+    slots: Sequence[Entry],
     num_branches: int,
     policy: Placement,
     avoid: Collection[int] = (),
@@ -69,7 +51,7 @@ def place(
 
 
 def place_on_one_revision(
-    groups: Sequence[Sequence[SlotView]],
+    groups: Sequence[Sequence[Entry]],
     num_branches: int,
     policy: Placement,
     avoid: Collection[int] = (),
@@ -96,7 +78,7 @@ def place_on_one_revision(
     return min(placed)[2] if placed else None
 
 
-def _shared_slot(slots: Sequence[SlotView], num_branches: int, cached_on: int | None) -> int | None:
+def _shared_slot(slots: Sequence[Entry], num_branches: int, cached_on: int | None) -> int | None:
     """The slot for all branches: the one with the cached prompt unless it is busy, else the least loaded."""
     candidates = [slot for slot in slots if slot.room() >= num_branches]
     if not candidates:
@@ -108,7 +90,7 @@ def _shared_slot(slots: Sequence[SlotView], num_branches: int, cached_on: int | 
     return best.index
 
 
-def _spread(slots: Sequence[SlotView], num_branches: int) -> list[int] | None:
+def _spread(slots: Sequence[Entry], num_branches: int) -> list[int] | None:
     """A slot for each branch: as few branches per slot as possible, the least loaded slots first."""
     taken = {slot.index: 0 for slot in slots}
     chosen: list[int] = []
@@ -122,7 +104,7 @@ def _spread(slots: Sequence[SlotView], num_branches: int) -> list[int] | None:
     return chosen
 
 
-def largest_wave(slots: Sequence[SlotView], policy: Placement) -> int:
+def largest_wave(slots: Sequence[Entry], policy: Placement) -> int:
     """How many branches can be placed together at most on these slots when they are idle."""
     sizes = [slot.max_batch for slot in slots]
     return max(sizes, default=0) if policy == "pack" else sum(sizes)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gateway.pool.placement import SlotView
 from shared.plan import Slot
 from shared.protocol import State
 
@@ -51,6 +50,10 @@ class Entry:
     is_leaving: bool = False
 
     @property
+    def index(self) -> int:
+        return self.slot.index
+
+    @property
     def reported_state(self) -> State:
         """The worker's state; a slot that leaves drains, whether its worker knows it or not."""
         if self.is_leaving and self.state.state == "warm":
@@ -65,6 +68,14 @@ class Entry:
             return self.slot.max_batch
         share = -(-self.state.max_batch // max(1, self.state.num_gateways))
         return max(share, min(MIN_SHARE, self.state.max_batch))
+
+    def room(self, taken: int = 0) -> int:
+        """Branches that still fit after `taken` more have been placed."""
+        return self.max_batch - self.in_flight - taken
+
+    def load(self, extra: int) -> float:
+        """Load with `extra` branches more, in milliseconds per token. A slot not measured yet counts as 1 ms."""
+        return (self.in_flight + extra) * (self.state.ms_per_token or 1.0)
 
 
 class SlotTable:
@@ -122,18 +133,17 @@ class SlotTable:
         entry.state = state
         entry.earlier_peak, entry.peak = entry.peak, entry.in_flight
 
-    def groups(self, model: str, revision: str | None = None) -> list[list[SlotView]]:
-        """The warm slots of a model as placement needs them, those with the same weights in one list.
+    def groups(self, model: str, revision: str | None = None) -> list[list[Entry]]:
+        """The warm slots of a model, those with the same weights in one list.
 
         Args:
             revision: only slots with these weights; None: all.
         """
-        groups: dict[str, list[SlotView]] = {}
+        groups: dict[str, list[Entry]] = {}
         for entry in self._of(model):
             state = entry.state
             if state.state == "warm" and revision in {None, state.revision}:
-                view = SlotView(entry.slot.index, entry.in_flight, entry.max_batch, state.ms_per_token)
-                groups.setdefault(state.revision, []).append(view)
+                groups.setdefault(state.revision, []).append(entry)
         return list(groups.values())
 
     def is_expected(self, model: str, revision: str | None = None) -> bool:

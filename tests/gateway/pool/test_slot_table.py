@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gateway.pool.placement import SlotView
 from gateway.pool.slot_table import MAX_DOWN_S, SlotTable
 from shared.plan import Remote, Slot, make_slots
 from shared.protocol import State
@@ -29,17 +28,18 @@ def test_placement_sees_the_warm_slots_of_the_model() -> None:
     table.update(2, State(state="warm", ms_per_token=9.0))
     table.reserve([1, 1])
     table.release(1)
-    assert table.groups("small") == [[SlotView(1, in_flight=1, max_batch=3, ms_per_token=2.5)]]
+    [[entry]] = table.groups("small")
+    assert (entry.index, entry.in_flight, entry.max_batch, entry.load(0)) == (1, 1, 3, 2.5)
 
 
 def test_slots_with_different_weights_are_in_different_groups() -> None:
     table = make()
     table.update(0, State(state="warm", revision="a"))
     table.update(1, State(state="warm", revision="a"))
-    assert [[view.index for view in views] for views in table.groups("small")] == [[0, 1]]
+    assert [[entry.index for entry in entries] for entries in table.groups("small")] == [[0, 1]]
     table.update(1, State(state="warm", revision="b"))
-    assert [[view.index for view in views] for views in table.groups("small")] == [[0], [1]]
-    assert [[view.index for view in views] for views in table.groups("small", "b")] == [[1]]
+    assert [[entry.index for entry in entries] for entries in table.groups("small")] == [[0], [1]]
+    assert [[entry.index for entry in entries] for entries in table.groups("small", "b")] == [[1]]
     assert table.groups("small", "c") == []
 
 
@@ -131,7 +131,8 @@ def test_a_gateway_has_its_share_of_a_worker_on_another_machine(max_batch: int, 
     table = remote_table()
     assert table.groups("small") == []
     table.update(7, State(state="warm", max_batch=max_batch, num_gateways=num_gateways))
-    assert table.groups("small") == [[SlotView(7, in_flight=0, max_batch=share, ms_per_token=0.0)]]
+    [[entry]] = table.groups("small")
+    assert (entry.index, entry.room(), entry.max_batch) == (7, share, share)
 
 
 def test_the_batch_of_a_worker_on_this_machine_is_that_of_the_plan() -> None:
