@@ -56,16 +56,16 @@ lifeline_fd = os.environ.get("TERCET_LIFELINE_FD", "")
 # The write end of a pipe by which the gateway reports that it is used; the supervisor reads it if it stops when idle.
 activity_fd = os.environ.get("TERCET_ACTIVITY_FD", "")
 raise_descriptor_limit()
-configure_structlog(role, settings.log)
+configure_structlog(role, settings.server.log)
 proc_name = f"tercet {role}"
-logconfig_dict = logging_config(role, settings.log)
-loglevel = settings.log
+logconfig_dict = logging_config(role, settings.server.log)
+loglevel = settings.server.log
 control_socket_disable = True  # since 25.1 gunicorn opens it in a directory that all users share
 worker_tmp_dir = "/dev/shm" if os.path.isdir("/dev/shm") else None
 # Replaces only stopped processes: with threads, the main thread keeps the heartbeat while a request hangs. No slow work
 # runs before the main loop, so the timeout can be short.
 timeout = 10
-graceful_timeout = math.ceil(settings.grace_s)  # the supervisor keeps the exact time
+graceful_timeout = math.ceil(settings.server.grace_s)  # the supervisor keeps the exact time
 keepalive = 75  # above the keepalive_expiry of the gateway's client, so that the client closes first
 # A peer is never trusted as a proxy: a header could otherwise set the path (SCRIPT_NAME, PATH_INFO) or the scheme.
 forwarded_allow_ips = ""
@@ -84,22 +84,22 @@ if role == "workers":
     umask = 0o177  # sockets get mode 0600; gunicorn's default lets every user of the machine connect
     worker_class = "workers.gunicorn_worker.SlotWorker"
     wsgi_app = "workers.app:build()"
-    threads = settings.max_batch + WORKER_RESERVE_THREADS
-    if settings.pool_bind is not None:  # beside its Unix socket, each worker listens at a port
-        bind += [str(Address(settings.pool_bind.host, settings.pool_bind.port + slot.index)) for slot in plan.slots]
+    threads = settings.pool.max_batch + WORKER_RESERVE_THREADS
+    if (pool_bind := settings.remote.pool_bind) is not None:  # beside its Unix socket, each worker listens at a port
+        bind += [str(Address(pool_bind.host, pool_bind.port + slot.index)) for slot in plan.slots]
         threads += 2 * MAX_GATEWAYS + ENTRY_THREADS
 else:
     # The supervisor passes its listening socket, so that connections wait in it while a master is replaced.
-    bind = [f"fd://{listen_fd}" if listen_fd else str(settings.bind)]
+    bind = [f"fd://{listen_fd}" if listen_fd else str(settings.server.bind)]
     backlog = BACKLOG
     workers = 1
     worker_class = "gateway.server.http_server.GatewayServer"
     wsgi_app = "gateway.app:build()"
     # A request that waits holds a thread, and so does a refusal.
-    threads = plan.max_running + settings.queue + GATEWAY_RESERVE_THREADS
-    if settings.tls_cert is not None:
-        certfile = str(settings.tls_cert)
-        keyfile = str(settings.tls_key)
+    threads = plan.max_running + settings.limits.queue + GATEWAY_RESERVE_THREADS
+    if settings.access.tls_cert is not None:
+        certfile = str(settings.access.tls_cert)
+        keyfile = str(settings.access.tls_key)
 worker_connections = 2 * threads + 1000
 
 
@@ -113,7 +113,7 @@ def on_starting(server: Any) -> None:
             # The supervisor has checked the ports; the workers of a master that died may hold them a little longer.
             server.pool_access = check_pool_port(settings, len(plan.slots), checks_ports=not lifeline_fd)
         if role == "gateway" and not listen_fd and not is_activated(os.environ):
-            check_address_free(settings.bind)
+            check_address_free(settings.server.bind)
     except StartError as error:
         sys.exit(str(error))
     server.generations = Generations(server, workers, plan.max_successors if role == "workers" else ())

@@ -48,14 +48,15 @@ def _warm_slots(plan: Plan, failed_slots: Mapping[int, str]) -> Text:
 
 def _print_gateway(console: Console, settings: Settings, warm_slots: Text) -> None:
     url = settings.url
-    cert = f"--cacert {shlex.quote(str(settings.tls_cert))} " if settings.uses_tls else ""
+    cert = f"--cacert {shlex.quote(str(settings.access.tls_cert))} " if settings.uses_tls else ""
     key = '-H "Authorization: Bearer $TERCET_API_KEY" ' if settings.requires_keys else ""
-    path = "/invocations" if settings.sagemaker else "/autocomplete"
-    remote = " with the workers of TERCET_POOL" if settings.pool else ""
+    path = "/invocations" if settings.server.sagemaker else "/autocomplete"
+    remote = " with the workers of TERCET_POOL" if settings.remote.pool else ""
     console.print(
         Text.assemble(warm_slots, ". " * bool(warm_slots), "Serving at ", (url, "bold"), f"{remote}; Ctrl-C stops.")
     )
-    console.print("Try:\n" if settings.sagemaker else Text.assemble("Write at ", (f"{url}/", "bold"), " or try:\n"))
+    write_at = Text.assemble("Write at ", (f"{url}/", "bold"), " or try:\n")
+    console.print("Try:\n" if settings.server.sagemaker else write_at)
     console.print(
         f"""  curl {cert}{key}-d '{{"context": "The old man looked at the sea and"}}' {url}{path}\n""",
         highlight=False, soft_wrap=True,
@@ -64,10 +65,10 @@ def _print_gateway(console: Console, settings: Settings, warm_slots: Text) -> No
 
 def _print_workers(console: Console, settings: Settings, plan: Plan, warm_slots: Text) -> None:
     """A slot has a port of its own; ports of one model that follow each other are one entry of `TERCET_POOL`."""
-    bind = settings.pool_bind
+    bind = settings.remote.pool_bind
     assert bind is not None
     host = socket.gethostname() if bind.host in {"0.0.0.0", "::"} else bind.host
-    scheme: Literal["http", "https"] = "http" if settings.pool_tls_cert is None else "https"
+    scheme: Literal["http", "https"] = "http" if settings.remote.pool_tls_cert is None else "https"
     urls: list[PoolUrl] = []
     for slot in plan.slots:
         port = bind.port + slot.index

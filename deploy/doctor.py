@@ -198,12 +198,12 @@ def _limits(root: Path) -> Iterator[Finding]:
 
 
 def _gpus(settings: Settings, environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
-    devices = settings.devices
-    serves_on_cpu = devices == ("cpu",) or settings.compute == "cpu"
+    devices = settings.pool.devices
+    serves_on_cpu = devices == ("cpu",) or settings.pool.compute == "cpu"
     try:
         gpus = list_gpus([tuple(str(root / pattern.lstrip("/")) for pattern in group) for group in DEVICE_NODES])
         num_visible = count_gpus(environ) if gpus else 0
-        check_gpus(devices or [f"cuda:{index}" for index in range(num_visible)], settings.dtype, environ)
+        check_gpus(devices or [f"cuda:{index}" for index in range(num_visible)], settings.model.dtype, environ)
     except StartError as error:
         why = "`tercet serve` refuses to start."
         yield Finding("gpu", str(error), "advice" if serves_on_cpu else "problem", why, "nvidia-smi")
@@ -227,7 +227,7 @@ def _gpus(settings: Settings, environ: Mapping[str, str], root: Path) -> Iterato
     has_mps = (root / str(pipe).lstrip("/") / "control").exists()
     if has_mps:
         yield Finding("gpu", "MPS is running")
-    elif sum(spec.count for spec in settings.models) > 1:
+    elif sum(spec.count for spec in settings.model.models) > 1:
         yield Finding(
             "gpu", "several workers share a GPU without MPS", "advice",
             "They take turns on the GPU; with MPS their kernels run at the same time.", "nvidia-cuda-mps-control -d",
@@ -247,14 +247,14 @@ def _nvidia_smi(field: str) -> str:
 
 def _caches(settings: Settings) -> Iterator[Finding]:
     cache = cache_directory(settings)
-    places = [settings.cache_dir] if settings.cache_dir else [_KERNEL_PACKAGE, cache]
+    places = [settings.server.cache_dir] if settings.server.cache_dir else [_KERNEL_PACKAGE, cache]
     compiled = next((place for place in places if place and any(map(any, map(place.glob, _KERNEL_FILES)))), None)
     if compiled is None:
         compiling = "-m workers.engine.cpu.kernel_files"
-        if settings.cache_dir is not None:
+        if settings.server.cache_dir is not None:
             compiling = (
                 "-c 'import pathlib; from workers.engine.cpu import kernel_files as files; "
-                f'files.use_directory(pathlib.Path("{settings.cache_dir}")); files.kernels()\''
+                f'files.use_directory(pathlib.Path("{settings.server.cache_dir}")); files.kernels()\''
             )
         yield Finding(
             "caches", "no compiled kernels", "advice",

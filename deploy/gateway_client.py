@@ -63,14 +63,16 @@ def _client(url: str, environ: Mapping[str, str], verify: ssl.SSLContext | bool,
 
 def _trust(settings: Settings) -> ssl.SSLContext | bool:
     """Trusts exactly the instance's certificate, which need not name this address: the client chose the address."""
-    if settings.tls_cert is None:
+    if settings.access.tls_cert is None:
         return True
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     # The file may end with an intermediate certificate; its root is not required.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
-        context.load_verify_locations(settings.tls_cert)
+        context.load_verify_locations(settings.access.tls_cert)
     except (OSError, ssl.SSLError) as error:
-        raise StartError(f"The certificate {settings.tls_cert} (TERCET_TLS_CERT) cannot be read ({error}).") from error
+        raise StartError(
+            f"The certificate {settings.access.tls_cert} (TERCET_TLS_CERT) cannot be read ({error})."
+        ) from error
     return context

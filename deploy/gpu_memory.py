@@ -48,7 +48,7 @@ def with_memory(plan: Plan, settings: Settings, environ: Mapping[str, str]) -> P
     """
     devices = list(dict.fromkeys(slot.device for slot in plan.slots if slot.device != "cpu"))
     cards = list_cards() if devices else []
-    if settings.compute == "cpu" and not cards:
+    if settings.pool.compute == "cpu" and not cards:
         return plan
     gpus: list[Gpu] = []
     slots = {slot.index: slot for slot in plan.slots}
@@ -58,7 +58,8 @@ def with_memory(plan: Plan, settings: Settings, environ: Mapping[str, str]) -> P
         division = _divide(card, own, plan, settings)
         gpus.append(Gpu(device, card.name, card.memory_bytes, division.max_successors))
         for slot in own:
-            needs = worker_needs(model_shape(plan.model(slot.model)), settings.dtype, slot.max_batch, SUFFIX_TOKENS)
+            shape = model_shape(plan.model(slot.model))
+            needs = worker_needs(shape, settings.model.dtype, slot.max_batch, SUFFIX_TOKENS)
             slots[slot.index] = msgspec.structs.replace(slot, memory=needs.memory(division.num_entries))
     return msgspec.structs.replace(plan, slots=list(slots.values()), gpus=gpus)
 
@@ -69,12 +70,12 @@ def _divide(card: Card, slots: Sequence[Slot], plan: Plan, settings: Settings) -
 
     def division(names: Sequence[str], batch: int) -> Division | None:
         assert card.memory_bytes is not None
-        needs = [worker_needs(shapes[name], settings.dtype, batch, SUFFIX_TOKENS) for name in names]
+        needs = [worker_needs(shapes[name], settings.model.dtype, batch, SUFFIX_TOKENS) for name in names]
         return divide(card.memory_bytes, needs)
 
     names = [slot.model for slot in slots]
     if card.memory_bytes is None:
-        least = worker_needs(shapes[names[0]], settings.dtype, max_batch, SUFFIX_TOKENS).least_entries
+        least = worker_needs(shapes[names[0]], settings.model.dtype, max_batch, SUFFIX_TOKENS).least_entries
         return Division(least, max_successors=1)
     if (found := division(names, max_batch)) is not None:
         return found

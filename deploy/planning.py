@@ -39,11 +39,12 @@ def make_plan(
         StartError: a device or a checkpoint is missing, or the plan is too large, or too large for a GPU's memory.
     """
     run_path = prepare_run_directory(settings)
-    plan = Plan(plan_inputs(settings, environ), [], [], max_remote_branches=MAX_REMOTE_BRANCHES if settings.pool else 0)
-    if settings.models or not settings.pool:
+    pool = settings.remote.pool
+    plan = Plan(plan_inputs(settings, environ), [], [], max_remote_branches=MAX_REMOTE_BRANCHES if pool else 0)
+    if settings.model.models or not pool:
         plan = _with_local_slots(plan, settings, environ, run_path, on_progress)
     known = {model.name for model in plan.models}
-    names = dict.fromkeys(url.model for url in settings.pool if url.model not in known)
+    names = dict.fromkeys(url.model for url in pool if url.model not in known)
     models = [*plan.models, *(Model(name, "", REMOTE, n_ctx=0, vocab_size=0, weight_bytes=0) for name in names)]
     return msgspec.structs.replace(plan, models=models)
 
@@ -52,11 +53,12 @@ def _with_local_slots(
     plan: Plan, settings: Settings, environ: Mapping[str, str], run_path: Path, on_progress: Progress
 ) -> Plan:
     devices = find_devices(settings, environ)
-    if settings.models:
-        found = [(resolve(spec.name, spec.source, on_progress=on_progress), spec.count) for spec in settings.models]
+    if specs := settings.model.models:
+        found = [(resolve(spec.name, spec.source, on_progress=on_progress), spec.count) for spec in specs]
     else:
         found = [(resolve_default(on_progress=on_progress), 1)]
-    slots = make_slots(devices, [(checkpoint.name, count) for checkpoint, count in found], run_path, settings.max_batch)
+    counts = [(checkpoint.name, count) for checkpoint, count in found]
+    slots = make_slots(devices, counts, run_path, settings.pool.max_batch)
     if len(slots) > MAX_SLOTS:
         raise StartError(
             f"The plan has {len(slots)} workers, of at most {MAX_SLOTS}: lower the counts in TERCET_MODELS."
@@ -71,18 +73,18 @@ def with_cpu_caches(plan: Plan, settings: Settings) -> Plan:
     Raises:
         StartError: TERCET_CACHE_MB is too small for a model.
     """
-    slots = [slot for slot in plan.slots if slot.device == "cpu" or settings.compute == "cpu"]
+    slots = [slot for slot in plan.slots if slot.device == "cpu" or settings.pool.compute == "cpu"]
     if not slots:
         return plan
-    share = settings.cache_mb * 10**6 or cache_budget_bytes(len(slots))
+    share = settings.pool.cache_mb * 10**6 or cache_budget_bytes(len(slots))
     bounds = {}
     for slot in slots:
         least, most = cpu_cache_limits(
-            model_shape(plan.model(slot.model)), settings.dtype, slot.max_batch, SUFFIX_TOKENS
+            model_shape(plan.model(slot.model)), settings.model.dtype, slot.max_batch, SUFFIX_TOKENS
         )
-        if settings.cache_mb and share < least:
+        if settings.pool.cache_mb and share < least:
             raise StartError(
-                f"TERCET_CACHE_MB={settings.cache_mb} is too small for {slot.model} with "
+                f"TERCET_CACHE_MB={settings.pool.cache_mb} is too small for {slot.model} with "
                 f"TERCET_MAX_BATCH={slot.max_batch}: set it to at least {-(-least // 10**6)}, or a smaller batch."
             )
         bounds[slot.index] = min(share, most)
@@ -98,12 +100,12 @@ def find_devices(settings: Settings, environ: Mapping[str, str]) -> tuple[str, .
     Raises:
         StartError: a device is missing, the installed torch cannot use it, or it does not compute in TERCET_DTYPE.
     """
-    devices = settings.devices or _visible_devices(environ)
-    if settings.compute != "cpu":
+    devices = settings.pool.devices or _visible_devices(environ)
+    if settings.pool.compute != "cpu":
         _check_devices(devices, environ)
-        check_gpus(devices, settings.dtype, environ)
-    if settings.compute == "cpu" or "cpu" in devices:
-        problem = cpu_features.dtype_problem(cpu_features.read(), settings.dtype)
+        check_gpus(devices, settings.model.dtype, environ)
+    if settings.pool.compute == "cpu" or "cpu" in devices:
+        problem = cpu_features.dtype_problem(cpu_features.read(), settings.model.dtype)
         if problem is not None:
             raise StartError(problem)
     return devices

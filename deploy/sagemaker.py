@@ -51,9 +51,9 @@ def sagemaker_environment(
             raise StartError(f"The model's name {source!r} has a comma: rename it.")
         found["TERCET_MODELS"] = f"{MODEL_NAME}={source}"
     settings = Settings.load({**environ, **found})
-    if settings.timeout_s > MAX_TIMEOUT_S:
+    if settings.limits.timeout_s > MAX_TIMEOUT_S:
         raise StartError(f"TERCET_TIMEOUT_S must be at most {MAX_TIMEOUT_S:g} here: SageMaker waits for 60 s.")
-    if settings.grace_s > MAX_GRACE_S:
+    if settings.server.grace_s > MAX_GRACE_S:
         raise StartError(f"TERCET_GRACE_S must be at most {MAX_GRACE_S:g} here: SageMaker kills after 30 s.")
     return found
 

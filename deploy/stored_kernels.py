@@ -33,7 +33,7 @@ class ModelShape:
 
 def stored_kernels(plan: Plan, settings: Settings, environ: Mapping[str, str]) -> list[tuple[list[int], str]]:
     """The kernels of the slots on GPUs, in words for an operator: slots with the same kernels together."""
-    if settings.compute == "cpu":
+    if settings.pool.compute == "cpu":
         return []
     store = KernelStore(cache_directory(settings))
     found: dict[str, list[int]] = {}
@@ -49,7 +49,7 @@ def _stored(store: KernelStore, slot: Slot, plan: Plan, settings: Settings, envi
         return "unknown: nvidia-smi does not describe this device"
     if reason := refusal(gpu.capability):
         return f"torch: {reason}"
-    dtype = settings.dtype
+    dtype = settings.model.dtype
     if dtype == "auto":
         dtype = "bf16" if gpu.capability >= FIRST_BF16_CAPABILITY else "fp16"
     choice = store.read(kernel_key(gpu, _shape(plan.model(slot.model)), dtype))

@@ -122,13 +122,13 @@ class Supervisor:
         Raises:
             StartError: they have not ended within the grace period.
         """
-        deadline = time.monotonic() + self._settings.grace_s + 1.0
+        deadline = time.monotonic() + self._settings.server.grace_s + 1.0
         for role in ROLES:
             if (holder := lock_holder(self._settings, role)) is None or not holder.is_supervised:
                 continue
             self._console.print(
                 f"Waiting for process {holder.pid} ({role}) of an instance that was killed: it may take "
-                f"{self._settings.grace_s:g} s to finish its requests.", highlight=False, soft_wrap=True,
+                f"{self._settings.server.grace_s:g} s to finish its requests.", highlight=False, soft_wrap=True,
             )  # fmt: skip
             while lock_holder(self._settings, role) is not None and time.monotonic() < deadline:
                 time.sleep(POLL_S)
@@ -142,7 +142,7 @@ class Supervisor:
         deadline = time.monotonic() + patience_s
         while True:
             try:
-                return listen(self._settings.bind, self._environ)
+                return listen(self._settings.server.bind, self._environ)
             except StartError:
                 if time.monotonic() >= deadline:
                     raise
@@ -205,7 +205,7 @@ class Supervisor:
             listener = self._listener.fileno()
             environ |= {"TERCET_LISTEN_FD": str(listener), "TERCET_LIFELINE_FD": str(self._lifeline)}
             descriptors = [listener, self._lifeline]
-            if self._settings.idle_stop_s:
+            if self._settings.server.idle_stop_s:
                 environ |= {"TERCET_ACTIVITY_FD": str(self._activity)}
                 descriptors.append(self._activity)
         else:
@@ -278,8 +278,8 @@ class Supervisor:
             number = self._next_signal()
             if self._was_active():
                 active_at = time.monotonic()
-            elif 0 < self._settings.idle_stop_s <= time.monotonic() - active_at:
-                log.info("idle_stop_began", idle_s=self._settings.idle_stop_s)
+            elif 0 < self._settings.server.idle_stop_s <= time.monotonic() - active_at:
+                log.info("idle_stop_began", idle_s=self._settings.server.idle_stop_s)
                 self._exit_code = self._idle_status
                 return
             if number in {signal.SIGTERM, signal.SIGINT}:
@@ -308,14 +308,14 @@ class Supervisor:
         if role == "gateway":
             # Its worker finishes what it has accepted; what it has not accepted waits for the new master's.
             _signal_group(master, signal.SIGTERM)
-            self._orphans.append((master, now + self._settings.grace_s))
+            self._orphans.append((master, now + self._settings.server.grace_s))
         else:
             self._end_group(master, signal.SIGTERM, now + ORPHAN_GRACE_S)
         self._start(role)
 
     def _stop(self) -> None:
         """Stop the gateway, which first turns readiness off, then the workers; kill what is left after the grace."""
-        grace_s = self._settings.grace_s
+        grace_s = self._settings.server.grace_s
         deadline = time.monotonic() + grace_s
         if self._listener is not None:
             self._listener.close()  # else connections would wait in it after the gateway has closed its copy
@@ -389,18 +389,18 @@ def _check_roles(settings: Settings, roles: tuple[str, ...]) -> None:
         StartError: a pool would run without the other, and without a way to it.
     """
     if roles == ("workers",):
-        if settings.pool_bind is None:
+        if settings.remote.pool_bind is None:
             raise StartError("Workers without a gateway listen on TCP: set TERCET_POOL_BIND=host:port.")
-        if settings.pool:
+        if settings.remote.pool:
             raise StartError("TERCET_POOL is a setting of gateways: unset it where only workers run.")
-        if settings.idle_stop_s:
+        if settings.server.idle_stop_s:
             raise StartError("TERCET_IDLE_STOP_S needs the gateway, which sees requests: unset it.")
     if roles == ("gateway",):
-        if not settings.pool:
+        if not settings.remote.pool:
             raise StartError("A gateway without workers of its own needs TERCET_POOL, like small=https://gpu-a:8100.")
-        if settings.models:
+        if settings.model.models:
             raise StartError("TERCET_MODELS names models for workers of this machine: unset it, or omit --role.")
-    if roles == ROLES and settings.pool and not settings.models:
+    if roles == ROLES and settings.remote.pool and not settings.model.models:
         raise StartError(
             "TERCET_POOL without TERCET_MODELS leaves this machine without workers: start `tercet serve --role "
             "gateway`, or set TERCET_MODELS to have workers here too."

@@ -178,30 +178,31 @@ def create_app(
     """
     app = GatewayApp(admission, fanout, metrics, jobs, needs_keys=settings.requires_keys)
     keys = ApiKeyCheck(
-        KeyFile(settings.keys) if settings.requires_keys and settings.keys else None,
+        KeyFile(settings.access.keys) if settings.requires_keys and settings.access.keys else None,
         OPEN_ROUTES,
         OPEN_PAGES,
         app.router.find,
         RateLimits(shared=shared),
-        settings.key_rate,
+        settings.limits.key_rate,
     )
     # The request log comes first: it sets the request id that error responses carry. Origins come before keys and body
     # limits: a page of a listed origin can then read why its request was refused.
     traces = [] if tracing is NO_TRACING else [Traces(tracing)]
-    app.add_middleware([*traces, RequestLog(metrics), Origins(settings), keys, BodyLimits(settings.max_body_bytes)])
+    body_limits = BodyLimits(settings.limits.max_body_bytes)
+    app.add_middleware([*traces, RequestLog(metrics), Origins(settings), keys, body_limits])
     add_error_handlers(app, app.find_resource, metrics)
-    quota = OwnerQuota(settings.key_concurrency, shared)
-    starter = RequestStarter(admission.models, fanout, quota, Sessions(shared), hangups, settings.timeout_s)
+    quota = OwnerQuota(settings.limits.key_concurrency, shared)
+    starter = RequestStarter(admission.models, fanout, quota, Sessions(shared), hangups, settings.limits.timeout_s)
     feedback_store = FeedbackStore(metrics, shared)
     if shared is not None:
         shared.start()
     submitter = None if jobs is None else JobSubmitter(jobs)
-    prediction = PredictionSettings(settings.predict_temperature, settings.min_usefulness)
-    autocompletion = Autocompletion(starter, settings.similarity, prediction)
+    prediction = PredictionSettings(settings.model.predict_temperature, settings.model.min_usefulness)
+    autocompletion = Autocompletion(starter, settings.model.similarity, prediction)
     autocomplete = AutocompleteResource(starter, autocompletion, feedback_store, submitter)
-    completions = CompletionsResource(starter, settings.similarity)
-    tgi = TgiResponder(starter, settings.similarity)
-    if settings.sagemaker:
+    completions = CompletionsResource(starter, settings.model.similarity)
+    tgi = TgiResponder(starter, settings.model.similarity)
+    if settings.server.sagemaker:
         app.add_route("/ping", ReadyResource(admission, app.draining.is_set, needs_every_model=False))
         dialects = {
             "input": Dialect(PatsnapResponder(starter).respond),
@@ -252,18 +253,20 @@ def build() -> GatewayApp:
     """The app of this process: settings from the environment, the plan from the run directory, one thread per slot
     that follows its state, and one for each host name of `TERCET_POOL`."""
     settings = Settings.load(os.environ)
-    configure_structlog("gateway", settings.log)
-    if not settings.bind.is_loopback and not settings.sagemaker and not (settings.keys and settings.uses_tls):
+    configure_structlog("gateway", settings.server.log)
+    bind, has_keys = settings.server.bind, settings.access.keys is not None
+    if not bind.is_loopback and not settings.server.sagemaker and not (has_keys and settings.uses_tls):
         # Other machines may use the server without a key, or read texts and keys on their way.
-        log.warning("address_exposed", address=str(settings.bind), keys=bool(settings.keys), tls=settings.uses_tls)
+        log.warning("address_exposed", address=str(bind), keys=has_keys, tls=settings.uses_tls)
     plan = read_plan(settings.run_path)
-    admission = Admission(plan, settings.placement, settings.queue)
+    admission = Admission(plan, settings.pool.placement, settings.limits.queue)
     metrics = Metrics(admission.states, lambda: admission.num_waiting)
-    access = RemoteAccess(settings.pool_key, settings.pool_ca) if settings.pool else None
-    pool = PoolWatcher(plan, admission, settings.ack_ms / 1e3, settings.pool, access)
-    num_threads = MAX_BRANCHES_AT_ONCE * (plan.max_running + settings.queue)
-    retry_budget = RetryBudget(min_retries=max((slot.max_batch for slot in plan.slots), default=settings.max_batch))
-    tracing = start_tracing("tercet-gateway") if settings.traces else NO_TRACING
+    access = RemoteAccess(settings.remote.pool_key, settings.remote.pool_ca) if settings.remote.pool else None
+    pool = PoolWatcher(plan, admission, settings.pool.ack_ms / 1e3, settings.remote.pool, access)
+    num_threads = MAX_BRANCHES_AT_ONCE * (plan.max_running + settings.limits.queue)
+    largest_batch = max((slot.max_batch for slot in plan.slots), default=settings.pool.max_batch)
+    retry_budget = RetryBudget(min_retries=largest_batch)
+    tracing = start_tracing("tercet-gateway") if settings.server.traces else NO_TRACING
     fanout = Fanout(pool.clients, admission, metrics, num_threads, retry_budget, tracing)
     # What is loaded by now stays until exit. Frozen, it is not scanned by each full collection, which delays requests.
     gc.freeze()
@@ -282,18 +285,22 @@ def build() -> GatewayApp:
 
 
 def _make_shared_store(settings: Settings, metrics: Metrics) -> SharedStore | None:
-    if settings.redis is None:
+    if settings.remote.redis is None:
         return None
-    return SharedStore(settings.redis, settings.timeout_s, lambda use: metrics.redis_failures.labels(use=use).inc())
+    return SharedStore(
+        settings.remote.redis,
+        settings.limits.timeout_s,
+        lambda use: metrics.redis_failures.labels(use=use).inc(),
+    )
 
 
 def _make_jobs(settings: Settings, plan: Plan, admission: Admission, metrics: Metrics) -> JobExecutor | None:
-    if settings.job_store == "none" or settings.sagemaker:
+    if settings.job_store == "none" or settings.server.sagemaker:
         return None
     queue = JobQueue(
         open_store(settings.job_store),
-        ttl_s=settings.job_ttl_s,
-        max_open=settings.job_queue,
+        ttl_s=settings.jobs.ttl_s,
+        max_open=settings.jobs.queue,
         count=lambda event: metrics.jobs.labels(event=event).inc(),
     )
     num_threads = max(1, int(JOB_SHARE * plan.max_running / BRANCHES_PER_REQUEST))

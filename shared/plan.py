@@ -126,13 +126,13 @@ def make_slots(devices: Sequence[str], models: Sequence[tuple[str, int]], run_pa
 def plan_inputs(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
     """What a plan depends on. A plan with equal inputs may be used again."""
     return {
-        "devices": ",".join(settings.devices),
-        "models": ",".join(map(str, settings.models)),
-        "pool": ",".join(map(str, settings.pool)),
-        "compute": settings.compute,
-        "max_batch": str(settings.max_batch),
-        "dtype": settings.dtype,
-        "cache_mb": str(settings.cache_mb),
+        "devices": ",".join(settings.pool.devices),
+        "models": ",".join(map(str, settings.model.models)),
+        "pool": ",".join(map(str, settings.remote.pool)),
+        "compute": settings.pool.compute,
+        "max_batch": str(settings.pool.max_batch),
+        "dtype": settings.model.dtype,
+        "cache_mb": str(settings.pool.cache_mb),
         "visible": environ.get("CUDA_VISIBLE_DEVICES", "(unset)"),
         "run_path": str(settings.run_path),
     }

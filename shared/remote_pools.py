@@ -20,23 +20,23 @@ def check_pool(settings: Settings) -> None:
     Raises:
         StartError: a URL is not protected, there are too many slots, or the key or the certificates cannot be used.
     """
-    for url in settings.pool:
-        if url.scheme == "http" and not settings.insecure and not Address(url.host, url.port).is_loopback:
+    for url in settings.remote.pool:
+        if url.scheme == "http" and not settings.access.insecure and not Address(url.host, url.port).is_loopback:
             raise StartError(
                 f"TERCET_POOL has {url}, over which texts and the key would be sent unencrypted: use https:// (workers "
                 "need TERCET_POOL_TLS_CERT), or set TERCET_INSECURE=1 in a network that no other machine can read."
             )
-    num_ports = sum(url.last_port - url.port + 1 for url in settings.pool)
+    num_ports = sum(url.last_port - url.port + 1 for url in settings.remote.pool)
     if num_ports > MAX_POOL_PORTS:
         raise StartError(f"TERCET_POOL names {num_ports} ports, of at most {MAX_POOL_PORTS}: check its ranges.")
-    if settings.pool_key is not None:
-        read_pool_keys(settings.pool_key)
-    elif settings.pool and not settings.insecure:
+    if settings.remote.pool_key is not None:
+        read_pool_keys(settings.remote.pool_key)
+    elif settings.remote.pool and not settings.access.insecure:
         raise StartError(
             "TERCET_POOL needs TERCET_POOL_KEY, the file with the workers' key (TERCET_INSECURE=1, if they need none)."
         )
-    if settings.pool_ca is not None:
-        pool_tls_context(settings.pool_ca)
+    if settings.remote.pool_ca is not None:
+        pool_tls_context(settings.remote.pool_ca)
 
 
 def pool_tls_context(authorities: Path | None) -> ssl.SSLContext:

@@ -7,14 +7,15 @@ below them reads the environment.
 
 from __future__ import annotations
 
+import inspect
 import ipaddress
 import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -28,6 +29,7 @@ PREFIX = "TERCET_"
 INTERNAL = frozenset({"TERCET_ROLE", "TERCET_SLOT", "TERCET_LISTEN_FD", "TERCET_LIFELINE_FD", "TERCET_ACTIVITY_FD"})
 # Read by the command line as a client of a running server.
 CLIENT = frozenset({"TERCET_API_KEY"})
+DEFAULT_JOB_STORE = "sqlite:~/.local/state/tercet/jobs-<port>.sqlite3"
 
 Dtype = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Placement = Literal["auto", "spread", "pack"]
@@ -255,204 +257,226 @@ def _convert(text: str, kind: Any, example: str) -> Any:
 def _setting(
     default: Any,
     unit: str,
-    why: str,
     *,
-    parse: Callable[[str], Any] | None = None,
+    name: str | None = None,
     shown: str | None = None,
+    parse: Callable[[str], Any] | None = None,
 ) -> Any:
-    """
+    """A field of a group of settings.
+
     Args:
         unit: unit of a number, or the kind of text; empty for a choice, which lists itself.
+        name: the variable's name after TERCET_, where it is not the field's.
+        shown: the default as the reference prints it, where it is not the value.
         parse: text to value, or ValueError that completes "NAME='text' …"; by default from the field's type.
-        shown: the default as the table prints it, where it is not the value.
     """
     if shown is None:
-        shown = f"{default:g}" if isinstance(default, float) else str(default)
-    metadata = {"parse": parse, "shown": shown, "unit": unit, "why": why}
+        shown = f"{default:g}" if isinstance(default, float) else "(none)" if default in (None, ()) else str(default)
+    metadata = {"parse": parse, "shown": shown, "unit": unit, "name": name}
     return field(default=default, metadata=metadata)
+
+
+def _switch() -> Any:
+    """A setting that is off by default."""
+    return _setting(False, "0 or 1", shown="0", parse=_flag)
+
+
+def _file() -> Any:
+    """A file that is not used by default."""
+    return _setting(None, "file", parse=_path)
+
+
+# In each group, the section `Attributes` is the reference: `tercet settings` and docs/SETTINGS.md print it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Server: the address and the files of the instance, how it stops and what it logs.
+
+    Attributes:
+        bind: address of the gateway; loopback by default, because any client that can connect may use the server
+        run_dir: directory of sockets, slot plan and locks; each running instance needs its own
+        cache_dir: compiled kernels, results of the int8 check, and int8 weights, which workers of a model share; where
+            it cannot be written to, each worker compiles at its start
+        grace_s: time that a stopping or outgoing worker has to finish accepted requests
+        drain_s: time from readiness turning 503 to the gateway closing its listener; set it above the load balancer's
+            probe interval
+        idle_stop_s: `tercet serve` ends by itself when no completion was requested for this time; for a service manager
+            that starts it again with the next connection (deploy/systemd); 0 disables it
+        log: lowest level that is logged, as JSON lines on stderr; prompts are never logged
+        traces: 1 exports OpenTelemetry traces of requests (`.venv/bin/pip install -e '.[otel]'`); the standard OTEL_*
+            variables say where to
+        sagemaker: 1 makes `tercet serve` the server of a SageMaker container, as `--sagemaker` does
+    """
+
+    bind: Address = _setting(Address("127.0.0.1", 8000), "host:port", parse=_address)
+    run_dir: Path | None = _setting(None, "directory", shown="<temporary dir>/tercet-<uid>-<port>", parse=_path)
+    cache_dir: Path | None = _setting(None, "directory", shown="~/.cache/tercet", parse=_path)
+    grace_s: Annotated[float, Meta(ge=1, le=600)] = _setting(30.0, "seconds")
+    drain_s: Annotated[float, Meta(ge=0, le=120)] = _setting(0.5, "seconds")
+    idle_stop_s: Annotated[float, Meta(ge=0, le=604_800)] = _setting(0.0, "seconds")
+    log: LogLevel = _setting("info", "")
+    traces: bool = _switch()
+    sagemaker: bool = _switch()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """Models: what is served, in which data type, and which completions are shown.
+
+    Attributes:
+        models: models on each device, like small*2,medium or legal=/models/legal-gpt2; *2 means two workers
+        dtype: data type of the weights; auto takes the fastest that keeps the model's quality on its device
+        similarity: sentences at least this similar, character by character, are duplicates: the second is replaced
+        predict_temperature: divisor of the logits that calibrates the probabilities of predicted words (strategy
+            predict); `tercet calibrate` fits it
+        min_usefulness: predictions that should save fewer keys are not shown; `tercet calibrate` fits it
+    """
+
+    models: tuple[ModelSpec, ...] = _setting((), "list", shown="small if available, else embedded", parse=_models)
+    dtype: Dtype = _setting("auto", "")
+    similarity: Annotated[float, Meta(ge=1, le=100)] = _setting(80.0, "percent")
+    predict_temperature: Annotated[float, Meta(ge=0.1, le=10)] = _setting(1.0, "ratio")
+    min_usefulness: Annotated[float, Meta(ge=0, le=100)] = _setting(0.0, "keys")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """Workers of this machine: their devices, memory and batches, and when one is replaced.
+
+    Attributes:
+        devices: devices that run workers, like cuda:0,cuda:1; indexes into CUDA_VISIBLE_DEVICES if that is set
+        compute: cpu runs workers that are planned for GPUs on the CPU, to try a plan without its GPUs
+        cpu_threads: compute threads of a CPU worker; 0 divides the cores among the workers
+        max_batch: largest batch of a slot; 48 sequences are 16 requests of three branches
+        cache_mb: bound of the KV cache of a CPU worker, which takes memory as it is used; 0 divides 30 % of the free
+            memory among the workers
+        placement: pack puts a request's branches on one slot, which prefills their prompt once; spread puts each on a
+            slot of its own; auto packs while a slot has room for all of them
+        ack_ms: a branch that its worker does not acknowledge in this time is retried on another slot
+        hang_s: an engine that completes no step in this time is killed and replaced; 0 disables this check
+        load_s: a worker whose model is not loaded and warmed up in this time is killed and replaced; the default allows
+            for a slow disk and a first compilation of kernels; 0 disables this check
+    """
+
+    devices: tuple[str, ...] = _setting((), "list", shown="all visible GPUs, else cpu", parse=_devices)
+    compute: Compute = _setting("auto", "")
+    cpu_threads: Annotated[int, Meta(ge=0, le=1024)] = _setting(0, "threads")
+    max_batch: Annotated[int, Meta(ge=1, le=512)] = _setting(48, "sequences")
+    cache_mb: Annotated[int, Meta(ge=0, le=1_000_000)] = _setting(0, "MB")
+    placement: Placement = _setting("auto", "")
+    ack_ms: Annotated[int, Meta(ge=10, le=60_000)] = _setting(250, "milliseconds")
+    hang_s: Annotated[float, Meta(ge=0, le=600)] = _setting(10.0, "seconds")
+    load_s: Annotated[float, Meta(ge=0, le=7200)] = _setting(600.0, "seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSettings:
+    """Limits: how many requests wait, how large they are and how long they take.
+
+    Attributes:
+        queue: branches that may wait for a slot before requests are refused with 503; 96 are 32 requests
+        timeout_s: longest time that a request may take; the default of max_time
+        max_body_bytes: largest request body; a chapter of a novel has 30,000, and only its last max_tokens tokens are
+            used
+        client_timeout_s: longest time that a client may take to send a request, or to accept more of its response
+        key_rate: rate limit of an API key that has none of its own; 0 disables it
+        key_concurrency: requests of an API key that may run or wait at the same time; 0 disables this limit
+    """
+
+    queue: Annotated[int, Meta(ge=0, le=4096)] = _setting(96, "branches")
+    timeout_s: Annotated[float, Meta(ge=0.05, le=600)] = _setting(30.0, "seconds")
+    max_body_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = _setting(1 << 20, "bytes")
+    client_timeout_s: Annotated[float, Meta(ge=0.1, le=600)] = _setting(10.0, "seconds")
+    key_rate: Annotated[int, Meta(ge=0, le=1_000_000)] = _setting(1200, "requests/minute")
+    key_concurrency: Annotated[int, Meta(ge=0, le=4096)] = _setting(32, "requests")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessSettings:
+    """Access: who may use the server, from which web pages, and by which names.
+
+    Attributes:
+        keys: API keys, written by `tercet key new`; with this file, requests need a key
+        insecure: 1 permits an address beyond loopback without API keys: any client that can connect may use the server
+        tls_cert: certificate chain (PEM); with TERCET_TLS_KEY, the gateway serves HTTPS; SIGHUP reads it again
+        tls_key: private key (PEM) of TERCET_TLS_CERT
+        origins: other web origins whose pages may call this server, like https://notes.example
+        hosts: names accepted in the Host header besides localhost and IP addresses; *.notes.example accepts its
+            subdomains, * any name
+    """
+
+    keys: Path | None = _file()
+    insecure: bool = _switch()
+    tls_cert: Path | None = _file()
+    tls_key: Path | None = _file()
+    origins: tuple[str, ...] = _setting((), "list", parse=_origins)
+    hosts: tuple[str, ...] = _setting((), "list", parse=_hosts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """Jobs: where they are stored, how many and for how long.
+
+    Attributes:
+        store: job store: sqlite:<file>, redis://host:port/db, dynamodb://table?region=…&endpoint=…, or none to serve no
+            jobs; gateways that share a store share its jobs
+        ttl_s: how long a job's result is kept; then it is erased
+        queue: jobs that may be queued or running; an API key may have a quarter of them
+    """
+
+    store: str | None = _setting(None, "URL", name="JOBS", shown=DEFAULT_JOB_STORE, parse=_job_store)
+    ttl_s: Annotated[float, Meta(ge=1, le=31_536_000)] = _setting(86_400.0, "seconds", name="JOB_TTL_S")
+    queue: Annotated[int, Meta(ge=1, le=1_000_000)] = _setting(1000, "jobs", name="JOB_QUEUE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteSettings:
+    """Several machines: workers that listen on TCP, gateways that use them, and what gateways share.
+
+    Attributes:
+        pool: workers on other machines, as model=URL, like small=https://gpu-a.example:8100-8103: a slot for each port
+            and each address of the name; with it, workers of this machine run only where TERCET_MODELS is set
+        pool_key: keys shared by gateways and the workers that listen on TCP, one per line: a gateway sends the first,
+            workers accept each
+        pool_ca: certificates (PEM) of the authorities that a gateway trusts for the workers of TERCET_POOL
+        pool_bind: address at which the worker of slot 0 listens on TCP, slot 1 at the next port, and so on; needs
+            TERCET_POOL_KEY. Without it, workers are reached by Unix sockets only
+        pool_tls_cert: certificate chain (PEM) of workers that listen on TCP; with TERCET_POOL_TLS_KEY
+        pool_tls_key: private key (PEM) of TERCET_POOL_TLS_CERT
+        redis: store that several gateways share, redis://host:port/db: sessions, feedback ids and the limits of API
+            keys hold across them; without it, each gateway has its own
+    """
+
+    pool: tuple[PoolUrl, ...] = _setting((), "list", parse=_pool)
+    pool_key: Path | None = _file()
+    pool_ca: Path | None = _setting(None, "file", shown="the system's", parse=_path)
+    pool_bind: Address | None = _setting(None, "host:port", parse=_address)
+    pool_tls_cert: Path | None = _file()
+    pool_tls_key: Path | None = _file()
+    redis: str | None = _setting(None, "URL", parse=_redis)
+
+
+class SettingRow(NamedTuple):
+    """A setting, as the reference shows it."""
+
+    variable: str
+    default: str
+    unit: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings of one running instance."""
+    """All settings of one running instance, in groups."""
 
-    bind: Address = _setting(
-        Address("127.0.0.1", 8000), "host:port",
-        "address of the gateway; loopback by default, because any client that can connect may use the server",
-        parse=_address,
-    )  # fmt: skip
-    insecure: bool = _setting(
-        False, "0 or 1", "1 permits an address beyond loopback without API keys: any client that can connect may use "
-        "the server",
-        parse=_flag, shown="0",
-    )  # fmt: skip
-    keys: Path | None = _setting(
-        None, "file", "API keys, written by `tercet key new`; with this file, requests need a key",
-        parse=_path, shown="(none)",
-    )  # fmt: skip
-    key_rate: Annotated[int, Meta(ge=0, le=1_000_000)] = _setting(
-        1200, "requests/minute", "rate limit of an API key that has none of its own; 0 disables it",
-    )  # fmt: skip
-    key_concurrency: Annotated[int, Meta(ge=0, le=4096)] = _setting(
-        32, "requests", "requests of an API key that may run or wait at the same time; 0 disables this limit",
-    )  # fmt: skip
-    tls_cert: Path | None = _setting(
-        None, "file", "certificate chain (PEM); with TERCET_TLS_KEY, the gateway serves HTTPS; SIGHUP reads it again",
-        parse=_path, shown="(none)",
-    )  # fmt: skip
-    tls_key: Path | None = _setting(
-        None, "file", "private key (PEM) of TERCET_TLS_CERT",
-        parse=_path, shown="(none)",
-    )  # fmt: skip
-    run_dir: Path | None = _setting(
-        None, "directory", "holds sockets, slot plan and locks; each running instance needs its own",
-        parse=_path, shown="<temporary dir>/tercet-<uid>-<port>",
-    )  # fmt: skip
-    devices: tuple[str, ...] = _setting(
-        (), "list", "devices that run workers, like cuda:0,cuda:1; indexes into CUDA_VISIBLE_DEVICES if that is set",
-        parse=_devices, shown="all visible GPUs, else cpu",
-    )  # fmt: skip
-    models: tuple[ModelSpec, ...] = _setting(
-        (), "list", "models on each device, like small*2,medium or legal=/models/legal-gpt2; *2 means two workers",
-        parse=_models, shown="small if available, else embedded",
-    )  # fmt: skip
-    pool: tuple[PoolUrl, ...] = _setting(
-        (), "list", "workers on other machines, as model=URL, like small=https://gpu-a.example:8100-8103: a slot for "
-        "each port and each address of the name; with it, workers of this machine run only where TERCET_MODELS is set",
-        parse=_pool, shown="(none)",
-    )  # fmt: skip
-    pool_key: Path | None = _setting(
-        None, "file", "keys shared by gateways and the workers that listen on TCP, one per line: a gateway sends the "
-        "first, workers accept each",
-        parse=_path, shown="(none)",
-    )  # fmt: skip
-    pool_ca: Path | None = _setting(
-        None, "file", "certificates (PEM) of the authorities that a gateway trusts for the workers of TERCET_POOL",
-        parse=_path, shown="the system's",
-    )  # fmt: skip
-    pool_bind: Address | None = _setting(
-        None, "host:port", "address at which the worker of slot 0 listens on TCP, slot 1 at the next port, and so on; "
-        "needs TERCET_POOL_KEY. Without it, workers are reached by Unix sockets only",
-        parse=_address, shown="(none)",
-    )  # fmt: skip
-    pool_tls_cert: Path | None = _setting(
-        None, "file", "certificate chain (PEM) of workers that listen on TCP; with TERCET_POOL_TLS_KEY",
-        parse=_path, shown="(none)",
-    )  # fmt: skip
-    pool_tls_key: Path | None = _setting(
-        None, "file", "private key (PEM) of TERCET_POOL_TLS_CERT",
-        parse=_path, shown="(none)",
-    )  # fmt: skip
-    redis: str | None = _setting(
-        None, "URL", "store that several gateways share, redis://host:port/db: sessions, feedback ids and the limits "
-        "of API keys hold across them; without it, each gateway has its own",
-        parse=_redis, shown="(none)",
-    )  # fmt: skip
-    compute: Compute = _setting(
-        "auto", "", "cpu runs workers that are planned for GPUs on the CPU, to try a plan without its GPUs",
-    )  # fmt: skip
-    dtype: Dtype = _setting(
-        "auto", "", "data type of the weights; auto takes the fastest that keeps the model's quality on its device",
-    )  # fmt: skip
-    cpu_threads: Annotated[int, Meta(ge=0, le=1024)] = _setting(
-        0, "threads", "compute threads of a CPU worker; 0 divides the cores among the workers",
-    )  # fmt: skip
-    max_batch: Annotated[int, Meta(ge=1, le=512)] = _setting(
-        48, "sequences", "largest batch of a slot; 48 sequences are 16 requests of three branches",
-    )  # fmt: skip
-    cache_mb: Annotated[int, Meta(ge=0, le=1_000_000)] = _setting(
-        0, "MB", "bound of the KV cache of a CPU worker, which takes memory as it is used; 0 divides 30 % of the free "
-        "memory among the workers",
-    )  # fmt: skip
-    placement: Placement = _setting(
-        "auto", "", "pack puts a request's branches on one slot, which prefills their prompt once; spread puts each on "
-        "a slot of its own; auto packs while a slot has room for all of them",
-    )  # fmt: skip
-    queue: Annotated[int, Meta(ge=0, le=4096)] = _setting(
-        96, "branches", "branches that may wait for a slot before requests are refused with 503; 96 are 32 requests",
-    )  # fmt: skip
-    similarity: Annotated[float, Meta(ge=1, le=100)] = _setting(
-        80.0, "percent", "sentences at least this similar, character by character, are duplicates: the second is "
-        "replaced",
-    )  # fmt: skip
-    predict_temperature: Annotated[float, Meta(ge=0.1, le=10)] = _setting(
-        1.0, "ratio", "calibrates the probabilities of predicted words (strategy predict); tercet calibrate fits it",
-    )  # fmt: skip
-    min_usefulness: Annotated[float, Meta(ge=0, le=100)] = _setting(
-        0.0, "keys", "predictions that should save fewer keys are not shown; tercet calibrate fits it",
-    )  # fmt: skip
-    timeout_s: Annotated[float, Meta(ge=0.05, le=600)] = _setting(
-        30.0, "seconds", "longest time that a request may take; the default of max_time",
-    )  # fmt: skip
-    ack_ms: Annotated[int, Meta(ge=10, le=60_000)] = _setting(
-        250, "milliseconds", "a branch that its worker does not acknowledge in this time is retried on another slot",
-    )  # fmt: skip
-    hang_s: Annotated[float, Meta(ge=0, le=600)] = _setting(
-        10.0, "seconds", "an engine that completes no step in this time is killed and replaced; 0 disables this check",
-    )  # fmt: skip
-    load_s: Annotated[float, Meta(ge=0, le=7200)] = _setting(
-        600.0, "seconds", "a worker whose model is not loaded and warmed up in this time is killed and replaced; the "
-        "default allows for a slow disk and a first compilation of kernels; 0 disables this check",
-    )  # fmt: skip
-    grace_s: Annotated[float, Meta(ge=1, le=600)] = _setting(
-        30.0, "seconds", "time that a stopping or outgoing worker has to finish accepted requests",
-    )  # fmt: skip
-    drain_s: Annotated[float, Meta(ge=0, le=120)] = _setting(
-        0.5, "seconds", "time from readiness turning 503 to the gateway closing its listener; set it above the load "
-        "balancer's probe interval",
-    )  # fmt: skip
-    idle_stop_s: Annotated[float, Meta(ge=0, le=604_800)] = _setting(
-        0.0, "seconds", "`tercet serve` ends by itself when no completion was requested for this time; for a service "
-        "manager that starts it again with the next connection (deploy/systemd); 0 disables it",
-    )  # fmt: skip
-    origins: tuple[str, ...] = _setting(
-        (), "list", "other web origins whose pages may call this server, like https://notes.example",
-        parse=_origins, shown="(none)",
-    )  # fmt: skip
-    hosts: tuple[str, ...] = _setting(
-        (), "list", "names accepted in the Host header besides localhost and IP addresses; *.notes.example "
-        "accepts its subdomains, * any name",
-        parse=_hosts, shown="(none)",
-    )  # fmt: skip
-    max_body_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = _setting(
-        1 << 20, "bytes", "largest request body; a chapter of a novel has 30,000, and only its last max_tokens tokens "
-        "are used",
-    )  # fmt: skip
-    max_connections: Annotated[int, Meta(ge=0, le=1_000_000)] = _setting(
-        0, "connections", "open connections of the gateway, idle ones included; 0 derives it from the limit of open "
-        "files (ulimit -n); beyond it the connection that has been idle for longest is closed",
-    )  # fmt: skip
-    client_timeout_s: Annotated[float, Meta(ge=0.1, le=600)] = _setting(
-        10.0, "seconds", "longest time that a client may take to send a request, or to accept more of its response",
-    )  # fmt: skip
-    cache_dir: Path | None = _setting(
-        None, "directory", "compiled kernels, results of the int8 check, and int8 weights, which workers of a model "
-        "share; where it cannot be written to, each worker compiles at its start",
-        parse=_path, shown="~/.cache/tercet",
-    )  # fmt: skip
-    jobs: str | None = _setting(
-        None, "URL", "job store: sqlite:<file>, redis://host:port/db, dynamodb://table?region=…&endpoint=…, or none to "
-        "serve no jobs; gateways that share a store share its jobs",
-        parse=_job_store, shown="sqlite:~/.local/state/tercet/jobs-<port>.sqlite3",
-    )  # fmt: skip
-    job_ttl_s: Annotated[float, Meta(ge=1, le=31_536_000)] = _setting(
-        86_400.0, "seconds", "how long a job's result is kept; then it is erased",
-    )  # fmt: skip
-    job_queue: Annotated[int, Meta(ge=1, le=1_000_000)] = _setting(
-        1000, "jobs", "jobs that may be queued or running; an API key may have a quarter of them",
-    )  # fmt: skip
-    sagemaker: bool = _setting(
-        False, "0 or 1", "1 makes `tercet serve` the server of a SageMaker container, as `--sagemaker` does",
-        parse=_flag, shown="0",
-    )  # fmt: skip
-    traces: bool = _setting(
-        False, "0 or 1", "1 exports OpenTelemetry traces of requests (`.venv/bin/pip install -e '.[otel]'`); the "
-        "standard OTEL_* variables say where to",
-        parse=_flag, shown="0",
-    )  # fmt: skip
-    log: LogLevel = _setting(
-        "info", "", "lowest level that is logged, as JSON lines on stderr; prompts are never logged",
-    )  # fmt: skip
+    server: ServerSettings = ServerSettings()
+    model: ModelSettings = ModelSettings()
+    pool: PoolSettings = PoolSettings()
+    limits: LimitSettings = LimitSettings()
+    access: AccessSettings = AccessSettings()
+    jobs: JobSettings = JobSettings()
+    remote: RemoteSettings = RemoteSettings()
 
     @classmethod
     def load(cls, environ: Mapping[str, str]) -> Settings:
@@ -461,56 +485,62 @@ class Settings:
         Raises:
             StartError: some variables are unknown or have wrong values; the message names all of them.
         """
-        known = {PREFIX + f.name.upper(): f for f in fields(cls)}
-        kinds = get_type_hints(cls, include_extras=True)
+        known = {
+            _variable(setting): (group_name, setting, kinds[setting.name])
+            for group_name, group in _groups()
+            for kinds in [get_type_hints(type(group), include_extras=True)]
+            for setting in fields(group)
+        }
         wrong: list[str] = []
-        values: dict[str, Any] = {}
+        values: dict[str, dict[str, Any]] = {group_name: {} for group_name, _ in _groups()}
         for name in sorted(environ):
             if not name.startswith(PREFIX) or name in INTERNAL | CLIENT:
                 continue
             if name not in known:
                 wrong.append(f"{name} is not a setting; `tercet settings` lists them")
             elif text := environ[name].strip():
-                setting = known[name]
+                group_name, setting, kind = known[name]
                 parse = setting.metadata["parse"]
                 try:
-                    values[setting.name] = (
-                        parse(text) if parse else _convert(text, kinds[setting.name], setting.metadata["shown"])
+                    values[group_name][setting.name] = (
+                        parse(text) if parse else _convert(text, kind, setting.metadata["shown"])
                     )
                 except ValueError as error:
                     shown = re.sub(r"//.*@", "//…@", text)  # a URL may hold a password
                     wrong.append(f"{name}={shown!r} {error}")
         if wrong:
             raise StartError("; ".join(wrong) + ".")
-        return cls(**values)
+        return cls(**{group_name: replace(group, **values[group_name]) for group_name, group in _groups()})
 
     @property
     def run_path(self) -> Path:
         """The run directory, absolute; it may not exist yet."""
-        if self.run_dir is not None:
-            return self.run_dir
-        return Path(tempfile.gettempdir()) / f"tercet-{os.getuid()}-{self.bind.port}"
+        if self.server.run_dir is not None:
+            return self.server.run_dir
+        return Path(tempfile.gettempdir()) / f"tercet-{os.getuid()}-{self.server.bind.port}"
 
     @property
     def job_store(self) -> str:
         """URL of the job store, or "none"."""
-        return self.jobs or f"sqlite:{_path(f'~/.local/state/tercet/jobs-{self.bind.port}.sqlite3')}"
+        if self.jobs.store is not None:
+            return self.jobs.store
+        return _job_store(DEFAULT_JOB_STORE.replace("<port>", str(self.server.bind.port)))
 
     @property
     def url(self) -> str:
         """URL at which a client on this machine reaches the gateway; a wildcard host becomes loopback."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.bind.host, self.bind.host)
-        return f"{'https' if self.uses_tls else 'http'}://{Address(host, self.bind.port)}"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.server.bind.host, self.server.bind.host)
+        return f"{'https' if self.uses_tls else 'http'}://{Address(host, self.server.bind.port)}"
 
     @property
     def requires_keys(self) -> bool:
         """Whether requests need an API key. In a SageMaker container the platform guards the server."""
-        return self.keys is not None and not self.sagemaker
+        return self.access.keys is not None and not self.server.sagemaker
 
     @property
     def uses_tls(self) -> bool:
         """Whether the gateway serves HTTPS."""
-        return self.tls_cert is not None
+        return self.access.tls_cert is not None
 
     def allows_host(self, header: str) -> bool:
         """Whether a `Host` header names this server.
@@ -520,30 +550,52 @@ class Settings:
         is not `host[:port]`.
         """
         if not header:
-            return "*" in self.hosts
+            return "*" in self.access.hosts
         parts = _split_host_port(header)
         if parts is None:
             return False
         host, _port = parts
         return (
-            host in {"localhost", self.bind.host}
+            host in {"localhost", self.server.bind.host}
             or _is_ip(host)
             or any(
                 pattern in {"*", host} or (pattern.startswith("*.") and host.endswith(pattern[1:]))
-                for pattern in self.hosts
+                for pattern in self.access.hosts
             )
         )
 
     @classmethod
-    def table(cls) -> list[tuple[str, str, str, str]]:
-        """Rows of (variable, default, unit, reason), in the order of declaration."""
-        kinds = get_type_hints(cls, include_extras=True)
-        return [
-            (
-                PREFIX + f.name.upper(),
-                f.metadata["shown"],
-                f.metadata["unit"] or ", ".join(get_args(kinds[f.name])),
-                f.metadata["why"],
-            )
-            for f in fields(cls)
-        ]
+    def reference(cls) -> list[tuple[str, list[SettingRow]]]:
+        """What each group is about, and its settings."""
+        found = []
+        for _, group in _groups():
+            kinds = get_type_hints(type(group), include_extras=True)
+            title, reasons = _described(group)
+            rows = [
+                SettingRow(
+                    _variable(setting),
+                    setting.metadata["shown"],
+                    setting.metadata["unit"] or ", ".join(get_args(kinds[setting.name])),
+                    reasons[setting.name],
+                )
+                for setting in fields(group)
+            ]
+            found.append((title, rows))
+        return found
+
+
+def _groups() -> list[tuple[str, Any]]:
+    """The groups' names, and each with its defaults."""
+    return [(group.name, group.default) for group in fields(Settings)]
+
+
+def _variable(setting: Field[Any]) -> str:
+    return PREFIX + (setting.metadata["name"] or setting.name.upper())
+
+
+def _described(group: object) -> tuple[str, dict[str, str]]:
+    """The first line of a group's docstring, and its entries under `Attributes` by field."""
+    title, _, attributes = inspect.cleandoc(group.__doc__ or "").partition("\n\nAttributes:\n")
+    # A line that continues an entry is indented once more than the entry.
+    entries = [entry.partition(": ") for entry in re.split(r"(?:^|\n) {4}(?=\S)", attributes) if entry]
+    return title, {name: " ".join(text.split()) for name, _, text in entries}

@@ -113,13 +113,13 @@ def check_access(settings: Settings) -> None:
     Raises:
         StartError: the gateway would serve without protection, without jobs, or not at all.
     """
-    if settings.requires_keys and settings.keys is not None:
-        read_keys(settings.keys)
-    check_exposure(settings, settings.bind)
+    if settings.requires_keys and settings.access.keys is not None:
+        read_keys(settings.access.keys)
+    check_exposure(settings, settings.server.bind)
     _check_library("TERCET_JOBS", settings.job_store)
-    _check_library("TERCET_REDIS", settings.redis or "")
+    _check_library("TERCET_REDIS", settings.remote.redis or "")
     check_pool(settings)
-    _check_tls_files(settings.tls_cert, settings.tls_key, "TERCET_TLS_CERT", "TERCET_TLS_KEY")
+    _check_tls_files(settings.access.tls_cert, settings.access.tls_key, "TERCET_TLS_CERT", "TERCET_TLS_KEY")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,21 +141,21 @@ def check_pool_port(settings: Settings, num_slots: int, *, checks_ports: bool = 
         StartError: other machines could use the workers without a key or read what is sent, or a port or file is
             unusable.
     """
-    address = settings.pool_bind
+    address = settings.remote.pool_bind
     if address is None:
         return None
-    if settings.pool_key is None:
+    if settings.remote.pool_key is None:
         raise StartError(
             f"Workers listen at {address} (TERCET_POOL_BIND) only with keys: write one with `openssl rand -hex 32` to "
             "a file of mode 600 and set TERCET_POOL_KEY to it."
         )
-    keys = watch_pool_keys(settings.pool_key)
+    keys = watch_pool_keys(settings.remote.pool_key)
     tls = None
-    cert, key = settings.pool_tls_cert, settings.pool_tls_key
+    cert, key = settings.remote.pool_tls_cert, settings.remote.pool_tls_key
     _check_tls_files(cert, key, "TERCET_POOL_TLS_CERT", "TERCET_POOL_TLS_KEY")
     if cert is not None and key is not None:
         tls = WatchedFiles("TERCET_POOL_TLS_CERT", (cert, key), partial(server_tls, cert, key))
-    if tls is None and not address.is_loopback and not settings.insecure:
+    if tls is None and not address.is_loopback and not settings.access.insecure:
         raise StartError(
             f"Prompts and keys would cross the network to {address} (TERCET_POOL_BIND) unencrypted: set "
             "TERCET_POOL_TLS_CERT and TERCET_POOL_TLS_KEY, or TERCET_INSECURE=1 to permit it."
@@ -213,8 +213,8 @@ def check_exposure(settings: Settings, address: Address) -> None:
     Raises:
         StartError: other machines can connect, and need no API key.
     """
-    is_guarded = settings.keys is not None or settings.sagemaker
-    if not is_guarded and not settings.insecure and not address.is_loopback:
+    is_guarded = settings.access.keys is not None or settings.server.sagemaker
+    if not is_guarded and not settings.access.insecure and not address.is_loopback:
         raise StartError(
             f"Other machines could use the gateway at {address} without an API key: set TERCET_KEYS to a file "
             "that `tercet key new NAME` writes, or TERCET_INSECURE=1 (`tercet serve --insecure`) to permit it."

@@ -37,12 +37,12 @@ def worker_environment(slot: Slot, plan: Plan, settings: Settings, environ: Mapp
         index = int(slot.device.partition(":")[2])
         entries = [entry.strip() for entry in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
         visible = entries[index] if index < len(entries) else str(index)
-    num_threads = settings.cpu_threads or max(1, len(os.sched_getaffinity(0)) // len(plan.slots))
-    if not settings.cpu_threads and plan.model(slot.model).weight_bytes < SINGLE_THREAD_WEIGHT_BYTES:
+    num_threads = settings.pool.cpu_threads or max(1, len(os.sched_getaffinity(0)) // len(plan.slots))
+    if not settings.pool.cpu_threads and plan.model(slot.model).weight_bytes < SINGLE_THREAD_WEIGHT_BYTES:
         num_threads = 1
     caches = {}
-    if settings.cache_dir is not None:  # Triton reads it when it is imported
-        caches = {"TRITON_CACHE_DIR": str(settings.cache_dir / "triton")}
+    if settings.server.cache_dir is not None:  # Triton reads it when it is imported
+        caches = {"TRITON_CACHE_DIR": str(settings.server.cache_dir / "triton")}
     return {
         **caches,
         # The order of nvidia-smi, by which GPUs are planned; CUDA's own puts the fastest first.
@@ -56,8 +56,8 @@ def worker_environment(slot: Slot, plan: Plan, settings: Settings, environ: Mapp
 
 def cache_directory(settings: Settings) -> Path | None:
     """Where results of checks are kept from start to start; None without a home directory."""
-    if settings.cache_dir is not None:
-        return settings.cache_dir
+    if settings.server.cache_dir is not None:
+        return settings.server.cache_dir
     try:
         return Path.home() / ".cache" / "tercet"
     except RuntimeError:

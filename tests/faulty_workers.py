@@ -1,4 +1,4 @@
-"""gunicorn's worker class for tests whose workers are slow or fail: it loads `build` instead of `workers.app.build`.
+"""gunicorn's worker classes for tests: slots that are slow or fail, and a gateway that allows few connections.
 
 gunicorn takes the class from GUNICORN_CMD_ARGS, and the faults come from variables that Tercet does not read, so the
 product has no setting for them. `tests.e2e.harness.Tercet` sets both.
@@ -18,6 +18,7 @@ VARIABLES = {
     "TEST_STEP_DELAY_MS": "slot=milliseconds,…: a delay before each decode step of a slot",
     "TEST_FAULTS": "seed=fault,…: how a step with this seed fails (`tests.workers.faults.Fault`)",
     "TEST_LOAD_FAULTS": "slot=fault,…: how each load of this slot's model fails",
+    "TEST_MAX_CONNECTIONS": "bound of the gateway's open connections",
 }
 
 
@@ -34,7 +35,7 @@ def read_faults(slot: int) -> Faults:
     """The faults that this process's variables give to a slot."""
     from tests.workers.faults import Faults
 
-    delays, faults, load_faults = map(_pairs, VARIABLES)
+    delays, faults, load_faults = map(_pairs, ("TEST_STEP_DELAY_MS", "TEST_FAULTS", "TEST_LOAD_FAULTS"))
     by_seed: dict[int, Any] = faults
     on_load: Any = load_faults.get(slot)
     return Faults(float(delays.get(slot, 0)) / 1e3, by_seed, on_load)
@@ -58,7 +59,10 @@ def __getattr__(name: str) -> Any:
     if os.environ.get("TERCET_ROLE") == "gateway":
         from gateway.server.http_server import GatewayServer
 
-        return GatewayServer
+        class SmallGatewayServer(GatewayServer):
+            max_connections = int(os.environ.get("TEST_MAX_CONNECTIONS", GatewayServer.max_connections))
+
+        return SmallGatewayServer
     from workers.gunicorn_worker import SlotWorker
 
     class FaultySlotWorker(SlotWorker):

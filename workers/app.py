@@ -184,7 +184,7 @@ def build(runners: RunnerFactory = DEVICE_RUNNERS) -> SlotApp:
         runners: makes the engine's runner. A test's app passes a factory of its own (`tests/faulty_workers.py`).
     """
     settings = Settings.load(os.environ)
-    configure_structlog("workers", settings.log)
+    configure_structlog("workers", settings.server.log)
     plan = read_plan(settings.run_path)
     slot = plan.slots[int(os.environ["TERCET_SLOT"])]
     return create_app(make_service(plan, slot, settings, runners), HangupWatcher())
@@ -199,19 +199,19 @@ def make_service(plan: Plan, slot: Slot, settings: Settings, runners: RunnerFact
         runners: makes the engine's runner.
     """
     cache = cache_directory(settings)
-    if settings.cache_dir is not None:
-        kernel_files.use_directory(settings.cache_dir)
-    is_on_cpu = slot.device == "cpu" or settings.compute == "cpu"
+    if settings.server.cache_dir is not None:
+        kernel_files.use_directory(settings.server.cache_dir)
+    is_on_cpu = slot.device == "cpu" or settings.pool.compute == "cpu"
     config = EngineConfig(
         # CUDA_VISIBLE_DEVICES leaves this process one GPU, whatever its number in the plan.
         device="cpu" if is_on_cpu else "cuda",
-        dtype=settings.dtype,
+        dtype=settings.model.dtype,
         max_batch=slot.max_batch,
         kernel_directory=cache,
         cache_bytes=slot.cache_bytes if is_on_cpu else slot.memory.cache_bytes if slot.memory is not None else None,
         allocation_lock=nullcontext if slot.device == "cpu" else partial(holding_device, settings, slot.device),
-        hang_s=settings.hang_s,
-        load_s=settings.load_s,
+        hang_s=settings.pool.hang_s,
+        load_s=settings.pool.load_s,
         num_threads=int(os.environ["OMP_NUM_THREADS"]) if is_on_cpu else None,
     )
     log.info(
@@ -229,12 +229,12 @@ def make_service(plan: Plan, slot: Slot, settings: Settings, runners: RunnerFact
         _exit_process(failure, LAST_WORDS_S if is_loaded else LOAD_LAST_WORDS_S)
 
     int8_results = None if cache is None else cache / "int8"
-    tracing = start_tracing("tercet-worker") if settings.traces else NO_TRACING
+    tracing = start_tracing("tercet-worker") if settings.server.traces else NO_TRACING
     service = SlotService(
         slot, plan.model(slot.model), config, int8_results,
         weights=None if cache is None or not is_on_cpu else cache / "weights",
         is_only_worker=sum(other.model == slot.model for other in plan.slots) == 1, runners=runners,
-        on_fatal=end, accepted_delay_s=ACCEPTED_DELAY_SHARE * settings.ack_ms / 1e3, tracing=tracing,
+        on_fatal=end, accepted_delay_s=ACCEPTED_DELAY_SHARE * settings.pool.ack_ms / 1e3, tracing=tracing,
     )  # fmt: skip
     return service
 

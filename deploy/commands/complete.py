@@ -50,9 +50,9 @@ def complete(
         body["explain"] = NUM_LIKELIEST
     body |= {name: value for name, value in (("seed", seed), ("model_size", model)) if value is not None}
     with (
-        local_client(settings, os.environ, settings.timeout_s + 5)
+        local_client(settings, os.environ, settings.limits.timeout_s + 5)
         if url is None
-        else remote_client(url, os.environ, settings.timeout_s + 5)
+        else remote_client(url, os.environ, settings.limits.timeout_s + 5)
     ) as client:
         answer = _post(client, "/autocomplete", body)
     if as_json:

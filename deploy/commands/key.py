@@ -61,7 +61,7 @@ def refuse_key(key_id: Annotated[str, typer.Argument(metavar="ID", help="As `ter
 
 
 def _key_path() -> Path:
-    path = Settings.load(os.environ).keys
+    path = Settings.load(os.environ).access.keys
     if path is None:
         raise StartError("Set TERCET_KEYS to the path of the key file, for example ~/.config/tercet/keys.")
     return path

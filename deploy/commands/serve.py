@@ -39,15 +39,15 @@ def serve(
     """Start the pools, report when every slot is warm, and serve until Ctrl-C."""
     if insecure:
         os.environ["TERCET_INSECURE"] = "1"  # the pools inherit it
-    if sagemaker or Settings.load(os.environ).sagemaker:
+    if sagemaker or Settings.load(os.environ).server.sagemaker:
         os.environ.update(sagemaker_environment(os.environ, model_path))
     elif model_path is not None:
         raise StartError("A model's directory belongs to --sagemaker; else set TERCET_MODELS=name=/path.")
     settings = Settings.load(os.environ)
-    if settings.traces:
+    if settings.server.traces:
         require_opentelemetry()
-    configure_logging("serve", settings.log)
-    if role is not None and settings.sagemaker:
+    configure_logging("serve", settings.server.log)
+    if role is not None and settings.server.sagemaker:
         raise StartError("A SageMaker container runs both pools: omit --role.")
     roles = ROLES if role is None else (role,)
     code = Supervisor(settings, os.environ, make_console(), roles, idle_status=idle_status).run()

@@ -1,4 +1,4 @@
-"""`tercet settings`: every setting, and the table of docs/SETTINGS.md."""
+"""`tercet settings`: every setting, and docs/SETTINGS.md."""
 
 from __future__ import annotations
 
@@ -17,20 +17,35 @@ out = make_console()
 
 
 def show_settings(
-    markdown: Annotated[bool, typer.Option(help="Print the table of docs/SETTINGS.md.")] = False,
+    markdown: Annotated[bool, typer.Option(help="Print docs/SETTINGS.md.")] = False,
 ) -> None:
     """List every setting: its default, unit and reason."""
-    rows = Settings.table()
     if markdown:
-        lines = ["| setting | default | unit | why |", "|---|---|---|---|"]
-        lines += [f"| `{name}` | `{default}` | {unit} | {why} |" for name, default, unit, why in rows]
-        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.write(_page())
         return
     # No table: on a narrow terminal its columns would cut the names.
-    for name, default, unit, why in rows:
-        facts = ", ".join(filter(None, (unit, f"default {default}")))
-        out.print(Text.assemble((name, "bold"), f" ({facts})"), soft_wrap=True)
-        out.print(Padding(Text(why), (0, 0, 0, 4)))
-        if name in os.environ:
-            out.print(Text.assemble("    now ", (os.environ[name], "bold")), soft_wrap=True)
+    for title, rows in Settings.reference():
+        out.print(Text(title, "underline"), soft_wrap=True)
+        for name, default, unit, reason in rows:
+            facts = ", ".join(filter(None, (unit, f"default {default}")))
+            out.print(Text.assemble((name, "bold"), f" ({facts})"), soft_wrap=True)
+            out.print(Padding(Text(reason), (0, 0, 0, 4)))
+            if name in os.environ:
+                out.print(Text.assemble("    now ", (os.environ[name], "bold")), soft_wrap=True)
     Settings.load(os.environ)
+
+
+def _page() -> str:
+    """docs/SETTINGS.md: a table for each group."""
+    lines = [
+        "# Settings",
+        "",
+        "Settings are environment variables. `.venv/bin/tercet settings` shows them with their present values. This",
+        "page is written by `.venv/bin/tercet settings --markdown >docs/SETTINGS.md`.",
+    ]
+    for title, rows in Settings.reference():
+        name, _, about = title.rstrip(".").partition(": ")
+        lines += ["", f"## {name}", "", f"{about[0].upper()}{about[1:]}.", ""]
+        lines += ["| setting | default | unit | why |", "|---|---|---|---|"]
+        lines += [f"| `{row.variable}` | `{row.default}` | {row.unit} | {row.reason} |" for row in rows]
+    return "\n".join(lines) + "\n"

@@ -42,7 +42,7 @@ def gateway_document() -> Json:
     """`GET /openapi.json` of a gateway with API keys and without jobs, as overlays/gke runs it."""
     settings = Settings.load({"TERCET_JOBS": "none"})
     plan = Plan({}, [Model("any", "", "", n_ctx=1, vocab_size=1)], [])
-    admission = Admission(plan, settings.placement, settings.queue)
+    admission = Admission(plan, settings.pool.placement, settings.limits.queue)
     metrics = Metrics(admission.states, lambda: 0)
     fanout = Fanout([], admission, metrics, num_threads=1, retry_budget=RetryBudget(1))
     app = create_app(settings=settings, admission=admission, fanout=fanout, metrics=metrics, hangups=HangupWatcher())

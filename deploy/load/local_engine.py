@@ -26,7 +26,7 @@ def running_engine(options: Options) -> Iterator[tuple[Engine, Codec]]:
     from workers.engine.engine import Engine, EngineConfig  # imports torch, which the gateway's source does without
     from workers.engine.loader import load_model
 
-    [spec] = options.load_settings().models
+    [spec] = options.load_settings().model.models
     checkpoint = resolve(spec.name, spec.source)
     directory = Path(checkpoint.directory)
     tokenizer = Tokenizer.from_directory(directory, checkpoint.vocab_size)

@@ -37,14 +37,14 @@ class Options:
         """
         values = {"models": self.models, **self.server_settings}
         loaded = Settings.load({f"TERCET_{name.upper()}": value for name, value in values.items()})
-        if len(loaded.models) != 1 or loaded.models[0].count != 1 or len(loaded.devices) != 1:
+        if len(loaded.model.models) != 1 or loaded.model.models[0].count != 1 or len(loaded.pool.devices) != 1:
             raise StartError("A benchmark measures one worker: name one model, without a count, and one device.")
         return loaded
 
     @property
     def num_threads(self) -> int:
         """Compute threads of the only worker on this machine."""
-        return self.load_settings().cpu_threads or len(os.sched_getaffinity(0))
+        return self.load_settings().pool.cpu_threads or len(os.sched_getaffinity(0))
 
     def subject(self) -> Subject:
         """The model under test.
@@ -52,5 +52,5 @@ class Options:
         Raises:
             StartError: the model is not on this machine and cannot be downloaded.
         """
-        [spec] = self.load_settings().models
+        [spec] = self.load_settings().model.models
         return Subject.of(resolve(spec.name, spec.source))

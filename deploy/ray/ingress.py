@@ -69,16 +69,16 @@ class Ingress:
             StartError: `TERCET_POOL_KEY` is not set, or its file is wrong. Serve shows the text in `serve status`.
         """
         settings = Settings.load(os.environ)
-        configure_structlog("ingress", settings.log)
-        if settings.pool_key is None:
+        configure_structlog("ingress", settings.server.log)
+        if settings.remote.pool_key is None:
             raise StartError(
                 "Workers on Ray are reached by TCP, never without a key: set TERCET_POOL_KEY to a file with a key of "
                 "`openssl rand -hex 32`, the same on each node."
             )
-        self._keys = watch_pool_keys(settings.pool_key)
+        self._keys = watch_pool_keys(settings.remote.pool_key)
         self._generate = workers.generate.options(stream=True)
         self._tokenize = workers.tokenize
-        self._queue_s = QUEUE_SHARE * settings.ack_ms / 1e3
+        self._queue_s = QUEUE_SHARE * settings.pool.ack_ms / 1e3
         self._pool = PoolState(config.model.partition("=")[0])
         self._num_streams = 0
         # Weak: what a client leaves before its response begins is never closed, only dropped.

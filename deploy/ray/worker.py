@@ -50,7 +50,7 @@ class Worker:
                 the text in `serve status` and starts the replica again.
         """
         settings = worker_settings(config, Settings.load(os.environ))
-        configure_structlog("workers", settings.log)
+        configure_structlog("workers", settings.server.log)
         plan = make_plan(settings, os.environ)
         slot = plan.slots[0]
         os.environ.update(worker_environment(slot, plan, settings, os.environ))
@@ -149,13 +149,14 @@ def worker_settings(config: RayConfig, settings: Settings) -> Settings:
     `TERCET_RUN_DIR` is shared by the workers of a node, whose lock of a GPU is in it.
     """
     name, _, source = config.model.partition("=")
-    return replace(
-        settings,
-        models=(ModelSpec(name, source or None, _workers_per_device(config)),),
+    models = (ModelSpec(name, source or None, _workers_per_device(config)),)
+    pool = replace(
+        settings.pool,
         devices=("cuda:0",) if config.num_gpus else ("cpu",),  # Ray shows a replica its own GPU only
         max_batch=config.max_batch,
-        cpu_threads=settings.cpu_threads or (0 if config.num_gpus else max(1, int(config.num_cpus))),
+        cpu_threads=settings.pool.cpu_threads or (0 if config.num_gpus else max(1, int(config.num_cpus))),
     )
+    return replace(settings, model=replace(settings.model, models=models), pool=pool)
 
 
 def _workers_per_device(config: RayConfig) -> int:

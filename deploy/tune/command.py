@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +29,7 @@ from deploy.tune.trial import OPEN_LOOP_FACTOR, Trial
 from deploy.tune.tuning import Budget, Tuning
 from shared.errors import StartError
 from shared.free_memory import free_bytes
-from shared.settings import ModelSpec, Settings
+from shared.settings import PREFIX, ModelSpec, Settings
 from shared.weights import weights_digest
 from shared.worker_environment import cache_directory
 from workers.checkpoints.resolve import resolve, resolve_default
@@ -89,7 +88,7 @@ def tune(
     settings = Settings.load(os.environ)
     spec, subject, revision = _model(model, settings)
     devices = find_devices(settings, os.environ)
-    uses_gpu = devices != ("cpu",) and settings.compute != "cpu"
+    uses_gpu = devices != ("cpu",) and settings.pool.compute != "cpu"
     workload = Workload(num_prompt_tokens=prompt_tokens, num_samples=samples, num_new_tokens=length)
     if prompt_tokens + length > subject.n_ctx:
         raise typer.BadParameter(
@@ -135,8 +134,8 @@ def tune(
 
 def _passed(environ: Mapping[str, str]) -> dict[str, str]:
     """The settings of this environment, as text, by lower-case name."""
-    names = {f"TERCET_{field.name.upper()}": field.name for field in fields(Settings)}
-    return {names[name]: value for name, value in environ.items() if name in names}
+    variables = {row.variable for _, rows in Settings.reference() for row in rows}
+    return {name.removeprefix(PREFIX).lower(): value for name, value in environ.items() if name in variables}
 
 
 def _model(text: str | None, settings: Settings) -> tuple[ModelSpec, Subject, str]:
@@ -146,10 +145,10 @@ def _model(text: str | None, settings: Settings) -> tuple[ModelSpec, Subject, st
         typer.BadParameter: the option or the settings name another number of models than one.
         StartError: the model is not on this machine and cannot be fetched.
     """
-    specs = settings.models
+    specs = settings.model.models
     if text is not None:
         try:
-            specs = Settings.load({"TERCET_MODELS": text}).models
+            specs = Settings.load({"TERCET_MODELS": text}).model.models
         except StartError as error:
             raise typer.BadParameter(str(error).replace("TERCET_MODELS=", ""), param_hint="--model") from error
     if len(specs) > 1:

@@ -13,7 +13,7 @@ from math import inf
 from typing import get_args
 
 from deploy.tune.results import MIB, Candidate, Measurement
-from shared.settings import Placement, Settings
+from shared.settings import Placement, PoolSettings
 
 # Figures that differ by less are equal: rounds of one plan differ as much.
 EQUAL_SHARE = 0.05
@@ -23,7 +23,7 @@ FINAL_PASSES = 3
 # utilisation ρ about 1 ÷ (μ · (1 - √ρ)²) (Abate and Whitt, "Transient behavior of the M/M/1 queue", 1987), so with 17
 # requests/s 3 s at 75 %, and 10 s at 85 %.
 MAX_STABLE_SHARE = 0.75
-DEFAULTS = Settings()
+DEFAULTS = PoolSettings()
 Outcome = Measurement | str  # a string says why the plan could not be served
 
 

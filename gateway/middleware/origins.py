@@ -37,7 +37,7 @@ class Origins:
         # The scheme is not compared: TLS may end at a proxy, and then only the proxy knows it.
         if origin is None or (host and origin in {f"http://{host}", f"https://{host}"}):
             return
-        if origin not in self._settings.origins:
+        if origin not in self._settings.access.origins:
             raise ForbiddenOrigin(f"Pages of {origin!r} may not use this server; add it to TERCET_ORIGINS.")
         resp.set_header("Access-Control-Allow-Origin", origin)
         resp.set_header("Access-Control-Expose-Headers", EXPOSED_HEADERS)

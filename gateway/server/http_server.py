@@ -65,7 +65,7 @@ POLL_S = 0.25  # the longest time between two looks at deadlines
 MAX_BUFFERED_BYTES = 256 << 20
 # Descriptors kept free for log, metrics, state streams, and files that libraries open.
 SPARE_DESCRIPTORS = 32
-MAX_DERIVED_CONNECTIONS = 10_000
+MAX_CONNECTIONS = 10_000
 # Of the descriptors that remain, the share of client connections; the others are for branches, three to a request.
 CLIENT_SHARE = 0.6
 # Requests of clients that send the next one before they have read the last response are answered by few threads, and
@@ -111,6 +111,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     activity_fd: int | None  # of a pipe to the supervisor; it gets a byte while completions are requested
     wsgi: ServedApp
     alive: bool
+    max_connections = MAX_CONNECTIONS  # fewer where descriptors do not suffice
 
     def init_process(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -172,9 +173,9 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         """How many connections may be open and how many requests may be answered, so that descriptors suffice."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         free = max(16, soft - len(os.listdir("/proc/self/fd")) - SPARE_DESCRIPTORS)
-        derived = min(MAX_DERIVED_CONNECTIONS, int(CLIENT_SHARE * free))
-        self._max_connections = min(self.settings.max_connections or derived, derived)
-        self._max_answering = max(2, min(self.cfg.threads, self._max_connections, (free - derived) // 3))
+        for_clients = min(MAX_CONNECTIONS, int(CLIENT_SHARE * free))
+        self._max_connections = min(self.max_connections, for_clients)
+        self._max_answering = max(2, min(self.cfg.threads, self._max_connections, (free - for_clients) // 3))
 
     # The main loop.
 
@@ -202,7 +203,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 self._report_warm()
                 self._report_activity()
                 if not self.is_parent_alive() and self._stop_began_at is None:
-                    self._begin_stop(now - self.settings.drain_s)
+                    self._begin_stop(now - self.settings.server.drain_s)
         for connection in list(self._connections.values()):
             connection.abort()
         self.wsgi.end_stop(JOBS_STOP_S)
@@ -212,18 +213,18 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         if self._stop_began_at is None:
             return False
         elapsed = now - self._stop_began_at
-        drain_s = min(self.settings.drain_s, self.settings.grace_s / 2)
+        drain_s = min(self.settings.server.drain_s, self.settings.server.grace_s / 2)
         if self._is_listening and elapsed >= drain_s:
             self._close_listeners(now)
         if not self._is_listening and elapsed >= drain_s + IDLE_LINGER_S:
             self._end_unaccepted(now)
-        if elapsed >= self.settings.grace_s - CANCEL_MARGIN_S and not self._is_cancelled:
+        if elapsed >= self.settings.server.grace_s - CANCEL_MARGIN_S and not self._is_cancelled:
             self._is_cancelled = True
             self.wsgi.cancel_all(
                 ShuttingDown("The server is shutting down; send the request again.", retry_after_s=retry_after_s())
             )
         is_done = not self._is_listening and not self._connections
-        return is_done or elapsed >= self.settings.grace_s - EXIT_MARGIN_S
+        return is_done or elapsed >= self.settings.server.grace_s - EXIT_MARGIN_S
 
     def _end_unaccepted(self, now: float) -> None:
         """In a stop, end connections that wait for their client; requests that are being answered stay."""
@@ -240,7 +241,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     def _sweep(self, now: float) -> None:
         """Act on deadlines."""
-        timeout_s = self.settings.client_timeout_s
+        timeout_s = self.settings.limits.client_timeout_s
         for connection in list(self._connections.values()):
             age_s = now - connection.since
             phase = connection.phase
@@ -282,7 +283,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 continue
             try:
                 connection = Connection(
-                    sock, client, listener.getsockname(), now=now, max_body_bytes=self.settings.max_body_bytes,
+                    sock, client, listener.getsockname(), now=now, max_body_bytes=self.settings.limits.max_body_bytes,
                     tls=self._tls,
                 )  # fmt: skip
             except OSError:  # reset before it was accepted
@@ -520,7 +521,8 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """TERM. After a reload, the successor already accepts: there is nothing to drain."""
         is_replaced = self.leases.successor_is_warm(self.slot_index, self.age) and not self.leases.is_stopping
-        self.method_queue.defer(self._begin_stop, time.monotonic() - (self.settings.drain_s if is_replaced else 0.0))
+        drained_s = self.settings.server.drain_s if is_replaced else 0.0
+        self.method_queue.defer(self._begin_stop, time.monotonic() - drained_s)
 
     def _begin_stop(self, began_at: float) -> None:
         """

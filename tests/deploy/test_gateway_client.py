@@ -14,6 +14,7 @@ import pytest
 from deploy.gateway_client import local_client, remote_client
 from shared.errors import StartError
 from shared.settings import Address, Settings
+from tests.settings import make_settings
 from tests.tls import Certificate
 
 
@@ -46,7 +47,7 @@ def settings(certificate: Certificate) -> Iterator[Settings]:
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    yield Settings(bind=Address("0.0.0.0", server.server_port), tls_cert=cert, tls_key=key)
+    yield make_settings(bind=Address("0.0.0.0", server.server_port), tls_cert=cert, tls_key=key)
     server.shutdown()
     server.server_close()
     thread.join()
@@ -63,7 +64,7 @@ def test_it_trusts_the_certificate_of_the_settings_and_sends_the_key(settings: S
 def test_it_trusts_no_other_certificate(settings: Settings, tmp_path: Path) -> None:
     other = Certificate(tmp_path, "other").cert
     with (
-        local_client(Settings(bind=settings.bind, tls_cert=other), {}) as client,
+        local_client(make_settings(bind=settings.server.bind, tls_cert=other), {}) as client,
         pytest.raises(httpx.ConnectError, match="certificate verify failed"),
     ):
         client.get("/")
@@ -72,7 +73,7 @@ def test_it_trusts_no_other_certificate(settings: Settings, tmp_path: Path) -> N
 def test_the_client_of_a_url_trusts_the_configured_authorities_and_sends_the_key(
     settings: Settings, certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"https://localhost:{settings.bind.port}"
+    url = f"https://localhost:{settings.server.bind.port}"
     with remote_client(url, {}) as client, pytest.raises(httpx.ConnectError, match="certificate verify failed"):
         client.get("/")
     authority = tmp_path / "authority.crt"
@@ -90,7 +91,7 @@ def test_the_client_of_a_url_trusts_the_configured_authorities_and_sends_the_key
 
 def test_a_certificate_or_key_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"TERCET_TLS_CERT. cannot be read"):
-        local_client(Settings(tls_cert=tmp_path / "missing"), {})
+        local_client(make_settings(tls_cert=tmp_path / "missing"), {})
     with pytest.raises(StartError, match="TERCET_API_KEY") as caught:
         local_client(Settings(), {"TERCET_API_KEY": "tct_é"})
     assert "é" not in str(caught.value)

@@ -18,7 +18,8 @@ from shared.free_memory import cache_budget_bytes
 from shared.memory_plan import PROCESS_BYTES, ModelShape, needed_bytes
 from shared.plan import Plan, write_plan
 from shared.run_directory import lock_run_directory
-from shared.settings import ModelSpec, Settings
+from shared.settings import ModelSpec
+from tests.settings import make_settings
 from tests.workers.engine.helpers import TINY
 from workers.engine.cuda import kv_cache
 from workers.engine.cuda.kv_cache import KVCache
@@ -66,7 +67,7 @@ def planned(tmp_path: Path, models: str, environ: dict[str, str] | None = None, 
         "models": tuple(specs),
         **settings,
     }
-    return make_plan(Settings(**made), environ or {})
+    return make_plan(make_settings(**made), environ or {})
 
 
 def test_each_worker_gets_its_part_of_the_card(tmp_path: Path, fake_smi: FakeSmi) -> None:
@@ -236,7 +237,7 @@ def test_a_small_card_holds_more_than_the_estimate_of_a_process(tmp_path: Path, 
 def test_tercet_reload_refuses_to_change_the_workers_memory(tmp_path: Path, fake_smi: FakeSmi) -> None:
     """Slot after slot, old and new sizes could exceed the card together."""
     fake_smi(T4)
-    settings = Settings(
+    settings = make_settings(
         run_dir=tmp_path / "run", devices=("cuda:0",), compute="cpu", models=(ModelSpec("synthetic:small", None, 4),)
     )
     write_plan(make_plan(settings, {}), settings.run_path)

@@ -15,7 +15,8 @@ from deploy.gpus import check_gpus, list_gpus
 from deploy.planning import count_gpus
 from shared import gpu_builds
 from shared.errors import StartError
-from shared.settings import ModelSpec, Settings
+from shared.settings import ModelSpec
+from tests.settings import make_settings
 
 Install = Callable[[str], None]
 T4 = "0, GPU-aaaa, Tesla T4, 580.65.06, 7.5"
@@ -181,6 +182,6 @@ def test_the_build_of_torch_is_read_without_importing_it() -> None:
 def test_planning_checks_gpus(install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gpus, "installed_cuda", lambda: (True, "13.0"))
     install(print_rows(V100.replace("1, ", "0, ", 1)))
-    settings = Settings(run_dir=tmp_path / "run", models=(ModelSpec("embedded"),))
+    settings = make_settings(run_dir=tmp_path / "run", models=(ModelSpec("embedded"),))
     with pytest.raises(StartError, match="V100"):
         planning.make_plan(settings, {name: os.environ[name] for name in ("PATH",)})

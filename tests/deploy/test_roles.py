@@ -12,6 +12,7 @@ from deploy.supervisor import ROLES, Supervisor
 from shared.errors import StartError
 from shared.plan import Plan, make_slots
 from shared.settings import Address, ModelSpec, PoolUrl, Settings
+from tests.settings import make_settings
 
 POOL = (PoolUrl("small", "https", "gpu-a.example", 8100, 8100),)
 BIND = Address("127.0.0.1", 8100)
@@ -21,10 +22,10 @@ BIND = Address("127.0.0.1", 8100)
     ("role", "settings", "refusal"),
     [
         ("workers", Settings(), "set TERCET_POOL_BIND"),
-        ("workers", Settings(pool_bind=BIND, pool=POOL), "TERCET_POOL is a setting of gateways"),
-        ("workers", Settings(pool_bind=BIND, idle_stop_s=60.0), "TERCET_IDLE_STOP_S needs the gateway"),
+        ("workers", make_settings(pool_bind=BIND, pool=POOL), "TERCET_POOL is a setting of gateways"),
+        ("workers", make_settings(pool_bind=BIND, idle_stop_s=60.0), "TERCET_IDLE_STOP_S needs the gateway"),
         ("gateway", Settings(), "needs TERCET_POOL"),
-        ("gateway", Settings(pool=POOL, models=(ModelSpec("small"),)), "TERCET_MODELS names models"),
+        ("gateway", make_settings(pool=POOL, models=(ModelSpec("small"),)), "TERCET_MODELS names models"),
     ],
 )
 def test_a_role_without_a_way_to_the_other_is_refused(role: str, settings: Settings, refusal: str) -> None:
@@ -41,20 +42,20 @@ def printed(settings: Settings, plan: Plan, roles: tuple[str, ...], failed_slots
 
 def test_workers_print_the_setting_of_gateways(tmp_path: Path) -> None:
     plan = Plan({}, [], make_slots(["cuda:0", "cuda:1"], [("small", 2), ("medium", 1)], tmp_path, 48))
-    settings = Settings(pool_bind=Address("10.0.0.1", 8100), pool_tls_cert=tmp_path / "tls.crt")
+    settings = make_settings(pool_bind=Address("10.0.0.1", 8100), pool_tls_cert=tmp_path / "tls.crt")
     text = printed(settings, plan, ("workers",), {})
     pool = (
         "small=https://10.0.0.1:8100-8101,medium=https://10.0.0.1:8102,"
         "small=https://10.0.0.1:8103-8104,medium=https://10.0.0.1:8105"
     )
     assert f"TERCET_POOL={pool}\n" in text
-    assert len(Settings.load({"TERCET_POOL": pool}).pool) == 4
+    assert len(Settings.load({"TERCET_POOL": pool}).remote.pool) == 4
     assert "Every slot is warm (small × 4, medium × 2)" in text
     assert "1 of 6 slots failed" in printed(settings, plan, ("workers",), {3: "out of memory"})
 
 
 def test_a_gateway_without_workers_says_where_it_serves() -> None:
-    text = printed(Settings(pool=POOL), Plan({}, [], []), ("gateway",), {})
+    text = printed(make_settings(pool=POOL), Plan({}, [], []), ("gateway",), {})
     assert text.startswith("Serving at http://127.0.0.1:8000 with the workers of TERCET_POOL")
     assert "Every slot" not in text
     plan = Plan({}, [], make_slots(["cpu"], [("embedded", 1)], Path("/run"), 48))

@@ -16,20 +16,20 @@ from tests.deploy.test_cli import tercet
 def test_the_defaults_are_sagemakers(tmp_path: Path) -> None:
     found = sagemaker_environment({}, tmp_path)
     settings = Settings.load(found)
-    assert settings.bind == Address("0.0.0.0", 8080)
-    assert [str(spec) for spec in settings.models] == [f"model={tmp_path}"]
-    assert settings.timeout_s < 60
-    assert settings.grace_s <= 25
+    assert settings.server.bind == Address("0.0.0.0", 8080)
+    assert [str(spec) for spec in settings.model.models] == [f"model={tmp_path}"]
+    assert settings.limits.timeout_s < 60
+    assert settings.server.grace_s <= 25
     assert settings.allows_host("model.aws.local:8080")
     assert settings.job_store == "none"
     check_access(settings)  # an address beyond loopback without a key
-    check_exposure(settings, settings.bind)
+    check_exposure(settings, settings.server.bind)
 
 
 def test_settings_of_the_environment_win(tmp_path: Path) -> None:
     environ = {"TERCET_BIND": "127.0.0.1:9", "TERCET_GRACE_S": "3", "TERCET_MODELS": "embedded"}
     settings = Settings.load(environ | sagemaker_environment(environ, default_path=tmp_path))
-    assert (settings.bind.port, settings.grace_s, settings.models[0].name) == (9, 3.0, "embedded")
+    assert (settings.server.bind.port, settings.server.grace_s, settings.model.models[0].name) == (9, 3.0, "embedded")
 
 
 def test_the_given_directory_comes_before_the_default_one_and_the_hubs(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from deploy.stored_kernels import NOT_CHECKED, stored_kernels
 from shared.plan import Model, Plan, Slot
-from shared.settings import Settings
+from tests.settings import make_settings
 from workers.checkpoints.resolve import resolve
 from workers.engine.cuda.kernel_store import Gpu, KernelStore, StoredChoice, kernel_key
 from workers.engine.loader import read_config
@@ -38,29 +38,29 @@ def describe_gpu(directory: Path, monkeypatch: pytest.MonkeyPatch, line: str) ->
 
 def test_the_choice_is_found_by_the_key_of_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     describe_gpu(tmp_path, monkeypatch, "9.0, 580.65.06, NVIDIA H100 80GB HBM3")
-    settings, store, plan = Settings(cache_dir=tmp_path), KernelStore(tmp_path), plan_of("cuda:0")
+    settings, store, plan = make_settings(cache_dir=tmp_path), KernelStore(tmp_path), plan_of("cuda:0")
     assert stored_kernels(plan, settings, {}) == [([0, 1], NOT_CHECKED)]
     store.write(kernel_key(H100, read_config(Path(EMBEDDED.directory)), "bf16"), StoredChoice("triton"))
     store.write(kernel_key(H100, SHAPES["small"], "bf16"), StoredChoice("torch", "attend differs"))
     assert stored_kernels(plan, settings, {}) == [([0], "triton"), ([1], "torch: attend differs")]
     store.write(kernel_key(H100, SHAPES["small"], "bf16"), StoredChoice("fused"))  # of an older version
     assert stored_kernels(plan, settings, {}) == [([0], "triton"), ([1], NOT_CHECKED)]
-    other_dtype = Settings(cache_dir=tmp_path, dtype="fp16")
+    other_dtype = make_settings(cache_dir=tmp_path, dtype="fp16")
     assert stored_kernels(plan, other_dtype, {}) == [([0, 1], NOT_CHECKED)]
-    assert stored_kernels(plan, Settings(cache_dir=tmp_path, compute="cpu"), {}) == []
+    assert stored_kernels(plan, make_settings(cache_dir=tmp_path, compute="cpu"), {}) == []
 
 
 def test_a_running_or_ended_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     describe_gpu(tmp_path, monkeypatch, "9.0, 580.65.06, NVIDIA H100 80GB HBM3")
     for shape in (read_config(Path(EMBEDDED.directory)), SHAPES["small"]):
         KernelStore(tmp_path).write(kernel_key(H100, shape, "bf16"), StoredChoice("checking"))
-    [(_, kernels)] = stored_kernels(plan_of("cuda:0"), Settings(cache_dir=tmp_path), {})
+    [(_, kernels)] = stored_kernels(plan_of("cuda:0"), make_settings(cache_dir=tmp_path), {})
     assert kernels.startswith(NOT_CHECKED)
 
 
 def test_gpus_without_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     describe_gpu(tmp_path, monkeypatch, "12.0, 590.1, NVIDIA B200")
-    settings = Settings(cache_dir=tmp_path)
+    settings = make_settings(cache_dir=tmp_path)
     [(slots, newer), (others, unknown)] = stored_kernels(plan_of("cuda:0", "cuda:1"), settings, {})
     assert (slots, others) == ([0, 1], [2, 3])
     assert newer.startswith("torch: ")
@@ -71,12 +71,12 @@ def test_gpus_without_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_visible_device_is_indexed_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     describe_gpu(tmp_path, monkeypatch, "9.0, 580.65.06, NVIDIA H100 80GB HBM3")
-    settings = Settings(cache_dir=tmp_path)
+    settings = make_settings(cache_dir=tmp_path)
     assert stored_kernels(plan_of("cuda:1"), settings, {"CUDA_VISIBLE_DEVICES": "3,0"}) == [([0, 1], NOT_CHECKED)]
 
 
 @pytest.mark.parametrize("line", ["", "No devices were found", "[N/A], 580.65.06, NVIDIA H100"])
 def test_an_unknown_description(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     describe_gpu(tmp_path, monkeypatch, line)
-    [(_, kernels)] = stored_kernels(plan_of("cuda:0"), Settings(cache_dir=tmp_path), {})
+    [(_, kernels)] = stored_kernels(plan_of("cuda:0"), make_settings(cache_dir=tmp_path), {})
     assert kernels.startswith("unknown")

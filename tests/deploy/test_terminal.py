@@ -15,8 +15,8 @@ from deploy.announcements import print_ready
 from deploy.terminal import labelled, make_console
 from shared.errors import StartError
 from shared.plan import Model, Plan, Slot
-from shared.settings import Settings
 from tests.deploy.test_cli import tercet
+from tests.settings import make_settings
 from tests.workers.helpers import EMBEDDED
 
 TEXTS = ["install -e '.[redis]'", "/models/[/x]", "[bold]a[/bold]", "[/]", ":sparkles:", r"\[x]"]
@@ -70,7 +70,7 @@ def test_the_announcement_has_names_and_reasons_whole(failed: dict[int, str]) ->
     plan = Plan({}, [model], [Slot(index=0, device="cpu", model=model.name, socket="", max_batch=1)])
     console = make_console(width=200)
     console.file = file = io.StringIO()
-    print_ready(console, Settings(tls_cert=Path("/[red]/cert"), tls_key=Path("/key")), plan, ("gateway",), failed)
+    print_ready(console, make_settings(tls_cert=Path("/[red]/cert"), tls_key=Path("/key")), plan, ("gateway",), failed)
     text = file.getvalue()
     assert "(x[y] × 1). Serving at https://127.0.0.1:8000; Ctrl-C stops." in text
     assert "--cacert '/[red]/cert'" in text

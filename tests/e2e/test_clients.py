@@ -26,7 +26,7 @@ POST = b"POST /autocomplete HTTP/1.1\r\nHost: localhost\r\n"
 @pytest.fixture
 def tercet(server_with: Callable[..., SharedServer]) -> SharedServer:
     """A gateway with small limits, logging at debug."""
-    return server_with(client_timeout_s=str(CLIENT_TIMEOUT_S), max_connections=str(MAX_CONNECTIONS), log="debug")
+    return server_with(client_timeout_s=str(CLIENT_TIMEOUT_S), test_max_connections=str(MAX_CONNECTIONS), log="debug")
 
 
 def connect(tercet: Tercet, stack: ExitStack, receive_bytes: int | None = None) -> socket.socket:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from shared.run_directory import prepare_run_directory
-from shared.settings import Settings
 from tests.e2e.harness import Tercet, until
+from tests.settings import make_settings
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def states(tercet: Tercet) -> list[str]:
 
 def test_a_failed_worker_and_reloads_where_memory_is_short(two_cards: Tercet) -> None:
     tercet = two_cards
-    blocked = prepare_run_directory(Settings(run_dir=tercet.run_dir)) / "cuda-1.lock"
+    blocked = prepare_run_directory(make_settings(run_dir=tercet.run_dir)) / "cuda-1.lock"
     blocked.mkdir()  # the worker of cuda:1 cannot allocate
     tercet.start()
     until(lambda: "1 of 2 slots failed" in tercet.log(), 60, f"started; {tercet.log()[-3000:]}")

@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from shared.run_directory import MARKER_FILE, prepare_run_directory
-from shared.settings import Settings
 from tests.e2e.harness import ROOT, Tercet, free_port, running, until
 from tests.e2e.lifecycle import loaded
+from tests.settings import make_settings
 
 
 def slots_by_index(tercet: Tercet) -> dict[int, dict[str, object]]:
@@ -235,7 +235,7 @@ def test_a_refused_start_removes_no_file_of_others(short_tmp_path: Path) -> None
     assert (code, "not created by Tercet" in " ".join(output.split())) == (1, True), output
     assert {path.name: path.read_text() for path in foreign.iterdir()} == dict.fromkeys(names, "kept")
     # In a directory with Tercet's marker, files that the refused start did not create stay as well.
-    ours = prepare_run_directory(Settings(run_dir=short_tmp_path / "ours"))
+    ours = prepare_run_directory(make_settings(run_dir=short_tmp_path / "ours"))
     for name in names:
         (ours / name).write_text("kept")
     code, output = serve_output(short_tmp_path, run_dir=str(ours), devices="cuda:7")

@@ -55,7 +55,7 @@ def make_gateway(tmp_path: Path, hangups: HangupWatcher) -> MakeGateway:
             make_slots(["cpu"], [("small", 2), ("medium", 1)], tmp_path, 3),
         )
         loaded = Settings.load({f"TERCET_{name.upper()}": value for name, value in settings.items()})
-        admission = Admission(plan, loaded.placement, loaded.queue)
+        admission = Admission(plan, loaded.pool.placement, loaded.limits.queue)
         metrics = Metrics(admission.states, lambda: admission.num_waiting)
         app = create_app(
             settings=loaded,

@@ -9,6 +9,7 @@ from shared.errors import StartError
 from shared.plan import Model, Plan, make_slots, read_plan, write_plan
 from shared.settings import Settings
 from shared.worker_environment import worker_environment
+from tests.settings import make_settings
 
 
 def make_plan(devices: list[str], models: list[tuple[str, int]]) -> Plan:
@@ -54,9 +55,9 @@ def test_cpu_workers_see_no_gpu_and_share_the_cores(monkeypatch: pytest.MonkeyPa
     environment = worker_environment(plan.slots[1], plan, Settings(), {"CUDA_VISIBLE_DEVICES": "0,1"})
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert (environment["OMP_NUM_THREADS"], environment["TERCET_SLOT"]) == ("2", "1")
-    assert worker_environment(plan.slots[1], plan, Settings(cpu_threads=5), {})["OMP_NUM_THREADS"] == "5"
+    assert worker_environment(plan.slots[1], plan, make_settings(cpu_threads=5), {})["OMP_NUM_THREADS"] == "5"
     assert "TRITON_CACHE_DIR" not in environment
-    caches = worker_environment(plan.slots[1], plan, Settings(cache_dir=Path("/var/cache/tercet")), {})
+    caches = worker_environment(plan.slots[1], plan, make_settings(cache_dir=Path("/var/cache/tercet")), {})
     assert caches["TRITON_CACHE_DIR"] == "/var/cache/tercet/triton"
 
 
@@ -65,7 +66,7 @@ def test_a_small_model_computes_on_one_thread() -> None:
     [slot] = make_slots(["cpu"], [("tiny", 1)], Path("/run"), 48)
     plan = Plan({}, [model], [slot])
     assert worker_environment(slot, plan, Settings(), {})["OMP_NUM_THREADS"] == "1"
-    assert worker_environment(slot, plan, Settings(cpu_threads=2), {})["OMP_NUM_THREADS"] == "2"
+    assert worker_environment(slot, plan, make_settings(cpu_threads=2), {})["OMP_NUM_THREADS"] == "2"
 
 
 def test_a_written_plan_is_read_back(tmp_path: Path) -> None:

@@ -17,19 +17,19 @@ from shared.run_directory import (
     remove_lock_file,
     remove_run_files,
 )
-from shared.settings import Settings
+from tests.settings import make_settings
 
 
 def test_a_new_directory_is_private_and_marked(tmp_path: Path) -> None:
-    path = prepare_run_directory(Settings(run_dir=tmp_path / "a" / "r"))
+    path = prepare_run_directory(make_settings(run_dir=tmp_path / "a" / "r"))
     assert path.stat().st_mode & 0o777 == 0o700
     assert [entry.name for entry in path.iterdir()] == [MARKER_FILE]
-    assert prepare_run_directory(Settings(run_dir=path)) == path
+    assert prepare_run_directory(make_settings(run_dir=path)) == path
 
 
 def test_an_empty_directory_is_accepted_and_marked(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir(mode=0o755)
-    prepare_run_directory(Settings(run_dir=tmp_path / "r"))
+    prepare_run_directory(make_settings(run_dir=tmp_path / "r"))
     assert (tmp_path / "r" / MARKER_FILE).is_file()
 
 
@@ -37,7 +37,7 @@ def test_an_empty_directory_is_accepted_and_marked(tmp_path: Path) -> None:
 def test_a_directory_with_files_and_no_marker_is_refused_untouched(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("kept")
     with pytest.raises(StartError, match="not empty and was not created by Tercet"):
-        lock_run_directory(Settings(run_dir=tmp_path), "serve")
+        lock_run_directory(make_settings(run_dir=tmp_path), "serve")
     assert {entry.name: entry.read_text() for entry in tmp_path.iterdir()} == {name: "kept"}
 
 
@@ -45,7 +45,7 @@ def test_a_symbolic_link_to_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "there")
     with pytest.raises(StartError, match="symbolic link"):
-        prepare_run_directory(Settings(run_dir=tmp_path / "link"))
+        prepare_run_directory(make_settings(run_dir=tmp_path / "link"))
     assert list((tmp_path / "there").iterdir()) == []
 
 
@@ -56,35 +56,35 @@ def test_a_symbolic_link_as_marker_or_lock_is_refused(tmp_path: Path) -> None:
     run.mkdir(mode=0o700)
     (run / MARKER_FILE).symlink_to(target)
     with pytest.raises(StartError, match="not created by Tercet"):
-        prepare_run_directory(Settings(run_dir=run))
+        prepare_run_directory(make_settings(run_dir=run))
     (run / MARKER_FILE).unlink()
-    prepare_run_directory(Settings(run_dir=run))
+    prepare_run_directory(make_settings(run_dir=run))
     (run / "serve.lock").symlink_to(target)
     with pytest.raises(StartError, match="cannot be opened"):
-        lock_run_directory(Settings(run_dir=run), "serve")
+        lock_run_directory(make_settings(run_dir=run), "serve")
     assert target.read_text() == "kept"
 
 
 def test_a_file_is_refused_as_run_directory(tmp_path: Path) -> None:
     (tmp_path / "r").write_text("")
     with pytest.raises(StartError, match="is not a directory"):
-        prepare_run_directory(Settings(run_dir=tmp_path / "r"))
+        prepare_run_directory(make_settings(run_dir=tmp_path / "r"))
 
 
 def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="too long for a Unix socket"):
-        prepare_run_directory(Settings(run_dir=tmp_path / ("x" * 100)))
+        prepare_run_directory(make_settings(run_dir=tmp_path / ("x" * 100)))
 
 
 def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir(mode=0o777)
     (tmp_path / "r").chmod(0o777)
     with pytest.raises(StartError, match="another user"):
-        prepare_run_directory(Settings(run_dir=tmp_path / "r"))
+        prepare_run_directory(make_settings(run_dir=tmp_path / "r"))
 
 
 def test_a_lock_is_exclusive(tmp_path: Path) -> None:
-    settings = Settings(run_dir=tmp_path / "r")
+    settings = make_settings(run_dir=tmp_path / "r")
     held = lock_run_directory(settings, "serve")
     with pytest.raises(StartError, match=f"in use by process {os.getpid()}"):
         lock_run_directory(settings, "serve")
@@ -95,7 +95,7 @@ def test_a_lock_is_exclusive(tmp_path: Path) -> None:
 
 
 def test_the_holder_of_a_lock_is_known_while_it_holds_it(tmp_path: Path) -> None:
-    settings = Settings(run_dir=tmp_path / "r")
+    settings = make_settings(run_dir=tmp_path / "r")
     assert lock_holder(settings, "workers") is None
     for is_supervised in (True, False):
         with lock_run_directory(settings, "workers", is_supervised=is_supervised):
@@ -104,7 +104,7 @@ def test_the_holder_of_a_lock_is_known_while_it_holds_it(tmp_path: Path) -> None
 
 
 def test_files_are_removed_by_name_and_the_rest_stays(tmp_path: Path) -> None:
-    run = prepare_run_directory(Settings(run_dir=tmp_path / "r"))
+    run = prepare_run_directory(make_settings(run_dir=tmp_path / "r"))
     for name in ("plan.json", "slot-0.sock", "slot-9.sock"):
         (run / name).write_text("")
     (run / "draining").mkdir()

@@ -10,29 +10,29 @@ from shared.settings import Address, ModelSpec, PoolUrl, Settings
 
 def test_defaults() -> None:
     settings = Settings.load({})
-    assert settings.bind == Address("127.0.0.1", 8000)
-    assert (settings.max_batch, settings.placement, settings.models) == (48, "auto", ())
+    assert settings.server.bind == Address("127.0.0.1", 8000)
+    assert (settings.pool.max_batch, settings.pool.placement, settings.model.models) == (48, "auto", ())
 
 
 def test_reads_models_with_counts_and_sources() -> None:
     settings = Settings.load({"TERCET_MODELS": "small*2, medium ,legal=/models/legal-gpt2*3,x=org/name"})
-    assert settings.models == (
+    assert settings.model.models == (
         ModelSpec("small", None, 2),
         ModelSpec("medium"),
         ModelSpec("legal", "/models/legal-gpt2", 3),
         ModelSpec("x", "org/name"),
     )
-    assert Settings.load({"TERCET_MODELS": "synthetic:small"}).models == (ModelSpec("synthetic:small"),)
+    assert Settings.load({"TERCET_MODELS": "synthetic:small"}).model.models == (ModelSpec("synthetic:small"),)
 
 
 def test_reads_the_addresses_of_remote_workers() -> None:
     settings = Settings.load(
         {"TERCET_POOL": "small=https://gpu-a.example:8100-8103, medium=http://[::1]:9000/medium/"},
     )
-    small, medium = settings.pool
+    small, medium = settings.remote.pool
     assert small == PoolUrl("small", "https", "gpu-a.example", 8100, 8103)
     assert medium == PoolUrl("medium", "http", "::1", 9000, 9000, "/medium")
-    assert [str(url) for url in settings.pool] == [
+    assert [str(url) for url in settings.remote.pool] == [
         "small=https://gpu-a.example:8100-8103",
         "medium=http://[::1]:9000/medium",
     ]
@@ -103,7 +103,7 @@ def test_plain_values_are_converted_by_their_type() -> None:
             "TERCET_LOG": "debug",
         }
     )
-    assert (settings.queue, settings.timeout_s, settings.log) == (0, 2.5, "debug")
+    assert (settings.limits.queue, settings.limits.timeout_s, settings.server.log) == (0, 2.5, "debug")
     assert Settings.load({"TERCET_QUEUE": ""}) == Settings.load({})
 
 
@@ -151,7 +151,7 @@ def test_instances_on_different_ports_have_different_run_directories() -> None:
     ],
 )
 def test_an_address(text: str, address: Address) -> None:
-    assert Settings.load({"TERCET_BIND": text}).bind == address
+    assert Settings.load({"TERCET_BIND": text}).server.bind == address
     assert str(address) == text
 
 
@@ -184,7 +184,7 @@ def test_other_addresses_are_refused(text: str) -> None:
 )
 def test_which_addresses_only_this_machine_reaches(bind: str, is_loopback: bool, url: str) -> None:
     settings = Settings.load({"TERCET_BIND": bind})
-    assert (settings.bind.is_loopback, settings.url) == (is_loopback, url)
+    assert (settings.server.bind.is_loopback, settings.url) == (is_loopback, url)
     assert Settings.load({"TERCET_BIND": bind, "TERCET_TLS_CERT": "c"}).url == url.replace("http", "https")
 
 
@@ -242,7 +242,7 @@ def test_a_host_pattern_that_could_match_nothing_is_refused(hosts: str) -> None:
 
 def test_origins_are_normalised_as_browsers_send_them() -> None:
     listed = " https://Notes.example/ ,http://a.example:80,https://b.example:443,http://c.example:443,http://[::1]:9"
-    assert Settings.load({"TERCET_ORIGINS": listed}).origins == (
+    assert Settings.load({"TERCET_ORIGINS": listed}).access.origins == (
         "https://notes.example", "http://a.example", "https://b.example", "http://c.example:443", "http://[::1]:9",
     )  # fmt: skip
 
@@ -250,7 +250,7 @@ def test_origins_are_normalised_as_browsers_send_them() -> None:
 def test_origins_of_apps_are_accepted() -> None:
     """Obsidian is `app://obsidian.md` on desktops and `capacitor://localhost` on iOS."""
     listed = "app://obsidian.md,capacitor://localhost"
-    assert Settings.load({"TERCET_ORIGINS": listed}).origins == ("app://obsidian.md", "capacitor://localhost")
+    assert Settings.load({"TERCET_ORIGINS": listed}).access.origins == ("app://obsidian.md", "capacitor://localhost")
 
 
 @pytest.mark.parametrize(
@@ -263,6 +263,20 @@ def test_other_origins_are_refused(origin: str) -> None:
 
 
 def test_every_setting_is_listed_with_its_default_unit_and_reason() -> None:
-    rows = Settings.table()
-    assert {"TERCET_BIND", "TERCET_RUN_DIR", "TERCET_ORIGINS", "TERCET_LOG"} <= {row[0] for row in rows}
-    assert all(text for row in rows for text in row)
+    groups = Settings.reference()
+    titles = [title.partition(":")[0] for title, _ in groups]
+    assert titles == ["Server", "Models", "Workers of this machine", "Limits", "Access", "Jobs", "Several machines"]
+    rows = {row.variable: row for _, group in groups for row in group}
+    assert rows["TERCET_JOB_QUEUE"] == (
+        "TERCET_JOB_QUEUE", "1000", "jobs", "jobs that may be queued or running; an API key may have a quarter of them"
+    )  # fmt: skip
+    assert rows["TERCET_DTYPE"].unit == "auto, fp32, bf16, fp16, int8"
+    assert rows["TERCET_CACHE_DIR"].reason.endswith("where it cannot be written to, each worker compiles at its start")
+    assert all(text for row in rows.values() for text in row)
+
+
+def test_each_variable_sets_its_own_field() -> None:
+    """A group may hold two settings of which one is named like another group's."""
+    settings = Settings.load({"TERCET_QUEUE": "7", "TERCET_JOB_QUEUE": "8", "TERCET_JOBS": "none"})
+    assert (settings.limits.queue, settings.jobs.queue, settings.job_store) == (7, 8, "none")
+    assert len(rows := [row.variable for _, group in Settings.reference() for row in group]) == len(set(rows))

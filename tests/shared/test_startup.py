@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from shared.run_directory import prepare_run_directory
 from shared.settings import Address, ModelSpec, Settings
 from shared.startup import check_access, check_address_free, check_pool_port, listen, read_or_make_plan
 from tests.e2e.harness import ROOT, free_port
+from tests.settings import make_settings
 from tests.tls import Certificate
 
 
@@ -37,14 +37,14 @@ def test_an_address_in_use_is_refused() -> None:
 
 def test_a_current_plan_is_read_and_a_stale_one_refused_where_no_other_can_be_made(tmp_path: Path) -> None:
     """Making a plan needs the model; one that does not exist shows that no plan was made."""
-    settings = Settings(run_dir=tmp_path / "r", devices=("cpu",), models=(ModelSpec("mine", "/nonexistent"),))
+    settings = make_settings(run_dir=tmp_path / "r", devices=("cpu",), models=(ModelSpec("mine", "/nonexistent"),))
     run_path = prepare_run_directory(settings)
-    plan = Plan(plan_inputs(settings, {}), [], make_slots(["cpu"], [("mine", 2)], run_path, settings.max_batch))
+    plan = Plan(plan_inputs(settings, {}), [], make_slots(["cpu"], [("mine", 2)], run_path, settings.pool.max_batch))
     write_plan(plan, run_path)
     assert read_or_make_plan(settings, {}) == plan
     with pytest.raises(StartError, match="plan could not be made"):
         read_or_make_plan(
-            replace(settings, max_batch=3), {"TERCET_MODELS": "mine=/nonexistent", "TERCET_DEVICES": "cpu"}
+            make_settings(settings, max_batch=3), {"TERCET_MODELS": "mine=/nonexistent", "TERCET_DEVICES": "cpu"}
         )
 
 
@@ -68,18 +68,18 @@ def test_an_address_beyond_loopback_needs_keys_or_a_permission(
 ) -> None:
     path = tmp_path / "keys"
     new_key(path, "n")
-    settings = Settings(bind=Address(host, 8000), keys=path if has_keys else None, insecure=insecure)
+    settings = make_settings(bind=Address(host, 8000), keys=path if has_keys else None, insecure=insecure)
     if not is_refused:
         check_access(settings)
         return
     with pytest.raises(StartError) as caught:
         check_access(settings)
-    for part in (str(settings.bind), "TERCET_KEYS", "TERCET_INSECURE=1", "--insecure"):
+    for part in (str(settings.server.bind), "TERCET_KEYS", "TERCET_INSECURE=1", "--insecure"):
         assert part in str(caught.value)
 
 
 def test_a_key_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    settings = Settings(keys=tmp_path / "keys")
+    settings = make_settings(keys=tmp_path / "keys")
     with pytest.raises(StartError, match="cannot be read"):
         check_access(settings)
     (tmp_path / "keys").touch(0o600)
@@ -114,7 +114,7 @@ def test_tls_files_must_be_a_readable_pair(tmp_path: Path) -> None:
     pair, other, encrypted = (Certificate(tmp_path, name) for name in ("tls", "other", "encrypted"))
     cert, key, other_key, encrypted_key = pair.cert, pair.key, other.key, encrypted.key
     encrypted.encrypt_key("sesame")
-    check_access(Settings(tls_cert=cert, tls_key=key))
+    check_access(make_settings(tls_cert=cert, tls_key=key))
     (tmp_path / "empty").touch()
     for wrong_cert, wrong_key, message in (
         (cert, None, "belong together"),
@@ -128,7 +128,7 @@ def test_tls_files_must_be_a_readable_pair(tmp_path: Path) -> None:
         (cert, encrypted_key, "are not a certificate"),
     ):
         with pytest.raises(StartError, match=message):
-            check_access(Settings(tls_cert=wrong_cert, tls_key=wrong_key))
+            check_access(make_settings(tls_cert=wrong_cert, tls_key=wrong_key))
 
 
 def run_child(program: str, *arguments: str, pass_fds: Sequence[int] = ()) -> subprocess.CompletedProcess[str]:
@@ -214,7 +214,7 @@ def pool_settings(tmp_path: Path, text: str = KEY, mode: int = 0o600, **settings
     path = tmp_path / "pool-key"
     path.write_text(text)
     path.chmod(mode)
-    return Settings(**{"pool_bind": Address("127.0.0.1", free_port()), "pool_key": path, **settings})
+    return make_settings(**{"pool_bind": Address("127.0.0.1", free_port()), "pool_key": path, **settings})
 
 
 def test_workers_listen_on_loopback_with_a_key_and_beyond_it_with_tls(tmp_path: Path) -> None:

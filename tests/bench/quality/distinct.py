@@ -36,7 +36,7 @@ def measure_distinct(session: WriterSession) -> list[Part]:
     logged = [lines[f"distinct-{number}"][-1] for number in range(len(contexts))]
     answers = [[sentence["value"] for sentence in read_body(done).get("sentences", [])] for done in exchanges]
     sentences = [(context, value) for context, values in zip(contexts, answers, strict=True) for value in values]
-    similarity = Settings.load({}).similarity
+    similarity = Settings.load({}).model.similarity
     added_ms = [float(line.get("added_ms", 0.0)) for line in logged]
     figures = {
         "3 distinct sentences": sum(_are_distinct(values, similarity) for values in answers) / len(answers),

@@ -30,7 +30,7 @@ class PromptScorer:
         from workers.engine.interrupt import Interrupt
         from workers.engine.loader import load_model
 
-        [spec] = options.load_settings().models
+        [spec] = options.load_settings().model.models
         checkpoint = resolve(spec.name, spec.source)
         directory = Path(checkpoint.directory)
         self.tokenizer = Tokenizer.from_directory(directory, checkpoint.vocab_size)

@@ -175,8 +175,8 @@ class EngineBench:
             "tests.bench.speed.engine_alone:EngineAlone",
             self._subject,
             "cpu",
-            settings.dtype,
-            settings.max_batch,
+            settings.model.dtype,
+            settings.pool.max_batch,
             self._options.num_threads,
         )
 

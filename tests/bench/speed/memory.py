@@ -45,7 +45,7 @@ def measure_memory(
     Raises:
         StartError: it does not get warm, or a request failed.
     """
-    specs = Settings.load({"TERCET_MODELS": models}).models
+    specs = Settings.load({"TERCET_MODELS": models}).model.models
     with Server(models, {"devices": "cpu", **settings}, root) as server:
         time.sleep(REST_S)
         pids = _names(server)

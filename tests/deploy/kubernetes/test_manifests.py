@@ -110,13 +110,13 @@ def test_settings_are_known_and_their_values_parse(serving: str) -> None:
         settings = settings_of(serving, template, container)
         if name == "tercet-gateway":
             assert container["args"] == ["serve", "--role", "gateway"]
-            assert settings.pool
-            assert settings.pool_key is not None
-            assert settings.keys is not None
+            assert settings.remote.pool
+            assert settings.remote.pool_key is not None
+            assert settings.access.keys is not None
         else:
             assert container["args"] == ["serve", "--role", "workers"]
-            assert settings.pool_bind is not None
-            assert settings.pool_tls_cert is not None
+            assert settings.remote.pool_bind is not None
+            assert settings.remote.pool_tls_cert is not None
 
 
 def test_a_wrong_setting_would_be_found() -> None:
@@ -135,17 +135,17 @@ def test_variables_of_services_do_not_look_like_settings(serving: str) -> None:
 def test_the_gateway_finds_the_workers(serving: str) -> None:
     by_name = {name: settings_of(serving, template, one) for name, template, one in tercet_containers(serving)}
     gateway, workers = by_name["tercet-gateway"], by_name["tercet-workers"]
-    [url] = gateway.pool
+    [url] = gateway.remote.pool
     service = of_kind(serving, "Service")["tercet-workers"]
     assert url.scheme == "https"
     assert url.host == f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
     assert service["spec"]["clusterIP"] == "None"  # the name has the pods' addresses
     # A headless Service forwards nothing: its port is the pods'.
-    assert workers.pool_bind is not None
-    assert url.port == url.last_port == service["spec"]["ports"][0]["port"] == workers.pool_bind.port
-    assert [model.name for model in workers.models] == [url.model]
-    assert workers.models[0].count == 1  # one worker per pod
-    assert len(workers.devices) == 1
+    assert workers.remote.pool_bind is not None
+    assert url.port == url.last_port == service["spec"]["ports"][0]["port"] == workers.remote.pool_bind.port
+    assert [model.name for model in workers.model.models] == [url.model]
+    assert workers.model.models[0].count == 1  # one worker per pod
+    assert len(workers.pool.devices) == 1
 
 
 def test_files_of_settings_are_mounted(serving: str) -> None:
@@ -154,7 +154,13 @@ def test_files_of_settings_are_mounted(serving: str) -> None:
         settings = settings_of(serving, template, container)
         mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
         volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
-        files = (settings.keys, settings.pool_key, settings.pool_ca, settings.pool_tls_cert, settings.pool_tls_key)
+        files = (
+            settings.access.keys,
+            settings.remote.pool_key,
+            settings.remote.pool_ca,
+            settings.remote.pool_tls_cert,
+            settings.remote.pool_tls_key,
+        )
         for path in filter(None, files):
             secret = volumes[mounts[str(path.parent)]]["secret"]
             assert secret["defaultMode"] == 0o440
@@ -169,7 +175,7 @@ def test_the_grace_of_a_pod_is_longer_than_its_stop(serving: str) -> None:
     for name, template, container in tercet_containers(serving):
         settings = settings_of(serving, template, container)
         pre_stop_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
-        stop_s = pre_stop_s + settings.drain_s + settings.grace_s + KILL_S
+        stop_s = pre_stop_s + settings.server.drain_s + settings.server.grace_s + KILL_S
         assert template["spec"]["terminationGracePeriodSeconds"] > stop_s, name
 
 
@@ -177,7 +183,7 @@ def test_a_stopping_gateway_is_not_ready_before_it_closes_its_listener(serving: 
     [(template, container)] = [found[1:] for found in tercet_containers(serving) if found[0] == "tercet-gateway"]
     probe = container["readinessProbe"]
     noticed_s = probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"]
-    assert settings_of(serving, template, container).drain_s > noticed_s
+    assert settings_of(serving, template, container).server.drain_s > noticed_s
 
 
 def test_a_loading_pod_is_neither_ready_nor_restarted(serving: str) -> None:
@@ -189,7 +195,7 @@ def test_a_loading_pod_is_neither_ready_nor_restarted(serving: str) -> None:
         if name == "tercet-workers":
             startup = kinds["startupProbe"]
             assert startup["httpGet"]["path"] == "/health/ready"
-            load_s = settings_of(serving, template, container).load_s
+            load_s = settings_of(serving, template, container).pool.load_s
             assert startup["periodSeconds"] * startup["failureThreshold"] > load_s
 
 
@@ -202,10 +208,10 @@ def test_probe_paths_are_routes_of_the_server_at_their_port(serving: str, make_g
                 is_https = probe["httpGet"].get("scheme") == "HTTPS"
                 if container["name"] == "gateway":
                     settings = settings_of(serving, template, container)
-                    assert (port, is_https) == (settings.bind.port, settings.uses_tls)
+                    assert (port, is_https) == (settings.server.bind.port, settings.uses_tls)
                     assert app.router.find(path) is not None
                 elif container["name"] == "worker":
-                    bind = settings_of(serving, template, container).pool_bind
+                    bind = settings_of(serving, template, container).remote.pool_bind
                     assert bind is not None
                     assert (port, is_https) == (bind.port, True)
                     assert path in OPEN_ROUTES
@@ -293,7 +299,7 @@ def test_workers_on_gpus_have_one_each() -> None:
     for name in ("overlays/gpu", "overlays/keda", "overlays/hpa", "overlays/gke"):
         [(template, container)] = [found[1:] for found in tercet_containers(name) if found[0] == "tercet-workers"]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
-        assert settings_of(name, template, container).devices == ("cuda:0",)
+        assert settings_of(name, template, container).pool.devices == ("cuda:0",)
         assert "tercet-cuda" in container["image"]
         assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in template["spec"][
             "tolerations"
@@ -331,7 +337,7 @@ def test_autoscalers_agree_and_leave_room_in_the_batch() -> None:
     autoscaler = of_kind("overlays/hpa", "HorizontalPodAutoscaler")["tercet-workers"]["spec"]
     thresholds = [int(trigger["metadata"]["threshold"]) for trigger in scaled["spec"]["triggers"]]
     assert thresholds == [int(one["external"]["target"]["averageValue"]) for one in autoscaler["metrics"]]
-    assert thresholds[0] < Settings().max_batch
+    assert thresholds[0] < Settings().pool.max_batch
     assert scaled["spec"]["minReplicaCount"] == autoscaler["minReplicas"]
     assert scaled["spec"]["maxReplicaCount"] == autoscaler["maxReplicas"]
     assert scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == autoscaler["behavior"]
@@ -355,7 +361,7 @@ def test_several_gateways_share_a_store_and_an_ingress_that_keeps_sessions() -> 
         found[1:] for found in tercet_containers("overlays/gateways") if found[0] == "tercet-gateway"
     ]
     settings = settings_of("overlays/gateways", template, container)
-    assert settings.redis
+    assert settings.remote.redis
     assert settings.job_store.startswith("redis://")
     [ingress] = of_kind("overlays/gateways", "Ingress").values()
     assert ingress["metadata"]["annotations"]["nginx.org/lb-method"] == "hash $http_x_session_id consistent"
@@ -372,10 +378,10 @@ def test_gke_serves_https_alone_and_ends_before_the_proxy_gives_up() -> None:
     template = dict(workloads("overlays/gke"))["tercet-gateway"]
     by_name = {container["name"]: container for container in containers(template)}
     settings = settings_of("overlays/gke", template, by_name["gateway"])
-    assert settings.timeout_s < 15
+    assert settings.limits.timeout_s < 15
     proxy = by_name["endpoints"]
     assert proxy["restartPolicy"] == "Always"  # a sidecar: it ends after the gateway
-    assert f"--backend=http://127.0.0.1:{settings.bind.port}" in proxy["args"]
+    assert f"--backend=http://127.0.0.1:{settings.server.bind.port}" in proxy["args"]
     environ = environment("overlays/gke", template, proxy)
     assert settings.allows_host(environ["ENDPOINTS_SERVICE"])
     for variable in re.findall(r"\$\((\w+)\)", " ".join(proxy["args"])):

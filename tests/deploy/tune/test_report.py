@@ -45,8 +45,8 @@ def test_the_lines_to_paste_are_settings() -> None:
         "TERCET_MODELS=small*2", "TERCET_DEVICES=cuda:0,cuda:1", "TERCET_MAX_BATCH=24", "TERCET_PLACEMENT=spread",
     ]  # fmt: skip
     settings = Settings.load(dict(line.split("=", 1) for line in lines))
-    assert settings.models == (ModelSpec("small", None, 2),)
-    assert settings.max_batch == 24
+    assert settings.model.models == (ModelSpec("small", None, 2),)
+    assert settings.pool.max_batch == 24
     assert environment(trial, Result({}, {}, [], None)) == []
 
 

@@ -70,9 +70,9 @@ def test_a_run_within_a_budget_recommends_what_it_measured(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     lines = dict(line.split("=", 1) for line in done.stdout.splitlines())
     settings = Settings.load(lines)
-    assert [str(model) for model in settings.models] == ["embedded"]
-    assert settings.devices == ("cpu",)
-    assert settings.cpu_threads == len(os.sched_getaffinity(0))
+    assert [str(model) for model in settings.model.models] == ["embedded"]
+    assert settings.pool.devices == ("cpu",)
+    assert settings.pool.cpu_threads == len(os.sched_getaffinity(0))
     document = json.loads(result.read_text())
     [plan] = document["plans"]
     assert plan["candidate"] == document["recommended"]
