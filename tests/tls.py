@@ -5,9 +5,6 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-import trustme
-from cryptography.hazmat.primitives import serialization
-
 
 class Certificate:
     """The files of a certificate for the loopback interface, issued by an authority of its own."""
@@ -18,12 +15,16 @@ class Certificate:
 
     def renew(self) -> None:
         """Replace the files: a new key, a new certificate, a new authority."""
+        import trustme  # here, because every test imports this module, and a bare machine has no trustme
+
         self._authority = trustme.CA()
         issued = self._authority.issue_cert("localhost", "127.0.0.1")
         issued.private_key_pem.write_to_path(self.key)
         self.cert.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
 
     def encrypt_key(self, passphrase: str) -> None:
+        from cryptography.hazmat.primitives import serialization
+
         key = serialization.load_pem_private_key(self.key.read_bytes(), None)
         encryption = serialization.BestAvailableEncryption(passphrase.encode())
         pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)

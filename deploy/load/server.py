@@ -171,16 +171,6 @@ class Server:
         os.kill(old, signal.SIGTERM)
         return self._age_when_warm(other_than=old)
 
-    def reload(self) -> None:
-        """Reload both pools, and wait until every slot has a new worker that is warm.
-
-        Raises:
-            StartError: that does not happen in time.
-        """
-        old = {slot["pid"] for slot in self.slots()}
-        self._process.send_signal(signal.SIGHUP)
-        self._slots_when(lambda slot: slot["state"] == "warm" and slot["pid"] not in old)
-
     def _age_when_warm(self, other_than: int = 0) -> float:
         slots = self._slots_when(lambda slot: slot["state"] == "warm" and slot["pid"] != other_than)
         pid = slots[0]["pid"]

@@ -30,7 +30,6 @@ from gateway.api.schema import parse_autocomplete_request
 from shared.errors import InvalidRequest, StartError
 from tests.bench.gpu.cli import bench_gpu
 from tests.bench.quality import distinct, replay
-from tests.bench.quality.corpus import read_held_out
 from tests.bench.quality.samples import sample_openings, samples_table
 from tests.bench.quality.typist import RULES, TypistBench, TypistOptions, savings_table, usage_table
 from tests.bench.speed import against as other_checkout
@@ -41,6 +40,7 @@ from tests.bench.speed.http import LEVELS, HttpBench
 from tests.bench.speed.page import PageBench, page_tables
 from tests.bench.speed.rows import TARGETS
 from tests.bench.speed.tables import levels_table, rows_table, series_table
+from workers.training.corpus import read_books, split_books
 
 bench = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure Tercet, its ceiling and its baselines.")
 bench.command("gpu")(bench_gpu)
@@ -67,8 +67,7 @@ Files = Annotated[
     ),
 ]
 Corpus = Annotated[
-    Path | None,
-    typer.Option(help="Training corpus, as for `make embedded`: its held-out books are the prose.", dir_okay=False),
+    Path | None, typer.Option(help="Training corpus, as for `make embedded`: its held-out books are the prose.")
 ]
 Models = Annotated[str, typer.Option(help="Model under test, as in TERCET_MODELS.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: the first GPU, or the CPU without one.")]
@@ -386,7 +385,8 @@ def _fields(entries: Sequence[str] | None) -> dict[str, object]:
 def _read_prose(files: Sequence[Path] | None, corpus: Path | None) -> dict[str, str]:
     """File name → text, of the files, or of the corpus's held-out books, or of the page that Tercet ships with."""
     if corpus is not None and not files:
-        return read_held_out(corpus)
+        _, books = split_books(read_books(corpus))
+        return {book.title: f"{book.author} - {book.title}\n\n{book.text}" for book in books}
     texts = {path.name: path.read_text(encoding="utf-8") for path in files or [replay.PROSE]}
     if short := [name for name, text in texts.items() if len(text) < MIN_TEXT_CHARS]:
         raise typer.BadParameter(f"{short[0]} has fewer than {MIN_TEXT_CHARS} characters", param_hint="FILES")

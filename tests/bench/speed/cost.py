@@ -17,7 +17,6 @@ from statistics import median
 from typing import Any
 
 import msgspec
-import trustme
 from rich.console import Console
 from rich.table import Table
 
@@ -29,6 +28,7 @@ from deploy.load.rounds import Contender, interleave
 from deploy.load.run import progress
 from deploy.load.server import ROOT, Server, free_port
 from tests.bench.speed.load_clients import Load
+from tests.tls import Certificate
 
 NUM_SLOTS = (1, 2)
 NUM_CLIENTS = (4, 16)
@@ -115,10 +115,12 @@ class CostBench:
         key = directory / "key"
         key.touch(0o600)
         key.write_text(f"{secrets.token_hex(32)}\n")
-        tls = _make_certificate(directory)
+        certificate, authority = Certificate(directory), directory / "ca.crt"
+        authority.write_bytes(certificate.authority_pem)
+        tls = {f"pool_{name}": path for name, path in certificate.settings.items()}
         for name, scheme, worker_files, gateway_files in (
             ("TCP", "http", {}, {}),
-            ("TLS", "https", tls, {"pool_ca": str(directory / "ca.crt")}),
+            ("TLS", "https", tls, {"pool_ca": str(authority)}),
         ):
             bind = f"{LOOPBACK}:{free_port()}"
             shared = {**settings, "pool_key": str(key)}
@@ -178,13 +180,3 @@ def _cost(name: str, samples: Mapping[str, Sequence[float]]) -> Cost:
     version, num_slots, num_clients = name.split("|")
     middle = (round(median(samples[f"{name}.{series}"]), 3) for series in ("gateway", "workers", "answers", "clients"))
     return Cost(version, int(num_slots), int(num_clients), *middle)
-
-
-def _make_certificate(directory: Path) -> dict[str, str]:
-    """Settings of workers with a certificate for the loopback interface."""
-    authority = trustme.CA()
-    certificate, cert, key = authority.issue_cert(LOOPBACK), directory / "tls.crt", directory / "tls.key"
-    certificate.cert_chain_pems[0].write_to_path(cert)
-    certificate.private_key_pem.write_to_path(key)
-    authority.cert_pem.write_to_path(directory / "ca.crt")
-    return {"pool_tls_cert": str(cert), "pool_tls_key": str(key)}
