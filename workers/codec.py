@@ -17,6 +17,7 @@ from shared.errors import InvalidRequest, PromptTooLong
 from shared.protocol import Done, Failed, GenerateRequest, Sampling, Token, TokenizeResponse, Top
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput, TopLogprobs
 from workers.text.detokenizer import Detokenizer
+from workers.text.token_healing import TokenHealing
 from workers.text.tokenizer import Tokenizer
 from workers.text.window import encode_window
 
@@ -30,12 +31,13 @@ _EncodedPrompt: TypeAlias = tuple[tuple[int, ...], bytes, tuple[int, ...]]
 class Codec:
     """Encodes requests and decodes outputs of one model. Thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer, n_ctx: int) -> None:
+    def __init__(self, healing: TokenHealing, n_ctx: int) -> None:
         """
         Args:
             n_ctx: the model's context size in tokens.
         """
-        self._tokenizer = tokenizer
+        self._healing = healing
+        self._tokenizer = healing.tokenizer
         self._n_ctx = n_ctx
         self._lock = threading.Lock()
         self._encoded: dict[object, _EncodedPrompt] = {}  # in the order in which they were encoded
@@ -165,7 +167,7 @@ class Codec:
         tokenizer = self._tokenizer
         typed = b""
         if is_healed:
-            text, typed = tokenizer.healing.split(text)
+            text, typed = self._healing.split(text)
         forced_ids = tuple(tokenizer.encode(typed.decode()))
         if max_tokens is None:
             if len(text.encode("utf-8", "replace")) > self._n_ctx * tokenizer.max_token_bytes:

@@ -328,7 +328,8 @@ class SlotService:
             loaded = replace(shared, tokenizer=tokenizer)
         else:
             loaded = load()
-        self._codec = Codec(tokenizer, loaded.config.n_positions)
+        assert loaded.healing is not None
+        self._codec = Codec(loaded.healing, loaded.config.n_positions)
         log.info(
             "model_loaded", slot=self.slot.index, model=self._model.name, seconds=round(time.monotonic() - start, 2)
         )

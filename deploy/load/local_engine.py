@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from deploy.load.options import Options
 from workers.checkpoints.resolve import resolve
 from workers.codec import Codec
+from workers.text.token_healing import TokenHealing
 from workers.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -38,6 +39,6 @@ def running_engine(options: Options) -> Iterator[tuple[Engine, Codec]]:
     while engine.status().state not in {"warm", "failed"}:
         time.sleep(0.01)
     try:
-        yield engine, Codec(tokenizer, loaded.config.n_positions)
+        yield engine, Codec(TokenHealing(tokenizer), loaded.config.n_positions)
     finally:
         engine.stop(0)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
+
+from workers.text.detokenizer import Detokenizer
+from workers.text.token_healing import TokenHealing
+from workers.text.tokenizer import Tokenizer
 
 EMBEDDED = Path(__file__).parents[2] / "workers/checkpoints/embedded"
 PATIENCE_S = 240.0  # the first start on a machine compiles the kernels
@@ -16,3 +21,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end, "timed out"
         time.sleep(0.002)
+
+
+healing_of = lru_cache(TokenHealing)
+
+
+def decode(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+    """Text of `ids`. Invalid UTF-8 becomes U+FFFD; an incomplete last character is dropped."""
+    detokenizer = Detokenizer(tokenizer)
+    return "".join([*map(detokenizer.feed, ids), detokenizer.finish()])

@@ -210,9 +210,7 @@ class Engine:
         for request in requests:
             _check(request, loaded)
         sequences = [
-            Sequence(
-                request, ResultStream(on_cancel=self._wake), start_id=loaded.eos_id or 0, tokenizer=loaded.tokenizer
-            )
+            Sequence(request, ResultStream(on_cancel=self._wake), start_id=loaded.eos_id or 0, healing=loaded.healing)
             for request in requests
         ]
         with self._lock:
@@ -358,7 +356,7 @@ class Engine:
         core = EngineCore(Scheduler(runner.num_entries, self._config.max_batch), runner, eos_id=None)
         request = EngineRequest((0,) * WARM_UP_PROMPT_TOKENS, SamplingParams(WARM_UP_TOKENS), seed=0)
         for _ in range(min(3, self._config.max_batch)):
-            core.add(Sequence(request, ResultStream(), start_id=0, tokenizer=None))
+            core.add(Sequence(request, ResultStream(), start_id=0, healing=None))
         while core.sequences:
             timing = core.step()
             assert timing is not None  # they wait for no sibling

@@ -13,7 +13,7 @@ from workers.engine.errors import EngineFailure
 from workers.engine.request import EngineRequest, GeneratedToken, PromptLogprobs, SequenceOutput, TopLogprobs
 from workers.engine.result_stream import ResultStream
 from workers.text.stop_strings import StopMatcher
-from workers.text.token_healing import AllowedTokens, ForcedPrefix, TokenConstraint
+from workers.text.token_healing import AllowedTokens, ForcedPrefix, TokenConstraint, TokenHealing
 from workers.text.tokenizer import Tokenizer
 
 
@@ -56,12 +56,12 @@ class Sequence:
         result_stream: ResultStream,
         *,
         start_id: int,
-        tokenizer: Tokenizer | None,
+        healing: TokenHealing | None,
     ) -> None:
         """
         Args:
             start_id: stands for an empty prompt.
-            tokenizer: required if the request has stop strings or a forced prefix.
+            healing: required if the request has stop strings or a forced prefix.
         """
         self.request = request
         self.result_stream = result_stream
@@ -84,11 +84,13 @@ class Sequence:
         self._stop_search: _StopSearch | None = None
         self._sampling = sampling = request.sampling
         if request.forced_prefix:
-            assert tokenizer is not None
-            self._constraint = ForcedPrefix(tokenizer.healing, request.forced_prefix)
+            assert healing is not None
+            self._constraint = ForcedPrefix(healing, request.forced_prefix)
         if sampling.stop or sampling.single_line:
-            assert tokenizer is not None
-            self._stop_search = _StopSearch(tokenizer, StopMatcher(sampling.stop, single_line=sampling.single_line))
+            assert healing is not None
+            self._stop_search = _StopSearch(
+                healing.tokenizer, StopMatcher(sampling.stop, single_line=sampling.single_line)
+            )
 
     @property
     def num_forced(self) -> int:

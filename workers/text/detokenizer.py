@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from workers.text.stop_strings import StopMatcher
-
-if TYPE_CHECKING:
-    from workers.text.tokenizer import Tokenizer
+from workers.text.tokenizer import Tokenizer
 
 
 class Detokenizer:

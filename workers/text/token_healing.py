@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from workers.text.tokenizer import Tokenizer
+from workers.text.tokenizer import Tokenizer
 
 # Of a longer word (in a text without spaces) only the last tokens are healed.
 MAX_FORCED_BYTES = 32
@@ -93,10 +92,13 @@ class ForcedPrefix:
 
 
 class TokenHealing:
-    """Splits prompts for healing, and lists the tokens that may begin a text. One for each tokenizer; thread-safe."""
+    """Splits prompts for healing, and lists the tokens that may begin a text. Thread-safe.
+
+    It takes memory and time in proportion to the vocabulary, so a model has one (`LoadedModel.healing`).
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.token_bytes = tokenizer.token_bytes
         by_bytes = sorted((data, id_) for id_ in range(tokenizer.vocab_size) if (data := tokenizer.token_bytes(id_)))
         self._sorted_bytes = [data for data, _ in by_bytes]
@@ -115,7 +117,7 @@ class TokenHealing:
         if not text or not self._has_all_bytes:
             return text, b""
         end = text[-_MAX_WORD_CHARS:].encode("utf-8", "replace").decode()
-        start = self._tokenizer.last_word_start(end)
+        start = self.tokenizer.last_word_start(end)
         word = end[start:]
         if start == 0 or len(word.encode()) > MAX_FORCED_BYTES:
             word = self._last_tokens(word)
@@ -123,7 +125,7 @@ class TokenHealing:
 
     def _last_tokens(self, word: str) -> str:
         """The longest end of `word` in whole tokens and characters, at most MAX_FORCED_BYTES long and not all of it."""
-        _, starts = self._tokenizer.encode_with_starts(word)
+        _, starts = self.tokenizer.encode_with_starts(word)
         fitting = [start for start in starts if start > 0 and len(word[start:].encode()) <= MAX_FORCED_BYTES]
         return word[min(fitting, default=len(word)) :]
 
@@ -152,5 +154,5 @@ class TokenHealing:
 
     def _first_token(self, data: bytes) -> int:
         """The id of the first token of `data`; -1 if the bytes are not text."""
-        ids = self._tokenizer.encode(data.decode("utf-8", "ignore"))
+        ids = self.tokenizer.encode(data.decode("utf-8", "ignore"))
         return ids[0] if ids else -1

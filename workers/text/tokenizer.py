@@ -1,6 +1,6 @@
 """GPT-2's byte-level BPE: text to token ids, token ids to bytes and text.
 
-Does not know models, sampling or the protocol.
+Does not know models, sampling, the protocol, and what is built on it: detokenizer and token healing.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Encoding, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as BpeTokenizer
-
-from workers.text.detokenizer import Detokenizer
-from workers.text.token_healing import TokenHealing
 
 END_OF_TEXT = "<|endoftext|>"
 PART_CHARS = 4096  # of a long text are encoded at once, in about 3 ms
@@ -52,7 +49,6 @@ class Tokenizer:
         self._special = {id_: token.content for id_, token in bpe.get_added_tokens_decoder().items() if token.special}
         literals = [token.content.encode() for token in bpe.get_added_tokens_decoder().values()]
         self.max_token_bytes = max(map(len, (*self._bytes, *literals)))
-        self.healing = TokenHealing(self)
 
     @classmethod
     def from_directory(cls, path: Path, vocab_size: int) -> Tokenizer:
@@ -99,11 +95,6 @@ class Tokenizer:
         if len(part) <= 2 * PART_CHARS:
             return self._bpe.encode(part, add_special_tokens=False)
         return self._bpe.encode_batch([part], add_special_tokens=False)[0]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`. Invalid UTF-8 becomes U+FFFD; an incomplete last character is dropped."""
-        detokenizer = Detokenizer(self)
-        return "".join([*map(detokenizer.feed, ids), detokenizer.finish()])
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text.

@@ -64,7 +64,7 @@ class PromptScorer:
 
         core = EngineCore(Scheduler(self._runner.num_entries, 1), self._runner, eos_id=None)
         stream = ResultStream()
-        core.add(Sequence(request, stream, start_id=0, tokenizer=None))
+        core.add(Sequence(request, stream, start_id=0, healing=None))
         while core.sequences:
             core.step()
         return stream.result()

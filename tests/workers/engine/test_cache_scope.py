@@ -90,7 +90,7 @@ def run_all(num_entries: int, requests: list[tuple[str, tuple[int, ...], int, in
         while len(scheduler.sequences) == MAX_SEQUENCES:
             step()
         request = EngineRequest(prompt, SamplingParams(num_tokens), 0, cache_scope=scope)
-        sequence = Sequence(request, ResultStream(), start_id=0, tokenizer=None)
+        sequence = Sequence(request, ResultStream(), start_id=0, healing=None)
         numbers[sequence] = number
         scheduler.add(sequence)
     while scheduler.sequences:
@@ -130,7 +130,7 @@ def test_equal_prompts_of_one_scope_share_their_prefill_and_those_of_two_do_not(
         scheduler = Scheduler(4, MAX_SEQUENCES)
         for scope in scopes:
             request = EngineRequest((1, 2, 3), SamplingParams(2), 0, cache_scope=scope)
-            scheduler.add(Sequence(request, ResultStream(), start_id=0, tokenizer=None))
+            scheduler.add(Sequence(request, ResultStream(), start_id=0, healing=None))
         assert len(scheduler.schedule(float("inf")).chunks) == num_chunks
 
 
@@ -180,8 +180,8 @@ def test_the_scope_never_changes_the_text(embedded: LoadedModel) -> None:
 def test_the_scope_is_the_owner_and_the_session(
     embedded: LoadedModel, first: tuple[str, str | None], second: tuple[str, str | None], is_shared: bool
 ) -> None:
-    assert embedded.tokenizer is not None
-    codec = Codec(embedded.tokenizer, embedded.config.n_positions)
+    assert embedded.healing is not None
+    codec = Codec(embedded.healing, embedded.config.n_positions)
     scopes = [
         codec.request(GenerateRequest(prompt="The sea", owner=owner, session=session), 0.0).cache_scope
         for owner, session in (first, second)

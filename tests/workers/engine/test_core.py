@@ -20,6 +20,7 @@ from workers.engine.runner import RunnerOutput
 from workers.engine.scheduler import Scheduler
 from workers.engine.scheduler_output import SchedulerOutput
 from workers.engine.sequence import Sequence
+from workers.text.token_healing import TokenHealing
 from workers.text.tokenizer import Tokenizer
 
 TokenFn = Callable[[Sequence, int], int]
@@ -77,9 +78,9 @@ def make_core(
     return EngineCore(Scheduler(runner.num_entries, 8), runner, eos_id=eos_id, on_finish=on_finish or Finished())
 
 
-def add(core: EngineCore, request: EngineRequest, tokenizer: Tokenizer | None = None) -> ResultStream:
+def add(core: EngineCore, request: EngineRequest, healing: TokenHealing | None = None) -> ResultStream:
     stream = ResultStream()
-    core.add(Sequence(request, stream, start_id=0, tokenizer=tokenizer))
+    core.add(Sequence(request, stream, start_id=0, healing=healing))
     return stream
 
 
@@ -161,10 +162,10 @@ def test_a_deadline_ends_a_sequence_with_what_it_has() -> None:
 
 def test_a_fault_of_one_sequence_ends_that_sequence_only() -> None:
     """The tokenizer raises for an id that it does not have."""
-    tokenizer = Tokenizer.from_directory(CHECKPOINT, 8192)
+    healing = TokenHealing(Tokenizer.from_directory(CHECKPOINT, 8192))
     core = make_core(FakeRunner(lambda one, _: 10**6 if one.request.seed == 13 else 40))
     params = SamplingParams(5, stop=("☃",))
-    good, bad = (add(core, EngineRequest((1, 2), params, seed), tokenizer) for seed in (12, 13))
+    good, bad = (add(core, EngineRequest((1, 2), params, seed), healing) for seed in (12, 13))
     run_to_end(core)
     assert good.result().finish_reason == "length"
     assert bad.result().finish_reason == "error"
@@ -252,7 +253,7 @@ def test_a_step_has_nothing_to_run_while_a_prefill_group_waits_for_siblings() ->
     runner = FakeRunner()
     core = make_core(runner)
     streams = [ResultStream(), ResultStream()]
-    siblings = [Sequence(request(2, group_size=2), stream, start_id=0, tokenizer=None) for stream in streams]
+    siblings = [Sequence(request(2, group_size=2), stream, start_id=0, healing=None) for stream in streams]
     siblings[0].submitted_at += 1000  # so that its group waits long enough
     core.add(siblings[0])
     assert core.step() is not None  # the prompt is prefilled meanwhile

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.workers.engine.helpers import TINY, generate, running_engine, wait_until
+from tests.workers.helpers import decode
 from workers.engine.engine import Engine, EngineConfig
 from workers.engine.errors import EngineFull, EngineNotReady, InvalidPrompt
 from workers.engine.loader import LoadedModel, ProgressFn
@@ -75,17 +76,17 @@ def test_stop_strings_end_a_sequence(embedded: LoadedModel) -> None:
     prompt = tokenizer.encode("The old man looked at the sea and")
     with running_engine(embedded) as engine:
         free = generate(engine, prompt, SamplingParams(60, temperature=0))
-        text = tokenizer.decode(free.token_ids)
+        text = decode(tokenizer, free.token_ids)
         word = text.split()[6]
         stopped = generate(engine, prompt, SamplingParams(60, temperature=0, stop=("☃", word)))
-        kept = tokenizer.decode(stopped.token_ids[: stopped.num_kept])
+        kept = decode(tokenizer, stopped.token_ids[: stopped.num_kept])
         before = text[: text.index(word)]
         assert stopped.finish_reason == "stop"
-        assert word in tokenizer.decode(stopped.token_ids)
+        assert word in decode(tokenizer, stopped.token_ids)
         assert kept.startswith(before)
-        assert len(tokenizer.decode(stopped.token_ids[: stopped.num_kept - 1])) < len(before)
+        assert len(decode(tokenizer, stopped.token_ids[: stopped.num_kept - 1])) < len(before)
         line = generate(engine, prompt, SamplingParams(60, single_line=True), 3)
-        assert "\n" not in tokenizer.decode(line.token_ids[: line.num_kept])
+        assert "\n" not in decode(tokenizer, line.token_ids[: line.num_kept])
 
 
 def test_a_cancelled_sequence_ends_within_a_step(tiny: LoadedModel) -> None:

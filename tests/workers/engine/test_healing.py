@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.workers.engine.helpers import CHECKPOINT, running_engine
+from tests.workers.helpers import healing_of
 from workers.engine.engine import Engine
 from workers.engine.loader import LoadedModel
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
@@ -31,7 +32,7 @@ def engine(embedded: LoadedModel) -> object:
 def generate(
     engine: Engine, tokenizer: Tokenizer, text: str, seed: int = 0, *, has_forced_ids: bool = True, **params: object
 ) -> SequenceOutput:
-    head, typed = tokenizer.healing.split(text)
+    head, typed = healing_of(tokenizer).split(text)
     sampling = SamplingParams(**{"max_new_tokens": 4, **params})  # type: ignore[arg-type]
     forced_ids = tuple(tokenizer.encode(typed.decode())) if has_forced_ids else ()
     request = EngineRequest(tuple(tokenizer.encode(head)), sampling, seed, typed, forced_ids)
@@ -62,30 +63,30 @@ def new_text(tokenizer: Tokenizer, typed: bytes, finished: SequenceOutput) -> st
     ],
 )
 def test_the_last_word_becomes_the_forced_prefix(tokenizer: Tokenizer, text: str, typed: str) -> None:
-    assert tokenizer.healing.split(text) == (text.removesuffix(typed), typed.encode())
+    assert healing_of(tokenizer).split(text) == (text.removesuffix(typed), typed.encode())
 
 
 def test_of_a_very_long_word_only_the_last_tokens_are_forced(tokenizer: Tokenizer) -> None:
     for word in ("x" * 1000, "я" * 1000, "海" * 1000):
-        head, typed = tokenizer.healing.split(f"see {word}")
+        head, typed = healing_of(tokenizer).split(f"see {word}")
         assert head + typed.decode() == f"see {word}"
         assert 0 < len(typed) <= MAX_FORCED_BYTES
 
 
 def test_allowed_are_longer_tokens_and_the_parts_that_a_tokenizer_would_choose(tokenizer: Tokenizer) -> None:
-    after_sea = tokenizer.healing.allowed_tokens(b" sea")
+    after_sea = healing_of(tokenizer).allowed_tokens(b" sea")
     texts = {tokenizer.text_of(token) for token in after_sea.allowed}
     assert {" sea", " season"} <= texts
     assert all(text.startswith(" sea") for text in texts)
     assert {tokenizer.text_of(token) for token in after_sea.if_likeliest} >= {" ", " s", " se"}
     assert after_sea.longer == {token for token in after_sea.allowed if tokenizer.text_of(token) != " sea"}
     assert after_sea.table.tolist() == [*after_sea.allowed, *after_sea.if_likeliest]
-    rare = tokenizer.healing.allowed_tokens(b" zymurg")
+    rare = healing_of(tokenizer).allowed_tokens(b" zymurg")
     assert tokenizer.encode(" zymurg")[0] in rare.allowed
 
 
 def test_a_forced_prefix_allows_what_is_left_of_it_and_then_any_token(tokenizer: Tokenizer) -> None:
-    healing = tokenizer.healing
+    healing = healing_of(tokenizer)
     parts = tokenizer.encode(" zymurg")
     sizes = [len(tokenizer.token_bytes(part)) for part in parts]
     constraint = ForcedPrefix(healing, b" zymurg")
@@ -102,7 +103,7 @@ def test_a_forced_prefix_allows_what_is_left_of_it_and_then_any_token(tokenizer:
 
 
 def test_a_token_that_reaches_past_the_forced_prefix_is_new_text(tokenizer: Tokenizer) -> None:
-    constraint = ForcedPrefix(tokenizer.healing, b" se")
+    constraint = ForcedPrefix(healing_of(tokenizer), b" se")
     (sea,) = tokenizer.encode(" sea")
     assert constraint.accept(sea) == len(" se")
     assert constraint.num_forced == 0
@@ -115,7 +116,7 @@ def test_any_context_is_continued_from_what_was_typed(
     engine: Engine, tokenizer: Tokenizer, text: str, seed: int, temperature: float, rank: int
 ) -> None:
     finished = generate(engine, tokenizer, SENTENCE[:20] + text, seed, temperature=temperature, first_rank=rank)
-    _, typed = tokenizer.healing.split(SENTENCE[:20] + text)
+    _, typed = healing_of(tokenizer).split(SENTENCE[:20] + text)
     data = b"".join(map(tokenizer.token_bytes, finished.token_ids))
     assert data.startswith(typed)
     sizes = [len(b"".join(map(tokenizer.token_bytes, finished.token_ids[: n + 1]))) for n in range(4)]
@@ -135,7 +136,7 @@ def test_greedy_text_that_begins_with_the_forced_prefix_anyway_is_not_changed(
     num_compared = 0
     for split in range(1, len(SENTENCE) + 1):
         text = SENTENCE[:split]
-        head, typed = tokenizer.healing.split(text)
+        head, typed = healing_of(tokenizer).split(text)
         free = engine.submit(
             EngineRequest(tuple(tokenizer.encode(head)), SamplingParams(max_new_tokens=12, temperature=0), 0)
         ).result()
@@ -149,7 +150,7 @@ def test_greedy_text_that_begins_with_the_forced_prefix_anyway_is_not_changed(
 
 def test_greedy_siblings_of_different_ranks_differ(engine: Engine, tokenizer: Tokenizer) -> None:
     for text in ("The old man looked at the sea and", "The old man looked at the se", "The old man looked at the "):
-        _, typed = tokenizer.healing.split(text)
+        _, typed = healing_of(tokenizer).split(text)
         texts = [
             new_text(tokenizer, typed, generate(engine, tokenizer, text, temperature=0, first_rank=rank))
             for rank in range(3)

@@ -138,7 +138,7 @@ def test_the_budget_follows_what_the_caller_waits_for(
     embedded_int8: LoadedModel, more: dict[str, Any], num_tokens: int, budget_s: float
 ) -> None:
     request = replace(EngineRequest(PROMPT, PARAMS, seed=0), **more)
-    sequence = Sequence(request, ResultStream(), start_id=0, tokenizer=embedded_int8.tokenizer)
+    sequence = Sequence(request, ResultStream(), start_id=0, healing=embedded_int8.healing)
     for _ in range(num_tokens):
         sequence.append(GeneratedToken(7, -1.0), None, 1000.0)
     assert multi_step_budget_s(sequence, 1000.0) == pytest.approx(budget_s)

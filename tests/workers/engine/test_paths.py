@@ -11,6 +11,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from tests.workers.engine.helpers import CHECKPOINT, running_engine
+from tests.workers.helpers import healing_of
 from workers.engine.engine import Engine, InvalidPrompt
 from workers.engine.loader import LoadedModel, load_model
 from workers.engine.request import MAX_PATH_RANK, EngineRequest, SamplingParams, SequenceOutput
@@ -34,7 +35,7 @@ def engine(embedded: LoadedModel, tokenizer: Tokenizer, request: pytest.FixtureR
 
 
 def path_request(tokenizer: Tokenizer, text: str, rank: int, max_new_tokens: int = 3) -> EngineRequest:
-    head, typed = tokenizer.healing.split(text)
+    head, typed = healing_of(tokenizer).split(text)
     sampling = SamplingParams(max_new_tokens, temperature=0.0, path_rank=rank)
     return EngineRequest(
         tuple(tokenizer.encode(head)), sampling, 0, typed, tuple(tokenizer.encode(typed.decode())), group_size=8
@@ -56,7 +57,7 @@ def test_paths_are_ranked_by_the_probability_of_all_their_tokens(
     engine: Engine, tokenizer: Tokenizer, text: str
 ) -> None:
     outputs = paths(engine, tokenizer, text)
-    head, typed = tokenizer.healing.split(text)
+    head, typed = healing_of(tokenizer).split(text)
     prompt, forced = tokenizer.encode(head), tokenizer.encode(typed.decode())
     model = GPT2LMHeadModel.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
     with torch.inference_mode():

@@ -17,7 +17,7 @@ from workers.engine.sequence import Sequence
 
 def sequence(prompt: tuple[int, ...], number: int = 4, group_size: int = 1) -> Sequence:
     request = EngineRequest(prompt, SamplingParams(number), 0, group_size=group_size)
-    return Sequence(request, ResultStream(), start_id=0, tokenizer=None)
+    return Sequence(request, ResultStream(), start_id=0, healing=None)
 
 
 def step(scheduler: Scheduler, now: float = float("inf"), token: int = 7) -> SchedulerOutput:

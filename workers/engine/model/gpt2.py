@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from workers.text.token_healing import TokenHealing
 from workers.text.tokenizer import Tokenizer
 
 MAX_HEAD_ROWS = 64  # rows of logits at once; more of them would only evict other data from the caches
@@ -188,7 +190,7 @@ class GPT2:
         return self.head(self.norm(hidden))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: `healing` is kept in the instance's dictionary
 class LoadedModel:
     """What the engine runs: a model, and the tokenizer that stop strings and typed prefixes need."""
 
@@ -196,6 +198,11 @@ class LoadedModel:
     device: str
     dtype: str  # of the weights: fp32, bf16, fp16 or int8
     tokenizer: Tokenizer | None = None
+
+    @cached_property
+    def healing(self) -> TokenHealing | None:
+        """Token healing for the model's vocabulary; None without a tokenizer."""
+        return None if self.tokenizer is None else TokenHealing(self.tokenizer)
 
     @property
     def config(self) -> GPT2Config:

@@ -59,7 +59,7 @@ class Harness:
         stream = ResultStream()
         params = SamplingParams(**{"max_new_tokens": 12, **sampling})
         request = EngineRequest(prompt, params, seed, echo_logprobs=echo)
-        self.core.add(Sequence(request, stream, start_id=0, tokenizer=None))
+        self.core.add(Sequence(request, stream, start_id=0, healing=None))
         return stream
 
     def run(self) -> None:
