@@ -21,7 +21,7 @@ from shared.memory_plan import Division, Gpu, ModelShape, divide, largest, neede
 from shared.plan import Model, Plan, Slot
 from shared.settings import Settings
 from workers.checkpoints.files import read_config
-from workers.engine.scheduler_output import SUFFIX_TOKENS
+from workers.engine.kv_copies import SUFFIX_TOKENS
 
 GIB = 1 << 30
 # Layers and width of the models with random weights, which have no config.json.

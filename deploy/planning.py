@@ -22,7 +22,7 @@ from shared.run_directory import prepare_run_directory
 from shared.settings import Settings
 from shared.weights import weights_digest
 from workers.checkpoints.resolve import Checkpoint, resolve, resolve_default
-from workers.engine.scheduler_output import SUFFIX_TOKENS
+from workers.engine.kv_copies import SUFFIX_TOKENS
 
 MAX_SLOTS = 64
 SYNTHETIC_WEIGHT_BYTES = 500_000_000

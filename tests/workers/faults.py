@@ -9,12 +9,12 @@ from typing import Literal, NoReturn
 
 import torch
 
+from workers.engine.batch import RunnerOutput, SchedulerOutput
+from workers.engine.core import Runner
 from workers.engine.engine import EngineConfig, RunnerFactory
 from workers.engine.errors import OutOfMemory
 from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel
-from workers.engine.runner import Runner, RunnerOutput
-from workers.engine.scheduler_output import SchedulerOutput
 
 Fault = Literal["oom", "oom_step", "device", "hang"]
 

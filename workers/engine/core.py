@@ -10,14 +10,33 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
+from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.errors import EngineFailure, InvalidOutput, SequenceFailure
-from workers.engine.runner import Runner, RunnerOutput
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Sequence
 
 # A decode step may end this long after a sequence's deadline: callers set the deadline earlier than their own.
 DEADLINE_TOLERANCE_S = 0.01
+
+
+class Runner(Protocol):
+    """Executes steps on a device, from one thread.
+
+    Attributes:
+        num_entries: prefix-cache entries that fit in the device's memory.
+    """
+
+    num_entries: int
+
+    def run(self, plan: SchedulerOutput, /) -> RunnerOutput:
+        """Executes one step. After an exception, `drop_caches` must precede the next step."""
+        ...
+
+    def drop_caches(self) -> None:
+        """Drops what it keeps from step to step. The caller uses no prefix-cache entry and no KV suffix any longer."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

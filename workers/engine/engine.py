@@ -20,7 +20,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from workers.engine.core import EngineCore
+from workers.engine.core import EngineCore, Runner
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.errors import (
@@ -39,7 +39,6 @@ from workers.engine.loader import LoadedModel, ProgressFn
 from workers.engine.memory import release_memory
 from workers.engine.request import EngineRequest, SamplingParams
 from workers.engine.result_stream import ResultStream
-from workers.engine.runner import Runner
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Sequence
 from workers.engine.watchdog import Watchdog

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from workers.engine.scheduler_output import BatchRow, SuffixMove
-
-if TYPE_CHECKING:
-    from workers.engine.prefix_cache import PrefixCacheEntry
+from workers.engine.batch import BatchRow, PrefixCacheEntry
+from workers.engine.kv_copies import SuffixMove
 
 # Unused suffixes within the range that are computed for nothing, before moving one costs less.
 MAX_GAPS = 8

@@ -10,60 +10,17 @@ is prefilled: the scheduler does.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
+from workers.engine.batch import BatchRow, PrefixCacheEntry
+from workers.engine.kv_copies import Copy, EntryCopy, EntryRelease, SuffixCopy
 from workers.engine.kv_suffixes import KVSuffixPool
 from workers.engine.request import CacheScope
-from workers.engine.scheduler_output import Copy, EntryCopy, EntryRelease, SuffixCopy
-
-if TYPE_CHECKING:
-    from workers.engine.scheduler_output import BatchRow, PrefillGroup
 
 # A shorter common prefix is computed again rather than copied to another entry.
 MIN_COPY_TOKENS = 16
 # Memory is counted in multiples of this many tokens: in 16 bits, a page of 4 KiB holds the keys of 32 in a head of 64.
 PAGE_TOKENS = 32
-
-
-@dataclass(eq=False, slots=True)
-class PrefixCacheEntry:
-    """Memory for the keys and values of one prompt, from position 0.
-
-    Attributes:
-        scope: of the requests that wrote the tokens; without meaning while there are none.
-        tokens: whose keys and values are there.
-        logits_at: number of tokens after which the runner keeps logits; 0 if it keeps none.
-        num_logits: rows of logits kept, the last of them after `logits_at` tokens.
-        readers: rows of the batch that attend to the entry.
-        writers: prefill groups that compute into it, or wait for siblings with their prompt in it.
-        used_at: number of the placement that last used the entry; the smallest is evicted first.
-        num_allocated: tokens that the entry's memory holds; it stays when tokens are evicted, until it is released.
-    """
-
-    index: int
-    scope: CacheScope = None
-    tokens: list[int] = field(default_factory=list)
-    logits_at: int = 0
-    num_logits: int = 0
-    readers: list[BatchRow] = field(default_factory=list)
-    writers: list[PrefillGroup] = field(default_factory=list)
-    used_at: int = 0
-    num_allocated: int = 0
-
-    @property
-    def is_unused(self) -> bool:
-        """Whether the entry may be overwritten: it is cached at most."""
-        return not self.readers and not self.writers
-
-    def num_tokens_in_use(self, besides: BatchRow | None = None) -> int:
-        """How many of its first tokens readers (but `besides`) or writers need."""
-        lengths = [reader.start for reader in self.readers if reader is not besides]
-        return max([*lengths, *(len(writer.tokens) for writer in self.writers)], default=0)
-
-    def has_logits(self, num_tokens: int, num_rows: int) -> bool:
-        """Whether logits are kept after `num_tokens` tokens, and after each of the `num_rows - 1` before."""
-        return self.logits_at == num_tokens and self.num_logits >= num_rows
 
 
 @dataclass(frozen=True, slots=True)

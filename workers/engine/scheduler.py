@@ -14,16 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from functools import partial
 
+from workers.engine.batch import BatchRow, PrefillChunk, PrefillGroup, SchedulerOutput
+from workers.engine.kv_copies import SUFFIX_TOKENS, Copy
 from workers.engine.kv_suffixes import CachedSuffix
 from workers.engine.prefix_cache import CachedPrefix, PrefixCache
-from workers.engine.scheduler_output import (
-    SUFFIX_TOKENS,
-    BatchRow,
-    Copy,
-    PrefillChunk,
-    PrefillGroup,
-    SchedulerOutput,
-)
 from workers.engine.sequence import Sequence
 
 MAX_CHUNK = 256  # prompt tokens prefilled in one step

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from shared.protocol import GenerateRequest
 from tests.workers.engine.helpers import random_ids, running_engine
 from workers.codec import Codec
+from workers.engine.batch import SchedulerOutput
+from workers.engine.kv_copies import EntryCopy, SuffixCopy, SuffixMove
 from workers.engine.loader import LoadedModel
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput
 from workers.engine.result_stream import ResultStream
 from workers.engine.scheduler import Scheduler
-from workers.engine.scheduler_output import EntryCopy, SchedulerOutput, SuffixCopy, SuffixMove
 from workers.engine.sequence import Sequence
 
 MAX_SEQUENCES = 4

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.workers.engine.helpers import CHECKPOINT, generate, random_ids, running_engine
+from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.core import EngineCore
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.errors import DeviceFailure, InvalidOutput, OutOfMemory, SequenceFailure
@@ -16,9 +17,7 @@ from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel
 from workers.engine.request import EngineRequest, GeneratedToken, PromptLogprobs, SamplingParams, SequenceOutput
 from workers.engine.result_stream import ResultStream
-from workers.engine.runner import RunnerOutput
 from workers.engine.scheduler import Scheduler
-from workers.engine.scheduler_output import SchedulerOutput
 from workers.engine.sequence import Sequence
 from workers.text.token_healing import TokenHealing
 from workers.text.tokenizer import Tokenizer

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.workers.engine.helpers import generate, random_ids, running_engine
+from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.core import EngineCore
 from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS
 from workers.engine.cpu.linear import ROW_COUNTS, LinearMaker
@@ -19,9 +20,7 @@ from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.result_stream import ResultStream
-from workers.engine.runner import RunnerOutput
 from workers.engine.scheduler import Scheduler
-from workers.engine.scheduler_output import SchedulerOutput
 from workers.engine.sequence import Sequence
 
 PLAIN: dict[str, Any] = {

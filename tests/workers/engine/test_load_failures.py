@@ -15,12 +15,12 @@ import torch
 
 from tests.workers.engine.helpers import TINY, wait_until
 from tests.workers.faults import Fault, Faults, FaultyRunner
+from workers.engine.core import Runner
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.engine import Engine, EngineConfig, RunnerFactory
 from workers.engine.errors import DeviceFailure, EngineFailure, LoadFailure
 from workers.engine.failures import is_device_error, load_failure
 from workers.engine.loader import LoadedModel, ProgressFn, random_model
-from workers.engine.runner import Runner
 
 ROOT = Path(__file__).parents[3]
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tests.workers.engine.helpers import generate, running_engine, wait_until
+from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.engine import Engine
 from workers.engine.loader import LoadedModel
+from workers.engine.multi_step import MAX_MULTI_STEP_S, multi_step_budget_s
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams
 from workers.engine.result_stream import MAX_DELIVERY_DELAY_S, NUM_DELIVERED_SINGLY, ResultStream
-from workers.engine.runner import MAX_MULTI_STEP_S, RunnerOutput, multi_step_budget_s
-from workers.engine.scheduler_output import SchedulerOutput
 from workers.engine.sequence import Sequence
 
 pytestmark = pytest.mark.skipif(

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.workers.engine.helpers import generate, random_ids, running_engine
+from workers.engine.batch import PrefillGroup, RunnerOutput, SchedulerOutput
 from workers.engine.cpu import runner as model_runner
 from workers.engine.cpu.kv_cache import CacheShape
 from workers.engine.engine import Engine
+from workers.engine.kv_copies import Copy, EntryRelease
 from workers.engine.loader import LoadedModel
 from workers.engine.prefix_cache import CachedPrefix, PrefixCache
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
-from workers.engine.runner import RunnerOutput
-from workers.engine.scheduler_output import Copy, EntryRelease, PrefillGroup, SchedulerOutput
 
 
 def uncached(engine: Engine, requests: list[EngineRequest]) -> list[SequenceOutput]:

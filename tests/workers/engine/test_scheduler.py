@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from workers.engine.batch import SchedulerOutput
+from workers.engine.kv_copies import EntryCopy, SuffixCopy
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams
 from workers.engine.result_stream import ResultStream
 from workers.engine.scheduler import MAX_CHUNK, MAX_CHUNK_WITH_ROWS, MAX_SIBLING_WAIT_S, Scheduler
-from workers.engine.scheduler_output import EntryCopy, SchedulerOutput, SuffixCopy
 from workers.engine.sequence import Sequence
 
 

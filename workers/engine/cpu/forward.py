@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from workers.engine.arithmetic_code import uniform
+from workers.engine.batch import BatchRow, SchedulerOutput
 from workers.engine.cpu.kv_cache import CacheShape, KVCache
 from workers.engine.cpu.layouts import (
     ACTIVATIONS,
@@ -41,7 +42,6 @@ from workers.engine.interrupt import Interrupt
 from workers.engine.model.gpt2 import GPT2, MAX_HEAD_ROWS, Activate, AddAndNorm, Attend, Linear, Multiply
 from workers.engine.request import GeneratedToken
 from workers.engine.sampling import Draw
-from workers.engine.scheduler_output import BatchRow, SchedulerOutput
 
 # Numbers that a kernel processes from which on it pays to divide them among threads: measured on two cores, for a call
 # of its own, which wakes the threads, and within a program, where they are awake.

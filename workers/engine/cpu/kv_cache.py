@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from workers.engine.cpu.layouts import VECTOR
-from workers.engine.scheduler_output import SUFFIX_TOKENS, Copy, EntryCopy, EntryRelease, SuffixCopy, SuffixMove
+from workers.engine.kv_copies import SUFFIX_TOKENS, Copy, EntryCopy, EntryRelease, SuffixCopy, SuffixMove
 
 _MADV_NOHUGEPAGE = getattr(mmap, "MADV_NOHUGEPAGE", None)  # absent where the system has no huge pages
 

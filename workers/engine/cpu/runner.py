@@ -16,17 +16,18 @@ import torch
 from torch import Tensor
 
 from shared.free_memory import cache_budget_bytes
+from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.cpu.forward import ForwardPass
 from workers.engine.cpu.kv_cache import CacheShape, KVCache
 from workers.engine.cpu.sampler import can_draw
 from workers.engine.interrupt import Interrupt
 from workers.engine.model.gpt2 import LoadedModel
+from workers.engine.multi_step import MAX_MULTI_STEP_S, multi_step_budget_s, num_left
 from workers.engine.paths import PathRanking
 from workers.engine.request import PromptLogprobs
-from workers.engine.runner import MAX_MULTI_STEP_S, RunnerOutput, draw_all, draw_of, multi_step_budget_s, num_left
 from workers.engine.scheduler import MAX_CHUNK
-from workers.engine.scheduler_output import SchedulerOutput
 from workers.engine.sequence import Sequence
+from workers.engine.sequence_draws import draw_all, draw_of
 
 log = logging.getLogger(__name__)
 

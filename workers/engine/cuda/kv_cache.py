@@ -14,8 +14,8 @@ from torch import Tensor
 
 from shared import free_memory
 from workers.engine.errors import LoadFailure
+from workers.engine.kv_copies import SUFFIX_TOKENS, Copy, EntryCopy, EntryRelease, SuffixCopy, SuffixMove
 from workers.engine.model.gpt2 import GPT2Config
-from workers.engine.scheduler_output import SUFFIX_TOKENS, Copy, EntryCopy, EntryRelease, SuffixCopy, SuffixMove
 
 # Of the free memory, for an engine without a memory plan: CUDA graphs and other processes need some, too.
 MEMORY_SHARE = 0.3

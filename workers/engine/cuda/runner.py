@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from workers.engine.arithmetic_code import Code
+from workers.engine.batch import BatchRow, PrefillChunk, RunnerOutput, SchedulerOutput
 from workers.engine.cuda.forward import DecodeKernels
 from workers.engine.cuda.graphs import (
     CHUNK_SIZES,
@@ -46,12 +47,12 @@ from workers.engine.errors import EngineFailure, LoadFailure
 from workers.engine.failures import request_failure
 from workers.engine.model.gpt2 import LoadedModel
 from workers.engine.model.linear import HEAD_ROWS_MULTIPLE
+from workers.engine.multi_step import multi_step_budget_s, num_left
 from workers.engine.paths import PathRanking
 from workers.engine.request import GeneratedToken, PromptLogprobs
-from workers.engine.runner import RunnerOutput, draw_all, draw_of, multi_step_budget_s, num_left
 from workers.engine.sampling import sample, score
-from workers.engine.scheduler_output import BatchRow, PrefillChunk, SchedulerOutput
 from workers.engine.sequence import Sequence
+from workers.engine.sequence_draws import draw_all, draw_of
 
 log = structlog.get_logger()
 

@@ -25,6 +25,7 @@ from tests.workers.engine.helpers import (
     running_engine,
 )
 from workers.engine.arithmetic_code import MIN_WIDTH, Code, first_code, uniform
+from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.cuda import kv_cache as cuda_cache
 from workers.engine.cuda import runner as cuda_runner
 from workers.engine.cuda.forward import PLAIN_KERNELS, DecodeKernels
@@ -33,12 +34,11 @@ from workers.engine.cuda.kv_cache import KVCache, SlotLayout
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.cuda.step_kernels import AT, ID, POINT, POSITION, START, WIDTH, TorchKernels, draw
 from workers.engine.engine import Engine
+from workers.engine.kv_copies import SUFFIX_TOKENS, EntryCopy, SuffixCopy, SuffixMove
 from workers.engine.loader import LoadedModel, build, load_model
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
-from workers.engine.runner import RunnerOutput
 from workers.engine.sampling import Draw, limits, sample
 from workers.engine.scheduler import MAX_CHUNK
-from workers.engine.scheduler_output import SUFFIX_TOKENS, EntryCopy, SchedulerOutput, SuffixCopy, SuffixMove
 
 DEVICE = "cpu:0"
 CPU = torch.device(DEVICE)

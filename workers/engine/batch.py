@@ -1,58 +1,57 @@
-"""What the scheduler hands to a runner: one step, as plain values.
+"""The values that scheduler, prefix cache, KV suffixes and runners share: entries, rows of the batch, and a step.
 
-The scheduler makes these, runners execute them. Does not know tensors and devices.
+The scheduler makes a `SchedulerOutput`, a runner executes it and returns a `RunnerOutput`. Does not know tensors and
+devices.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
-if TYPE_CHECKING:
-    from workers.engine.prefix_cache import PrefixCacheEntry
-    from workers.engine.request import CacheScope
-    from workers.engine.sequence import Sequence
-
-# Positions of a KV suffix: with the last position of the prompt, a whole number of the attention kernel's blocks.
-SUFFIX_TOKENS = 255
+from workers.engine.errors import EngineFailure
+from workers.engine.kv_copies import Copy
+from workers.engine.request import CacheScope, GeneratedToken, PromptLogprobs
+from workers.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class EntryCopy:
-    """Copies the first `length` tokens of the prefix-cache entry `source` to the entry `target`."""
+@dataclass(eq=False, slots=True)
+class PrefixCacheEntry:
+    """Memory for the keys and values of one prompt, from position 0.
 
-    source: int
-    target: int
-    length: int
+    Attributes:
+        scope: of the requests that wrote the tokens; without meaning while there are none.
+        tokens: whose keys and values are there.
+        logits_at: number of tokens after which the runner keeps logits; 0 if it keeps none.
+        num_logits: rows of logits kept, the last of them after `logits_at` tokens.
+        readers: rows of the batch that attend to the entry.
+        writers: prefill groups that compute into it, or wait for siblings with their prompt in it.
+        used_at: number of the placement that last used the entry; the smallest is evicted first.
+        num_allocated: tokens that the entry's memory holds; it stays when tokens are evicted, until it is released.
+    """
 
+    index: int
+    scope: CacheScope = None
+    tokens: list[int] = field(default_factory=list)
+    logits_at: int = 0
+    num_logits: int = 0
+    readers: list[BatchRow] = field(default_factory=list)
+    writers: list[PrefillGroup] = field(default_factory=list)
+    used_at: int = 0
+    num_allocated: int = 0
 
-@dataclass(frozen=True, slots=True)
-class SuffixCopy:
-    """Copies the first `length` tokens of the KV suffix `suffix` to `entry`, from position `start` on."""
+    @property
+    def is_unused(self) -> bool:
+        """Whether the entry may be overwritten: it is cached at most."""
+        return not self.readers and not self.writers
 
-    suffix: int
-    entry: int
-    start: int
-    length: int
+    def num_tokens_in_use(self, besides: BatchRow | None = None) -> int:
+        """How many of its first tokens readers (but `besides`) or writers need."""
+        lengths = [reader.start for reader in self.readers if reader is not besides]
+        return max([*lengths, *(len(writer.tokens) for writer in self.writers)], default=0)
 
-
-@dataclass(frozen=True, slots=True)
-class SuffixMove:
-    """Copies the first `length` tokens of the KV suffix `source` to the KV suffix `target`."""
-
-    source: int
-    target: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class EntryRelease:
-    """Returns the memory of a prefix-cache entry to the system."""
-
-    entry: int
-
-
-Copy = EntryCopy | SuffixCopy | SuffixMove | EntryRelease
+    def has_logits(self, num_tokens: int, num_rows: int) -> bool:
+        """Whether logits are kept after `num_tokens` tokens, and after each of the `num_rows - 1` before."""
+        return self.logits_at == num_tokens and self.num_logits >= num_rows
 
 
 @dataclass(eq=False, slots=True)
@@ -171,3 +170,23 @@ class SchedulerOutput:
         prefilled = [sequence for chunk in self.chunks for sequence in chunk.sampled_sequences]
         rows = [row.sequence for row in self.rows]
         return [*rows, *prefilled, *(row.sequence for row in self.prefilled_rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOutput:
+    """The result of a step.
+
+    Attributes:
+        tokens: generated tokens in their order, one or more for each sequence that draws. Those that follow the end of
+            their sequence are to be dropped.
+        prompt_logprobs: for sequences that echo their prompt: log-probabilities of the prompt's tokens, chunk after
+            chunk.
+        num_steps: decode steps computed for the rows of the batch.
+        failures: sequences whose own work failed (their prefill, echo, or sampling); the step is valid for all others.
+            They have no token. What was prefilled for them alone is not in the cache.
+    """
+
+    tokens: list[tuple[Sequence, GeneratedToken]]
+    prompt_logprobs: list[tuple[Sequence, PromptLogprobs]]
+    num_steps: int = 1
+    failures: list[tuple[Sequence, EngineFailure]] = field(default_factory=list)
