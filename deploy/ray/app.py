@@ -8,7 +8,7 @@ from ray import serve
 
 from deploy.ray.config import TARGET_LOAD, RayConfig, parse_config
 from deploy.ray.ingress import Ingress
-from deploy.ray.worker import INGRESS, Worker
+from deploy.ray.replica import INGRESS, WorkerReplica
 
 # State streams count as ongoing requests of an ingress, as does each branch.
 MAX_INGRESS_REQUESTS = 10_000
@@ -17,7 +17,7 @@ DRAIN_POLL_S = 0.2
 SAMPLES_PER_WINDOW = 5
 
 
-def build(args: dict[str, object], worker_class: type[Worker] = Worker) -> Any:
+def build(args: dict[str, object], worker_class: type[WorkerReplica] = WorkerReplica) -> Any:
     """The application for `args` (`deploy.ray.config.RayConfig`), with workers of this class.
 
     Raises:

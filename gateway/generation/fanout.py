@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 import structlog
 
+from gateway.call_threads import CallThreads
 from gateway.generation.request import (
     BranchFailure,
     BranchOutcome,
@@ -30,7 +31,6 @@ from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
-from shared.call_threads import CallThreads
 from shared.errors import Overloaded, TercetError, internal_error
 from shared.protocol import Done, GenerateRequest, Group, Token
 from shared.tracing import NO_TRACING, Tracing

@@ -37,11 +37,11 @@ from gunicorn.http.errors import LimitRequestHeaders, LimitRequestLine, NoMoreDa
 from gunicorn.http.wsgi import Response, base_environ
 from gunicorn.workers.gthread import ThreadWorker
 
+from gateway.call_threads import CallThreads
 from gateway.server.connections import LINGER_S, MAX_HEAD_BYTES, Connection, Phase, RequestSource, Step
 from gateway.server.error_responses import encode_error, send_once
 from gateway.server.plain_requests import plain_environ, plain_head
 from gateway.server.served_app import ServedApp
-from shared.call_threads import CallThreads
 from shared.errors import (
     HeadersTooLarge,
     MalformedRequest,

@@ -20,7 +20,7 @@ from ray import serve
 from ray.cluster_utils import Cluster
 
 from deploy.ray.app import build
-from deploy.ray.worker import Worker
+from deploy.ray.replica import WorkerReplica
 from tests.deploy.ray.faulty_worker import FaultyWorker
 from tests.e2e.harness import ROOT, free_port, until
 from tests.workers.contract import Endpoint
@@ -41,7 +41,7 @@ class RayPool:
         self.key_path = base / "pool.key"
         self.write_keys(secrets.token_hex(32), secrets.token_hex(32))
         faults = {name: settings.pop(name) for name in list(settings) if name.startswith("test_")}
-        self._worker_class = FaultyWorker if faults else Worker
+        self._worker_class = FaultyWorker if faults else WorkerReplica
         self.environ = {
             "PYTHONPATH": str(ROOT),
             "RAY_USAGE_STATS_ENABLED": "0",

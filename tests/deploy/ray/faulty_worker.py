@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from deploy.ray.worker import Worker
+from deploy.ray.replica import WorkerReplica
 from shared.plan import Plan
 from shared.settings import Settings
 from tests.faulty_workers import read_faults
 from workers.service import SlotService
 
 
-class FaultyWorker(Worker):
+class FaultyWorker(WorkerReplica):
     def make_service(self, plan: Plan, settings: Settings) -> SlotService:
         from workers.app import make_service
 

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 import structlog
 
-from shared.call_threads import CallThreads
+from gateway.call_threads import CallThreads
 
 PATIENCE_S = 5.0
 

@@ -40,7 +40,7 @@ WARM_POLL_S = 0.05
 log = structlog.get_logger()
 
 
-class Worker:
+class WorkerReplica:
     """One model on a share of one device. Serve sends no requests here until `__init__` has returned."""
 
     async def __init__(self, config: RayConfig) -> None:  # type: ignore[misc]  # Serve awaits it
