@@ -141,7 +141,7 @@ def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None
 
 
 def pre_fork(server: Any, worker: Any) -> None:
-    """In the master: lease a slot. A worker's age only grows, so `age % n` is not a slot after a crash."""
+    """Lease a slot, in the master. A worker's age only grows, so `age % n` is not a slot after a crash."""
     worker.leases = server.generations.leases
     worker.slot_index = server.generations.lease(worker.age)
     if role == "workers":
@@ -153,12 +153,12 @@ def pre_fork(server: Any, worker: Any) -> None:
 
 
 def child_exit(server: Any, worker: Any) -> None:
-    """In the master: free the slot."""
+    """Free the slot, in the master."""
     server.generations.free(worker.slot_index, worker.age)
 
 
 def post_fork(server: Any, worker: Any) -> None:
-    """In the worker, before the app and torch are imported: set its environment and keep only its sockets."""
+    """Set the worker's environment and keep only its sockets, before the app and torch are imported."""
     # The level CRITICAL only discards the access log's lines; this spares formatting them.
     worker.log.access = lambda *_: None
     forbid_core_dumps()

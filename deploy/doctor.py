@@ -37,7 +37,7 @@ GIB = 1 << 30
 # Below these, a server of the embedded checkpoint may not start, or a checkpoint of GPT-2 small not be downloaded.
 MIN_MEMORY_BYTES = 2 * GIB
 MIN_DISK_BYTES = 2 * GIB
-# Of open files; the gateway derives from it how many connections may be open (gateway/server/http_server.py).
+# Limit of open files; the gateway derives from it how many connections may be open (gateway/server/http_server.py).
 MIN_DESCRIPTORS = 4096
 PACKAGES = ("torch", "numba", "tokenizers", "transformers", "gunicorn", "falcon")
 _NVIDIA = "0x10de"  # PCI vendor; classes 0x03… are display controllers
@@ -69,7 +69,7 @@ def examine(environ: Mapping[str, str], root: Path = Path("/")) -> Report:
     """All that is known of this machine.
 
     Args:
-        root: of the file system that /proc and /sys are read from.
+        root: directory under which /proc and /sys are read.
     """
     findings = list(_software())
     try:

@@ -152,7 +152,7 @@ def _card_of(device: str, cards: Sequence[Card], environ: Mapping[str, str]) -> 
 
 
 def memory_tables(plan: Plan) -> Iterator[Table | str]:
-    """For each GPU of the plan a table of what its workers may allocate, and what a reload does, for `tercet plan`."""
+    """Return a table for each GPU of what its workers may allocate and what a reload does, for `tercet plan`."""
     for gpu in plan.gpus:
         slots = [(slot, slot.memory) for slot in plan.slots if slot.device == gpu.device and slot.memory is not None]
         memories = [memory for _, memory in slots]

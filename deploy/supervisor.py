@@ -79,7 +79,7 @@ class Supervisor:
         self._environ = environ
         self._console = console
         self._run_path = settings.run_path
-        self._failed_slots: dict[int, str] = {}  # at the start: index and reason
+        self._failed_slots: dict[int, str] = {}  # reasons at the start, by index
         self._own_files: list[str] = []  # names in the run directory that this instance removes at its end
         self._listener: socket.socket | None = None  # the gateway's
         self._masters: dict[str, subprocess.Popen[bytes]] = {}
@@ -231,7 +231,7 @@ class Supervisor:
         Raises:
             StartError: a master exited, or no slot of a model could load it.
         """
-        reasons: dict[int, str] = {}  # of the slots that have failed, by index
+        reasons: dict[int, str] = {}  # reasons of the slots that have failed, by index
         with (
             closing(SlotStates(self._settings, self._environ, plan, self._roles)) as slots,
             Live(console=self._console, refresh_per_second=8, transient=True) as live,

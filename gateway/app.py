@@ -90,7 +90,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
 
     Attributes:
         router: finds a path's resource.
-        resources: by URI template.
+        resources: resources by URI template.
         draining: readiness is off, because the process stops.
     """
 
@@ -173,7 +173,7 @@ def create_app(
     """The app over its collaborators. Reads no environment, and starts no threads but those of `jobs` and `shared`.
 
     Args:
-        clients: of the slots, by slot index; they are called for tokens only.
+        clients: clients of the slots, by slot index; they are called for tokens only.
         shared: what several gateways share; None: this is the only gateway.
     """
     app = GatewayApp(admission, fanout, metrics, jobs, needs_keys=settings.requires_keys)

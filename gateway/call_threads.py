@@ -25,7 +25,7 @@ class CallThreads:
     def __init__(self, name: str, max_threads: int) -> None:
         """
         Args:
-            name: of the threads, before a number.
+            name: prefix of the threads' names; a number follows.
         """
         self._name = name
         self._max_threads = max_threads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# Of the free memory; weights and the other processes of the machine need memory, too.
+# Share of the free memory; weights and the other processes of the machine need memory, too.
 MEMORY_SHARE = 0.3
 
 

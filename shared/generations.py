@@ -42,7 +42,7 @@ class Generations:
         self._num_slots = num_slots
         self._groups = [*max_successors]
         self._pending: set[int] = set()  # slots that a reload has yet to fork a successor for
-        self._slot = 0  # of the worker that is about to be forked
+        self._slot = 0  # slot of the worker that is about to be forked
         self._leased_slots: set[int] = set()
         self._incoming: dict[int, int] = {}  # by slot: age of the successor that is not yet warm
         self._stopped_ages: set[int] = set()  # workers that got SIGTERM because they are replaced

@@ -32,8 +32,8 @@ class Leases:
         self._num_slots = num_slots
         self._max_generations = max_generations
         self._slot_of: dict[int, int] = {}  # by age
-        self._row_of: dict[int, int] = {}  # by age: index of the warm word of its slot that only this worker writes
-        # By slot: deaths before warm in a row, and the slot's warm ages when the last of them was counted.
+        self._row_of: dict[int, int] = {}  # index of the warm word that only the worker of this age writes
+        # Counts by slot: deaths before warm in a row, and the slot's warm ages when the last of them was counted.
         self._failures: dict[int, tuple[int, list[int]]] = {}
 
     @staticmethod

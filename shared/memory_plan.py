@@ -32,7 +32,7 @@ import msgspec
 PROCESS_BYTES = 1 << 29
 # float32 arrays [max_batch, vocab] that first tokens, graphs and sampling keep. An estimate: not yet measured.
 LOGITS_COPIES = 5
-# Of a card: what its driver keeps (3 % of a T4), temporary arrays, and fragmentation. An estimate: not yet measured.
+# Share of a card for what its driver keeps (3 % of a T4), temporary arrays, and fragmentation (an estimate).
 RESERVE_SHARE = 0.1
 # Branches of a request, which share the prefix-cache entry of their prompt.
 BRANCHES_PER_REQUEST = 3
@@ -109,7 +109,7 @@ def worker_needs(shape: ModelShape, dtype: str, max_batch: int, suffix_tokens: i
     """
     Args:
         dtype: "fp32", or any other for one of 16 bits, as a GPU has no int8.
-        suffix_tokens: of one KV suffix.
+        suffix_tokens: tokens of one KV suffix.
     """
     number_bytes = 4 if dtype == "fp32" else 2
     token_bytes = shape.n_layer * 2 * shape.n_embd * number_bytes
@@ -130,7 +130,7 @@ def cpu_cache_limits(shape: ModelShape, dtype: str, max_batch: int, suffix_token
 
 
 def usable_bytes(memory_bytes: int) -> int:
-    """Of a card's memory, what its workers may allocate together."""
+    """Return what a card's workers may allocate together."""
     return int((1 - RESERVE_SHARE) * memory_bytes)
 
 

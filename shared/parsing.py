@@ -18,7 +18,7 @@ from msgspec import Meta, Raw, Struct
 from shared.errors import FieldError, InvalidJson, InvalidRequest, TercetError
 
 T = TypeVar("T", bound=Struct)
-# Of what a client sent, an error shows at most this much.
+# An error shows at most this much of what a client sent.
 MAX_SHOWN_NAMES = 5
 MAX_SHOWN_CHARS = 40
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -210,7 +210,7 @@ def _repeated(raw: bytes) -> TercetError:
 
 
 def _not_utf8(raw: bytes, name: str) -> InvalidJson:
-    """With line and column of the first byte that is not UTF-8."""
+    """Name line and column of the first byte that is not UTF-8."""
     try:
         raw.decode()
     except UnicodeDecodeError as error:

@@ -91,7 +91,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def max_successors(self) -> list[tuple[set[int], int]]:
-        """For each GPU its slots, and how many of their workers may load while their predecessors serve."""
+        """Return each GPU's slots, and how many of their workers may load while their predecessors serve."""
         return [
             ({slot.index for slot in self.slots if slot.device == gpu.device}, gpu.max_successors) for gpu in self.gpus
         ]

@@ -44,7 +44,7 @@ def _renderers() -> list[Processor]:
     """Render an event as a line: aligned and coloured where standard error is a terminal, JSON elsewhere."""
     add_traceback = structlog.processors.ExceptionRenderer(format_traceback)
     if sys.stderr.isatty():
-        # By default it would print tracebacks itself, with local variables.
+        # The default prints tracebacks itself, with local variables.
         return [add_traceback, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     return [add_traceback, structlog.processors.JSONRenderer(_to_json)]
 

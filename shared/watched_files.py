@@ -32,7 +32,7 @@ class WatchedFiles(Generic[T]):
     ) -> None:
         """
         Args:
-            name: of the files in the log.
+            name: what the log calls the files.
             read: raises `StartError` where the files are wrong; its text holds no contents of them.
             clock: monotonic seconds.
 

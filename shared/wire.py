@@ -58,10 +58,10 @@ def request_head(
 
     Args:
         path: one of `ROUTES`.
-        prefix: of the path, at a proxy of the pool.
-        key: of the pool; "" for none.
-        length: of the body; None: there is none.
-        session_id: by which a balancer keeps requests for a document together.
+        prefix: prefix of the path, at a proxy of the pool.
+        key: key of the pool; "" for none.
+        length: length of the body. None if there is no body.
+        session_id: header value by which a balancer keeps requests for a document together.
 
     Raises:
         ValueError: a header contains a line break, which would start another header.
@@ -141,7 +141,7 @@ parse_tokenize_request = BodyParser(TokenizeRequest)
 # Responses: the worker encodes, the gateway decodes.
 
 LINES_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
-# Of the last response of a connection.
+# Head of the last response of a connection.
 CLOSING_LINES_HEAD = LINES_HEAD.replace(_END_OF_HEAD, b"\r\nConnection: close\r\n\r\n")
 LAST_CHUNK = b"0\r\n\r\n"
 

@@ -50,7 +50,7 @@ def check_answer(request: HttpRequest, status: int, headers: Mapping[str, str], 
     """Fails unless the answer is a correct one for some request, right or wrong.
 
     Args:
-        headers: by lower-case name.
+        headers: headers by lower-case name.
     """
     assert status < 500 or status in DECLARED_5XX, (request, status, body[:500])
     if status < 400 or request.method == "HEAD":

@@ -18,7 +18,7 @@ from tests.npm_package import NpmPackage, build_package
 
 # `quick` is the tier of `make test`: what needs no server, and what runs on the shared servers.
 TIERS = ("quick", "integration", "full", "bench", "clients", "deploy")
-# Of a folder or a module; what is not listed is `quick`.
+# Tiers of folders and modules; what is not listed is `quick`.
 TIER_BY_PATH = {
     "tests/bench/gpu": "bench",
     "tests/bench/test_commands.py": "bench",

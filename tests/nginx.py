@@ -17,7 +17,7 @@ def nginx(base: Path, upstream_port: int | Sequence[int], changes: Mapping[str, 
 
     Args:
         base: a directory for its files.
-        upstream_port: of the gateway, or of several gateways.
+        upstream_port: port of the gateway, or ports of several gateways.
         changes: texts of the configuration to replace; each must be there.
     """
     port = free_port()

@@ -157,7 +157,7 @@ def _print_calls(wanted: Wanted, built_uri: str | None) -> None:
     """What creation does where nothing exists, in order.
 
     Args:
-        built_uri: of the image that is built and pushed; None: it exists.
+        built_uri: URI of the image that is built and pushed. None if the image exists.
     """
     first = []
     if built_uri is not None:

@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "wake"
-# Of every file: the earliest that the format knows.
+# Time of every file: the earliest that the format knows.
 _TIME = (1980, 1, 1, 0, 0, 0)
 
 

@@ -18,7 +18,7 @@ from gateway.jobs.opening import open_store
 from shared.errors import JobsUnavailable
 from shared.settings import Settings
 
-# Of `tercet serve --idle-status`, in `tercet.service.d/aws.conf`.
+# Value of `tercet serve --idle-status` in `tercet.service.d/aws.conf`.
 IDLE_STATUS = 42
 POWER_OFF = ("systemctl", "--no-block", "poweroff")
 log = structlog.get_logger()

@@ -31,14 +31,14 @@ class Wanted:
     """One endpoint.
 
     Attributes:
-        account_id: of AWS, 12 digits.
+        account_id: AWS account id, 12 digits.
         image: URI in a registry that SageMaker may read.
         model_data: s3://…/model.tar.gz; None: `model_id`.
         model_id: a repository of the hub, which the container downloads; None: the embedded checkpoint.
         role_arn: given execution role; None: one is created.
         num_instances: least number of instances.
         max_instances: more than `num_instances`: Application Auto Scaling adds instances up to it.
-        invocations_per_minute: of each instance, what autoscaling aims at.
+        invocations_per_minute: rate per instance that autoscaling aims at.
         ami: version of the host image of a GPU instance (`InferenceAmiVersion`); None: SageMaker's default.
     """
 
@@ -68,7 +68,7 @@ class Wanted:
         return self.max_instances > self.num_instances
 
     def environment(self) -> dict[str, str]:
-        """Of the container. Weights of `model_data` lie in /opt/ml/model and need no variable."""
+        """Return the container's environment. Weights of `model_data` are in /opt/ml/model and need no variable."""
         if self.model_data is not None:
             return {}
         if self.model_id is not None:
@@ -172,7 +172,7 @@ def has_gpu(instance_type: str) -> bool:
 
 
 def tags(name: str) -> list[dict[str, str]]:
-    """By which `--destroy` knows what this command has made."""
+    """Return the tags by which `--destroy` knows what this command has made."""
     return [{"Key": TAG, "Value": name}]
 
 
@@ -192,7 +192,7 @@ def scaling_target(name: str) -> dict[str, str]:
 
 
 def repository_arn(image: str) -> str | None:
-    """Of an image in ECR; None: another registry."""
+    """Return the ARN of an image's repository in ECR. None for another registry."""
     match = re.match(r"(\d{12})\.dkr\.ecr\.([\w-]+)\.amazonaws\.com(?:\.cn)?/([^:@]+)", image)
     return f"arn:aws:ecr:{match[2]}:{match[1]}:repository/{match[3]}" if match else None
 

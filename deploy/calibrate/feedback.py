@@ -32,12 +32,12 @@ class Bucket:
 
     @property
     def kept_characters(self) -> float | None:
-        """For each acceptance, on average over those with a report; None without one."""
+        """Average for each acceptance, over those with a report. None without one."""
         return self.num_kept_characters / self.num("kept") if self.num("kept") else None
 
     @property
     def saved_keys(self) -> float | None:
-        """For each suggestion shown: the characters that are kept, less one key for each acceptance."""
+        """Characters kept for each suggestion shown, less one key for each acceptance."""
         if not self.num("shown"):
             return None
         return self.num("accepted") * ((self.kept_characters or 0.0) - 1) / self.num("shown")
@@ -47,7 +47,7 @@ def read_buckets(exposition: str) -> list[Bucket]:
     """The buckets, the least useful first.
 
     Args:
-        exposition: in Prometheus' text format.
+        exposition: metrics in Prometheus' text format.
 
     Raises:
         StartError: the text is not in that format.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 # The range of TERCET_PREDICT_TEMPERATURE.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.1, 10.0
-# Of the logarithm of the temperature.
+# Tolerance of the logarithm of the temperature.
 TOLERANCE = 1e-4
 # The probability of a word that nothing else can follow is 1; if the text goes another way, the loss stays finite.
 MAX_LOGPROB = -1e-6

@@ -65,9 +65,9 @@ class JudgedWord:
     """A word of a prediction.
 
     Attributes:
-        number: of the word in the prediction, from 0.
-        logprob: of it and all words before it.
-        end: of the word, in characters of the prediction.
+        number: the word's position in the prediction, from 0.
+        logprob: log-probability of the word and all words before it.
+        end: where the word ends, in characters of the prediction.
         is_right: the text continues with it and all words before it.
     """
 
@@ -92,7 +92,7 @@ def read_moments(options: Options, passages: Sequence[Passage], num_predictions:
     """The moments at every character of the passages, in their order.
 
     Args:
-        num_predictions: at each position, at most.
+        num_predictions: largest number of predictions at each position.
 
     Raises:
         StartError: the model is not on this machine, or the engine fails.

@@ -25,7 +25,7 @@ from deploy.npm.build import npm
 
 ROOT = Path(__file__).parents[2]
 SOURCES = Path(__file__).parent
-# Of the packages that the pinned ones require, npm takes the newest before this day: the same day, the same packages.
+# npm takes the newest versions before this day of what the pinned packages require: the same day, the same packages.
 PUBLISHED_BEFORE = "2026-11-20"
 
 

@@ -40,7 +40,7 @@ class Reply(msgspec.Struct, frozen=True):
     first_text_ms: float = 0.0  # time to the first text delta of a streamed response
     num_tokens: int = 0  # generated, including those trimmed from the end
     cached_tokens: int = 0  # prefix-cache hit; the smallest of any sentence
-    planned_s: float = 0.0  # of an open loop: its arrival, after the loop's start
+    planned_s: float = 0.0  # arrival in an open loop, after the loop's start
 
     @property
     def overhead_ms(self) -> float:

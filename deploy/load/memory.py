@@ -33,7 +33,7 @@ class GpuMemory:
     def __init__(self, library: ModuleType | None = None) -> None:
         """
         Args:
-            library: in place of `pynvml`.
+            library: replacement for `pynvml`.
 
         Raises:
             StartError: the driver does not answer.

@@ -130,7 +130,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of `tercet serve`."""
+        """Process id of `tercet serve`."""
         return self._process.pid
 
     def processes(self) -> dict[int, int]:

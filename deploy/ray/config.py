@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from shared.errors import StartError
 
-# Of autoscaling: as many ongoing requests per worker as it computes without waiting, times this share.
+# Autoscaling aims at this share of the requests that a worker computes without waiting.
 TARGET_LOAD = 0.75
 
 
@@ -21,7 +21,7 @@ class RayConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         model: an entry of `TERCET_MODELS` without its count, like "small" or "legal=/models/legal-gpt2".
-        num_gpus: of one worker; 0.25 puts four workers on a GPU, 0 computes on the CPU.
+        num_gpus: GPUs of one worker; 0.25 puts four workers on a GPU, 0 computes on the CPU.
         num_cpus: that Ray reserves for one worker; on a CPU also its compute threads.
         max_batch: branches that one worker computes at once: Serve's `max_ongoing_requests`.
         min_workers, max_workers: bounds of autoscaling; equal numbers disable it.

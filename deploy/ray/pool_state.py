@@ -16,7 +16,7 @@ from shared.protocol import SlotState, State
 
 # Workers report twice a second, ingresses once. After this time without a report it does not count.
 REPORT_SILENCE_S = 5.0
-# Of several states the first of these is the pool's, so that it is warm as soon as one worker is.
+# The pool's state is the first of these that a worker has, so it is warm as soon as one worker is.
 _PRECEDENCE: tuple[SlotState, ...] = ("warm", "loading", "starting", "failed", "draining", "down")
 
 

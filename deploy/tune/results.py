@@ -19,7 +19,7 @@ class Candidate(msgspec.Struct, frozen=True):
     """A plan that can be served: the settings that are tuned.
 
     Attributes:
-        workers: on each device.
+        workers: number of workers on each device.
         threads: compute threads of each worker; 0 on a GPU, where the setting has no effect.
     """
 
@@ -31,7 +31,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def num_workers(self) -> int:
-        """On all devices."""
+        """Number of workers on all devices."""
         return self.workers * len(self.devices)
 
     def settings(self) -> dict[str, str]:
@@ -67,7 +67,7 @@ class Figures(msgspec.Struct, frozen=True):
     Attributes:
         num_errors: requests that were refused or failed.
         client_cpu_s: per second, of all clients together.
-        others_share: of all cores, used meanwhile by processes that are not part of the run, and by the hypervisor.
+        others_share: share of all cores that processes outside the run and the hypervisor used meanwhile.
     """
 
     load: Load
@@ -122,8 +122,8 @@ class Measurement(msgspec.Struct, frozen=True):
     """A candidate that was served.
 
     Attributes:
-        load_s: from the fork of the first worker until all were warm.
-        worker_bytes: of the largest worker after the load: PSS, or memory of its GPU.
+        load_s: time from the fork of the first worker until all were warm.
+        worker_bytes: memory of the largest worker after the load: PSS, or memory of its GPU.
         total_bytes: PSS of all processes, gateway and supervisor included.
         figures: one row for each load: the closed loops, then the open loop at the load to tune for, if there is one.
     """

@@ -19,9 +19,9 @@ from shared.settings import Placement, PoolSettings
 EQUAL_SHARE = 0.05
 MAX_WORKERS_PER_GPU = 4
 FINAL_PASSES = 3
-# Of the capacity. Nearer to it a queue takes longer to settle than an open loop lasts: for M/M/1 with service rate μ at
-# utilisation ρ about 1 ÷ (μ · (1 - √ρ)²) (Abate and Whitt, "Transient behavior of the M/M/1 queue", 1987), so with 17
-# requests/s 3 s at 75 %, and 10 s at 85 %.
+# Share of the capacity. Nearer to it a queue takes longer to settle than an open loop lasts: for M/M/1 with service
+# rate μ at utilisation ρ about 1 ÷ (μ · (1 - √ρ)²) (Abate and Whitt, "Transient behavior of the M/M/1 queue", 1987), so
+# with 17 requests/s 3 s at 75 %, and 10 s at 85 %.
 MAX_STABLE_SHARE = 0.75
 DEFAULTS = PoolSettings()
 Outcome = Measurement | str  # a string says why the plan could not be served
@@ -32,9 +32,9 @@ class Space:
     """What a search may choose from.
 
     Attributes:
-        cores: of this machine that workers on the CPU may use; 0 where the devices are GPUs.
+        cores: number of cores that workers on the CPU may use; 0 where the devices are GPUs.
         memory_bytes: that the workers of one device may take together; None if unknown.
-        max_clients: of the largest closed loop.
+        max_clients: number of clients of the largest closed loop.
         num_samples: branches per request.
         max_workers: per device; None for the device's own bound.
     """
@@ -80,8 +80,8 @@ class Search:
     """The state of a search, which follows from what was measured.
 
     Attributes:
-        next: to be measured; None when the search is complete.
-        stage: of `next`, for the operator.
+        next: candidate to measure next. None when the search is complete.
+        stage: the stage of `next`, shown to the operator.
         pruned: plans that are not measured → why.
     """
 
@@ -104,7 +104,7 @@ def continue_search(space: Space, outcomes: Mapping[Candidate, Outcome], goal: G
 def next_final(
     outcomes: Mapping[Candidate, Outcome], num_passes: Mapping[Candidate, int], goal: Goal
 ) -> Candidate | None:
-    """Of the two best plans, the next to measure again; None if all is done, or if the second is worse in every way."""
+    """Return which of the two best plans to measure again. None if all is done, or the second is worse in every way."""
     first = choose(outcomes, goal)
     if first is None:
         return None

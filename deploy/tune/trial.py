@@ -33,7 +33,7 @@ class Trial:
 
     Attributes:
         uses_gpu: whether the workers' memory is that of GPUs.
-        settings: of every candidate, by lower-case name.
+        settings: settings of every candidate, by lower-case name.
         clients: numbers of closed-loop clients.
         rate_qps: Poisson arrivals of an open loop, the load to tune for. None for no open loop.
         seconds: duration of a closed loop; an open loop takes `OPEN_LOOP_FACTOR` times as long.
@@ -129,7 +129,7 @@ class OthersMeter:
         return max(0.0, self._read() - self._start)
 
     def share(self) -> float:
-        """Of all cores, 0 to 1."""
+        """Share of all cores, 0 to 1."""
         return self.cpu_s() / (time.monotonic() - self._start_s) / (os.cpu_count() or 1)
 
     @staticmethod

@@ -45,7 +45,7 @@ class Autocompletion:
         """
         Args:
             similarity: percent from which two sentences are near-duplicates.
-            prediction: of requests whose strategy is `predict`.
+            prediction: settings of requests whose strategy is `predict`.
         """
         self._starter = starter
         self._similarity = similarity

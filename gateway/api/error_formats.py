@@ -17,7 +17,7 @@ class ErrorFormat(Protocol):
     """A dialect's errors.
 
     Attributes:
-        content_type: of the bodies.
+        content_type: media type of the bodies.
         body_type: the msgspec type of the bodies, for the OpenAPI document.
     """
 

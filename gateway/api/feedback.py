@@ -34,8 +34,8 @@ _ACTIONS = get_args(get_type_hints(FeedbackRequest)["action"])
 # index of its latency bound, and the sentences.
 _COUNT_BITS, _LATENCY_BITS = 4, 3
 _SENTENCES_AT = _COUNT_BITS + _LATENCY_BITS
-# From a sentence's lowest bit: 0 for the strategy sample, else the index of its usefulness bound + 1; a bit for each
-# action that is reported, and one for `kept`; the characters that were accepted.
+# A sentence's bits from the lowest: 0 for the strategy sample, else the index of its usefulness bound + 1; a bit for
+# each action that is reported, and one for `kept`; the characters that were accepted.
 _BUCKET_BITS = len(UP_TO_KEYS).bit_length()
 _REPORT_BITS, _CHARACTER_BITS = len(_ACTIONS) + 1, MAX_FEEDBACK_CHARS.bit_length()
 _KEPT_BIT = 1 << len(_ACTIONS)
@@ -89,7 +89,7 @@ class FeedbackStore:
 
         Args:
             owner: id of the request's API key.
-            usefulness: of each sentence, in keys; None: the strategy is `sample`.
+            usefulness: each sentence's usefulness in keys. None if the strategy is `sample`.
             seconds: the answer's latency.
         """
         if not usefulness:

@@ -20,7 +20,7 @@ MAX_ACCEPTED_ANSWERS = 20_000
 # In the shared store, whose owner bounds its memory.
 ANSWER_TTL_S = 600
 ACCEPTED_TTL_S = 900
-# Of a change, against changes by other gateways. Each attempt that fails is another's that succeeds.
+# Attempts to change an answer that other gateways change too: each that fails is another's that succeeds.
 MAX_ATTEMPTS = 10
 
 
@@ -29,8 +29,8 @@ class OwnAnswers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # By the hash of owner and id, which takes less memory than both. Python salts it, so no client can choose an
-        # id that collides with an answer of another owner.
+        # Answers by the hash of owner and id, which takes less memory than both. Python salts it, so no client can
+        # choose an id that collides with an answer of another owner.
         self._answers: OrderedDict[int, int] = OrderedDict()
         # An answer moves here with the first acceptance, so that requests at each key do not displace it.
         self._accepted: OrderedDict[int, int] = OrderedDict()

@@ -96,7 +96,7 @@ def build_document(resources: Mapping[str, object], *, open_routes: Collection[s
     """The OpenAPI document of an app.
 
     Args:
-        resources: by URI template. One without `operations` is left out.
+        resources: resources by URI template. One without `operations` is left out.
         open_routes: URI templates whose GET needs no API key.
         needs_keys: whether all other requests need a key.
     """
@@ -285,7 +285,7 @@ def _answer(status: int, answer: Answer, schemas: _Schemas) -> Json:
 
 
 def _events(events: Events, schemas: _Schemas) -> Json:
-    """Of a stream, the schema describes each event; the data of most is JSON, in a string."""
+    """Describe the events of a stream; the data of most is JSON, in a string."""
     types = [
         (name, one) for name, found in events.types.items() for one in (found if isinstance(found, tuple) else (found,))
     ]

@@ -60,8 +60,8 @@ class Answer:
 
     Attributes:
         description: a sentence.
-        content: by media type: a msgspec type, a tuple of those that the body may have, `str` for text, `bytes` for a
-            file, or `Events`. Empty: no body.
+        content: types by media type: a msgspec type, a tuple of those that the body may have, `str` for text, `bytes`
+            for a file, or `Events`. Empty for no body.
         headers: descriptions of headers that other answers lack, by name.
     """
 
@@ -91,8 +91,8 @@ class Operation:
         description: further sentences, in Markdown. Optional.
         bodies: parsers of the request's body; it has to be accepted by one of them. Empty: the method takes no body.
         examples: request bodies by a short name. Each is valid.
-        parameters: of the path, the query and the headers.
-        answers: by status, errors excepted.
+        parameters: parameters of the path, the query and the headers.
+        answers: answers by status, without errors.
         errors: the errors that the resource raises.
     """
 
@@ -106,5 +106,5 @@ class Operation:
     errors: tuple[type[TercetError], ...] = ()
 
 
-# By method, in capital letters.
+# Operations by method, in capital letters.
 Operations = Mapping[str, Operation]

@@ -29,7 +29,7 @@ from shared.protocol import Sampling
 # SageMaker passes it on from the client's `CustomAttributes`.
 ATTRIBUTES_HEADER = "X-Amzn-SageMaker-Custom-Attributes"
 _SESSION = re.compile(r"(?:^|[;,])\s*session=([^;,\s]{1,128})")
-# Of the deployment that Patsnap published: three texts for each input, up to ten inputs a request.
+# Values of the deployment that Patsnap published: three texts for each input, up to ten inputs a request.
 NUM_OUTPUTS = 3
 MAX_INPUTS = 10
 MAX_INPUT_CHARS = 1 << 20
@@ -53,7 +53,7 @@ class InvocationsResource:
     def __init__(self, dialects: Mapping[str, Dialect]) -> None:
         """
         Args:
-            dialects: by the field of the body that each of them requires.
+            dialects: dialects by the field of the body that each of them requires.
         """
         self._dialects = dialects
 

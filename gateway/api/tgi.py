@@ -72,7 +72,7 @@ class TgiResponder:
         its own status.
 
         Args:
-            form: of the answer, unless the body asks for a stream.
+            form: form of the answer, unless the body requests a stream.
 
         Raises:
             InvalidJson, InvalidRequest: the request is wrong.

@@ -18,7 +18,7 @@ def no_completion_error(failures: Sequence[BranchFailure], *, faster: str) -> Te
     """The error of a request whose branches failed, or whose completions were rejected.
 
     Args:
-        failures: at least one.
+        failures: the failures, at least one.
         faster: what to change so that a completion is ready in time, with the names of the dialect's fields.
     """
     codes = {failure.code for failure in failures}

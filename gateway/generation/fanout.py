@@ -71,9 +71,9 @@ class Fanout:
     ) -> None:
         """
         Args:
-            clients: by slot index.
+            clients: clients by slot index.
             num_threads: branches that run or wait for room at the same time.
-            tracing: of each request's admission and of each call.
+            tracing: records each request's admission and each call.
         """
         self._clients = clients
         self._admission = admission

@@ -44,11 +44,11 @@ class GenerationSpec:
     """What to generate, checked and with every default filled in.
 
     Attributes:
-        prompts: at least one. Branches are numbered prompt by prompt.
+        prompts: the prompts, at least one. Branches are numbered prompt by prompt.
         max_prompt_tokens: a longer prompt loses its beginning; None: a prompt that the model has no room for fails.
         num_completions: branches of each prompt at the start. Of a single prompt, branches with a higher index replace
             rejected completions.
-        seed: of the first branch of each prompt; its k-th draws with `seed + k`. So a completion does not depend on the
+        seed: seed of each prompt's first branch; its k-th draws with `seed + k`. So a completion does not depend on the
             other prompts of its request.
         ranks_first_token: greedy branches differ: branch k starts with its k-th most likely token (from 0).
         predict: branch k answers the continuation with the k-th likeliest next word; None: samples.
@@ -56,7 +56,7 @@ class GenerationSpec:
             output to match it.
         echoes: report the prompt's tokens and their log-probabilities.
         num_top_logprobs: most likely tokens to report at each step; None: report no token texts either.
-        deadline: of `time.monotonic()`.
+        deadline: `time.monotonic()` time.
         owner: id of the request's API key, "" without keys. Quotas, fairness, sessions and the prefix cache are per
             owner.
         session: a newer request of the same session supersedes this one.
@@ -139,7 +139,7 @@ class RequestContext:
 
     Attributes:
         pin: the weights that its branches share.
-        traceparent: of the request's span, whose children are the branches' spans; "": the request is not traced.
+        traceparent: the request's span, parent of the branches' spans; "" if the request is not traced.
         cancel_reason: the error to answer with, if cancellation gave a reason.
         num_top_ups: branches started to replace rejected completions.
         first_outcomes_at: when all of the first branches had an outcome, of `time.monotonic()`.

@@ -36,12 +36,12 @@ class Caller:
     """Who wants completions.
 
     Attributes:
-        request_id: of the request, for logs and answers.
+        request_id: the request's id in logs and answers.
         owner: id of its API key, "" without keys.
         max_concurrency: the key's own limit of requests at a time; None: the default.
         session: the session that the request's headers name; one in its body comes first.
         sock: the client's connection: the request ends when the client closes it. None: nothing is watched.
-        traceparent: of the request's span; "": the request is not traced.
+        traceparent: the request's span; "" if the request is not traced.
         cancelling: makes a context manager from a function that ends the request; it is entered while the request runs.
     """
 

@@ -34,7 +34,7 @@ class RetryBudget:
         Args:
             min_retries: allowed in a window, however few branches were started: a slot's batch, which is what the death
                 of one worker can fail at once.
-            clock: in seconds.
+            clock: returns seconds.
         """
         self._min_retries = min_retries
         self._clock = clock

@@ -39,7 +39,7 @@ class Sessions:
     def __init__(self, shared: SharedStore | None = None) -> None:
         """
         Args:
-            shared: of several gateways, not started yet; None: this is the only gateway.
+            shared: store of several gateways, not started yet. None if this is the only gateway.
         """
         self._lock = threading.Lock()
         self._newest: dict[Hashable, _Newest] = {}

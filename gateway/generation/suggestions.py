@@ -143,7 +143,7 @@ class _VerbatimStream:
 
     def __init__(self) -> None:
         self._attempt = 0
-        self._num_received = 0  # of this attempt
+        self._num_received = 0  # in this attempt
         self._sent_ids: list[int] = []
         self._sent_text = ""
 

@@ -42,7 +42,7 @@ _MARKS = ".,;:!?…\"'“”‘’()[]«»_*-–—"
 _CHARACTER_LOOP = re.compile(r"(\S.{0,3}?)\1{5,}")
 # End of the prompt that is searched for loops and repetitions.
 _PROMPT_CHARS = 200
-# From this many words on, a phrase that comes twice is a loop; a shorter one may be a figure of speech.
+# A phrase of this many words that comes twice is a loop; a shorter one may be a figure of speech.
 _LONG_PHRASE = 4
 MAX_PHRASE = 12  # words
 
@@ -80,7 +80,7 @@ class Trimmer:
         """Add all tokens at once, instead of by `feed`. The same text becomes final.
 
         Args:
-            ends: of each token in the text, in characters.
+            ends: where each token ends in the text, in characters.
         """
         self._text, self._ends = text[: ends[-1]] if ends else "", list(ends)
         self._finalize(self._safe_end())
@@ -98,7 +98,7 @@ class Trimmer:
 
     def _safe_end(self) -> int:
         """Where the text may end whatever follows: at a late end of a sentence, else at the end of a word."""
-        # From the last final word on: what follows a word can show that it ends a sentence.
+        # Begin at the last final word: what follows a word can show that it ends a sentence.
         begin = self._text.rfind(" ", 0, self._num_final) + 1
         sentence_ends = [
             found.end()
@@ -143,7 +143,7 @@ def trim(text: str, ends: Sequence[int], length: int, finish_reason: str, *, kee
     """A whole completion, trimmed.
 
     Args:
-        ends: of each token in `text`, in characters.
+        ends: where each token ends in `text`, in characters.
         length, keeps_partial_word: as in `Trimmer`.
     """
     trimmer = Trimmer(length, keeps_partial_word=keeps_partial_word)

@@ -171,7 +171,7 @@ class DynamoDbStore:
 
 @cache
 def _session() -> Any:
-    """Of this process: the descriptions of services that it loads take 0.2 s."""
+    """Return the session of this process: the descriptions of services that it loads take 0.2 s."""
     import boto3
 
     return boto3.session.Session()

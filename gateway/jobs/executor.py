@@ -238,7 +238,7 @@ class JobExecutor:
             log.error("unhandled_exception", **_described(job), exc_info=failure)
             error = internal_error(job.id).problem()
         if running.is_cancelled:
-            # By its client or a lost lease: the store knows. By `stop`: another executor takes it.
+            # If its client or a lost lease ended it, the store knows. If `stop` did, another executor takes it.
             if self._is_stopping and self._persist(lambda: self.queue.put_back(job, 0.0)):
                 log.info("job_put_back", **_described(job), code=ShuttingDown.code)
             return
@@ -262,6 +262,6 @@ class JobExecutor:
 
 
 def _described(job: Job) -> dict[str, object]:
-    """For the log. Where there are no keys, the whole id would permit to read the result."""
+    """Describe a job in the log. Without API keys, whoever has the whole id can read the result."""
     key = {"key": job.owner} if job.owner else {}
     return {"job": job.id[:8], "attempt": job.attempts, **key}

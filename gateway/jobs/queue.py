@@ -37,7 +37,7 @@ LEASE_S = 6.0
 MAX_ATTEMPTS = 8
 # Share of the queue that one API key may fill.
 OWNER_SHARE = 0.25
-# Of random bytes in an id: 144 bits.
+# Random bytes of an id: 144 bits.
 _ID_BYTES = 18
 _ID_CHARS = 24
 # What a lease or a purge looks at together.
@@ -82,7 +82,7 @@ class JobQueue:
         """Add a job, unless its owner has sent the same one before.
 
         Args:
-            request: in a canonical form, so that equal requests are equal bytes.
+            request: the request in a canonical form, so that equal requests are equal bytes.
 
         Returns:
             The job, and whether it is new.

@@ -27,7 +27,7 @@ class RedisStore:
         """
         Args:
             url: as redis-py takes it: `redis://`, `rediss://` (TLS) or `unix://`.
-            prefix: of all keys.
+            prefix: prefix of all keys.
         """
         import redis
 

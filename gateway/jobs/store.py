@@ -28,17 +28,17 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A job as it is stored. Times are in seconds since the epoch, of the clock of the gateway that wrote them.
 
     Attributes:
-        version: of this record; each replacement adds 1.
+        version: number of this record's version; each replacement adds 1.
         owner: id of the API key, "" without keys.
         due_at: when it can be leased (queued: its turn; running: the end of its lease), expires, or can be deleted.
         expires_at: when request and result are erased.
         request: the body, JSON; empty as soon as the job is final.
         result: the answer, JSON.
         error: why it failed, as problem details (RFC 9457).
-        token: of the lease; random, so that an executor whose lease ended cannot store anything.
+        token: the lease's token; random, so that an executor whose lease ended cannot store anything.
         attempts: leases that counted.
         idempotency: digest of owner and `Idempotency-Key`.
-        fingerprint: of the request, keyed with the `Idempotency-Key`, which is not stored: it reveals no prompt.
+        fingerprint: the request's hash, keyed with the `Idempotency-Key`, which is not stored: it reveals no prompt.
     """
 
     id: str
@@ -75,7 +75,7 @@ class JobStore(Protocol):
     What a method has returned survives the death of this process.
 
     Attributes:
-        max_bytes: of an encoded job; None: no limit but memory.
+        max_bytes: largest size of an encoded job. None for no limit but memory.
 
     Raises:
         JobsUnavailable: from every method: the store cannot be reached or written.

@@ -19,7 +19,7 @@ class RemoteAccess:
     def __init__(self, key_path: Path | None, authorities: Path | None) -> None:
         """
         Args:
-            key_path: of the key file; None: no key is sent.
+            key_path: path of the key file. None if no key is sent.
             authorities: a file of certificates; None: the system's.
 
         Raises:
@@ -39,7 +39,7 @@ class RemoteAccess:
         return WatchedFiles("TERCET_POOL_CA", paths, lambda: pool_tls_context(self._authorities))
 
     def tls_context(self) -> ssl.SSLContext:
-        """For new connections.
+        """Return the TLS context of new connections.
 
         Raises:
             StartError: the system's certificates cannot be used.

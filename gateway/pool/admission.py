@@ -198,14 +198,14 @@ class Admission:
         the caller reserves the others one at a time.
 
         Args:
-            deadline: on the clock of `time.monotonic()`.
+            deadline: `time.monotonic()` time.
             owner: id of the request's API key; the queue is fair between owners.
             avoid: slots to use only if there is no other, because they have just failed this request.
             is_retry: one branch of a request that has been admitted already: placed before all waiting requests and
                 not counted in the queue bound.
             document: a number that requests for the same document share (document affinity): they go to the slot
                 that has the prompt in its prefix cache.
-            pin: of the request, whose branches all get slots with the same weights.
+            pin: the request's pin; all its branches get slots with the same weights.
             cancelling: makes a context manager from a function that cancels the waiting; it is entered while the
                 request waits.
 

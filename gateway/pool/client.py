@@ -58,7 +58,7 @@ class _Peer:
 
     Attributes:
         host: value of the header Host.
-        prefix: of each path.
+        prefix: prefix of each path.
         access: key and TLS settings for a worker on another machine. None for a Unix socket.
         connect_s: the least time that a connection may take.
     """
@@ -106,7 +106,7 @@ class Call:
         Args:
             running: holds this call while its lines are read.
             ack_s: how long the worker may take to accept the request.
-            deadline: on the clock of `time.monotonic()`.
+            deadline: `time.monotonic()` time.
             document: as for `SlotClient.call`.
         """
         self._peer = peer
@@ -195,7 +195,7 @@ class Call:
             self._abort_reason = self._abort_reason or reason
             if self._socket is not None:
                 with suppress(OSError):
-                    # Of the TCP connection: `SSLSocket.shutdown` would let a read in another thread go on without TLS.
+                    # Shut down the TCP connection: `SSLSocket.shutdown` would let another thread read on without TLS.
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def _identity(self) -> bytes:
@@ -247,7 +247,7 @@ class SlotClient:
         """
         Args:
             ack_s: how long the worker may take to accept a request on its first attempt.
-            access: to slots of other machines.
+            access: key and TLS settings for slots of other machines.
         """
         self._ack_s = ack_s
         self.is_remote = slot.remote is not None
@@ -262,9 +262,9 @@ class SlotClient:
         """A call that starts when its `lines` are iterated.
 
         Args:
-            deadline: on the clock of `time.monotonic()`.
-            attempt: from 1; each one doubles the time to acknowledge. If several slots are late, the machine is busy,
-                and a short limit would only discard work that has begun.
+            deadline: `time.monotonic()` time.
+            attempt: number from 1; each one doubles the time to acknowledge. If several slots are late, the machine is
+                busy, and a short limit would only discard work that has begun.
             document: equal for requests of one document; None: unknown.
         """
         return Call(self._peer, self._running, request, self._ack_s * 2 ** (attempt - 1), deadline, document)

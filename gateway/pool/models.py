@@ -21,7 +21,7 @@ class ServedModels:
 
     Attributes:
         names: fixed at the start.
-        default: of a request that names no model.
+        default: model of a request that names none.
     """
 
     def __init__(self, plan: Plan) -> None:

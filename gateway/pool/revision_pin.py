@@ -13,7 +13,7 @@ class RevisionPin:
     output: the request can then start again with other weights. `Admission` alone writes the first two, under its lock.
 
     Attributes:
-        revision: of `State.revision`; None: not fixed.
+        revision: value of `State.revision`. None if it is not fixed yet.
         num_running: branches that hold room in a slot.
         has_output: a branch has given text or a result, so that the revision is final.
     """

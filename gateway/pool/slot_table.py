@@ -33,8 +33,8 @@ class Entry:
         in_flight: reserved branches.
         peak: the most branches reserved at a time since the worker last reported its state, which it does twice a
             second; `earlier_peak`: between the two reports before.
-        down_since: of `time.monotonic()`.
-        starting_pid: of the worker that started last and has not been warm, 0 for none.
+        down_since: `time.monotonic()` time.
+        starting_pid: process id of the worker that started last and has not been warm, 0 for none.
         is_failing: a worker of the slot has died before it was warm. The next one will probably die too.
         is_leaving: gets no further branches, because its address is gone.
     """

@@ -23,7 +23,7 @@ class PoolTokenizer:
     def __init__(self, admission: Admission, clients: Mapping[int, SlotClient] | Sequence[SlotClient]) -> None:
         """
         Args:
-            clients: by slot index.
+            clients: clients by slot index.
         """
         self._admission = admission
         self._clients = clients

@@ -31,7 +31,7 @@ from typing import Protocol
 import httptools
 
 READ_BYTES = 1 << 16
-# Of OpenSSL's <openssl/x509_vfy.h>.
+# Codes of OpenSSL's <openssl/x509_vfy.h>.
 _EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 10, 62, 64
 
 
@@ -93,7 +93,7 @@ class TcpAddress:
     Attributes:
         address: an IP address.
         host: the name that the peer's certificate must have.
-        tls_context: for a new connection; None: without TLS.
+        tls_context: TLS context of a new connection. None for no TLS.
     """
 
     address: str
@@ -145,7 +145,7 @@ class Transport:
         """Send a request and read the head of its response; the body is read as the caller iterates.
 
         Args:
-            timeout_s: of the write, and of each read.
+            timeout_s: timeout of the write and of each read.
 
         Raises:
             TimedOut, ConnectionFailed: there is no response in HTTP/1.1. `UntrustedPeer` is one of the latter.
@@ -214,8 +214,8 @@ class Response:
 
     Attributes:
         status: the HTTP status.
-        timeout_s: of each read from now on.
-        socket: of the connection, to be shut down by other threads.
+        timeout_s: timeout of each read from now on.
+        socket: the connection's socket, which other threads may shut down.
     """
 
     __slots__ = ("_connection", "_parser", "_transport", "socket", "status", "timeout_s")

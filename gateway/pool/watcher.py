@@ -64,8 +64,8 @@ class PoolWatcher:
     """Starts its threads, which run until the process exits: one for each slot, and one for each host name of a pool.
 
     Attributes:
-        clients: by slot index. A slot of another machine has one from before it is in `Admission` until after it has
-            left there.
+        clients: clients by slot index. A slot of another machine has one from before it is in `Admission` until after
+            it has left there.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class PoolWatcher:
         Args:
             ack_s: how long a call waits for the worker's acknowledgement.
             pool: where slots of other machines are reached.
-            access: to these slots.
-            interval_s: at which host names are looked up.
+            access: key and TLS settings for these slots.
+            interval_s: interval at which host names are looked up.
         """
         self.clients: dict[int, SlotClient] = {}
         self._admission = admission
@@ -176,7 +176,7 @@ class PoolWatcher:
             elif slot.remote is not None:
                 self._note_unreachable(slot, reason)
             else:
-                # Of a worker of this machine, which will be replaced, the first reason says most.
+                # A worker of this machine will be replaced, and its first reason says most.
                 self._admission.reexamine()
             time.sleep(RECONNECT_S if slot.remote is None else _pause_s(code, num_failures))
 

@@ -81,7 +81,7 @@ class Connection:
         """
         Args:
             client, server: the addresses, as gunicorn takes them.
-            now: of `time.monotonic()`, as in all methods.
+            now: `time.monotonic()` time, as in all methods.
             max_body_bytes: a longer body is not read; its head is answered.
         """
         sock.setblocking(False)

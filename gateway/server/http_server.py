@@ -66,7 +66,7 @@ MAX_BUFFERED_BYTES = 256 << 20
 # Descriptors kept free for log, metrics, state streams, and files that libraries open.
 SPARE_DESCRIPTORS = 32
 MAX_CONNECTIONS = 10_000
-# Of the descriptors that remain, the share of client connections; the others are for branches, three to a request.
+# Share of the remaining file descriptors for clients; the rest is for branch connections, three to a request.
 CLIENT_SHARE = 0.6
 # Requests of clients that send the next one before they have read the last response are answered by few threads, and
 # after all others: no client in use does it, and a flood of them would cost the others their turn.
@@ -227,7 +227,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         return is_done or elapsed >= self.settings.server.grace_s - EXIT_MARGIN_S
 
     def _end_unaccepted(self, now: float) -> None:
-        """In a stop, end connections that wait for their client; requests that are being answered stay."""
+        """End connections that wait for their client during a stop; requests that are being answered stay."""
         for connection in list(self._connections.values()):
             if connection.has_unsent or connection.phase in {Phase.FLUSHING, Phase.LINGERING}:
                 if now - connection.since > IDLE_LINGER_S / 2 and connection.phase is not Phase.ANSWERING:

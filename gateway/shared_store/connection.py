@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 import structlog
 
-# Of a connection and of a command. A request waits so long once at most, when Redis is lost.
+# Timeout of a connection and of a command. A request waits that long once at most, when Redis is lost.
 TIMEOUT_S = 0.1
 # Between two attempts to reach Redis again.
 RETRY_S = 0.5
@@ -41,7 +41,7 @@ class SharedStore:
     """Thread-safe.
 
     Attributes:
-        gateway_id: of this process, by which other gateways address it.
+        gateway_id: id by which other gateways address this process.
         request_ttl_ms: how long a request can last at most. What belongs to a request expires after it.
         is_reached: Redis has answered, and no command has failed since.
     """

@@ -205,7 +205,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 def versions(page: Page) -> tuple[str, str, str]:
-    """Of the page, its script and its style sheet."""
+    """The versions of the page, its script and its style sheet."""
     found: list[str] = page.evaluate(
         """() => {
             const { dataset } = document.documentElement;

@@ -30,7 +30,7 @@ from tests.chaos.http_client import (
 )
 
 MakeRequest = Callable[[random.Random], bytes]
-# Of an open-loop generator; a server that holds more requests than this at once has no bound on its queue.
+# Limit of an open-loop generator; a server that holds more requests than this at once has no bound on its queue.
 MAX_OPEN_CONNECTIONS = 900
 CLIENT_PRIORITY = -15
 

@@ -29,7 +29,7 @@ class RowResult:
     """A row's measured figures, by name and unit, and the sentences that say what falls short.
 
     Attributes:
-        slow: of the shortfalls, those of speed alone. They depend on the machine and on what else it does, so a test
+        slow: the shortfalls of speed alone. They depend on the machine and on what else it does, so a test
             does not fail for them.
     """
 

@@ -74,7 +74,7 @@ class ChaosProxy:
         """
         Args:
             listen: path of the Unix socket to make; None: TCP.
-            address: to listen at on TCP; port 0: a free one, see `port`.
+            address: TCP address to listen at; port 0 takes a free one, see `port`.
         """
         self.path = listen
         self.counts: Counter[Kind] = Counter()
@@ -99,7 +99,7 @@ class ChaosProxy:
         return int(self._listener.getsockname()[1])
 
     def set_schedule(self, schedule: Schedule) -> None:
-        """For connections from now on; those that are open keep their fault."""
+        """Set the fault of connections from now on; those that are open keep theirs."""
         self._schedule = schedule
 
     def drop_connections(self) -> None:

@@ -29,7 +29,7 @@ class Network:
     """Namespaces by name, on a bridge in a namespace of its own.
 
     Attributes:
-        addresses: by machine.
+        addresses: addresses by machine.
     """
 
     def __init__(self, addresses: Mapping[str, str]) -> None:

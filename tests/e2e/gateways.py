@@ -17,9 +17,9 @@ def running_gateways(
     """Warm gateways over one pool of two workers, stopped at the end.
 
     Args:
-        settings: of each gateway, by a name.
+        settings: settings of each gateway, by a name.
         step_delay_ms: added to each step of the workers, so that a request lasts long enough to act meanwhile.
-        max_batch: of each worker; the gateways share it.
+        max_batch: batch of each worker; the gateways share it.
 
     Yields:
         The pool, and the gateways by name.

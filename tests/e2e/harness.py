@@ -45,7 +45,7 @@ class Tercet:
     """One instance under test; by default it serves the embedded checkpoint in fp32."""
 
     def __init__(self, base: Path, certificate: Certificate | None = None, /, **settings: str) -> None:
-        """With a certificate, the instance serves HTTPS, and its client trusts it. Settings that begin with `test_` are
+        """An instance with a certificate serves HTTPS, and its client trusts it. Settings that begin with `test_` are
         faults of its workers (`tests.faulty_workers`)."""
         self.run_dir = base / "run"
         self.log_path = base / "log"

@@ -37,7 +37,7 @@ class Workers(Tercet):
     """A pool of workers on loopback TCP with TLS and a key, without a gateway.
 
     Attributes:
-        pool_port: of slot 0.
+        pool_port: port of slot 0.
         key: the first key of the file.
     """
 

@@ -14,7 +14,7 @@ from typing import Any
 import schemathesis
 from schemathesis.generation import GenerationMode
 
-# By field: the largest value that is sent.
+# The largest value that is sent, by field.
 MAX_VALUES: dict[str, float] = {
     "n_samples": 2, "samples": 2, "n": 2, "num_samples": 2, "best_of": 2, "length": 4, "max_time": 5, "max_tokens": 4,
     "max_new_tokens": 4, "truncate": 4, "top_k": 500, "top_n": 500, "index": 0,

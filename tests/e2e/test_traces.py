@@ -26,7 +26,7 @@ class Collector:
     """An OTLP/HTTP receiver that keeps what it gets.
 
     Attributes:
-        spans: with the service that sent each.
+        spans: the spans, with the service that sent each.
         bodies: as received.
     """
 

@@ -16,7 +16,7 @@ from shared.errors import InvalidJson, InvalidRequest, TercetError
 from shared.parsing import BodyParser
 from shared.wire import parse_generate_request
 
-# Of a body with 30 kB of text, a chapter of a novel.
+# Size of a body with 30 kB of text, a chapter of a novel.
 MAX_PARSE_S = 100e-6
 
 

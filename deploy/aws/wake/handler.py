@@ -25,7 +25,7 @@ from deploy.aws.wake.instance import Instance, Wake
 from deploy.aws.wake.jobs import Job, Jobs
 from deploy.aws.wake.requests import canonical_request
 
-# Of the function's time, kept for the answer.
+# Part of the function's time that is kept for the answer.
 MARGIN_S = 1.5
 # After which a job that is still queued is a reason to look after the instance.
 PATIENCE_S = 5.0
@@ -54,7 +54,7 @@ class Service:
         """
         Args:
             event: a request to an HTTP API, payload 2.0.
-            until: of `time.monotonic`, when the answer must be ready.
+            until: `time.monotonic()` time by which the answer must be ready.
         """
         try:
             owner = _owner(event)
@@ -122,7 +122,7 @@ def handle(event: dict[str, Any], context: Any) -> dict[str, Any]:
 
 @cache
 def make_service() -> Service:
-    """From the environment that the template gives to the function."""
+    """Read the environment that the template gives to the function."""
     return _make_service(os.environ)
 
 

@@ -56,7 +56,7 @@ class Instance:
         """Start the instance unless it runs.
 
         Args:
-            until: of `time.monotonic`; no further attempt begins after it.
+            until: `time.monotonic()` time after which no further attempt begins.
         """
         delay_s = FIRST_DELAY_S
         while True:

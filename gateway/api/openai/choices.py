@@ -49,7 +49,7 @@ def part(index: int, delta: TextDelta, offset: int, *, prefix: str, has_logprobs
     """A choice's next part.
 
     Args:
-        offset: of the delta's first token in the choice's text, in characters.
+        offset: where the delta's first token begins in the choice's text, in characters.
         prefix: the echoed prompt, before the first delta.
     """
     logprobs = None
@@ -69,7 +69,7 @@ def best(spec: GenerationSpec, suggestions: Sequence[Suggestion], num_choices: i
 
     Args:
         suggestions: best first, of all prompts.
-        num_choices: of each prompt.
+        num_choices: number of choices for each prompt.
     """
     if num_choices == spec.num_completions:
         return sorted(suggestions, key=lambda suggestion: suggestion.result.branch)
@@ -95,11 +95,11 @@ def usage(spec: GenerationSpec, suggestions: Iterable[Suggestion], *, max_tokens
 
 
 def _by_prompt(spec: GenerationSpec, suggestions: Iterable[Suggestion]) -> dict[int, list[Suggestion]]:
-    """By the prompt's position, in the given order."""
+    """Group suggestions by their prompt's position, in the given order."""
     by_prompt: dict[int, list[Suggestion]] = defaultdict(list)
     for suggestion in suggestions:
         branch = suggestion.result.branch
-        # Of a single prompt, there are also branches that replace others.
+        # A single prompt also has branches that replace others.
         by_prompt[branch // spec.num_completions if branch < spec.num_branches else 0].append(suggestion)
     return by_prompt
 

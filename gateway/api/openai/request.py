@@ -176,7 +176,7 @@ def _sampling(request: CompletionRequest, model: Model) -> Sampling:
 
 
 def _num_new_tokens(request: CompletionRequest) -> int:
-    """At least one: prompt log-probabilities, which `max_tokens` 0 is for, come with the first token."""
+    """Return the number of tokens to generate, at least one: prompt log-probabilities come with the first token."""
     return max(request.max_tokens, MIN_TOKENS if request.clean else 1)
 
 

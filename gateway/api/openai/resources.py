@@ -150,7 +150,7 @@ class _Answer:
         if request.max_tokens > num_new_tokens:
             warnings.append(f"max_tokens was lowered to {num_new_tokens}, half of the model's context.")
         self._warnings = {"warnings": warnings} if warnings else {}
-        # Of a stream: characters sent, by branch, and choices that were sent as a whole.
+        # State of a stream: characters sent, by branch, and choices that were sent as a whole.
         self._num_chars: dict[int, int] = {}
         self._num_whole = 0
 

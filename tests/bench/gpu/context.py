@@ -27,7 +27,7 @@ class Context:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """For the stage's process, which `of` reads."""
+        """Arguments of the stage's process, which `of` reads."""
         return str(self.out), str(self.limit_s), "rehearsal" if self.is_rehearsal else "measurement"
 
     @classmethod
@@ -55,7 +55,7 @@ class Context:
 
     @property
     def kernels(self) -> Kernels | None:
-        """Of the decode steps that are timed; None for those that a worker takes."""
+        """Kernels of the decode steps that are timed. None for those that a worker takes."""
         return "torch" if self.is_rehearsal else None
 
     @property

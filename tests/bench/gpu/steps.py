@@ -63,7 +63,7 @@ class DecodeSteps:
     ) -> None:
         """
         Args:
-            kernels: by name; None for those that a worker takes on this device before any were tuned.
+            kernels: name of the kernels. None for those that a worker takes on this device.
 
         Raises:
             MemoryError: not even one context fits, or the suffixes of `max_rows` rows do not.

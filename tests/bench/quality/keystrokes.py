@@ -22,7 +22,7 @@ class Answer:
     """Suggestions at a position, best first, and the time from the request to the answer.
 
     Attributes:
-        usefulness: of each suggestion, the keys that it is expected to save; empty: not predictions.
+        usefulness: keys that each suggestion is expected to save; empty if they are not predictions.
     """
 
     suggestions: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ def savings_row(file: str, rule: str, num_suggestions: int, usages: Sequence[Usa
 
 
 def _savings(counts: Sequence[tuple[int, int]]) -> float:
-    """From (keys, characters) of each passage."""
+    """Compute savings from (keys, characters) of each passage."""
     num_characters = sum(characters for _, characters in counts)
     return 1 - sum(keys for keys, _ in counts) / num_characters if num_characters else 0.0
 

@@ -47,7 +47,7 @@ class NgramIndex:
             self.num_tokens += 1
 
     def frequencies(self, token_id: int) -> list[Frequency]:
-        """Of this token after the last tokens, `[number of contexts that occurred]`, the shortest context first.
+        """Counts of this token after the last tokens, `[number of contexts that occurred]`, the shortest context first.
 
         A context occurs only if every shorter one does.
         """

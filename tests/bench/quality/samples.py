@@ -35,7 +35,7 @@ def sample_openings(options: Options, fields: Mapping[str, Any], document: Docum
     """Fill the document.
 
     Args:
-        fields: of each request, as in `POST /autocomplete`.
+        fields: fields of each request, as in `POST /autocomplete`.
 
     Raises:
         StartError: the server returned no suggestions for an opening.

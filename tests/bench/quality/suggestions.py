@@ -37,7 +37,7 @@ class GatewaySource:
         """
         Args:
             port: the gateway's, on the loopback interface.
-            fields: of each request, as in `POST /autocomplete`.
+            fields: fields of each request, as in `POST /autocomplete`.
         """
         self._port = port
         self._fields = fields

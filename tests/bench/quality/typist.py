@@ -37,7 +37,7 @@ RULES = ("literature", "page")
 # What a contact centre's vendor published for a model fine-tuned on the centre's own chats.
 PUBLISHED = "8 to 15 %, published for a model fine-tuned on one contact centre's chats"
 
-# By rule and number of suggestions on show, for each passage.
+# Results by rule and number of suggestions on show, for each passage.
 _Usages: TypeAlias = dict[tuple[str, int], list[Usage]]
 
 
@@ -46,14 +46,14 @@ class TypistOptions:
     """What is typed, and how.
 
     Attributes:
-        num_passages: of each text.
+        num_passages: number of passages of each text.
         num_words: length of each passage.
         rules: a selection of `RULES`.
         num_samples: suggestions of each request, and on show at most.
         num_writers: writers who type at the same time, each another passage.
-        min_usefulness: of the editor, by the rule page (`PageWriter`).
-        context_chars: of each request; None: as many as the editor sends.
-        fields: of each request, as in `POST /autocomplete`.
+        min_usefulness: the editor's threshold, by the rule page (`PageWriter`).
+        context_chars: characters of each request's context. None for as many as the editor sends.
+        fields: fields of each request, as in `POST /autocomplete`.
     """
 
     num_passages: int
@@ -67,7 +67,7 @@ class TypistOptions:
 
     @property
     def writers(self) -> dict[str, Writer]:
-        """By rule."""
+        """Results by rule."""
         all_writers: dict[str, Writer] = {
             "literature": write_by_literature,
             "page": PageWriter(self.min_usefulness),
@@ -86,7 +86,7 @@ class TypistBench:
     def __init__(self, options: Options, typist: TypistOptions, texts: Mapping[str, str], console: Console) -> None:
         """
         Args:
-            texts: to type, by file name.
+            texts: texts to type, by file name.
         """
         self._options, self._typist, self._texts, self._console = options, typist, texts, console
 
@@ -193,7 +193,7 @@ def usage_table(rows: Sequence[SavingsRow]) -> Table:
 
 
 def _seeds(passages: Sequence[Passage]) -> list[dict[int, int]]:
-    """For each passage, the seed of the request at each of its positions."""
+    """Return the seed of the request at each position of each passage."""
     numbers = itertools.count()
     return [
         {position: SEEDS_APART * next(numbers) for position in range(passage.start, passage.end)}

@@ -25,8 +25,8 @@ from deploy.load.passages import Passage
 from tests.bench.quality.keystrokes import Answer, Suggest, Usage
 
 KEY_INTERVAL_MS = 200.0  # five keys a second, on average
-# Of the logarithm of the time between two keys. An assumption: a regular rhythm, with a key every 200 ms, would decide
-# by a millisecond whether a suggestion was visible for 200.
+# Deviation of the logarithm of the time between two keys. An assumption: a regular rhythm, with a key every 200 ms,
+# would decide by a millisecond whether a suggestion was visible for 200.
 RHYTHM_SIGMA = 0.35
 PAINT_MS = 8.0  # half a frame at 60 Hz, from a change to its display
 # The editor (gateway/static/completer.js) ignores keys before a suggestion was visible for so long.
@@ -75,8 +75,8 @@ class PageWriter:
     """The page's rule.
 
     Attributes:
-        min_usefulness: of the editor: a prediction is held back until its usefulness, in keys, and the number of its
-            characters that were typed reach this together.
+        min_usefulness: the editor's threshold: a prediction is held back until its usefulness, in keys, and the number
+            of its characters that were typed reach this together.
     """
 
     min_usefulness: float = 0.0

@@ -39,7 +39,7 @@ def summarise(
     """The row of the level with `number` clients.
 
     Args:
-        prefix: of the names of its samples; default: the number of clients.
+        prefix: prefix of its samples' names; default: the number of clients.
 
     Raises:
         StartError: no request was successful.

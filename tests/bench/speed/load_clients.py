@@ -43,11 +43,11 @@ class LoadClients:
         """
         Args:
             host, port: the gateway, on the loopback interface.
-            path: of the POST.
+            path: path of the POST.
             body: fields of each request besides `context` and `seed`.
             subject: the model whose tokenizer counts the prompts' tokens.
-            num_tokens: of each prompt, which no request has sent before.
-            seed: of the prompts.
+            num_tokens: tokens of each prompt, which no request has sent before.
+            seed: seed of the prompts.
         """
         self._address = host, port
         self._head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"

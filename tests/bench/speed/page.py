@@ -74,8 +74,8 @@ class WritingRow(msgspec.Struct, frozen=True):
 
     Attributes:
         shown: share of the keys after which a suggestion was painted before the next key.
-        paint_ms: from a key to the painted suggestion, of these keys, by percentile.
-        flicker: of the suggestions that agreed with the next key, the share that it did not leave on show.
+        paint_ms: time from one of these keys to the painted suggestion, by percentile.
+        flicker: share of the suggestions that agreed with the next key and were not left on show.
         num_openings, num_short_openings: of the list; short: less than 300 ms.
     """
 
@@ -104,7 +104,7 @@ class PageBench:
         """
         Args:
             texts: file name → prose to type.
-            num_keys: to type with each eagerness.
+            num_keys: number of keys to type with each eagerness.
         """
         self._options, self._texts, self._num_keys, self._console = options, texts, num_keys, console
 

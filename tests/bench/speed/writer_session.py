@@ -38,9 +38,9 @@ class WriterOptions:
     """How the writers of a run write.
 
     Attributes:
-        fields: of each request to `POST /autocomplete`, unless a part sets them itself.
+        fields: fields of each request to `POST /autocomplete`, unless a part sets them itself.
         num_writers: writers at once, where a part has several.
-        keys_per_s: of each writer.
+        keys_per_s: keys that each writer types per second.
         context_chars: text before a writer's first key.
     """
 

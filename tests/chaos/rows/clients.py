@@ -110,7 +110,7 @@ def survive_slow_clients_behind_nginx(context: Context, findings: Findings) -> N
 
 
 def raise_own_descriptor_limit() -> None:
-    """For this process's clients."""
+    """Raise the limit for this process's clients."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < 4096:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard) if hard > 0 else 4096, hard))

@@ -25,7 +25,7 @@ from tests.gateway.jobs.servers import RedisServer, find_redis, volatile_redis
 from tests.nginx import nginx
 
 NUM_CLIENTS = 3
-# Of the uses of 20 answers, which are five each, those that may fall back although the store is there: none is promised
+# Uses of 20 answers, five each, that may fall back although the store is there: none is promised
 # to be in time.
 MAX_LATE_USES = 10
 # nginx tries a gateway again after a second.

@@ -13,7 +13,7 @@ from tests.chaos.load import Load, count_failures, milliseconds
 from tests.chaos.measure import Context, Findings
 from tests.e2e.harness import Tercet, until
 
-# Of `gateway.generation.fanout`: the pause before a second attempt.
+# The pause before a second attempt in `gateway.generation.fanout`.
 RETRY_PAUSE_MS = 25.0
 
 

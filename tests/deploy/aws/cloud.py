@@ -36,7 +36,7 @@ class Fault:
     Attributes:
         operation: as `Call.operation` has it; `*` and `?` match as in a shell.
         status: answer with this status and the error `code` instead of the service's answer; 0: let it answer.
-        is_performed: with a `status`: the service does it all the same, and only its answer is lost.
+        is_performed: whether, with a `status`, the service performs the call and only its answer is lost.
         rewrite: changes the body of an answer that is no error.
     """
 
@@ -59,7 +59,7 @@ class Call:
         service: as the signature names it, like "sagemaker".
         operation: "CreateEndpoint", or for REST services the method and path, "PUT /bucket/key".
         body: decoded from JSON or a form; else empty.
-        status: of the answer that the caller got.
+        status: status of the answer that the caller got.
     """
 
     service: str
@@ -120,7 +120,7 @@ class Cloud:
 
     @property
     def calls(self) -> list[Call]:
-        """In the order of their answers."""
+        """The calls in the order of their answers."""
         with self._lock:
             return list(self._calls)
 

@@ -101,7 +101,7 @@ def deployed_function(cloud: Cloud, directory: Path, **variables: str) -> Iterat
     """The function of a new stack in an empty account; this process has its environment.
 
     Args:
-        variables: in place of the template's.
+        variables: replacements for the template's variables.
     """
     cloud.reset()
     with wake_stack(cloud, directory) as environ, pytest.MonkeyPatch.context() as patch:

@@ -12,7 +12,7 @@ from shared.errors import StartError
 
 
 def exposition(*groups: tuple[float, int, int, int]) -> str:
-    """Of answers with one prediction each.
+    """Metrics of answers with one prediction each.
 
     Args:
         groups: usefulness, number shown, number accepted, characters kept of each acceptance.

@@ -94,9 +94,9 @@ class Pod:
     """One pod of a Deployment, from its start to its end.
 
     Attributes:
-        is_ready: by its readiness probe, and not terminating.
+        is_ready: whether its readiness probe succeeds and it is not terminating.
         readiness: each status of the readiness probe, repetitions left out; 0: no connection.
-        exit_code: of its process, once it has ended.
+        exit_code: exit code of its process, once it has ended.
         num_restarts: kills by the startup or liveness probe, which restart nothing here.
     """
 
@@ -246,7 +246,7 @@ class Cluster:
         return pod
 
     def addresses(self, name: str) -> list[str]:
-        """Of the ready pods of a Deployment."""
+        """Return the addresses of the ready pods of a Deployment."""
         return [pod.address for pod in self.pods[name] if pod.is_ready]
 
     def _write_hosts(self) -> None:

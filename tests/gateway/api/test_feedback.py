@@ -26,7 +26,7 @@ def respond(request: GenerateRequest) -> Iterator[Step]:
 
 
 def counts(api: Api, metric: str) -> dict[tuple[str, str], float]:
-    """Of each label pair (action, rank), whatever the latency."""
+    """Counts of each label pair (action, rank), whatever the latency."""
     found: dict[tuple[str, str], float] = {}
     for line in api.pool.exposition():
         if line.startswith(f"{metric}{{"):

@@ -71,7 +71,7 @@ class Gates:
     def __init__(self, *texts: str) -> None:
         """
         Args:
-            texts: by branch: the streamed text that opens its gate.
+            texts: the streamed text that opens a branch's gate, by branch.
         """
         self._texts = texts
         self._received = [""] * len(texts)

@@ -28,7 +28,7 @@ class RedisServer:
     def __init__(self, directory: Path, **options: str) -> None:
         """
         Args:
-            options: of redis.conf, with `_` for `-`.
+            options: options of redis.conf, with `_` for `-`.
         """
         self.directory = directory
         self.options = {name.replace("_", "-"): value for name, value in options.items()}

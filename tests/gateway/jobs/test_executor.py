@@ -177,7 +177,7 @@ def fast_poll(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def sqlite_queue(tmp_path: Path) -> Iterator[JobQueue]:
-    """For what does not depend on the store. The queue of another process."""
+    """The queue of another process, for what does not depend on the store."""
     queue = make_sqlite_queue(tmp_path)
     yield queue
     queue.close()
