@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from rich.console import Console
 from rich.progress import track
 
 from deploy.load.server import ROOT
@@ -88,7 +89,7 @@ def answers(url: str, wanted: list[Request]) -> Iterator[dict[str, Any]]:
         StartError: no server answers at `url`.
     """
     with httpx.Client(base_url=url, trust_env=False, timeout=120) as client:
-        for request in track(wanted, description="Requests"):
+        for request in track(wanted, description="Requests", console=Console(stderr=True)):
             try:
                 response = client.post("/autocomplete", json=request.body)
             except httpx.TransportError as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
@@ -66,7 +67,7 @@ def compare(other: Path, num_rounds: int) -> list[Comparison]:
         order = [("ours", _start(stack, ROOT)), ("other", _start(stack, other))]
         for _, measure in order:
             measure()  # warm-up
-        for _ in track(range(num_rounds), description="Rounds"):
+        for _ in track(range(num_rounds), description="Rounds", console=Console(stderr=True)):
             order.reverse()  # the version that is measured second finds a CPU that has just been busy
             for name, measure in order:
                 for key, values in measure().items():
