@@ -32,7 +32,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from workers.engine.cpu.linear import CpuLinear, HugePages, PackedInt8Linear
+from workers.engine.cpu.linear import CpuLinear, HugePages, PackedInt8Linear, int8_kernels
 from workers.engine.model.gpt2 import GPT2, GPT2Config, Layer, LoadedModel, Norm
 
 ALIGNMENT = 64  # a cache line
@@ -76,7 +76,7 @@ def shared_model(
         is_only_worker: copies the products' weights.
     """
     prefix = f"weights-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    digest = hashlib.sha256(f"{torch.__version__} {revision}".encode())
+    digest = hashlib.sha256(f"{torch.__version__} {int8_kernels()} {revision}".encode())
     for source in _SOURCES:
         digest.update(source.read_bytes())
     path = directory / f"{prefix}-{digest.hexdigest()[:16]}.bin"

@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.workers.engine.helpers import TINY, generate, peaked_weights, running_engine
+from workers.engine.cpu import kernels
 from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS
 from workers.engine.cpu.linear import CpuLinear, PackedInt8Linear
 from workers.engine.cpu.weight_file import read, shared_model
@@ -50,6 +51,16 @@ def test_a_mapped_model_gives_the_bits_of_a_private_one(tmp_path: Path) -> None:
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path / name) in line]
     assert len(maps) == 2
     assert all(line.split()[1] == "r--s" for line in maps)
+
+
+def test_a_cpu_with_other_kernels_does_not_read_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory may be in a home that machines with other CPUs share; they cannot multiply packed weights."""
+    shared_model(tmp_path, "small", "1", load)
+    monkeypatch.setattr(kernels, "HAS_DOT_PRODUCTS", False)
+    head = shared_model(tmp_path, "small", "1", load).model.head
+    assert isinstance(head, CpuLinear)
+    assert not isinstance(head.product, PackedInt8Linear)
+    assert len(files(tmp_path)) == 1
 
 
 def test_an_only_worker_copies_the_products_and_maps_the_rest(tmp_path: Path) -> None:
