@@ -1,6 +1,6 @@
 """`/autocomplete`'s dialect: from its requests to generation's specs, and from results to its answers.
 
-Knows no HTTP: a resource answers at once or as a stream, a job later. How completions are made is not known here.
+Knows no HTTP: a resource answers at once or as a stream, a job later. It does not know how completions are made.
 """
 
 from __future__ import annotations

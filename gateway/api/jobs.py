@@ -1,6 +1,6 @@
 """`/jobs`: completions whose results are read by id, for clients that cannot wait. The answer is `/autocomplete`'s.
 
-Translates between HTTP and the queue of jobs. Where jobs are stored and when they run is not known here.
+Translates between HTTP and the queue of jobs. Knows neither where jobs are stored nor when they run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Text Generation Inference's routes: `/generate`, `/generate_stream`, `POST /`, `/info` and `/endpoint`.
 
-Translates between their schema and generation's specs and results; how completions are made is not known here. A
+Translates between their schema and generation's specs and results; it does not know how completions are made. A
 completion's text ends before its stop sequence.
 """
 

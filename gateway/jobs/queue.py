@@ -1,7 +1,7 @@
 """The queue of jobs: accepts, leases, finishes, cancels and expires them, over any store.
 
-Every operation reads a job, makes its next version and replaces it; if another process was faster, it reads again. Who
-computes a job is not known here, and what is in a request neither.
+Every operation reads a job, makes its next version and replaces it; if another process was faster, it reads again. The
+queue knows neither the runner nor the content of a request.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The rate limit of each API key: a token bucket per key.
 
 A bucket holds a minute's requests and refills evenly: a key that has been idle may send a minute's requests at once,
-and in the long run it gets its rate exactly. What a request is, and who sends it, is not known here.
+and in the long run it gets its rate exactly. It knows neither what a request is nor who sends it.
 
-Gateways with a shared store share a key's bucket. They reckon with the time of day, so their clocks must agree: a clock
+Gateways with a shared store share a key's bucket. They use the time of day, so their clocks must agree: a clock
 that is a second ahead adds a second's requests to a bucket, once.
 """
 

@@ -104,7 +104,7 @@ export class Completer {
    * @param {Client} [editor.client]  Default: a client of the server that served this module.
    * @param {Mode} [editor.mode]  Default: `live`.
    * @param {number} [editor.minUsefulness]  See the property. Default: 0.
-   * @param {boolean} [editor.insertsSpace]  A space comes with an accepted word and gives way to punctuation; requires
+   * @param {boolean} [editor.insertsSpace]  Accepting a word also inserts a space; typing punctuation removes it. Requires
    *   that the editor calls `type`. Default: false.
    */
   constructor({
@@ -143,8 +143,8 @@ export class Completer {
   }
 
   /**
-   * The writer is about to type this text. The space that came with an accepted word gives way to punctuation, and
-   * swallows a typed space.
+   * The writer is about to type this text. The space that accepting a word inserted is removed before punctuation, and
+   * takes the place of a typed space.
    * @param {string} text  "\n" for a line break.
    * @returns {boolean}  True if the text was handled; the editor must not insert it.
    */

@@ -1,5 +1,5 @@
 // The documentation page: lists the operations of the server's OpenAPI document, searches them, and opens each with its
-// fields, its answers and a form to try it. What a schema or a request looks like is not known here.
+// fields, its answers and a form to try it. It does not know what a schema or a request looks like.
 
 import { createElement, setText } from "./dom.js";
 import { KeyField } from "./key_field.js";

@@ -41,7 +41,7 @@ DELETE_KEYS = 1  # for each character
 # What arrow right takes (`firstWord` in gateway/static/text.js): white space, a word, the punctuation after it.
 # Unicode's word boundaries keep an apostrophe or a full stop between letters inside the word.
 _NEXT_WORD = re.compile(r"\s*(?:\w+(?:['’.]\w+)*)?[^\w\s]*")
-# A space that came with a taken suggestion gives way to these (`REPLACES_SPACE` in completer.js).
+# Typing one of these removes the space that came with a taken suggestion (`REPLACES_SPACE` in completer.js).
 _REPLACES_SPACE = re.compile(r"[.,;:!?…)\]}”’\n]")
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
 
@@ -53,7 +53,7 @@ class Writer(Protocol):
 
 
 def write_by_literature(passage: Passage, suggest: Suggest, num_suggestions: int) -> Usage:
-    """The literature's rule. The space gives way to punctuation: it comes only where the text has one."""
+    """The literature's rule. A taken suggestion brings a space only where the text has one."""
     text, at = passage.text, passage.start
     usage = Usage(num_characters=passage.end - passage.start)
     shown = _Shown()
