@@ -72,13 +72,6 @@ class Network:
         lines = [f"{address} {name}\n" for name, addresses in names.items() for address in addresses]
         path.write_text("127.0.0.1 localhost\n" + "".join(lines))
 
-    def set_link(self, machine: str, state: str) -> None:
-        """
-        Args:
-            state: "up" or "down".
-        """
-        ip("-n", self.namespace("switch"), "link", "set", machine, state)
-
     def command(self, machine: str, *command: str) -> list[str]:
         """The command line that runs a command on a machine."""
         return ["ip", "netns", "exec", self.namespace(machine), *command]

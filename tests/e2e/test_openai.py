@@ -130,17 +130,3 @@ def test_a_stream_reports_each_token_and_the_usage(client: OpenAI) -> None:
     assert last.usage is not None
     assert whole.usage is not None
     assert last.usage.completion_tokens == whole.usage.completion_tokens == 24
-
-
-def test_an_empty_prompt_starts_a_text(client: OpenAI) -> None:
-    prompts: list[Any] = ["", [[]], [0]]
-    starts = [complete(client, prompt, temperature=0, max_tokens=8) for prompt in prompts]
-    assert len({answer.choices[0].text for answer in starts}) == 1
-
-
-def test_clean_choices_end_with_whole_words(client: OpenAI) -> None:
-    healed = complete(client, f"{PROMPT} the sh", n=3, seed=1, max_tokens=10, extra_body={"clean": True})
-    assert 1 <= len(healed.choices) <= 3
-    for choice in healed.choices:
-        assert choice.text == choice.text.rstrip()
-        assert choice.text[0].isalpha(), "it completes the word that was begun"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import httpx
 import pytest
 from huggingface_hub import InferenceClient
@@ -24,15 +22,6 @@ def test_a_plain_completion_is_a_string(client: InferenceClient) -> None:
     assert text
     assert text == client.text_generation(PROMPT, max_new_tokens=8)
     assert client.text_generation(PROMPT, max_new_tokens=8, return_full_text=True) == PROMPT + text
-
-
-def test_every_parameter_that_the_client_has_is_accepted(client: InferenceClient) -> None:
-    text = client.text_generation(
-        PROMPT, best_of=2, do_sample=True, frequency_penalty=0.1, max_new_tokens=5, repetition_penalty=1.1,
-        return_full_text=False, seed=7, stop=["xyz"], temperature=0.9, top_k=20, top_n_tokens=2, top_p=0.9,
-        truncate=100, typical_p=None, watermark=False, adapter_id=None, details=False, decoder_input_details=False,
-    )  # fmt: skip
-    assert text
 
 
 def test_a_stream_yields_the_text_of_each_token(client: InferenceClient) -> None:
@@ -66,27 +55,6 @@ def test_the_clients_endpoint_routes_answer(tercet: Tercet) -> None:
     assert (info["model_id"], info["max_total_tokens"]) == ("embedded", 1024)
     assert client.health_check()
     assert httpx.get(f"{tercet.url}/endpoint").text == tercet.url
-
-
-@pytest.mark.parametrize("path", ["/generate", "/"])
-def test_the_pluto_requests_are_answered_as_published(tercet: Tercet, path: str) -> None:
-    empty = tercet.client.post(path)
-    assert empty.status_code == 400
-    assert empty.json()["error"] == "The request body is empty. Please provide a valid input."
-    invalid = tercet.client.post(path, content=b'{"input": "What is the capital of France?"}')
-    assert invalid.status_code == 400
-    assert invalid.json()["error"] == "The request body is invalid. Please provide a valid input."
-    answer = tercet.client.post(path, content=b'{"inputs": "What is the capital of France?"}')
-    assert answer.status_code == 200
-    found = answer.json() if path == "/generate" else answer.json()[0]
-    assert found["generated_text"]
-
-
-def test_an_editor_plugin_reads_an_object(tercet: Tercet) -> None:
-    """The request of llm-ls with llm.nvim's defaults."""
-    parameters = {"max_new_tokens": 60, "temperature": 0.2, "top_p": 0.95}
-    answer: Any = tercet.client.post("/generate", json={"inputs": PROMPT, "parameters": parameters}).json()
-    assert set(answer) == {"generated_text"}
 
 
 def test_both_dialects_of_tokenize_agree(tercet: Tercet) -> None:

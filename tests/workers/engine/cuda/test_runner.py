@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chisquare
 from structlog.testing import capture_logs
 from transformers import GPT2LMHeadModel
 
@@ -28,11 +27,11 @@ from workers.engine.arithmetic_code import MIN_WIDTH, Code, first_code, uniform
 from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.cuda import kv_cache as cuda_cache
 from workers.engine.cuda import runner as cuda_runner
-from workers.engine.cuda.forward import PLAIN_KERNELS, DecodeKernels
+from workers.engine.cuda.forward import PLAIN_KERNELS
 from workers.engine.cuda.graphs import CHUNK_SIZES, Batch, Program, StepResult, batch_sizes, bucket_for, length_buckets
 from workers.engine.cuda.kv_cache import KVCache, SlotLayout
 from workers.engine.cuda.runner import CudaRunner
-from workers.engine.cuda.step_kernels import AT, ID, POINT, POSITION, START, WIDTH, TorchKernels, draw
+from workers.engine.cuda.step_kernels import AT, ID, POINT, POSITION, START, WIDTH, draw
 from workers.engine.engine import Engine
 from workers.engine.kv_copies import SUFFIX_TOKENS, EntryCopy, SuffixCopy, SuffixMove
 from workers.engine.loader import LoadedModel, build, load_model
@@ -285,40 +284,6 @@ def test_other_rows_and_padding_change_nothing(device_tiny: LoadedModel) -> None
     assert tables[0][POSITION].tolist() == [65, 3, 64]
 
 
-class OwnTokensKernels(TorchKernels):
-    """Reads the tokens that each sequence has, as a GPU's own kernels do; a reference in a few lines."""
-
-    def attend(self, qkv: torch.Tensor, slots: torch.Tensor, integers: torch.Tensor) -> torch.Tensor:
-        means = []
-        for row, (_, start, entry, suffix, _, position) in zip(qkv, integers.T, strict=True):
-            query, *new = row.view(3, *slots.shape[2:])
-            slots[suffix + position] = torch.stack(new)
-            read = [*range(entry, entry + start), *range(suffix + start, suffix + position + 1)]
-            keys, values = slots[read].permute(1, 2, 0, 3)
-            means.append(((query[:, None] @ keys.mT).softmax(-1) @ values).flatten())
-        return torch.stack(means)
-
-
-def test_kernels_that_read_own_tokens_only_have_one_program(
-    tiny: LoadedModel, device_tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[int] = []
-
-    def make(length: int) -> OwnTokensKernels:
-        made.append(length)
-        return OwnTokensKernels(length)
-
-    monkeypatch.setattr(cuda_runner, "make_kernels", lambda *_: DecodeKernels(make, is_length_bound=False))
-    prompt = tuple(random_ids(random.Random(8), 70, TINY.vocab_size))
-    requests = [EngineRequest(prompt, SamplingParams(25), seed) for seed in range(5)]
-    texts = []
-    for loaded in (tiny, device_tiny):
-        with running_engine(loaded) as engine:
-            texts.append([one.token_ids for one in results(engine, requests)])
-    assert texts[0] == texts[1]
-    assert set(made) == {TINY.n_positions}
-
-
 def test_copies() -> None:
     layout = SlotLayout(num_entries=2, max_sequences=3, n_ctx=1024)
     assert layout.ranges(EntryCopy(0, 1, 7)) == (0, 1024, 7)
@@ -370,23 +335,6 @@ def test_draws_are_those_of_sample() -> None:
     assert token_ids == [step.token_id for step in expected]
     for code, step in zip(codes, expected, strict=True):
         assert code == pytest.approx(step.code, abs=1e-6)
-
-
-def test_draws_follow_the_distribution() -> None:
-    params = SamplingParams(temperature=0.9, top_k=30, top_p=0.9)
-    row = torch.randn(300, generator=torch.Generator().manual_seed(5))
-    values, ids = (row.double() / 0.9).topk(30)
-    probs = values.softmax(-1)
-    probs = torch.where(probs.cumsum(-1) - probs < 0.9, probs, 0)
-    probs /= probs.sum()
-    draws = [Draw(params, seed, 1, first_code(seed)) for seed in range(20_000)]
-    token_ids, _ = draw_each(row.expand(len(draws), -1), draws)
-    counts = torch.tensor(token_ids).bincount(minlength=300)
-    observed = counts[ids]
-    kept = probs > 0
-    assert observed[~kept].sum() == 0
-    assert observed.sum() == len(draws)
-    assert chisquare(observed[kept], probs[kept] * len(draws)).pvalue > 1e-3
 
 
 def gpu_texts(loaded: LoadedModel, max_batch: int = 48) -> list[SequenceOutput]:
