@@ -14,8 +14,6 @@ from tests.bad_requests import HttpRequest, bad_requests, call_app, check_answer
 from tests.gateway.api.conftest import Api
 from tests.gateway.generation.stubs import Step, StubPool, completion
 
-NUM_REQUESTS = 1_000
-
 
 def respond(request: GenerateRequest) -> Iterator[Step]:
     yield from completion(request, f" the sea was calm on day {request.seed % 1000}.")
@@ -31,10 +29,7 @@ def api(tmp_path_factory: pytest.TempPathFactory, hangups: HangupWatcher) -> Ite
 def test_no_bad_request_gets_another_answer_than_a_refusal(api: Api) -> None:
     statuses: Counter[int] = Counter()
 
-    @settings(
-        max_examples=NUM_REQUESTS, deadline=None, print_blob=True,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example, HealthCheck.data_too_large],
-    )  # fmt: skip
+    @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example, HealthCheck.data_too_large])
     @given(bad_requests())
     def answer(request: HttpRequest) -> None:
         status, headers, body = call_app(api.app, request)
@@ -43,6 +38,7 @@ def test_no_bad_request_gets_another_answer_than_a_refusal(api: Api) -> None:
         check_answer(request, status, headers, body)
 
     answer()
-    assert {200, 400, 404, 405, 422} <= statuses.keys(), statuses
+    if settings.get_current_profile_name() == "full":
+        assert {200, 400, 404, 405, 422} <= statuses.keys(), statuses
     api.pool.wait_until_idle()
     assert api.complete().status_code == 200

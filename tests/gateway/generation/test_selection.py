@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import accumulate, combinations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -104,7 +104,6 @@ OUTCOMES = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(OUTCOMES, st.randoms(use_true_random=False))
 def test_the_order_of_arrival_changes_nothing(kinds: list[tuple[str, float, str] | None], random: object) -> None:
     outcomes: list[BranchOutcome] = [
@@ -116,7 +115,6 @@ def test_the_order_of_arrival_changes_nothing(kinds: list[tuple[str, float, str]
     assert select(*outcomes) == in_order
 
 
-@settings(deadline=None)
 @given(OUTCOMES)
 def test_suggestions_differ_and_every_missing_one_has_a_reason(kinds: list[tuple[str, float, str] | None]) -> None:
     answer = select(

@@ -4,7 +4,7 @@ import re
 from itertools import accumulate
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.generation.trimming import Trimmer, is_alike, rejection_reason, trim
@@ -129,7 +129,6 @@ PROSE = st.lists(
 ).map("".join)
 
 
-@settings(deadline=None)
 @given(PROSE, PROSE)
 def test_rejection_reasons_are_those_of_the_reference(text: str, prompt: str) -> None:
     assert rejection_reason(text, prompt) == rejection_reference(text, prompt)
@@ -155,7 +154,6 @@ def test_similarity(first: str, second: str, similarity: float, *, expected: boo
     assert is_alike(first, second, similarity) == is_alike_reference(first, second, similarity) == expected
 
 
-@settings(deadline=None)
 @given(PROSE, PROSE, st.sampled_from([30.0, 50.0, 80.0, 95.0]))
 def test_similarity_is_that_of_the_reference_and_symmetric(first: str, second: str, similarity: float) -> None:
     expected = is_alike_reference(first, second, similarity)

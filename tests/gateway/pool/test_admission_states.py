@@ -136,4 +136,4 @@ class AdmissionHistory(RuleBasedStateMachine):
 
 
 TestAdmissionHistory = AdmissionHistory.TestCase
-TestAdmissionHistory.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestAdmissionHistory.settings = settings(stateful_step_count=40)

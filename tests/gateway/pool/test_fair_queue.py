@@ -122,4 +122,4 @@ class Fairness(RuleBasedStateMachine):
 
 
 TestFairness = Fairness.TestCase
-TestFairness.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFairness.settings = settings(stateful_step_count=40)

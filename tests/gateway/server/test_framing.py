@@ -7,7 +7,7 @@ import socket
 from gunicorn.config import Config
 from gunicorn.http import get_parser
 from gunicorn.http.errors import NoMoreData, ParseException
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.server.connections import Connection, RequestSource, Step
@@ -77,7 +77,6 @@ def parsed_by_us(stream: bytes, pieces: list[int]) -> tuple[list[Parsed], bool]:
     return requests, False
 
 
-@settings(max_examples=300, deadline=None)
 @given(stream=streams, pieces=st.lists(st.integers(1, 60), max_size=5))
 def test_both_parsers_see_the_same_requests(stream: bytes, pieces: list[int]) -> None:
     expected = parsed_by_gunicorn(stream)

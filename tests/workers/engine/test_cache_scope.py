@@ -99,7 +99,7 @@ def run_all(num_entries: int, requests: list[tuple[str, tuple[int, ...], int, in
     return [outputs[number] for number in range(len(requests))]
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(st.integers(1, 6), st.lists(REQUESTS, min_size=2, max_size=14))
 def test_a_sequence_reads_only_what_its_scope_has_written(
     num_entries: int, requests: list[tuple[str, tuple[int, ...], int, int]]
@@ -107,7 +107,7 @@ def test_a_sequence_reads_only_what_its_scope_has_written(
     run_all(num_entries, requests)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(st.lists(REQUESTS, min_size=2, max_size=8), PROMPTS)
 def test_cached_tokens_do_not_depend_on_other_scopes(
     requests: list[tuple[str, tuple[int, ...], int, int]], other: tuple[int, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.workers.engine.helpers import CHECKPOINT, running_engine
@@ -110,7 +110,6 @@ def test_a_token_that_reaches_past_the_forced_prefix_is_new_text(tokenizer: Toke
     assert constraint.allowed_next() is None
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.text(max_size=30), st.integers(0, 2**63 - 1), st.sampled_from([0.0, 1.0]), st.integers(0, 3))
 def test_any_context_is_continued_from_what_was_typed(
     engine: Engine, tokenizer: Tokenizer, text: str, seed: int, temperature: float, rank: int

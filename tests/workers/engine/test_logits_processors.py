@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
     MinPLogitsWarper,
@@ -46,7 +46,6 @@ def warped(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, 
 
 
 @given(st.floats(0.5, 3), st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20), st.integers(0, 99))
-@settings(max_examples=50, deadline=None)
 def test_repetition_penalty_is_transformers_to_the_bit(penalty: float, seen: list[int], seed: int) -> None:
     logits = logits_for(seed)
     ours = penalize_repetition(logits, [Draw(SamplingParams(repetition_penalty=penalty), 0, 0, CODE, seen)])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 from transformers import (
@@ -147,7 +147,6 @@ def some_draw(params: SamplingParams, seed: int) -> Draw:
     return Draw(params, seed, seed % 2, code, [1, 2, 3], constraint, is_first=seed % 2 == 0, generated=[2, 3, 3])
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(params_strategy, st.integers(0, 99)), min_size=2, max_size=9))
 def test_other_rows_change_no_draw(sample: SampleFn, rows: list[tuple[SamplingParams, int]]) -> None:
     logits = torch.stack([logits_for(seed) for _, seed in rows])
@@ -214,7 +213,6 @@ def test_a_rank_counts_tokens_with_new_text(sample: SampleFn) -> None:
     assert [step.token_id for step in sample(logits.expand(3, -1), draws)] == [70, 200, 5]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(params_strategy, st.integers(0, 10**6)), min_size=1, max_size=9))
 def test_kernel_and_torch_draw_the_same(rows: list[tuple[SamplingParams, int]]) -> None:
     logits = torch.stack([logits_for(seed) for _, seed in rows])

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as BpeTokenizer
 from tokenizers import processors
@@ -57,7 +57,6 @@ def test_decoding_inverts_encoding(text: str) -> None:
     assert decode(TOKENIZER, TOKENIZER.encode(text)) == expected
 
 
-@settings(max_examples=30, deadline=None)
 @given(texts, st.integers(0, 2**31))
 def test_a_text_encoded_in_parts_has_the_ids_and_starts_of_the_whole(text: str, seed: int) -> None:
     pieces = [piece + " " * (seed % 2) for piece in (text, text[::-1], " x\n") * 9]
@@ -129,7 +128,6 @@ def test_an_incomplete_character_is_dropped_at_the_end() -> None:
 stops = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=3)
 
 
-@settings(max_examples=400)
 @given(st.lists(st.text(alphabet="ab\n", max_size=3)), stops, st.booleans())
 @example(["ba", "a"], ["a", "baa"], False)  # "a" is complete before "baa" is
 def test_the_stream_ends_before_the_first_stop_string(pieces: list[str], stop: list[str], single_line: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.text.tokenizer import Tokenizer
@@ -24,7 +24,6 @@ def window(text: str, max_tokens: int) -> list[int]:
 
 
 @given(st.text(max_size=600), st.integers(1, 64))
-@settings(max_examples=300, deadline=None)
 def test_the_window_is_a_suffix_of_at_most_max_tokens(text: str, max_tokens: int) -> None:
     text = text.encode("utf-8", "replace").decode()
     ids = window(text, max_tokens)
@@ -73,7 +72,6 @@ def test_only_the_end_of_a_megabyte_is_encoded() -> None:
 
 
 @given(st.text("ab .'\n\u00a0\u6f22\u00e9", max_size=300), st.integers(1, 40))
-@settings(max_examples=300, deadline=None)
 def test_a_window_that_begins_at_a_word_has_the_tokens_of_the_text_from_there(text: str, max_tokens: int) -> None:
     ids = window(text, max_tokens)
     decoded = b"".join(map(TOKENIZER.token_bytes, ids)).decode("utf-8", "replace")
