@@ -2,8 +2,8 @@
 
 With a key file, every request needs a valid key, unless the router leads it to an open route. The check depends on
 the route, not on the text of the path: two spellings of a path that lead to the same resource get the same answer, and
-a path without a route gets the answer of a route that needs a key. Of what a key may do, this module knows its rate
-only.
+a path without a route gets the answer of a route that needs a key. It knows a key's rate, and not
+what else a key may do.
 """
 
 from __future__ import annotations
