@@ -29,7 +29,8 @@ from shared.telemetry import configure_structlog
 from shared.tracing import NO_TRACING, start_tracing
 from shared.worker_environment import cache_directory
 from workers.engine.cpu import kernel_files
-from workers.engine.engine import DEVICE_RUNNERS, EngineConfig, EngineFailure, RunnerFactory
+from workers.engine.engine import DEVICE_RUNNERS, EngineConfig, RunnerFactory
+from workers.engine.failures import EngineFailure
 from workers.predictor import PredictedBranch
 from workers.service import Branch, SlotService
 

@@ -27,18 +27,16 @@ from workers.checkpoints.files import check_revision, inspect
 from workers.checkpoints.int8_check import cached_int8_check
 from workers.codec import Codec
 from workers.engine.cpu.weight_file import shared_model
-from workers.engine.engine import (
-    DEVICE_RUNNERS,
+from workers.engine.engine import DEVICE_RUNNERS, Engine, EngineConfig, RunnerFactory
+from workers.engine.failure_policy import restart_pause_s
+from workers.engine.failures import (
     ContextExceeded,
-    Engine,
-    EngineConfig,
     EngineFailure,
     EngineFull,
     EngineNotReady,
     InvalidPrompt,
-    RunnerFactory,
+    LoadFailure,
 )
-from workers.engine.errors import LoadFailure
 from workers.engine.loader import LoadedModel, load_model, random_model
 from workers.engine.memory import device_bytes
 from workers.engine.request import EngineRequest, SequenceOutput
@@ -49,7 +47,6 @@ from workers.text.tokenizer import Tokenizer
 STATE_PERIOD_S = 0.5
 # `accepted` waits so long for the first output that both leave in one send: each send wakes the gateway's thread.
 ACCEPTED_DELAY_S = 0.05
-MAX_BACKOFF_S = 30.0
 # The memory is read again after this time, while the model is loading and later. The kernel walks the process's page
 # tables for it, which takes milliseconds where the process has some GB.
 MEMORY_PERIOD_S, WARM_MEMORY_PERIOD_S = 0.5, 10.0
@@ -128,10 +125,9 @@ class SlotService:
         """
         self._age = age
         self._read_counts, self._on_change = read_counts, on_change
-        pause_s = 0.0
-        if num_failures:
+        pause_s = restart_pause_s(num_failures)
+        if pause_s:
             # Earlier processes died while loading (out of memory, a driver fault). gunicorn respawns without pause.
-            pause_s = min(MAX_BACKOFF_S, 2.0 ** (num_failures - 1))
             log.warning("load_delayed", slot=self.slot.index, failures=num_failures, pause_s=pause_s)
         self._engine.start(pause_s)
 

@@ -12,7 +12,7 @@ import torch
 from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.core import Runner
 from workers.engine.engine import EngineConfig, RunnerFactory
-from workers.engine.errors import OutOfMemory
+from workers.engine.failures import OutOfMemory
 from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel
 
@@ -65,9 +65,9 @@ class DelayedRunner:
         self._delay_s = delay_s
         self.num_entries = runner.num_entries
 
-    def run(self, plan: SchedulerOutput) -> RunnerOutput:
+    def run(self, scheduled: SchedulerOutput) -> RunnerOutput:
         time.sleep(self._delay_s)
-        return self._runner.run(replace(plan, allows_multi_step=False))
+        return self._runner.run(replace(scheduled, allows_multi_step=False))
 
     def drop_caches(self) -> None:
         self._runner.drop_caches()
@@ -85,9 +85,9 @@ class FaultyRunner:
         self._faults = faults
         self.num_entries = runner.num_entries
 
-    def run(self, plan: SchedulerOutput) -> RunnerOutput:
-        batch = [row.sequence for row in (*plan.rows, *plan.prefilled_rows)]
-        batch += [sequence for chunk in plan.chunks for sequence in chunk.group.sequences]
+    def run(self, scheduled: SchedulerOutput) -> RunnerOutput:
+        batch = [row.sequence for row in (*scheduled.rows, *scheduled.prefilled_rows)]
+        batch += [sequence for chunk in scheduled.chunks for sequence in chunk.group.sequences]
         victims = []
         for sequence in batch:
             fault = self._faults.get(sequence.request.seed)
@@ -95,7 +95,7 @@ class FaultyRunner:
                 victims.append(sequence)
             elif fault is not None:
                 raise_fault(fault)
-        output = self._runner.run(plan)
+        output = self._runner.run(scheduled)
         if not victims:
             return output
         return replace(

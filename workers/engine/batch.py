@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workers.engine.errors import EngineFailure
+from workers.engine.failures import EngineFailure
 from workers.engine.kv_copies import Copy
 from workers.engine.request import CacheScope, GeneratedToken, PromptLogprobs
 from workers.engine.sequence import Sequence

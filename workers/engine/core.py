@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from workers.engine.batch import RunnerOutput, SchedulerOutput
-from workers.engine.errors import EngineFailure, InvalidOutput, SequenceFailure
+from workers.engine.failures import EngineFailure, InvalidOutput, SequenceFailure
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Sequence
 
@@ -30,7 +30,7 @@ class Runner(Protocol):
 
     num_entries: int
 
-    def run(self, plan: SchedulerOutput, /) -> RunnerOutput:
+    def run(self, scheduled: SchedulerOutput, /) -> RunnerOutput:
         """Executes one step. After an exception, `drop_caches` must precede the next step."""
         ...
 
@@ -109,16 +109,16 @@ class EngineCore:
         """
         start = time.monotonic()
         self._finish_interrupted(start)
-        plan = self._scheduler.schedule(start)
-        if not plan:
+        scheduled = self._scheduler.schedule(start)
+        if not scheduled:
             return None
-        output = self._runner.run(plan)
-        self._scheduler.complete(plan, output.num_steps, [sequence for sequence, _ in output.failures])
+        output = self._runner.run(scheduled)
+        self._scheduler.complete(scheduled, output.num_steps, [sequence for sequence, _ in output.failures])
         num_first_tokens = len({sequence for sequence, _ in output.tokens if not sequence.token_ids})
         self._postprocess(output)
         duration_s = time.monotonic() - start
         timing = StepTiming(duration_s, output.num_steps, num_first_tokens, output.failures)
-        if not plan.chunks:
+        if not scheduled.chunks:
             self._decode_step_s = timing.s_per_step
         return timing
 

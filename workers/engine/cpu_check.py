@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from shared import cpu_features
-from workers.engine.errors import LoadFailure
+from workers.engine.failures import LoadFailure
 
 
 def cpu_dtype_problem(dtype: str) -> str | None:

@@ -1,8 +1,8 @@
 """The engine: a thread that owns the device, and a queue that any thread may submit requests to.
 
-Loads the model (and tries again after a failure that leaves the device usable), runs `EngineCore.step` while there are
-sequences, and watches that neither hangs. Knows threads, time and states. Does not know how a step is scheduled or
-computed, text (stop strings and forced prefixes are the sequences' business), HTTP, or what a request is for.
+Loads the model, runs `EngineCore.step` while there are sequences, and watches that neither hangs. Knows threads, time
+and states. Does not know how a step is scheduled or computed, which failures it survives (`failure_policy` decides),
+text (stop strings and forced prefixes are the sequences' business), HTTP, or what a request is for.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import torch
 from workers.engine.core import EngineCore, Runner
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.cuda.runner import CudaRunner
-from workers.engine.errors import (
+from workers.engine.failure_policy import StepFailures, is_load_retried, load_hang, load_pauses
+from workers.engine.failures import (
     ContextExceeded,
-    EngineError,
     EngineFailure,
     EngineFull,
     EngineNotReady,
@@ -33,7 +33,7 @@ from workers.engine.errors import (
     Hang,
     InvalidPrompt,
 )
-from workers.engine.failures import load_failure, step_failure
+from workers.engine.foreign_errors import load_failure, step_failure
 from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel, ProgressFn
 from workers.engine.memory import release_memory
@@ -43,29 +43,10 @@ from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Sequence
 from workers.engine.watchdog import Watchdog
 
-__all__ = [
-    "ContextExceeded",
-    "Engine",
-    "EngineConfig",
-    "EngineError",
-    "EngineFailure",
-    "EngineFull",
-    "EngineNotReady",
-    "EngineState",
-    "EngineStatus",
-    "InvalidPrompt",
-    "ResultStream",
-]
-
 log = structlog.get_logger()
 
-FIRST_BACKOFF_S = 1.0  # doubled after each failed load
-MAX_BACKOFF_S = 30.0
 WARM_UP_PROMPT_TOKENS = 16
 WARM_UP_TOKENS = 4
-# Branches of a request, and the gateway's retries of them, reach a worker within milliseconds; a loaded machine takes
-# longer.
-MAX_SIBLING_DELAY_S = 1.0
 # Weight of the latest step in the moving average of the time per step: about 20 steps contribute.
 SMOOTHING = 0.1
 
@@ -167,12 +148,10 @@ class Engine:
         self._loaded: LoadedModel | None = None
         self._core: EngineCore | None = None
         self._ms_per_token = 0.0
-        self._failed_prompts: set[tuple[int, ...]] = set()  # of the sequences that a step could not compute last
-        self._failed_at = float("-inf")
         self._kernels = ""
-        self._has_just_failed = False  # no sequence drew its first token since the last failure
-        self._watchdog = Watchdog(config.hang_s, self._end_hang)
-        self._load_watchdog = Watchdog(config.load_s, self._end_load_hang)
+        self._step_failures = StepFailures()
+        self._watchdog = Watchdog(config.hang_s, lambda: self._end_hang(Hang()))
+        self._load_watchdog = Watchdog(config.load_s, lambda: self._end_hang(load_hang(config.load_s)))
         self._first_pause_s = 0.0
         self._interrupt = Interrupt()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
@@ -289,9 +268,10 @@ class Engine:
         if self._first_pause_s:
             self._set_state(EngineState.LOADING)
             self._pause_until(time.monotonic() + self._first_pause_s)
-        pause_s = FIRST_BACKOFF_S
+        pauses = load_pauses()
         while not self._is_stopping:
             self._set_state(EngineState.LOADING)
+            pause_s = next(pauses)
             core = self._try_load(pause_s)
             if core is not None:
                 return core
@@ -300,7 +280,6 @@ class Engine:
             # device may need the memory.
             release_memory()
             self._pause_until(retry_at)
-            pause_s = min(2 * pause_s, MAX_BACKOFF_S)
         return None
 
     def _try_load(self, retry_s: float) -> EngineCore | None:
@@ -325,7 +304,7 @@ class Engine:
                 self._warm_up(runner)
         except BaseException as error:  # any kind of broken file; a panic in Rust is no Exception
             failure = load_failure(error, self._config.device)
-            if not failure.is_recoverable:
+            if not is_load_retried(failure):
                 raise failure from error
             self._record(failure, retry_s=retry_s)
             self._set_state(EngineState.FAILED, failure.detail)
@@ -377,43 +356,18 @@ class Engine:
                 self._wait_for_siblings(core)
                 continue
             if timing.failures:
-                self._accept_failures(timing.failures)
-            elif timing.num_first_tokens:
-                self._has_just_failed = False
+                self._record(self._step_failures.accept_of_sequences(timing.failures, time.monotonic()))
+            else:
+                self._step_failures.count_first_tokens(timing.num_first_tokens)
             weight = 1 - (1 - SMOOTHING) ** timing.num_steps
             self._ms_per_token += weight * (1e3 * timing.s_per_step - self._ms_per_token)
 
     def _recover(self, core: EngineCore, failure: EngineFailure) -> None:
         """Continues after a step that failed, without the sequences of its batch and without caches; raises as
-        `_accept_failure`."""
-        self._accept_failure(failure)
-        core.recover(failure)
-
-    def _accept_failures(self, failures: list[tuple[Sequence, EngineFailure]]) -> None:
-        """Records the failures of sequences that a step could not compute; raises as `_accept_failure`.
-
-        Those of siblings are one failure, whether or not they came in the same step: else a single request, whose
-        branches do not arrive together, would end the process.
-        """
-        prompts = {sequence.prompt for sequence, _ in failures}
-        now, failure = time.monotonic(), failures[0][1]
-        if prompts <= self._failed_prompts and now - self._failed_at < MAX_SIBLING_DELAY_S:
-            self._record(failure)
-            return
-        self._accept_failure(failure)
-        self._failed_prompts, self._failed_at = prompts, now
-
-    def _accept_failure(self, failure: EngineFailure) -> None:
-        """Records a failure that the engine survives.
-
-        Raises:
-            EngineFailure: it is fatal, or the second without a sequence that has drawn its first token in between.
-                Later tokens do not count: a running batch needs no new memory.
-        """
-        if self._has_just_failed or not failure.is_recoverable:
-            raise failure
-        self._has_just_failed = True
+        `StepFailures.accept`."""
+        self._step_failures.accept(failure)
         self._record(failure)
+        core.recover(failure)
 
     def _wait_for_sequences(self, core: EngineCore) -> bool:
         """Moves submitted sequences into `core`; waits while it has none. False once the engine has drained."""
@@ -462,18 +416,8 @@ class Engine:
         self._finish_all(failure)
         self._on_fatal(failure)
 
-    def _end_load_hang(self) -> None:
-        """In the load watchdog's thread."""
-        self._end_hang(
-            Hang(
-                f"The model was not loaded within {self._config.load_s:g} s; its worker is being replaced. If the disk "
-                "or a first compilation of kernels needs longer, raise TERCET_LOAD_S."
-            )
-        )
-
-    def _end_hang(self, failure: EngineFailure | None = None) -> None:
-        """In the watchdog's thread. The sequences stay as they are: they are the engine's thread's."""
-        failure = failure or Hang()
+    def _end_hang(self, failure: Hang) -> None:
+        """In a watchdog's thread. The sequences stay as they are: they are the engine's thread's."""
         self._record(failure, is_fatal=True)
         self._set_state(EngineState.FAILED, failure.detail)
         self._on_fatal(failure)

@@ -1,131 +1,119 @@
-"""The one place where exceptions of torch, the system and the loader become the engine's failures.
+"""Refusals of a request, and failures of the engine itself. One class for each kind of failure.
 
-The rule for errors of a device: they end the process, wherever they occur, because all that a process computes after
-such an error may be wrong, and CUDA's context stays unusable. Code that handles an exception by computing in another
-way (a kernel that does not compile, a check that fails) must raise it again if `is_device_error`.
+A failure carries its kind, which labels its counter and is its code in the protocol, and a sentence that a client may
+read. The exception behind it, if there is one, is its `__cause__`, which is logged and never sent. Knows no tensor
+library: `foreign_errors` makes failures from the exceptions of others, `failure_policy` says what follows.
 
-Knows which exceptions mean which kind of failure. Does not know what the engine does about it.
+    EngineError
+    ├── EngineFull, EngineNotReady, InvalidPrompt       a request is refused
+    │   └── ContextExceeded
+    └── EngineFailure
+        ├── OutOfMemory                                 sequences whose own work it was end; fatal if repeated. Where
+        │                                               the work was of the whole step: as InvalidOutput
+        ├── InvalidOutput                               the step's sequences end, caches are dropped; fatal if repeated
+        ├── SequenceFailure                             one sequence ends
+        ├── DeviceFailure, Hang, InternalFailure        fatal: the process must end
+        │                                               (also of a load, which is not tried again in it)
+        ├── LoadFailure                                 the model is not loaded; the engine tries again
+        └── EngineStopped                               not a fault: the engine drains, and its time is over
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-
-import torch
-
-from workers.engine.errors import DeviceFailure, EngineFailure, InternalFailure, InvalidOutput, LoadFailure, OutOfMemory
-
-# torch raises a plain RuntimeError where the system has no memory for a tensor on the CPU.
-_CPU_ALLOCATOR = "DefaultCPUAllocator"
-# Texts of torch (c10/cuda/CUDAException.h, torch/cuda/__init__.py), Triton's launcher and cuda-bindings. torch's own
-# class for such errors, AcceleratorError, does not cover a failed initialization.
-_DEVICE_ERROR = re.compile(
-    r"CUDA error|CUDA_ERROR_|CUDA driver|CUDA initialization|CUBLAS_STATUS_|CUDNN_STATUS_|cuDNN error"
-    r"|Triton Error \[CUDA\]|NVIDIA driver|No CUDA GPUs|cudaGetDeviceCount|device-side assert"
-)
-_NO_DRIVER = re.compile(r"NVIDIA driver|No CUDA GPUs|CUDA driver|CUDA initialization|cudaGetDeviceCount")
-_NO_ROOM = (
-    "The free {} does not hold the model and its KV cache: lower TERCET_MAX_BATCH, or serve fewer models on this "
-    "device."
-)
-_FULL = re.compile(r"CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED")
+from typing import ClassVar
 
 
-def step_failure(error: BaseException) -> EngineFailure:
-    """The failure that `error`, raised by a step, means; `error` is its cause."""
-    if isinstance(error, EngineFailure):
-        return error
-    if _is_out_of_memory(error):
-        failure: EngineFailure = OutOfMemory()
-    elif isinstance(error, RuntimeError) or is_device_error(error):  # torch's errors of a device are RuntimeErrors
-        failure = DeviceFailure()
-    else:
-        failure = InternalFailure()
-    failure.__cause__ = error
-    return failure
+class EngineError(Exception):
+    """Base of all errors that the engine raises."""
 
 
-def load_failure(error: BaseException, device: str) -> EngineFailure:
-    """The failure that `error`, raised while a model was loaded, checked or warmed up, means; `error` is its cause.
+class EngineFull(EngineError):
+    """The engine has as many sequences, running and waiting, as it may have."""
 
-    A `DeviceFailure` if the device, or its initialization, has failed: only a new process can try again. Else a
-    `LoadFailure`.
 
-    Args:
-        device: "cpu", or a GPU's.
+class EngineNotReady(EngineError):
+    """The engine has no model yet, or accepts no more requests."""
+
+
+class InvalidPrompt(EngineError, ValueError):
+    """This model can never serve the request; the text names the part that is at fault."""
+
+
+class ContextExceeded(InvalidPrompt):
+    """Prompt and new tokens together are more than the model's context."""
+
+
+class EngineFailure(EngineError):
+    """Something failed while the engine worked.
+
+    Attributes:
+        kind: label of its counter, and its code in the protocol.
+        detail: a sentence for clients and operators, without the text of foreign exceptions.
+        is_recoverable: the engine may continue after it.
     """
-    if isinstance(error, LoadFailure | DeviceFailure):
-        return error
-    failure: EngineFailure
-    if isinstance(error, InvalidOutput):
-        failure = LoadFailure(
-            "The model computes values that are not numbers: its weights are damaged, or too large for this data type "
-            "(TERCET_DTYPE=fp32 has the widest range)."
-        )
-    elif _is_out_of_memory(error):
-        place = "memory" if device == "cpu" else "GPU memory"
-        failure = LoadFailure(_NO_ROOM.format(place))
-    elif is_device_error(error):
-        failure = DeviceFailure(_device_detail(error))
-    elif isinstance(error, OSError) and error.filename and error.strerror:
-        failure = LoadFailure(
-            f"{error.filename} cannot be read ({error.strerror}): let the user that Tercet runs as read it."
-        )
-    else:
-        failure = LoadFailure()
-    failure.__cause__ = error
-    return failure
+
+    kind: ClassVar[str] = "internal_error"
+    detail: str = "The worker failed; it is being replaced."
+    is_recoverable: ClassVar[bool] = False
+
+    def __init__(self, detail: str | None = None) -> None:
+        if detail is not None:
+            self.detail = detail
+        super().__init__(self.detail)
 
 
-def request_failure(error: Exception) -> OutOfMemory:
-    """The failure of the sequences whose own work, and nothing that others need, has raised `error`.
+class OutOfMemory(EngineFailure):
+    """The device had no memory for a step."""
 
-    Raises:
-        Exception: `error` itself, if it is not that the memory did not suffice.
-    """
-    if not _is_out_of_memory(error):
-        raise error
-    failure = OutOfMemory()
-    failure.__cause__ = error
-    return failure
+    kind = "out_of_memory"
+    detail = "The device ran out of memory. Try again."
+    is_recoverable = True
 
 
-def is_device_error(error: BaseException) -> bool:
-    """Whether `error`, or an exception that led to it, is an error of the device, its driver or its initialization.
+class InvalidOutput(EngineFailure):
+    """A log-probability is not a finite number, so the logits, and perhaps the cached keys and values, are not."""
 
-    Memory that torch's allocator could not get is none.
-    """
-    return any(
-        isinstance(link, torch.AcceleratorError)
-        or (not isinstance(link, torch.OutOfMemoryError) and _DEVICE_ERROR.search(str(link)) is not None)
-        for link in _chain(error)
-    )
+    kind = "invalid_output"
+    detail = "The model computed values that are not numbers. Try again."
+    is_recoverable = True
 
 
-def _device_detail(error: BaseException) -> str:
-    text = " ".join(map(str, _chain(error)))
-    if _FULL.search(text):
-        return _NO_ROOM.format("GPU memory")
-    if _NO_DRIVER.search(text):
-        return (
-            "CUDA could not be initialized: check nvidia-smi, the container's access to the GPU, and that the driver "
-            "is new enough for this build of torch (docs/GPU.md); TERCET_DEVICES=cpu serves on the CPU."
-        )
-    return "The device failed while the model was loaded; its worker is being replaced, and its log has the reason."
+class SequenceFailure(EngineFailure):
+    """A token could not be added to its sequence. No other sequence is affected."""
+
+    kind = "sequence_error"
+    detail = "A generated token could not be processed."
+    is_recoverable = True
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """`error`, and the exceptions that it was raised from or while they were handled."""
-    seen: set[int] = set()
-    pending = [error]
-    while pending:
-        link = pending.pop()
-        if id(link) not in seen:
-            seen.add(id(link))
-            yield link
-            pending += [before for before in (link.__cause__, link.__context__) if before is not None]
+class DeviceFailure(EngineFailure):
+    """The device, or its driver, reported an error. It may compute the next step wrongly."""
+
+    kind = "device_error"
+    detail = "The device failed; its worker is being replaced."
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _CPU_ALLOCATOR in str(error)
+class Hang(EngineFailure):
+    """A step took longer than it may."""
+
+    kind = "hang"
+    detail = "The engine did not complete a step in time; its worker is being replaced."
+
+
+class InternalFailure(EngineFailure):
+    """An error of the engine's own code. What it leaves is in an unknown state."""
+
+
+class LoadFailure(EngineFailure):
+    """The model cannot be loaded. The detail says why where that is known, and what to do."""
+
+    kind = "load_error"
+    detail = "The model could not be loaded; the worker's log has the reason."
+    is_recoverable = True
+
+
+class EngineStopped(EngineFailure):
+    """The engine ended before the sequence did. Not counted."""
+
+    kind = "stopped"
+    detail = "The worker is stopping. Try again."

@@ -9,7 +9,7 @@ import structlog
 import torch
 
 from shared.gpu_builds import build_problem, dtype_problem
-from workers.engine.errors import LoadFailure
+from workers.engine.failures import LoadFailure
 
 log = structlog.get_logger()
 

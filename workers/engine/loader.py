@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from workers.engine.cpu_check import check_cpu
-from workers.engine.errors import LoadFailure
+from workers.engine.failures import LoadFailure
 from workers.engine.gpu_check import check_gpu
 from workers.engine.model.gpt2 import GPT2, MAX_HEAD_ROWS, SHAPES, GPT2Config, Layer, Linear, LoadedModel, Norm
 from workers.engine.model.linear import DeviceHead, device_dtype, device_linear

@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from workers.engine.arithmetic_code import Code
-from workers.engine.errors import EngineFailure
+from workers.engine.failures import EngineFailure
 
 # Biases are applied at each draw, in the engine's thread.
 MAX_BIASED_TOKENS = 1024

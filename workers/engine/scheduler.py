@@ -27,7 +27,7 @@ MAX_SIBLING_WAIT_S = 0.003
 
 
 class Scheduler:
-    """Plans steps. Sequences enter by `add`, and stay until `remove`."""
+    """Schedules steps. Sequences enter by `add`, and stay until `remove`."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Scheduler:
         self._cache = self._make_cache()
 
     def schedule(self, now: float) -> SchedulerOutput:
-        """Plans the next step; once it is computed, `complete` must follow.
+        """Schedule the next step; once it is computed, `complete` must follow.
 
         Args:
             now: `time.monotonic()` seconds.
@@ -142,7 +142,7 @@ class Scheduler:
         chunks = self._schedule_chunks(min(self._max_chunk, MAX_CHUNK_WITH_ROWS) if rows else self._max_chunk)
         return SchedulerOutput(copies, rows, chunks, ready, allows_multi_step=not self._prefilled)
 
-    def complete(self, plan: SchedulerOutput, num_steps: int = 1, failed: Items[Sequence] = ()) -> None:
+    def complete(self, scheduled: SchedulerOutput, num_steps: int = 1, failed: Items[Sequence] = ()) -> None:
         """Records that a step has been computed; called before its tokens are appended to their sequences.
 
         Args:
@@ -150,9 +150,9 @@ class Scheduler:
             failed: sequences without a result, which the caller removes next. A chunk that was computed for none but
                 them is not recorded.
         """
-        for row in plan.rows:
+        for row in scheduled.rows:
             row.suffix_length += num_steps
-        for chunk in plan.chunks:
+        for chunk in scheduled.chunks:
             group, entry = chunk.group, chunk.entry
             if all(member in failed for member in group.sequences):
                 continue

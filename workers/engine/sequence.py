@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from workers.engine.arithmetic_code import first_code
-from workers.engine.errors import EngineFailure
+from workers.engine.failures import EngineFailure
 from workers.engine.request import EngineRequest, GeneratedToken, PromptLogprobs, SequenceOutput, TopLogprobs
 from workers.engine.result_stream import ResultStream
 from workers.text.stop_strings import StopMatcher

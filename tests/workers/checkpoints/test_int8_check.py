@@ -21,7 +21,7 @@ from workers.checkpoints import int8_check
 from workers.checkpoints.int8_check import PAGE, Int8Check, cached_int8_check, check_int8, perplexity
 from workers.engine.cpu import kernels
 from workers.engine.cpu.linear import LinearMaker
-from workers.engine.errors import LoadFailure
+from workers.engine.failures import LoadFailure
 from workers.engine.loader import load_model, smooth_quant
 from workers.engine.model.gpt2 import Norm
 from workers.text.tokenizer import Tokenizer

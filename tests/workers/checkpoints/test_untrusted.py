@@ -19,7 +19,7 @@ from tests.workers.helpers import EMBEDDED, wait_until
 from workers.checkpoints.int8_check import cached_int8_check
 from workers.checkpoints.resolve import CheckpointError, resolve
 from workers.engine.engine import EngineConfig
-from workers.engine.errors import LoadFailure
+from workers.engine.failures import LoadFailure
 from workers.engine.loader import load_model
 from workers.service import SlotService
 from workers.text.tokenizer import Tokenizer

@@ -36,9 +36,9 @@ class ShadowMemory:
         self._suffixes: list[list[Written]] = [[] for _ in range(MAX_SEQUENCES)]
         self._kept: dict[int, list[Written]] = {}  # entry → the tokens that its kept logits follow
 
-    def run(self, plan: SchedulerOutput) -> None:
+    def run(self, scheduled: SchedulerOutput) -> None:
         entries, suffixes = self._entries, self._suffixes
-        for copy in plan.copies:
+        for copy in scheduled.copies:
             match copy:
                 case EntryCopy(source, target, length):
                     entries[target] = entries[source][:length]
@@ -46,14 +46,14 @@ class ShadowMemory:
                     entries[entry] = entries[entry][:start] + suffixes[suffix][:length]
                 case SuffixMove(source, target, length):
                     suffixes[target] = suffixes[source][:length]
-        for row in plan.rows:
+        for row in scheduled.rows:
             scope = row.sequence.request.cache_scope
             own = suffixes[row.suffix]
             own[row.suffix_length :] = [(scope, row.sequence.token_ids[-1])]
             self._check(row.sequence, entries[row.entry.index][: row.start] + own)
-        for ready in plan.prefilled_rows:
+        for ready in scheduled.prefilled_rows:
             self._check(ready.sequence, self._kept[ready.entry.index])
-        for chunk in plan.chunks:
+        for chunk in scheduled.chunks:
             group, memory = chunk.group, entries[chunk.entry.index]
             assert len(memory) >= chunk.start
             tokens = group.tokens[chunk.start : chunk.stop]
@@ -76,10 +76,10 @@ def run_all(num_entries: int, requests: list[tuple[str, tuple[int, ...], int, in
     numbers: dict[Sequence, int] = {}
 
     def step() -> None:
-        plan = scheduler.schedule(float("inf"))
-        memory.run(plan)
-        scheduler.complete(plan)
-        for drawn in plan.sampled_sequences:
+        scheduled = scheduler.schedule(float("inf"))
+        memory.run(scheduled)
+        scheduler.complete(scheduled)
+        for drawn in scheduled.sampled_sequences:
             drawn.append(GeneratedToken(len(drawn.token_ids) % 3, 0.0), None, 0.0)
             if drawn.finish_reason is not None:
                 scheduler.remove(drawn)

@@ -12,7 +12,7 @@ from tests.workers.engine.helpers import CHECKPOINT, generate, random_ids, runni
 from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.core import EngineCore
 from workers.engine.cpu.runner import CpuRunner
-from workers.engine.errors import DeviceFailure, InvalidOutput, OutOfMemory, SequenceFailure
+from workers.engine.failures import DeviceFailure, InvalidOutput, OutOfMemory, SequenceFailure
 from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel
 from workers.engine.request import EngineRequest, GeneratedToken, PromptLogprobs, SamplingParams, SequenceOutput
@@ -35,23 +35,23 @@ class FakeRunner:
         """
         Args:
             token: the token that a sequence generates at a position.
-            num_steps: decode steps computed per call, where the plan has rows only.
+            num_steps: decode steps computed per call, where a step has rows only.
         """
-        self.plans: list[SchedulerOutput] = []
+        self.steps: list[SchedulerOutput] = []
         self._token = token
         self._num_steps = num_steps
 
-    def run(self, plan: SchedulerOutput) -> RunnerOutput:
-        self.plans.append(plan)
-        num_steps = 1 if plan.chunks or plan.prefilled_rows else self._num_steps
+    def run(self, scheduled: SchedulerOutput) -> RunnerOutput:
+        self.steps.append(scheduled)
+        num_steps = 1 if scheduled.chunks or scheduled.prefilled_rows else self._num_steps
         steps = [
             (one, GeneratedToken(self._token(one, len(one.token_ids) + ahead), -1.0))
             for ahead in range(num_steps)
-            for one in plan.sampled_sequences
+            for one in scheduled.sampled_sequences
         ]
         echoes = [
             (member, PromptLogprobs([-2.0] * len(chunk.following_ids), [((1, -2.0),)] * len(chunk.following_ids)))
-            for chunk in plan.chunks
+            for chunk in scheduled.chunks
             if chunk.group.is_echoed
             for member in chunk.group.sequences
         ]
@@ -105,8 +105,8 @@ def test_a_step_prefills_and_delivers_the_first_token_then_one_token_each() -> N
         assert timing is not None
         assert timing.num_steps == 1
         assert stream.next(0) == GeneratedToken(100 + number, -1.0)
-    assert [len(plan.chunks) for plan in runner.plans] == [1, 0, 0]
-    assert [len(plan.rows) for plan in runner.plans] == [0, 1, 1]
+    assert [len(scheduled.chunks) for scheduled in runner.steps] == [1, 0, 0]
+    assert [len(scheduled.rows) for scheduled in runner.steps] == [0, 1, 1]
     result = stream.result()
     assert (result.token_ids, result.finish_reason, finished.count) == ((100, 101, 102), "length", 1)
     assert core.sequences == []
@@ -145,7 +145,7 @@ def test_a_cancelled_sequence_ends_before_the_next_step() -> None:
     stream.cancel()
     core.step()
     assert (stream.result().finish_reason, stream.result().token_ids) == ("cancelled", (100,))
-    assert [row.sequence.prompt for row in runner.plans[-1].rows] == [(5, 6)]
+    assert [row.sequence.prompt for row in runner.steps[-1].rows] == [(5, 6)]
     assert other.next(0) is None
 
 
@@ -212,8 +212,8 @@ def test_after_a_failed_step_the_scheduled_sequences_end_and_the_waiting_continu
 @pytest.mark.parametrize("logprob", [float("nan"), float("inf"), float("-inf")])
 def test_a_token_whose_log_probability_is_no_number_fails_the_step(logprob: float) -> None:
     class InvalidRunner(FakeRunner):
-        def run(self, plan: SchedulerOutput) -> RunnerOutput:
-            output = super().run(plan)
+        def run(self, scheduled: SchedulerOutput) -> RunnerOutput:
+            output = super().run(scheduled)
             return RunnerOutput([(one, GeneratedToken(5, logprob)) for one, _ in output.tokens], [])
 
     core = make_core(InvalidRunner())
@@ -225,8 +225,8 @@ def test_a_token_whose_log_probability_is_no_number_fails_the_step(logprob: floa
 
 def test_a_prompt_log_probability_that_is_no_number_fails_the_step() -> None:
     class InvalidRunner(FakeRunner):
-        def run(self, plan: SchedulerOutput) -> RunnerOutput:
-            output = super().run(plan)
+        def run(self, scheduled: SchedulerOutput) -> RunnerOutput:
+            output = super().run(scheduled)
             scored = [(one, PromptLogprobs([float("nan")], [()])) for one, _ in output.prompt_logprobs]
             return RunnerOutput(output.tokens, scored)
 
@@ -261,7 +261,7 @@ def test_a_step_has_nothing_to_run_while_a_prefill_group_waits_for_siblings() ->
     core.add(siblings[1])
     run_to_end(core)
     assert [stream.result().finish_reason for stream in streams] == ["length", "length"]
-    assert sum(len(plan.chunks) for plan in runner.plans) == 1
+    assert sum(len(scheduled.chunks) for scheduled in runner.steps) == 1
 
 
 def test_prompt_logprobs_are_collected_over_all_chunks() -> None:

@@ -100,8 +100,8 @@ def test_multi_step_decode_changes_nothing(
     run = CpuRunner.run
     numbers = set()
 
-    def counting(self: CpuRunner, plan: SchedulerOutput) -> RunnerOutput:
-        output = run(self, plan)
+    def counting(self: CpuRunner, scheduled: SchedulerOutput) -> RunnerOutput:
+        output = run(self, scheduled)
         numbers.add(output.num_steps)
         return output
 

@@ -15,7 +15,7 @@ import torch
 from tests.workers.engine.helpers import TINY, generate, running_engine, wait_until
 from tests.workers.helpers import decode
 from workers.engine.engine import Engine, EngineConfig
-from workers.engine.errors import EngineFull, EngineNotReady, InvalidPrompt
+from workers.engine.failures import EngineFull, EngineNotReady, InvalidPrompt
 from workers.engine.loader import LoadedModel, ProgressFn
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput
 

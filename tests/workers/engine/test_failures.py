@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from tests.workers.engine.helpers import TINY, peaked_weights, running_engine, wait_until
 from tests.workers.faults import Fault, Faults
 from workers.engine.engine import Engine, EngineConfig, EngineState
-from workers.engine.errors import (
+from workers.engine.failures import (
     DeviceFailure,
     EngineFailure,
     EngineNotReady,
@@ -27,7 +27,7 @@ from workers.engine.errors import (
     LoadFailure,
     OutOfMemory,
 )
-from workers.engine.failures import load_failure, step_failure
+from workers.engine.foreign_errors import load_failure, step_failure
 from workers.engine.loader import LoadedModel, ProgressFn, build
 from workers.engine.request import EngineRequest, SamplingParams
 
@@ -216,7 +216,7 @@ def test_a_hang_is_reported_as_fatal_and_ends_the_process_in_any_case(how: str) 
         import ctypes, os, time
         from tests.workers.engine.helpers import TINY
         from workers.engine.engine import Engine, EngineConfig
-        from workers.engine.errors import EngineNotReady
+        from workers.engine.failures import EngineNotReady
         from workers.engine.loader import random_model
         from workers.engine.cpu.runner import CpuRunner
         from workers.engine.request import EngineRequest, SamplingParams

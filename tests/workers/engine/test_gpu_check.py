@@ -8,8 +8,8 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from workers.engine.errors import LoadFailure
-from workers.engine.failures import load_failure
+from workers.engine.failures import LoadFailure
+from workers.engine.foreign_errors import load_failure
 from workers.engine.gpu_check import check_gpu
 from workers.engine.loader import load_model
 

@@ -18,8 +18,8 @@ from tests.workers.faults import Fault, Faults, FaultyRunner
 from workers.engine.core import Runner
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.engine import Engine, EngineConfig, RunnerFactory
-from workers.engine.errors import DeviceFailure, EngineFailure, LoadFailure
-from workers.engine.failures import is_device_error, load_failure
+from workers.engine.failures import DeviceFailure, EngineFailure, LoadFailure
+from workers.engine.foreign_errors import is_device_error, load_failure
 from workers.engine.loader import LoadedModel, ProgressFn, random_model
 
 ROOT = Path(__file__).parents[3]

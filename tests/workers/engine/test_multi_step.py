@@ -38,18 +38,18 @@ class Calls:
         self.meanwhile: Callable[[], object] | None = None
         run = CpuRunner.run
 
-        def observed(runner: CpuRunner, plan: SchedulerOutput) -> RunnerOutput:
-            is_decode = not plan.chunks and not plan.prefilled_rows
+        def observed(runner: CpuRunner, scheduled: SchedulerOutput) -> RunnerOutput:
+            is_decode = not scheduled.chunks and not scheduled.prefilled_rows
             # The duration of a step is known after the first decode call.
-            if self.meanwhile is not None and is_decode and self.num_steps and plan.allows_multi_step:
+            if self.meanwhile is not None and is_decode and self.num_steps and scheduled.allows_multi_step:
                 self.meanwhile()
                 self.meanwhile = None
-                output = run(runner, plan)
+                output = run(runner, scheduled)
                 assert output.num_steps == 1  # interrupted after the current step
             else:
-                output = run(runner, plan)
+                output = run(runner, scheduled)
             if is_decode:
-                self.num_steps.append((len(plan.rows), output.num_steps))
+                self.num_steps.append((len(scheduled.rows), output.num_steps))
             return output
 
         monkeypatch.setattr(CpuRunner, "run", observed)

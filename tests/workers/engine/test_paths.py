@@ -12,7 +12,8 @@ from transformers import GPT2LMHeadModel
 
 from tests.workers.engine.helpers import CHECKPOINT, running_engine
 from tests.workers.helpers import healing_of
-from workers.engine.engine import Engine, InvalidPrompt
+from workers.engine.engine import Engine
+from workers.engine.failures import InvalidPrompt
 from workers.engine.loader import LoadedModel, load_model
 from workers.engine.request import MAX_PATH_RANK, EngineRequest, SamplingParams, SequenceOutput
 from workers.text.tokenizer import Tokenizer

@@ -188,9 +188,9 @@ def test_the_prompt_of_siblings_is_prefilled_once(tiny: LoadedModel, monkeypatch
     computed = []
     run = model_runner.CpuRunner.run
 
-    def counting(self: model_runner.CpuRunner, plan: SchedulerOutput) -> RunnerOutput:
-        computed.append(sum(chunk.stop - chunk.start for chunk in plan.chunks))
-        return run(self, plan)
+    def counting(self: model_runner.CpuRunner, scheduled: SchedulerOutput) -> RunnerOutput:
+        computed.append(sum(chunk.stop - chunk.start for chunk in scheduled.chunks))
+        return run(self, scheduled)
 
     monkeypatch.setattr(model_runner.CpuRunner, "run", counting)
     for group_size in (3, 1):

@@ -23,28 +23,28 @@ def sequence(prompt: tuple[int, ...], number: int = 4, group_size: int = 1) -> S
 
 def step(scheduler: Scheduler, now: float = float("inf"), token: int = 7) -> SchedulerOutput:
     """One step in which every sequence draws the same token; removes the sequences that end."""
-    plan = scheduler.schedule(now)
-    scheduler.complete(plan)
-    for drawn in plan.sampled_sequences:
+    output = scheduler.schedule(now)
+    scheduler.complete(output)
+    for drawn in output.sampled_sequences:
         drawn.append(GeneratedToken(token, 0.0), None, 0.0)
         if drawn.finish_reason is not None:
             scheduler.remove(drawn)
-    return plan
+    return output
 
 
 def run(scheduler: Scheduler, *sequences: Sequence) -> list[SchedulerOutput]:
     """All steps until these have ended."""
     for one in sequences:
         scheduler.add(one)
-    plans = []
+    scheduled = []
     while any(one.finish_reason is None for one in sequences):
-        plans.append(step(scheduler))
-        assert len(plans) < 200
-    return plans
+        scheduled.append(step(scheduler))
+        assert len(scheduled) < 200
+    return scheduled
 
 
-def chunks(plan: SchedulerOutput) -> list[tuple[int, int]]:
-    return [(chunk.start, chunk.stop) for chunk in plan.chunks]
+def chunks(output: SchedulerOutput) -> list[tuple[int, int]]:
+    return [(chunk.start, chunk.stop) for chunk in output.chunks]
 
 
 def test_scheduling_and_stepping_need_no_torch() -> None:
@@ -54,9 +54,15 @@ def test_scheduling_and_stepping_need_no_torch() -> None:
 
 def test_a_prompt_is_prefilled_in_chunks_and_then_decoded_token_by_token() -> None:
     size = MAX_CHUNK
-    plans = run(Scheduler(2, 4), sequence((1,) * (2 * size + 5), number=3))
-    assert [chunks(plan) for plan in plans] == [[(0, size)], [(size, 2 * size)], [(2 * size, 2 * size + 5)], [], []]
-    assert [len(plan.rows) for plan in plans] == [0, 0, 0, 1, 1]
+    scheduled = run(Scheduler(2, 4), sequence((1,) * (2 * size + 5), number=3))
+    assert [chunks(output) for output in scheduled] == [
+        [(0, size)],
+        [(size, 2 * size)],
+        [(2 * size, 2 * size + 5)],
+        [],
+        [],
+    ]
+    assert [len(output.rows) for output in scheduled] == [0, 0, 0, 1, 1]
 
 
 def test_a_long_prompt_is_prefilled_in_smaller_chunks_between_decode_steps() -> None:
@@ -64,29 +70,29 @@ def test_a_long_prompt_is_prefilled_in_smaller_chunks_between_decode_steps() -> 
     scheduler.add(sequence((1, 2, 3), number=50))
     step(scheduler)
     scheduler.add(sequence((9,) * 300))
-    plan = step(scheduler)
-    assert len(plan.rows) == 1
-    assert chunks(plan) == [(0, MAX_CHUNK_WITH_ROWS)]
+    output = step(scheduler)
+    assert len(output.rows) == 1
+    assert chunks(output) == [(0, MAX_CHUNK_WITH_ROWS)]
 
 
 def test_siblings_share_one_prompt() -> None:
     siblings = [sequence((1, 2, 3), group_size=3) for _ in range(3)]
-    plans = run(Scheduler(2, 4), *siblings)
-    assert [chunks(plan) for plan in plans] == [[(0, 3)], [], [], []]
-    assert [len(plan.sampled_sequences) for plan in plans] == [3, 3, 3, 3]
+    scheduled = run(Scheduler(2, 4), *siblings)
+    assert [chunks(output) for output in scheduled] == [[(0, 3)], [], [], []]
+    assert [len(output.sampled_sequences) for output in scheduled] == [3, 3, 3, 3]
 
 
 def test_a_group_waits_for_its_siblings_while_its_prompt_is_computed() -> None:
     scheduler = Scheduler(2, 4)
     first, second = (sequence((1, 2, 3), group_size=2) for _ in range(2))
     scheduler.add(first)
-    plan = step(scheduler, first.submitted_at)
-    assert (chunks(plan), plan.sampled_sequences) == ([(0, 3)], [])
+    output = step(scheduler, first.submitted_at)
+    assert (chunks(output), output.sampled_sequences) == ([(0, 3)], [])
     assert not step(scheduler, first.submitted_at)
     assert scheduler.wake_at == first.submitted_at + MAX_SIBLING_WAIT_S
     scheduler.add(second)
-    plan = step(scheduler, first.submitted_at)
-    assert (chunks(plan), plan.sampled_sequences) == ([], [first, second])
+    output = step(scheduler, first.submitted_at)
+    assert (chunks(output), output.sampled_sequences) == ([], [first, second])
     assert scheduler.wake_at == float("inf")
     assert step(scheduler, first.submitted_at).sampled_sequences == [first, second]
 
@@ -126,9 +132,9 @@ def test_a_late_sibling_prefills_nothing() -> None:
     scheduler.add(first)
     assert chunks(step(scheduler)) == [(0, 3)]
     scheduler.add(second)
-    plan = step(scheduler)
-    assert not plan.chunks
-    assert plan.sampled_sequences == [first, second]
+    output = step(scheduler)
+    assert not output.chunks
+    assert output.sampled_sequences == [first, second]
 
 
 def test_a_group_does_not_wait_in_an_entry_whose_logits_will_be_replaced() -> None:
@@ -137,9 +143,9 @@ def test_a_group_does_not_wait_in_an_entry_whose_logits_will_be_replaced() -> No
     longer, again = sequence((1, 2, 3) + (4,) * 100), sequence((1, 2, 3), group_size=2)
     scheduler.add(longer)
     scheduler.add(again)
-    plan = step(scheduler, again.submitted_at)
-    assert [chunk.group.sequences for chunk in plan.chunks] == [[longer], [again]]
-    assert plan.chunks[0].entry is not plan.chunks[1].entry
+    output = step(scheduler, again.submitted_at)
+    assert [chunk.group.sequences for chunk in output.chunks] == [[longer], [again]]
+    assert output.chunks[0].entry is not output.chunks[1].entry
 
 
 def test_a_cached_prompt_needs_no_prefill() -> None:
@@ -147,9 +153,9 @@ def test_a_cached_prompt_needs_no_prefill() -> None:
     run(scheduler, sequence((1, 2, 3)))
     again = sequence((1, 2, 3))
     scheduler.add(again)
-    plan = step(scheduler)
-    assert [row.sequence for row in plan.prefilled_rows] == [again]
-    assert not plan.chunks
+    output = step(scheduler)
+    assert [row.sequence for row in output.prefilled_rows] == [again]
+    assert not output.chunks
 
 
 def test_only_the_new_tokens_of_a_prompt_are_prefilled() -> None:
@@ -162,9 +168,9 @@ def test_only_the_new_tokens_of_a_prompt_are_prefilled() -> None:
 def test_an_accepted_suggestion_is_cached() -> None:
     scheduler = Scheduler(2, 4)
     run(scheduler, sequence((1, 2, 3), number=5))  # generates 7 7 7 7 7; the last has no keys and values yet
-    plans = run(scheduler, sequence((1, 2, 3, 7, 7, 7, 7, 7, 8)))
-    assert SuffixCopy(suffix=0, entry=0, start=3, length=4) in plans[0].copies
-    assert chunks(plans[0]) == [(7, 9)]
+    scheduled = run(scheduler, sequence((1, 2, 3, 7, 7, 7, 7, 7, 8)))
+    assert SuffixCopy(suffix=0, entry=0, start=3, length=4) in scheduled[0].copies
+    assert chunks(scheduled[0]) == [(7, 9)]
 
 
 def test_an_entry_in_use_is_copied_not_changed() -> None:
@@ -173,9 +179,9 @@ def test_an_entry_in_use_is_copied_not_changed() -> None:
     scheduler.add(sequence(long, number=50))
     step(scheduler)
     scheduler.add(sequence((*long[:30], 99)))
-    plan = step(scheduler)
-    assert EntryCopy(source=0, target=1, length=30) in plan.copies
-    assert chunks(plan) == [(30, 31)]
+    output = step(scheduler)
+    assert EntryCopy(source=0, target=1, length=30) in output.copies
+    assert chunks(output) == [(30, 31)]
 
 
 def test_a_prompt_waits_until_an_entry_is_unused() -> None:

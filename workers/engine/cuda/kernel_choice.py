@@ -25,7 +25,7 @@ from workers.engine.cuda.kernel_store import (
     kernel_key,
     refusal,
 )
-from workers.engine.errors import LoadFailure
+from workers.engine.failures import LoadFailure
 from workers.engine.model.gpt2 import GPT2, GPT2Config
 
 # Module → the package that has it.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shared import free_memory
-from workers.engine.errors import LoadFailure
+from workers.engine.failures import LoadFailure
 from workers.engine.kv_copies import SUFFIX_TOKENS, Copy, EntryCopy, EntryRelease, SuffixCopy, SuffixMove
 from workers.engine.model.gpt2 import GPT2Config
 

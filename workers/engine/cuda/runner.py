@@ -43,8 +43,8 @@ from workers.engine.cuda.kv_cache import KVCache
 from workers.engine.cuda.step_kernels import AT, MAX_STEPS
 from workers.engine.cuda.step_table import StepTable, first_column
 from workers.engine.draw import NUM_CANDIDATES, num_needed
-from workers.engine.errors import EngineFailure, LoadFailure
-from workers.engine.failures import request_failure
+from workers.engine.failures import EngineFailure, LoadFailure
+from workers.engine.foreign_errors import request_failure
 from workers.engine.model.gpt2 import LoadedModel
 from workers.engine.model.linear import HEAD_ROWS_MULTIPLE
 from workers.engine.multi_step import multi_step_budget_s, num_left
@@ -194,18 +194,20 @@ class CudaRunner:
         )  # fmt: skip
 
     @torch.inference_mode()
-    def run(self, plan: SchedulerOutput) -> RunnerOutput:
+    def run(self, scheduled: SchedulerOutput) -> RunnerOutput:
         """Executes one step."""
-        for copy in plan.copies:
+        for copy in scheduled.copies:
             self._cache.copy(copy)
-        steps, num_steps = self._steps_of(plan) if plan.rows else (None, 1)
+        steps, num_steps = self._steps_of(scheduled) if scheduled.rows else (None, 1)
         # Before the chunks, whose logits may replace those of the same entry.
-        ready = [self._kept_logits[row.entry.index][-1 - len(row.sequence.forced_ids) :] for row in plan.prefilled_rows]
+        ready = [
+            self._kept_logits[row.entry.index][-1 - len(row.sequence.forced_ids) :] for row in scheduled.prefilled_rows
+        ]
         logits: list[Tensor] = []
         echoes: list[_Echo] = []
         failures: list[_Failed] = []
         sampled: list[Sequence] = []
-        for chunk in plan.chunks:
+        for chunk in scheduled.chunks:
             try:
                 after, echo = self._prefill(chunk)
             except Exception as error:  # noqa: BLE001 - raised again if it is not of this chunk alone
@@ -214,9 +216,9 @@ class CudaRunner:
             logits += [after] * len(chunk.sampled_sequences)
             sampled += chunk.sampled_sequences
             echoes += echo
-        sampled += [row.sequence for row in plan.prefilled_rows]
+        sampled += [row.sequence for row in scheduled.prefilled_rows]
         first = self._draw_first(logits + ready, sampled, failures)
-        drawn = [] if steps is None else self._collect(plan.rows, steps, num_steps, failures)
+        drawn = [] if steps is None else self._collect(scheduled.rows, steps, num_steps, failures)
         return RunnerOutput(drawn + first(), echoes, num_steps, failures)
 
     @torch.inference_mode()
@@ -229,12 +231,12 @@ class CudaRunner:
         if self._is_cuda:
             torch.cuda.empty_cache()
 
-    def _steps_of(self, plan: SchedulerOutput) -> tuple[_InFlightSteps, int]:
-        """Steps of the plan's rows, launched now if they were not before, and how many of them to wait for.
+    def _steps_of(self, scheduled: SchedulerOutput) -> tuple[_InFlightSteps, int]:
+        """Steps of the scheduled rows, launched now if they were not before, and how many of them to wait for.
 
         May launch the steps after them.
         """
-        rows = plan.rows
+        rows = scheduled.rows
         sequences = [row.sequence for row in rows]
         self._num_unchanged = self._num_unchanged + 1 if sequences == self._last_sequences else 0
         self._last_sequences = sequences
@@ -244,8 +246,8 @@ class CudaRunner:
         steps = self._in_flight[0]
         # A sequence that arrives or ends makes the in-flight steps useless, so launch no more of them than there were
         # steps without such a change.
-        is_unchanged = not plan.chunks and not plan.prefilled_rows and len(steps.columns) == len(rows)
-        is_predictable = is_unchanged and plan.allows_multi_step and not steps.logits
+        is_unchanged = not scheduled.chunks and not scheduled.prefilled_rows and len(steps.columns) == len(rows)
+        is_predictable = is_unchanged and scheduled.allows_multi_step and not steps.logits
         num_taken = 1
         if is_predictable and steps.num_left > 1:
             now = time.monotonic()

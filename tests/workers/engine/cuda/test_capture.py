@@ -9,7 +9,7 @@ from tests.workers.engine.cuda.fake_cuda import fake_cuda
 from tests.workers.engine.helpers import TINY, peaked_weights
 from workers.engine.cuda.graphs import GraphRecorder
 from workers.engine.cuda.runner import CudaRunner
-from workers.engine.errors import LoadFailure
+from workers.engine.failures import LoadFailure
 from workers.engine.loader import LoadedModel, build
 
 

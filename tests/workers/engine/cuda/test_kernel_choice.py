@@ -25,7 +25,7 @@ from tests.workers.engine.helpers import TINY, peaked_weights, running_engine
 from workers.engine.cuda import kernel_choice, kernel_store
 from workers.engine.cuda.kernel_choice import KernelChoice, choose_kernels
 from workers.engine.cuda.kernel_store import Gpu, KernelStore, StoredChoice, driver_version, kernel_key, source_digest
-from workers.engine.errors import LoadFailure
+from workers.engine.failures import LoadFailure
 from workers.engine.loader import LoadedModel, build
 from workers.engine.model.gpt2 import SHAPES
 

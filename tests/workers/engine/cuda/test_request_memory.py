@@ -14,7 +14,7 @@ from tests.workers.engine.helpers import TINY, peaked_weights
 from workers.engine import sampling
 from workers.engine.core import EngineCore
 from workers.engine.cuda.runner import CudaRunner
-from workers.engine.errors import OutOfMemory
+from workers.engine.failures import OutOfMemory
 from workers.engine.loader import LoadedModel, build
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.result_stream import ResultStream

@@ -208,9 +208,9 @@ def test_predictable_steps_are_launched_together(
 
     run = CudaRunner.run
 
-    def one_run(self: CudaRunner, plan: SchedulerOutput) -> RunnerOutput:
+    def one_run(self: CudaRunner, scheduled: SchedulerOutput) -> RunnerOutput:
         num_steps.append(0)
-        return run(self, plan)
+        return run(self, scheduled)
 
     kinds = (SamplingParams(40), SamplingParams(40, top_logprobs=1))
     asked = [[EngineRequest((5,) * 9, params, seed, group_size=3) for seed in range(3)] for params in kinds]
