@@ -53,15 +53,6 @@ class Clock:
         return max(0.0, others_s / self.elapsed_s() / (os.cpu_count() or 1))
 
 
-def process_cpu_s(stat: str) -> float:
-    """CPU seconds of a process and of its children that it has waited for, from the text of its /proc/<pid>/stat.
-
-    The fields utime to cstime; see `man 5 proc_pid_stat`.
-    """
-    fields = stat.rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-
-
 def busy_s(stat: str) -> float:
     """Seconds for which the cores were busy, from the text of /proc/stat.
 

@@ -12,16 +12,14 @@ from deploy.load.report import Document, print_reasons
 from deploy.terminal import labelled
 from deploy.tune.results import Candidate, Figures, Measurement
 from deploy.tune.search import MAX_STABLE_SHARE, Goal
-from deploy.tune.trial import MAX_ATTEMPTS, QUIET_SHARE, Trial
+from deploy.tune.trial import Trial
 from deploy.tune.tuning import Result
 from shared.errors import StartError
 
 
 def table(title: str, figures: Sequence[Figures]) -> Table:
     """The columns of Patsnap's table, for each load."""
-    found = Table(
-        "concurrency", "QPS", "max", "min", "average", "p50", "p90", "p99", "errors", "other load", title=title
-    )
+    found = Table("concurrency", "QPS", "max", "min", "average", "p50", "p90", "p99", "errors", title=title)
     for column in found.columns[1:]:
         column.justify = "right"
     for row in figures:
@@ -31,7 +29,6 @@ def table(title: str, figures: Sequence[Figures]) -> Table:
             f"{row.qps:.1f}",
             *(f"{value:.0f}" for value in times),
             str(row.num_errors),
-            f"{row.others_share:.0%}",
         )
     return found
 
@@ -90,7 +87,6 @@ def notes(plans: Mapping[Candidate, Measurement]) -> list[str]:
     client_cores = max((row.client_cpu_s for plan in plans.values() for row in plan.figures), default=0.0)
     return [
         "Latencies in ms, of answered requests; every prompt is new, so none is in a prefix cache.",
-        f"Other load: share of all cores. Above {QUIET_SHARE:.0%} a turn is repeated, up to {MAX_ATTEMPTS - 1} times.",
         "Poisson arrivals (--qps) do not wait for responses; their latency counts from the planned arrival.",
         f"The clients run on the same machine and used up to {client_cores:.2f} cores, which the server did not have.",
     ]

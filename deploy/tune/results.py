@@ -67,7 +67,6 @@ class Figures(msgspec.Struct, frozen=True):
     Attributes:
         num_errors: requests that were refused or failed.
         client_cpu_s: per second, of all clients together.
-        others_share: share of all cores that processes outside the run and the hypervisor used meanwhile.
     """
 
     load: Load
@@ -81,10 +80,9 @@ class Figures(msgspec.Struct, frozen=True):
     p90_ms: float
     p99_ms: float
     client_cpu_s: float
-    others_share: float = 0.0
 
     @classmethod
-    def of(cls, load: Load, result: LoadResult, others_share: float = 0.0) -> Figures:
+    def of(cls, load: Load, result: LoadResult) -> Figures:
         """
         Raises:
             StartError: no request was answered.
@@ -101,7 +99,6 @@ class Figures(msgspec.Struct, frozen=True):
             "p90_ms": percentile(times, 0.9),
             "p99_ms": percentile(times, 0.99),
             "client_cpu_s": result.client_cpu_s / result.elapsed_s,
-            "others_share": others_share,
         }
         num_errors = len(result.replies) - len(times)
         return cls(load, len(times), num_errors, **{name: round(value, 3) for name, value in figures.items()})

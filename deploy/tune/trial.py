@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from deploy.load.clients import LOOPBACK, LoadResult
 from deploy.load.contender_process import ContenderProcess
-from deploy.load.machine import busy_s, process_cpu_s
 from deploy.load.memory import GpuMemory, pss_bytes
-from deploy.load.server import Server, descendants
+from deploy.load.server import Server
 from deploy.load.workload import Subject, Workload
 from deploy.tune.results import Candidate, Figures, Load, Measurement
 from shared.settings import ModelSpec
@@ -22,9 +18,6 @@ OnTurn = Callable[[str], None]
 # Arrivals are random: an open loop needs more time than a closed one for a mean that can be relied on.
 OPEN_LOOP_FACTOR = 2.0
 SEED = 1
-# A turn during which others used more of the cores is repeated.
-QUIET_SHARE = 0.1
-MAX_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +52,7 @@ class Trial:
 
     @property
     def duration_s(self) -> float:
-        """Seconds under load, without repeated turns."""
+        """Seconds under load."""
         return self.seconds * (len(self.clients) + OPEN_LOOP_FACTOR * (self.rate_qps is not None))
 
     def measure(self, candidate: Candidate, on_turn: OnTurn) -> Measurement:
@@ -97,46 +90,13 @@ class Trial:
             yield server, clients
 
     def run(self, clients: ContenderProcess, load: Load) -> Figures:
-        """One turn. If other processes disturb it, it is repeated, and the least disturbed of `MAX_ATTEMPTS` counts.
-
+        """
         Raises:
             StartError: no request was answered.
         """
-        attempts: list[Figures] = []
-        while len(attempts) < MAX_ATTEMPTS and not (attempts and attempts[-1].others_share <= QUIET_SHARE):
-            meter = OthersMeter()
-            result = self._send(clients, load)
-            attempts.append(Figures.of(load, result, meter.share()))
-        return min(attempts, key=lambda row: row.others_share)
-
-    def _send(self, clients: ContenderProcess, load: Load) -> LoadResult:
         result: LoadResult
         if load.clients:
             result = clients.call("send_for", load.clients, self.seconds)
         else:
             result = clients.call("send_at_rate", load.rate_qps, self.seconds * OPEN_LOOP_FACTOR)
-        return result
-
-
-class OthersMeter:
-    """Measures the CPU time of processes that this process has not started, from its creation on."""
-
-    def __init__(self) -> None:
-        self._start_s, self._start = time.monotonic(), self._read()
-
-    def cpu_s(self) -> float:
-        """CPU seconds. Resolution: a clock tick (10 ms) per process."""
-        return max(0.0, self._read() - self._start)
-
-    def share(self) -> float:
-        """Share of all cores, 0 to 1."""
-        return self.cpu_s() / (time.monotonic() - self._start_s) / (os.cpu_count() or 1)
-
-    @staticmethod
-    def _read() -> float:
-        """CPU seconds of others since the machine's start."""
-        own_s = 0.0
-        for pid in descendants(os.getpid()):
-            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-                own_s += process_cpu_s(Path(f"/proc/{pid}/stat").read_text())
-        return busy_s(Path("/proc/stat").read_text()) - own_s
+        return Figures.of(load, result)

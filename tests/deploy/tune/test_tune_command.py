@@ -93,6 +93,10 @@ def test_a_run_within_a_budget_recommends_what_it_measured(tmp_path: Path) -> No
     assert state.read_bytes() == records
 
 
+def is_alive(process: psutil.Process) -> bool:
+    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+
+
 @pytest.mark.deploy
 def test_an_interrupted_run_continues(tmp_path: Path) -> None:
     state = tmp_path / "tune.jsonl"
@@ -104,7 +108,7 @@ def test_an_interrupted_run_continues(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     assert "The same command continues. Plans measured so far: 1" in (tmp_path / "log").read_text()
-    assert not [server for server in servers if server.is_running() and server.status() != psutil.STATUS_ZOMBIE]
+    until(lambda: not any(is_alive(server) for server in servers), 10, "the end of the servers")
     [first] = state.read_bytes().splitlines()
     done = tune(*QUICK, "--state", str(state))
     assert done.returncode == 0, done.stderr
@@ -112,7 +116,7 @@ def test_an_interrupted_run_continues(tmp_path: Path) -> None:
     records = [json.loads(line) for line in state.read_bytes().splitlines()]
     assert records[0] == json.loads(first)
     measured = [json.dumps(record["candidate"]) for record in records if "measurement" in record]
-    assert len(measured) == len(set(measured)) > 1
+    assert measured[1] != measured[0]  # the next plan; the best two are measured again at the end
     again = tune(*QUICK, "--state", str(state), "--again", "--budget", "0.1")
     assert again.returncode == 0, again.stderr
     assert len(state.read_bytes().splitlines()) == 1
