@@ -44,45 +44,35 @@ class BrokenLines(Exception):
 # Requests: the gateway encodes, the worker matches.
 
 
-def request_head(
-    path: str,
+def request_headers(
     *,
     host: bytes = LOCAL_HOST,
-    prefix: str = "",
     key: str = "",
     length: int | None = None,
     request_id: str | None = None,
     session_id: bytes | None = None,
-) -> bytes:
-    """The head of a request.
+) -> list[tuple[bytes, bytes]]:
+    """The headers of a request, in the order that `match_local_head` and `match_remote_head` expect.
 
     Args:
-        path: one of `ROUTES`.
-        prefix: prefix of the path, at a proxy of the pool.
         key: key of the pool; "" for none.
         length: length of the body. None if there is no body.
         session_id: header value by which a balancer keeps requests for a document together.
-
-    Raises:
-        ValueError: a header contains a line break, which would start another header.
     """
-    lines = [f"{ROUTES[path]} {prefix}{path} HTTP/1.1".encode(), b"Host: " + host]
+    headers = [(b"Host", host)]
     if key:
-        lines.append(b"Authorization: Bearer " + key.encode())
+        headers.append((b"Authorization", b"Bearer " + key.encode()))
     if length is not None:
-        lines.append(b"Content-Length: %d" % length)
+        headers.append((b"Content-Length", b"%d" % length))
     if request_id is not None:
-        lines.append(b"X-Request-Id: " + request_id.encode())
+        headers.append((b"X-Request-Id", request_id.encode()))
     if session_id is not None:
-        lines.append(b"X-Session-Id: " + session_id)
-    head = b"\r\n".join([*lines, b"", b""])
-    if head.count(b"\n") != len(lines) + 1 or head.count(b"\r") != len(lines) + 1:
-        raise ValueError("A header contains a line break.")
-    return head
+        headers.append((b"X-Session-Id", session_id))
+    return headers
 
 
 class GenerateHead(NamedTuple):
-    """The head of a `POST /generate`, as `request_head` writes it: its length, that of its body, and the key's header.
+    """The head of a `POST /generate` with `request_headers`: its length, that of its body, and the key's header.
 
     Attributes:
         authorization: b"" on a slot's own socket.

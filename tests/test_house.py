@@ -30,6 +30,12 @@ def test_the_gunicorn_configuration_imports_only_shared_and_the_standard_library
         assert name.partition(".")[0] in {"shared", *sys.stdlib_module_names}, name
 
 
+def test_the_gateway_uses_httpx_in_its_pool_folder_alone() -> None:
+    """A successor of httpx then changes one folder. Contracts list who may not import; this lists who may."""
+    users = {path.parent for path in (ROOT / "gateway").rglob("*.py") if "httpx" in imports(path)}
+    assert users == {ROOT / "gateway/pool"}
+
+
 @pytest.mark.parametrize("module", ["gateway.app", "shared.plan", "shared.telemetry"])
 def test_importing_what_needs_no_model_leaves_torch_unimported(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"

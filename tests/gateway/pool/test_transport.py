@@ -14,19 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 import trustme
 
-from gateway.pool.transport import (
-    ConnectionFailed,
-    Response,
-    TcpAddress,
-    TimedOut,
-    Transport,
-    TransportError,
-    UnixAddress,
-    UntrustedPeer,
-)
+from gateway.pool.transport import TcpAddress, Transport, UnixAddress, UntrustedPeer
 from tests.gateway.pool.helpers import (
     END,
     HEAD,
@@ -43,6 +35,7 @@ from tests.gateway.pool.helpers import (
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 NAME = "worker.example"
+BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError)  # an error that is not a timeout
 LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -99,14 +92,29 @@ def serve_remotely(request: pytest.FixtureRequest, authority: Authority, short_p
     return make_serve(request.param, authority, short_path)
 
 
-def send(transport: Transport, content: bytes = b"body", *, timeout_s: float = 2.0) -> Response:
-    head = b"POST /path HTTP/1.1\r\nHost: slot\r\nContent-Length: %d\r\n\r\n" % len(content)
-    return transport.send(head + content, connect_s=timeout_s, timeout_s=timeout_s)
+def send(
+    transport: Transport, content: bytes = b"body", *, timeout_s: float = 2.0, headers: tuple[tuple[str, str], ...] = ()
+) -> httpx.Response:
+    request = httpx.Request(
+        "POST",
+        "http://slot/path",
+        headers=[("Host", "slot"), ("Content-Length", str(len(content))), *headers],
+        stream=httpx.ByteStream(content),
+        extensions={"timeout": dict.fromkeys(("connect", "write", "read"), timeout_s)},
+    )
+    response = transport.handle_request(request)
+    response.request = request
+    return response
+
+
+def body(response: httpx.Response) -> httpx.SyncByteStream:
+    assert isinstance(response.stream, httpx.SyncByteStream)
+    return response.stream
 
 
 def read(transport: Transport, content: bytes = b"body", *, timeout_s: float = 2.0) -> bytes:
     with closing(send(transport, content, timeout_s=timeout_s)) as response:
-        return b"".join(response)
+        return b"".join(body(response))
 
 
 def has_closed(server: Server, num_connections: int) -> bool:
@@ -116,8 +124,8 @@ def has_closed(server: Server, num_connections: int) -> bool:
 def test_a_request_and_its_response(serve: Serve) -> None:
     with serve(sends(OK.replace(b"200 OK", b"503 X"))) as (transport, server):
         with closing(send(transport, b"some body")) as response:
-            assert response.status == 503
-            assert b"".join(response) == b"hello"
+            assert response.status_code == 503
+            assert b"".join(body(response)) == b"hello"
         assert server.requests == [b"POST /path HTTP/1.1\r\nHost: slot\r\nContent-Length: 9\r\n\r\nsome body"]
 
 
@@ -133,21 +141,28 @@ def test_a_request_and_its_response(serve: Serve) -> None:
 )
 def test_what_is_not_a_complete_response_is_an_error(serve: Serve, parts: list[bytes]) -> None:
     with serve(sends(*parts)) as (transport, server):
-        with pytest.raises(ConnectionFailed):
+        with pytest.raises(BROKEN):
             read(transport)
         assert server.num_connections == 1
 
 
+def test_a_header_cannot_contain_another(serve: Serve) -> None:
+    with serve(sends(OK)) as (transport, server):
+        with pytest.raises(httpx.LocalProtocolError, match="line break"):
+            send(transport, headers=(("X-Request-Id", "a\r\nX-Other: b"),))
+        assert server.num_connections == 0
+
+
 def test_a_socket_that_is_not_there_is_an_error(short_path: Path) -> None:
     transport = Transport(UnixAddress(str(short_path / "none.sock")), 60.0)
-    with pytest.raises(ConnectionFailed, match=r"^No such file or directory$"):
+    with pytest.raises(httpx.ConnectError, match=r"^No such file or directory$"):
         read(transport)
 
 
 def test_a_refused_connection_says_so(serve_remotely: Serve) -> None:
     with serve_remotely(sends(OK)) as (transport, _server):
         pass
-    with pytest.raises(ConnectionFailed, match=r"^Connection refused$"):
+    with pytest.raises(httpx.ConnectError, match=r"^Connection refused$"):
         read(transport)
 
 
@@ -157,7 +172,7 @@ def test_a_listener_that_does_not_accept_is_a_timeout(short_path: Path) -> None:
         listener.bind(address)
         listener.listen(0)
         first.connect(address)  # fills the backlog
-        with pytest.raises(TimedOut, match=r"Connect timed out after 0\.1 s"):
+        with pytest.raises(httpx.TimeoutException, match=r"Connect timed out after 0\.1 s"):
             read(Transport(UnixAddress(address), 60.0), timeout_s=0.1)
 
 
@@ -165,7 +180,7 @@ def test_a_peer_that_does_not_answer_the_tls_handshake_is_a_timeout(authority: A
     client = authority.client()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = TcpAddress("127.0.0.1", listener.getsockname()[1], NAME, lambda: client)
-        with pytest.raises(TimedOut, match=r"Connect timed out after 0\.1 s"):
+        with pytest.raises(httpx.TimeoutException, match=r"Connect timed out after 0\.1 s"):
             read(Transport(address, 60.0), timeout_s=0.1)
 
 
@@ -178,7 +193,7 @@ def test_a_request_that_is_not_read_is_a_timeout(serve: Serve) -> None:
 
     with serve(answer) as (transport, server):
         assert read(transport) == b"hello"
-        with pytest.raises(TimedOut, match="Write timed out"):
+        with pytest.raises(httpx.TimeoutException, match="Write timed out"):
             read(transport, b"x" * (32 << 20), timeout_s=0.2)
         release.set()
         assert server.num_connections == 1  # tried on no other connection
@@ -188,7 +203,7 @@ def test_a_response_that_does_not_begin_is_a_timeout(serve: Serve) -> None:
     release = threading.Event()
     with serve(lambda _connection: release.wait(5)) as (transport, _server):
         start = time.monotonic()
-        with pytest.raises(TimedOut, match=r"Read timed out after 0\.1 s"):
+        with pytest.raises(httpx.TimeoutException, match=r"Read timed out after 0\.1 s"):
             read(transport, timeout_s=0.1)
         assert 0.1 <= time.monotonic() - start < 2
         release.set()
@@ -204,7 +219,7 @@ def test_a_timeout_is_not_retried(serve: Serve) -> None:
 
     with serve(answer) as (transport, server):
         assert read(transport) == b"hello"
-        with pytest.raises(TimedOut):
+        with pytest.raises(httpx.TimeoutException):
             read(transport, timeout_s=0.1)
         release.set()
         assert server.num_connections == 1
@@ -217,8 +232,8 @@ def test_the_timeout_may_be_changed_before_the_body(serve: Serve) -> None:
         connection.sendall(chunk(b"late") + END)
 
     with serve(answer) as (transport, _server), closing(send(transport, timeout_s=0.3)) as response:
-        response.timeout_s = 5.0
-        assert b"".join(response) == b"late"
+        response.request.extensions["timeout"]["read"] = 5.0
+        assert b"".join(body(response)) == b"late"
 
 
 def test_shutting_the_socket_down_wakes_a_blocked_read(serve: Serve) -> None:
@@ -228,14 +243,15 @@ def test_shutting_the_socket_down_wakes_a_blocked_read(serve: Serve) -> None:
 
     with serve(answer) as (transport, server):
         with closing(send(transport, timeout_s=10.0)) as response:
-            body = iter(response)
-            assert next(body) == b"first"
+            chunks = iter(body(response))
+            assert next(chunks) == b"first"
             start = time.monotonic()
-            threading.Timer(0.05, socket.socket.shutdown, (response.socket, socket.SHUT_RDWR)).start()
-            with pytest.raises(TransportError) as caught:
-                next(body)
+            connected = response.extensions["network_stream"].get_extra_info("socket")
+            threading.Timer(0.05, socket.socket.shutdown, (connected, socket.SHUT_RDWR)).start()
+            with pytest.raises(httpx.TransportError) as caught:
+                next(chunks)
         assert time.monotonic() - start < 5
-        assert not isinstance(caught.value, TimedOut)
+        assert not isinstance(caught.value, httpx.TimeoutException)
         assert until(partial(has_closed, server, 1))
 
 
@@ -249,7 +265,7 @@ def test_a_response_closed_early_closes_its_connection(serve: Serve) -> None:
     with serve(sends_to_each(HEAD + chunk(b"first") + chunk(b"second"))) as (transport, server):
         for _ in range(2):
             with closing(send(transport)) as response:
-                assert next(iter(response)).startswith(b"first")
+                assert next(iter(body(response))).startswith(b"first")
         assert until(partial(has_closed, server, 2))
 
 
@@ -262,7 +278,7 @@ def test_connection_close_is_respected(serve: Serve) -> None:
 def test_calls_at_once_have_connections_of_their_own_which_are_kept(serve: Serve) -> None:
     with serve(sends_to_each(OK)) as (transport, server):
         with closing(send(transport)) as first, closing(send(transport)) as second:
-            assert b"".join(second) == b"".join(first) == b"hello"
+            assert b"".join(body(second)) == b"".join(body(first)) == b"hello"
         with closing(send(transport)), closing(send(transport)):
             pass
         assert server.num_connections == 2
@@ -308,7 +324,7 @@ def test_over_a_unix_socket_a_peer_that_closes_when_the_request_arrives_is_an_er
         closing(Transport(UnixAddress(server.address), 60.0)) as transport,
     ):
         assert read(transport) == b"hello"
-        with pytest.raises(ConnectionFailed, match="closed the connection"):
+        with pytest.raises(BROKEN, match="closed the connection"):
             read(transport)
         assert server.num_connections == 1
 
@@ -321,7 +337,7 @@ def test_a_response_that_breaks_off_on_a_kept_connection_is_not_retried(serve: S
 
     with serve(answer) as (transport, server):
         assert read(transport) == b"hello"
-        with pytest.raises(ConnectionFailed):
+        with pytest.raises(BROKEN):
             read(transport)
         assert server.num_connections == 1
 
@@ -344,7 +360,7 @@ def test_close_leaves_calls_in_progress_alone_and_closes_their_connections_later
     with serve(sends_to_each(OK)) as (transport, server):
         with closing(send(transport)) as response:
             transport.close()
-            assert b"".join(response) == b"hello"
+            assert b"".join(body(response)) == b"hello"
         assert until(partial(has_closed, server, 1))
 
 
