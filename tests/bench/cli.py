@@ -147,7 +147,9 @@ def bench_cost(
     ] = False,
     memory_after: Annotated[
         int | None,
-        typer.Option("--memory", min=1, help="Instead: memory of each process, at rest and after so many requests."),
+        typer.Option(
+            "--memory", min=1, help="Instead: memory of each process, at rest and after this number of requests."
+        ),
     ] = None,
     rounds: Rounds = 5,
     quick: Quick = False,

@@ -1,4 +1,4 @@
-"""Programs that a run or a stage starts: bounded in time, ended with whoever started them, their output in a file."""
+"""Programs that a run or a stage starts: bounded in time, ended with their parent, their output in a file."""
 
 from __future__ import annotations
 
