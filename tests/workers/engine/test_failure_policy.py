@@ -1,0 +1,53 @@
+"""What the engine survives, and how long it waits before it tries a load again, without an engine and a device."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from workers.engine.failure_policy import MAX_SIBLING_DELAY_S, StepFailures, load_pauses, restart_pause_s
+from workers.engine.failures import DeviceFailure, EngineFailure, OutOfMemory
+from workers.engine.request import EngineRequest, SamplingParams
+from workers.engine.result_stream import ResultStream
+from workers.engine.sequence import Sequence
+
+
+def failed(*prompt: int) -> list[tuple[Sequence, EngineFailure]]:
+    sequence = Sequence(EngineRequest(prompt, SamplingParams(), 0), ResultStream(), start_id=0, healing=None)
+    return [(sequence, OutOfMemory())]
+
+
+def test_pauses_double_up_to_half_a_minute() -> None:
+    assert list(islice(load_pauses(), 7)) == [1, 2, 4, 8, 16, 30, 30]
+    assert [restart_pause_s(number) for number in (0, 1, 2, 5, 6, 100)] == [0, 1, 2, 16, 30, 30]
+
+
+def test_a_second_failure_is_fatal_unless_a_sequence_drew_its_first_token() -> None:
+    failures = StepFailures()
+    failures.accept(OutOfMemory())
+    failures.count_first_tokens(1)
+    failures.accept(OutOfMemory())
+    failures.count_first_tokens(0)
+    with pytest.raises(OutOfMemory):
+        failures.accept(OutOfMemory())
+
+
+def test_an_error_of_the_device_is_fatal_at_once() -> None:
+    with pytest.raises(DeviceFailure):
+        StepFailures().accept(DeviceFailure())
+
+
+def test_siblings_count_as_one_failure_for_a_while() -> None:
+    failures = StepFailures()
+    failures.accept_of_sequences(failed(1, 2), now=10.0)
+    failures.accept_of_sequences(failed(1, 2), now=10.0 + 0.9 * MAX_SIBLING_DELAY_S)
+    with pytest.raises(OutOfMemory):
+        failures.accept_of_sequences(failed(1, 2), now=10.0 + 1.1 * MAX_SIBLING_DELAY_S)
+
+
+def test_another_prompt_is_no_sibling() -> None:
+    failures = StepFailures()
+    failures.accept_of_sequences(failed(1, 2), now=10.0)
+    with pytest.raises(OutOfMemory):
+        failures.accept_of_sequences(failed(3), now=10.0)
