@@ -36,12 +36,12 @@ from workers.service import Branch, SlotService
 
 # gunicorn replaces a process that exits, but halts the whole pool on exit codes 3 and 4.
 FATAL_EXIT_CODE = 70
-# From a fatal failure to the process's end: in this time threads send the failed state and the sequences' last lines.
+# Time from a fatal failure to the process's end, in which threads send the failed state and the sequences' last lines.
 LAST_WORDS_S = 0.1
 # The same before the model is loaded: nothing waits for the process's end, and the supervisor, which asks the gateway
 # ten times a second, must see the reason.
 LOAD_LAST_WORDS_S = 0.5
-# Of the time in which the gateway wants a branch to be accepted.
+# Share of the time in which the gateway wants a branch to be accepted.
 ACCEPTED_DELAY_SHARE = 0.2
 log = structlog.get_logger()
 

@@ -111,8 +111,8 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         self.method_queue.defer(lambda: None)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """TERM. The end is announced before the worker refuses requests: branches that the gateway has just placed here
-        arrive meanwhile, and the branches of an answer are not torn apart."""
+        """Handle TERM. The end is announced before the worker refuses requests: branches already placed here can still
+        arrive, so all branches of an answer stay together."""
         if not self._is_announced:
             self._is_announced = True
             self.method_queue.defer(self.service.announce_drain)

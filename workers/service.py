@@ -81,7 +81,7 @@ class SlotService:
             runners: makes the engine's runner.
             on_fatal: called once, from any thread, with a failure from which the service cannot recover: a device that
                 returned an error may compute the next request wrongly, so the host ends the process.
-            tracing: of requests that have a `traceparent`.
+            tracing: records requests that have a `traceparent`.
             accepted_delay_s: how long `Accepted` may wait for the first output; the gateway must wait longer for it.
         """
         self.slot = slot

@@ -148,7 +148,7 @@ class TcpPort:
         """Whether a request may be served. The first with a key lifts the connection's bounds.
 
         Args:
-            headers: with names in capitals, as gunicorn has them.
+            headers: headers with names in capitals, as gunicorn has them.
 
         Raises:
             TercetError: no such route, or no valid key.

@@ -15,7 +15,7 @@ from workers.checkpoints.hub import NotDelivered, Progress, from_hub
 __all__ = ["EMBEDDED", "Checkpoint", "CheckpointError", "resolve", "resolve_default"]
 
 EMBEDDED = Path(__file__).parent / "embedded"
-# Of its weights; a test compares them.
+# Digest of its weights; a test compares them.
 EMBEDDED_SHA256 = "abcab1711f0ee0619e69d1471280f15a1b0e33101c99defcc7360ffc68530be6"
 HUB_NAMES = {"small": "openai-community/gpt2", "medium": "openai-community/gpt2-medium"}
 SYNTHETIC_NAMES = ("synthetic:small", "synthetic:medium")

@@ -19,7 +19,7 @@ class PrefixCacheEntry:
     """Memory for the keys and values of one prompt, from position 0.
 
     Attributes:
-        scope: of the requests that wrote the tokens; without meaning while there are none.
+        scope: scope of the requests that wrote the tokens; without meaning while there are none.
         tokens: whose keys and values are there.
         logits_at: number of tokens after which the runner keeps logits; 0 if it keeps none.
         num_logits: rows of logits kept, the last of them after `logits_at` tokens.
@@ -64,7 +64,7 @@ class PrefillGroup:
     Attributes:
         tokens: the prompt, followed by `num_forced_ids` forced ids of the sequences.
         sequences: the sequences; siblings that arrive later are added.
-        scope: of the sequences' requests, and of what is cached.
+        scope: scope of the sequences' requests, and of what is cached.
         group_size: sequences announced for this prompt.
         sibling_deadline: when the group stops waiting for them, in `time.monotonic()` seconds.
         is_echoed: logits of every position are needed, so nothing may come from the prefix cache.
@@ -72,7 +72,7 @@ class PrefillGroup:
         num_computed: tokens whose keys and values are in the entry.
         num_cached: prompt tokens that were in the cache at the start.
         num_forced_ids: forced ids at the end of `tokens`: logits after each of them are needed.
-        awaits_siblings: at the current step, so its members do not draw a token yet.
+        awaits_siblings: whether it waits at the current step, so its members do not draw a token yet.
     """
 
     tokens: tuple[int, ...]
@@ -179,7 +179,7 @@ class RunnerOutput:
     Attributes:
         tokens: generated tokens in their order, one or more for each sequence that draws. Those that follow the end of
             their sequence are to be dropped.
-        prompt_logprobs: for sequences that echo their prompt: log-probabilities of the prompt's tokens, chunk after
+        prompt_logprobs: for sequences that echo their prompt, log-probabilities of the prompt's tokens, chunk after
             chunk.
         num_steps: decode steps computed for the rows of the batch.
         failures: sequences whose own work failed (their prefill, echo, or sampling); the step is valid for all others.

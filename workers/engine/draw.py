@@ -19,8 +19,8 @@ class Draw:
     """How the next token of one row of logits is chosen.
 
     Attributes:
-        position: of the token among the generated ones, from 0.
-        code: of the sequence, before the draw.
+        position: the token's position among the generated ones, from 0.
+        code: the sequence's code before the draw.
         seen: token ids of the prompt and the generated text; empty unless repetition is penalised.
         constraint: the tokens allowed next; None if any is.
         is_first: no generated token carries new text yet.

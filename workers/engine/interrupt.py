@@ -9,7 +9,7 @@ class Interrupt:
     """A flag in memory that compiled code can poll. Any thread may set it.
 
     Attributes:
-        address: of an int64, other than 0 while the flag is set.
+        address: address of an int64, other than 0 while the flag is set.
     """
 
     def __init__(self) -> None:

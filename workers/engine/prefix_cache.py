@@ -29,7 +29,7 @@ class CachedPrefix:
 
     Attributes:
         length: tokens of the prefix; 0 if there is none.
-        num_in_entry: of these, the tokens in the entry.
+        num_in_entry: number of these tokens that are in the entry.
     """
 
     length: int
@@ -45,8 +45,8 @@ class PrefixCache:
         """
         Args:
             max_sequences: KV suffixes; each running sequence needs one.
-            max_entry_tokens: for which all entries together may take memory; the longest prompt at least. None where
-                they have it from the start. Only sequences that run already, and outgrow their suffix, may exceed it.
+            max_entry_tokens: tokens for which all entries together may take memory; the longest prompt at least. None
+                where they have it from the start. Only running sequences that outgrow their suffix may exceed it.
         """
         self._max_entry_tokens = max_entry_tokens
         self._entries = [PrefixCacheEntry(index) for index in range(num_entries)]

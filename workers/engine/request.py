@@ -96,7 +96,7 @@ class EngineRequest:
             not count towards `max_new_tokens`.
         forced_ids: `forced_prefix` as the tokenizer would encode it. They are prefilled with the prompt: as far as the
             sampled tokens are these, they need no decode steps.
-        deadline: in `time.monotonic()` seconds; the sequence ends then with the tokens it has.
+        deadline: `time.monotonic()` time; the sequence ends then with the tokens it has.
         group_size: requests with this prompt and scope that arrive at about the same time, this one included.
         cache_scope: whose cached keys and values the request may use: those of requests with an equal scope. It changes
             what is computed and never the text.
@@ -125,7 +125,7 @@ class PromptLogprobs:
     """Log-probabilities of consecutive tokens of a prompt, under the model's own distribution.
 
     Attributes:
-        logprobs: of each token.
+        logprobs: log-probability of each token.
         tops: the likeliest tokens at the position of each token.
     """
 
@@ -138,7 +138,7 @@ class GeneratedToken:
     """A generated token. Log-probabilities are under the model's own distribution, before any logits processor.
 
     Attributes:
-        code: of the sequence, after the draw; None if the draw did not change it.
+        code: the sequence's code after the draw. None if the draw did not change it.
     """
 
     token_id: int
@@ -157,15 +157,15 @@ class SequenceOutput:
             tokens between are the completion.
         finish_reason: length, eos, stop, deadline, cancelled or error.
         cached_tokens: tokens of the prompt that did not have to be computed for this sequence.
-        queue_ms: from submission to the first step.
-        prefill_ms: from the first step to the first token.
-        decode_ms: from the first token to the last.
-        prompt_logprobs: of the prompt's tokens, if requested; None for the first, which nothing precedes. Fewer than
+        queue_ms: time from submission to the first step.
+        prefill_ms: time from the first step to the first token.
+        decode_ms: time from the first token to the last.
+        prompt_logprobs: log-probabilities of the prompt's tokens, if requested; None for the first. Fewer than
             the prompt has tokens if the sequence ended during prefill.
         prompt_tops: the likeliest tokens at the positions of `prompt_logprobs`; None for the first.
         failure: why the sequence ended, if `finish_reason` is error.
-        first_token_at: in `time.monotonic()` seconds; None if there was no token.
-        ended_at: in `time.monotonic()` seconds.
+        first_token_at: `time.monotonic()` time. None if there was no token.
+        ended_at: `time.monotonic()` time.
     """
 
     token_ids: tuple[int, ...]

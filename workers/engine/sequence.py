@@ -23,10 +23,10 @@ class Sequence:
     Attributes:
         prompt: token ids of the prompt; at least one.
         token_ids: generated so far, those of a forced prefix included.
-        code: by which the next token is drawn.
+        code: code by which the next token is drawn.
         num_kept: generated tokens that remain when a stop string or the end token is cut off.
         finish_reason: None while the sequence runs.
-        submitted_at: in `time.monotonic()` seconds.
+        submitted_at: `time.monotonic()` time.
     """
 
     __slots__ = (

@@ -25,9 +25,9 @@ class PredictedWords:
     """The first words of a continuation.
 
     Attributes:
-        text: of the words, from the end of the context on.
+        text: text of the words, from the end of the context on.
         first_word: `text` to the end of its first word, which tells predictions apart.
-        logprobs: for each word, the log-probability of it and all words before it, calibrated.
+        logprobs: calibrated log-probability of each word together with all words before it.
         usefulness: keys that showing the words should save, against typing them.
     """
 
@@ -47,8 +47,8 @@ def predict_words(
 
     Args:
         text: the continuation, from the end of the context on.
-        ends: of each token in `text`, in characters.
-        logprobs: of each token, given the context.
+        ends: where each token ends in `text`, in characters.
+        logprobs: log-probability of each token, given the context.
         is_complete: the last word of `text` cannot be continued.
         temperature: calibration; log-probabilities are divided by it.
     """

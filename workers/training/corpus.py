@@ -112,7 +112,7 @@ def prepare(
         run: the run directory.
         seed: shuffles the books.
         tokenizer_from: a checkpoint whose tokenizer is used; None trains a tokenizer on the training books.
-        vocab_size: of the trained tokenizer.
+        vocab_size: vocabulary size of the trained tokenizer.
         n_ctx: context size in tokens, for the tokenizer's configuration.
         say: receives what is being done.
 

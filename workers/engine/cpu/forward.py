@@ -236,8 +236,8 @@ class ForwardPass:
         An interrupt, and an end-of-text token, end it after the current step.
 
         Args:
-            rows: at most `max_decode_rows`.
-            draws: of the first step, one for each row; the kernel can draw them (`sampler.can_draw`).
+            rows: the rows, at most `max_decode_rows`.
+            draws: draws of the first step, one for each row; the kernel can draw them (`sampler.can_draw`).
 
         Returns:
             The tokens of each step that was computed, [steps][rows].

@@ -48,7 +48,7 @@ class LoadedKernels:
     """The kernels in memory.
 
     Attributes:
-        functions: by name.
+        functions: functions by name.
         has_dot_products: the CPU has AVX-512 VNNI, and `multiply` is there.
         has_amx: the CPU has AMX, and Linux has granted it to this process.
     """

@@ -112,7 +112,7 @@ class LinearMaker:
     def __init__(self, dtype: str) -> None:
         """
         Args:
-            dtype: of the weights: fp32, bf16 or int8.
+            dtype: data type of the weights: fp32, bf16 or int8.
 
         Raises:
             ValueError: if `dtype` is another.
@@ -261,7 +261,7 @@ class PackedInt8Linear:
 
     Attributes:
         packed, starts, factors: as PRODUCT has them.
-        address: of its PRODUCT record.
+        address: address of its PRODUCT record.
         is_large: whether it pays to wake other threads for it.
     """
 

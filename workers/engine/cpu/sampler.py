@@ -27,7 +27,7 @@ class CpuSampler:
     """Draws tokens as `sampling.sample` does; which implementation draws depends on the draw's parameters alone.
 
     Attributes:
-        address: of the SAMPLER record.
+        address: address of the SAMPLER record.
     """
 
     def __init__(self, team: ThreadTeam, vocab_size: int) -> None:

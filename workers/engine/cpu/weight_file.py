@@ -70,8 +70,8 @@ def shared_model(
 
     Args:
         directory: made if missing.
-        name: of the model in the plan.
-        revision: of its checkpoint, `config.json` included.
+        name: the model's name in the plan.
+        revision: revision of its checkpoint, `config.json` included.
         make: loads the model in int8 to private memory; its tokenizer is not shared.
         is_only_worker: copies the products' weights.
     """

@@ -71,11 +71,11 @@ class _InFlightSteps:
     """Decode steps that have been launched together.
 
     Attributes:
-        columns: of the batch's table, for each row.
-        states: of each column's row, before the first step.
+        columns: columns of the batch's table, for each row.
+        states: state of each column's row before the first step.
         tokens: [steps, 4, size] on the host, as `StepKernels.draw`; those of a step are valid after its event.
-        logits: on the host, of the columns whose tokens the step has not drawn itself; valid after the events.
-        events: of each step; none if everything is valid already.
+        logits: logits on the host of the columns whose tokens the step has not drawn; valid after the events.
+        events: the event of each step; none if everything is valid already.
         num_taken: steps whose tokens have been returned.
         ms: a step's duration; 0 if unknown.
     """
@@ -125,7 +125,7 @@ class CudaRunner:
         Args:
             max_sequences: sequences that can run at once.
             cache_bytes: memory of the KV cache; by default a share of what is free.
-            kernels: of the decode steps; None for those of `choose_kernels`.
+            kernels: kernels of the decode steps. None for those of `choose_kernels`.
             kernel_directory: where that choice is stored; None stores nothing.
 
         Raises:

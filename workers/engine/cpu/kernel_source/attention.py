@@ -67,7 +67,7 @@ def _block_scores(
 
     Args:
         rows, blocks: of queries, 1 to TILE; of keys, 1 or 2.
-        item_bytes: of a key, 4 or 2.
+        item_bytes: bytes of a key, 4 or 2.
         query, keys, out: addresses; query [rows, size] and out [rows, out_stride] float32, keys [blocks, size, VECTOR].
         ahead: address; as many bytes as are read of the keys are prefetched from there.
     """
@@ -132,10 +132,10 @@ def _add_values(
 
     Args:
         rows, vectors: of weights, 1 to TILE; of columns, 1 or 4, VECTOR each.
-        item_bytes: of a value, 4 or 2.
+        item_bytes: bytes of a value, 4 or 2.
         weights, values, sums, totals: addresses, of the first row and column; weights [rows, stride] float32, values
             [number, width], sums and totals in [rows, width + TOTALS] float32.
-        number: of positions, at least one.
+        number: number of positions, at least one.
         ahead: address of what is prefetched as the values are read, with their strides.
     """
 

@@ -55,7 +55,7 @@ def link(objects: Mapping[str, bytes], allowed_imports: frozenset[str], never_ca
     """One image of relocatable ELF objects, each with the symbol that it is to provide.
 
     Args:
-        objects: by symbol.
+        objects: objects by symbol.
         allowed_imports: functions that the C library provides.
         never_called: symbols that only unreachable code uses; `abort` takes their place.
 

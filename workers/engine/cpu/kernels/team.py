@@ -54,7 +54,7 @@ class ThreadTeam:
 
         Args:
             is_shared: whether to wake the other threads for it.
-            num_rows: of a matrix product; other kernels find it in their STEP.
+            num_rows: rows of a matrix product; other kernels find it in their STEP.
             holds_gil: keeps the interpreter lock, for a kernel that takes less time than getting the lock back.
         """
         self._single.replace(0, call)
@@ -105,7 +105,7 @@ class Program:
         """How often the first `num_entries` entries ran: less than `num_times` after an interrupt.
 
         Args:
-            num_rows: of matrix products, of all entries or [num_entries]; other kernels find it in their STEP.
+            num_rows: rows of matrix products, of all entries or [num_entries]; other kernels find it in their STEP.
             is_shared: [entries at least] bool, whether to divide an entry's work among the threads.
             holds_gil: as in `ThreadTeam.run`.
         """

@@ -45,7 +45,7 @@ class CompiledKernel:
 
     Attributes:
         entry: the function's name in `cubin`.
-        num_parameters: of the entry: the kernel's arguments, then Triton's scratch pointers, which are null.
+        num_parameters: parameters of the entry: the kernel's arguments, then Triton's scratch pointers, which are null.
         shared_bytes: shared memory of a block.
     """
 
@@ -61,7 +61,7 @@ def compile_kernel(
 ) -> CompiledKernel:
     """
     Args:
-        argument_types: of the parameters that are not constants, in their order, as Triton writes them: "*bf16", "i32",
+        argument_types: types of the parameters that are not constants, in order, as Triton writes them: "*bf16", "i32",
             "fp32"; ":16" behind the type of a pointer that is a multiple of 16.
         capability: compute capability, 90 for 9.0.
 

@@ -33,9 +33,9 @@ class KernelCheck:
     """How one of the `StepKernels` compares with plain torch.
 
     Attributes:
-        name: of the method.
+        name: name of the method.
         difference: the largest, relative to numbers above 1.
-        bound: of the difference.
+        bound: largest difference allowed.
         faults: what else differs; empty if nothing does.
     """
 
