@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 import msgspec
 
 from deploy.planning import make_plan
-from gateway.pool.client import BranchError, SlotClient
+from gateway.pool.client import STATE_SILENCE_S, BranchError, SlotClient
 from shared.errors import StartError
 from shared.plan import Plan, Slot, read_current_plan, write_plan
 from shared.protocol import State
@@ -108,6 +108,6 @@ def _reload_slot(slot: Slot, settings: Settings, old: Plan, new: Plan) -> None:
 def _state(client: SlotClient) -> State | None:
     """The worker's state now; None between two workers."""
     try:
-        return next(client.states(), None)
+        return client.state(STATE_SILENCE_S)
     except BranchError:
         return None

@@ -9,7 +9,7 @@ import msgspec
 from rich.table import Table
 
 from deploy.gateway_client import local_client
-from shared import wire
+from gateway.pool.client import BranchError, SlotClient
 from shared.plan import Plan
 from shared.protocol import State
 from shared.settings import Settings
@@ -23,33 +23,29 @@ class SlotStates:
     def __init__(self, settings: Settings, environ: Mapping[str, str], plan: Plan, roles: tuple[str, ...]) -> None:
         self._plan = plan
         self._gateway: httpx.Client | None = None
-        self._workers: list[httpx.Client] = []
+        self._workers: list[SlotClient] = []
         if "gateway" in roles:
             self._gateway = local_client(settings, environ, timeout_s=TIMEOUT_S)
-            return
-        for slot in plan.slots:
-            transport = httpx.HTTPTransport(uds=slot.socket)
-            client = httpx.Client(transport=transport, base_url="http://slot", timeout=TIMEOUT_S, trust_env=False)
-            self._workers.append(client)
+        else:
+            self._workers = [SlotClient(slot, TIMEOUT_S) for slot in plan.slots]
 
     def read(self) -> dict[int, State] | None:
         """Return the state of each slot; None while a process does not answer."""
         slots = self._plan.slots
         try:
             if self._gateway is None:
-                return {
-                    slot.index: wire.decode_state(client.get("/state?once").content)
-                    for slot, client in zip(slots, self._workers, strict=True)
-                }
+                return {slot.index: worker.state(TIMEOUT_S) for slot, worker in zip(slots, self._workers, strict=True)}
             rows = self._gateway.get("/ping").json()["slots"]
             # Those after the plan's are remote.
             return {row["slot"]: msgspec.convert(row, State) for row in rows if row["slot"] < len(slots)}
-        except (httpx.TransportError, msgspec.MsgspecError, ValueError, KeyError):
+        except (BranchError, httpx.TransportError, msgspec.MsgspecError, ValueError, KeyError):
             return None
 
     def close(self) -> None:
-        for client in [*self._workers, *filter(None, [self._gateway])]:
-            client.close()
+        for worker in self._workers:
+            worker.close()
+        if self._gateway is not None:
+            self._gateway.close()
 
 
 def slot_table(states: Mapping[int, State]) -> Table:

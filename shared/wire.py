@@ -20,6 +20,8 @@ from shared.protocol import GenerateLine, GenerateRequest, State, TokenizeReques
 NDJSON = "application/x-ndjson"
 # What a worker's port and a pool's proxy serve, with the only method of each path. Probes ask for the last two.
 ROUTES = {"/generate": "POST", "/tokenize": "POST", "/state": "GET", "/health/live": "GET", "/health/ready": "GET"}
+# The query of `GET /state` for one state in place of a stream; it does not count as a gateway's.
+ONCE = "once"
 # The value of the header Host on a slot's own socket.
 LOCAL_HOST = b"slot"
 # The largest line is a `Done` with 20 most likely tokens at each of 1,024 positions of prompt and text. Such a token is

@@ -129,7 +129,7 @@ class StateResource:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         resp.content_type = wire.NDJSON
-        if req.query_string == "once":  # for `tercet serve`, which is no gateway
+        if req.query_string == wire.ONCE:
             resp.data = wire.encode_line(self._service.state())
             return
         resp.stream = (wire.encode_line(state) for state in self._service.states())

@@ -68,6 +68,7 @@ class _Peer:
         timeout_s: float,
         content: bytes | None = None,
         *,
+        query: str = "",
         connect_s: float | None = None,
         request_id: str | None = None,
         session_id: bytes | None = None,
@@ -94,9 +95,10 @@ class _Peer:
         )
         connect_s = timeout_s if connect_s is None else connect_s
         timeouts = {"connect": connect_s, "write": timeout_s, "read": timeout_s}
+        url = self.urls[path].copy_with(query=query.encode()) if query else self.urls[path]
         stream = httpx.ByteStream(content or b"")
         request = httpx.Request(
-            wire.ROUTES[path], self.urls[path], headers=headers, stream=stream, extensions={"timeout": timeouts}
+            wire.ROUTES[path], url, headers=headers, stream=stream, extensions={"timeout": timeouts}
         )
         response = self.transport.handle_request(request)
         response.request = request
@@ -322,8 +324,21 @@ class SlotClient:
             BranchError: the stream ended in another way: the worker is unreachable, refused, died, was silent for
                 `STATE_SILENCE_S`, or sent an invalid line.
         """
+        return self._states("", STATE_SILENCE_S)
+
+    def state(self, timeout_s: float) -> State:
+        """The worker's state now. The caller does not count as a gateway that shares the worker.
+
+        Raises:
+            BranchError: as `states`.
+        """
+        for state in self._states(wire.ONCE, timeout_s):
+            return state
+        raise BranchError("broken", "The worker sent no state.")
+
+    def _states(self, query: str, timeout_s: float) -> Generator[State]:
         try:
-            with self._peer.response("/state", STATE_SILENCE_S) as response:
+            with self._peer.response("/state", timeout_s, query=query) as response:
                 if response.status_code == httpx.codes.UNAUTHORIZED:
                     raise BranchError("refused", "The worker refused the key (TERCET_POOL_KEY).")
                 if response.status_code != httpx.codes.OK:

@@ -279,6 +279,21 @@ def test_states_are_yielded_as_they_arrive(short_path: Path) -> None:
         assert list(stream) == [states[1]]
 
 
+def test_one_state_is_asked_for_without_a_stream(short_path: Path) -> None:
+    body = msgspec.json.encode(State(state="warm")) + b"\n"
+    with worker(short_path, sends(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))) as (
+        client, server,
+    ):  # fmt: skip
+        assert client.state(1.0) == State(state="warm")
+    assert server.requests[0].startswith(b"GET /state?once HTTP/1.1\r\n")
+
+
+def test_a_worker_that_does_not_say_its_state_is_an_error(short_path: Path) -> None:
+    with worker(short_path, sends(HEAD + END)) as (client, _), pytest.raises(BranchError) as caught:
+        client.state(1.0)
+    assert caught.value.code == "broken"
+
+
 @pytest.mark.parametrize(
     ("parts", "code"),
     [
