@@ -59,8 +59,9 @@ def _print_gateway(console: Console, settings: Settings, warm_slots: Text) -> No
     console.print("Try:\n" if settings.server.sagemaker else write_at)
     console.print(
         f"""  curl {cert}{key}-d '{{"context": "The old man looked at the sea and"}}' {url}{path}\n""",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _print_workers(console: Console, settings: Settings, plan: Plan, warm_slots: Text) -> None:

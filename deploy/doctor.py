@@ -113,31 +113,40 @@ def _cpu(root: Path) -> Iterator[Finding]:
         yield Finding("cpu", f"8-bit kernels of {kernels}")
     else:
         yield Finding(
-            "cpu", f"no AVX-512 VNNI ({', '.join(flags) or 'no vector instructions'})", "advice",
+            "cpu",
+            f"no AVX-512 VNNI ({', '.join(flags) or 'no vector instructions'})",
+            "advice",
             "Weights of 8 bits, which halve the time of bf16 or more, need it. In a virtual machine the host may hide "
             "it (QEMU: -cpu host).",
             "grep -c avx512_vnni /proc/cpuinfo",
-        )  # fmt: skip
+        )
     if threads_per_core > 1 and cores > threads_per_core:
         yield Finding(
-            "cpu", "logical cores share physical ones", "advice",
+            "cpu",
+            "logical cores share physical ones",
+            "advice",
             "Two threads of a physical core share its arithmetic units: measure with one thread for each.",
             f"make bench ARGS='--only request --rounds 3 --set cpu_threads={cores // threads_per_core}'",
-        )  # fmt: skip
+        )
     quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdigit() and int(quota) < cores * int(period):
         allowed = int(quota) / int(period)
         yield Finding(
-            "cpu", f"the control group may use {allowed:g} of {cores} cores", "advice",
+            "cpu",
+            f"the control group may use {allowed:g} of {cores} cores",
+            "advice",
             "Threads beyond the quota are stopped for the rest of each period.",
             f"export TERCET_CPU_THREADS={max(1, int(allowed))}",
-        )  # fmt: skip
+        )
     governor = _read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if governor and governor != "performance":
         yield Finding(
-            "cpu", f"frequency governor {governor}", "advice",
-            "A request is short, and the clock rises only during it.", "cpupower frequency-set -g performance",
-        )  # fmt: skip
+            "cpu",
+            f"frequency governor {governor}",
+            "advice",
+            "A request is short, and the clock rises only during it.",
+            "cpupower frequency-set -g performance",
+        )
 
 
 def _load(root: Path) -> Iterator[Finding]:
@@ -148,9 +157,12 @@ def _load(root: Path) -> Iterator[Finding]:
     load = float(text.split()[0])
     if load > cores / 2:
         yield Finding(
-            "load", f"{load:g} processes want to run on {cores} cores", "advice",
-            "Other processes take time from every token.", "ps -eo pcpu,args --sort=-pcpu | head",
-        )  # fmt: skip
+            "load",
+            f"{load:g} processes want to run on {cores} cores",
+            "advice",
+            "Other processes take time from every token.",
+            "ps -eo pcpu,args --sort=-pcpu | head",
+        )
     else:
         yield Finding("load", f"{load:g} processes want to run on {cores} cores")
 
@@ -172,10 +184,12 @@ def _memory(root: Path) -> Iterator[Finding]:
     pages = _read(root / "sys/kernel/mm/transparent_hugepage/enabled")
     if "[never]" in pages:
         yield Finding(
-            "memory", "transparent huge pages are off", "advice",
+            "memory",
+            "transparent huge pages are off",
+            "advice",
             "Workers ask for pages of 2 MiB for their weights, which a step reads from end to end.",
             "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-        )  # fmt: skip
+        )
     elif pages:
         yield Finding("memory", f"transparent huge pages: {pages.partition('[')[2].partition(']')[0]}")
 
@@ -192,9 +206,12 @@ def _limits(root: Path) -> Iterator[Finding]:
     if backlog.isdigit() and int(backlog) < BACKLOG:
         why = f"Tercet asks for a backlog of {BACKLOG} connections, which wait in it while a gateway is replaced."
         yield Finding(
-            "limits", f"{backlog} connections may wait to be accepted", "advice", why,
+            "limits",
+            f"{backlog} connections may wait to be accepted",
+            "advice",
+            why,
             f"sysctl -w net.core.somaxconn={BACKLOG}",
-        )  # fmt: skip
+        )
 
 
 def _gpus(settings: Settings, environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
@@ -211,9 +228,12 @@ def _gpus(settings: Settings, environ: Mapping[str, str], root: Path) -> Iterato
     if not gpus:
         if any(_is_nvidia_card(path) for path in (root / "sys/bus/pci/devices").glob("*")):
             yield Finding(
-                "gpu", "an NVIDIA card without a driver", "advice", "Tercet computes on the CPU only.",
+                "gpu",
+                "an NVIDIA card without a driver",
+                "advice",
+                "Tercet computes on the CPU only.",
                 "apt-get install nvidia-driver (Debian: non-free), then restart the machine",
-            )  # fmt: skip
+            )
         else:
             yield Finding("gpu", "none")
         return
@@ -229,9 +249,12 @@ def _gpus(settings: Settings, environ: Mapping[str, str], root: Path) -> Iterato
         yield Finding("gpu", "MPS is running")
     elif sum(spec.count for spec in settings.model.models) > 1:
         yield Finding(
-            "gpu", "several workers share a GPU without MPS", "advice",
-            "They take turns on the GPU; with MPS their kernels run at the same time.", "nvidia-cuda-mps-control -d",
-        )  # fmt: skip
+            "gpu",
+            "several workers share a GPU without MPS",
+            "advice",
+            "They take turns on the GPU; with MPS their kernels run at the same time.",
+            "nvidia-cuda-mps-control -d",
+        )
 
 
 def _is_nvidia_card(device: Path) -> bool:
@@ -257,9 +280,12 @@ def _caches(settings: Settings) -> Iterator[Finding]:
                 f'files.use_directory(pathlib.Path("{settings.server.cache_dir}")); files.kernels()\''
             )
         yield Finding(
-            "caches", "no compiled kernels", "advice",
-            "The first worker compiles them, which takes half a minute.", f"{sys.executable} {compiling}",
-        )  # fmt: skip
+            "caches",
+            "no compiled kernels",
+            "advice",
+            "The first worker compiles them, which takes half a minute.",
+            f"{sys.executable} {compiling}",
+        )
     else:
         yield Finding("caches", f"compiled kernels in {compiled}")
     from huggingface_hub.constants import HF_HUB_CACHE  # reads the environment when it is imported

@@ -129,9 +129,7 @@ def list_mig_instances() -> list[Card]:
 
 def _run(*arguments: str) -> str:
     try:
-        return subprocess.run(
-            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=10, check=True
-        ).stdout  # fmt: skip
+        return subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
 

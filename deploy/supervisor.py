@@ -128,8 +128,10 @@ class Supervisor:
                 continue
             self._console.print(
                 f"Waiting for process {holder.pid} ({role}) of an instance that was killed: it may take "
-                f"{self._settings.server.grace_s:g} s to finish its requests.", highlight=False, soft_wrap=True,
-            )  # fmt: skip
+                f"{self._settings.server.grace_s:g} s to finish its requests.",
+                highlight=False,
+                soft_wrap=True,
+            )
             while lock_holder(self._settings, role) is not None and time.monotonic() < deadline:
                 time.sleep(POLL_S)
 

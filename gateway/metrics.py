@@ -32,50 +32,67 @@ class Metrics:
             "tercet_request_seconds", "Time to answer", ["route"], buckets=_BUCKETS_S, registry=self._registry
         )
         self.branches = Counter(
-            "tercet_branches", "Branch calls by outcome: ok, or the error code", ["slot", "outcome"],
+            "tercet_branches",
+            "Branch calls by outcome: ok, or the error code",
+            ["slot", "outcome"],
             registry=self._registry,
-        )  # fmt: skip
+        )
         self.retries = Counter("tercet_branch_retries", "Branch calls that were repeated", registry=self._registry)
         self.refused_retries = Counter(
-            "tercet_branch_retries_refused", "Branches that failed because the retry budget was exhausted",
+            "tercet_branch_retries_refused",
+            "Branches that failed because the retry budget was exhausted",
             registry=self._registry,
-        )  # fmt: skip
+        )
         self.refused_requests = Counter(
-            "tercet_refused_requests", "Requests refused without being started, by error code", ["reason"],
+            "tercet_refused_requests",
+            "Requests refused without being started, by error code",
+            ["reason"],
             registry=self._registry,
-        )  # fmt: skip
+        )
         self.suggestions = Counter(
-            "tercet_suggestions", "Suggestions by action (shown, or the feedback), strategy, rank and time to answer",
-            ["action", "strategy", "rank", "within_s"], registry=self._registry,
-        )  # fmt: skip
-        self.saved_characters = Counter(
-            "tercet_saved_characters", "Characters of accepted suggestions", ["strategy", "rank", "within_s"],
+            "tercet_suggestions",
+            "Suggestions by action (shown, or the feedback), strategy, rank and time to answer",
+            ["action", "strategy", "rank", "within_s"],
             registry=self._registry,
-        )  # fmt: skip
+        )
+        self.saved_characters = Counter(
+            "tercet_saved_characters",
+            "Characters of accepted suggestions",
+            ["strategy", "rank", "within_s"],
+            registry=self._registry,
+        )
         self.kept_characters = Counter(
-            "tercet_kept_characters", "Characters of accepted suggestions that were reported as still there later",
-            ["strategy", "rank"], registry=self._registry,
-        )  # fmt: skip
+            "tercet_kept_characters",
+            "Characters of accepted suggestions that were reported as still there later",
+            ["strategy", "rank"],
+            registry=self._registry,
+        )
         # What `tercet calibrate --metrics` reads.
         self.predictions = Counter(
             "tercet_predictions",
             "Suggestions of the strategy predict by action (shown, the feedback, or kept: reports of kept characters)"
             " and usefulness, at most up_to_keys",
-            ["action", "up_to_keys"], registry=self._registry,
-        )  # fmt: skip
-        self.prediction_saved_characters = Counter(
-            "tercet_prediction_saved_characters", "Characters of accepted predictions by usefulness", ["up_to_keys"],
+            ["action", "up_to_keys"],
             registry=self._registry,
-        )  # fmt: skip
+        )
+        self.prediction_saved_characters = Counter(
+            "tercet_prediction_saved_characters",
+            "Characters of accepted predictions by usefulness",
+            ["up_to_keys"],
+            registry=self._registry,
+        )
         self.prediction_kept_characters = Counter(
-            "tercet_prediction_kept_characters", "Characters of accepted predictions that were reported as still there"
-            " later, by usefulness",
-            ["up_to_keys"], registry=self._registry,
-        )  # fmt: skip
+            "tercet_prediction_kept_characters",
+            "Characters of accepted predictions that were reported as still there later, by usefulness",
+            ["up_to_keys"],
+            registry=self._registry,
+        )
         self.redis_failures = Counter(
-            "tercet_redis_failures", "Uses of the shared store that fell back to what the gateway knows by itself",
-            ["use"], registry=self._registry,
-        )  # fmt: skip
+            "tercet_redis_failures",
+            "Uses of the shared store that fell back to what the gateway knows by itself",
+            ["use"],
+            registry=self._registry,
+        )
         self.jobs = Counter("tercet_jobs", "Jobs by event", ["event"], registry=self._registry)
         waiting = Gauge("tercet_waiting_branches", "Branches that wait for room in a slot", registry=self._registry)
         waiting.set_function(num_waiting)

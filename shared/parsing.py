@@ -28,9 +28,15 @@ _MEMBER_NAME = re.compile(rb'\s*"(?:[^"\\]|\\.)*"\s*:\s*')
 _MEMBER_END = re.compile(rb"\s*[,}]")
 # JSON's types by the names that msgspec gives to them, and to those of Python.
 _KINDS = {
-    "array": "an array", "list": "an array", "object": "an object", "dict": "an object", "str": "a string",
-    "bool": "a boolean", "null": "null", "NoneType": "null",
-}  # fmt: skip
+    "array": "an array",
+    "list": "an array",
+    "object": "an object",
+    "dict": "an object",
+    "str": "a string",
+    "bool": "a boolean",
+    "null": "null",
+    "NoneType": "null",
+}
 _UNPAIRED_SURROGATE_AT_END = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}[^\\]{0,5}$")
 # Python's floats hold whole numbers up to this exactly.
 _MAX_EXACT = 2**53

@@ -83,9 +83,14 @@ def run(suite: str, tree: str) -> Result:
     try:
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                start_new_session=True, env={**os.environ, "TMPDIR": temporary},
-            )  # fmt: skip
+                command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "TMPDIR": temporary},
+            )
             try:
                 exit_code = process.wait(timeout=60 * limit_minutes)
             except subprocess.TimeoutExpired:

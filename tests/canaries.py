@@ -43,11 +43,20 @@ def canary_requests(canaries: Canaries) -> Iterator[HttpRequest]:
             yield post({"context": prompt, "stream": is_streamed, **more})
     raw = prompt.encode()
     for malformed in (
-        raw, b'{"context": "%s' % raw, b'{"context": "%s"} %s' % (raw, raw), b'{"context": "%s\xff"}' % raw,
-        b'{"context": "%s\\ud800"}' % raw, b'["%s"]' % raw, b'"%s"' % raw, b'{"%s"}' % raw, b'{"context":%s}' % raw,
-        b'{"context": "%s", "context": "%s"}' % (raw, raw), b"\xef\xbb\xbf%s" % raw, raw * 100_000,
+        raw,
+        b'{"context": "%s' % raw,
+        b'{"context": "%s"} %s' % (raw, raw),
+        b'{"context": "%s\xff"}' % raw,
+        b'{"context": "%s\\ud800"}' % raw,
+        b'["%s"]' % raw,
+        b'"%s"' % raw,
+        b'{"%s"}' % raw,
+        b'{"context":%s}' % raw,
+        b'{"context": "%s", "context": "%s"}' % (raw, raw),
+        b"\xef\xbb\xbf%s" % raw,
+        raw * 100_000,
         b'{"context":' + b"[" * 2_000 + b'"%s"' % raw,
-    ):  # fmt: skip
+    ):
         yield post(malformed)
         yield post(malformed, "/feedback")
     for path, kind, required in (
@@ -67,8 +76,8 @@ def canary_requests(canaries: Canaries) -> Iterator[HttpRequest]:
     for method in ("GET", "PUT", "DELETE", "TRACE", prompt.split()[0], key):
         yield HttpRequest(method, "/autocomplete", b"", authorized)
     for header in (
-        "User-Agent", "X-Request-Id", "Referer", "Origin", "Host", "Cookie", "X-API-Key", "Accept", "If-None-Match",
-        "Content-Type", "Transfer-Encoding", "Content-Length", "Forwarded", "Authorization",
-    ):  # fmt: skip
+        *("User-Agent", "X-Request-Id", "Referer", "Origin", "Host", "Cookie", "X-API-Key", "Accept", "If-None-Match"),
+        *("Content-Type", "Transfer-Encoding", "Content-Length", "Forwarded", "Authorization"),
+    ):
         for value in (prompt, key, f"Bearer {prompt}", f"Bearer {key}x"):
             yield post({"context": "He saw"}, headers={header: value})

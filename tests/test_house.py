@@ -1,4 +1,4 @@
-"""Import rules that import-linter cannot check; the others are contracts in pyproject.toml, run by `make lint`."""
+"""Rules of the code that no linter checks; import-linter has the other contracts in pyproject.toml (`make lint`)."""
 
 from __future__ import annotations
 
@@ -74,3 +74,9 @@ def test_running_the_gunicorn_configuration_leaves_torch_unimported(role: str, t
         "TERCET_RUN_DIR": str(tmp_path),
     }
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environ, check=False).returncode == 0
+
+
+def test_the_formatter_is_never_switched_off() -> None:
+    pattern = "fmt: " + "(skip|off)"
+    found = subprocess.run(["git", "grep", "-lE", pattern], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.stdout == ""

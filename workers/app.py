@@ -232,11 +232,17 @@ def make_service(plan: Plan, slot: Slot, settings: Settings, runners: RunnerFact
     int8_results = None if cache is None else cache / "int8"
     tracing = start_tracing("tercet-worker") if settings.server.traces else NO_TRACING
     service = SlotService(
-        slot, plan.model(slot.model), config, int8_results,
+        slot,
+        plan.model(slot.model),
+        config,
+        int8_results,
         weights=None if cache is None or not is_on_cpu else cache / "weights",
-        is_only_worker=sum(other.model == slot.model for other in plan.slots) == 1, runners=runners,
-        on_fatal=end, accepted_delay_s=ACCEPTED_DELAY_SHARE * settings.pool.ack_ms / 1e3, tracing=tracing,
-    )  # fmt: skip
+        is_only_worker=sum(other.model == slot.model for other in plan.slots) == 1,
+        runners=runners,
+        on_fatal=end,
+        accepted_delay_s=ACCEPTED_DELAY_SHARE * settings.pool.ack_ms / 1e3,
+        tracing=tracing,
+    )
     return service
 
 

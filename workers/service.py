@@ -287,10 +287,17 @@ class SlotService:
         if not request.traceparent:
             return
         span = self._tracing.start(
-            "generate", request.traceparent, "server", at_s=started_at,
-            slot=self.slot.index, device=self.slot.device, prompt_tokens=num_prompt_tokens,
-            cached_tokens=output.cached_tokens, tokens=len(output.token_ids), finish_reason=output.finish_reason,
-        )  # fmt: skip
+            "generate",
+            request.traceparent,
+            "server",
+            at_s=started_at,
+            slot=self.slot.index,
+            device=self.slot.device,
+            prompt_tokens=num_prompt_tokens,
+            cached_tokens=output.cached_tokens,
+            tokens=len(output.token_ids),
+            finish_reason=output.finish_reason,
+        )
         phases = {"queue": output.queue_ms, "prefill": output.prefill_ms, "decode": output.decode_ms}
         ends_at = time.time() if output.ended_at is None else time.time() - time.monotonic() + output.ended_at
         begins_at = ends_at - sum(phases.values()) / 1e3

@@ -16,10 +16,15 @@ CONNECT_TIMEOUT_S = 10.0
 # SageMaker gives an endpoint's container 60 s for an answer.
 READ_TIMEOUT_S = 70.0
 
-_NOT_FOUND = frozenset({
-    "NoSuchEntity", "ObjectNotFoundException", "RepositoryNotFoundException", "ResourceNotFound",
-    "ResourceNotFoundException",
-})  # fmt: skip
+_NOT_FOUND = frozenset(
+    {
+        "NoSuchEntity",
+        "ObjectNotFoundException",
+        "RepositoryNotFoundException",
+        "ResourceNotFound",
+        "ResourceNotFoundException",
+    }
+)
 _EXISTS = frozenset({"EntityAlreadyExists", "RepositoryAlreadyExistsException", "ResourceInUse"})
 _VALIDATION = frozenset({"ValidationException", "ValidationError"})
 _ADVICE = {

@@ -76,11 +76,19 @@ def sagemaker(
 
     def wanted(account_id: str, region: str, image_uri: str) -> Wanted:
         return Wanted(
-            name=name, region=region, account_id=account_id, image=image_uri, instance_type=instance_type,
-            num_instances=instances, model_data=model_data, model_id=model_id, role_arn=role,
-            max_instances=max_instances or 0, invocations_per_minute=invocations_per_minute,
+            name=name,
+            region=region,
+            account_id=account_id,
+            image=image_uri,
+            instance_type=instance_type,
+            num_instances=instances,
+            model_data=model_data,
+            model_id=model_id,
+            role_arn=role,
+            max_instances=max_instances or 0,
+            invocations_per_minute=invocations_per_minute,
             ami=ami or (GPU_AMI if has_gpu(instance_type) else None),
-        )  # fmt: skip
+        )
 
     if dry_run and destroy:
         raise StartError("--dry-run shows what creation does; --destroy removes only what creation has made.")
@@ -128,8 +136,10 @@ def sagemaker(
         out.print(sentence, highlight=False, soft_wrap=True)
     err.print(
         f"Endpoint {name} serves in {account.region}. {instances} × {instance_type} cost money until: "
-        f"{endpoint.destroy_command}", highlight=False, soft_wrap=True,
-    )  # fmt: skip
+        f"{endpoint.destroy_command}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _torch_index(instance_type: str) -> str:
@@ -163,8 +173,12 @@ def _print_calls(wanted: Wanted, built_uri: str | None) -> None:
     if built_uri is not None:
         service, operation, parameters = repository(wanted.name)
         build = images.build_command("docker", built_uri, _torch_index(wanted.instance_type))
-        first = [_call(service, operation, parameters), " ".join(build), "ecr get_authorization_token {}",
-                 f"docker push {built_uri}"]  # fmt: skip
+        first = [
+            _call(service, operation, parameters),
+            " ".join(build),
+            "ecr get_authorization_token {}",
+            f"docker push {built_uri}",
+        ]
     invoke = _call("sagemaker-runtime", "invoke_endpoint", {"EndpointName": wanted.name})
     for line in [*first, *(_call(*request) for request in wanted.requests()), invoke]:
         out.print(line, highlight=False, soft_wrap=True)

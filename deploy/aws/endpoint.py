@@ -242,9 +242,12 @@ class Endpoint:
         for attempt in range(1, INVOKE_ATTEMPTS + 1):
             try:
                 answer = self.account.call(
-                    "sagemaker-runtime", "invoke_endpoint", EndpointName=self.name, ContentType="application/json",
+                    "sagemaker-runtime",
+                    "invoke_endpoint",
+                    EndpointName=self.name,
+                    ContentType="application/json",
                     Body=body,
-                )  # fmt: skip
+                )
                 return [str(text) for text in json.loads(answer["Body"].read())["output"]]
             except AwsError as error:
                 if attempt == INVOKE_ATTEMPTS:
@@ -305,8 +308,9 @@ class Endpoint:
         """Steps that delete this deployment's configurations and models, except `kept`."""
         steps: list[Step] = []
         for kind, key, listed in (
-            ("endpoint_config", "EndpointConfigName", "EndpointConfigs"), ("model", "ModelName", "Models"),
-        ):  # fmt: skip
+            ("endpoint_config", "EndpointConfigName", "EndpointConfigs"),
+            ("model", "ModelName", "Models"),
+        ):
             found = self.account.all("sagemaker", f"list_{kind}s", listed, NameContains=f"{self.name}-")
             steps += [
                 self._deletion(kind, key, item[key])

@@ -40,9 +40,19 @@ def build_command(program: str, uri: str, torch_index: str) -> list[str]:
     """SageMaker runs images for x86-64 whose manifest is Docker's, not an index of several."""
     ignored = ["--ignorefile", f"{DOCKERFILE}.dockerignore", "--format", "docker"] if program != "docker" else []
     return [
-        program, "build", "--platform", "linux/amd64", "--file", str(DOCKERFILE), *ignored,
-        "--build-arg", f"TORCH_INDEX={torch_index}", "--tag", uri, ".",
-    ]  # fmt: skip
+        program,
+        "build",
+        "--platform",
+        "linux/amd64",
+        "--file",
+        str(DOCKERFILE),
+        *ignored,
+        "--build-arg",
+        f"TORCH_INDEX={torch_index}",
+        "--tag",
+        uri,
+        ".",
+    ]
 
 
 def push(account: Account, program: str, uri: str) -> str:

@@ -77,30 +77,44 @@ class Wanted:
 
     def role(self) -> Request:
         trust = _policy({"Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"})
-        return "iam", "create_role", {
-            "RoleName": self.role_name, "AssumeRolePolicyDocument": trust, "Tags": tags(self.name),
+        role = {
+            "RoleName": self.role_name,
+            "AssumeRolePolicyDocument": trust,
+            "Tags": tags(self.name),
             "Description": f"Execution role of the SageMaker endpoint {self.name}",
-        }  # fmt: skip
+        }
+        return "iam", "create_role", role
 
     def role_policy(self) -> Request:
         """What the endpoint's instances may do: read the image and the weights, write logs and metrics."""
         logs = f"arn:aws:logs:{self.region}:{self.account_id}:log-group:{log_group(self.name)}"
         statements: list[dict[str, Any]] = [
             {"Action": "ecr:GetAuthorizationToken", "Resource": "*"},
-            {"Action": ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
-             "Resource": repository_arn(self.image) or "*"},
-            {"Action": ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
-             "Resource": [logs, f"{logs}:*"]},
-            {"Action": "cloudwatch:PutMetricData", "Resource": "*",
-             "Condition": {"StringLike": {"cloudwatch:namespace": ["/aws/sagemaker/*", "AWS/SageMaker"]}}},
-        ]  # fmt: skip
+            {
+                "Action": ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
+                "Resource": repository_arn(self.image) or "*",
+            },
+            {
+                "Action": [
+                    "logs:CreateLogGroup",
+                    "logs:CreateLogStream",
+                    "logs:DescribeLogStreams",
+                    "logs:PutLogEvents",
+                ],
+                "Resource": [logs, f"{logs}:*"],
+            },
+            {
+                "Action": "cloudwatch:PutMetricData",
+                "Resource": "*",
+                "Condition": {"StringLike": {"cloudwatch:namespace": ["/aws/sagemaker/*", "AWS/SageMaker"]}},
+            },
+        ]
         if self.model_data is not None:
             statements.append(
                 {"Action": "s3:GetObject", "Resource": f"arn:aws:s3:::{self.model_data.removeprefix('s3://')}"}
             )
-        return "iam", "put_role_policy", {
-            "RoleName": self.role_name, "PolicyName": "tercet", "PolicyDocument": _policy(*statements),
-        }  # fmt: skip
+        policy = {"RoleName": self.role_name, "PolicyName": "tercet", "PolicyDocument": _policy(*statements)}
+        return "iam", "put_role_policy", policy
 
     def model(self) -> Request:
         container: dict[str, Any] = {"Image": self.image, "Environment": self.environment()}
@@ -112,21 +126,22 @@ class Wanted:
 
     def endpoint_config(self) -> Request:
         variant = {
-            "VariantName": VARIANT, "ModelName": self.model()[2]["ModelName"], "InstanceType": self.instance_type,
-            "InitialInstanceCount": self.num_instances, "ContainerStartupHealthCheckTimeoutInSeconds": STARTUP_S,
-        }  # fmt: skip
+            "VariantName": VARIANT,
+            "ModelName": self.model()[2]["ModelName"],
+            "InstanceType": self.instance_type,
+            "InitialInstanceCount": self.num_instances,
+            "ContainerStartupHealthCheckTimeoutInSeconds": STARTUP_S,
+        }
         if self.ami is not None:
             variant["InferenceAmiVersion"] = self.ami
         name = f"{self.name}-{_digest(variant)}"
-        return "sagemaker", "create_endpoint_config", {
-            "EndpointConfigName": name, "ProductionVariants": [variant], "Tags": tags(self.name),
-        }  # fmt: skip
+        config = {"EndpointConfigName": name, "ProductionVariants": [variant], "Tags": tags(self.name)}
+        return "sagemaker", "create_endpoint_config", config
 
     def endpoint(self) -> Request:
-        return "sagemaker", "create_endpoint", {
-            "EndpointName": self.name, "EndpointConfigName": self.endpoint_config()[2]["EndpointConfigName"],
-            "Tags": tags(self.name),
-        }  # fmt: skip
+        config = self.endpoint_config()[2]["EndpointConfigName"]
+        endpoint = {"EndpointName": self.name, "EndpointConfigName": config, "Tags": tags(self.name)}
+        return "sagemaker", "create_endpoint", endpoint
 
     def scaling(self) -> list[Request]:
         """Nothing unless it is wanted."""
@@ -137,13 +152,15 @@ class Wanted:
             "TargetValue": float(self.invocations_per_minute),
             "PredefinedMetricSpecification": {"PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"},
         }
-        return [
-            ("application-autoscaling", "register_scalable_target",
-             {**target, "MinCapacity": self.num_instances, "MaxCapacity": self.max_instances}),
-            ("application-autoscaling", "put_scaling_policy",
-             {**target, "PolicyName": self.name, "PolicyType": "TargetTrackingScaling",
-              "TargetTrackingScalingPolicyConfiguration": policy}),
-        ]  # fmt: skip
+        bounds = {**target, "MinCapacity": self.num_instances, "MaxCapacity": self.max_instances}
+        scaling = {
+            **target,
+            "PolicyName": self.name,
+            "PolicyType": "TargetTrackingScaling",
+            "TargetTrackingScalingPolicyConfiguration": policy,
+        }
+        service = "application-autoscaling"
+        return [(service, "register_scalable_target", bounds), (service, "put_scaling_policy", scaling)]
 
     def requests(self) -> list[Request]:
         """All that create something, in order, where nothing exists yet. Without the image's."""
@@ -186,9 +203,10 @@ def log_group(name: str) -> str:
 
 def scaling_target(name: str) -> dict[str, str]:
     return {
-        "ServiceNamespace": "sagemaker", "ResourceId": f"endpoint/{name}/variant/{VARIANT}",
+        "ServiceNamespace": "sagemaker",
+        "ResourceId": f"endpoint/{name}/variant/{VARIANT}",
         "ScalableDimension": "sagemaker:variant:DesiredInstanceCount",
-    }  # fmt: skip
+    }
 
 
 def repository_arn(image: str) -> str | None:

@@ -136,15 +136,24 @@ def _calibrate_by_feedback(source: str, price: float) -> None:
 def buckets_table(buckets: Sequence[Bucket], price: float) -> Table:
     """What became of predictions, by usefulness."""
     table = Table("usefulness, keys", title="Feedback on predictions")
-    for heading in ("shown", "accepted", "reports of kept", "kept characters of each", "keys saved by each shown",
-                    f"less the price of {price:g}"):  # fmt: skip
+    for heading in (
+        "shown",
+        "accepted",
+        "reports of kept",
+        "kept characters of each",
+        "keys saved by each shown",
+        f"less the price of {price:g}",
+    ):
         table.add_column(heading, justify="right")
     for bucket in buckets:
         saved = bucket.saved_keys
         table.add_row(
-            f"above {bucket.bound:g}", *(str(bucket.num(action)) for action in ("shown", "accepted", "kept")),
-            _number(bucket.kept_characters), _number(saved), _number(None if saved is None else saved - price),
-        )  # fmt: skip
+            f"above {bucket.bound:g}",
+            *(str(bucket.num(action)) for action in ("shown", "accepted", "kept")),
+            _number(bucket.kept_characters),
+            _number(saved),
+            _number(None if saved is None else saved - price),
+        )
     return table
 
 

@@ -132,13 +132,18 @@ def _predict(predictor: Predictor, codec: Codec, context: str, num_predictions: 
     branches = [
         predictor.join(
             GenerateRequest(
-                prompt=context, max_prompt_tokens=DEFAULT_MAX_TOKENS, heal=True, deadline_ms=DEADLINE_MS, group=group,
+                prompt=context,
+                max_prompt_tokens=DEFAULT_MAX_TOKENS,
+                heal=True,
+                deadline_ms=DEADLINE_MS,
+                group=group,
                 predict=Prediction(rank=rank, is_verbatim=True),
             ),
-            codec, time.monotonic(),
+            codec,
+            time.monotonic(),
         )
         for rank in range(num_predictions)
-    ]  # fmt: skip
+    ]
     try:
         lines = [branch.last_line() for branch in branches]
     finally:

@@ -24,7 +24,9 @@ def reload(
     """
     settings = Settings.load(os.environ)
     reload_slots(
-        settings, os.environ, model,
+        settings,
+        os.environ,
+        model,
         lambda slot: out.print(f"Reloading slot {slot.index} ({slot.model} on {slot.device}) …", highlight=False),
-    )  # fmt: skip
+    )
     out.print("Reloaded.")

@@ -75,9 +75,13 @@ class Server:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", SERVE, *self._options],
-                cwd=self._root, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd=self._root,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 process_group=0,  # Ctrl-C is for the benchmark, which then stops the server
-            )  # fmt: skip
+            )
         try:
             self.first_start_s = self._age_when_warm()
         except BaseException:

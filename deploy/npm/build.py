@@ -26,9 +26,9 @@ TOOLS = Path(__file__).with_name("tools.json")
 INSTALL_TIMEOUT_S = 180
 # TypeScript's options for checking the modules, and those for their declarations.
 CHECK = (
-    "--ignoreConfig", "--strict", "--allowJs", "--checkJs", "--target", "es2023", "--lib", "esnext,dom",
-    "--module", "esnext", "--moduleResolution", "bundler",
-)  # fmt: skip
+    *("--ignoreConfig", "--strict", "--allowJs", "--checkJs", "--target", "es2023", "--lib", "esnext,dom"),
+    *("--module", "esnext", "--moduleResolution", "bundler"),
+)
 DECLARE = ("--declaration", "--emitDeclarationOnly")
 
 

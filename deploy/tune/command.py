@@ -38,10 +38,12 @@ CLIENTS = (1, 2, 4, 8)
 MAX_CLIENTS = 256
 SECONDS, QUICK_SECONDS = 4.0, 0.4
 # Settings that are tuned, or that concern who may reach a server; candidates take all others from the environment.
-NOT_PASSED = frozenset({
-    "bind", "cpu_threads", "devices", "insecure", "jobs", "keys", "max_batch", "models", "placement", "run_dir",
-    "sagemaker", "tls_cert", "tls_key",
-})  # fmt: skip
+NOT_PASSED = frozenset(
+    {
+        *("bind", "cpu_threads", "devices", "insecure", "jobs", "keys", "max_batch", "models", "placement", "run_dir"),
+        *("sagemaker", "tls_cert", "tls_key"),
+    }
+)
 
 err = make_console(stderr=True, width=None if sys.stderr.isatty() else 150)
 
@@ -97,9 +99,15 @@ def tune(
         )
     passed = {name: value for name, value in _passed(os.environ).items() if name not in NOT_PASSED}
     trial = Trial(
-        spec, subject, uses_gpu, workload, {**passed, "jobs": "none"}, _clients(clients), qps,
+        spec,
+        subject,
+        uses_gpu,
+        workload,
+        {**passed, "jobs": "none"},
+        _clients(clients),
+        qps,
         QUICK_SECONDS if quick else seconds,
-    )  # fmt: skip
+    )
     goal = Goal(slo_ms, qps)
     space = Space(
         devices=devices,

@@ -14,11 +14,12 @@ from shared.errors import FieldError, InvalidRequest
 SESSION_HEADER = "X-Session-Id"
 MAX_SESSION_CHARS = 128  # as of the field `session`
 SESSION_PARAMETER = Parameter(
-    SESSION_HEADER, "header",
+    SESSION_HEADER,
+    "header",
     f"The session, of up to {MAX_SESSION_CHARS} characters: a newer request of a session cancels the older one. A load"
     " balancer keeps requests with the same header on one gateway. A `session` in the body comes first.",
     Annotated[str, Meta(max_length=MAX_SESSION_CHARS)],
-)  # fmt: skip
+)
 
 
 def caller_of(req: falcon.Request) -> Caller:

@@ -62,9 +62,12 @@ def add_error_handlers(
 
     def render_unexpected(req: falcon.Request, resp: falcon.Response, error: Exception, params: object) -> None:
         log.error(
-            "unhandled_exception", request_id=req.context.id, method=req.context.method,
-            route=req.uri_template or "(none)", exc_info=error,
-        )  # fmt: skip
+            "unhandled_exception",
+            request_id=req.context.id,
+            method=req.context.method,
+            route=req.uri_template or "(none)",
+            exc_info=error,
+        )
         render(req, resp, internal_error(req.context.id), params)
 
     app.add_error_handler(Exception, render_unexpected)

@@ -63,14 +63,17 @@ JOB_ACCEPTED = Answer(
 )
 JOB_HEADERS = (
     Parameter(
-        "Prefer", "header", "`respond-async`: the answer is a job, 202, to be read at `/jobs/{job_id}`.",
+        "Prefer",
+        "header",
+        "`respond-async`: the answer is a job, 202, to be read at `/jobs/{job_id}`.",
         examples=("respond-async",),
     ),
     Parameter(
-        "Idempotency-Key", "header",
+        "Idempotency-Key",
+        "header",
         "For a job: the same key and the same request answer with the same job. 1 to 255 printable ASCII characters.",
     ),
-)  # fmt: skip
+)
 _ID = Parameter("job_id", "path", "the id of a job")
 ERRORS_OF_JOBS: tuple[type[TercetError], ...] = (JobsUnavailable,)
 
@@ -200,12 +203,16 @@ def prefers_async(req: falcon.Request) -> bool:
 
 def _render(resp: falcon.Response, job: Job) -> None:
     body = JobResponse(
-        id=job.id, state=job.state, created_at=job.created_at, expires_at=job.expires_at,
-        started_at=job.started_at, finished_at=job.finished_at,
+        id=job.id,
+        state=job.state,
+        created_at=job.created_at,
+        expires_at=job.expires_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
         # Stored as they are sent.
         result=cast(AutocompleteResponse, Raw(job.result)) if job.result else None,
         error=cast(Problem, Raw(job.error.strip())) if job.error else None,
-    )  # fmt: skip
+    )
     resp.content_type = JSON
     resp.data = _encode(body) + b"\n"
     resp.set_header("Cache-Control", "no-store")

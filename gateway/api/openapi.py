@@ -45,9 +45,15 @@ DESCRIPTION = (
 )
 # Errors of the middleware and of the connections: of any request, of one with a body, and where a key is required.
 ERRORS_OF_REQUESTS = (
-    MalformedRequest, ForbiddenOrigin, RequestTimeout, UrlTooLong, UnknownHost, HeadersTooLarge, Overloaded,
+    MalformedRequest,
+    ForbiddenOrigin,
+    RequestTimeout,
+    UrlTooLong,
+    UnknownHost,
+    HeadersTooLarge,
+    Overloaded,
     ShuttingDown,
-)  # fmt: skip
+)
 ERRORS_OF_BODIES = (LengthRequired, BodyTooLarge)
 ERRORS_OF_KEYS = (Unauthorized, QuotaExceeded)
 SECURITY_SCHEMES: Json = {

@@ -40,8 +40,14 @@ JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 # What a request for completions may be answered with in every dialect.
 COMPLETION_ERRORS: tuple[type[TercetError], ...] = (
-    InvalidJson, InvalidRequest, QuotaExceeded, NotReady, Overloaded, NoCompletion, DeadlineExceeded,
-)  # fmt: skip
+    InvalidJson,
+    InvalidRequest,
+    QuotaExceeded,
+    NotReady,
+    Overloaded,
+    NoCompletion,
+    DeadlineExceeded,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,11 @@ from shared.protocol import Done, Token, Top
 
 # A completion that the time limit has ended is as short as if it had reached its length.
 _FINISH_REASONS: dict[str, FinishReason] = {
-    "length": "length", "deadline": "length", "eos": "eos_token", "stop": "stop_sequence",
-}  # fmt: skip
+    "length": "length",
+    "deadline": "length",
+    "eos": "eos_token",
+    "stop": "stop_sequence",
+}
 
 
 class TgiAnswer:

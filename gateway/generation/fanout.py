@@ -114,9 +114,14 @@ class Fanout:
         num_first = min(spec.num_branches, MAX_BRANCHES_AT_ONCE)
         with self._tracing.start("admission", context.traceparent, branches=num_first):
             slots = self._admission.reserve(
-                spec.model, num_first, spec.deadline,
-                owner=spec.owner, document=spec.document, pin=context.pin, cancelling=context.on_cancel,
-            )  # fmt: skip
+                spec.model,
+                num_first,
+                spec.deadline,
+                owner=spec.owner,
+                document=spec.document,
+                pin=context.pin,
+                cancelling=context.on_cancel,
+            )
         self._retry_budget.add_branches(spec.num_branches)
         # All before the first runs: as it ends, its thread takes the next.
         branches = [context.take_branch() for _ in range(num_first)]
@@ -195,9 +200,14 @@ class Fanout:
             outcome = "ok"
             try:
                 with self._tracing.start(
-                    "branch", context.traceparent, "client",
-                    branch=branch.index, attempt=attempt, slot=slot, model=spec.model,
-                ) as span:  # fmt: skip
+                    "branch",
+                    context.traceparent,
+                    "client",
+                    branch=branch.index,
+                    attempt=attempt,
+                    slot=slot,
+                    model=spec.model,
+                ) as span:
                     done = self._call(context, branch, slot, attempt, span.traceparent, after_delivery)
                 return BranchResult(branch.index, branch.seed, slot, spec.model, done, time.monotonic() - started_at)
             except BranchError as error:
@@ -238,10 +248,16 @@ class Fanout:
         while True:
             try:
                 [slot] = self._admission.reserve(
-                    spec.model, 1, spec.deadline,
-                    owner=spec.owner, avoid=failed_slots, is_retry=is_admitted,
-                    document=spec.document, pin=context.pin, cancelling=context.on_cancel,
-                )  # fmt: skip
+                    spec.model,
+                    1,
+                    spec.deadline,
+                    owner=spec.owner,
+                    avoid=failed_slots,
+                    is_retry=is_admitted,
+                    document=spec.document,
+                    pin=context.pin,
+                    cancelling=context.on_cancel,
+                )
             except Overloaded:
                 if context.is_over or time.monotonic() + FULL_QUEUE_PAUSE_S >= spec.deadline:
                     raise

@@ -50,9 +50,10 @@ class DynamoDbStore:
         self._client_error = ClientError
         self._errors = (BotoCoreError, ClientError)
         config = Config(
-            connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            read_timeout=READ_TIMEOUT_S,
             retries={"mode": "standard", "total_max_attempts": MAX_TRIES},
-        )  # fmt: skip
+        )
         self._arguments = {"region_name": region, "endpoint_url": endpoint, "config": config}
         self._client: Any = None
 
@@ -60,9 +61,7 @@ class DynamoDbStore:
         put: dict[str, Any] = {"TableName": self._table, "Item": item_of(job), **_ABSENT}
         if not job.idempotency:
             return self._write(lambda client: client.put_item(**put))
-        item = {
-            **_key(f"idempotency:{job.idempotency}"), "job": {"S": job.id}, "erase_at": {"N": _longest_life(job)},
-        }  # fmt: skip
+        item = {**_key(f"idempotency:{job.idempotency}"), "job": {"S": job.id}, "erase_at": {"N": _longest_life(job)}}
         idempotent = {"TableName": self._table, "Item": item, **_ABSENT}
         return self._transact([{"Put": put}, {"Put": idempotent}])
 
@@ -78,10 +77,12 @@ class DynamoDbStore:
         if self._get(f"job:{job_id}") is None:  # its time to live has ended before that of this item
             self._write(
                 lambda client: client.delete_item(
-                    TableName=self._table, Key=_key(pk), ConditionExpression="job = :job",
+                    TableName=self._table,
+                    Key=_key(pk),
+                    ConditionExpression="job = :job",
                     ExpressionAttributeValues={":job": item["job"]},
                 )
-            )  # fmt: skip
+            )
             return None
         return job_id
 
@@ -100,17 +101,22 @@ class DynamoDbStore:
     def due(self, queue: Queue, until: float, limit: int) -> list[str]:
         with self._connected() as client:
             found = client.query(
-                TableName=self._table, IndexName=INDEX, Limit=limit,
+                TableName=self._table,
+                IndexName=INDEX,
+                Limit=limit,
                 KeyConditionExpression="queue = :queue AND due_at <= :until",
                 ExpressionAttributeValues={":queue": {"S": queue}, ":until": {"N": repr(until)}},
-            )  # fmt: skip
+            )
         return [item["pk"]["S"].removeprefix("job:") for item in found["Items"]]
 
     def num_open(self, owner: str | None = None) -> int:
         query: dict[str, Any] = {
-            "TableName": self._table, "IndexName": INDEX, "Select": "COUNT",
-            "KeyConditionExpression": "queue = :queue", "ExpressionAttributeValues": {":queue": {"S": "open"}},
-        }  # fmt: skip
+            "TableName": self._table,
+            "IndexName": INDEX,
+            "Select": "COUNT",
+            "KeyConditionExpression": "queue = :queue",
+            "ExpressionAttributeValues": {":queue": {"S": "open"}},
+        }
         if owner is not None:
             query["FilterExpression"] = "#owner = :owner"
             query["ExpressionAttributeNames"] = {"#owner": "owner"}
@@ -223,9 +229,7 @@ def item_of(job: Job) -> dict[str, Any]:
     job_id = fields.pop("id")
     defaults = {field.name: field.default for field in msgspec.structs.fields(Job)}
     present = {name: _value(value) for name, value in fields.items() if value != defaults[name] or name == "version"}
-    return {
-        **_key(f"job:{job_id}"), **present, "queue": {"S": job.queue}, "erase_at": {"N": _erase_at(job)}
-    }  # fmt: skip
+    return {**_key(f"job:{job_id}"), **present, "queue": {"S": job.queue}, "erase_at": {"N": _erase_at(job)}}
 
 
 def job_of(item: dict[str, Any]) -> Job:

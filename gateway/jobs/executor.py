@@ -244,9 +244,11 @@ class JobExecutor:
             return
         is_stored = self._persist(lambda: self.queue.finish(job, state, result=result, error=error))
         log.info(
-            "job_finished" if is_stored else "job_discarded", **_described(job), state=state,
+            "job_finished" if is_stored else "job_discarded",
+            **_described(job),
+            state=state,
             ms=round(1e3 * (time.monotonic() - started_at), 2),
-        )  # fmt: skip
+        )
 
     def _persist(self, write: Callable[[], bool]) -> bool:
         """Write to the store, again while it is unavailable. Another executor may get the job meanwhile: then false."""

@@ -96,9 +96,16 @@ class JobQueue:
         now = self._clock()
         idempotency, fingerprint = _idempotency(owner, request, idempotency_key)
         job = Job(
-            id=secrets.token_urlsafe(_ID_BYTES), owner=owner, state="queued", request=request,
-            created_at=now, due_at=now, expires_at=now + self._ttl_s, idempotency=idempotency, fingerprint=fingerprint,
-        )  # fmt: skip
+            id=secrets.token_urlsafe(_ID_BYTES),
+            owner=owner,
+            state="queued",
+            request=request,
+            created_at=now,
+            due_at=now,
+            expires_at=now + self._ttl_s,
+            idempotency=idempotency,
+            fingerprint=fingerprint,
+        )
         if self._store.max_bytes is not None and len(encode_job(job)) > self._store.max_bytes:
             raise BodyTooLarge(f"The job store takes at most {self._store.max_bytes} bytes; shorten the context.")
         with self._submitting:

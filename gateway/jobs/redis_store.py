@@ -82,10 +82,13 @@ class RedisStore:
         return [
             f"{self._prefix}:{name}"
             for name in (
-                f"job:{old.id}", f"queue:{old.queue}", f"queue:{new.queue}", f"owner:{old.owner}",
+                f"job:{old.id}",
+                f"queue:{old.queue}",
+                f"queue:{new.queue}",
+                f"owner:{old.owner}",
                 f"idempotency:{old.idempotency}",
             )
-        ]  # fmt: skip
+        ]
 
     @contextmanager
     def _translating(self) -> Iterator[None]:

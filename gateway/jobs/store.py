@@ -17,9 +17,13 @@ JobState = Literal["queued", "running", "succeeded", "failed", "cancelled", "exp
 # Jobs by what can happen to them next: a lease, expiry, deletion.
 Queue = Literal["open", "final", "expired"]
 _QUEUES: dict[JobState, Queue] = {
-    "queued": "open", "running": "open", "succeeded": "final", "failed": "final", "cancelled": "final",
+    "queued": "open",
+    "running": "open",
+    "succeeded": "final",
+    "failed": "final",
+    "cancelled": "final",
     "expired": "expired",
-}  # fmt: skip
+}
 # How long the id of an expired job is answered with 410.
 REMEMBERED_S = 86_400.0
 
@@ -130,9 +134,14 @@ def decode_job(data: bytes) -> Job:
 def lease(job: Job, token: str, now: float, lease_s: float) -> Job:
     """A queued job, or one whose lease has ended, given to an executor."""
     return replace(
-        job, version=job.version + 1, state="running", token=token, due_at=now + lease_s, started_at=now,
+        job,
+        version=job.version + 1,
+        state="running",
+        token=token,
+        due_at=now + lease_s,
+        started_at=now,
         attempts=job.attempts + 1,
-    )  # fmt: skip
+    )
 
 
 def renew(job: Job, now: float, lease_s: float) -> Job:
@@ -142,9 +151,14 @@ def renew(job: Job, now: float, lease_s: float) -> Job:
 def put_back(job: Job, now: float, delay_s: float) -> Job:
     """A running job returned to the queue by its executor; the attempt does not count."""
     return replace(
-        job, version=job.version + 1, state="queued", token="", due_at=now + delay_s, started_at=None,
+        job,
+        version=job.version + 1,
+        state="queued",
+        token="",
+        due_at=now + delay_s,
+        started_at=None,
         attempts=job.attempts - 1,
-    )  # fmt: skip
+    )
 
 
 def finish(
@@ -157,14 +171,27 @@ def finish(
 ) -> Job:
     """The job in its final state, without its request."""
     return replace(
-        job, version=job.version + 1, state=state, token="", request=b"", result=result, error=error,
-        finished_at=now, expires_at=now + ttl_s, due_at=now + ttl_s,
-    )  # fmt: skip
+        job,
+        version=job.version + 1,
+        state=state,
+        token="",
+        request=b"",
+        result=result,
+        error=error,
+        finished_at=now,
+        expires_at=now + ttl_s,
+        due_at=now + ttl_s,
+    )
 
 
 def expire(job: Job, now: float) -> Job:
     """What remains of an expired job: its id and its owner."""
     return Job(
-        id=job.id, owner=job.owner, state="expired", version=job.version + 1, created_at=job.created_at,
-        expires_at=job.expires_at, due_at=now + REMEMBERED_S,
-    )  # fmt: skip
+        id=job.id,
+        owner=job.owner,
+        state="expired",
+        version=job.version + 1,
+        created_at=job.created_at,
+        expires_at=job.expires_at,
+        due_at=now + REMEMBERED_S,
+    )

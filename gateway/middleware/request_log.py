@@ -72,9 +72,15 @@ class RequestLog:
         # refused, and writing a line for each would take time from those that are not; the metrics count them.
         write = log.debug if req.method in {"GET", "HEAD"} or req.context.is_refused else log.info
         write(
-            "request_finished", request_id=req.context.id, method=req.context.method, route=route, status=status,
-            ms=round(seconds * 1e3, 2), **key, **req.context.log,
-        )  # fmt: skip
+            "request_finished",
+            request_id=req.context.id,
+            method=req.context.method,
+            route=route,
+            status=status,
+            ms=round(seconds * 1e3, 2),
+            **key,
+            **req.context.log,
+        )
 
 
 class ObservedStream:

@@ -167,9 +167,13 @@ class Call:
         session_id = None if peer.access is None else peer.access.session_id(self._identity())
         try:
             with peer.response(
-                "/generate", self._ack_s, content,
-                connect_s=max(self._ack_s, peer.connect_s), request_id=self._request.request_id, session_id=session_id,
-            ) as response:  # fmt: skip
+                "/generate",
+                self._ack_s,
+                content,
+                connect_s=max(self._ack_s, peer.connect_s),
+                request_id=self._request.request_id,
+                session_id=session_id,
+            ) as response:
                 self._hold_socket(response)
                 if response.status_code != httpx.codes.OK:
                     raise _read_refusal(response)

@@ -157,9 +157,12 @@ class PoolWatcher:
                                 return
                         if last is None or state.state != last.state:
                             log.info(
-                                "slot_state_changed", slot=slot.index, state=state.state, reason=state.reason,
+                                "slot_state_changed",
+                                slot=slot.index,
+                                state=state.state,
+                                reason=state.reason,
                                 pid=state.pid,
-                            )  # fmt: skip
+                            )
                         last = state
                         self._admission.update(slot.index, failures.added_to(state))
             except BranchError as error:

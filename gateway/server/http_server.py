@@ -160,14 +160,15 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 "open_connections": ("Open client connections", lambda: len(self._connections)),
                 "max_connections": ("Bound of open client connections", lambda: self._max_connections),
                 "evicted_connections": (
-                    "Connections closed to make room for new ones, since the start", lambda: self._num_evicted
+                    "Connections closed to make room for new ones, since the start",
+                    lambda: self._num_evicted,
                 ),
                 "busy_threads": ("Threads that answer a request", lambda: self._num_answering),
                 "max_busy_threads": ("Bound of threads that answer", lambda: self._max_answering),
                 "open_descriptors": ("Open file descriptors", lambda: len(os.listdir("/proc/self/fd"))),
                 "max_descriptors": ("Limit of open file descriptors", lambda: soft),
             }
-        )  # fmt: skip
+        )
 
     def _derive_limits(self) -> None:
         """How many connections may be open and how many requests may be answered, so that descriptors suffice."""
@@ -283,9 +284,13 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 continue
             try:
                 connection = Connection(
-                    sock, client, listener.getsockname(), now=now, max_body_bytes=self.settings.limits.max_body_bytes,
+                    sock,
+                    client,
+                    listener.getsockname(),
+                    now=now,
+                    max_body_bytes=self.settings.limits.max_body_bytes,
                     tls=self._tls,
-                )  # fmt: skip
+                )
             except OSError:  # reset before it was accepted
                 sock.close()
                 continue

@@ -62,10 +62,15 @@ class SharedStore:
         self._salt = hashlib.blake2b(unquote(parts.password or "").encode(), digest_size=32).digest()
         self._address = f"{parts.hostname}:{parts.port or 6379}"  # without the password
         pool: Any = redis.BlockingConnectionPool.from_url(
-            url, max_connections=MAX_CONNECTIONS, timeout=TIMEOUT_S, socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S, socket_keepalive=True, socket_keepalive_options=_KEEPALIVE,
+            url,
+            max_connections=MAX_CONNECTIONS,
+            timeout=TIMEOUT_S,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
+            socket_keepalive=True,
+            socket_keepalive_options=_KEEPALIVE,
             retry=Retry(NoBackoff(), 0),
-        )  # fmt: skip
+        )
         self._redis: Any = redis.Redis(connection_pool=pool)
         self._count_failure = count_failure
         self._receivers: dict[str, Callable[[str], None]] = {}

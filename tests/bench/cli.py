@@ -335,9 +335,13 @@ def _options(models: str, device: str, rounds: int, quick: bool, settings: Seque
     elif device == "cuda" and not gpus():
         raise StartError("--device cuda: this machine has no GPU (nvidia-smi lists none).")
     options = Options(
-        models=models, device=device, num_rounds=QUICK_ROUNDS if quick else rounds, is_quick=quick, seed=seed,
+        models=models,
+        device=device,
+        num_rounds=QUICK_ROUNDS if quick else rounds,
+        is_quick=quick,
+        seed=seed,
         settings=_settings(settings),
-    )  # fmt: skip
+    )
     options.load_settings()
     return options
 

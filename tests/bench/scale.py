@@ -43,22 +43,33 @@ def main() -> None:
     ideas_per_s = PLANNED_SHARE * IDEAS_PER_S
     over_tls = 1 / TLS_GATEWAY_S
 
-    print_table("a machine carries | per second | writers who type", [
-        ("predictions, as measured", f"{PREDICTIONS_PER_S:.0f}", f"{PREDICTIONS_PER_S / KEYS_PER_S:.0f}"),
-        ("predictions, at most by CPU time", f"{by_cpu:.0f}", f"{by_cpu / KEYS_PER_S:.0f}"),
-        ("ideas, planned", f"{ideas_per_s:.0f}", f"{60 * ideas_per_s / IDEAS_PER_MINUTE:,.0f}"),
-        ("a gateway's core, workers on its machine", f"{1 / GATEWAY_S:.0f}", f"{1 / GATEWAY_S / KEYS_PER_S:.0f}"),
-        ("a gateway's core, workers over TLS, at least", f"{over_tls:.0f}", f"{over_tls / KEYS_PER_S:.0f}"),
-    ])  # fmt: skip
+    print_table(
+        "a machine carries | per second | writers who type",
+        [
+            ("predictions, as measured", f"{PREDICTIONS_PER_S:.0f}", f"{PREDICTIONS_PER_S / KEYS_PER_S:.0f}"),
+            ("predictions, at most by CPU time", f"{by_cpu:.0f}", f"{by_cpu / KEYS_PER_S:.0f}"),
+            ("ideas, planned", f"{ideas_per_s:.0f}", f"{60 * ideas_per_s / IDEAS_PER_MINUTE:,.0f}"),
+            ("a gateway's core, workers on its machine", f"{1 / GATEWAY_S:.0f}", f"{1 / GATEWAY_S / KEYS_PER_S:.0f}"),
+            ("a gateway's core, workers over TLS, at least", f"{over_tls:.0f}", f"{over_tls / KEYS_PER_S:.0f}"),
+        ],
+    )
 
     rows: list[tuple[object, ...]] = []
     for writers in WRITERS:
         keys, ideas = writers * KEYS_PER_S, writers * IDEAS_PER_MINUTE / 60
         machines, of_ideas = math.ceil(keys / PREDICTIONS_PER_S), math.ceil(ideas / ideas_per_s)
-        rows.append((
-            writers, round(keys), machines, math.ceil(keys / by_cpu), f"{price * machines:,.2f}",
-            round(ideas), of_ideas, f"{price * of_ideas:,.2f}",
-        ))  # fmt: skip
+        rows.append(
+            (
+                writers,
+                round(keys),
+                machines,
+                math.ceil(keys / by_cpu),
+                f"{price * machines:,.2f}",
+                round(ideas),
+                of_ideas,
+                f"{price * of_ideas:,.2f}",
+            )
+        )
     heading = "writers who type | predictions/s | machines | at least | per hour | ideas/s | machines | per hour"
     print_table(heading, rows)
 

@@ -18,8 +18,12 @@ def run(*arguments: str, code: int = 0) -> tuple[Any, str]:
     """The JSON document, which must be the only line on standard output, and the text on standard error."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
     assert done.returncode == code, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) <= 1

@@ -15,9 +15,14 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 # No background requests (updates, component lists, first-run pages). No sandbox and no GPU, because tests often run as
 # root in a container.
 ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 FIREFOX = shutil.which("firefox-esr") or shutil.which("firefox")

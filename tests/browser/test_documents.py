@@ -540,10 +540,13 @@ def test_other_files_are_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("settings", "label"),
     [
-        ({}, "As I type: normal"), ({"pauses": True}, "As I type: normal"), ({"pauses": False}, "Only when I ask"),
-        ({"pauses": False, "mode": "quiet"}, "As I type: seldom"), ({"mode": "pauses"}, "When I pause"),
+        ({}, "As I type: normal"),
+        ({"pauses": True}, "As I type: normal"),
+        ({"pauses": False}, "Only when I ask"),
+        ({"pauses": False, "mode": "quiet"}, "As I type: seldom"),
+        ({"mode": "pauses"}, "When I pause"),
     ],
-)  # fmt: skip
+)
 def test_the_choice_of_suggestions_is_kept_and_the_earlier_checkbox_is_understood(
     open_page: OpenPage, settings: dict[str, Any], label: str
 ) -> None:

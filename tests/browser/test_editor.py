@@ -348,9 +348,16 @@ def test_settings_are_sent_with_requests_and_survive_a_reload(editor: Editor) ->
     editor.request_suggestions()
     body = editor.requests[-1]
     expected = {
-        "model_size": "slow", "length": 6, "temperature": 0.65, "top_p": 0.79, "top_k": 40, "max_time": 2.5,
-        "single_line": True, "context": OPENING, "stream": True,
-    }  # fmt: skip
+        "model_size": "slow",
+        "length": 6,
+        "temperature": 0.65,
+        "top_p": 0.79,
+        "top_k": 40,
+        "max_time": 2.5,
+        "single_line": True,
+        "context": OPENING,
+        "stream": True,
+    }
     assert {name: body[name] for name in expected} == expected
     assert body.keys() - expected.keys() == {"seed", "session"}
     page.get_by_role("button", name="Settings").click()
@@ -498,9 +505,32 @@ def test_random_keys_leave_a_working_editor(open_page: OpenPage) -> None:
     The slow model keeps a request in flight during about half of the keys.
     """
     keys = [
-        "Tab", "Tab", "Tab", "Enter", "Escape", "ArrowUp", "ArrowDown", "ArrowRight", "ArrowLeft", "Backspace", "Home",
-        "End", "Control+z", "Control+Shift+z", "Control+i", "Control+a", "Delete", "Shift+ArrowLeft", "a", ",", "Space",
-    ]  # fmt: skip
+        *(
+            "Tab",
+            "Tab",
+            "Tab",
+            "Enter",
+            "Escape",
+            "ArrowUp",
+            "ArrowDown",
+            "ArrowRight",
+            "ArrowLeft",
+            "Backspace",
+            "Home",
+        ),
+        *(
+            "End",
+            "Control+z",
+            "Control+Shift+z",
+            "Control+i",
+            "Control+a",
+            "Delete",
+            "Shift+ArrowLeft",
+            "a",
+            ",",
+            "Space",
+        ),
+    ]
     rng = random.Random(5)
     editor = open_page(model_size="slow", length=12)
     editor.type(OPENING)

@@ -58,8 +58,11 @@ def restart(tercet: Tercet) -> None:
 
 def wait_until_cached(page: Page) -> None:
     page.evaluate("navigator.serviceWorker.ready")
-    until(lambda: page.evaluate("navigator.serviceWorker.ready.then(({ active }) => active.state === 'activated')"), 10,
-          "an active service worker")  # fmt: skip
+    until(
+        lambda: page.evaluate("navigator.serviceWorker.ready.then(({ active }) => active.state === 'activated')"),
+        10,
+        "an active service worker",
+    )
 
 
 def test_nothing_is_lost_when_the_server_is_killed_and_the_page_is_reloaded(tercet: Tercet, editor: Editor) -> None:

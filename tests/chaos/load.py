@@ -175,9 +175,14 @@ def offer(
 
 
 def _send(
-    endpoint: Endpoint, request: bytes, due_at: float, idle: list[_Exchange], busy: set[_Exchange],
-    selector: selectors.BaseSelector, offered: OfferedLoad,
-) -> None:  # fmt: skip
+    endpoint: Endpoint,
+    request: bytes,
+    due_at: float,
+    idle: list[_Exchange],
+    busy: set[_Exchange],
+    selector: selectors.BaseSelector,
+    offered: OfferedLoad,
+) -> None:
     if len(busy) >= MAX_OPEN_CONNECTIONS:
         offered.num_unsent += 1
         return
@@ -199,9 +204,8 @@ def _send(
 
 
 def _receive(
-    item: _Exchange, idle: list[_Exchange], busy: set[_Exchange], selector: selectors.BaseSelector,
-    offered: OfferedLoad,
-) -> None:  # fmt: skip
+    item: _Exchange, idle: list[_Exchange], busy: set[_Exchange], selector: selectors.BaseSelector, offered: OfferedLoad
+) -> None:
     reader, lost = item.reader, ""
     try:
         data = item.socket.recv(65536)

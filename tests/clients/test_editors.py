@@ -53,10 +53,20 @@ def start_minuet_request(tercet: Tercet, body: dict[str, Any], home: Path) -> su
         json.dump(body, data)
     headers = ["Content-Type: application/json", "Accept: application/json", "Authorization: Bearer xterm"]
     return subprocess.Popen(
-        ["curl", "-L", *(part for header in headers for part in ("-H", header)), "--max-time", "3",
-         "-d", f"@{data.name}", f"{tercet.url}/v1/completions"],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        [
+            "curl",
+            "-L",
+            *(part for header in headers for part in ("-H", header)),
+            "--max-time",
+            "3",
+            "-d",
+            f"@{data.name}",
+            f"{tercet.url}/v1/completions",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
 
 
 def test_minuet_s_requests_are_answered_each_with_a_text_of_its_own(tercet: Tercet, tmp_path: Path) -> None:
@@ -128,8 +138,11 @@ def test_minuet_shows_and_accepts_a_suggestion(tercet: Tercet, tmp_path: Path) -
     def ask(expression: str) -> str:
         return subprocess.run(
             ["nvim", "--server", socket, "--remote-expr", expression],
-            capture_output=True, text=True, check=True, env=environ,
-        ).stdout  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environ,
+        ).stdout
 
     def send(keys: str) -> None:
         subprocess.run(["nvim", "--server", socket, "--remote-send", keys], check=True, env=environ)
@@ -138,10 +151,24 @@ def test_minuet_shows_and_accepts_a_suggestion(tercet: Tercet, tmp_path: Path) -
         'vim.api.nvim_buf_get_extmarks(0, vim.api.nvim_create_namespace("minuet.virtualtext"), 0, -1, {details=true})'
     )
     editor = subprocess.Popen(
-        ["nvim", "--headless", "--clean", "--cmd", f"set rtp+={os.environ['MINUET']}", "-c", f"luafile {settings}",
-         "-c", f"edit {tmp_path}/notes.md", "--listen", socket],
-        env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            "nvim",
+            "--headless",
+            "--clean",
+            "--cmd",
+            f"set rtp+={os.environ['MINUET']}",
+            "-c",
+            f"luafile {settings}",
+            "-c",
+            f"edit {tmp_path}/notes.md",
+            "--listen",
+            socket,
+        ],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         until(lambda: Path(socket).exists(), 10, "Neovim's socket")
         send(f"i{PROMPT[:-1]}")

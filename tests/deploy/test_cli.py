@@ -27,9 +27,13 @@ ROOT = Path(__file__).parents[2]
 def tercet(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "deploy", *args],
-        cwd=ROOT, env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environ},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def test_the_version_is_that_of_the_checkout() -> None:
@@ -93,10 +97,8 @@ def test_plan_prints_the_plan_that_it_writes(tmp_path: Path) -> None:
     done = tercet("plan", "--write", "--json", **environ)
     plan = msgspec.json.decode(done.stdout, type=Plan)
     assert [(slot.device, slot.model) for slot in plan.slots] == [
-        (device, model)
-        for device in ("cuda:0", "cuda:1")
-        for model in ("embedded", "embedded", "synthetic:small")
-    ]  # fmt: skip
+        (device, model) for device in ("cuda:0", "cuda:1") for model in ("embedded", "embedded", "synthetic:small")
+    ]
     assert msgspec.json.decode((tmp_path / "plan.json").read_bytes(), type=Plan) == plan
     assert "cuda:1" in tercet("plan", **environ).stdout
 
@@ -196,9 +198,13 @@ def test_an_address_beyond_loopback_is_refused_however_the_gateway_is_started(tm
     for settings, args in ((environ, ()), (loopback, ("--bind", f"0.0.0.0:{port}"))):
         gunicorn = subprocess.run(
             [sys.executable, "-m", "gunicorn", *args],
-            cwd=ROOT, env={"PATH": "/usr/bin:/bin", "TERCET_ROLE": "gateway", **settings},
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+            cwd=ROOT,
+            env={"PATH": "/usr/bin:/bin", "TERCET_ROLE": "gateway", **settings},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert gunicorn.returncode != 0
         assert refusal in gunicorn.stderr
     # The next check fails: this one has passed.

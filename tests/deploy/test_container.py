@@ -75,11 +75,27 @@ def image(storage: list[str], tmp_path_factory: pytest.TempPathFactory) -> Itera
     run(*storage, "add", debian, base / "debian.tar", "/")
     run(*storage, "commit", "--rm", debian, "localhost/debian-test")
     run(
-        *storage, "build", "--isolation", "chroot", "--format", "docker", "--layers=false", "--pull=never",
-        "--build-arg", "BASE=localhost/debian-test", "--build-arg", "TORCH_INDEX=", *pip_options(base),
-        "--ignorefile", ROOT / "deploy/Dockerfile.dockerignore", "--file", ROOT / "deploy/Dockerfile",
-        "--tag", IMAGE, ROOT,
-    )  # fmt: skip
+        *storage,
+        "build",
+        "--isolation",
+        "chroot",
+        "--format",
+        "docker",
+        "--layers=false",
+        "--pull=never",
+        "--build-arg",
+        "BASE=localhost/debian-test",
+        "--build-arg",
+        "TORCH_INDEX=",
+        *pip_options(base),
+        "--ignorefile",
+        ROOT / "deploy/Dockerfile.dockerignore",
+        "--file",
+        ROOT / "deploy/Dockerfile",
+        "--tag",
+        IMAGE,
+        ROOT,
+    )
     container = run(*storage, "from", "--pull=never", IMAGE).strip()
     yield Path(run(*storage, "mount", container).strip())
     run(*storage, "umount", container)
@@ -129,19 +145,33 @@ def test_the_server_of_the_image_is_warm_soon_on_a_read_only_file_system(
             f"mount -t proc proc {image}/proc && mount -t sysfs -o ro sys {image}/sys",
             f"mount --rbind /dev {image}/dev",
         ]
-    )  # fmt: skip
+    )
     program = f'{mounts} && exec chroot --userspec={USER}:{USER} {image} sh -c \'cd /opt/tercet && exec "$@"\' sh "$@"'
     log_path = tmp_path / "log"
     started_at = time.monotonic()
     with (
         log_path.open("wb") as log,
         subprocess.Popen(
-            ["unshare", "--mount", "--pid", "--fork", "--kill-child=TERM", "sh", "-c", program, "sh",
-             *config["Entrypoint"], *config["Cmd"]],
-            env=environ, stdout=log, stderr=log, process_group=0,
+            [
+                "unshare",
+                "--mount",
+                "--pid",
+                "--fork",
+                "--kill-child=TERM",
+                "sh",
+                "-c",
+                program,
+                "sh",
+                *config["Entrypoint"],
+                *config["Cmd"],
+            ],
+            env=environ,
+            stdout=log,
+            stderr=log,
+            process_group=0,
         ) as process,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
-    ):  # fmt: skip
+    ):
         try:
             until(lambda: process.poll() is not None or _is_ready(client), 60, "ready")
             warm_s = time.monotonic() - started_at

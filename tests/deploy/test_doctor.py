@@ -111,8 +111,12 @@ def doctor(*options: str, **environ: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
     return subprocess.run(
         [sys.executable, "-m", "deploy", "doctor", *options],
-        cwd=ROOT, env={**clean, **environ}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**clean, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_this_machine_can_run_it() -> None:

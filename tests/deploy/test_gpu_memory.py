@@ -158,8 +158,13 @@ def test_cards_are_those_of_cuda_visible_devices(
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     plan = planned(tmp_path, "small", environ, devices=("cuda:0", "cuda:1"))
     assert [gpu.name for gpu in plan.gpus] == names
-    sizes = {"Tesla T4": 15360 << 20, "NVIDIA H100 80GB HBM3": 81559 << 20, "MIG 3g.20gb": 20 * 10**9,
-             "MIG 1g.5gb": 5 * 10**9, "GPU of unknown memory": None}  # fmt: skip
+    sizes = {
+        "Tesla T4": 15360 << 20,
+        "NVIDIA H100 80GB HBM3": 81559 << 20,
+        "MIG 3g.20gb": 20 * 10**9,
+        "MIG 1g.5gb": 5 * 10**9,
+        "GPU of unknown memory": None,
+    }
     assert [gpu.memory_bytes for gpu in plan.gpus] == [sizes[name] for name in names]
 
 
@@ -208,22 +213,34 @@ def test_the_kv_caches_of_cpu_workers_share_a_part_of_the_free_memory_or_have_th
 @pytest.mark.parametrize(
     ("models", "printed"),
     [
-        ("synthetic:small*4", ["Tesla T4, 15.0 GiB", "0.30", "1.83", "0.54", "2.68", "10.70", "needs 13.38 GiB",
-                               "one by one"]),
+        (
+            "synthetic:small*4",
+            ["Tesla T4, 15.0 GiB", "0.30", "1.83", "0.54", "2.68", "10.70", "needs 13.38 GiB", "one by one"],
+        ),
         ("synthetic:medium*3", ["SIGHUP is refused", "`tercet reload` stops each worker"]),
     ],
-)  # fmt: skip
+)
 def test_tercet_plan_prints_what_each_worker_gets(
     tmp_path: Path, fake_smi: FakeSmi, models: str, printed: list[str]
 ) -> None:
     environ = {
-        "PATH": fake_smi(T4), "HOME": "/nonexistent", "COLUMNS": "300", "TERCET_RUN_DIR": str(tmp_path / "run"),
-        "TERCET_DEVICES": "cuda:0", "TERCET_COMPUTE": "cpu", "TERCET_MODELS": models,
-    }  # fmt: skip
+        "PATH": fake_smi(T4),
+        "HOME": "/nonexistent",
+        "COLUMNS": "300",
+        "TERCET_RUN_DIR": str(tmp_path / "run"),
+        "TERCET_DEVICES": "cuda:0",
+        "TERCET_COMPUTE": "cpu",
+        "TERCET_MODELS": models,
+    }
     done = subprocess.run(
         [sys.executable, "-m", "deploy", "plan"],
-        cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     for text in printed:
         assert text in done.stdout
 

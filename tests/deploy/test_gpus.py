@@ -113,18 +113,23 @@ def test_a_plan_for_cpus_asks_no_driver(install: Install, nodes: Path) -> None:
 REFUSALS = {
     "T4 in bf16": (T4, "bf16", "13.0", ("cuda:0: Tesla T4 (compute capability 7.5) computes no bf16", "fp16 or auto")),
     "V100 with CUDA 13": (
-        V100.replace("1, ", "0, ", 1), "auto", "13.0", ("Tesla V100", "no code for this GPU", "/cu126", "docs/GPU.md")
+        V100.replace("1, ", "0, ", 1),
+        "auto",
+        "13.0",
+        ("Tesla V100", "no code for this GPU", "/cu126", "docs/GPU.md"),
     ),
     "V100 in bf16": (V100.replace("1, ", "0, ", 1), "bf16", "12.6", ("computes no bf16",)),
     "K80": (K80, "auto", "12.6", ("No build of torch", "Tesla K80", "TERCET_DEVICES")),
     "old driver": (
-        H100.replace("580.65.06", "535.183.01"), "auto", "13.0",
+        H100.replace("580.65.06", "535.183.01"),
+        "auto",
+        "13.0",
         ("The driver 535.183.01 of NVIDIA H100", "580 or newer", "update the driver", "/cu128"),
     ),
     "older driver": (H100.replace("580.65.06", "470.1"), "auto", "12.6", ("525 or newer: update the driver (",)),
     "no CUDA": (H100, "auto", None, ("was built without CUDA", "/cu132")),
     "newer than the build": ("0, GPU-e, NVIDIA B200, 580.65.06, 10.0", "auto", "12.6", ("NVIDIA B200", "/cu132")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("row", "dtype", "cuda", "texts"), REFUSALS.values(), ids=REFUSALS)

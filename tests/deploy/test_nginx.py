@@ -231,8 +231,11 @@ def gateways(count: int) -> Iterator[dict[int, Counting]]:
 
 
 AFFINITIES = [
-    ("X-Session-Id", "s{}"), ("Authorization", "Bearer tct_{}"), ("x-api-key", "tct_{}"), ("api-key", "tct_{}"),
-]  # fmt: skip
+    ("X-Session-Id", "s{}"),
+    ("Authorization", "Bearer tct_{}"),
+    ("x-api-key", "tct_{}"),
+    ("api-key", "tct_{}"),
+]
 
 
 def test_requests_of_a_session_or_a_key_stay_at_one_gateway(tmp_path: Path) -> None:
@@ -264,11 +267,18 @@ def test_a_gateway_that_is_away_is_passed_by_and_no_request_fails(tmp_path: Path
 @pytest.mark.parametrize(
     ("method", "path", "is_repeated"),
     [
-        ("POST", "/autocomplete", True), ("POST", "/v1/completions", True), ("POST", "/generate", True),
-        ("POST", "/generate_stream", True), ("POST", "/", True), ("POST", "/feedback", True), ("GET", "/jobs/1", True),
-        ("DELETE", "/jobs/1", True), ("POST", "/jobs", False), ("POST", "/invocations", False),
+        ("POST", "/autocomplete", True),
+        ("POST", "/v1/completions", True),
+        ("POST", "/generate", True),
+        ("POST", "/generate_stream", True),
+        ("POST", "/", True),
+        ("POST", "/feedback", True),
+        ("GET", "/jobs/1", True),
+        ("DELETE", "/jobs/1", True),
+        ("POST", "/jobs", False),
+        ("POST", "/invocations", False),
     ],
-)  # fmt: skip
+)
 def test_what_a_gateway_lost_is_repeated_where_that_is_safe(
     tmp_path: Path, method: str, path: str, is_repeated: bool
 ) -> None:

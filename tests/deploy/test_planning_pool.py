@@ -23,8 +23,9 @@ def test_without_local_models_a_plan_has_the_models_of_the_pool_and_no_slot(tmp_
     plan = make_plan(settings, environ)
     assert plan.slots == []
     assert [(model.name, model.source, model.n_ctx) for model in plan.models] == [
-        ("small", REMOTE, 0), ("medium", REMOTE, 0),
-    ]  # fmt: skip
+        ("small", REMOTE, 0),
+        ("medium", REMOTE, 0),
+    ]
     assert plan.default_model == "small"
     assert plan.max_running == MAX_REMOTE_BRANCHES
     assert plan.inputs != plan_inputs(Settings.load(environ | {"TERCET_POOL": POOL + "-8101"}), environ)
@@ -32,9 +33,11 @@ def test_without_local_models_a_plan_has_the_models_of_the_pool_and_no_slot(tmp_
 
 def test_with_local_models_a_plan_has_both(tmp_path: Path) -> None:
     environ = {
-        "TERCET_POOL": POOL, "TERCET_RUN_DIR": str(tmp_path / "r"), "TERCET_DEVICES": "cpu",
+        "TERCET_POOL": POOL,
+        "TERCET_RUN_DIR": str(tmp_path / "r"),
+        "TERCET_DEVICES": "cpu",
         "TERCET_MODELS": "embedded*2",
-    }  # fmt: skip
+    }
     plan = make_plan(Settings.load(environ), environ)
     assert [(slot.index, slot.model) for slot in plan.slots] == [(0, "embedded"), (1, "embedded")]
     assert [model.name for model in plan.models] == ["embedded", "small", "medium"]

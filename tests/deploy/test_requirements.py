@@ -133,8 +133,11 @@ def test_the_audit_passes_only_when_every_package_was_audited(
     (tmp_path / "pip_audit.py").write_text(f"print({printed!r})")
     done = subprocess.run(
         [sys.executable, ROOT / "requirements/audit.py", "one.txt", "two.txt"],
-        env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == status, done.stderr
     assert words in done.stdout + done.stderr
 
@@ -164,8 +167,10 @@ def test_an_interrupted_setup_resumes_and_a_moved_one_starts_again(tmp_path: Pat
         calls.write_text("")
         done = subprocess.run(
             ["make", "-C", directory, "setup", f"PYTHON={python}"],
-            env={"PATH": os.environ["PATH"], "CALLS": str(calls)}, capture_output=True, check=False,
-        )  # fmt: skip
+            env={"PATH": os.environ["PATH"], "CALLS": str(calls)},
+            capture_output=True,
+            check=False,
+        )
         made = calls.read_text().split()
         return done.returncode, {call: made.count(call) for call in set(made)}
 

@@ -77,10 +77,15 @@ def test_the_documented_commands(net: Network, files: Path, tmp_path: Path) -> N
             with (directory / "log").open("wb") as log:
                 running.append(
                     subprocess.Popen(
-                        net.command(machine, "bash", "-euc", script), cwd=files, env=environ(directory),
-                        stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0,
+                        net.command(machine, "bash", "-euc", script),
+                        cwd=files,
+                        env=environ(directory),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        process_group=0,
                     )
-                )  # fmt: skip
+                )
 
         def answer() -> str:
             command = net.command("gateway", "bash", "-c", request)

@@ -89,9 +89,14 @@ class Tercet:
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command or [sys.executable, "-m", "deploy", "serve"],
-                cwd=ROOT, env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                process_group=0, pass_fds=pass_fds,
-            )  # fmt: skip
+                cwd=ROOT,
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+                pass_fds=pass_fds,
+            )
 
     def ready(self) -> dict[str, Any] | None:
         """The body of `/health/ready`, or None if no server answers."""

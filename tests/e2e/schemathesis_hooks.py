@@ -16,9 +16,20 @@ from schemathesis.generation import GenerationMode
 
 # The largest value that is sent, by field.
 MAX_VALUES: dict[str, float] = {
-    "n_samples": 2, "samples": 2, "n": 2, "num_samples": 2, "best_of": 2, "length": 4, "max_time": 5, "max_tokens": 4,
-    "max_new_tokens": 4, "truncate": 4, "top_k": 500, "top_n": 500, "index": 0,
-}  # fmt: skip
+    "n_samples": 2,
+    "samples": 2,
+    "n": 2,
+    "num_samples": 2,
+    "best_of": 2,
+    "length": 4,
+    "max_time": 5,
+    "max_tokens": 4,
+    "max_new_tokens": 4,
+    "truncate": 4,
+    "top_k": 500,
+    "top_n": 500,
+    "index": 0,
+}
 MAX_CHARS = 500
 NUM_TOKENS = 4  # where a request does not say
 MAX_ITEMS = 2

@@ -175,14 +175,29 @@ def test_parameters_at_their_bounds_fail_no_branch(tercet: Tercet) -> None:
     rejected: a penalty of 0.01 repeats the prompt's words."""
     tiny = 5e-324
     for fields in (
-        {"temperature": tiny}, {"temperature": 1e-320, "top_p": tiny}, {"temperature": -0.0},
+        {"temperature": tiny},
+        {"temperature": 1e-320, "top_p": tiny},
+        {"temperature": -0.0},
         {"temperature": 5, "top_k": 0},
-        {"top_p": tiny}, {"top_p": 1 - 2**-53}, {"top_k": 1, "top_p": tiny, "min_p": 1}, {"min_p": tiny}, {"min_p": 1},
-        {"repetition_penalty": 0.01}, {"repetition_penalty": 100}, {"repetition_penalty": 100, "temperature": tiny},
-        {"repetition_penalty": 0.01, "temperature": 5, "top_k": 0, "top_p": 0}, {"seed": 2**63 - 1, "n": 8},
-        {"max_tokens": 1, "length": 256}, {"stop": ["x" * 256] * 8}, {"stop": ["\x00"]}, {"session": "\x00"},
-        {"context": "\x00" * 300}, {"context": "\ufeff\u202e\U0010ffff"}, {"context": ""}, {"explain": 10, "n": 8},
-    ):  # fmt: skip
+        {"top_p": tiny},
+        {"top_p": 1 - 2**-53},
+        {"top_k": 1, "top_p": tiny, "min_p": 1},
+        {"min_p": tiny},
+        {"min_p": 1},
+        {"repetition_penalty": 0.01},
+        {"repetition_penalty": 100},
+        {"repetition_penalty": 100, "temperature": tiny},
+        {"repetition_penalty": 0.01, "temperature": 5, "top_k": 0, "top_p": 0},
+        {"seed": 2**63 - 1, "n": 8},
+        {"max_tokens": 1, "length": 256},
+        {"stop": ["x" * 256] * 8},
+        {"stop": ["\x00"]},
+        {"session": "\x00"},
+        {"context": "\x00" * 300},
+        {"context": "\ufeff\u202e\U0010ffff"},
+        {"context": ""},
+        {"explain": 10, "n": 8},
+    ):
         body = {"context": "The old man looked at", "length": 3, "seed": 1, **fields}
         response = tercet.client.post("/autocomplete", json=body)
         assert response.status_code == 200, (fields, response.text)

@@ -124,7 +124,7 @@ def test_idle_connections_beyond_the_bound_make_room_for_new_ones(tercet: Tercet
         (LIVE + (b"X: " + b"x" * 1000 + b"\r\n") * 70 + CANARY, 431, "headers_too_large"),
         (b"POST /autocomplete HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 0\r\n\r\n", 421, "unknown_host"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_valid_request_gets_a_problem_and_reaches_no_log(
     tercet: Tercet, request_bytes: bytes, status: int, code: str
 ) -> None:

@@ -52,8 +52,9 @@ def test_a_failed_worker_and_reloads_where_memory_is_short(two_cards: Tercet) ->
     tercet.process.send_signal(signal.SIGHUP)
     until(
         lambda: workers(tercet)[1] != before[1] and states(tercet) == ["warm"] * 2,
-        40, f"cuda:1 reloaded; {tercet.log()[-3000:]}",
-    )  # fmt: skip
+        40,
+        f"cuda:1 reloaded; {tercet.log()[-3000:]}",
+    )
     assert workers(tercet)[0] == before[0]
     outcomes = {
         event["slot"]: (event["outcome"], event.get("reason", ""))

@@ -37,9 +37,14 @@ def tercet(server_with: Callable[..., SharedServer], key_path: Path, key: str) -
 
 def command(tercet: Tercet, *args: str, key: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "deploy", *args], cwd=ROOT, env={**tercet.environ, "TERCET_API_KEY": key},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "deploy", *args],
+        cwd=ROOT,
+        env={**tercet.environ, "TERCET_API_KEY": key},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def status(tercet: Tercet, key: str) -> int:

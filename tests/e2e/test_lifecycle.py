@@ -78,8 +78,13 @@ def values(answer: dict[str, Any]) -> tuple[str, ...]:
 def tercet_reload(tercet: Tercet, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "deploy", "reload", *arguments],
-        cwd=ROOT, env=tercet.environ, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=tercet.environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def point(link: Path, directory: Path) -> None:
@@ -215,9 +220,12 @@ def test_a_stop_and_a_start_behind_a_kept_socket_lose_nothing_and_a_stop_keeps_i
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     instance = Tercet(
-        tmp_path_factory.mktemp("t"), models="embedded*2", grace_s=str(GRACE_S), drain_s="0.5",
+        tmp_path_factory.mktemp("t"),
+        models="embedded*2",
+        grace_s=str(GRACE_S),
+        drain_s="0.5",
         test_step_delay_ms="0=20,1=20",
-    )  # fmt: skip
+    )
     with socket.create_server(("127.0.0.1", instance.port), backlog=128) as listener:
         start_behind(instance, listener)
         instance.wait_until_announced()

@@ -82,8 +82,10 @@ def test_a_long_text_is_completed_from_its_end(client: OpenAI) -> None:
     assert N_CTX // 2 < num_used <= N_CTX - 8
     assert texts(answer) == texts(complete(client, ids[-num_used:], temperature=0, max_tokens=8))
     refused_fields: list[tuple[Any, dict[str, Any]]] = [
-        (text, {"echo": True}), (ids, {}), (text, {"echo": True, "stream": True}),
-    ]  # fmt: skip
+        (text, {"echo": True}),
+        (ids, {}),
+        (text, {"echo": True, "stream": True}),
+    ]
     for prompt, fields in refused_fields:
         with pytest.raises(openai.BadRequestError) as refused:
             client.completions.create(model="embedded", prompt=prompt, max_tokens=8, **fields)

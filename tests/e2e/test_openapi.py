@@ -26,14 +26,35 @@ def test_no_request_gets_a_5xx_or_an_answer_that_the_document_does_not_declare(s
     with running(short_tmp_path, models="embedded*2", keys=str(short_tmp_path / "keys"), api_key=key) as tercet:
         result = subprocess.run(
             [
-                sys.executable, "-m", "schemathesis.cli", "--config-file", str(FOLDER / "schemathesis.toml"),
-                "run", f"{tercet.url}/openapi.json", "--seed", SEED, "--max-examples", MAX_EXAMPLES, "--workers", "1",
-                "--header", f"x-api-key: {key}", "--phases", "examples,coverage,fuzzing", "--continue-on-failure",
-                "--warnings", "off", "--no-color",
+                sys.executable,
+                "-m",
+                "schemathesis.cli",
+                "--config-file",
+                str(FOLDER / "schemathesis.toml"),
+                "run",
+                f"{tercet.url}/openapi.json",
+                "--seed",
+                SEED,
+                "--max-examples",
+                MAX_EXAMPLES,
+                "--workers",
+                "1",
+                "--header",
+                f"x-api-key: {key}",
+                "--phases",
+                "examples,coverage,fuzzing",
+                "--continue-on-failure",
+                "--warnings",
+                "off",
+                "--no-color",
             ],
             env={**os.environ, "SCHEMATHESIS_HOOKS": "tests.e2e.schemathesis_hooks", "PYTHONPATH": str(ROOT)},
-            cwd=short_tmp_path, capture_output=True, text=True, check=False, timeout=MAX_S,
-        )  # fmt: skip
+            cwd=short_tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=MAX_S,
+        )
         headers = {"x-api-key": key}
         metrics = tercet.client.get("/metrics", headers=headers).text
         num_operations = sum(len(methods) for methods in tercet.client.get("/openapi.json").json()["paths"].values())

@@ -60,8 +60,11 @@ def test_a_plan_for_gpus_sets_each_workers_environment(short_tmp_path: Path) -> 
     try:
         slots = tercet.wait_until_warm()
         assert [(slot["slot"], slot["device"]) for slot in slots] == [
-            (0, "cuda:0"), (1, "cuda:0"), (2, "cuda:1"), (3, "cuda:1"),
-        ]  # fmt: skip
+            (0, "cuda:0"),
+            (1, "cuda:0"),
+            (2, "cuda:1"),
+            (3, "cuda:1"),
+        ]
         started = sorted(tercet.events("worker_started"), key=lambda line: line["slot"])
         assert [line["cuda_visible_devices"] for line in started] == ["GPU-aaaa", "GPU-aaaa", "7", "7"]
         assert {line["omp_num_threads"] for line in started} == {"1"}
@@ -187,9 +190,14 @@ def serve_output(base: Path, **settings: str) -> tuple[int, str]:
     tercet = Tercet(base, **settings)
     tercet.client.close()
     done = subprocess.run(
-        [sys.executable, "-m", "deploy", "serve"], cwd=ROOT, env=tercet.environ, capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "deploy", "serve"],
+        cwd=ROOT,
+        env=tercet.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -217,8 +225,13 @@ def test_a_full_disk_refuses_the_start_with_one_sentence(short_tmp_path: Path) -
     command = "import resource, os, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); os.execv(sys.executable, "
     done = subprocess.run(
         [sys.executable, "-c", command + "[sys.executable, '-m', 'deploy', 'serve'])"],
-        cwd=ROOT, env=tercet.environ, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=tercet.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 1
     assert "set TERCET_RUN_DIR to a directory with free space" in " ".join(done.stderr.split()), done.stderr
     assert "Traceback" not in done.stderr
@@ -264,9 +277,14 @@ def test_a_second_serve_leaves_a_running_pool_its_sockets(short_tmp_path: Path) 
 def test_gunicorn_without_a_supervisor_refuses_a_port_in_use(short_tmp_path: Path, tercet: Tercet) -> None:
     environ = {**tercet.environ, "TERCET_RUN_DIR": str(short_tmp_path / "r"), "TERCET_ROLE": "gateway"}
     done = subprocess.run(
-        [sys.executable, "-m", "gunicorn"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60,
+        [sys.executable, "-m", "gunicorn"],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 1
     assert "set TERCET_BIND" in done.stderr
 
@@ -274,8 +292,13 @@ def test_gunicorn_without_a_supervisor_refuses_a_port_in_use(short_tmp_path: Pat
 def complete(tercet: Tercet, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "deploy", "complete", "Once upon a time", "--seed", "1", *args],
-        cwd=ROOT, env={**tercet.environ, **environ}, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**tercet.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def test_complete_prints_three_lines(tercet: Tercet) -> None:

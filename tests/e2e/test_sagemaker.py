@@ -100,9 +100,11 @@ def test_no_other_route_exists(container: Container, path: str) -> None:
 def test_the_container_ends_in_time_after_sigterm(container: Container) -> None:
     """Runs last. SageMaker kills 30 s after SIGTERM."""
     with httpx.stream(
-        "POST", f"{container.url}/invocations",
-        json={"inputs": PROMPT, "parameters": {"max_new_tokens": 200}, "stream": True}, timeout=60,
-    ) as answer:  # fmt: skip
+        "POST",
+        f"{container.url}/invocations",
+        json={"inputs": PROMPT, "parameters": {"max_new_tokens": 200}, "stream": True},
+        timeout=60,
+    ) as answer:
         lines = answer.iter_lines()
         assert next(lines).startswith("data:")
         container.process.send_signal(signal.SIGTERM)

@@ -46,8 +46,13 @@ def test_a_client_that_trusts_the_authority_gets_answers_and_streams(tercet: Ter
 def test_the_command_line_trusts_the_configured_certificate_alone(tercet: Tercet) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "deploy", "complete", "Once", "--seed", "1"],
-        cwd=ROOT, env=tercet.environ, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=tercet.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert done.stdout.count("Once") == 3
 
 

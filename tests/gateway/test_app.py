@@ -25,11 +25,16 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("path", "method"),
     [
-        ("/autocomplete", "POST"), ("/feedback", "POST"), ("/health/live", "GET"), ("/metrics", "GET"), ("/", "GET"),
+        ("/autocomplete", "POST"),
+        ("/feedback", "POST"),
+        ("/health/live", "GET"),
+        ("/metrics", "GET"),
+        ("/", "GET"),
         ("/slots", "GET"),
-        ("/static/tercet.js", "GET"), *((path, "GET") for path in READY_PATHS),
+        ("/static/tercet.js", "GET"),
+        *((path, "GET") for path in READY_PATHS),
     ],
-)  # fmt: skip
+)
 def test_every_route_says_what_it_takes(gateway: Gateway, path: str, method: str) -> None:
     allowed = gateway.client.simulate_options(path).headers["Allow"]
     assert method in allowed.split(", ")

@@ -201,7 +201,7 @@ def test_a_file_that_is_broken_from_the_beginning_makes_no_key_valid(path: Path)
         {**LINE, "concurrency": 4097},
         {name: value for name, value in LINE.items() if name != "created"},
     ],
-)  # fmt: skip
+)
 def test_a_wrong_line_is_named_by_its_number_and_not_quoted(path: Path, line: object) -> None:
     write(path, LINE, "\n", line)
     with pytest.raises(StartError) as caught:

@@ -183,8 +183,10 @@ def test_a_successor_that_failed_makes_room_for_the_next() -> None:
     assert arbiter.WORKERS[4].slot_index == 1
     arbiter.warm(4)
     assert (arbiter.stopped, arbiter.counts(0), arbiter.counts(1)) == (
-        [2], {"reloads.failed": 1}, {"reloads.succeeded": 1},
-    )  # fmt: skip
+        [2],
+        {"reloads.failed": 1},
+        {"reloads.succeeded": 1},
+    )
 
 
 def test_a_reload_without_memory_for_a_successor_is_refused() -> None:

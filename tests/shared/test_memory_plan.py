@@ -94,8 +94,10 @@ def test_full_batches_come_before_reloads_without_an_interruption() -> None:
 def test_what_does_not_fit_is_none() -> None:
     needs = worker_needs(MEDIUM, "fp32", 512, SUFFIX_TOKENS)
     assert divide(CARDS["T4"], [needs]) is None
-    counts = {card: largest(64, lambda number, size=size: divide(size, [needs] * number) is not None)  # type: ignore[misc]
-              for card, size in CARDS.items()}  # fmt: skip
+    counts = {
+        card: largest(64, lambda number, size=size: divide(size, [needs] * number) is not None)  # type: ignore[misc]
+        for card, size in CARDS.items()
+    }
     assert counts == {"T4": 0, "A10": 0, "H100": 2}
 
 

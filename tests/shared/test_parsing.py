@@ -65,10 +65,16 @@ def test_malformed_json_is_refused_with_its_position(raw: bytes, detail: str) ->
 @pytest.mark.parametrize(
     ("raw", "kind"),
     [
-        (b"[" * 100_000, "an array"), (b"[" * 1_000 + b"]" * 1_000, "an array"), (b"[{}]", "an array"),
-        (b'"text"', "a string"), (b"null", "null"), (b"3", "a number"), (b"3.5", "a number"), (b"true", "a boolean"),
+        (b"[" * 100_000, "an array"),
+        (b"[" * 1_000 + b"]" * 1_000, "an array"),
+        (b"[{}]", "an array"),
+        (b'"text"', "a string"),
+        (b"null", "null"),
+        (b"3", "a number"),
+        (b"3.5", "a number"),
+        (b"true", "a boolean"),
     ],
-)  # fmt: skip
+)
 def test_json_without_an_object_is_refused(raw: bytes, kind: str) -> None:
     with pytest.raises(InvalidJson, match=f"like {{...}}, not {kind}"):
         parse(raw)
@@ -137,10 +143,29 @@ def test_a_whole_number_may_be_written_with_a_fraction(raw: bytes, count: int) -
 
 
 BAD_VALUES = [
-    b"", b'"', b'"a"', b'"\xff"', b'"\xed\xa0\x80"', b'"\\ud800"', b'"\x00"', b'"\\u0000"', b"1e999", b"-1e-999",
-    b"NaN",    b"9" * 5_000, b"01", b"-0.0", b"null", b"true", b"{}", b'{"a": 1, "a": 2}', b'["a", "\xff"]', b"[1e999]",
-    b"[" * 500, *(b"[" * depth + b"]" * depth for depth in (300, 600, 900, 990, 1_100)),
-]  # fmt: skip
+    b"",
+    b'"',
+    b'"a"',
+    b'"\xff"',
+    b'"\xed\xa0\x80"',
+    b'"\\ud800"',
+    b'"\x00"',
+    b'"\\u0000"',
+    b"1e999",
+    b"-1e-999",
+    b"NaN",
+    b"9" * 5_000,
+    b"01",
+    b"-0.0",
+    b"null",
+    b"true",
+    b"{}",
+    b'{"a": 1, "a": 2}',
+    b'["a", "\xff"]',
+    b"[1e999]",
+    b"[" * 500,
+    *(b"[" * depth + b"]" * depth for depth in (300, 600, 900, 990, 1_100)),
+]
 
 
 def test_any_two_bad_values_are_refused_in_one_field_or_in_two() -> None:
@@ -244,11 +269,12 @@ class Outer(Struct, kw_only=True):
         (b'{"inner": {"size": "secret"}}', "inner.size", "inner.size must be a whole number, not a string."),
         (b'{"inner": {"words": ["a", 1]}}', "inner.words", "inner.words must be a list of words."),
         (
-            b'{"inner": {"weight": 1}}', "inner.weight",
+            b'{"inner": {"weight": 1}}',
+            "inner.weight",
             "Unknown field inner.weight; the fields of inner are size, words.",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_field_of_an_object_in_the_body_is_named(raw: bytes, field: str, detail: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         BodyParser(Outer)(raw)

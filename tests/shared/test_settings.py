@@ -158,11 +158,11 @@ def test_an_address(text: str, address: Address) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "127.0.0.1:٨٠٠٠", "127.0.0.1:８０００", "127.0.0.1:8000²", "127.0.0.1:", "127.0.0.1", ":8000", "127.0.0.1:0",
-        "127.0.0.1:65536", "127.0.0.1:+80", "127.0.0.1: 80", "::1:8000", "[::1:8000", "::1]:8000", "[127.0.0.1]:80",
-        "[localhost]:80", "[::1]x:80", "a b:80", "http://127.0.0.1:80", "127.0.0.1:80:90",
+        *("127.0.0.1:٨٠٠٠", "127.0.0.1:８０００", "127.0.0.1:8000²", "127.0.0.1:", "127.0.0.1", ":8000", "127.0.0.1:0"),
+        *("127.0.0.1:65536", "127.0.0.1:+80", "127.0.0.1: 80", "::1:8000", "[::1:8000", "::1]:8000", "[127.0.0.1]:80"),
+        *("[localhost]:80", "[::1]x:80", "a b:80", "http://127.0.0.1:80", "127.0.0.1:80:90"),
     ],
-)  # fmt: skip
+)
 def test_other_addresses_are_refused(text: str) -> None:
     with pytest.raises(StartError, match="must be host:port with a port from 1 to 65535"):
         Settings.load({"TERCET_BIND": text})
@@ -194,30 +194,52 @@ HOSTS = "write.example,*.notes.example,my_service"
 @pytest.mark.parametrize(
     "host",
     [
-        "localhost", "localhost:8000", "LOCALHOST", "127.0.0.1:8000", "[::1]:8000", "[::1]", "192.0.2.7",
-        "write.example", "WRITE.example:80", "a.notes.example", "A.b.Notes.example:1", "my_service", "bound.example",
+        *("localhost", "localhost:8000", "LOCALHOST", "127.0.0.1:8000", "[::1]:8000", "[::1]", "192.0.2.7"),
+        *("write.example", "WRITE.example:80", "a.notes.example", "A.b.Notes.example:1", "my_service", "bound.example"),
     ],
-)  # fmt: skip
+)
 def test_hosts_that_name_this_server(host: str) -> None:
     assert Settings.load({"TERCET_HOSTS": HOSTS, "TERCET_BIND": "Bound.example:80"}).allows_host(host)
 
 
 MALFORMED_HOSTS = (
-    "[localhost]evil.com", "[localhost]", "localhost:evil.com", "localhost:80evil", "localhost:80:90", "localhost:",
-    "localhost:٨٠", "localhost:-1", "localhost:123456", "[::1", "::1", "[::1]evil.com", "[::1]:evil", "[127.0.0.1]",
-    "localhost evil.com", "localhost,evil.com", "localhost/", "user@localhost", "localhost\tevil", "http://localhost",
-    "localhost#", "localhost?", "*", ".", "loc\u0430lhost", "[::1%25eth0]",
-)  # fmt: skip
+    *("[localhost]evil.com", "[localhost]", "localhost:evil.com", "localhost:80evil", "localhost:80:90", "localhost:"),
+    *("localhost:٨٠", "localhost:-1", "localhost:123456", "[::1", "::1", "[::1]evil.com", "[::1]:evil", "[127.0.0.1]"),
+    *(
+        "localhost evil.com",
+        "localhost,evil.com",
+        "localhost/",
+        "user@localhost",
+        "localhost\tevil",
+        "http://localhost",
+    ),
+    "localhost#",
+    "localhost?",
+    "*",
+    ".",
+    "loc\u0430lhost",
+    "[::1%25eth0]",
+)
 
 
 @pytest.mark.parametrize(
     "host",
     [
-        "evil.example:8000", "localhost.evil.example", "evil.write.example", "write.example.evil", "notes.example",
-        "evilnotes.example", ".notes.example", "a.notes.example.evil", "localhost.", "2130706433", "127.1", "",
+        "evil.example:8000",
+        "localhost.evil.example",
+        "evil.write.example",
+        "write.example.evil",
+        "notes.example",
+        "evilnotes.example",
+        ".notes.example",
+        "a.notes.example.evil",
+        "localhost.",
+        "2130706433",
+        "127.1",
+        "",
         *MALFORMED_HOSTS,
     ],
-)  # fmt: skip
+)
 def test_other_hosts_are_refused(host: str) -> None:
     assert not Settings.load({"TERCET_HOSTS": HOSTS}).allows_host(host)
 
@@ -230,9 +252,22 @@ def test_a_star_allows_every_host_but_nothing_malformed() -> None:
 
 
 @pytest.mark.parametrize(
-    "hosts", ["*.", "**", "a.*", "*a.example", "*.*.example", "write.example:80", "http://write.example", "a b", "a..b",
-              "писать.example", ".example", "[::1]"],
-)  # fmt: skip
+    "hosts",
+    [
+        "*.",
+        "**",
+        "a.*",
+        "*a.example",
+        "*.*.example",
+        "write.example:80",
+        "http://write.example",
+        "a b",
+        "a..b",
+        "писать.example",
+        ".example",
+        "[::1]",
+    ],
+)
 def test_a_host_pattern_that_could_match_nothing_is_refused(hosts: str) -> None:
     with pytest.raises(
         StartError, match=r"a host is a name without a port, \*\.name for its subdomains, or \* for any"
@@ -243,8 +278,12 @@ def test_a_host_pattern_that_could_match_nothing_is_refused(hosts: str) -> None:
 def test_origins_are_normalised_as_browsers_send_them() -> None:
     listed = " https://Notes.example/ ,http://a.example:80,https://b.example:443,http://c.example:443,http://[::1]:9"
     assert Settings.load({"TERCET_ORIGINS": listed}).access.origins == (
-        "https://notes.example", "http://a.example", "https://b.example", "http://c.example:443", "http://[::1]:9",
-    )  # fmt: skip
+        "https://notes.example",
+        "http://a.example",
+        "https://b.example",
+        "http://c.example:443",
+        "http://[::1]:9",
+    )
 
 
 def test_origins_of_apps_are_accepted() -> None:
@@ -254,9 +293,21 @@ def test_origins_of_apps_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    "origin", ["*", "null", "https://*.example", "https://a.example/path", "ftp://a.example", "a.example", "https://",
-               "https://a.example:port", "https://u@a.example", "app://", "app://*"],
-)  # fmt: skip
+    "origin",
+    [
+        "*",
+        "null",
+        "https://*.example",
+        "https://a.example/path",
+        "ftp://a.example",
+        "a.example",
+        "https://",
+        "https://a.example:port",
+        "https://u@a.example",
+        "app://",
+        "app://*",
+    ],
+)
 def test_other_origins_are_refused(origin: str) -> None:
     with pytest.raises(StartError, match=r"an origin is http\(s\)://host"):
         Settings.load({"TERCET_ORIGINS": origin})
@@ -268,8 +319,11 @@ def test_every_setting_is_listed_with_its_default_unit_and_reason() -> None:
     assert titles == ["Server", "Models", "Workers of this machine", "Limits", "Access", "Jobs", "Several machines"]
     rows = {row.variable: row for _, group in groups for row in group}
     assert rows["TERCET_JOB_QUEUE"] == (
-        "TERCET_JOB_QUEUE", "1000", "jobs", "jobs that may be queued or running; an API key may have a quarter of them"
-    )  # fmt: skip
+        "TERCET_JOB_QUEUE",
+        "1000",
+        "jobs",
+        "jobs that may be queued or running; an API key may have a quarter of them",
+    )
     assert rows["TERCET_DTYPE"].unit == "auto, fp32, bf16, fp16, int8"
     assert rows["TERCET_CACHE_DIR"].reason.endswith("where it cannot be written to, each worker compiles at its start")
     assert all(text for row in rows.values() for text in row)

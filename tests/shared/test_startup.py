@@ -133,9 +133,14 @@ def test_tls_files_must_be_a_readable_pair(tmp_path: Path) -> None:
 
 def run_child(program: str, *arguments: str, pass_fds: Sequence[int] = ()) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
         pass_fds=pass_fds,
-    )  # fmt: skip
+    )
 
 
 LISTEN = """
@@ -245,7 +250,7 @@ def test_workers_listen_on_loopback_with_a_key_and_beyond_it_with_tls(tmp_path: 
         ({"pool_tls_cert": Path("/nonexistent")}, "belong together"),
         ({"pool_tls_cert": Path("/nonexistent"), "pool_tls_key": Path("/nonexistent")}, "TLS file .* cannot be read"),
     ],
-)  # fmt: skip
+)
 def test_a_port_without_protection_or_with_unusable_files_is_refused(
     tmp_path: Path, settings: dict[str, Any], refusal: str
 ) -> None:

@@ -34,10 +34,12 @@ def test_a_traceback_has_the_lines_but_not_the_text(error: Exception) -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        OSError(28, "No space left on device"), RuntimeError("CUDA error: out of memory"),
-        ModuleNotFoundError("No module named 'triton'"), StartError("There is no slot plan."),
+        OSError(28, "No space left on device"),
+        RuntimeError("CUDA error: out of memory"),
+        ModuleNotFoundError("No module named 'triton'"),
+        StartError("There is no slot plan."),
     ],
-)  # fmt: skip
+)
 def test_what_the_machine_lacks_is_said(error: Exception) -> None:
     assert traceback_of(error).startswith(f"{type(error).__module__}.{type(error).__name__}: {error}\n")
 

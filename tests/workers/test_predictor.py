@@ -23,9 +23,12 @@ def predict(
     service: SlotService, prompt: str = PROMPT, rank: int = 0, group: str = "", size: int = 1, **fields: object
 ) -> Done:
     request = GenerateRequest(
-        prompt=prompt, max_prompt_tokens=64, heal=True, predict=Prediction(rank=rank, **fields),  # type: ignore[arg-type]
+        prompt=prompt,
+        max_prompt_tokens=64,
+        heal=True,
+        predict=Prediction(rank=rank, **fields),  # type: ignore[arg-type]
         group=Group(id=group, size=size) if group else None,
-    )  # fmt: skip
+    )
     branch = service.submit(request)
     try:
         [_, [done]] = list(branch)
@@ -83,10 +86,15 @@ def test_verbatim_predictions_are_not_cut(service: SlotService) -> None:
 def test_the_last_branch_to_leave_cancels_the_search() -> None:
     with warm_service(max_batch=4, step_delay_s=0.05) as service:
         requests = [
-            GenerateRequest(prompt=PROMPT, heal=True, predict=Prediction(rank=rank), group=Group(id="g", size=2),
-                            sampling=Sampling(max_new_tokens=8))
+            GenerateRequest(
+                prompt=PROMPT,
+                heal=True,
+                predict=Prediction(rank=rank),
+                group=Group(id="g", size=2),
+                sampling=Sampling(max_new_tokens=8),
+            )
             for rank in range(2)
-        ]  # fmt: skip
+        ]
         first, second = (service.submit(request) for request in requests)
         wait_until(lambda: service.state().in_flight == 8)
         first.cancel()

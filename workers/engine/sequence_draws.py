@@ -26,9 +26,15 @@ def draw_of(sequence: Sequence, num_forced_ids: int = 0, code: Code | None = Non
     # Without those of the forced prefix, and `ahead` are such: the user typed them.
     generated = tuple(sequence.token_ids[sequence.num_forced :]) if params.has_count_penalty else ()
     return Draw(
-        params, sequence.request.seed, len(sequence.token_ids) + num_forced_ids, code or sequence.code, seen,
-        sequence.allowed_next(num_forced_ids), is_first=sequence.num_new == 0, generated=generated,
-    )  # fmt: skip
+        params,
+        sequence.request.seed,
+        len(sequence.token_ids) + num_forced_ids,
+        code or sequence.code,
+        seen,
+        sequence.allowed_next(num_forced_ids),
+        is_first=sequence.num_new == 0,
+        generated=generated,
+    )
 
 
 def draw_all(
@@ -45,8 +51,9 @@ def draw_all(
         path: the tokens of a sequence that starts with a ranked path, and the row after its prompt.
     """
     pairs = list(zip(sequences, sources, strict=True))
-    drawn = [(sequence, token) for sequence, source in pairs if sequence.starts_with_path
-             for token in path(sequence, source)]  # fmt: skip
+    drawn = [
+        (sequence, token) for sequence, source in pairs if sequence.starts_with_path for token in path(sequence, source)
+    ]
     pending = [(sequence, source, 0, sequence.code) for sequence, source in pairs if not sequence.starts_with_path]
     while pending:
         draws = [draw_of(sequence, number, code) for sequence, _, number, code in pending]

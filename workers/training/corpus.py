@@ -38,14 +38,14 @@ END_ID = 0
 # start of a word, words as a whole with an optional plural, so that niggardly, squawk, injunction, Japan, spice and
 # hundred pass. Meaning is not considered: a raccoon called coon and light through a chink are dropped as well.
 STEMS = (
-    "nigger", "niggah", "nigra", "negro", "negress", "darkie", "darkey", "pickaninn", "piccaninn", "mulatto",
-    "quadroon", "octoroon", "blackamoor", "hottentot", "kaffir", "chinam", "coolie", "injun(?!ct)", "redskin",
-    "half-?breed", "half-?caste", "heathen", "savages", "savagery", "gipsy", "gipsies", "gypsy", "gypsies", "jewboy",
-)  # fmt: skip
+    *("nigger", "niggah", "nigra", "negro", "negress", "darkie", "darkey", "pickaninn", "piccaninn", "mulatto"),
+    *("quadroon", "octoroon", "blackamoor", "hottentot", "kaffir", "chinam", "coolie", "injun(?!ct)", "redskin"),
+    *("half-?breed", "half-?caste", "heathen", "savages", "savagery", "gipsy", "gipsies", "gypsy", "gypsies", "jewboy"),
+)
 WORDS = (
-    "darky", "coon", "chink", "jap", "dago", "dagoe", "kike", "wop", "spick", "gook", "squaw", "greaser", "sheeny",
-    "sheenie", "sambo", "polack", "bohunk", "gringo", "lascar", "faggot", "papoose", "limey", "wog", "yid",
-)  # fmt: skip
+    *("darky", "coon", "chink", "jap", "dago", "dagoe", "kike", "wop", "spick", "gook", "squaw", "greaser", "sheeny"),
+    *("sheenie", "sambo", "polack", "bohunk", "gringo", "lascar", "faggot", "papoose", "limey", "wog", "yid"),
+)
 SLUR = re.compile(rf"\b(?:(?:{'|'.join(STEMS)})|(?:{'|'.join(WORDS)})s?\b)", re.IGNORECASE)
 
 Tokens = NDArray[np.uint16]

@@ -100,9 +100,14 @@ def _run(options: argparse.Namespace, device: torch.device, began: float) -> int
     source, shape = _source_and_shape(options, device)
     with err.status("Preparing the corpus") as status:
         corpus = prepare(
-            options.corpus, run, seed=options.seed, tokenizer_from=source, vocab_size=shape["vocab_size"],
-            n_ctx=shape["n_ctx"], say=status.update,
-        )  # fmt: skip
+            options.corpus,
+            run,
+            seed=options.seed,
+            tokenizer_from=source,
+            vocab_size=shape["vocab_size"],
+            n_ctx=shape["n_ctx"],
+            say=status.update,
+        )
     shape["vocab_size"] = corpus.tokenizer.get_vocab_size() if source is None else shape["vocab_size"]
     settings = _make_settings(options, device, source, shape, len(corpus.tokens))
     trainer, is_new = _make_trainer(run / "state.pt", settings, source, corpus, device)
@@ -263,10 +268,15 @@ def _make_trainer(
         ends = {"bos_token_id": END_ID, "eos_token_id": END_ID}
         model = GPT2LMHeadModel(
             GPT2Config(
-                vocab_size=settings.vocab_size, n_positions=settings.n_ctx, n_embd=settings.width,
-                n_layer=settings.layers, n_head=settings.heads, **dropout, **ends,
+                vocab_size=settings.vocab_size,
+                n_positions=settings.n_ctx,
+                n_embd=settings.width,
+                n_layer=settings.layers,
+                n_head=settings.heads,
+                **dropout,
+                **ends,
             )
-        )  # fmt: skip
+        )
     check_size(model)
     return Trainer(model, settings, corpus, device), True
 

@@ -32,9 +32,12 @@ class Refusal(Exception):
     @property
     def answer(self) -> Answer:
         body: dict[str, Any] = {
-            "type": f"urn:tercet:error:{self.code}", "title": self.title, "status": self.status, "code": self.code,
+            "type": f"urn:tercet:error:{self.code}",
+            "title": self.title,
+            "status": self.status,
+            "code": self.code,
             "detail": self.detail,
-        }  # fmt: skip
+        }
         if self.errors:
             body["errors"] = [{"field": field, "message": message} for field, message in self.errors.items()]
         headers = {"retry-after": str(1 + secrets.randbelow(3))} if self.status in {429, 503} else {}

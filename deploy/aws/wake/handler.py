@@ -128,9 +128,11 @@ def make_service() -> Service:
 
 def _make_service(environ: Mapping[str, str]) -> Service:
     jobs = Jobs(
-        boto3.client("dynamodb", config=CONFIG), environ["TABLE"], ttl_s=float(environ["JOB_TTL_S"]),
+        boto3.client("dynamodb", config=CONFIG),
+        environ["TABLE"],
+        ttl_s=float(environ["JOB_TTL_S"]),
         max_open=int(environ["JOB_QUEUE"]),
-    )  # fmt: skip
+    )
     instance = Instance(boto3.client("ec2", config=CONFIG), environ["INSTANCE_ID"])
     return Service(jobs, instance, wake_s=float(environ["WAKE_S"]), max_wait_s=float(environ["MAX_WAIT_S"]))
 
@@ -162,8 +164,11 @@ def _wait_s(prefer: str) -> float:
 
 def _render(job: Job, wake: Wake | None, status: int) -> Answer:
     body: dict[str, object] = {
-        "id": job.id, "state": job.state, "created_at": job.created_at, "expires_at": job.expires_at,
-    }  # fmt: skip
+        "id": job.id,
+        "state": job.state,
+        "created_at": job.created_at,
+        "expires_at": job.expires_at,
+    }
     body |= {name: at for name in ("started_at", "finished_at") if (at := getattr(job, name)) is not None}
     body |= {name: json.loads(raw) for name in ("result", "error") if (raw := getattr(job, name))}
     if wake is not None:

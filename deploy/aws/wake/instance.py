@@ -18,9 +18,7 @@ from deploy.aws.wake.answers import log
 FIRST_DELAY_S = 0.25
 MAX_DELAY_S = 4.0
 # Errors that no repetition changes: the instance does not exist, or the function may not start it.
-_FINAL_CODES = {
-    "InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed", "UnauthorizedOperation", "OptInRequired",
-}  # fmt: skip
+_FINAL_CODES = {"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed", "UnauthorizedOperation", "OptInRequired"}
 _GONE = {"shutting-down", "terminated"}
 
 

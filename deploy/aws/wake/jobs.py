@@ -73,9 +73,11 @@ class Jobs:
         """
         if len(request) > MAX_REQUEST_BYTES:
             raise Refusal(
-                413, "body_too_large", "Body too large",
+                413,
+                "body_too_large",
+                "Body too large",
                 f"The job store takes at most {MAX_REQUEST_BYTES} bytes; shorten the prompt.",
-            )  # fmt: skip
+            )
         digest, fingerprint = _idempotency(owner, request, key)
         for _ in range(_MAX_TRIES):
             if digest and (known := self._find_idempotent(digest)) is not None:
@@ -105,9 +107,11 @@ class Jobs:
         if _is_expired(job := _job(item)):
             self._expire(item)
             raise Refusal(
-                410, "job_expired", "Job expired",
+                410,
+                "job_expired",
+                "Job expired",
                 "The job has expired: its request and its result are erased. Send it again.",
-            )  # fmt: skip
+            )
         return job
 
     def has_open(self) -> bool:
@@ -118,10 +122,14 @@ class Jobs:
         """The owners of up to `limit` jobs that are queued or running."""
         owners: list[str] = []
         pages = self._client.get_paginator("query").paginate(
-            TableName=self._table, IndexName="due", ProjectionExpression="#owner",
-            ExpressionAttributeNames={"#owner": "owner"}, KeyConditionExpression="queue = :queue",
-            ExpressionAttributeValues={":queue": {"S": "open"}}, PaginationConfig={"MaxItems": limit},
-        )  # fmt: skip
+            TableName=self._table,
+            IndexName="due",
+            ProjectionExpression="#owner",
+            ExpressionAttributeNames={"#owner": "owner"},
+            KeyConditionExpression="queue = :queue",
+            ExpressionAttributeValues={":queue": {"S": "open"}},
+            PaginationConfig={"MaxItems": limit},
+        )
         for page in pages:
             owners += (item["owner"]["S"] for item in page["Items"])
         return owners
@@ -131,14 +139,18 @@ class Jobs:
         max_owned = max(1, int(OWNER_SHARE * self._max_open))
         if owners.count(owner) >= max_owned:
             raise Refusal(
-                429, "quota_exceeded", "Quota exceeded",
+                429,
+                "quota_exceeded",
+                "Quota exceeded",
                 f"{max_owned} of your jobs are queued or running. Wait for one of them to end.",
-            )  # fmt: skip
+            )
         if len(owners) >= self._max_open:
             raise Refusal(
-                503, "overloaded", "Overloaded",
+                503,
+                "overloaded",
+                "Overloaded",
                 f"The job queue is full: at most {self._max_open} jobs may be queued or running. Try again later.",
-            )  # fmt: skip
+            )
 
     def _find_idempotent(self, digest: str) -> tuple[Job, str] | None:
         """The job that was sent with this key, unless it has expired, and its fingerprint."""
@@ -154,21 +166,29 @@ class Jobs:
         # DynamoDB erases each item in its own time, so the job may be gone before the item of its key.
         self._refusable(
             lambda: self._client.delete_item(
-                TableName=self._table, Key={"pk": {"S": pk}}, ConditionExpression="job = :job",
+                TableName=self._table,
+                Key={"pk": {"S": pk}},
+                ConditionExpression="job = :job",
                 ExpressionAttributeValues={":job": item["job"]},
             )
-        )  # fmt: skip
+        )
         return None
 
     def _new_item(self, owner: str, request: bytes, digest: str, fingerprint: str) -> dict[str, Any]:
         now = time.time()
         expires_at = now + self._ttl_s
         item = {
-            "pk": {"S": f"job:{secrets.token_urlsafe(_ID_BYTES)}"}, "version": {"N": "1"}, "owner": {"S": owner},
-            "state": {"S": "queued"}, "queue": {"S": "open"}, "request": {"B": request},
-            "created_at": {"N": repr(now)}, "due_at": {"N": repr(now)}, "expires_at": {"N": repr(expires_at)},
+            "pk": {"S": f"job:{secrets.token_urlsafe(_ID_BYTES)}"},
+            "version": {"N": "1"},
+            "owner": {"S": owner},
+            "state": {"S": "queued"},
+            "queue": {"S": "open"},
+            "request": {"B": request},
+            "created_at": {"N": repr(now)},
+            "due_at": {"N": repr(now)},
+            "expires_at": {"N": repr(expires_at)},
             "erase_at": {"N": str(math.ceil(expires_at + REMEMBERED_S))},
-        }  # fmt: skip
+        }
         return item | ({"idempotency": {"S": digest}, "fingerprint": {"S": fingerprint}} if digest else {})
 
     def _insert(self, item: dict[str, Any]) -> bool:
@@ -192,13 +212,19 @@ class Jobs:
         due_at = time.time() + REMEMBERED_S
         kept = {name: item[name] for name in ("pk", "owner", "created_at", "expires_at")}
         remains = {
-            **kept, "state": {"S": "expired"}, "queue": {"S": "expired"}, "due_at": {"N": repr(due_at)},
-            "version": {"N": str(int(item["version"]["N"]) + 1)}, "erase_at": {"N": str(math.ceil(due_at))},
-        }  # fmt: skip
+            **kept,
+            "state": {"S": "expired"},
+            "queue": {"S": "expired"},
+            "due_at": {"N": repr(due_at)},
+            "version": {"N": str(int(item["version"]["N"]) + 1)},
+            "erase_at": {"N": str(math.ceil(due_at))},
+        }
         put = {
-            "TableName": self._table, "Item": remains, "ConditionExpression": "version = :version",
+            "TableName": self._table,
+            "Item": remains,
+            "ConditionExpression": "version = :version",
             "ExpressionAttributeValues": {":version": item["version"]},
-        }  # fmt: skip
+        }
         if "idempotency" not in item:
             self._refusable(lambda: self._client.put_item(**put))
             return
@@ -235,11 +261,16 @@ def _job(item: dict[str, Any]) -> Job:
         return bytes(item[name]["B"]) if name in item else b""
 
     return Job(
-        id=item["pk"]["S"].removeprefix("job:"), state=item["state"]["S"], created_at=float(item["created_at"]["N"]),
-        due_at=float(item["due_at"]["N"]), expires_at=float(item["expires_at"]["N"]),
-        started_at=number("started_at"), finished_at=number("finished_at"),
-        result=content("result"), error=content("error"),
-    )  # fmt: skip
+        id=item["pk"]["S"].removeprefix("job:"),
+        state=item["state"]["S"],
+        created_at=float(item["created_at"]["N"]),
+        due_at=float(item["due_at"]["N"]),
+        expires_at=float(item["expires_at"]["N"]),
+        started_at=number("started_at"),
+        finished_at=number("finished_at"),
+        result=content("result"),
+        error=content("error"),
+    )
 
 
 def _is_expired(job: Job) -> bool:

@@ -14,9 +14,7 @@ from typing import Any
 from deploy.aws.wake.answers import Refusal, invalid
 
 MAX_CONTEXT_CHARS = 1 << 20
-ALIASES = {
-    "samples": "n_samples", "n": "n_samples", "num_samples": "n_samples", "prompt": "context", "top_n": "top_k",
-}  # fmt: skip
+ALIASES = {"samples": "n_samples", "n": "n_samples", "num_samples": "n_samples", "prompt": "context", "top_n": "top_k"}
 Check = tuple[Callable[[Any], bool], str]  # and what a value must be
 
 

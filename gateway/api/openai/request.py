@@ -16,9 +16,15 @@ from shared.protocol import MAX_SEED, Sampling
 
 # Named as in the public schema.
 _SAMPLING_FIELDS = (
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
     "single_line",
-)  # fmt: skip
+)
 _TOKEN_ID = re.compile("[0-9]{1,9}")
 
 
@@ -123,9 +129,11 @@ def _num_completions(request: CompletionRequest, prompts: tuple[Prompt, ...]) ->
         if len(prompts) > 1 or not isinstance(prompts[0], str):
             raise _invalid("clean", "is only for a single prompt that is a string")
         for name, is_sent in {
-            "best_of": number > request.n, "echo": request.echo, "logprobs": request.logprobs is not None,
+            "best_of": number > request.n,
+            "echo": request.echo,
+            "logprobs": request.logprobs is not None,
             "max_tokens: 0": request.max_tokens == 0,
-        }.items():  # fmt: skip
+        }.items():
             if is_sent:
                 raise _invalid("clean", f"cannot be combined with {name}")
     return number

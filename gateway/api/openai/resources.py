@@ -64,7 +64,11 @@ class CompletionsResource:
             examples={
                 "a text": {"prompt": "The old man looked at the sea and", "n": 3},
                 "log-probabilities of token ids": {
-                    "prompt": [[464, 1468, 582]], "max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0,
+                    "prompt": [[464, 1468, 582]],
+                    "max_tokens": 1,
+                    "logprobs": 1,
+                    "echo": True,
+                    "temperature": 0,
                 },
                 "a stream": {"prompt": "She opened", "stream": True, "stream_options": {"include_usage": True}},
             },
@@ -77,7 +81,7 @@ class CompletionsResource:
             },
             errors=(*COMPLETION_ERRORS, PromptTooLong, UnknownModel, Superseded),
         )
-    }  # fmt: skip
+    }
 
     def __init__(self, starter: RequestStarter, similarity: float) -> None:
         """

@@ -42,9 +42,13 @@ def run_command(command: Sequence[str], limit_s: float, log: Path) -> Done:
     with log.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-S", "-c", BECOME, *command],
-            cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": paths},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
             process_group=0,
-        )  # fmt: skip
+        )
     try:
         code = process.wait(max(1.0, limit_s))
     except subprocess.TimeoutExpired:

@@ -76,6 +76,9 @@ def compare(context: Context, baseline: str) -> dict[str, Any]:
 def _options(context: Context) -> Options:
     device, settings = ("cpu", {"dtype": "fp32"}) if context.is_rehearsal else ("cuda", {})
     return Options(
-        models=context.model, device=device, num_rounds=1 if context.is_rehearsal else 7,
-        is_quick=context.is_rehearsal, settings=settings,
-    )  # fmt: skip
+        models=context.model,
+        device=device,
+        num_rounds=1 if context.is_rehearsal else 7,
+        is_quick=context.is_rehearsal,
+        settings=settings,
+    )

@@ -67,7 +67,7 @@ def _measure(context: Context, model: str, dtype: str) -> dict[str, Any]:
         "num_in_crowd": num_crowd,
         "first_difference_at_token": min(different, default=None),
         "share_equal_of_two_crowds": round(sum(repeated) / len(repeated), 4),
-    }  # fmt: skip
+    }
 
 
 def _run_together(engine: Engine, requests: Sequence[EngineRequest]) -> list[SequenceOutput]:

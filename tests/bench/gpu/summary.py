@@ -43,17 +43,33 @@ def targets(results: Mapping[str, StageResult]) -> list[dict[str, Any]]:
         found.append(
             {
                 "title": f"same seed alone and among {row['num_in_crowd']}: equal texts, {name}",
-                "against": "all equal", "ours": f"{row['share_equal']:.1%} of {row['num_texts']}",
-                "ratio": row["share_equal"], "bound": "1", "is_met": row["share_equal"] == 1,
+                "against": "all equal",
+                "ours": f"{row['share_equal']:.1%} of {row['num_texts']}",
+                "ratio": row["share_equal"],
+                "bound": "1",
+                "is_met": row["share_equal"] == 1,
             }
-        )  # fmt: skip
+        )
     return found
 
 
+def _stage_row(name: str, stage: Mapping[str, Any] | None) -> tuple[object, ...]:
+    if stage is None:
+        return (name, "not run", "", "", "", "", "")
+    counts = (len(stage[part]) for part in ("rows", "errors", "skipped"))
+    return (name, stage["state"], *counts, _number(stage["elapsed_s"]), stage["reason"])
+
+
 def _target(
-    title: str, sense: str, bound: float, row: Mapping[str, Any] | None, ratio: str, fields: tuple[str, str], unit: str,
+    title: str,
+    sense: str,
+    bound: float,
+    row: Mapping[str, Any] | None,
+    ratio: str,
+    fields: tuple[str, str],
+    unit: str,
     against: str,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     entry: dict[str, Any] = {"title": title, "bound": f"{sense} {bound:g} ×", "is_met": None}
     if row is None:
         return entry | {"against": "", "ours": "not measured", "ratio": None}
@@ -97,13 +113,8 @@ def markdown(found: Mapping[str, Any]) -> str:
     lines += ["", "## Stages", ""]
     lines += _table(
         ("stage", "state", "rows", "errors", "left out", "s", "reason"),
-        [
-            (name, stage["state"], len(stage["rows"]), len(stage["errors"]), len(stage["skipped"]),
-             _number(stage["elapsed_s"]), stage["reason"])
-            if stage else (name, "not run", "", "", "", "", "")
-            for name, stage in stages.items()
-        ],
-    )  # fmt: skip
+        [_stage_row(name, stage) for name, stage in stages.items()],
+    )
     for name, stage in stages.items():
         if stage is None:
             continue

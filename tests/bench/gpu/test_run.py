@@ -30,9 +30,13 @@ ENOUGH_ROWS = 2
 def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "tests.bench", "gpu", "--rehearse", "--out", str(out), *arguments],
-        cwd=ROOT, env={**os.environ, **process_environment(free_bytes=1 << 30)}, text=True, process_group=0,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, **process_environment(free_bytes=1 << 30)},
+        text=True,
+        process_group=0,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def rows_of(out: Path, stage: str) -> dict[str, Any]:

@@ -18,11 +18,12 @@ from tests.bench.gpu.wheels import MISSING, PRESENT
 ROOT = Path(__file__).parents[3]
 # What the stages' processes, servers and clients import, whatever imports it.
 MODULES = (
-    "tests.bench.cli", "tests.bench.speed.baselines", "deploy.commands.serve", "deploy.load.clients",
-    "gateway.app", "gateway.server.http_server", "workers.app", "workers.gunicorn_worker", "workers.engine.cpu.runner",
-    "workers.training.train", "gunicorn.app.wsgiapp", "gunicorn.arbiter", "transformers.models.gpt2.modeling_gpt2",
+    *("tests.bench.cli", "tests.bench.speed.baselines", "deploy.commands.serve", "deploy.load.clients"),
+    *("gateway.app", "gateway.server.http_server", "workers.app", "workers.gunicorn_worker"),
+    "workers.engine.cpu.runner",
+    *("workers.training.train", "gunicorn.app.wsgiapp", "gunicorn.arbiter", "transformers.models.gpt2.modeling_gpt2"),
     "transformers.generation.utils",
-)  # fmt: skip
+)
 BARE = """
 import importlib, importlib.machinery, importlib.metadata, json, pathlib, re, sys
 
@@ -70,8 +71,13 @@ def lacking(present: tuple[str, ...], modules: list[str]) -> dict[str, str]:
     """Modules that cannot be imported where only these distributions are installed, each with the reason."""
     done = subprocess.run(
         [sys.executable, "-c", BARE, json.dumps([present, modules])],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=200,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return found

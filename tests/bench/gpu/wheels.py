@@ -23,12 +23,12 @@ PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)), "ma
 MISSING = ("falcon", "gunicorn", "httptools", "msgspec", "pyrate-limiter", "rapidfuzz", "structlog")
 # What it has of what the stages import; nothing of it travels.
 PRESENT = (
-    "certifi", "charset-normalizer", "click", "cuda-bindings", "filelock", "fsspec", "hf-xet", "httpcore",
-    "httpx", "huggingface-hub", "hypothesis", "jinja2", "llvmlite", "numba", "numpy", "packaging",
-    "prometheus-client", "psutil", "pytest", "pytest-timeout", "pyyaml", "regex", "requests", "rich",
-    "safetensors", "scipy", "setuptools", "tokenizers", "torch", "tqdm", "transformers", "triton", "typer",
+    *("certifi", "charset-normalizer", "click", "cuda-bindings", "filelock", "fsspec", "hf-xet", "httpcore"),
+    *("httpx", "huggingface-hub", "hypothesis", "jinja2", "llvmlite", "numba", "numpy", "packaging"),
+    *("prometheus-client", "psutil", "pytest", "pytest-timeout", "pyyaml", "regex", "requests", "rich"),
+    *("safetensors", "scipy", "setuptools", "tokenizers", "torch", "tqdm", "transformers", "triton", "typer"),
     "typing-extensions",
-)  # fmt: skip
+)
 
 
 def pinned(text: str, names: Iterable[str]) -> str:

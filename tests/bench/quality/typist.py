@@ -171,8 +171,9 @@ def savings_table(rows: Sequence[SavingsRow]) -> Table:
         lines.setdefault((row.file, row.rule), {})[row.num_suggestions] = row
     files = list(dict.fromkeys(row.file for row in rows))
     for key, own in sorted(lines.items(), key=lambda line: (files.index(line[0][0]), RULES.index(line[0][1]))):
-        cells = [_format(own[number].share, own[number].low, own[number].high) if number in own else ""
-                 for number in numbers]  # fmt: skip
+        cells = [
+            _format(own[number].share, own[number].low, own[number].high) if number in own else "" for number in numbers
+        ]
         table.add_row(*key, *cells)
     return table
 
@@ -198,7 +199,7 @@ def _seeds(passages: Sequence[Passage]) -> list[dict[int, int]]:
     return [
         {position: SEEDS_APART * next(numbers) for position in range(passage.start, passage.end)}
         for passage in passages
-    ]  # fmt: skip
+    ]
 
 
 def _describe_latencies(latencies_ms: Sequence[float]) -> str:

@@ -113,7 +113,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     for row in comparisons:
         is_better = (row.ratio > 1) == row.more_is_better
         result.add_row(
-            row.label, f"{row.other:.4g} {row.unit}", f"{row.ours:.4g} {row.unit}",
-            f"{row.ratio:.3f} ({'better' if is_better else 'worse'})", str(row.num_samples),
-        )  # fmt: skip
+            *(row.label, f"{row.other:.4g} {row.unit}", f"{row.ours:.4g} {row.unit}"),
+            *(f"{row.ratio:.3f} ({'better' if is_better else 'worse'})", str(row.num_samples)),
+        )
     return result

@@ -89,9 +89,7 @@ class CostBench:
         with ExitStack() as stack:
             # Versions take turns at each load.
             versions = list(self._start_ways(stack) if self._is_remote else self._start_checkouts(stack))
-            turns = [
-                self._turn(stack, version, num_clients) for num_clients in NUM_CLIENTS for version in versions
-            ]  # fmt: skip
+            turns = [self._turn(stack, version, num_clients) for num_clients in NUM_CLIENTS for version in versions]
             with progress(self._console, "Rounds", (options.num_rounds + 1) * len(turns)) as on_turn:
                 results = interleave(turns, options.num_rounds, on_turn)
         document.not_measured |= results.failures
@@ -135,12 +133,11 @@ class CostBench:
         seconds = QUICK_SECONDS if options.is_quick else SECONDS
         name = f"{version.name}|{version.num_slots}|{num_clients}"
         gateway, workers = version.gateway, version.workers
-        clients = stack.enter_context(
-            ContenderProcess(
-                "tests.bench.speed.load_clients:LoadClients",
-                LOOPBACK, gateway.port, PATH, BODY, options.subject(), PROMPT_TOKENS, gateway.port + num_clients,
-            )
-        )  # fmt: skip
+        request = PATH, BODY, options.subject(), PROMPT_TOKENS
+        process = ContenderProcess(
+            "tests.bench.speed.load_clients:LoadClients", LOOPBACK, gateway.port, *request, gateway.port + num_clients
+        )
+        clients = stack.enter_context(process)
 
         def measure() -> Mapping[str, Sequence[float]]:
             clients.call("prepare", int(PREPARED_PER_S * seconds))

@@ -155,9 +155,7 @@ class EngineBench:
             contenders += self._contenders.start_baselines(baselines, self._subject, self._prompts)
         if self._needs("request", "batched", "overhead", "keystroke", "document", "clients"):
             server = self._contenders.start_server(self._options.models)
-            self._clients = self._contenders.start_clients(
-                (LOOPBACK, server.port), self._subject, self._prompts.seed()
-            )  # fmt: skip
+            self._clients = self._contenders.start_clients((LOOPBACK, server.port), self._subject, self._prompts.seed())
             self._dtypes.add(server.slots()[0]["dtype"])
         if self._needs("request", "batched", "overhead"):
             contenders.append(Contender("gateway", "W through the gateway", self._measure_gateway))

@@ -107,17 +107,27 @@ def _row(name: str, samples: Mapping[str, Sequence[float]], workload: Workload, 
         # The target is for a document of full length.
         is_comparable &= name != "document" or len(samples[name]) >= NUM_WORDS
         return _measured(
-            name, figure, ours=ours, unit="ms", against=other, is_comparable=is_comparable or name == "predict",
+            name,
+            figure,
+            ours=ours,
+            unit="ms",
+            against=other,
+            is_comparable=is_comparable or name == "predict",
             num_samples=len(samples[ours_name]),
-        )  # fmt: skip
+        )
     if name == "clients":
         num_tokens = NUM_CLIENTS * workload.num_samples * workload.num_new_tokens
         ceiling = 1e3 * num_tokens / medians["linears-crowd"]
         ours = medians["clients"]
         return _measured(
-            name, ours / ceiling, ours=ours, unit="tokens/s", against=ceiling, is_comparable=is_comparable,
+            name,
+            ours / ceiling,
+            ours=ours,
+            unit="tokens/s",
+            against=ceiling,
+            is_comparable=is_comparable,
             share_of_cores_spent_by_clients=round(medians["clients-cost"], 4),
-        )  # fmt: skip
+        )
     if name == "overhead":
         overhead = percentile(samples["gateway-overhead"], 0.5)
         return _measured(name, overhead, ours=overhead, unit="ms", is_comparable=is_comparable)
@@ -128,9 +138,15 @@ def _row(name: str, samples: Mapping[str, Sequence[float]], workload: Workload, 
 
 
 def _measured(
-    name: str, figure: float, *, ours: float, unit: str, against: float | None = None, is_comparable: bool = True,
+    name: str,
+    figure: float,
+    *,
+    ours: float,
+    unit: str,
+    against: float | None = None,
+    is_comparable: bool = True,
     **details: Any,
-) -> Row:  # fmt: skip
+) -> Row:
     """A row with its verdicts. They are left out where the figure is not comparable: a model of another shape."""
     target = TARGETS[name]
     return Row(

@@ -157,7 +157,7 @@ def _type(session: WriterSession, texts: Sequence[str], name: str) -> list[dict[
     return [
         {f"{name}-{writer}-{key}": exchanges[key] for key in sorted(exchanges)}
         for writer, exchanges in enumerate(found)
-    ]  # fmt: skip
+    ]
 
 
 def _overlaps_ms(branches: Mapping[str, Sequence[LogLine]], requests: Sequence[str]) -> list[float]:

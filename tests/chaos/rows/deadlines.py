@@ -102,9 +102,11 @@ def answer_through_faults(context: Context, findings: Findings) -> None:
         for index, proxy in enumerate(proxies):
             proxy.set_schedule(random_schedule(context.seed + index, 0.5))
         load = Load(
-            endpoint, 8, seed=context.seed,
+            endpoint,
+            8,
+            seed=context.seed,
             make_request=lambda rng: long_request(length=rng.randrange(1, 20), max_time=max_time_s),
-        )  # fmt: skip
+        )
         with load.running():
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:

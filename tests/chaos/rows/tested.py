@@ -35,8 +35,12 @@ def run_tests(*nodes: str, only: str = "") -> MeasureRow:
         ]
         done = subprocess.run(
             [*command, "-k", only] if only else command,
-            cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
         counts = {name: int(number) for number, name in re.findall(r"(\d+) (passed|failed|error|skipped)", done.stdout)}
         findings.figures["tests passed"] = counts.get("passed", 0)
         findings.note = "shown by " + ", ".join(f"`{node}`" for node in nodes)

@@ -26,8 +26,9 @@ def wait_until_replaced(tercet: Tercet, old_pids: list[int]) -> None:
     """Wait until none of these processes lives, and all slots are warm again."""
     until(
         lambda: not any(map(psutil.pid_exists, old_pids)) and not set(old_pids) & set(pids(tercet)),
-        30.0, f"workers {old_pids} are replaced",
-    )  # fmt: skip
+        30.0,
+        f"workers {old_pids} are replaced",
+    )
 
 
 def kill_workers(context: Context, findings: Findings) -> None:

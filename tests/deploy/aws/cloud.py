@@ -109,9 +109,13 @@ class Cloud:
         if config is None and service in self._clients:
             return self._clients[service]
         made = boto3.client(
-            service, region_name=REGION, endpoint_url=self.url, aws_access_key_id="tests",
-            aws_secret_access_key="tests", config=config or Config(retries={"total_max_attempts": 1}, proxies={}),
-        )  # fmt: skip
+            service,
+            region_name=REGION,
+            endpoint_url=self.url,
+            aws_access_key_id="tests",
+            aws_secret_access_key="tests",
+            config=config or Config(retries={"total_max_attempts": 1}, proxies={}),
+        )
         if config is None:
             self._clients[service] = made
         return made
@@ -151,9 +155,16 @@ class Cloud:
         self.inject(Fault(operation, first, times, delay_s=seconds))
 
     def fail(
-        self, operation: str, code: str = "InternalFailure", message: str = "injected", *, status: int = 500,
-        first: int = 1, times: int = 1, is_performed: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        operation: str,
+        code: str = "InternalFailure",
+        message: str = "injected",
+        *,
+        status: int = 500,
+        first: int = 1,
+        times: int = 1,
+        is_performed: bool = False,
+    ) -> None:
         """Answer with an error. With `is_performed` the service did what was wanted and only the answer is lost."""
         self.inject(
             Fault(operation, first, times, status=status, code=code, message=message, is_performed=is_performed)

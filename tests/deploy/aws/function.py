@@ -18,9 +18,7 @@ from tests.deploy.aws.stacks import wake_stack
 
 PROMPT = {"prompt": "The old man looked at the sea and", "num_samples": 2, "length": 8}
 USER = "AROAEXAMPLE"
-STOPPED = {
-    "source": "aws.ec2", "detail-type": "EC2 Instance State-change Notification", "detail": {"state": "stopped"},
-}  # fmt: skip
+STOPPED = {"source": "aws.ec2", "detail-type": "EC2 Instance State-change Notification", "detail": {"state": "stopped"}}
 SCHEDULED = {"source": "aws.events", "detail-type": "Scheduled Event", "detail": {}}
 
 

@@ -93,13 +93,19 @@ def wake_stack(cloud: Cloud, directory: Any, **parameters: str) -> Iterator[dict
     s3.put_object(Bucket=BUCKET, Key=archive.name, Body=archive.read_bytes())
     subnet = cloud.client("ec2").describe_subnets()["Subnets"][0]
     given = {
-        "Bucket": BUCKET, "FunctionKey": archive.name, "SourceKey": "tercet.tar.gz", "VpcId": subnet["VpcId"],
-        "SubnetId": subnet["SubnetId"], **parameters,
-    }  # fmt: skip
+        "Bucket": BUCKET,
+        "FunctionKey": archive.name,
+        "SourceKey": "tercet.tar.gz",
+        "VpcId": subnet["VpcId"],
+        "SubnetId": subnet["SubnetId"],
+        **parameters,
+    }
     stacks.create_stack(
-        StackName=STACK, TemplateBody=for_moto(load_template("lambda-ec2.yaml")), Capabilities=["CAPABILITY_IAM"],
+        StackName=STACK,
+        TemplateBody=for_moto(load_template("lambda-ec2.yaml")),
+        Capabilities=["CAPABILITY_IAM"],
         Parameters=[{"ParameterKey": name, "ParameterValue": value} for name, value in given.items()],
-    )  # fmt: skip
+    )
     function = cloud.client("lambda").get_function_configuration(FunctionName=f"{STACK}-wake")
     cloud.forget()
     try:

@@ -369,13 +369,15 @@ def test_no_credentials_no_region_and_no_profile_say_what_to_do(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "Tercet"}, "--name 'Tercet' must be"), ({"name": "a" * 41}, "2 to 40"),
+        ({"name": "Tercet"}, "--name 'Tercet' must be"),
+        ({"name": "a" * 41}, "2 to 40"),
         ({"model_data": "weights.tar.gz"}, "must be the URI of an archive in S3"),
         ({"model_data": "s3://a/model.tar.gz", "model_id": "gpt2"}, "name two models"),
-        ({"role": "tercet"}, "must be an ARN"), ({"instances": 3, "max_instances": 2}, "must be at least --instances"),
+        ({"role": "tercet"}, "must be an ARN"),
+        ({"instances": 3, "max_instances": 2}, "must be at least --instances"),
         ({"destroy": True, "dry_run": True}, "--dry-run shows what creation does"),
     ],
-)  # fmt: skip
+)
 def test_options_that_cannot_be_meant_are_refused_before_any_call(
     options: dict[str, Any], message: str, cloud: Cloud
 ) -> None:

@@ -145,7 +145,10 @@ def test_the_images_serve_is_sagemakers_server(tmp_path: Path) -> None:
     serve = ROOT / "deploy/aws/serve"
     assert os.access(serve, os.X_OK)
     done = subprocess.run(
-        [serve], env={**set_by_image, "PATH": f"{tmp_path}:{os.environ['PATH']}:/usr/bin:/bin"}, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
+        [serve],
+        env={**set_by_image, "PATH": f"{tmp_path}:{os.environ['PATH']}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.splitlines() == ["serve --sagemaker", "TERCET_RUN_DIR=x"]

@@ -73,11 +73,21 @@ def lambda_of(template: dict[str, Any], front_url: str, tmp_path: Path) -> Itera
             name: values[f"!Ref {value['!Ref']}"] for name, value in properties["Environment"]["Variables"].items()
         }
         process = subprocess.Popen(
-            [sys.executable, "-c", RUNTIME], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-            env={"PATH": os.environ["PATH"], "AWS_REGION": REGION, "AWS_DEFAULT_REGION": REGION, **AWS_ENVIRON,
-                 "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": runtime_url, **given},
-        )  # fmt: skip
+            [sys.executable, "-c", RUNTIME],
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                "PATH": os.environ["PATH"],
+                "AWS_REGION": REGION,
+                "AWS_DEFAULT_REGION": REGION,
+                **AWS_ENVIRON,
+                "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": runtime_url,
+                **given,
+            },
+        )
         started.append(process)
 
         def invoke(event: dict[str, Any]) -> dict[str, Any]:
@@ -100,20 +110,30 @@ def lambda_of(template: dict[str, Any], front_url: str, tmp_path: Path) -> Itera
 def event_2(body: str | None, *, is_base64: bool = False) -> dict[str, Any]:
     """An HTTP API's event in payload format 2.0."""
     event: dict[str, Any] = {
-        "version": "2.0", "routeKey": "POST /generate", "rawPath": "/dev/generate", "rawQueryString": "",
+        "version": "2.0",
+        "routeKey": "POST /generate",
+        "rawPath": "/dev/generate",
+        "rawQueryString": "",
         "headers": {"content-type": "application/json", "host": f"abc.execute-api.{REGION}.amazonaws.com"},
         "requestContext": {"http": {"method": "POST", "path": "/dev/generate"}, "stage": "dev"},
         "isBase64Encoded": is_base64,
-    }  # fmt: skip
+    }
     return event if body is None else {**event, "body": body}
 
 
 def event_1(body: str | None) -> dict[str, Any]:
     """The same in payload format 1.0, which has a null for no body."""
     return {
-        "version": "1.0", "resource": "/generate", "path": "/dev/generate", "httpMethod": "POST", "headers": {},
-        "queryStringParameters": None, "requestContext": {"stage": "dev"}, "body": body, "isBase64Encoded": False,
-    }  # fmt: skip
+        "version": "1.0",
+        "resource": "/generate",
+        "path": "/dev/generate",
+        "httpMethod": "POST",
+        "headers": {},
+        "queryStringParameters": None,
+        "requestContext": {"stage": "dev"},
+        "body": body,
+        "isBase64Encoded": False,
+    }
 
 
 def test_generate_answers_what_the_endpoint_answers(lambda_of: Callable[..., Invoke]) -> None:
@@ -189,8 +209,10 @@ def test_the_template_passes_cfn_lint() -> None:
     program = Path(sys.executable).with_name("cfn-lint")
     done = subprocess.run(
         [program, "--regions", REGION, "--non-zero-exit-code", "informational", "--", TEMPLATE],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -198,9 +220,11 @@ def test_a_stack_of_the_template_is_made_and_removed(cloud: Cloud) -> None:
     """moto makes its functions, roles and logs; it knows no API Gateway in templates."""
     cloudformation, functions = cloud.client("cloudformation"), cloud.client("lambda")
     cloudformation.create_stack(
-        StackName="tercet-api", TemplateBody=TEMPLATE.read_text(), Capabilities=["CAPABILITY_IAM"],
+        StackName="tercet-api",
+        TemplateBody=TEMPLATE.read_text(),
+        Capabilities=["CAPABILITY_IAM"],
         Parameters=[{"ParameterKey": "EndpointName", "ParameterValue": "mine"}],
-    )  # fmt: skip
+    )
     made = functions.list_functions()["Functions"]
     assert sorted(one["Environment"]["Variables"].get("URL_SUFFIX", "") for one in made) == ["", "amazonaws.com"]
     assert {one["Environment"]["Variables"]["ENDPOINT_NAME"] for one in made} == {"mine"}

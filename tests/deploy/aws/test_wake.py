@@ -261,18 +261,56 @@ GOOD: list[dict[str, Any]] = [
     {"prompt": "x", "repetition_penalty": 0.01, "max_tokens": 1, "n": 1},
 ]
 BAD = [
-    "", "[]", "{", '"x"', "{}", '{"prompt": "a", "prompt": "b"}', '{"prompt": "a", "context": "b"}', '{"prompt": NaN}',
-    '{"prompt": 1}', '{"prompt": "x", "unknown": 1}', '{"prompt": "x", "stream": true}',
-    '{"prompt": "x", "session": "s"}',    '{"prompt": "\\ud800"}', "[" * 100_000,
-    '{"prompt": "x", "max_time": 1e999}', '{"prompt": "x", "top_k": 1e999}',
-    *(json.dumps({"prompt": "x", **fields}) for fields in (
-        {"n": 0}, {"num_samples": 9}, {"n": True}, {"n": "2"}, {"n": 1.5}, {"n": None}, {"length": 257},
-        {"temperature": 5.1}, {"temperature": "1"}, {"temperature": True}, {"top_k": -1}, {"top_p": 1.01},
-        {"min_p": -0.1}, {"max_tokens": 0}, {"max_time": 0}, {"repetition_penalty": 0}, {"stop": "x"},
-        {"stop": [""]}, {"stop": ["x"] * 9}, {"stop": ["y" * 257]}, {"stop": None}, {"single_line": 1}, {"seed": -1},
-        {"seed": 2**63}, {"explain": 11}, {"strategy": "best"}, {"model_size": "m" * 129}, {"model_size": 1},
-    )),
-]  # fmt: skip
+    "",
+    "[]",
+    "{",
+    '"x"',
+    "{}",
+    '{"prompt": "a", "prompt": "b"}',
+    '{"prompt": "a", "context": "b"}',
+    '{"prompt": NaN}',
+    '{"prompt": 1}',
+    '{"prompt": "x", "unknown": 1}',
+    '{"prompt": "x", "stream": true}',
+    '{"prompt": "x", "session": "s"}',
+    '{"prompt": "\\ud800"}',
+    "[" * 100_000,
+    '{"prompt": "x", "max_time": 1e999}',
+    '{"prompt": "x", "top_k": 1e999}',
+    *(
+        json.dumps({"prompt": "x", **fields})
+        for fields in (
+            {"n": 0},
+            {"num_samples": 9},
+            {"n": True},
+            {"n": "2"},
+            {"n": 1.5},
+            {"n": None},
+            {"length": 257},
+            {"temperature": 5.1},
+            {"temperature": "1"},
+            {"temperature": True},
+            {"top_k": -1},
+            {"top_p": 1.01},
+            {"min_p": -0.1},
+            {"max_tokens": 0},
+            {"max_time": 0},
+            {"repetition_penalty": 0},
+            {"stop": "x"},
+            {"stop": [""]},
+            {"stop": ["x"] * 9},
+            {"stop": ["y" * 257]},
+            {"stop": None},
+            {"single_line": 1},
+            {"seed": -1},
+            {"seed": 2**63},
+            {"explain": 11},
+            {"strategy": "best"},
+            {"model_size": "m" * 129},
+            {"model_size": 1},
+        )
+    ),
+]
 
 
 @pytest.mark.parametrize("body", GOOD)
@@ -298,8 +336,9 @@ def test_it_knows_the_gateways_fields_and_no_others() -> None:
 def test_bad_requests_are_answered_with_the_field_and_start_nothing(function: Function) -> None:
     answer = function.post({"prompt": "x", "num_samples": 9})
     assert (answer.status, answer.body["errors"]) == (
-        422, [{"field": "num_samples", "message": "must be a whole number from 1 to 8"}]
-    )  # fmt: skip
+        422,
+        [{"field": "num_samples", "message": "must be a whole number from 1 to 8"}],
+    )
     assert function.post({"prompt": "x" * 400_000}).status == 413
     assert function.cloud.operations() == []
 
@@ -314,8 +353,11 @@ def test_the_log_has_neither_prompt_nor_key_nor_whole_id(
     assert function.get(accepted.body["id"]).status == 500
     logged = capfd.readouterr().out
     assert [json.loads(line)["event"] for line in logged.splitlines()] == [
-        "job_queued", "instance_started", "job_store_failed", "unhandled_exception",
-    ]  # fmt: skip
+        "job_queued",
+        "instance_started",
+        "job_store_failed",
+        "unhandled_exception",
+    ]
     assert CANARY not in logged
     assert accepted.body["id"] not in logged
 
@@ -337,9 +379,13 @@ def test_the_archive_runs_with_pythons_library_and_boto3_alone(tmp_path: Path) -
         "print(sorted({'gateway', 'shared', 'msgspec', 'falcon', 'structlog'} & set(sys.modules)))"
     )
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
+        [sys.executable, "-I", "-S", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
         env={"PATH": os.environ["PATH"]},
-    )  # fmt: skip
+    )
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 

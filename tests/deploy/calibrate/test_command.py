@@ -21,8 +21,13 @@ PROSE = ROOT / "workers/checkpoints/page.txt"
 def calibrate(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "deploy", "calibrate", *args],
-        cwd=ROOT, env={**os.environ, **environ}, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
 
 
 def test_both_settings_are_fitted_to_prose() -> None:

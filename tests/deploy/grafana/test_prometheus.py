@@ -48,11 +48,14 @@ class Prometheus:
         with (base / "prometheus.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [
-                    "prometheus", f"--config.file={base}/prometheus.yml", f"--storage.tsdb.path={base}/data",
+                    "prometheus",
+                    f"--config.file={base}/prometheus.yml",
+                    f"--storage.tsdb.path={base}/data",
                     f"--web.listen-address=127.0.0.1:{port}",
                 ],
-                stdout=log, stderr=log,
-            )  # fmt: skip
+                stdout=log,
+                stderr=log,
+            )
 
     def get(self, path: str, **parameters: str) -> Any:
         response = self.client.get(path, params=parameters)
@@ -84,9 +87,12 @@ class Prometheus:
 @pytest.fixture(scope="module")
 def tercet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
     settings = {
-        "models": "embedded*2", "max_batch": "3", "queue": "0", "test_step_delay_ms": "0=5,1=5",
+        "models": "embedded*2",
+        "max_batch": "3",
+        "queue": "0",
+        "test_step_delay_ms": "0=5,1=5",
         "test_faults": f"{OUT_OF_MEMORY}=oom",
-    }  # fmt: skip
+    }
     with running(tmp_path_factory.mktemp("t"), **settings) as tercet:
         yield tercet
 

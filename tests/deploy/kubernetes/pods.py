@@ -101,9 +101,16 @@ class Pod:
     """
 
     def __init__(
-        self, node: Node, number: int, overlay: str, template: Json, container: Json, base: Path,
-        files: Mapping[str, bytes], on_change: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self,
+        node: Node,
+        number: int,
+        overlay: str,
+        template: Json,
+        container: Json,
+        base: Path,
+        files: Mapping[str, bytes],
+        on_change: Callable[[], None],
+    ) -> None:
         """
         Args:
             files: contents of the mounted files by their paths in the container.
@@ -173,9 +180,14 @@ class Pod:
         self._node.enter()
         with (self._root / "log").open("wb") as log:
             process = subprocess.Popen(
-                self._command(), cwd=ROOT, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                self._command(),
+                cwd=ROOT,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 process_group=0,
-            )  # fmt: skip
+            )
         with httpx.Client(verify=False, trust_env=False) as client:
             self._probe_until_deleted(client, process)
             started_at = time.monotonic()

@@ -75,23 +75,32 @@ def test_the_page_applies_every_overlay() -> None:
 def test_keys_and_certificates_are_made_as_written(tmp_path: Path) -> None:
     made = commands("openssl", "printf")
     made += [line for line in commands("TERCET_KEYS=") if "key new" in line]
-    made += [f"{line} --dry-run=client -o yaml >secrets-{number}" for number, line in enumerate(
-        line for line in commands("kubectl --namespace tercet create secret")
-        if "--from-file" in line
-    )]  # fmt: skip
+    made += [
+        f"{line} --dry-run=client -o yaml >secrets-{number}"
+        for number, line in enumerate(
+            line for line in commands("kubectl --namespace tercet create secret") if "--from-file" in line
+        )
+    ]
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/tercet").write_text(f'#!/bin/sh\ncd {ROOT} && exec {sys.executable} -m deploy "$@"\n')
     (tmp_path / "bin/tercet").chmod(0o755)
     path = f"{tmp_path}/bin:{KUBECTL.parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-ec", "\n".join(made)], cwd=tmp_path, env={"PATH": path, "HOME": str(tmp_path)},
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        ["bash", "-ec", "\n".join(made)],
+        cwd=tmp_path,
+        env={"PATH": path, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     secrets = [yaml.safe_load(file.read_text()) for file in sorted(tmp_path.glob("secrets-*"))]
     assert {secret["metadata"]["name"] for secret in secrets} >= {
-        "tercet-pool-key", "tercet-pool-tls", "tercet-api-keys"
-    }  # fmt: skip
+        "tercet-pool-key",
+        "tercet-pool-tls",
+        "tercet-api-keys",
+    }
     (tmp_path / "pool-key").chmod(0o600)
     assert len(read_pool_keys(tmp_path / "pool-key")) == 1
     assert {key.name for key in read_keys(tmp_path / "api-keys")} == {"laptop", "endpoints"}

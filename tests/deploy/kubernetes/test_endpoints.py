@@ -39,8 +39,11 @@ def host() -> str:
 def test_the_command_prints_the_document_of_the_gateway(gateway_document: Json) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "deploy.kubernetes.endpoints", "--host", host()],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert json.loads(done.stdout) == endpoints_document(gateway_document, host())
 
 

@@ -23,17 +23,32 @@ from workers.checkpoints.resolve import resolve
 
 def sentence(queue_ms: float, decode_ms: float) -> Sentence:
     return Sentence(
-        value=" x", time=0.1, score=-1.0, finish_reason="length", seed=1, slot=0, model="m", tokens=20,
-        cached_tokens=5, queue_ms=queue_ms, prefill_ms=10.0, decode_ms=decode_ms,
-    )  # fmt: skip
+        value=" x",
+        time=0.1,
+        score=-1.0,
+        finish_reason="length",
+        seed=1,
+        slot=0,
+        model="m",
+        tokens=20,
+        cached_tokens=5,
+        queue_ms=queue_ms,
+        prefill_ms=10.0,
+        decode_ms=decode_ms,
+    )
 
 
 ANSWER = msgspec.json.encode(
     AutocompleteResponse(
-        id="1", model="m", seed=1, sentences=[sentence(1.0, 50.0), sentence(2.0, 60.0)], time=0.1, partial=False,
+        id="1",
+        model="m",
+        seed=1,
+        sentences=[sentence(1.0, 50.0), sentence(2.0, 60.0)],
+        time=0.1,
+        partial=False,
         errors=[],
     )
-)  # fmt: skip
+)
 
 
 @contextmanager

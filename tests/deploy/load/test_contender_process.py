@@ -79,9 +79,8 @@ def test_the_process_ends_when_it_is_closed() -> None:
 
 def test_the_process_dies_with_a_benchmark_that_is_killed() -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", BENCHMARK],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    ) as benchmark:  # fmt: skip
+        [sys.executable, "-c", BENCHMARK], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as benchmark:
         assert benchmark.stdout is not None
         contender = psutil.Process(int(benchmark.stdout.readline()))
         benchmark.kill()

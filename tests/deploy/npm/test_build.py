@@ -60,9 +60,20 @@ def test_declarations_serve_strict_programs(npm_package: NpmPackage, resolution:
     names = [Path(shutil.copy(path, npm_package.consumer)).name for path in PROGRAMS]
     module = "esnext" if resolution == "bundler" else resolution
     npm_package.run(
-        "tsc", "--ignoreConfig", "--strict", "--noEmit", "--target", "es2023", "--lib", "esnext,dom",
-        "--module", module, "--moduleResolution", resolution, *names,
-    )  # fmt: skip
+        "tsc",
+        "--ignoreConfig",
+        "--strict",
+        "--noEmit",
+        "--target",
+        "es2023",
+        "--lib",
+        "esnext,dom",
+        "--module",
+        module,
+        "--moduleResolution",
+        resolution,
+        *names,
+    )
 
 
 def test_the_examples_of_the_readme_are_consistent_in_their_types(npm_package: NpmPackage) -> None:

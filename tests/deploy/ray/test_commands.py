@@ -34,17 +34,21 @@ def config(tmp_path: Path, certificate: Certificate) -> dict[str, Any]:
     """serve.yaml, with the embedded checkpoint on a CPU and with paths of this machine."""
     config: dict[str, Any] = yaml.safe_load((ROOT / "deploy/ray/serve.yaml").read_text())
     config["http_options"] |= {
-        "host": "127.0.0.1", "port": free_port(),
-        "ssl_certfile": str(certificate.cert), "ssl_keyfile": str(certificate.key),
-    }  # fmt: skip
+        "host": "127.0.0.1",
+        "port": free_port(),
+        "ssl_certfile": str(certificate.cert),
+        "ssl_keyfile": str(certificate.key),
+    }
     [application] = config["applications"]
     application["args"] |= {"model": "embedded", "num_gpus": 0, "min_workers": 1, "max_workers": 1, "num_ingresses": 1}
     key_path = tmp_path / "pool.key"
     key_path.touch(mode=0o600)
     key_path.write_text(secrets.token_hex(32))
     application["runtime_env"]["env_vars"] = {
-        "TERCET_POOL_KEY": str(key_path), "TERCET_RUN_DIR": str(tmp_path / "run"), "TERCET_DTYPE": "fp32",
-    }  # fmt: skip
+        "TERCET_POOL_KEY": str(key_path),
+        "TERCET_RUN_DIR": str(tmp_path / "run"),
+        "TERCET_DTYPE": "fp32",
+    }
     return config
 
 
@@ -55,12 +59,27 @@ def dashboard(tmp_path: Path) -> Iterator[str]:
     with (tmp_path / "ray.log").open("wb") as log:
         head = subprocess.Popen(
             [
-                BIN / "ray", "start", "--head", "--block", "--port", str(free_port()), "--num-cpus", "2",
-                "--object-store-memory", str(100 << 20), "--dashboard-port", str(port),
-                "--dashboard-agent-listen-port", str(free_port()), "--disable-usage-stats",
+                BIN / "ray",
+                "start",
+                "--head",
+                "--block",
+                "--port",
+                str(free_port()),
+                "--num-cpus",
+                "2",
+                "--object-store-memory",
+                str(100 << 20),
+                "--dashboard-port",
+                str(port),
+                "--dashboard-agent-listen-port",
+                str(free_port()),
+                "--disable-usage-stats",
             ],
-            env=os.environ | {"RAY_enable_worker_prestart": "0"}, process_group=0, stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            env=os.environ | {"RAY_enable_worker_prestart": "0"},
+            process_group=0,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -86,9 +105,12 @@ def test_a_gateway_answers_from_a_pool_that_was_deployed_as_documented(
     until(lambda: "status: RUNNING" in serve("status", "--address", dashboard), START_S, "the application runs")
     [application] = config["applications"]
     gateway = Tercet(
-        tmp_path, models="", pool=f"embedded=https://localhost:{config['http_options']['port']}/small",
-        pool_key=application["runtime_env"]["env_vars"]["TERCET_POOL_KEY"], pool_ca=str(tmp_path / "ca.pem"),
-    )  # fmt: skip
+        tmp_path,
+        models="",
+        pool=f"embedded=https://localhost:{config['http_options']['port']}/small",
+        pool_key=application["runtime_env"]["env_vars"]["TERCET_POOL_KEY"],
+        pool_ca=str(tmp_path / "ca.pem"),
+    )
     gateway.start(sys.executable, "-m", "deploy", "serve", "--role", "gateway")
     try:
         until(gateway.slots, 60, "the gateway has a slot")

@@ -84,9 +84,14 @@ def test_a_node_killed_under_load_loses_no_request_and_its_capacity_returns(pool
 def test_the_pool_grows_and_shrinks_under_load_without_a_failure(pool: RayPool, tmp_path: Path) -> None:
     with running_gateway(tmp_path, pool) as gateway:
         pool.deploy(
-            min_workers=1, max_workers=3, max_batch=MAX_BATCH, target_ongoing=1, load_window_s=4, upscale_delay_s=1,
+            min_workers=1,
+            max_workers=3,
+            max_batch=MAX_BATCH,
+            target_ongoing=1,
+            load_window_s=4,
+            upscale_delay_s=1,
             downscale_delay_s=3,
-        )  # fmt: skip
+        )
         pool.wait_for_workers(1, PATIENCE_S)
         wait_for_gateway(gateway)
         many, few = Load(Endpoint(gateway.port), 6), Load(Endpoint(gateway.port), 1, pause_s=4.0)

@@ -14,9 +14,20 @@ from shared.errors import StartError
 from shared.protocol import State
 
 WARM = State(
-    state="warm", model="small", device="cpu", revision="r", max_batch=4, n_ctx=1024, vocab_size=8, in_flight=1,
-    ms_per_token=10.0, memory_bytes=100, pid=7, age=3, counters={"generated_tokens": 5.0},
-)  # fmt: skip
+    state="warm",
+    model="small",
+    device="cpu",
+    revision="r",
+    max_batch=4,
+    n_ctx=1024,
+    vocab_size=8,
+    in_flight=1,
+    ms_per_token=10.0,
+    memory_bytes=100,
+    pid=7,
+    age=3,
+    counters={"generated_tokens": 5.0},
+)
 LOADING = State(state="loading", model="small", device="cpu", progress=0.5, max_batch=4, memory_bytes=50)
 
 

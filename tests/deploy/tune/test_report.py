@@ -32,8 +32,16 @@ def test_a_table_has_patsnaps_columns() -> None:
     assert "12.3/s, Poisson" in lines
     [row] = [line for line in lines.splitlines() if "4 clients" in line]
     assert [cell.strip() for cell in row.split("│")[1:-1]] == [
-        "4 clients", "40.0", "200", "50", "100", "100", "100", "200", "0",
-    ]  # fmt: skip
+        "4 clients",
+        "40.0",
+        "200",
+        "50",
+        "100",
+        "100",
+        "100",
+        "200",
+        "0",
+    ]
 
 
 def test_the_lines_to_paste_are_settings() -> None:
@@ -42,8 +50,11 @@ def test_the_lines_to_paste_are_settings() -> None:
     trial = Trial(ModelSpec("small"), subject, True, W, {}, [1], None, 1.0)
     lines = environment(trial, Result({}, {}, [], Choice(on_gpus, "the best")))
     assert lines == [
-        "TERCET_MODELS=small*2", "TERCET_DEVICES=cuda:0,cuda:1", "TERCET_MAX_BATCH=24", "TERCET_PLACEMENT=spread",
-    ]  # fmt: skip
+        "TERCET_MODELS=small*2",
+        "TERCET_DEVICES=cuda:0,cuda:1",
+        "TERCET_MAX_BATCH=24",
+        "TERCET_PLACEMENT=spread",
+    ]
     settings = Settings.load(dict(line.split("=", 1) for line in lines))
     assert settings.model.models == (ModelSpec("small", None, 2),)
     assert settings.pool.max_batch == 24

@@ -40,9 +40,13 @@ def machine_of(speed: Callable[[Candidate], float], worker_mib: float = 500) -> 
 def test_workers_and_threads_come_first_then_placement_then_the_batch() -> None:
     outcomes, state = search(machine_of(lambda one: one.workers**0.5), space())
     assert [(one.workers, one.threads, one.placement, one.max_batch) for one in outcomes] == [
-        (1, 2, "auto", 48), (1, 1, "auto", 48), (2, 1, "auto", 48), (4, 1, "auto", 48),
-        (4, 1, "spread", 48), (4, 1, "auto", 3),
-    ]  # fmt: skip
+        (1, 2, "auto", 48),
+        (1, 1, "auto", 48),
+        (2, 1, "auto", 48),
+        (4, 1, "auto", 48),
+        (4, 1, "spread", 48),
+        (4, 1, "auto", 3),
+    ]
     pruned = {(one.placement, one.max_batch): reason for one, reason in state.pruned.items()}
     assert "auto packs, too" in pruned["pack", 48]
     assert "at most 6 sequences in a worker" in pruned["auto", 96]
@@ -128,8 +132,11 @@ def test_without_a_goal_the_most_requests_win_then_the_latency_then_the_cost() -
     slow_start = measurement((100, 110, 120, 160))  # 50 requests/s
     quick_start = measurement((50, 60, 100, 163))  # 49 requests/s
     outcomes: dict[Candidate, Outcome] = {
-        candidate(1): measurement(), candidate(2): slow_start, candidate(3): quick_start, candidate(4): quick_start,
-    }  # fmt: skip
+        candidate(1): measurement(),
+        candidate(2): slow_start,
+        candidate(3): quick_start,
+        candidate(4): quick_start,
+    }
     found = choose(outcomes, Goal())
     assert found is not None
     assert found.candidate == candidate(3)
@@ -163,8 +170,9 @@ def test_of_plans_with_equal_workers_the_one_with_fewer_bytes_is_cheaper() -> No
 
 def test_an_slo_alone_finds_the_most_requests_within_it() -> None:
     outcomes: dict[Candidate, Outcome] = {
-        candidate(1): measurement((50, 60, 100, 200)), candidate(2): measurement((150, 155, 160, 170)),
-    }  # fmt: skip
+        candidate(1): measurement((50, 60, 100, 200)),
+        candidate(2): measurement((150, 155, 160, 170)),
+    }
     fast, slow = choose(outcomes, Goal(120)), choose(outcomes, Goal(600))
     assert fast is not None
     assert slow is not None

@@ -30,8 +30,13 @@ def environ(**settings: str) -> dict[str, str]:
 def tune(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "deploy", "tune", *arguments],
-        cwd=ROOT, env=environ(**settings), capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environ(**settings),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,9 +148,17 @@ def test_rehearsal_on_a_gpu(tmp_path: Path) -> None:
     fake["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{fake['PYTHONPATH']}"
     result = tmp_path / "tune.json"
     done = tune(
-        *QUICK[:-1], "2", "--state", str(tmp_path / "tune.jsonl"), "--json", str(result),
-        TERCET_DEVICES="cuda:0", CUDA_VISIBLE_DEVICES="0", CUDA_MPS_PIPE_DIRECTORY=str(tmp_path), **fake,
-    )  # fmt: skip
+        *QUICK[:-1],
+        "2",
+        "--state",
+        str(tmp_path / "tune.jsonl"),
+        "--json",
+        str(result),
+        TERCET_DEVICES="cuda:0",
+        CUDA_VISIBLE_DEVICES="0",
+        CUDA_MPS_PIPE_DIRECTORY=str(tmp_path),
+        **fake,
+    )
     assert done.returncode == 0, done.stderr
     plans = {plan["candidate"]["workers"]: plan for plan in reversed(json.loads(result.read_text())["plans"])}
     assert [plans[workers]["measurement"]["worker_bytes"] >> 30 for workers in (1, 2)] == [2, 2]

@@ -61,9 +61,18 @@ def test_an_answer_has_the_sentences_best_first_and_says_how_they_were_made(make
     assert [sentence["seed"] for sentence in body["sentences"]] == [1, 2, 0]
     assert 0 < first.pop("time") <= body["time"]
     assert first == {
-        "value": TEXTS[1], "score": -1.0, "finish_reason": "eos", "seed": 1, "slot": 0, "model": "small", "tokens": 4,
-        "cached_tokens": 2, "queue_ms": 0.5, "prefill_ms": 1.0, "decode_ms": 2.0,
-    }  # fmt: skip
+        "value": TEXTS[1],
+        "score": -1.0,
+        "finish_reason": "eos",
+        "seed": 1,
+        "slot": 0,
+        "model": "small",
+        "tokens": 4,
+        "cached_tokens": 2,
+        "queue_ms": 0.5,
+        "prefill_ms": 1.0,
+        "decode_ms": 2.0,
+    }
     timing = dict(part.split(";dur=") for part in response.headers["server-timing"].split(", "))
     assert (timing["queue"], timing["prefill"], timing["decode"]) == ("0.50", "1.00", "2.00")
 
@@ -71,14 +80,29 @@ def test_an_answer_has_the_sentences_best_first_and_says_how_they_were_made(make
 def test_workers_get_the_sampling_parameters_and_token_healing(make_api: MakeApi) -> None:
     api = make_api(respond)
     api.complete(
-        seed=0, length=30, temperature=0.7, top_k=7, top_p=0.8, min_p=0.1, repetition_penalty=1.2, stop=["x", "y"],
-        single_line=True, max_tokens=64, session="s",
-    )  # fmt: skip
+        seed=0,
+        length=30,
+        temperature=0.7,
+        top_k=7,
+        top_p=0.8,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        stop=["x", "y"],
+        single_line=True,
+        max_tokens=64,
+        session="s",
+    )
     for call in api.pool.workers[0].calls:
         assert msgspec.to_builtins(call.sampling) == {
-            "max_new_tokens": 30, "temperature": 0.7, "top_k": 7, "top_p": 0.8, "min_p": 0.1,
-            "repetition_penalty": 1.2, "stop": ("x", "y"), "single_line": True,
-        }  # fmt: skip
+            "max_new_tokens": 30,
+            "temperature": 0.7,
+            "top_k": 7,
+            "top_p": 0.8,
+            "min_p": 0.1,
+            "repetition_penalty": 1.2,
+            "stop": ("x", "y"),
+            "single_line": True,
+        }
         assert (call.prompt, call.max_prompt_tokens, call.heal, call.echo) == ("He saw", 64, True, False)
         assert (call.session, call.stream, call.logprobs) == ("s", False, None)
 

@@ -57,11 +57,14 @@ def test_neither_prompts_nor_keys_reach_a_log_a_metric_or_another_client(
         others = [
             call_app(api.app, HttpRequest(method, path, body, {"Authorization": f"Bearer {other_key}"}))
             for method, path, body in (
-                ("GET", "/metrics", b""), ("GET", "/health/ready", b""), ("GET", "/slots", b""),
-                ("POST", "/autocomplete", b'{"context": "He saw", "seed": 4}'), ("POST", "/autocomplete", b"{"),
+                ("GET", "/metrics", b""),
+                ("GET", "/health/ready", b""),
+                ("GET", "/slots", b""),
+                ("POST", "/autocomplete", b'{"context": "He saw", "seed": 4}'),
+                ("POST", "/autocomplete", b"{"),
                 ("POST", "/feedback", b'{"id": "a", "index": 0, "action": "accepted"}'),
             )
-        ]  # fmt: skip
+        ]
     assert statuses.total() >= 100
     assert {200, 400, 401, 404, 405, 411, 413, 421, 422, 500} <= statuses.keys(), statuses
     assert [status for status, _, _ in others[:4]] == [200] * 4, others[3]

@@ -213,12 +213,14 @@ def test_predictions_are_counted_by_usefulness(metrics: Metrics) -> None:
     store.record("owner", feedback("a", 7, kept=15))
     store.record("owner", feedback("a", 2, "rejected"))
     assert samples(metrics, "tercet_predictions_total") == {
-        **{f'{{action="shown",up_to_keys="{bound}"}}': number for bound, number in
-           (("0.25", 2), ("0.5", 1), ("2", 1), ("4", 1), ("8", 1), ("+Inf", 2))},
+        **{
+            f'{{action="shown",up_to_keys="{bound}"}}': number
+            for bound, number in (("0.25", 2), ("0.5", 1), ("2", 1), ("4", 1), ("8", 1), ("+Inf", 2))
+        },
         '{action="accepted",up_to_keys="+Inf"}': 1,
         '{action="kept",up_to_keys="+Inf"}': 1,
         '{action="rejected",up_to_keys="0.5"}': 1,
-    }  # fmt: skip
+    }
     assert samples(metrics, "tercet_prediction_saved_characters_total") == {'{up_to_keys="+Inf"}': 20}
     assert samples(metrics, "tercet_prediction_kept_characters_total") == {'{up_to_keys="+Inf"}': 15}
     assert all('strategy="predict"' in labels for labels in samples(metrics, "tercet_suggestions_total"))

@@ -9,9 +9,18 @@ from shared.protocol import State
 from tests.gateway.conftest import Gateway
 
 WARM = State(
-    state="warm", ms_per_token=1.23456, progress=1.0, dtype="int8", kernels="triton; graphs: on",
-    revision="abc", max_batch=3, in_flight=2, pid=7, age=4, counters={"prompt_tokens": 5},
-)  # fmt: skip
+    state="warm",
+    ms_per_token=1.23456,
+    progress=1.0,
+    dtype="int8",
+    kernels="triton; graphs: on",
+    revision="abc",
+    max_batch=3,
+    in_flight=2,
+    pid=7,
+    age=4,
+    counters={"prompt_tokens": 5},
+)
 
 
 def test_live_whatever_the_slots_do(gateway: Gateway) -> None:
@@ -58,12 +67,21 @@ def test_the_body_has_a_row_per_slot_and_per_model(gateway: Gateway) -> None:
         {"model": "medium", "source": "hub:medium", "warning": "not checked"},
     ]
     assert body["slots"][0] == {
-        "slot": 0, "model": "small", "device": "cpu", "state": "warm", "reason": None, "progress": 1.0,
-        "dtype": "int8", "kernels": "triton; graphs: on", "ms_per_token": 1.235,
-    }  # fmt: skip
+        "slot": 0,
+        "model": "small",
+        "device": "cpu",
+        "state": "warm",
+        "reason": None,
+        "progress": 1.0,
+        "dtype": "int8",
+        "kernels": "triton; graphs: on",
+        "ms_per_token": 1.235,
+    }
     assert [(slot["model"], slot["state"]) for slot in body["slots"]] == [
-        ("small", "warm"), ("small", "down"), ("medium", "failed"),
-    ]  # fmt: skip
+        ("small", "warm"),
+        ("small", "down"),
+        ("medium", "failed"),
+    ]
     assert body["slots"][2]["reason"] == "no such file"
 
 

@@ -44,8 +44,11 @@ def test_choices_are_the_branches_in_their_order(api: Api) -> None:
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert [choice["text"] for choice in answer["choices"]] == [" w40 x1", " w41 x1", " w42 x1"]
     assert answer["usage"] == {
-        "prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8, "prompt_tokens_details": {"cached_tokens": 0},
-    }  # fmt: skip
+        "prompt_tokens": 2,
+        "completion_tokens": 6,
+        "total_tokens": 8,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
 @pytest.mark.parametrize("fields", [{}, {"logprobs": 1}, {"n": 3, "logprobs": 0}, {"echo": True}, {"temperature": 0}])
@@ -77,9 +80,14 @@ def test_models(api: Api) -> None:
 
 def test_prompts_of_every_form_reach_the_worker(api: Api) -> None:
     forms: list[tuple[Any, list[Any]]] = [
-        ("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]]),
-        ("", [""]), ([""], [""]), ([[]], [[]]),
-    ]  # fmt: skip
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+        ("", [""]),
+        ([""], [""]),
+        ([[]], [[]]),
+    ]
     for prompt, expected in forms:
         api.pool.workers[0].calls.clear()
         answer = complete(api, prompt=prompt)
@@ -93,8 +101,13 @@ def test_prompts_of_every_form_reach_the_worker(api: Api) -> None:
 def test_choices_come_prompt_by_prompt_with_the_same_seeds_for_each(api: Api) -> None:
     answer = complete(api, prompt=["a", "b b", "c c c"], n=2, echo=True, max_tokens=1)
     assert [choice["text"] for choice in answer["choices"]] == [
-        "a w40", "a w41", "b b w40", "b b w41", "c c c w40", "c c c w41",
-    ]  # fmt: skip
+        "a w40",
+        "a w41",
+        "b b w40",
+        "b b w41",
+        "c c c w40",
+        "c c c w41",
+    ]
     assert answer["usage"]["prompt_tokens"] == 1 + 2 + 3
     assert answer["usage"]["completion_tokens"] == 6
     assert (
@@ -155,8 +168,11 @@ def test_log_probabilities_of_an_echoed_prompt(api: Api, is_text: bool) -> None:
     assert choice["logprobs"]["tokens"] == [*tokens, " w40"]
     assert choice["logprobs"]["token_logprobs"] == [None, -1, -2, -1]
     assert choice["logprobs"]["top_logprobs"] == [
-        None, {" top": -0.5, tokens[1]: -1}, {" top": -1, tokens[2]: -2}, {" top": -0.5, " w40": -1},
-    ]  # fmt: skip
+        None,
+        {" top": -0.5, tokens[1]: -1},
+        {" top": -1, tokens[2]: -2},
+        {" top": -0.5, " w40": -1},
+    ]
     assert choice["logprobs"]["text_offset"] == [0, *accumulate(map(len, tokens))]
     [whole] = chunks_of(post(api, **fields, stream=True))
     assert whole["choices"] == answer["choices"]

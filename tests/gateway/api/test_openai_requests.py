@@ -37,18 +37,37 @@ def api(make_api: MakeApi) -> Api:
 
 def test_every_sampling_field_reaches_the_worker(api: Api) -> None:
     complete(
-        api, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.5, frequency_penalty=0.3,
-        presence_penalty=-0.4, logit_bias={"7": -100, "8": 1.5}, stop=["a", "b", "c", "d", "e"], single_line=True,
-        session="s", n=2, seed=MAX_SEED,
-    )  # fmt: skip
+        api,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=7,
+        min_p=0.1,
+        repetition_penalty=1.5,
+        frequency_penalty=0.3,
+        presence_penalty=-0.4,
+        logit_bias={"7": -100, "8": 1.5},
+        stop=["a", "b", "c", "d", "e"],
+        single_line=True,
+        session="s",
+        n=2,
+        seed=MAX_SEED,
+    )
     calls = sorted(api.pool.workers[0].calls, key=lambda call: call.seed)
     assert [call.seed for call in calls] == [0, MAX_SEED]
     assert calls[0].session == "s"
     assert msgspec.to_builtins(calls[0].sampling) == {
-        "max_new_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.5,
-        "frequency_penalty": 0.3, "presence_penalty": -0.4, "logit_bias": ((7, -100.0), (8, 1.5)),
-        "stop": ("a", "b", "c", "d", "e"), "single_line": True,
-    }  # fmt: skip
+        "max_new_tokens": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "repetition_penalty": 1.5,
+        "frequency_penalty": 0.3,
+        "presence_penalty": -0.4,
+        "logit_bias": ((7, -100.0), (8, 1.5)),
+        "stop": ("a", "b", "c", "d", "e"),
+        "single_line": True,
+    }
     complete(api, stop="a", seed=-1)
     last = api.pool.workers[0].calls[-1]
     assert (last.sampling.stop, last.seed) == (("a",), MAX_SEED)
@@ -88,15 +107,29 @@ def test_a_suffix_is_ignored_with_a_warning(api: Api) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"prompt": ["a"] * 128, "max_tokens": 0}, {"prompt": ["a"] * 32, "best_of": 8, "max_tokens": 0},
-        {"max_tokens": N_CTX - 1}, {"prompt": [1] * (N_CTX - 2)}, {"prompt": [[1] * (N_CTX - 1)], "max_tokens": 1},
-        {"prompt": [1] * (N_CTX - 1), "max_tokens": 0}, {"prompt": [0, VOCAB_SIZE - 1]}, {"n": 1}, {"n": 8},
-        {"logprobs": 0}, {"logprobs": 20}, {"stop": []}, {"stop": ["x" * 256] * 16}, {"temperature": 0},
-        {"temperature": 2}, {"logit_bias": {"0": -100, str(VOCAB_SIZE - 1): 100}}, {"top_k": VOCAB_SIZE},
+        {"prompt": ["a"] * 128, "max_tokens": 0},
+        {"prompt": ["a"] * 32, "best_of": 8, "max_tokens": 0},
+        {"max_tokens": N_CTX - 1},
+        {"prompt": [1] * (N_CTX - 2)},
+        {"prompt": [[1] * (N_CTX - 1)], "max_tokens": 1},
+        {"prompt": [1] * (N_CTX - 1), "max_tokens": 0},
+        {"prompt": [0, VOCAB_SIZE - 1]},
+        {"n": 1},
+        {"n": 8},
+        {"logprobs": 0},
+        {"logprobs": 20},
+        {"stop": []},
+        {"stop": ["x" * 256] * 16},
+        {"temperature": 0},
+        {"temperature": 2},
+        {"logit_bias": {"0": -100, str(VOCAB_SIZE - 1): 100}},
+        {"top_k": VOCAB_SIZE},
         {"prompt": [[1] * 127] * 128, "n": 2, "echo": True, "logprobs": 15, "max_tokens": 1},
-        {"seed": -MAX_SEED - 1}, {"stream_options": None}, {"frequency_penalty": -2, "presence_penalty": 2},
+        {"seed": -MAX_SEED - 1},
+        {"stream_options": None},
+        {"frequency_penalty": -2, "presence_penalty": 2},
     ],
-)  # fmt: skip
+)
 def test_bounds_are_accepted(api: Api, fields: dict[str, Any]) -> None:
     complete(api, **fields)
 
@@ -104,28 +137,53 @@ def test_bounds_are_accepted(api: Api, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("param", "fields"),
     [
-        ("prompt", {"prompt": ["a"] * 129}), ("prompt", {"prompt": ["a"] * 33, "best_of": 8}),
-        ("prompt", {"prompt": [[1]] * 129}), ("prompt", {"prompt": []}), ("prompt", {"prompt": ["a", 1]}),
-        ("prompt", {"prompt": [[1], 1]}), ("prompt", {"prompt": [VOCAB_SIZE]}), ("prompt", {"prompt": [[2**70]]}),
-        ("prompt", {"prompt": [-1]}), ("prompt", {"prompt": [1.5]}), ("prompt", {"prompt": 7}),
-        ("max_tokens", {"max_tokens": N_CTX, "echo": True}), ("max_tokens", {"max_tokens": -1}), ("n", {"n": 0}),
+        ("prompt", {"prompt": ["a"] * 129}),
+        ("prompt", {"prompt": ["a"] * 33, "best_of": 8}),
+        ("prompt", {"prompt": [[1]] * 129}),
+        ("prompt", {"prompt": []}),
+        ("prompt", {"prompt": ["a", 1]}),
+        ("prompt", {"prompt": [[1], 1]}),
+        ("prompt", {"prompt": [VOCAB_SIZE]}),
+        ("prompt", {"prompt": [[2**70]]}),
+        ("prompt", {"prompt": [-1]}),
+        ("prompt", {"prompt": [1.5]}),
+        ("prompt", {"prompt": 7}),
+        ("max_tokens", {"max_tokens": N_CTX, "echo": True}),
+        ("max_tokens", {"max_tokens": -1}),
+        ("n", {"n": 0}),
         ("n", {"n": 9}),
-        ("best_of", {"n": 3, "best_of": 2}), ("best_of", {"best_of": 9}), ("best_of", {"best_of": 2, "stream": True}),
+        ("best_of", {"n": 3, "best_of": 2}),
+        ("best_of", {"best_of": 9}),
+        ("best_of", {"best_of": 2, "stream": True}),
         ("logprobs", {"prompt": [[1] * 127] * 128, "n": 2, "echo": True, "logprobs": 15}),
-        ("logprobs", {"prompt": ["a" * 2000] * 64, "echo": True, "logprobs": 8}), ("logprobs", {"logprobs": 21}),
-        ("logprobs", {"logprobs": -1}), ("logprobs", {"logprobs": True}),
-        ("stop", {"stop": ["x"] * 17}), ("stop", {"stop": ["x" * 257]}), ("stop", {"stop": ""}),
-        ("temperature", {"temperature": 2.01}), ("temperature", {"temperature": -0.01}), ("top_p", {"top_p": 1.01}),
-        ("logit_bias", {"logit_bias": {"1": 101}}), ("logit_bias", {"logit_bias": {str(VOCAB_SIZE): 1}}),
-        ("logit_bias", {"logit_bias": {"x": 1}}), ("logit_bias", {"logit_bias": {"9" * 5000: 1}}),
-        ("logit_bias", {"logit_bias": {str(id_): 1 for id_ in range(1025)}}), ("top_k", {"top_k": VOCAB_SIZE + 1}),
-        ("seed", {"seed": MAX_SEED + 1}), ("stream_options", {"stream_options": {"include_usage": True}}),
-        ("max_time", {"max_time": 31}), ("frequency_penalty", {"frequency_penalty": 2.1}),
-        ("clean", {"clean": True, "prompt": ["a", "b"]}), ("clean", {"clean": True, "prompt": [1]}),
-        ("clean", {"clean": True, "echo": True}), ("clean", {"clean": True, "best_of": 2}),
-        ("clean", {"clean": True, "logprobs": 1}), ("clean", {"clean": True, "max_tokens": 0}),
+        ("logprobs", {"prompt": ["a" * 2000] * 64, "echo": True, "logprobs": 8}),
+        ("logprobs", {"logprobs": 21}),
+        ("logprobs", {"logprobs": -1}),
+        ("logprobs", {"logprobs": True}),
+        ("stop", {"stop": ["x"] * 17}),
+        ("stop", {"stop": ["x" * 257]}),
+        ("stop", {"stop": ""}),
+        ("temperature", {"temperature": 2.01}),
+        ("temperature", {"temperature": -0.01}),
+        ("top_p", {"top_p": 1.01}),
+        ("logit_bias", {"logit_bias": {"1": 101}}),
+        ("logit_bias", {"logit_bias": {str(VOCAB_SIZE): 1}}),
+        ("logit_bias", {"logit_bias": {"x": 1}}),
+        ("logit_bias", {"logit_bias": {"9" * 5000: 1}}),
+        ("logit_bias", {"logit_bias": {str(id_): 1 for id_ in range(1025)}}),
+        ("top_k", {"top_k": VOCAB_SIZE + 1}),
+        ("seed", {"seed": MAX_SEED + 1}),
+        ("stream_options", {"stream_options": {"include_usage": True}}),
+        ("max_time", {"max_time": 31}),
+        ("frequency_penalty", {"frequency_penalty": 2.1}),
+        ("clean", {"clean": True, "prompt": ["a", "b"]}),
+        ("clean", {"clean": True, "prompt": [1]}),
+        ("clean", {"clean": True, "echo": True}),
+        ("clean", {"clean": True, "best_of": 2}),
+        ("clean", {"clean": True, "logprobs": 1}),
+        ("clean", {"clean": True, "max_tokens": 0}),
     ],
-)  # fmt: skip
+)
 def test_what_is_out_of_bounds_is_refused_by_name(api: Api, param: str, fields: dict[str, Any]) -> None:
     error = refuse(api, **fields)
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
@@ -192,10 +250,12 @@ def test_json_that_is_none_is_an_error_in_openais_shape(api: Api) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("POST", "/v1/chat/completions", 404, "not_found"), ("GET", "/v1/files", 404, "not_found"),
-        ("GET", "/v1/completions", 405, "method_not_allowed"), ("POST", "/v1/models", 405, "method_not_allowed"),
+        ("POST", "/v1/chat/completions", 404, "not_found"),
+        ("GET", "/v1/files", 404, "not_found"),
+        ("GET", "/v1/completions", 405, "method_not_allowed"),
+        ("POST", "/v1/models", 405, "method_not_allowed"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_served_is_an_error_that_says_what_is(
     api: Api, method: str, path: str, status: int, code: str
 ) -> None:

@@ -180,11 +180,22 @@ def is_accepted(parser: BodyParser[Any], body: Any) -> bool:
 @pytest.mark.parametrize(
     "body",
     [
-        {"text": "a"}, {"input": "a"}, {"text": "a", "n": 3}, {"input": "a", "k": 1}, {"text": "a", "count": 2},
-        {}, {"text": 1}, {"text": "a", "input": "a"}, {"text": "a", "n": 0}, {"text": "a", "n": 1, "k": 1},
-        {"text": "a", "count": 1, "n": 1}, {"text": "a", "x": 1}, {"n": 2}, {"text": "a", "count": "3"},
+        {"text": "a"},
+        {"input": "a"},
+        {"text": "a", "n": 3},
+        {"input": "a", "k": 1},
+        {"text": "a", "count": 2},
+        {},
+        {"text": 1},
+        {"text": "a", "input": "a"},
+        {"text": "a", "n": 0},
+        {"text": "a", "n": 1, "k": 1},
+        {"text": "a", "count": 1, "n": 1},
+        {"text": "a", "x": 1},
+        {"n": 2},
+        {"text": "a", "count": "3"},
     ],
-)  # fmt: skip
+)
 def test_the_schema_accepts_what_the_parser_accepts(words: Json, body: Json) -> None:
     schema = words["paths"]["/words/{id}"]["post"]["requestBody"]["content"][JSON]["schema"]
     assert validator(words, schema).is_valid(body) == is_accepted(WORDS.bodies[0], body)
@@ -204,8 +215,10 @@ def test_an_alias_is_described_as_another_name(words: Json) -> None:
     schema = words["components"]["schemas"]["Words"]
     assert schema["description"] == "Words.\n\nA second paragraph."
     assert schema["properties"]["n"] == {
-        "type": "integer", "minimum": 1, "description": "another name of count: a whole number",
-    }  # fmt: skip
+        "type": "integer",
+        "minimum": 1,
+        "description": "another name of count: a whole number",
+    }
 
 
 def test_a_resource_without_operations_is_left_out(words: Json) -> None:
@@ -232,10 +245,14 @@ def test_a_dialects_errors_have_its_shape_and_status_or_the_default_ones(words: 
 @pytest.mark.parametrize(
     ("event", "is_valid"),
     [
-        ({"event": "count", "data": '{"count": 1}'}, True), ({"data": "[DONE]"}, True), ({"data": "DONE"}, False),
-        ({"event": "other", "data": '{"count": 1}'}, False), ({"event": "count"}, False), ("count", False),
+        ({"event": "count", "data": '{"count": 1}'}, True),
+        ({"data": "[DONE]"}, True),
+        ({"data": "DONE"}, False),
+        ({"event": "other", "data": '{"count": 1}'}, False),
+        ({"event": "count"}, False),
+        ("count", False),
     ],
-)  # fmt: skip
+)
 def test_the_schema_of_a_stream_describes_each_event(words: Json, event: Any, is_valid: bool) -> None:
     stream = words["paths"]["/words/{id}"]["post"]["responses"]["200"]["content"]["text/event-stream"]
     assert validator(words, stream["schema"]).is_valid(event) == is_valid
@@ -270,11 +287,13 @@ def test_answers_of_every_get_match_their_schemas(gateway: Gateway) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
-        ("/autocomplete", b"{", 400), ("/autocomplete", b'{"context": 1}', 422),
+        ("/autocomplete", b"{", 400),
+        ("/autocomplete", b'{"context": 1}', 422),
         ("/autocomplete", b'{"context": "", "max_time": 0.01}', 503),
-        ("/feedback", b'{"id": "x", "index": 0, "action": "accepted"}', 404), ("/static/nothing", None, 404),
+        ("/feedback", b'{"id": "x", "index": 0, "action": "accepted"}', 404),
+        ("/static/nothing", None, 404),
     ],
-)  # fmt: skip
+)
 def test_errors_match_their_schemas(gateway: Gateway, path: str, body: bytes | None, status: int) -> None:
     document = document_of(gateway)
     response = gateway.client.simulate_request("POST" if body else "GET", path, body=body)

@@ -63,8 +63,11 @@ def test_security_and_cache_headers(gateway: Gateway, path: str) -> None:
     headers = gateway.client.simulate_get(path).headers
     policy = dict(part.strip().partition(" ")[::2] for part in headers["Content-Security-Policy"].split(";"))
     assert policy == {
-        "default-src": "'self'", "base-uri": "'none'", "form-action": "'none'", "frame-ancestors": "'none'",
-    }  # fmt: skip
+        "default-src": "'self'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Referrer-Policy"] == "no-referrer"
     assert headers["Cache-Control"] == "no-cache"

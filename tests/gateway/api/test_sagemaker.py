@@ -100,10 +100,14 @@ def test_a_missing_text_is_an_error(make_api: MakeApi, refusal: Refusal, status:
 @pytest.mark.parametrize(
     ("attributes", "session"),
     [
-        ("session=s1", "s1"), ("tenant=7; session=s1", "s1"), ("a=b,session=s1,c=d", "s1"), ("", None),
-        ("obsession=s1", None), ("session=", None),
+        ("session=s1", "s1"),
+        ("tenant=7; session=s1", "s1"),
+        ("a=b,session=s1,c=d", "s1"),
+        ("", None),
+        ("obsession=s1", None),
+        ("session=", None),
     ],
-)  # fmt: skip
+)
 def test_custom_attributes_carry_a_session(api: Api, attributes: str, session: str | None) -> None:
     headers = {"X-Amzn-SageMaker-Custom-Attributes": attributes}
     for body in ({"input": "He"}, {"inputs": "He"}, {"prompt": "He"}, {"context": "He"}):

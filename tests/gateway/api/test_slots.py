@@ -12,9 +12,19 @@ from shared.protocol import State
 from tests.gateway.conftest import Gateway, MakeGateway
 
 WARM = State(
-    state="warm", ms_per_token=1.23456, progress=1.0, dtype="int8", kernels="triton; graphs: on",
-    revision="abc", max_batch=3, in_flight=2, memory_bytes=5 << 20, pid=7, age=4, counters={"prompt_tokens": 5},
-)  # fmt: skip
+    state="warm",
+    ms_per_token=1.23456,
+    progress=1.0,
+    dtype="int8",
+    kernels="triton; graphs: on",
+    revision="abc",
+    max_batch=3,
+    in_flight=2,
+    memory_bytes=5 << 20,
+    pid=7,
+    age=4,
+    counters={"prompt_tokens": 5},
+)
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
 
@@ -22,15 +32,33 @@ def test_the_json_has_all_that_is_known_of_each_slot(gateway: Gateway) -> None:
     gateway.admission.update(1, WARM)
     first, second, third = gateway.client.simulate_get("/slots").json["slots"]
     assert second == {
-        "slot": 1, "address": "", "vocab_size": 0, "num_replicas": 1, "num_gateways": 0,
-        "state": "warm", "reason": None, "progress": 1.0, "model": "small", "device": "cpu",
-        "dtype": "int8", "kernels": "triton; graphs: on", "revision": "abc", "max_batch": 3, "n_ctx": 0,
-        "in_flight": 2, "peak_in_flight": 0, "ms_per_token": 1.23456, "memory_bytes": 5 << 20, "pid": 7, "age": 4,
+        "slot": 1,
+        "address": "",
+        "vocab_size": 0,
+        "num_replicas": 1,
+        "num_gateways": 0,
+        "state": "warm",
+        "reason": None,
+        "progress": 1.0,
+        "model": "small",
+        "device": "cpu",
+        "dtype": "int8",
+        "kernels": "triton; graphs: on",
+        "revision": "abc",
+        "max_batch": 3,
+        "n_ctx": 0,
+        "in_flight": 2,
+        "peak_in_flight": 0,
+        "ms_per_token": 1.23456,
+        "memory_bytes": 5 << 20,
+        "pid": 7,
+        "age": 4,
         "counters": {"prompt_tokens": 5},
-    }  # fmt: skip
+    }
     assert [(slot["slot"], slot["model"], slot["state"]) for slot in (first, third)] == [
-        (0, "small", "down"), (2, "medium", "down"),
-    ]  # fmt: skip
+        (0, "small", "down"),
+        (2, "medium", "down"),
+    ]
 
 
 def test_a_peak_is_shown_until_two_states_later(gateway: Gateway) -> None:

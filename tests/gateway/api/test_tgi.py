@@ -108,16 +108,24 @@ def test_each_parameter_has_its_range(make_api: MakeApi, name: str, within: list
         ({"top_p": 0.5}, Sampling(max_new_tokens=100, temperature=1, top_k=0, top_p=0.5)),
         (
             {
-                "stop": ["a", "b"], "stop_sequences": ["b", "c"], "repetition_penalty": 1.5, "frequency_penalty": -1,
+                "stop": ["a", "b"],
+                "stop_sequences": ["b", "c"],
+                "repetition_penalty": 1.5,
+                "frequency_penalty": -1,
                 "max_new_tokens": 5,
             },
             Sampling(
-                max_new_tokens=5, temperature=0, top_k=0, top_p=1, repetition_penalty=1.5, frequency_penalty=-1.0,
+                max_new_tokens=5,
+                temperature=0,
+                top_k=0,
+                top_p=1,
+                repetition_penalty=1.5,
+                frequency_penalty=-1.0,
                 stop=("a", "b", "c"),
             ),
         ),
     ],
-)  # fmt: skip
+)
 def test_parameters_become_the_protocols(make_api: MakeApi, parameters: dict[str, Any], expected: Sampling) -> None:
     api = make_api(respond)
     assert generate(api, **parameters, truncate=9, seed=4).status_code == 200
@@ -229,7 +237,7 @@ def test_a_stream_has_an_event_per_token_and_the_text_in_the_last(make_api: Make
         # The time limit ends the text after a token that was sent.
         ([(" a", " a"), (" b", " b")], " a b", "deadline", [" a", " b", ""], True),
     ],
-)  # fmt: skip
+)
 def test_a_streams_tokens_are_the_text(
     make_api: MakeApi, tokens: list[tuple[str, str]], text: str, finish_reason: str, texts: list[str], is_special: bool
 ) -> None:
@@ -245,8 +253,14 @@ def test_a_streams_tokens_are_the_text(
 def test_a_body_without_inputs_has_the_published_text(make_api: MakeApi, path: str) -> None:
     api = make_api(respond)
     client = testing.TestClient(api.app, headers={"Host": "localhost"})
-    bodies = {b"": EMPTY_BODY, b" \n": EMPTY_BODY, b"{}": NO_INPUTS, b'{"input": "x"}': NO_INPUTS,
-              b'{"inputs": ""}': NO_INPUTS, b'{"inputs": null}': NO_INPUTS}  # fmt: skip
+    bodies = {
+        b"": EMPTY_BODY,
+        b" \n": EMPTY_BODY,
+        b"{}": NO_INPUTS,
+        b'{"input": "x"}': NO_INPUTS,
+        b'{"inputs": ""}': NO_INPUTS,
+        b'{"inputs": null}': NO_INPUTS,
+    }
     for body, text in bodies.items():
         answer = client.simulate_post(path, body=body, headers={"Content-Length": str(len(body))})
         assert answer.status_code == 400
@@ -313,8 +327,9 @@ def tokenize(text: str) -> TokenizeResponse:
 def test_tokenize_answers_each_dialect_in_its_shape(make_api: MakeApi) -> None:
     api = make_api(respond, tokenize=tokenize)
     assert api.post("/tokenize", {"inputs": "a b"}).json == [
-        {"id": 7, "text": "a", "start": 0, "stop": 1}, {"id": 8, "text": " b", "start": 1, "stop": 3},
-    ]  # fmt: skip
+        {"id": 7, "text": "a", "start": 0, "stop": 1},
+        {"id": 8, "text": " b", "start": 1, "stop": 3},
+    ]
     answer = api.post("/tokenize", {"prompt": "a b", "add_special_tokens": False, "model": "x"}).json
     assert answer == {"count": 2, "max_model_len": 1024, "tokens": [7, 8], "token_strs": None}
     assert api.post("/tokenize", {"inputs": ""}).json == []

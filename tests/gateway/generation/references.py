@@ -44,8 +44,12 @@ def rejection_reference(text: str, prompt: str) -> str | None:
         )
     bare = [strip(word) or word for word in words]
     for phrases, size, num_times in [
-        (words, 1, 3), (bare, 1, 4), (bare, 2, 3), (bare, 3, 3), *((bare, size, 2) for size in range(4, 13)),
-    ]:  # fmt: skip
+        (words, 1, 3),
+        (bare, 1, 4),
+        (bare, 2, 3),
+        (bare, 3, 3),
+        *((bare, size, 2) for size in range(4, 13)),
+    ]:
         for start in range(len(phrases)):
             run = phrases[start : start + size * num_times]
             is_whole = len(run) == size * num_times

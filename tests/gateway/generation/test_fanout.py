@@ -56,8 +56,10 @@ def test_a_request_is_a_call_per_branch_with_its_spec(make_pool: MakePool) -> No
         (outcome for outcome in outcomes if isinstance(outcome, BranchResult)), key=lambda result: result.branch
     )
     assert [(result.branch, result.seed, result.slot, result.model) for result in results] == [
-        (0, 7, 0, "small"), (1, 8, 0, "small"), (2, 9, 0, "small"),
-    ]  # fmt: skip
+        (0, 7, 0, "small"),
+        (1, 8, 0, "small"),
+        (2, 9, 0, "small"),
+    ]
     assert [result.done.text for result in results] == [" seed 7", " seed 8", " seed 9"]
     calls = sorted(pool.workers[0].calls, key=lambda call: call.seed)
     for index, call in enumerate(calls):
@@ -73,9 +75,11 @@ def test_a_request_is_a_call_per_branch_with_its_spec(make_pool: MakePool) -> No
 def test_token_ids_echo_and_log_probabilities_reach_the_worker_without_healing(make_pool: MakePool) -> None:
     pool = make_pool(by_seed)
     start(
-        pool, RequestContext(make_spec(prompts=([5, 6, 7],), heals=False, echoes=True, num_top_logprobs=4,
-                                       num_completions=1)),
-    )  # fmt: skip
+        pool,
+        RequestContext(
+            make_spec(prompts=([5, 6, 7],), heals=False, echoes=True, num_top_logprobs=4, num_completions=1)
+        ),
+    )
     [call] = pool.workers[0].calls
     assert (call.prompt, call.prompt_ids, call.heal, call.echo, call.logprobs) == (None, [5, 6, 7], False, True, 4)
 

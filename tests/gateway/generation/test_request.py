@@ -21,8 +21,11 @@ def test_branches_of_several_prompts_are_numbered_prompt_by_prompt_and_draw_like
     spec = make_spec(prompts=("He saw", [5, 6]), num_completions=2, seed=7)
     branches = [spec.branch(index) for index in range(spec.num_branches)]
     assert [(branch.index, branch.prompt, branch.seed) for branch in branches] == [
-        (0, "He saw", 7), (1, "He saw", 8), (2, [5, 6], 7), (3, [5, 6], 8),
-    ]  # fmt: skip
+        (0, "He saw", 7),
+        (1, "He saw", 8),
+        (2, [5, 6], 7),
+        (3, [5, 6], 8),
+    ]
     assert [branch.group.size for branch in branches] == [2] * 4
     assert len({branch.group.id for branch in branches}) == 2
 

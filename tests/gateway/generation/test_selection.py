@@ -16,9 +16,14 @@ POLICY = SelectionPolicy(prompt="He saw", num_suggestions=3, length=20, similari
 
 
 def result(
-    branch: int, token_texts: list[str], logprob: float = -1.0, *, kept: int | None = None, typed: int = 0,
+    branch: int,
+    token_texts: list[str],
+    logprob: float = -1.0,
+    *,
+    kept: int | None = None,
+    typed: int = 0,
     reason: str = "eos",
-) -> BranchResult:  # fmt: skip
+) -> BranchResult:
     done = Done(
         text="".join(token_texts),
         token_ids=list(range(len(token_texts))),

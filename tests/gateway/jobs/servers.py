@@ -39,9 +39,14 @@ class RedisServer:
         program = find_redis()
         assert program is not None, "redis-server is not installed"
         options = {
-            "port": self.port, "bind": "127.0.0.1", "dir": self.directory, "appendonly": "yes",
-            "appendfsync": "always", "save": "", **self.options,
-        }  # fmt: skip
+            "port": self.port,
+            "bind": "127.0.0.1",
+            "dir": self.directory,
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "save": "",
+            **self.options,
+        }
         arguments = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
         self.process = subprocess.Popen([program, *arguments], stdout=subprocess.DEVNULL)
         # Gateways wait 100 ms for it. On a busy machine of two cores, it would wait that long for one of them.
@@ -78,8 +83,9 @@ def dynamodb_server() -> Iterator[str]:
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", str(Path(__file__).with_name("moto_server.py")), str(port)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         until(lambda: _accepts(port), 60, "moto's server listens")
         yield f"http://127.0.0.1:{port}"

@@ -13,9 +13,16 @@ from gateway.jobs.queue import JobQueue
 from gateway.jobs.store import REMEMBERED_S, Job, encode_job, expire, finish, lease
 
 JOB = Job(
-    id="a" * 24, owner="o", state="queued", created_at=1.25, due_at=1_700_000_000.123457, expires_at=3601.25,
-    request=b"\x00{}", idempotency="i", fingerprint="f",
-)  # fmt: skip
+    id="a" * 24,
+    owner="o",
+    state="queued",
+    created_at=1.25,
+    due_at=1_700_000_000.123457,
+    expires_at=3601.25,
+    request=b"\x00{}",
+    idempotency="i",
+    fingerprint="f",
+)
 
 
 @pytest.mark.parametrize(

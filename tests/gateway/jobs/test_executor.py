@@ -88,8 +88,11 @@ def test_a_job_whose_process_is_killed_reaches_one_final_state(
 ) -> None:
     child = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("child.py")), store_url, moment],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     assert child.stdout is not None
     with child:
         job_id = child.stdout.readline().strip()

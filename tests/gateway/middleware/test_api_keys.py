@@ -192,9 +192,22 @@ def test_a_valid_key_counts_where_another_header_has_none(keyed: Gateway, key: s
 
 @pytest.mark.parametrize(
     "value",
-    ["", "Bearer", "Bearer ", "Bearer tct_wrong", "Basic {key}", "{key}", "Bearer {key}x", "Bearer {upper}",
-     "Bearer {digest}", "Bearer {id}", "Bearer \xff", "Bearer {key},{key}", "Bearer {key} {key}"],
-)  # fmt: skip
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer tct_wrong",
+        "Basic {key}",
+        "{key}",
+        "Bearer {key}x",
+        "Bearer {upper}",
+        "Bearer {digest}",
+        "Bearer {id}",
+        "Bearer \xff",
+        "Bearer {key},{key}",
+        "Bearer {key} {key}",
+    ],
+)
 def test_anything_else_is_refused(keyed: Gateway, key: str, key_path: Path, value: str) -> None:
     [record] = read_keys(key_path)
     value = value.format(key=key, upper=key.upper(), digest=record.sha256, id=record.id)

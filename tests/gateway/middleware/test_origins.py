@@ -20,9 +20,18 @@ def listed(make_echo: Make) -> Gateway:
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost", "localhost:8000", "LOCALHOST", "127.0.0.1", "10.1.2.3:80", "[::1]:8000", "[::1]",
-     "tercet.example", "Tercet.Example:8000"],
-)  # fmt: skip
+    [
+        "localhost",
+        "localhost:8000",
+        "LOCALHOST",
+        "127.0.0.1",
+        "10.1.2.3:80",
+        "[::1]:8000",
+        "[::1]",
+        "tercet.example",
+        "Tercet.Example:8000",
+    ],
+)
 def test_hosts_that_are_served(listed: Gateway, host: str) -> None:
     assert listed.client.simulate_get("/echo", headers={"Host": host}).status_code == 200
 
@@ -70,10 +79,18 @@ def test_our_own_pages_need_no_cors_headers(echo: Gateway, origin: str) -> None:
 
 @pytest.mark.parametrize(
     "origin",
-    ["https://evil.example", "null", "http://localhost:9000", "http://localhost", "https://notes.example.evil",
-     "http://notes.example", "https://notes.example:444", "http://localhost:8000.evil.example",
-     "http://evil.localhost:8000"],
-)  # fmt: skip
+    [
+        "https://evil.example",
+        "null",
+        "http://localhost:9000",
+        "http://localhost",
+        "https://notes.example.evil",
+        "http://notes.example",
+        "https://notes.example:444",
+        "http://localhost:8000.evil.example",
+        "http://evil.localhost:8000",
+    ],
+)
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
 def test_foreign_pages_are_refused_and_may_not_read_why(listed: Gateway, method: str, origin: str) -> None:
     response = listed.client.simulate_request(method, "/echo", headers={"Origin": origin})

@@ -69,9 +69,14 @@ def test_one_log_line_per_request_with_the_resources_fields(echo: Gateway) -> No
     [line] = lines
     assert line.pop("ms") >= 0
     assert line == {
-        "event": "request_finished", "log_level": "info", "request_id": "r-1", "method": "POST", "route": "/echo",
-        "status": 200, "model": "small",
-    }  # fmt: skip
+        "event": "request_finished",
+        "log_level": "info",
+        "request_id": "r-1",
+        "method": "POST",
+        "route": "/echo",
+        "status": 200,
+        "model": "small",
+    }
 
 
 def test_gets_are_logged_at_debug(echo: Gateway) -> None:

@@ -106,7 +106,7 @@ def test_lines_that_arrive_together_are_one_batch(short_path: Path) -> None:
         ([b"HTTP/1.1 503 X\r\nContent-Length: 36\r\n\r\n", b'{"code":"slot_full","detail":"full"}'], "slot_full"),
         ([b"HTTP/1.1 500 X\r\nContent-Length: 4\r\n\r\nboom"], "refused"),
     ],
-)  # fmt: skip
+)
 def test_each_failure_has_its_code_and_is_retryable(short_path: Path, parts: list[bytes], code: str) -> None:
     with worker(short_path, sends(*parts)) as (client, _), pytest.raises(BranchError) as caught:
         read_lines(client)

@@ -14,9 +14,16 @@ from tests.gateway.pool.helpers import until
 
 def test_each_change_is_reported_once_and_a_failure_leaves_the_last_addresses() -> None:
     answers: list[set[str] | Exception] = [
-        socket.gaierror("no such name"), {"10.0.0.1"}, {"10.0.0.1"}, {"10.0.0.2", "10.0.0.1"},
-        socket.gaierror("no resolver"), socket.gaierror("no resolver"), set(), {"10.0.0.2", "10.0.0.1"}, {"10.0.0.2"},
-    ]  # fmt: skip
+        socket.gaierror("no such name"),
+        {"10.0.0.1"},
+        {"10.0.0.1"},
+        {"10.0.0.2", "10.0.0.1"},
+        socket.gaierror("no resolver"),
+        socket.gaierror("no resolver"),
+        set(),
+        {"10.0.0.2", "10.0.0.1"},
+        {"10.0.0.2"},
+    ]
     reported: list[frozenset[str]] = []
 
     def resolver(_host: str) -> frozenset[str]:
@@ -48,9 +55,11 @@ def test_a_worker_with_addresses_of_both_families_counts_once(monkeypatch: pytes
         return family, socket.SOCK_STREAM, 6, "", (address, 0)
 
     found = [
-        info(socket.AF_INET6, "fd00::1"), info(socket.AF_INET6, "fd00::2"), info(socket.AF_INET, "10.0.0.1"),
+        info(socket.AF_INET6, "fd00::1"),
+        info(socket.AF_INET6, "fd00::2"),
         info(socket.AF_INET, "10.0.0.1"),
-    ]  # fmt: skip
+        info(socket.AF_INET, "10.0.0.1"),
+    ]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kwargs: found)
     assert resolve("both.example") == {"10.0.0.1"}
     del found[2:]

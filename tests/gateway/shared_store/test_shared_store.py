@@ -113,8 +113,10 @@ def stored(url: str) -> dict[str, str]:
 
     with library.Redis.from_url(url, decode_responses=True) as client:
         readers: dict[str, Callable[[str], Any]] = {
-            "string": client.get, "hash": client.hgetall, "zset": lambda name: client.zrange(name, 0, -1),
-        }  # fmt: skip
+            "string": client.get,
+            "hash": client.hgetall,
+            "zset": lambda name: client.zrange(name, 0, -1),
+        }
         return {f"{name} {client.ttl(name)}": str(readers[client.type(name)](name)) for name in client.scan_iter()}
 
 
@@ -358,9 +360,13 @@ def test_password_and_tls(make: MakeGateway, tmp_path: Path) -> None:
     certificate, tls_port, authority = Certificate(tmp_path), free_port(), tmp_path / "ca.crt"
     authority.write_bytes(certificate.authority_pem)
     options = {
-        "requirepass": "pass:word", "tls_port": str(tls_port), "tls_cert_file": str(certificate.cert),
-        "tls_key_file": str(certificate.key), "tls_ca_cert_file": str(certificate.cert), "tls_auth_clients": "no",
-    }  # fmt: skip
+        "requirepass": "pass:word",
+        "tls_port": str(tls_port),
+        "tls_cert_file": str(certificate.cert),
+        "tls_key_file": str(certificate.key),
+        "tls_ca_cert_file": str(certificate.cert),
+        "tls_auth_clients": "no",
+    }
     with redis_server(tmp_path, **options) as server:
         address = f"127.0.0.1:{tls_port}"
         trusted = make(f"rediss://:pass%3Aword@{address}/0?ssl_ca_certs={authority}")

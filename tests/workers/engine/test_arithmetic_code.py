@@ -68,9 +68,7 @@ def probabilities(params: SamplingParams) -> dict[Text, float]:
             order = sorted(range(VOCAB), key=lambda token: -probs[token])[: params.top_k or VOCAB]
             total = sum(probs[token] for token in order)
             limit = params.top_p if params.top_p < 1 else 2
-            kept = [
-                token for n, token in enumerate(order) if sum(probs[other] for other in order[:n]) < limit * total
-            ]  # fmt: skip
+            kept = [token for n, token in enumerate(order) if sum(probs[other] for other in order[:n]) < limit * total]
             mass = sum(probs[token] for token in kept)
             longer |= {(*text, token): before * probs[token] / mass for token in kept}
         found = longer

@@ -23,9 +23,7 @@ from workers.engine.result_stream import ResultStream
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Sequence
 
-PLAIN: dict[str, Any] = {
-    "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "logit_bias": (),
-}  # fmt: skip
+PLAIN: dict[str, Any] = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "logit_bias": ()}
 Outcome = tuple[tuple[int, ...], tuple[float, ...]]
 
 

@@ -24,10 +24,12 @@ def penalized(distribution: dict[int, float], generated: list[int], params: Samp
     """Log-probabilities after the penalties and biases, up to a constant."""
     biases = dict(params.logit_bias)
     return {
-        token: logprob - generated.count(token) * params.frequency_penalty
-        - (token in generated) * params.presence_penalty + biases.get(token, 0.0)
+        token: logprob
+        - generated.count(token) * params.frequency_penalty
+        - (token in generated) * params.presence_penalty
+        + biases.get(token, 0.0)
         for token, logprob in distribution.items()
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=str)

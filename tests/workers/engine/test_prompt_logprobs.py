@@ -159,9 +159,13 @@ def test_forced_ids_are_not_part_of_the_prompt(
     typed = " because"
     forced_ids = tuple(embedded.tokenizer.encode(typed))
     output = generate(
-        engine, prompts[17], SamplingParams(1, temperature=0), echo_logprobs=True,
-        forced_prefix=typed.encode(), forced_ids=forced_ids,
-    )  # fmt: skip
+        engine,
+        prompts[17],
+        SamplingParams(1, temperature=0),
+        echo_logprobs=True,
+        forced_prefix=typed.encode(),
+        forced_ids=forced_ids,
+    )
     assert_is(replace(output, tops=()), prompts[17], expected[17], 0)
 
 

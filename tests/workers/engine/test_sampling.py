@@ -106,9 +106,13 @@ def test_draws_follow_penalties_and_biases(sample: SampleFn) -> None:
     logits = logits_for(1, spread=1.0)[:40]
     generated = [3, 3, 3, 8, 21, 21]
     params = SamplingParams(
-        temperature=0.8, top_k=40, top_p=1, frequency_penalty=0.6, presence_penalty=-0.9,
+        temperature=0.8,
+        top_k=40,
+        top_p=1,
+        frequency_penalty=0.6,
+        presence_penalty=-0.9,
         logit_bias=((8, 1.5), (30, -100.0), (31, 2.0)),
-    )  # fmt: skip
+    )
     biases = dict(params.logit_bias)
     weights = []
     for token, logit in enumerate(logits.tolist()):

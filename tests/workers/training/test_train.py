@@ -31,10 +31,23 @@ SHAPE = ["--from-scratch", "--layers=2", "--width=32", "--heads=2", "--n-ctx=640
 PACE = ["--window=64", "--batch=4", "--long-window=128", "--dropout=0.1", "--learning-rate=0.02"]
 TOKENS_PER_STEP, NUM_STEPS = 256, 24
 SETTINGS = Settings(
-    seed=3, tokens=256 * 400, window=64, batch=4, long_share=0.25, long_window=128, random_starts=0.3,
-    learning_rate=1.0, weight_decay=0.1, dropout=0.0, n_ctx=640, layers=1, width=8, heads=1, vocab_size=300,
+    seed=3,
+    tokens=256 * 400,
+    window=64,
+    batch=4,
+    long_share=0.25,
+    long_window=128,
+    random_starts=0.3,
+    learning_rate=1.0,
+    weight_decay=0.1,
+    dropout=0.0,
+    n_ctx=640,
+    layers=1,
+    width=8,
+    heads=1,
+    vocab_size=300,
     continue_from=None,
-)  # fmt: skip
+)
 
 
 def book(title: str, rng: random.Random, own_word: str, num_paragraphs: int = 12) -> str:

@@ -188,8 +188,11 @@ def _arrays(model: GPT2) -> dict[str, Array] | None:
     for name, product in products.items():
         arrays[f"{name}.starts"], arrays[f"{name}.factors"] = product.starts.numpy(), product.factors.numpy()
     arrays |= {f"{name}.bias": linear.bias.numpy() for name, linear in linears.items() if linear.bias is not None}
-    norms = {f"{index}.norm_{number}": norm for index, layer in enumerate(model.layers)
-             for number, norm in ((1, layer.norm_1), (2, layer.norm_2))}  # fmt: skip
+    norms = {
+        f"{index}.norm_{number}": norm
+        for index, layer in enumerate(model.layers)
+        for number, norm in ((1, layer.norm_1), (2, layer.norm_2))
+    }
     for name, norm in {**norms, "norm": model.norm}.items():
         arrays[f"{name}.weight"], arrays[f"{name}.bias"] = norm.weight.numpy(), norm.bias.numpy()
     return arrays | {

@@ -147,9 +147,13 @@ class CudaRunner:
         self._cache = KVCache(loaded.config, max_sequences, dtype, self._device, cache_bytes)
         self.num_entries = self._cache.layout.num_entries
         log.info(
-            "kv_cache_allocated", device=str(self._device), memory_mib=self._cache.num_bytes >> 20,
-            num_entries=self.num_entries, n_ctx=loaded.config.n_positions, num_suffixes=max_sequences,
-        )  # fmt: skip
+            "kv_cache_allocated",
+            device=str(self._device),
+            memory_mib=self._cache.num_bytes >> 20,
+            num_entries=self.num_entries,
+            n_ctx=loaded.config.n_positions,
+            num_suffixes=max_sequences,
+        )
         sizes = batch_sizes(max_sequences)
         self._batches = {size: Batch(self._model, self._cache, size, kernels) for size in sizes}
         self._chunks = {size: PrefillProgram(self._model, self._cache, size) for size in CHUNK_SIZES}
@@ -188,10 +192,14 @@ class CudaRunner:
             ) from error
         shortest = min(self._batches[1].programs)
         log.info(
-            "cuda_graphs_captured", duration_s=round(time.monotonic() - start, 1), batch_buckets=list(self._batches),
-            length_buckets=list(self._batches[1].programs), chunk_buckets=list(self._chunks), shortest=shortest,
+            "cuda_graphs_captured",
+            duration_s=round(time.monotonic() - start, 1),
+            batch_buckets=list(self._batches),
+            length_buckets=list(self._batches[1].programs),
+            chunk_buckets=list(self._chunks),
+            shortest=shortest,
             ms_per_step=[round(batch.programs[shortest].ms, 2) for batch in self._batches.values()],
-        )  # fmt: skip
+        )
 
     @torch.inference_mode()
     def run(self, scheduled: SchedulerOutput) -> RunnerOutput:

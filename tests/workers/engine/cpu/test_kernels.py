@@ -27,10 +27,15 @@ PROMPT = [*range(7, 300, 3)]
 def theirs(config: GPT2Config, weights: dict[str, torch.Tensor]) -> GPT2LMHeadModel:
     model = GPT2LMHeadModel(
         TheirConfig(
-            vocab_size=config.vocab_size, n_positions=config.n_positions, n_embd=config.n_embd, n_layer=config.n_layer,
-            n_head=config.n_head, n_inner=config.n_inner, activation_function=config.activation_function,
+            vocab_size=config.vocab_size,
+            n_positions=config.n_positions,
+            n_embd=config.n_embd,
+            n_layer=config.n_layer,
+            n_head=config.n_head,
+            n_inner=config.n_inner,
+            activation_function=config.activation_function,
         )
-    ).eval()  # fmt: skip
+    ).eval()
     model.transformer.load_state_dict(weights)
     return model
 

@@ -75,7 +75,7 @@ def step_for(team: ThreadTeam, num_rows: int, width: int, mode: int, **fields: A
     scratch = np.zeros((team.num_threads, LANES + 5000 + 20 * width), _f32)
     return Record(
         STEP, num_rows=num_rows, width=width, mode=mode, scratch_at=scratch, scratch_stride=scratch.shape[1], **fields
-    )  # fmt: skip
+    )
 
 
 def room_for(num_rows: int, width: int, mode: int) -> Array:
@@ -105,9 +105,18 @@ def test_add_and_norm(team: ThreadTeam, rng: np.random.Generator, width: int, mo
         stream[sources], product[sources], scales_in[sources], bias_in, weight, bias, 1e-5
     )
     step = step_for(
-        team, 3, width, mode, epsilon=1e-5, stream_at=stream, prepared_at=prepared, scales_at=scales,
-        scales_in_at=scales_in, sources_at=sources, rows_at=np.zeros(num_rows, ROW),
-    )  # fmt: skip
+        team,
+        3,
+        width,
+        mode,
+        epsilon=1e-5,
+        stream_at=stream,
+        prepared_at=prepared,
+        scales_at=scales,
+        scales_in_at=scales_in,
+        sources_at=sources,
+        rows_at=np.zeros(num_rows, ROW),
+    )
     norm = Record(NORM, bias_in_at=bias_in, weight_at=weight, bias_at=bias)
     untouched = stream[[1, 2]].copy()
     team.run(KernelCall(kernels.add_and_norm, step.address, norm.address, product.ctypes.data), True)
@@ -122,9 +131,19 @@ def test_the_stream_begins_with_the_embeddings(team: ThreadTeam, rng: np.random.
     stream, prepared, scales = np.zeros((3, width), _f32), np.zeros((3, width), _f32), np.zeros(3, _f32)
     weight, bias = floats(rng, width), floats(rng, width)
     step = step_for(
-        team, 3, width, PLAIN, epsilon=1e-5, stream_at=stream, prepared_at=prepared, scales_at=scales,
-        scales_in_at=scales, token_embedding_at=tokens, position_embedding_at=positions, rows_at=rows,
-    )  # fmt: skip
+        team,
+        3,
+        width,
+        PLAIN,
+        epsilon=1e-5,
+        stream_at=stream,
+        prepared_at=prepared,
+        scales_at=scales,
+        scales_in_at=scales,
+        token_embedding_at=tokens,
+        position_embedding_at=positions,
+        rows_at=rows,
+    )
     norm = Record(NORM, weight_at=weight, bias_at=bias)
     team.run(KernelCall(kernels.add_and_norm, step.address, norm.address), True)
     assert np.array_equal(stream, tokens[rows["token_id"]] + positions[rows["position"]])
@@ -141,7 +160,7 @@ def test_activate(team: ThreadTeam, rng: np.random.Generator, activation: str, m
     scales, prepared = np.array([1, 0.5, 2, 0.25], _f32), room_for(num_rows, inner, mode)
     step = step_for(
         team, num_rows, 8, mode, inner=inner, activation=ACTIVATIONS[activation], prepared_at=prepared, scales_at=scales
-    )  # fmt: skip
+    )
     expected = twins.ACTIVATIONS[activation](twins.fma(product, scales[:, None], bias)).astype(_f32)
     layer = Record(LAYER, up_bias_at=bias)
     team.run(KernelCall(kernels.activate, step.address, layer.address, product.ctypes.data), True)
@@ -182,17 +201,25 @@ class Cache:
 def cache_fields(entries: Cache, suffixes: Cache, heads: int) -> dict[str, int]:
     (entry_keys, entry_values), (suffix_keys, suffix_values) = entries.strides, suffixes.strides
     return {
-        "num_heads": heads, "head_size": entries.size, "item_bytes": entries.keys.itemsize,
-        "entry_key_bytes": entry_keys, "entry_value_bytes": entry_values,
-        "suffix_key_bytes": suffix_keys, "suffix_value_bytes": suffix_values,
-    }  # fmt: skip
+        "num_heads": heads,
+        "head_size": entries.size,
+        "item_bytes": entries.keys.itemsize,
+        "entry_key_bytes": entry_keys,
+        "entry_value_bytes": entry_values,
+        "suffix_key_bytes": suffix_keys,
+        "suffix_value_bytes": suffix_values,
+    }
 
 
 def layer_of(entries: Cache, suffixes: Cache, **fields: Any) -> Record:
     return Record(
-        LAYER, entry_keys_at=entries.keys, entry_values_at=entries.values, suffix_keys_at=suffixes.keys,
-        suffix_values_at=suffixes.values, **fields,
-    )  # fmt: skip
+        LAYER,
+        entry_keys_at=entries.keys,
+        entry_values_at=entries.values,
+        suffix_keys_at=suffixes.keys,
+        suffix_values_at=suffixes.values,
+        **fields,
+    )
 
 
 HEADS = 3
@@ -212,9 +239,15 @@ def test_store_kv(team: ThreadTeam, rng: np.random.Generator, size: int, dtype: 
     query = np.zeros((num_rows, HEADS, size), _f32)
     expected = twins.fma(qkv, scales[:, None, None, None], bias)
     step = step_for(
-        team, num_rows, width, PLAIN, rows_at=rows, scales_at=scales, query_at=query,
+        team,
+        num_rows,
+        width,
+        PLAIN,
+        rows_at=rows,
+        scales_at=scales,
+        query_at=query,
         **cache_fields(entries, suffixes, HEADS),
-    )  # fmt: skip
+    )
     layer = layer_of(entries, suffixes, qkv_bias_at=bias)
     team.run(KernelCall(kernels.store_kv, step.address, layer.address, qkv.ctypes.data), True)
     assert np.array_equal(query, expected[:, 0])
@@ -257,10 +290,23 @@ def test_attend(
     score_stride = 48 + 48 + 2 * VECTOR
     scratch = np.zeros((team.num_threads, TILE * (2 * size + VECTOR + TOTALS + score_stride)), _f32)
     step = Record(
-        STEP, num_rows=num_rows, num_tiles=1, mode=UINT8, width=width, rows_at=rows, tiles_at=tiles, query_at=query,
-        mean_at=mean, prepared_at=prepared, scales_at=scales, heads_done_at=np.zeros(1, np.int64), scratch_at=scratch,
-        scratch_stride=scratch.shape[1], score_stride=score_stride, **cache_fields(entries, suffixes, HEADS),
-    )  # fmt: skip
+        STEP,
+        num_rows=num_rows,
+        num_tiles=1,
+        mode=UINT8,
+        width=width,
+        rows_at=rows,
+        tiles_at=tiles,
+        query_at=query,
+        mean_at=mean,
+        prepared_at=prepared,
+        scales_at=scales,
+        heads_done_at=np.zeros(1, np.int64),
+        scratch_at=scratch,
+        scratch_stride=scratch.shape[1],
+        score_stride=score_stride,
+        **cache_fields(entries, suffixes, HEADS),
+    )
     layer = layer_of(entries, suffixes)
     team.run(KernelCall(kernels.attend, step.address, layer.address), True)
     for number, (in_entry, in_suffix) in enumerate(reads):
@@ -292,9 +338,7 @@ def test_multiply(rng: np.random.Generator, outputs: int, inputs: int, can_use_a
 
 def run_sampler(team: ThreadTeam, logits: Array, draws: Array) -> None:
     scratch = np.zeros((team.num_threads, SAMPLER_SCRATCH), _f32)
-    sampler = Record(
-        SAMPLER, num_draws=len(draws), vocab_size=logits.shape[1], draws_at=draws, scratch_at=scratch
-    )  # fmt: skip
+    sampler = Record(SAMPLER, num_draws=len(draws), vocab_size=logits.shape[1], draws_at=draws, scratch_at=scratch)
     team.run(KernelCall(kernels.sample, sampler.address, 0, logits.ctypes.data), True)
 
 

@@ -41,9 +41,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 ENVIRONMENT = "FAKE_CUDA"  # JSON: the arguments of FakeCuda, and "failures": a list of arguments of `fail`
 _FACTORIES = (
-    "arange", "empty", "empty_like", "full", "full_like", "ones", "ones_like", "rand", "randint", "randn", "tensor",
-    "zeros", "zeros_like",
-)  # fmt: skip
+    *("arange", "empty", "empty_like", "full", "full_like", "ones", "ones_like", "rand", "randint", "randn", "tensor"),
+    *("zeros", "zeros_like"),
+)
 # Each waits until the device has computed a value.
 _SYNCHRONIZING = {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::masked_select", "aten::lift_fresh"}
 POINTS = ("allocate", "capture", "replay", "synchronize")
@@ -378,9 +378,14 @@ def fake_cuda(**options: Any) -> Iterator[FakeCuda]:
 def install(fake: FakeCuda, replace: Callable[[Any, str, Any], None] = setattr) -> FakeCuda:
     """Replaces torch's CUDA, in all threads of this process, by `replace(object, name, value)`."""
     properties = types.SimpleNamespace(
-        name=fake.name, major=fake.capability[0], minor=fake.capability[1], total_memory=fake.total_bytes,
-        multi_processor_count=132, L2_cache_size=50 << 20, warp_size=32,
-    )  # fmt: skip
+        name=fake.name,
+        major=fake.capability[0],
+        minor=fake.capability[1],
+        total_memory=fake.total_bytes,
+        multi_processor_count=132,
+        L2_cache_size=50 << 20,
+        warp_size=32,
+    )
     replacements: dict[str, Any] = {
         "Stream": _bound(FakeStream, fake),
         "Event": _bound(FakeEvent, fake),

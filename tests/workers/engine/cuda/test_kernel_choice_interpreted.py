@@ -50,9 +50,13 @@ with fake_cuda(), torch.inference_mode():
 def test_right_kernels_are_accepted_and_a_wrong_kernel_is_named() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     right, steps, wrong = done.stdout.splitlines()[-3:]
     assert right == "None", done.stdout

@@ -60,9 +60,17 @@ ROW_COUNTS, ITEM_BYTES = range(1, TILE + 1), (4, 2)
 
 @intrinsic
 def _block_scores(
-    _context: Any, rows: Any, blocks: Any, item_bytes: Any,
-    query: Any, keys: Any, out: Any, out_stride: Any, size: Any, ahead: Any,
-) -> Any:  # fmt: skip
+    _context: Any,
+    rows: Any,
+    blocks: Any,
+    item_bytes: Any,
+    query: Any,
+    keys: Any,
+    out: Any,
+    out_stride: Any,
+    size: Any,
+    ahead: Any,
+) -> Any:
     """out[row, t] = Σ over d of query[row, d] · keys[d, t], d ascending, fused.
 
     Args:
@@ -123,9 +131,19 @@ def _scores(
 
 @intrinsic
 def _add_values(
-    _context: Any, rows: Any, vectors: Any, item_bytes: Any,
-    weights: Any, stride: Any, values: Any, width: Any, number: Any, sums: Any, totals: Any, ahead: Any,
-) -> Any:  # fmt: skip
+    _context: Any,
+    rows: Any,
+    vectors: Any,
+    item_bytes: Any,
+    weights: Any,
+    stride: Any,
+    values: Any,
+    width: Any,
+    number: Any,
+    sums: Any,
+    totals: Any,
+    ahead: Any,
+) -> Any:
     """sums[row, column] += Σ over t of weights[row, t] · values[t, column], t ascending, fused.
 
     `totals` grow by Σ weights[row, t] in each of VECTOR lanes, in the same order.

@@ -30,12 +30,27 @@ KERNELS: dict[str, Any] = {
 }
 C_LIBRARY = frozenset({"abort", "erff", "exp", "expf", "log", "logf", "memcpy", "memmove", "memset", "tanhf"})
 # What numba's wrapper of a function calls after an exception, and for arrays that it allocated: kernels have neither.
-NEVER_CALLED = frozenset({
-    "NRT_Free", "NRT_MemInfo_call_dtor", "PyBytes_FromStringAndSize", "PyErr_Clear", "PyErr_SetNone", "PyErr_SetString",
-    "PyErr_WriteUnraisable", "PyExc_RuntimeError", "PyExc_StopIteration", "PyExc_SystemError", "PyUnicode_FromString",
-    "Py_DecRef", "numba_do_raise", "numba_gil_ensure", "numba_gil_release", "numba_runtime_build_excinfo_struct",
-    "numba_unpickle",
-})  # fmt: skip
+NEVER_CALLED = frozenset(
+    {
+        *(
+            "NRT_Free",
+            "NRT_MemInfo_call_dtor",
+            "PyBytes_FromStringAndSize",
+            "PyErr_Clear",
+            "PyErr_SetNone",
+            "PyErr_SetString",
+        ),
+        *(
+            "PyErr_WriteUnraisable",
+            "PyExc_RuntimeError",
+            "PyExc_StopIteration",
+            "PyExc_SystemError",
+            "PyUnicode_FromString",
+        ),
+        *("Py_DecRef", "numba_do_raise", "numba_gil_ensure", "numba_gil_release", "numba_runtime_build_excinfo_struct"),
+        "numba_unpickle",
+    }
+)
 
 
 def build() -> KernelImage:

@@ -73,9 +73,18 @@ def _store_product(builder: Any, sums: Any, factors: Any, out: Any) -> None:
 
 @intrinsic(prefer_literal=True)
 def _dot_products(
-    _context: Any, rows: Any, lines: Any,
-    weights: Any, starts: Any, factors: Any, x: Any, inputs: Any, out: Any, outputs: Any, ahead: Any,
-) -> Any:  # fmt: skip
+    _context: Any,
+    rows: Any,
+    lines: Any,
+    weights: Any,
+    starts: Any,
+    factors: Any,
+    x: Any,
+    inputs: Any,
+    out: Any,
+    outputs: Any,
+    ahead: Any,
+) -> Any:
     """The module's formula for 1 to DOT_ROWS rows and one block of outputs.
 
     Args:
@@ -130,9 +139,17 @@ def _dot_products(
 
 @intrinsic
 def _amx_products(
-    _context: Any, rows: Any,
-    weights: Any, starts: Any, factors: Any, x: Any, inputs: Any, out: Any, outputs: Any, ahead: Any,
-) -> Any:  # fmt: skip
+    _context: Any,
+    rows: Any,
+    weights: Any,
+    starts: Any,
+    factors: Any,
+    x: Any,
+    inputs: Any,
+    out: Any,
+    outputs: Any,
+    ahead: Any,
+) -> Any:
     """As `_dot_products`, bit for bit, for 1 to 2 · AMX_ROWS rows; `inputs` is a multiple of AMX_BYTES.
 
     A tile register holds 16 rows of 64 bytes: of x, 64 inputs of 16 rows; of the weights, 64 inputs of 16 outputs, four
@@ -154,9 +171,18 @@ def _amx_products(
 
 
 def _emit_amx(
-    builder: Any, num_groups: int, rows: Any,
-    weights: Any, starts: Any, factors: Any, x: Any, inputs: Any, out: Any, outputs: Any, ahead: Any,
-) -> None:  # fmt: skip
+    builder: Any,
+    num_groups: int,
+    rows: Any,
+    weights: Any,
+    starts: Any,
+    factors: Any,
+    x: Any,
+    inputs: Any,
+    out: Any,
+    outputs: Any,
+    ahead: Any,
+) -> None:
     num_columns = NUM_VECTORS // num_groups  # tiles of outputs at once
     sums = [[group * num_columns + column for column in range(num_columns)] for group in range(num_groups)]
     lefts = [num_groups * num_columns + group for group in range(num_groups)]

@@ -75,43 +75,106 @@ class TritonKernels:
         integers = torch.empty(TEMPERATURE, size, dtype=torch.int64, device=table.device)
         x = torch.empty(size, width, dtype=token_embedding.dtype, device=table.device)
         self._launcher.launch(
-            BEGIN, (size, 1, 1), table, token_embedding, position_embedding, integers, x, table.stride(0), size,
-            ID=ID, POSITION=POSITION, NUM_INTEGERS=TEMPERATURE, ROWS=ROWS, WIDTH=width,
+            BEGIN,
+            (size, 1, 1),
+            table,
+            token_embedding,
+            position_embedding,
+            integers,
+            x,
+            table.stride(0),
+            size,
+            ID=ID,
+            POSITION=POSITION,
+            NUM_INTEGERS=TEMPERATURE,
+            ROWS=ROWS,
+            WIDTH=width,
             BLOCK=triton.next_power_of_2(width),
-        )  # fmt: skip
+        )
         return integers, x
 
     def add_norm(self, x: Tensor, y: Tensor | None, norm: Norm) -> Tensor:
         size, width = x.shape
         out = torch.empty_like(x)
         self._launcher.launch(
-            ADD_NORM, (size, 1, 1), x, x if y is None else y, norm.weight, norm.bias, out, float(norm.epsilon),
-            WIDTH=width, BLOCK=triton.next_power_of_2(width), ADDS=y is not None,
-        )  # fmt: skip
+            ADD_NORM,
+            (size, 1, 1),
+            x,
+            x if y is None else y,
+            norm.weight,
+            norm.bias,
+            out,
+            float(norm.epsilon),
+            WIDTH=width,
+            BLOCK=triton.next_power_of_2(width),
+            ADDS=y is not None,
+        )
         return out
 
     def attend(self, qkv: Tensor, slots: Tensor, integers: Tensor) -> Tensor:
         size, (_, _, heads, head_size) = len(qkv), slots.shape
         out = torch.empty(size, heads * head_size, dtype=qkv.dtype, device=qkv.device)
         self._launcher.launch(
-            ATTEND, (heads, self._num_splits, size), qkv, slots, integers, out, self._partial_means,
-            self._partial_weights, self._num_done, size,
-            START=START, ENTRY=ENTRY, SUFFIX=SUFFIX, POSITION=POSITION, HEADS=heads, HEAD_SIZE=head_size,
-            WIDTH=self._head_width, TOKENS=attention.TOKENS, SPLIT=self._split, MAX_SPLITS=self._max_splits,
-        )  # fmt: skip
+            ATTEND,
+            (heads, self._num_splits, size),
+            qkv,
+            slots,
+            integers,
+            out,
+            self._partial_means,
+            self._partial_weights,
+            self._num_done,
+            size,
+            START=START,
+            ENTRY=ENTRY,
+            SUFFIX=SUFFIX,
+            POSITION=POSITION,
+            HEADS=heads,
+            HEAD_SIZE=head_size,
+            WIDTH=self._head_width,
+            TOKENS=attention.TOKENS,
+            SPLIT=self._split,
+            MAX_SPLITS=self._max_splits,
+        )
         return out
 
     def draw(self, logits: Tensor, table: Tensor) -> Tensor:
         size, vocab = logits.shape
         out = torch.empty(4, size, dtype=torch.float64, device=table.device)
         self._launcher.launch(
-            FIND_CANDIDATES, (self._num_blocks, size, 1), logits, self._keys, self._sums, vocab,
-            STRIDE=logits.stride(0), NUM_BLOCKS=self._num_blocks, LOG_BLOCK=LOG_BLOCK, LOG_CANDIDATES=LOG_CANDIDATES,
-        )  # fmt: skip
+            FIND_CANDIDATES,
+            (self._num_blocks, size, 1),
+            logits,
+            self._keys,
+            self._sums,
+            vocab,
+            STRIDE=logits.stride(0),
+            NUM_BLOCKS=self._num_blocks,
+            LOG_BLOCK=LOG_BLOCK,
+            LOG_CANDIDATES=LOG_CANDIDATES,
+        )
         self._launcher.launch(
-            DRAW, (size, 1, 1), self._keys, self._sums, table, out, table.stride(0), size, vocab,
-            ID=ID, MOVES=MOVES, POSITION=POSITION, AT=AT, TEMPERATURE=TEMPERATURE, TOP_K=TOP_K, TOP_P=TOP_P,
-            POINT=POINT, WIDTH=WIDTH, NEXT_POINTS=NEXT_POINTS, NUM_BLOCKS=self._num_blocks,
-            LOG_BLOCKS=(self._num_blocks - 1).bit_length(), LOG_CANDIDATES=LOG_CANDIDATES,
-        )  # fmt: skip
+            DRAW,
+            (size, 1, 1),
+            self._keys,
+            self._sums,
+            table,
+            out,
+            table.stride(0),
+            size,
+            vocab,
+            ID=ID,
+            MOVES=MOVES,
+            POSITION=POSITION,
+            AT=AT,
+            TEMPERATURE=TEMPERATURE,
+            TOP_K=TOP_K,
+            TOP_P=TOP_P,
+            POINT=POINT,
+            WIDTH=WIDTH,
+            NEXT_POINTS=NEXT_POINTS,
+            NUM_BLOCKS=self._num_blocks,
+            LOG_BLOCKS=(self._num_blocks - 1).bit_length(),
+            LOG_CANDIDATES=LOG_CANDIDATES,
+        )
         return out

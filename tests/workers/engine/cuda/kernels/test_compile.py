@@ -19,9 +19,13 @@ from workers.engine.model.gpt2 import SHAPES
 KERNELS = ("begin", "add_norm", "attend", "find_candidates", "draw")
 # Compute capability, type of the weights. 7.5 (T4) has no bf16.
 COMBINATIONS = [
-    (75, torch.float16), (80, torch.bfloat16), (86, torch.bfloat16), (90, torch.bfloat16), (90, torch.float16),
+    (75, torch.float16),
+    (80, torch.bfloat16),
+    (86, torch.bfloat16),
+    (90, torch.bfloat16),
+    (90, torch.float16),
     (90, torch.float32),
-]  # fmt: skip
+]
 LOGITS_STRIDE = 50_304  # the vocabulary, padded to a multiple of 64
 # A block's threads have 65,536 registers: with 64 each, two blocks of 8 warps or four of 4 are on a processor at once.
 MAX_REGISTERS = {"begin": 40, "add_norm": 48, "attend": 72, "find_candidates": 80, "draw": 80}

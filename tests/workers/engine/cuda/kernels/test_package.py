@@ -26,6 +26,10 @@ for _ in range(2):
 def test_the_kernels_can_be_made_twice() -> None:
     done = subprocess.run(
         [sys.executable, "-c", MAKE_TWICE],
-        cwd=ROOT, env={"PATH": "/usr/bin:/bin", "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
