@@ -146,7 +146,7 @@ class MetricsResource:
 
 
 class HealthResource:
-    """For the probes of orchestrators, on the TCP port: 200 where the process lives, or where its slot is warm."""
+    """Answers probes of orchestrators on the TCP port: 200 where the process lives, or where its slot is warm."""
 
     def __init__(self, service: SlotService | None) -> None:
         """

@@ -38,7 +38,7 @@ ENTRY_THREADS = 4
 # gone. Idle connections are probed.
 SILENCE_S = 10
 PROBE_PERIOD_S = 5
-# Of a refusal's body: how long and how much is read from a client that still sends, so that it gets the refusal.
+# How long and how much of a refused body is read from a client that still sends, so that it gets the refusal.
 LINGER_S, LINGER_BYTES = 0.5, 65536
 
 OPEN_ROUTES = frozenset({"/health/live", "/health/ready"})

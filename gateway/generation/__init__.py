@@ -1,1 +1,2 @@
-"""From a `GenerationSpec` to completions or suggestions: fan-out, sessions, selection, trimming. Knows no dialect."""
+"""Turns a `GenerationSpec` into completions or suggestions: fan-out, sessions, selection, trimming. Knows no
+dialect."""

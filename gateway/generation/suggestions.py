@@ -1,4 +1,4 @@
-"""From a started request to its suggestions: text deltas, selected suggestions, and replacements for rejected ones.
+"""Turns a started request into suggestions: text deltas, selected suggestions, and replacements for rejected ones.
 
 The same events serve a streamed response and a whole one, completions that are cleaned and verbatim ones. Knows no
 dialect.

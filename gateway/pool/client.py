@@ -49,7 +49,7 @@ class _Peer:
     """Where a slot's worker is reached.
 
     Attributes:
-        urls: by the paths of `wire.ROUTES`; parsed once, because that takes longer than the rest of a request.
+        urls: URLs by the paths of `wire.ROUTES`; parsed once, because that takes longer than the rest of a request.
         host: value of the header Host.
         access: key and TLS settings for a worker on another machine. None for a Unix socket.
         connect_s: the least time that a connection may take.

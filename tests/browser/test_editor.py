@@ -470,7 +470,7 @@ def test_errors_are_shown_and_the_editor_recovers(editor: Editor) -> None:
 
 
 def test_requests_and_reports_name_their_session_in_a_header(editor: Editor) -> None:
-    """For load balancers, which do not read bodies."""
+    """Status codes are for load balancers, which do not read bodies."""
     with editor.page.expect_request("**/autocomplete") as asked:
         editor.request_suggestions()
     with editor.page.expect_request("**/feedback") as reported:

@@ -152,7 +152,7 @@ class PageServer:
         return []
 
     def install(self, version: str, *, stale: str = "") -> None:
-        """From now on serve a version. The file `stale` is still that of the version before."""
+        """Serve a version from now on. The file `stale` is still that of the version before."""
         before = (self._folder / stale).read_bytes() if stale else None
         shutil.copytree(STATIC, self._folder, dirs_exist_ok=True)
         index, script, style = (self._folder / name for name in ("index.html", "page.js", "style.css"))

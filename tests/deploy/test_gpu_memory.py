@@ -87,7 +87,7 @@ def test_each_worker_gets_its_part_of_the_card(tmp_path: Path, fake_smi: FakeSmi
 def test_the_kv_cache_takes_exactly_what_the_plan_says(
     tmp_path: Path, fake_smi: FakeSmi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On torch's meta device, which allocates nothing. How much is free when a worker starts does not matter."""
+    """Uses torch's meta device, which allocates nothing. How much is free when a worker starts does not matter."""
     fake_smi(T4)
     plan = planned(tmp_path, "small*2,medium*2")
     for free in (14 << 30, 7 << 30):

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_concurrent_first_requests_do_not_crash() -> None:
-    """In fresh processes: msgspec builds a type's table at its first use in a process."""
+    """Runs in fresh processes: msgspec builds a type's table at its first use in a process."""
     program = """
 import sys, threading
 from shared.wire import parse_generate_request

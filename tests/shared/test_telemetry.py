@@ -59,7 +59,7 @@ def test_causes_follow_without_their_text() -> None:
 
 
 def test_tercets_events_and_those_of_libraries_are_rendered_so() -> None:
-    """In a process of its own, whose logging it may configure."""
+    """Runs in a process of its own, whose logging it may configure."""
     program = f"""
 import logging, structlog
 from shared.errors import StartError

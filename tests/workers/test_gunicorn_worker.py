@@ -218,7 +218,7 @@ def source_of(function: object) -> str:
 
 
 def test_gunicorn_is_the_version_that_was_read() -> None:
-    """With another version: read gthread.py again, then change this line."""
+    """If this fails with another version, read gthread.py again, then change this line."""
     assert version("gunicorn") == "27.0.1"
     assert "gunicorn==27.0.1" in (ROOT / "requirements/serve.txt").read_text()
 

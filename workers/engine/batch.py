@@ -113,7 +113,7 @@ class BatchRow:
 
     @property
     def position(self) -> int:
-        """Of the newest token, which the next decode step computes."""
+        """Position of the newest token, which the next decode step computes."""
         return self.start + self.suffix_length
 
 

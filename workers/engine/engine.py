@@ -417,7 +417,7 @@ class Engine:
         self._on_fatal(failure)
 
     def _end_hang(self, failure: Hang) -> None:
-        """In a watchdog's thread. The sequences stay as they are: they are the engine's thread's."""
+        """Record the hang, in a watchdog's thread. The sequences belong to the engine's thread and stay as they are."""
         self._record(failure, is_fatal=True)
         self._set_state(EngineState.FAILED, failure.detail)
         self._on_fatal(failure)

@@ -10,7 +10,7 @@ from workers.engine.kv_copies import SUFFIX_TOKENS
 from workers.engine.result_stream import MAX_DELIVERY_DELAY_S, NUM_DELIVERED_SINGLY
 from workers.engine.sequence import Sequence
 
-# Of one multi-step decode: the watchdog, deadlines and new sequences wait for its end, if it is not interrupted.
+# Longest time of one multi-step decode. If nothing interrupts it, the watchdog, deadlines and new sequences wait.
 MAX_MULTI_STEP_S = 0.05
 
 

@@ -42,11 +42,11 @@ class ResultStream:
             on_cancel: called once, in the thread that cancels.
         """
         self._queue: queue.SimpleQueue[list[GeneratedToken | SequenceOutput]] = queue.SimpleQueue()
-        # Of the engine's thread.
+        # State of the engine's thread.
         self._pending: list[GeneratedToken | SequenceOutput] = []
         self._num_delivered = 0
         self._delivered_at = 0.0
-        # Of the reader's thread.
+        # State of the reader's thread.
         self._delivered: deque[GeneratedToken | SequenceOutput] = deque()
         self._finished: SequenceOutput | None = None
         self._on_cancel = on_cancel

@@ -1,4 +1,4 @@
-"""From logits to tokens: each row is drawn with its own parameters and arithmetic code, and nothing else.
+"""Draws tokens from logits: each row is drawn with its own parameters and arithmetic code, and nothing else.
 
 Knows logits and draws. Does not know models, sequences and time; keeps no random state.
 

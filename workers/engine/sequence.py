@@ -232,7 +232,7 @@ class _StopSearch:
         return self._matcher.has_stopped
 
     def count_kept(self, num_skipped: int) -> int:
-        """Of the tokens after the first `num_skipped`, those that begin before the stop string does."""
+        """Count the tokens after the first `num_skipped` that begin before the stop string does."""
         begin = num_kept = 0
         for num_bytes in self._num_bytes[num_skipped:]:
             if begin >= self._num_bytes_before_stop:

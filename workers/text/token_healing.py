@@ -18,7 +18,7 @@ import numpy as np
 
 from workers.text.tokenizer import Tokenizer
 
-# Of a longer word (in a text without spaces) only the last tokens are healed.
+# A longer word (in a text without spaces) has only its last tokens healed.
 MAX_FORCED_BYTES = 32
 # How far back the start of the last word is looked for.
 _MAX_WORD_CHARS = 64

@@ -1,4 +1,4 @@
-"""From generation's results to the choices, log-probabilities and usage of OpenAI's completions API. Pure.
+"""Turns generation's results into the choices, log-probabilities and usage of OpenAI's completions API. Pure.
 
 Knows no HTTP server.
 """

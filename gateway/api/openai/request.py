@@ -1,4 +1,4 @@
-"""From a request of OpenAI's completions API to the spec of what to generate. Knows no HTTP server."""
+"""Turns a request of OpenAI's completions API into the spec of what to generate. Knows no HTTP server."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Machine(threading.Thread):
             raise
 
     def _live(self) -> None:
-        """From a start of the instance to its stop."""
+        """One life of the instance, from its start to its stop."""
         swept_at = time.monotonic()
         while self._function.state != "running":
             if self._is_over.wait(POLL_S):

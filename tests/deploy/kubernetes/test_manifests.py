@@ -136,7 +136,7 @@ def test_the_gateway_finds_the_workers(serving: str) -> None:
 
 
 def test_files_of_settings_are_mounted(serving: str) -> None:
-    """From secrets: paths that end in a key of the secret, which root and the pod's group may read."""
+    """Paths from secrets that end in a key of the secret, which root and the pod's group may read."""
     for _, template, container in tercet_containers(serving):
         settings = settings_of(serving, template, container)
         mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}

@@ -101,7 +101,7 @@ def test_all_modules_of_the_pages_are_consistent_in_their_types(npm_package: Npm
 
 
 def test_a_client_outside_a_server_requires_a_url(npm_package: NpmPackage) -> None:
-    """In Node, too, the package can be imported."""
+    """The package can be imported in Node, too."""
     program = (
         'import { Client } from "tercet-client";'
         'new Client({ url: "http://localhost:8000" });'

@@ -51,7 +51,7 @@ def wait_for_gateway(gateway: Tercet) -> None:
 
 
 def report(load: Load, **figures: float) -> None:
-    """For `pytest -s`: what docs/RAY.md quotes."""
+    """Print for `pytest -s` what docs/RAY.md quotes."""
     figures = {name: round(value, 1) for name, value in figures.items()}
     counts = {"answers": len(load.answers), "failures": dict(count_failures(load.answers))}
     sys.stdout.write(f"\n{counts | figures}\n")

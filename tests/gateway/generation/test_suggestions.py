@@ -1,4 +1,4 @@
-"""From a started request to suggestions, over stub workers: deltas, replacements, retries, deadline, cancellation."""
+"""A started request and its suggestions, over stub workers: deltas, replacements, retries, deadline, cancellation."""
 
 from __future__ import annotations
 

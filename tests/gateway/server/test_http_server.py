@@ -26,7 +26,7 @@ def parameters(function: object) -> tuple[str, ...]:
 
 
 def test_gunicorn_is_the_version_that_was_read() -> None:
-    """With another version: read gthread.py, http/parser.py and http/wsgi.py again, then change this line."""
+    """If this fails, read gthread.py, http/parser.py and http/wsgi.py again, then change this line."""
     assert version("gunicorn") == "27.0.1"
 
 

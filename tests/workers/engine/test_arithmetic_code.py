@@ -59,7 +59,7 @@ def draw_texts(seeds: Sequence[int], params: SamplingParams, sample: SampleFn = 
 
 
 def probabilities(params: SamplingParams) -> dict[Text, float]:
-    """Of each text, token by token in Python."""
+    """Compute each text's probability, token by token in Python."""
     found: dict[Text, float] = {(): 1.0}
     for _ in range(DEPTH):
         longer: dict[Text, float] = {}
@@ -76,7 +76,7 @@ def probabilities(params: SamplingParams) -> dict[Text, float]:
 
 
 def pvalue(texts: Sequence[Text], params: SamplingParams) -> float:
-    """Of the hypothesis that the texts have their right distribution. Texts below five expected ones share a bin."""
+    """P-value of the texts having their right distribution. Texts below five expected ones share a bin."""
     counts, expected = Counter(texts), probabilities(params)
     assert counts.keys() <= expected.keys()
     common = [text for text, share in expected.items() if share * len(texts) >= 5]

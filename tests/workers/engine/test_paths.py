@@ -26,7 +26,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module", params=["cpu", "cpu:0"])
 def engine(embedded: LoadedModel, tokenizer: Tokenizer, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """With the device "cpu:0", that of the GPU path."""
+    """An engine on each path; "cpu:0" selects that of the GPU."""
     is_gpu_path = request.param != "cpu"
     loaded = (
         load_model(CHECKPOINT, device=request.param, dtype="fp32", tokenizer=tokenizer) if is_gpu_path else embedded

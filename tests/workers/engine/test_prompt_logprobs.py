@@ -59,7 +59,7 @@ def expected(reference: Any, prompts: dict[int, list[int]]) -> dict[int, torch.T
 
 @pytest.fixture(scope="module", params=["cpu", "cpu:0"], ids=["CpuRunner", "CudaRunner"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """Of both paths; "cpu:0" selects that of the GPU."""
+    """An engine on each path; "cpu:0" selects that of the GPU."""
     with running_engine(load_model(CHECKPOINT, device=request.param, dtype="fp32")) as engine:
         yield engine
 

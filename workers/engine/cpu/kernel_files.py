@@ -126,7 +126,7 @@ def sources() -> list[Path]:
 
 
 def versions() -> list[str]:
-    """Of the compiler, without importing it."""
+    """Return the compiler's versions without importing it."""
     return [version(name) for name in ("numba", "llvmlite", "numpy")]
 
 

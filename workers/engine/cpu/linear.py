@@ -320,7 +320,7 @@ class PackedInt8Linear:
         return UINT8
 
     def precede(self, other: PackedInt8Linear) -> None:
-        """In a step, `other` is multiplied next: its first weights are prefetched at the end of this product."""
+        """Prefetch the first weights of `other`, which a step multiplies next, at the end of this product."""
         self._parameters["next_at"] = other.address
 
     def __call__(self, x: Tensor) -> Tensor:

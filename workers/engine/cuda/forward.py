@@ -1,4 +1,4 @@
-"""From token ids to logits on a GPU: matrix products, and `StepKernels` between them.
+"""Computes logits from token ids on a GPU: matrix products, and `StepKernels` between them.
 
 Walks `Layer.operations`. A bias and a GELU are computed by the product before them, so a layer takes seven kernels:
 four products, two additions with a norm, and attention. Knows the model and kernels. Does not know batches, graphs and

@@ -17,7 +17,7 @@ from workers.engine.failures import LoadFailure
 from workers.engine.kv_copies import SUFFIX_TOKENS, Copy, EntryCopy, EntryRelease, SuffixCopy, SuffixMove
 from workers.engine.model.gpt2 import GPT2Config
 
-# Of the free memory, for an engine without a memory plan: CUDA graphs and other processes need some, too.
+# Share of the free memory for an engine without a memory plan: CUDA graphs and other processes need some, too.
 MEMORY_SHARE = 0.3
 
 

@@ -366,7 +366,7 @@ def test_cuda_graphs_change_nothing(dtype: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def share_of_equal_texts(loaded: LoadedModel, num_tokens: int, max_batch: int = 48) -> float:
-    """Of seeded requests alone and among others: of prompts in chunks of all sizes, in all batch buckets."""
+    """Compare seeded requests alone and among others: prompts in chunks of all sizes, in all batch buckets."""
     rng = random.Random(9)
     lengths = [1, 15, 16, 17, 40, 64, 65, 130, 257, 300]
     requests = [

@@ -17,7 +17,7 @@ from workers.engine.arithmetic_code import MIN_WIDTH
 from workers.engine.cuda.step_kernels import AT, MAX_STEPS, POINT, TEMPERATURE, StepKernels, TorchKernels
 from workers.engine.model.gpt2 import GPT2Config, Norm
 
-# Of the difference, relative to a number if that exceeds 1. About four units in the last place of the 16-bit types.
+# Bounds of the difference, relative to a number if that exceeds 1. About four units in the last place of 16-bit types.
 BOUNDS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
 LOGPROB_BOUND = 1e-4
 CODE_BOUND = 1e-6  # a place within an interval of a thousandth has a thousand times the interval's rounding error
@@ -88,7 +88,7 @@ class CheckSetting:
         return torch.tensor(columns, dtype=torch.float64, device=self.device).T.contiguous()
 
     def num_slots(self) -> int:
-        """Of the table's sequences: one entry, their suffixes, and the dummy slot."""
+        """Return the slots of the table's sequences: one entry, their suffixes, and the dummy slot."""
         suffix_size = max(length for _, length in _lengths(self.config.n_positions)) + 1
         return self.config.n_positions + self.max_sequences * suffix_size + 1
 
