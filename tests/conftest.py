@@ -30,7 +30,6 @@ TIER_BY_PATH = {
     "tests/deploy/aws": "integration",
     "tests/deploy/calibrate/test_command.py": "integration",
     "tests/deploy/editors": "full",
-    "tests/deploy/kubernetes/test_ingress.py": "integration",
     "tests/deploy/npm": "integration",
     "tests/deploy/test_nginx.py": "integration",
     "tests/deploy/tune/test_tune_command.py": "integration",

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+import pytest
 
 from gateway.generation.selection import REJECTION_DETAILS
-from tests.e2e.harness import Tercet, running, until
+from tests.e2e.harness import Tercet, until
 
+pytestmark = pytest.mark.quick
 OPENING = "The old man looked at the sea and"
 PROSE = (
     "It was a bright morning in the early spring, and the road ran white between the hedges. Nobody had passed "
@@ -159,15 +160,15 @@ def test_a_worker_reports_its_memory_and_its_branches(tercet: Tercet) -> None:
     until(lambda: not any(row["peak_in_flight"] for row in tercet.slots()), 10, "slots at rest")
 
 
-def test_no_prompt_is_logged(short_tmp_path: Path) -> None:
+def test_no_prompt_is_logged(tercet: Tercet) -> None:
+    """The log is at debug level."""
     canary = "zwieback-canary-51"
-    with running(short_tmp_path, log="debug") as tercet:
-        tercet.ask(f"The {canary} of")
-        tercet.client.post("/autocomplete", json={"context": canary, "n": 99, "stop": [canary]})
-        tercet.client.post("/autocomplete", content=f'{{"context": "{canary}'.encode())
-        metrics = tercet.client.get("/metrics").text
+    tercet.ask(f"The {canary} of")
+    tercet.client.post("/autocomplete", json={"context": canary, "n": 99, "stop": [canary]})
+    tercet.client.post("/autocomplete", content=f'{{"context": "{canary}'.encode())
+    assert canary not in tercet.client.get("/metrics").text
+    assert tercet.events("request_finished")
     assert canary not in tercet.log()
-    assert canary not in metrics
 
 
 def test_parameters_at_their_bounds_fail_no_branch(tercet: Tercet) -> None:

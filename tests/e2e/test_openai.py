@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from tests.e2e.harness import ROOT, Tercet
 
+pytestmark = pytest.mark.quick
 N_CTX = 1024
 PROMPT = "The old man looked at the sea and"
 tokenizer = Tokenizer.from_file(str(ROOT / "workers/checkpoints/embedded/tokenizer.json"))

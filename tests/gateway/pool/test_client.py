@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -37,11 +36,9 @@ from tests.gateway.pool.helpers import (
     Server,
     chunk,
     line,
-    read_request,
     sends,
     sends_to_each,
     serving,
-    until,
 )
 
 ACK_S = 0.2
@@ -61,10 +58,6 @@ def worker(path: Path, answer: Answer) -> Iterator[tuple[SlotClient, Server]]:
 def read_lines(client: SlotClient, *, attempt: int = 1, timeout_s: float = 5.0) -> list[Token | Done]:
     call = client.call(GenerateRequest(prompt="a"), time.monotonic() + timeout_s, attempt)
     return [line for batch in call.lines() for line in batch]
-
-
-def has_closed(server: Server, num_connections: int) -> bool:
-    return server.num_closed == num_connections
 
 
 def test_the_request_carries_the_branch_and_its_id(short_path: Path) -> None:
@@ -324,26 +317,6 @@ def test_a_worker_without_a_state_line_for_seconds_counts_as_unreachable(short_p
     assert caught.value.code == "unreachable"
 
 
-def test_one_connection_serves_calls_one_after_another(short_path: Path) -> None:
-    with worker(short_path, sends_to_each(HEAD + line(Accepted()) + line(DONE) + END)) as (client, server):
-        assert [read_lines(client) for _ in range(3)] == [[DONE]] * 3
-    assert server.num_connections == 1
-
-
-def test_a_connection_that_the_worker_has_closed_is_not_reused(short_path: Path) -> None:
-    with worker(short_path, sends(HEAD + line(Accepted()) + line(DONE) + END)) as (client, server):
-        for number in range(1, 4):
-            assert read_lines(client) == [DONE]
-            assert until(partial(has_closed, server, number))
-
-
-def test_a_connection_that_the_worker_will_close_is_not_reused(short_path: Path) -> None:
-    head = HEAD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-    with worker(short_path, sends_to_each(head + line(Accepted()) + line(DONE) + END)) as (client, server):
-        assert [read_lines(client) for _ in range(3)] == [[DONE]] * 3
-    assert server.num_connections == 3
-
-
 def test_data_after_the_response_closes_the_connection(short_path: Path) -> None:
     is_closed = threading.Event()
 
@@ -365,26 +338,6 @@ def test_a_header_cannot_contain_another(short_path: Path) -> None:
         assert "line break" in str(caught.value.__cause__)
         assert server.num_connections == 0
         assert read_lines(client) == [DONE]
-
-
-def test_calls_at_once_have_connections_of_their_own(short_path: Path) -> None:
-    barrier = threading.Barrier(3)
-
-    def answer(connection: socket.socket) -> None:
-        barrier.wait(5)
-        connection.sendall(HEAD + line(Accepted()) + line(DONE) + END)
-        read_request(connection)
-
-    with worker(short_path, answer) as (client, server):
-        results: list[list[Token | Done]] = []
-        threads = [threading.Thread(target=lambda: results.append(read_lines(client, attempt=5))) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        client.close()
-    assert results == [[DONE]] * 3
-    assert server.num_connections == 3
 
 
 TOKENS = TokenizeResponse(ids=[5, 6], texts=["a", " b"], ends=[1, 3], n_ctx=1024, eos_id=0)
