@@ -258,5 +258,5 @@ ROWS = (
 NOT_MEASURED = {
     "R17, R18, D1, S8": "`make test-deploy` shows them, without a running systemd and without a cluster of machines",
     "S9, advisories": "`make audit` needs the advisory service; run it where that can be reached",
-    "S11, in a browser": "the browser tests of `make test` show it",
+    "S11, in a browser": "the browser tests of `make test-integration` show it",
 }
