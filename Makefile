@@ -61,9 +61,9 @@ serve: $(SERVE)
 # GOMP_SPINCOUNT as in the workers (shared/worker_environment.py), because tests run more processes than cores.
 PYTEST = GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest
 
-# One process of tests per core; a module's tests, and all tests on shared servers, run in the same process.
+# One process of tests per core; tests/conftest.py says which tests run in the same process.
 test: $(DEV)
-	@$(PYTEST) --numprocesses logical --maxprocesses 4 --dist loadgroup $(ARGS)
+	@$(PYTEST) --numprocesses logical --maxprocesses 4 $(ARGS)
 
 test-integration: $(DEV)
 	@$(PYTEST) -m 'integration and not full and not clients and not deploy' $(ARGS)

@@ -7,9 +7,11 @@ test or its module has the mark of another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from deploy.planning import count_gpus
 from tests.e2e.harness import ROOT
@@ -65,18 +67,28 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test with its tier and its group for pytest-xdist; deselect GPU tests where there is no GPU."""
+    """Mark each test with its tier, and deselect GPU tests where there is no GPU."""
     for item in items:
         item.add_marker(tier_of(item))
-        # A module's tests run in one process, because they share fixtures; those on shared servers all in the same.
-        uses_servers = "server_with" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("servers" if uses_servers else item.path.stem))
     # The mark, not the keyword, which a directory of that name is as well.
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked or count_gpus({}):
         return
     config.hook.pytest_deselected(items=marked)
     items[:] = [item for item in items if item not in marked]
+
+
+class ModuleScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Runs a module's tests in one process, because they share fixtures, and all end-to-end tests in one: they share
+    servers. (With pytest 9.2, xdist_group has no effect in pytest-xdist 3.8.)"""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return "tests/e2e" if path.startswith("tests/e2e/") else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ModuleScheduling:
+    return ModuleScheduling(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -107,10 +107,14 @@ class SharedServers:
             self._end(key)
         if key not in self._servers:
             server = SharedServer(self._make_directory(), certificate, **settings)
-            self._servers[key] = server
             server.start()
-            server.wait_until_announced()
-            server.warm_up()
+            try:
+                server.wait_until_announced()
+                server.warm_up()
+            except BaseException:
+                server.stop()
+                raise
+            self._servers[key] = server
         return self._servers[key]
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ from tests.e2e.harness import Tercet, running, until
 from tests.e2e.shared_servers import SharedServer
 
 pytestmark = pytest.mark.quick
-CLIENT_TIMEOUT_S = 1.5
+CLIENT_TIMEOUT_S = 4.0  # longer than three requests take on a slow machine
 MAX_CONNECTIONS = 120
 CANARY = b"xyzzy-canary"
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n"
@@ -71,14 +70,10 @@ def test_clients_that_drip_a_request_hold_no_thread_and_get_a_408(tercet: Tercet
         socks = [connect(tercet, stack) for _ in range(60)]
         for sock in socks:
             sock.sendall(start)
-        began = time.monotonic()
-        num_answers = 0
-        while time.monotonic() - began < CLIENT_TIMEOUT_S / 2:
+        for _ in range(3):
             for sock in socks:
                 sock.sendall(b"x")
             assert len(tercet.ask(length=1)["sentences"]) == 3
-            num_answers += 1
-        assert num_answers >= 3
         assert gauge(tercet, "busy_threads") == 1  # the scrape itself
         answers = [read_to_end(sock) for sock in socks]
         assert all(answer.startswith(b"HTTP/1.1 408 ") for answer in answers)
