@@ -275,8 +275,9 @@ def test_states_are_yielded_as_they_arrive(short_path: Path) -> None:
 def test_one_state_is_asked_for_without_a_stream(short_path: Path) -> None:
     body = msgspec.json.encode(State(state="warm")) + b"\n"
     with worker(short_path, sends(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))) as (
-        client, server,
-    ):  # fmt: skip
+        client,
+        server,
+    ):
         assert client.state(1.0) == State(state="warm")
     assert server.requests[0].startswith(b"GET /state?once HTTP/1.1\r\n")
 
