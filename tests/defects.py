@@ -1,6 +1,6 @@
 """`python -m tests.defects`: puts defects of this project's history back, and checks that a test fails for each.
 
-Each defect is one edit that undoes a mending commit, and the tests that must fail with it. The edits are applied one at
+Each defect is one edit that undoes a mending commit, and a test that must fail with it. The edits are applied one at
 a time to a copy of the working tree, never to the tree itself. The same tests run on the copy without an edit first,
 because a test that fails anyway catches nothing. The exit status is 1 unless every defect is caught, and so also if an
 edit no longer applies because the code has changed.
@@ -25,32 +25,21 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parent.parent
-TIMEOUT_S = 600  # for the tests of one defect
 CI_TIERS = "not full and not clients and not deploy"  # what `.ci/run` runs
 PASSED = 0  # exit code of pytest
 
 
 @dataclass(frozen=True)
 class Defect:
-    """A fault that users met, and the edit that brings it back.
+    """A fault that users met, and the edit that brings it back."""
 
-    Attributes:
-        area: engine, gateway, jobs, page or deploy.
-        name: what users see.
-        mended_by: the commit that mended it.
-        file: path of the edited file from the root.
-        old: text that occurs once in the file.
-        new: text that replaces it.
-        tests: pytest's node ids; one of these tests must fail.
-    """
-
-    area: str
-    name: str
-    mended_by: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
+    area: str  # engine, gateway, jobs, page or deploy
+    name: str  # what users see
+    mended_by: str  # commit
+    file: str  # path from the root
+    old: str  # text that occurs once in the file
+    new: str  # text that replaces it
+    test: str  # pytest's node id, of a test that must fail
 
 
 DEFECTS = [
@@ -61,7 +50,7 @@ DEFECTS = [
         "workers/engine/core.py",
         "now + max(0.0, self._decode_step_s - DEADLINE_TOLERANCE_S) if sequence.token_ids else now",
         "now",
-        ("tests/workers/engine/test_engine.py::test_a_step_that_would_end_past_the_deadline_is_not_begun",),
+        "tests/workers/engine/test_engine.py::test_a_step_that_would_end_past_the_deadline_is_not_begun",
     ),
     Defect(
         "engine",
@@ -70,7 +59,7 @@ DEFECTS = [
         "workers/engine/prefix_cache.py",
         "if entry.scope != scope:",
         "if False:",
-        ("tests/workers/engine/test_cache_scope.py::test_a_sequence_reads_only_what_its_scope_has_written",),
+        "tests/workers/engine/test_cache_scope.py::test_a_sequence_reads_only_what_its_scope_has_written",
     ),
     Defect(
         "gateway",
@@ -79,7 +68,7 @@ DEFECTS = [
         "gateway/generation/trimming.py",
         "(len(self._text.rstrip()) if self._keeps_partial_word else 0)",
         "0",
-        ("tests/gateway/generation/test_trimming.py::test_a_completion_without_a_whole_word_is_kept_on_request",),
+        "tests/gateway/generation/test_trimming.py::test_a_completion_without_a_whole_word_is_kept_on_request",
     ),
     Defect(
         "gateway",
@@ -88,7 +77,7 @@ DEFECTS = [
         "gateway/pool/slot_table.py",
         "entry.is_failing = True",
         "entry.is_failing = False",
-        ("tests/gateway/pool/test_slot_table.py::test_a_slot_whose_workers_die_before_they_are_warm_is_not_expected",),
+        "tests/gateway/pool/test_slot_table.py::test_a_slot_whose_workers_die_before_they_are_warm_is_not_expected",
     ),
     Defect(
         "jobs",
@@ -97,7 +86,7 @@ DEFECTS = [
         "deploy/aws/wake/requests.py",
         "0 < value <= 1e6",
         "0 < value",
-        ("tests/deploy/aws/test_wake.py::test_it_refuses_what_the_gateway_refuses",),
+        "tests/deploy/aws/test_wake.py::test_it_refuses_what_the_gateway_refuses",
     ),
     Defect(
         "jobs",
@@ -106,7 +95,7 @@ DEFECTS = [
         "gateway/jobs/dynamodb.py",
         'if "data" in item:',
         "if False:",
-        ("tests/gateway/jobs/test_dynamodb.py::test_jobs_of_an_earlier_gateway_are_read",),
+        "tests/gateway/jobs/test_dynamodb.py::test_jobs_of_an_earlier_gateway_are_read",
     ),
     Defect(
         "page",
@@ -115,7 +104,7 @@ DEFECTS = [
         "gateway/static/open_document.js",
         "this.replaceText(text);",
         "this.#replaceText(text);",
-        ("tests/browser/test_documents.py::test_undo_does_not_reach_into_another_document",),
+        "tests/browser/test_documents.py::test_undo_does_not_reach_into_another_document",
     ),
     Defect(
         "page",
@@ -124,7 +113,7 @@ DEFECTS = [
         "gateway/static/documents.js",
         "this.#saveUnsaved();\n    return !",
         "if (save(DOCUMENT + document.id, document)) this.#unsaved.delete(document.id);\n    return !",
-        ("tests/browser/test_documents.py::test_a_full_storage_is_said_and_the_text_can_be_downloaded",),
+        "tests/browser/test_documents.py::test_a_full_storage_is_said_and_the_text_can_be_downloaded",
     ),
     Defect(
         "deploy",
@@ -133,7 +122,7 @@ DEFECTS = [
         "gunicorn.conf.py",
         'if role == "workers" and not plan.slots:',
         "if False:",
-        ("tests/deploy/test_planning_pool.py::test_workers_without_a_slot_do_not_start",),
+        "tests/deploy/test_planning_pool.py::test_workers_without_a_slot_do_not_start",
     ),
     Defect(
         "deploy",
@@ -142,7 +131,7 @@ DEFECTS = [
         "deploy/ray/pool_state.py",
         'if state.state == "warm" and now - reported_at <= SILENCE_S',
         'if state.state == "warm"',
-        ("tests/deploy/ray/test_pool_state.py::test_a_worker_that_has_fallen_silent_has_no_room",),
+        "tests/deploy/ray/test_pool_state.py::test_a_worker_that_has_fallen_silent_has_no_room",
     ),
 ]
 
@@ -157,28 +146,23 @@ def copy_tree(target: Path) -> None:
             shutil.copy2(ROOT / name, target / name)
 
 
-def run_tests(tree: Path, tests: tuple[str, ...], *options: str) -> tuple[int, str]:
-    """Exit code of pytest (124: `TIMEOUT_S` has passed) and its output."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", CI_TIERS, *options, *tests]
+def run_tests(tree: Path, *tests: str) -> tuple[int, str]:
+    """Exit code of pytest and its output."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", CI_TIERS, *tests]
     environ = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        result = subprocess.run(
-            command, cwd=tree, env=environ, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired:
-        return 124, ""
+    result = subprocess.run(command, cwd=tree, env=environ, capture_output=True, text=True, check=False)
     return result.returncode, result.stdout + result.stderr
 
 
 def outcome(tree: Path, defect: Defect) -> str:
-    """What the tests of a defect say of a tree with it: "caught" if one fails."""
+    """What the test of a defect says of a tree with it: "caught" if it fails."""
     path = tree / defect.file
     text = path.read_text() if path.is_file() else ""
     if text.count(defect.old) != 1:
         return f"edit no longer applies to {defect.file}"
     path.write_text(text.replace(defect.old, defect.new))
     try:
-        code, output = run_tests(tree, defect.tests, "-x")
+        code, output = run_tests(tree, defect.test)
     finally:
         path.write_text(text)
     if code == PASSED:
@@ -196,9 +180,8 @@ def main() -> int:
     console = Console()
     table = Table("area", "defect", "mended by", "result", "s")
     with tempfile.TemporaryDirectory(prefix="defects-") as directory:
-        tree = Path(directory)
-        copy_tree(tree)
-        code, output = run_tests(tree, tuple(dict.fromkeys(test for defect in defects for test in defect.tests)))
+        copy_tree(tree := Path(directory))
+        code, output = run_tests(tree, *dict.fromkeys(defect.test for defect in defects))
         if code != PASSED:
             console.print(output, markup=False, highlight=False)
             console.print("These tests fail without any defect.")
