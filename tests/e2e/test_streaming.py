@@ -116,8 +116,8 @@ def test_a_closed_stream_frees_its_sequences(slow: Tercet) -> None:
 def test_the_time_limit_ends_the_stream_with_what_is_ready(slow: Tercet) -> None:
     slow.ask()
     start = time.monotonic()
-    events = stream(slow.client, length=256, max_time=0.4)
-    assert time.monotonic() - start < 1
+    events = stream(slow.client, length=256, max_time=1.5)
+    assert time.monotonic() - start < 2.5
     name, done = events[-1]
     assert name == "done", done
     assert done["partial"]

@@ -66,7 +66,7 @@ def failed_reason(directory: Path, revision: str = "") -> str:
     service.close()
     state = states[-1]  # as it was found: after a pause the worker loads again
     assert state.state == "failed"
-    assert state.counters == {"failures.load_error": 1}
+    assert state.counters.keys() == {"failures.load_error"}  # more than one on a machine that shows the state late
     return state.reason or ""
 
 

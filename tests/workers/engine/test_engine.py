@@ -198,16 +198,18 @@ def test_a_failed_load_is_repeated(tiny: LoadedModel) -> None:
     with pytest.raises(EngineNotReady):
         engine.submit(request())
     engine.start()
-    wait_until(lambda: engine.status().state == "warm")
-    assert attempts[1] - attempts[0] == pytest.approx(1, abs=0.5)
-    assert states == [
-        ("loading", None),
-        ("failed", "The model could not be loaded; the worker's log has the reason."),
-        ("loading", None),
-        ("warm", None),
-    ]
-    assert engine.status().ms_per_token > 0
-    engine.stop(0)
+    try:
+        wait_until(lambda: engine.status().state == "warm")
+        assert 1 <= attempts[1] - attempts[0] < 10  # a second, and what a busy machine adds
+        assert states == [
+            ("loading", None),
+            ("failed", "The model could not be loaded; the worker's log has the reason."),
+            ("loading", None),
+            ("warm", None),
+        ]
+        assert engine.status().ms_per_token > 0
+    finally:
+        engine.stop(0)
 
 
 def test_stop_ends_an_engine_whose_model_never_loads() -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from tests.chaos.measure import Jitter
 from tests.workers.engine.helpers import TINY, peaked_weights, running_engine, wait_until
 from tests.workers.faults import Fault, Faults
 from workers.engine.engine import Engine, EngineConfig, EngineState
@@ -214,7 +215,8 @@ def test_a_hang_is_reported_as_fatal_and_ends_the_process_in_any_case(how: str) 
     script = textwrap.dedent(
         f"""
         import ctypes, os, time
-        from tests.workers.engine.helpers import TINY
+        from tests.chaos.measure import Jitter
+from tests.workers.engine.helpers import TINY
         from workers.engine.engine import Engine, EngineConfig
         from workers.engine.failures import EngineNotReady
         from workers.engine.loader import random_model
@@ -281,7 +283,7 @@ def test_kinds_are_distinct() -> None:
 def test_a_deadline_and_a_cancellation_end_generation_within_one_step(tiny: LoadedModel) -> None:
     """100 sequences, four at a time: each ends at its deadline or cancellation, plus the step under way."""
     late: list[float] = []
-    with running_engine(tiny, max_batch=8, step_delay_s=0.004) as engine:
+    with running_engine(tiny, max_batch=8, step_delay_s=0.004) as engine, Jitter().running() as jitter:
         for number in range(25):
             now = time.monotonic()
             deadlines = [now + 0.02 + 0.007 * ((number + index) % 5) for index in range(4)]
@@ -299,5 +301,6 @@ def test_a_deadline_and_a_cancellation_end_generation_within_one_step(tiny: Load
                 assert output.ended_at is not None
                 late.append(output.ended_at - end)
     assert len(late) == 100
-    assert sorted(late)[98] < 0.05
-    assert max(late) < 0.25
+    # A busy machine wakes any thread late.
+    assert sorted(late)[98] < 0.05 + jitter.ms(0.99) / 1e3
+    assert max(late) < 0.25 + jitter.ms(1.0) / 1e3
