@@ -215,8 +215,7 @@ def test_a_hang_is_reported_as_fatal_and_ends_the_process_in_any_case(how: str) 
     script = textwrap.dedent(
         f"""
         import ctypes, os, time
-        from tests.chaos.measure import Jitter
-from tests.workers.engine.helpers import TINY
+        from tests.workers.engine.helpers import TINY
         from workers.engine.engine import Engine, EngineConfig
         from workers.engine.failures import EngineNotReady
         from workers.engine.loader import random_model
