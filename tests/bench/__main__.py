@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from deploy.terminal import labelled
 from shared.errors import StartError
 from tests.bench.cli import bench, err
 
@@ -12,5 +13,5 @@ if __name__ == "__main__":
     try:
         bench(prog_name="python -m tests.bench")
     except StartError as error:
-        err.print(f"[red]bench:[/] {error}", highlight=False, soft_wrap=True)
+        err.print(labelled("bench:", "red", str(error)), highlight=False, soft_wrap=True)
         sys.exit(1)

@@ -58,18 +58,9 @@ def main() -> None:
     for writers in WRITERS:
         keys, ideas = writers * KEYS_PER_S, writers * IDEAS_PER_MINUTE / 60
         machines, of_ideas = math.ceil(keys / PREDICTIONS_PER_S), math.ceil(ideas / ideas_per_s)
-        rows.append(
-            (
-                writers,
-                round(keys),
-                machines,
-                math.ceil(keys / by_cpu),
-                f"{price * machines:,.2f}",
-                round(ideas),
-                of_ideas,
-                f"{price * of_ideas:,.2f}",
-            )
-        )
+        at_least = math.ceil(keys / by_cpu)
+        cost, cost_of_ideas = (f"{price * count:,.2f}" for count in (machines, of_ideas))
+        rows.append((writers, round(keys), machines, at_least, cost, round(ideas), of_ideas, cost_of_ideas))
     heading = "writers who type | predictions/s | machines | at least | per hour | ideas/s | machines | per hour"
     print_table(heading, rows)
 

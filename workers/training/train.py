@@ -26,6 +26,7 @@ import torch
 import transformers
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise StartError("--run DIR is required: the directory of the run.")
         return _run(options, device, began)
     except StartError as error:
-        err.print(f"[red]train:[/] {error}", soft_wrap=True)
+        err.print(Text.assemble(("train:", "red"), f" {error}"), soft_wrap=True)
         return 1
 
 

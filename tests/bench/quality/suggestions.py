@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -18,16 +18,11 @@ from deploy.load.run import start_server
 from shared.errors import StartError
 from tests.bench.quality.keystrokes import Answer
 
-if TYPE_CHECKING:
-    pass
-
 NUM_WARM_UPS = 10
 SEEDS_APART = 1000  # further than a request's branches and those that replace them
 # A connection that was idle, or a machine with other load. The latency is that of the last attempt.
 RETRIED = {0, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 RETRY_WAITS_S = (0.0, 1.0, 2.0, 4.0, 8.0)
-NOMINAL_LATENCY_MS = 1.0  # of the engine's answers: they arrive after the key that requested them, before the next
-DEADLINE_MS = 1e9  # none
 
 
 class GatewaySource:
