@@ -647,7 +647,7 @@ def test_a_slot_that_is_five_times_slower_does_not_hold_up_requests(make_pool: M
 
         return respond
 
-    pool = make_pool(after(0.5), after(0.1))
+    pool = make_pool(after(0.5), after(0.1), ack_s=10.0)  # a busy machine acknowledges late
     for index, ms_per_token in enumerate((5.0, 1.0)):
         pool.admission.update(index, State(state="warm", ms_per_token=ms_per_token))
 
