@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from unittest.mock import Mock
 
 import pytest
@@ -647,18 +648,19 @@ def test_a_slot_that_is_five_times_slower_does_not_hold_up_requests(make_pool: M
 
         return respond
 
-    pool = make_pool(after(0.5), after(0.1), ack_s=10.0)  # a busy machine acknowledges late
+    pool = make_pool(after(0.5), after(0.1))
     for index, ms_per_token in enumerate((5.0, 1.0)):
         pool.admission.update(index, State(state="warm", ms_per_token=ms_per_token))
 
-    def request(_: int) -> int:
+    def request(_: int) -> list[int]:
         outcomes = start(pool, RequestContext(make_spec(timeout_s=30)))
-        [slot] = {outcome.slot for outcome in outcomes if isinstance(outcome, BranchResult)}
-        return slot
+        return [outcome.slot for outcome in outcomes if isinstance(outcome, BranchResult)]
 
     with ThreadPoolExecutor(6) as threads:
-        slots = list(threads.map(request, range(12)))
-    assert 8 <= slots.count(1) < 12
+        # On a busy machine a request may find its room on both slots.
+        slots = list(chain.from_iterable(threads.map(request, range(12))))
+    assert len(slots) == 36
+    assert 24 <= slots.count(1) < 36
 
 
 def test_a_flood_of_one_owner_delays_another_by_one_batch_that_runs_and_one_that_waits(make_pool: MakePool) -> None:
