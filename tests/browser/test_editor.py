@@ -177,20 +177,21 @@ def test_escape_dismisses_and_later_keys_edit_the_text(editor: Editor) -> None:
 
 
 def test_a_suggestion_can_be_accepted_in_the_middle_of_a_text(editor: Editor) -> None:
-    editor.type("Once there was a king. He lived alone.")
-    for _ in range(len(" He lived alone.")):
+    # In mid-sentence: after a full stop, the model may predict the end of the text.
+    editor.type("Once there was a king who lived alone.")
+    for _ in range(len(" lived alone.")):
         editor.press("ArrowLeft")
     editor.press("Tab")
     editor.wait_for_response()
-    assert editor.requests[-1]["context"] == "Once there was a king."
+    assert editor.requests[-1]["context"] == "Once there was a king who"
     assert editor.ghost_text == ""  # there is no room for it
     [first, *_] = editor.suggestions
     editor.press("Enter")
-    accepted = editor.value.removeprefix("Once there was a king.").removesuffix(" He lived alone.")
+    accepted = editor.value.removeprefix("Once there was a king who").removesuffix(" lived alone.")
     assert first.endswith(accepted.strip())
     assert accepted.strip()
     editor.type("X")
-    assert editor.value == f"Once there was a king.{accepted}X He lived alone."
+    assert editor.value == f"Once there was a king who{accepted}X lived alone."
 
 
 def test_moving_the_caret_closes_the_suggestions(editor: Editor) -> None:

@@ -20,6 +20,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.chaos.measure import Jitter
 from tests.e2e.harness import Tercet, until
 from workers.engine.cpu import kernel_files
 
@@ -127,8 +128,10 @@ def test_a_looping_engine_costs_its_caller_no_more_than_its_deadline_and_is_repl
     before = [pid_of(tercet, index) for index in (0, 1)]
     began = time.monotonic()
     fields: dict[str, Any] = {"context": "The sea", "seed": HANG, "n": 1, "max_time": 0.6}
-    response = tercet.client.post("/autocomplete", json=fields)
-    assert time.monotonic() - began < 0.6 + 0.1
+    with Jitter().running() as jitter:
+        response = tercet.client.post("/autocomplete", json=fields)
+        answered_s = time.monotonic() - began
+    assert answered_s < 0.6 + 0.1 + jitter.ms(1.0) / 1e3
     assert response.status_code == 504
 
     def is_replaced() -> bool:
