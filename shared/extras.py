@@ -1,7 +1,7 @@
 """The command that installs an optional part of Tercet, an extra of pyproject.toml.
 
 Tercet runs from its checkout and is on no package index, so the command names the checkout: a bare name would install
-whatever somebody has published under it.
+whatever was published under it.
 """
 
 from __future__ import annotations

@@ -264,6 +264,6 @@ class JobExecutor:
 
 
 def _described(job: Job) -> dict[str, object]:
-    """Describe a job in the log. Without API keys, whoever has the whole id can read the result."""
+    """Describe a job in the log. Without API keys, the whole id is enough to read the result."""
     key = {"key": job.owner} if job.owner else {}
     return {"job": job.id[:8], "attempt": job.attempts, **key}

@@ -35,7 +35,7 @@ def test_traces_without_opentelemetry_are_refused_with_the_command(monkeypatch: 
 
 
 def test_nothing_asks_to_install_tercet_from_an_index() -> None:
-    """The name `tercet` is not ours there: whoever registers it would run code on our users' machines."""
+    """The name `tercet` is not ours there: another owner of it would run code on our users' machines."""
     bare = re.compile(r"pip install[^\n`]*[\s'\"]tercet\b(?!-)")
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     paths = [ROOT / name for name in names.split("\0") if name.endswith((".py", ".md", ".sh", ".html", ".js", ".yaml"))]
