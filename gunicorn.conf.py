@@ -14,11 +14,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))  # the `gunicorn` script does not add it
 
 from shared.errors import StartError
-from shared.generations import RELOAD_FAILED_EXIT_CODE, Generations
-from shared.process import forbid_core_dumps, raise_descriptor_limit
-from shared.run_directory import lock_run_directory
-from shared.settings import Address, Settings
-from shared.startup import (
+from shared.masters.generations import RELOAD_FAILED_EXIT_CODE, Generations
+from shared.masters.run_directory import lock_run_directory
+from shared.masters.startup import (
     BACKLOG,
     check_access,
     check_address_free,
@@ -28,6 +26,8 @@ from shared.startup import (
     read_or_make_plan,
     stop_with_holders,
 )
+from shared.process import forbid_core_dumps, raise_descriptor_limit
+from shared.settings import Address, Settings
 from shared.telemetry import configure_structlog, logging_config
 from shared.worker_environment import worker_environment
 

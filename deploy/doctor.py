@@ -29,8 +29,8 @@ from deploy.terminal import make_console
 from shared import cpu_features
 from shared.errors import StartError
 from shared.gpu_builds import installed_cuda
+from shared.masters.startup import BACKLOG
 from shared.settings import Settings
-from shared.startup import BACKLOG
 from shared.worker_environment import cache_directory
 
 GIB = 1 << 30

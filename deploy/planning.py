@@ -16,9 +16,9 @@ from deploy.gpus import check_gpus, list_gpus
 from shared import cpu_features
 from shared.errors import StartError
 from shared.free_memory import cache_budget_bytes
+from shared.masters.run_directory import prepare_run_directory
 from shared.memory_plan import cpu_cache_limits
 from shared.plan import MAX_REMOTE_BRANCHES, REMOTE, Model, Plan, make_slots, plan_inputs
-from shared.run_directory import prepare_run_directory
 from shared.settings import Settings
 from shared.weights import weights_digest
 from workers.checkpoints.resolve import Checkpoint, resolve, resolve_default

@@ -17,9 +17,9 @@ import msgspec
 from deploy.planning import make_plan
 from gateway.pool.client import STATE_SILENCE_S, BranchError, SlotClient
 from shared.errors import StartError
+from shared.masters.run_directory import lock_holder, lock_run_directory, remove_run_files
 from shared.plan import Plan, Slot, read_current_plan, write_plan
 from shared.protocol import State
-from shared.run_directory import lock_holder, lock_run_directory, remove_run_files
 from shared.settings import Settings
 
 POLL_S = 0.05

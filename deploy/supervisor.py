@@ -30,10 +30,16 @@ from deploy.planning import make_plan
 from deploy.slot_states import SlotStates, slot_table
 from deploy.terminal import labelled
 from shared.errors import StartError
+from shared.masters.run_directory import (
+    device_lock_name,
+    lock_holder,
+    lock_run_directory,
+    remove_lock_file,
+    remove_run_files,
+)
+from shared.masters.startup import check_access, check_pool_port, listen
 from shared.plan import PLAN_FILE, PLAN_LOCK_FILE, Plan, write_plan
-from shared.run_directory import device_lock_name, lock_holder, lock_run_directory, remove_lock_file, remove_run_files
 from shared.settings import CLIENT, Settings
-from shared.startup import check_access, check_pool_port, listen
 
 ROOT = Path(__file__).parent.parent
 ROLES = ("workers", "gateway")

@@ -27,7 +27,10 @@ render the same error in its own shape.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import msgspec
@@ -44,6 +47,22 @@ def retry_after_s(minimum: int = 1, spread: int = 3) -> int:
 
 class StartError(Exception):
     """Tercet cannot start with these settings. The message is one sentence that says what to change."""
+
+
+@contextmanager
+def refusing_os_errors(action: str, path: Path) -> Iterator[None]:
+    """Raise an `OSError` (a full disk, a read-only file system) as a `StartError`.
+
+    Args:
+        action: what cannot be done, as in "The slot plan cannot be written to".
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StartError(
+            f"{action} {path} ({error.strerror or error}): set TERCET_RUN_DIR to a directory with free space that this "
+            "user can write."
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

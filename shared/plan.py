@@ -13,9 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from shared.errors import StartError
+from shared.errors import StartError, refusing_os_errors
 from shared.memory_plan import Gpu, SlotMemory
-from shared.run_directory import refusing_os_errors
 from shared.settings import Address, Settings
 
 PLAN_FILE = "plan.json"

@@ -20,10 +20,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from shared import wire
 from shared.errors import PROBLEM_JSON, TercetError
 from shared.hangups import HangupWatcher
+from shared.masters.run_directory import holding_device
 from shared.metrics import SlotCollector
 from shared.plan import Plan, Slot, read_plan
 from shared.protocol import Done, Failed
-from shared.run_directory import holding_device
 from shared.settings import Settings
 from shared.telemetry import configure_structlog
 from shared.tracing import NO_TRACING, start_tracing

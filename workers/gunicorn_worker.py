@@ -3,8 +3,8 @@
 Decides when the process accepts connections and when it stops. Of the model it knows only whether it is warm.
 
 On SIGHUP the master forks a successor of each worker and stops a worker once its successor is warm
-(`shared.generations`). Both share the listening socket, so that no request is refused in between; a successor accepts
-only when it is warm, and ends if it cannot load its model.
+(`shared.masters.generations`). Both share the listening socket, so that no request is refused in between; a successor
+accepts only when it is warm, and ends if it cannot load its model.
 
 The class overrides methods of gunicorn's `ThreadWorker` and reads its connection objects, which gunicorn does not
 promise to keep: `tests/workers/test_gunicorn_worker.py` checks the pinned version. docs/PERFORMANCE.md has what they
@@ -31,13 +31,13 @@ from gunicorn.workers.gthread import ThreadWorker
 
 from shared import wire
 from shared.errors import TercetError
-from shared.generations import RELOAD_FAILED_EXIT_CODE
+from shared.masters.generations import RELOAD_FAILED_EXIT_CODE
 from workers.tcp_port import TcpConnection, TcpPort
 
 if TYPE_CHECKING:
-    from shared.leases import Leases
+    from shared.masters.leases import Leases
+    from shared.masters.startup import PortAccess
     from shared.plan import Slot
-    from shared.startup import PortAccess
     from workers.app import BranchLines, SlotApp
     from workers.service import SlotService
 

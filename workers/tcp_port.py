@@ -24,8 +24,8 @@ from gunicorn.workers.gthread import TConn
 
 from shared import wire
 from shared.errors import PROBLEM_JSON, MethodNotAllowed, NotFound, TercetError, Unauthorized
+from shared.masters.startup import PortAccess
 from shared.pool_keys import is_pool_key
-from shared.startup import PortAccess
 from shared.watched_files import WatchedFiles
 
 # From the accepting of a connection to its first request with a key. A handshake across the world takes half a second.

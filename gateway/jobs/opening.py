@@ -10,7 +10,7 @@ from gateway.jobs.store import JobStore
 
 
 def open_store(url: str) -> JobStore:
-    """A store for a URL that `shared.settings` has checked, with its library installed (`shared.startup`).
+    """A store for a URL that `shared.settings` has checked, with its library installed (`shared.masters.startup`).
 
     Nothing is connected yet: a store that cannot be used raises `JobsUnavailable` when it is used.
     """

@@ -52,7 +52,7 @@ from shared.errors import (
     UrlTooLong,
     retry_after_s,
 )
-from shared.leases import Leases
+from shared.masters.leases import Leases
 from shared.settings import Settings
 
 log = structlog.get_logger()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from shared.masters.run_directory import prepare_run_directory
 from shared.plan import Plan, plan_inputs, read_plan, write_plan
-from shared.run_directory import prepare_run_directory
 from shared.settings import Settings
 from tests.chaos.http_client import Endpoint
 from tests.chaos.proxy import ChaosProxy, Schedule

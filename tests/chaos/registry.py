@@ -165,7 +165,7 @@ ROWS = (
         "S2",
         "Keys kept as SHA-256, compared in constant time, all scanned; no key file and not on loopback: refuses to "
         "start",
-        run_tests("tests/shared/test_api_keys.py", "tests/shared/test_startup.py", "tests/deploy/test_cli.py"),
+        run_tests("tests/shared/test_api_keys.py", "tests/shared/masters/test_startup.py", "tests/deploy/test_cli.py"),
     ),
     Row(
         "S3",
@@ -223,7 +223,7 @@ ROWS = (
         "The run directory: only files that this instance made are removed, only after it started; symlinks and "
         "foreign directories refused",
         run_tests(
-            "tests/shared/test_run_directory.py",
+            "tests/shared/masters/test_run_directory.py",
             "tests/e2e/test_pools.py",
             only="run_directory or refused_start or second_serve",
         ),

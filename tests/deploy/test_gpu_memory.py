@@ -15,9 +15,9 @@ from deploy.planning import make_plan
 from deploy.rolling_reload import reload_slots
 from shared.errors import StartError
 from shared.free_memory import cache_budget_bytes
+from shared.masters.run_directory import lock_run_directory
 from shared.memory_plan import PROCESS_BYTES, ModelShape, needed_bytes
 from shared.plan import Plan, write_plan
-from shared.run_directory import lock_run_directory
 from shared.settings import ModelSpec
 from tests.settings import make_settings
 from tests.workers.engine.helpers import TINY

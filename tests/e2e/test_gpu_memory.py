@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared.run_directory import prepare_run_directory
+from shared.masters.run_directory import prepare_run_directory
 from tests.e2e.harness import Tercet, until
 from tests.settings import make_settings
 

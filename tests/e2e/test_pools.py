@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from shared.run_directory import MARKER_FILE, prepare_run_directory
+from shared.masters.run_directory import MARKER_FILE, prepare_run_directory
 from tests.e2e.harness import ROOT, Tercet, free_port, running, until
 from tests.e2e.lifecycle import loaded
 from tests.settings import make_settings

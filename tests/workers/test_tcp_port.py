@@ -17,8 +17,8 @@ from gunicorn.config import Config
 from gunicorn.glogging import Logger
 from gunicorn.workers.gthread import ThreadWorker
 
+from shared.masters.startup import PortAccess, server_tls
 from shared.pool_keys import watch_pool_keys
-from shared.startup import PortAccess, server_tls
 from shared.watched_files import POLL_S, WatchedFiles
 from tests.tls import Certificate
 from tests.workers.test_gunicorn_worker import CHUNK, HEAD, LAST_CHUNK, App

@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from shared.leases import Leases
+from shared.masters.leases import Leases
 
 # Exit code of a successor that cannot serve. gunicorn halts the whole pool on 3 and 4, its own codes of a worker that
 # cannot start.

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from structlog.testing import capture_logs
 
-from shared.generations import Generations
+from shared.masters.generations import Generations
 
 
 class Arbiter:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from shared.errors import StartError
+from shared.errors import StartError, refusing_os_errors
 from shared.settings import Settings
 
 # Linux binds paths of up to 107 bytes (`sun_path` in <sys/un.h>); this keeps a margin.
@@ -31,22 +31,6 @@ class Holder:
 
     pid: int
     is_supervised: bool
-
-
-@contextmanager
-def refusing_os_errors(action: str, path: Path) -> Iterator[None]:
-    """Raise an `OSError` (a full disk, a read-only file system) as a `StartError`.
-
-    Args:
-        action: what cannot be done, as in "The slot plan cannot be written to".
-    """
-    try:
-        yield
-    except OSError as error:
-        raise StartError(
-            f"{action} {path} ({error.strerror or error}): set TERCET_RUN_DIR to a directory with free space that this "
-            "user can write."
-        ) from error
 
 
 def prepare_run_directory(settings: Settings) -> Path:

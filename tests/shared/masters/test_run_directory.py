@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import StartError
-from shared.run_directory import (
+from shared.masters.run_directory import (
     MARKER_FILE,
     Holder,
     lock_holder,

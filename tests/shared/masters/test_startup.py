@@ -16,10 +16,10 @@ import pytest
 from shared.api_keys import new_key
 from shared.errors import StartError
 from shared.extras import install_command
+from shared.masters.run_directory import prepare_run_directory
+from shared.masters.startup import check_access, check_address_free, check_pool_port, listen, read_or_make_plan
 from shared.plan import Plan, make_slots, plan_inputs, write_plan
-from shared.run_directory import prepare_run_directory
 from shared.settings import Address, ModelSpec, Settings
-from shared.startup import check_access, check_address_free, check_pool_port, listen, read_or_make_plan
 from tests.e2e.harness import ROOT, free_port
 from tests.settings import make_settings
 from tests.tls import Certificate
@@ -148,7 +148,7 @@ import os, sys
 from shared.errors import StartError
 from shared.extras import install_command
 from shared.settings import Address
-from shared.startup import listen
+from shared.masters.startup import listen
 os.dup2(int(sys.argv[1]), 3)
 try:
     found = listen(Address("127.0.0.1", int(sys.argv[2])), {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": sys.argv[3]})
@@ -185,7 +185,7 @@ def test_sockets_for_another_process_are_not_taken() -> None:
 
 STOP = """
 import os, signal, sys, time
-from shared.startup import stop_with_holders
+from shared.masters.startup import stop_with_holders
 signal.signal(signal.SIGTERM, lambda *_: (print("stopped"), os._exit(0)))
 stop_with_holders(int(sys.argv[1]))
 print("armed", flush=True)

@@ -21,12 +21,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from shared.api_keys import read_keys
-from shared.errors import StartError
-from shared.extras import install_command
+from shared.errors import StartError, refusing_os_errors
+from shared.extras import ROOT, install_command
+from shared.masters.run_directory import prepare_run_directory
 from shared.plan import PLAN_LOCK_FILE, Plan, read_current_plan, read_plan
 from shared.pool_keys import watch_pool_keys
 from shared.remote_pools import check_pool
-from shared.run_directory import prepare_run_directory, refusing_os_errors
 from shared.settings import Address, Settings
 from shared.watched_files import WatchedFiles
 
@@ -237,7 +237,6 @@ def read_or_make_plan(settings: Settings, environ: Mapping[str, str]) -> Plan:
         if (plan := read_current_plan(settings, environ)) is not None:
             return plan
         command = [sys.executable, "-m", "deploy", "plan", "--write"]
-        root = Path(__file__).parent.parent
-        if subprocess.run(command, cwd=root, env=dict(environ), stdout=subprocess.DEVNULL, check=False).returncode:
+        if subprocess.run(command, cwd=ROOT, env=dict(environ), stdout=subprocess.DEVNULL, check=False).returncode:
             raise StartError("The slot plan could not be made; the reason is in the lines above.")
         return read_plan(run_path)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shared.leases import Leases
+from shared.masters.leases import Leases
 
 
 def test_a_reload_gives_each_slot_a_second_generation() -> None:
