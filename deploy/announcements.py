@@ -1,4 +1,4 @@
-"""What `tercet serve` prints when it is ready: how to use the server, or how gateways reach its workers."""
+"""What `tercet serve` prints: a model's download, how to use the server, and how gateways reach its workers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ from rich.text import Text
 from deploy.terminal import labelled
 from shared.plan import Plan
 from shared.settings import PoolUrl, Settings
+
+
+def progress_line(stage: str, share: float) -> str:
+    """What the search for a model does at present, and how much of it is done."""
+    return f"{stage} … {share:.0%}" if share else f"{stage} …"
 
 
 def print_ready(
@@ -62,6 +67,20 @@ def _print_gateway(console: Console, settings: Settings, warm_slots: Text) -> No
         highlight=False,
         soft_wrap=True,
     )
+    if warning := _exposure(settings):
+        console.print(labelled("Note:", "yellow", warning), soft_wrap=True)
+
+
+def _exposure(settings: Settings) -> str:
+    """What other machines can do or read; "" on loopback, and in a SageMaker container, which AWS guards."""
+    if settings.server.bind.is_loopback or settings.server.sagemaker:
+        return ""
+    if not settings.requires_keys:
+        who = f"every machine that reaches {settings.server.bind} can use this server, because it has no API keys"
+        return f"{who}." if settings.uses_tls else f"{who}, and texts cross the network unencrypted."
+    if settings.uses_tls:
+        return ""
+    return f"API keys and texts cross the network to {settings.server.bind} unencrypted, unless a proxy adds TLS."
 
 
 def _print_workers(console: Console, settings: Settings, plan: Plan, warm_slots: Text) -> None:

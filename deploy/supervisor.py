@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from deploy.announcements import print_ready
+from deploy.announcements import print_ready, progress_line
 from deploy.planning import make_plan
 from deploy.slot_states import SlotStates, slot_table
 from deploy.terminal import labelled
@@ -182,8 +182,8 @@ class Supervisor:
     def _prepare(self) -> Plan:
         with self._console.status("Looking for models …") as status:
 
-            def show(name: str, share: float) -> None:
-                status.update(Text(f"Fetching {name} … {share:.0%}"))
+            def show(stage: str, share: float) -> None:
+                status.update(Text(progress_line(stage, share)))
 
             plan = make_plan(self._settings, self._environ, show)
         for model in plan.models:

@@ -135,6 +135,8 @@ def _models(text: str) -> tuple[ModelSpec, ...]:
         if match := re.fullmatch(r"(.*)\*(\d{1,3})", entry):
             body, count = match[1], int(match[2])
         name, _, source = body.partition("=")
+        if "/" in body and "=" not in body:
+            raise ValueError(f"has {entry!r} without a name: write NAME={entry}, like legal=/models/gpt2")
         if not _MODEL_NAME.fullmatch(name) or count < 1 or (not source and "=" in body):
             raise ValueError(
                 f"has an entry {entry!r} that is not name, name*count or name=source "

@@ -31,7 +31,7 @@ NUM_PREDICTIONS = 3  # of a request, as the page asks for them
 # Not the seed of the passages that the benchmark of keystroke savings reports by default.
 SEED = 1
 
-err = make_console(stderr=True, width=None if sys.stderr.isatty() else 120)
+err = make_console(stderr=True)
 
 
 def calibrate(

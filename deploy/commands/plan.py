@@ -10,6 +10,7 @@ import msgspec
 import typer
 from rich.table import Table
 
+from deploy.announcements import progress_line
 from deploy.gpu_memory import memory_tables
 from deploy.planning import make_plan
 from deploy.stored_kernels import stored_kernels
@@ -29,7 +30,7 @@ def plan(
     settings = Settings.load(os.environ)
     found = None if write else read_current_plan(settings, os.environ)
     if found is None:
-        found = make_plan(settings, os.environ, lambda name, share: err.print(f"Fetching {name} … {share:.0%}"))
+        found = make_plan(settings, os.environ, lambda stage, share: err.print(progress_line(stage, share)))
     if write:
         write_plan(found, settings.run_path)
     if as_json:

@@ -29,7 +29,7 @@ def show_settings(
         for name, default, unit, reason in rows:
             facts = ", ".join(filter(None, (unit, f"default {default}")))
             out.print(Text.assemble((name, "bold"), f" ({facts})"), soft_wrap=True)
-            out.print(Padding(Text(reason), (0, 0, 0, 4)))
+            out.print(Padding(Text(reason), (0, 0, 0, 4), expand=False))
             if name in os.environ:
                 out.print(Text.assemble("    now ", (os.environ[name], "bold")), soft_wrap=True)
     Settings.load(os.environ)
@@ -40,8 +40,8 @@ def _page() -> str:
     lines = [
         "# Settings",
         "",
-        "Settings are environment variables. `.venv/bin/tercet settings` shows them with their present values. This",
-        "page is written by `.venv/bin/tercet settings --markdown >docs/SETTINGS.md`.",
+        "Settings are environment variables. `tercet settings` shows them with their present values. This",
+        "page is written by `tercet settings --markdown >docs/SETTINGS.md`.",
     ]
     for title, rows in Settings.reference():
         name, _, about = title.rstrip(".").partition(": ")

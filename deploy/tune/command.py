@@ -45,7 +45,7 @@ NOT_PASSED = frozenset(
     }
 )
 
-err = make_console(stderr=True, width=None if sys.stderr.isatty() else 150)
+err = make_console(stderr=True)
 
 
 def tune(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -60,3 +61,19 @@ def test_a_gateway_without_workers_says_where_it_serves() -> None:
     assert "Every slot" not in text
     plan = Plan({}, [], make_slots(["cpu"], [("embedded", 1)], Path("/run"), 48))
     assert printed(Settings(), plan, ROLES, {}).startswith("Every slot is warm (embedded × 1). Serving at http://127")
+
+
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        ({}, ""),
+        ({"insecure": True, "bind": Address("0.0.0.0", 8000)}, "no API keys, and texts cross the network unencrypted"),
+        ({"keys": Path("/keys"), "bind": Address("0.0.0.0", 8000)}, "API keys and texts cross the network"),
+        ({"keys": Path("/keys"), "bind": Address("0.0.0.0", 8000), "tls_cert": Path("/c"), "tls_key": Path("/k")}, ""),
+        ({"sagemaker": True, "bind": Address("0.0.0.0", 8080)}, ""),
+    ],
+)
+def test_a_gateway_says_what_other_machines_can_do_or_read(settings: dict[str, Any], note: str) -> None:
+    text = printed(make_settings(**settings), Plan({}, [], []), ("gateway",), {})
+    assert ("Note:" in text) == bool(note)
+    assert note in text

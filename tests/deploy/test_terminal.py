@@ -59,7 +59,7 @@ def test_a_model_directory_with_brackets_is_named_whole(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"{absent}, which is not a directory" in done.stderr
     shutil.copytree(EMBEDDED, absent)
-    shown = tercet("plan", COLUMNS="400", **environ)
+    shown = tercet("plan", **environ)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert str(absent) in shown.stdout
 

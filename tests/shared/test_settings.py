@@ -113,6 +113,11 @@ def test_plain_values_are_converted_by_their_type() -> None:
         ("QUEUE", "4097", "TERCET_QUEUE='4097' must be a whole number from 0 to 4096, like 96."),
         ("TIMEOUT_S", ".5", "TERCET_TIMEOUT_S='.5' must be a number from 0.05 to 600, like 30."),
         ("COMPUTE", "gpu", "TERCET_COMPUTE='gpu' must be one of auto, cpu."),
+        (
+            "MODELS",
+            "/a*2",
+            "TERCET_MODELS='/a*2' has '/a*2' without a name: write NAME=/a*2, like legal=/models/gpt2.",
+        ),
     ],
 )
 def test_a_refusal_names_the_variable_the_value_and_the_range(name: str, value: str, message: str) -> None:

@@ -83,7 +83,7 @@ def _find_cached(repository: str, revision: str | None) -> Path | None:
 
 def _fetch(repository: str, revision: str | None, deadline: float) -> Path:
     """The snapshot of the revision, or of the main branch, with every file that Tercet reads."""
-    _report("progress", "asking the model hub")
+    _report("progress", f"Asking the model hub for {repository}")
     # At least a second, in case this process took most of the time to start.
     timeout_s = max(deadline - time.monotonic(), 1.0)
     timer = threading.Timer(timeout_s, _time_out)
@@ -160,7 +160,7 @@ def _download(repository: str, revision: str | None, files: Mapping[str, _HubFil
             fraction = self.n / num_bytes if self.counts_bytes and num_bytes else 0.0
             if fraction >= ByteBar.shown + 0.01:
                 ByteBar.shown = fraction
-                _report("progress", last, min(fraction, 1.0))
+                _report("progress", f"Fetching {last}", min(fraction, 1.0))
 
     try:
         path = snapshot_download(
@@ -171,7 +171,7 @@ def _download(repository: str, revision: str | None, files: Mapping[str, _HubFil
         raise NotDelivered(f"fetching {repository} failed ({reason})") from error
     for name, file in files.items():
         _check_digest(Path(path) / name, file)
-        _report("progress", name, 1.0)
+        _report("progress", f"Fetching {name}", 1.0)
     return Path(path)
 
 

@@ -387,8 +387,8 @@ def test_fetched_once_and_then_without_a_hub(hub: Hub) -> None:
     first = resolve("tiny", "org/tiny", on_progress=lambda stage, fraction: reports.append((stage, fraction)))
     assert (first.name, first.source, first.n_ctx) == ("tiny", f"hub:org/tiny@{COMMIT}", 32)
     assert first.warning is None
-    assert reports[0] == ("asking the model hub", 0.0)
-    assert [stage for stage, fraction in reports if fraction == 1.0][-1] == "model.safetensors"
+    assert reports[0] == ("Asking the model hub for org/tiny", 0.0)
+    assert [stage for stage, fraction in reports if fraction == 1.0][-1] == "Fetching model.safetensors"
     assert all(0 <= fraction <= 1 for _, fraction in reports)
 
     fetched = {path.partition("/main/")[2] or path.partition(f"/{COMMIT}/")[2] for path in hub.requests}
