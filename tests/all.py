@@ -78,8 +78,8 @@ def run(suite: str, tree: str) -> Result:
     limit_minutes, command = SUITES[suite]
     log = RESULTS / f"{suite}.log"
     began = time.monotonic()
-    # Short, because Unix sockets have paths in it; removed with what killed servers left there.
-    temporary = tempfile.mkdtemp(prefix="tercet-")
+    # Unix sockets have paths in it, so a longer name would be refused. Removed with what killed servers left there.
+    temporary = tempfile.mkdtemp(prefix="t")
     try:
         with log.open("wb") as output:
             process = subprocess.Popen(
