@@ -124,6 +124,8 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="forget the results of earlier runs")
     parser.add_argument("--only", nargs="+", choices=SUITES, default=list(SUITES), help="suites to run")
     options = parser.parse_args()
+    # An exception, so that `run` ends what it started.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     RESULTS.mkdir(parents=True, exist_ok=True)
     if options.again:
         for path in RESULTS.glob("*.json"):
