@@ -88,6 +88,13 @@ def test_a_stop_string_ends_the_text_before_it(client: testing.TestClient) -> No
     assert done["text"] == free["text"].partition(stop)[0]
 
 
+def test_a_single_line_ends_before_its_line_feed(client: testing.TestClient) -> None:
+    [line_feed] = client.simulate_post("/tokenize", json={"text": "\n"}).json["ids"]
+    sampling = {**GREEDY, "logit_bias": [[line_feed, 100.0]], "single_line": True}
+    _, done = generate(client, prompt=PROMPT, sampling=sampling)
+    assert (done["finish_reason"], done["text"], done["token_ids"]) == ("stop", "", [line_feed])
+
+
 # Refusals ----------------------------------------------------------------------------------------
 
 

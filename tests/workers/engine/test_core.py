@@ -109,6 +109,7 @@ def test_a_step_prefills_and_delivers_the_first_token_then_one_token_each() -> N
     assert [len(scheduled.rows) for scheduled in runner.steps] == [0, 1, 1]
     result = stream.result()
     assert (result.token_ids, result.finish_reason, finished.count) == ((100, 101, 102), "length", 1)
+    assert min(result.prefill_ms, result.decode_ms) > 0
     assert core.sequences == []
     assert core.step() is None
 

@@ -29,7 +29,7 @@ from workers.engine.failures import (
     OutOfMemory,
 )
 from workers.engine.foreign_errors import load_failure, step_failure
-from workers.engine.loader import LoadedModel, ProgressFn, build
+from workers.engine.loader import LoadedModel, build
 from workers.engine.request import EngineRequest, SamplingParams
 
 GOOD, OOM, DEVICE, OOM_STEP = 1, 900, 901, 902
@@ -77,14 +77,6 @@ def test_out_of_memory_in_one_request_fails_that_request_only(tiny: LoadedModel)
             assert (after.finish_reason, after.cached_tokens) == ("length", 0)  # what failed is not in the cache
             assert (mate.result().finish_reason, mate.result().token_ids) == ("length", alone)
         assert engine.status().failures == {"out_of_memory": 2}
-    assert fatal == []
-
-
-def test_siblings_that_do_not_arrive_together_are_one_out_of_memory(tiny: LoadedModel) -> None:
-    with faulty_engine(tiny) as (engine, fatal):
-        for _ in range(3):
-            assert isinstance(engine.submit(request(OOM)).result().failure, OutOfMemory)
-        assert engine.submit(request(GOOD)).result().failure is None
     assert fatal == []
 
 
@@ -189,24 +181,6 @@ def test_weights_that_are_not_numbers_never_reach_a_sampling_kernels_memory(dtyp
     assert "not numbers" in (engine.status().reason or "")
 
 
-def test_a_load_failure_is_counted_and_its_foreign_text_stays_in_the_log(tiny: LoadedModel) -> None:
-    attempts: list[int] = []
-
-    def load(_: ProgressFn) -> LoadedModel:
-        attempts.append(1)
-        if len(attempts) == 1:
-            raise ValueError("text of a library")
-        return tiny
-
-    engine = Engine(EngineConfig(hang_s=0), load, on_fatal=lambda _: None)
-    engine.start()
-    wait_until(lambda: engine.status().state == "failed")
-    assert "library" not in (engine.status().reason or "")
-    wait_until(lambda: engine.status().state == "warm")
-    assert engine.status().failures == {"load_error": 1}
-    engine.stop(0)
-
-
 HANGS = {"looping": "time.sleep(60)", "holding the interpreter lock": "ctypes.PyDLL(None).sleep(60)"}
 
 
@@ -272,11 +246,6 @@ def test_every_foreign_exception_becomes_a_failure_with_a_sentence_of_ours() -> 
     assert missing.detail.startswith("/models/x cannot be read (No such file or directory)")
     assert load_failure(missing, "cpu") is missing
     assert isinstance(missing, LoadFailure)
-
-
-def test_kinds_are_distinct() -> None:
-    kinds = [subclass.kind for subclass in EngineFailure.__subclasses__()]
-    assert len(set(kinds)) == len(kinds)
 
 
 def test_a_deadline_and_a_cancellation_end_generation_within_one_step(tiny: LoadedModel) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.workers.engine.helpers import TINY, wait_until
-from tests.workers.faults import Fault, Faults, FaultyRunner
+from tests.workers.faults import FaultyRunner
 from workers.engine.core import Runner
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.engine import Engine, EngineConfig, RunnerFactory
@@ -82,21 +82,6 @@ def test_a_device_error_of_the_runner_or_its_warm_up_is_fatal(stage: str) -> Non
     engine.start()
     wait_until(lambda: bool(fatal) or len(attempts) > 1)
     assert [type(failure) for failure in fatal] == [DeviceFailure]
-    engine.stop(0)
-
-
-@pytest.mark.parametrize("fault", ["device", "oom"])
-def test_an_injected_load_fault_fails_as_the_device_would(fault: Fault) -> None:
-    fatal: list[EngineFailure] = []
-    config = EngineConfig(device="cpu:0", hang_s=0)
-    engine = Engine(config, load_tiny, runners=Faults(on_load=fault), on_fatal=fatal.append)
-    engine.start()
-    wait_until(lambda: engine.status().state == "failed")
-    if fault == "device":
-        wait_until(lambda: bool(fatal))
-    else:  # tried again: another process may release memory
-        assert "TERCET_MAX_BATCH" in (engine.status().reason or "")
-        assert not fatal
     engine.stop(0)
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.workers.engine.helpers import generate, random_ids, running_engine
-from workers.engine.batch import PrefillGroup, RunnerOutput, SchedulerOutput
-from workers.engine.cpu import runner as model_runner
+from workers.engine.batch import PrefillGroup
 from workers.engine.cpu.kv_cache import CacheShape
 from workers.engine.engine import Engine
 from workers.engine.kv_copies import Copy, EntryRelease
@@ -181,28 +180,6 @@ def test_cached_tokens_are_those_not_computed(tiny: LoadedModel) -> None:
         echoed = generate(engine, prompt, params, echo_logprobs=True)
         assert echoed.cached_tokens == 0
         assert len(echoed.prompt_logprobs) == 60
-
-
-def test_the_prompt_of_siblings_is_prefilled_once(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Announced as a group or not, as long as they arrive together."""
-    computed = []
-    run = model_runner.CpuRunner.run
-
-    def counting(self: model_runner.CpuRunner, scheduled: SchedulerOutput) -> RunnerOutput:
-        computed.append(sum(chunk.stop - chunk.start for chunk in scheduled.chunks))
-        return run(self, scheduled)
-
-    monkeypatch.setattr(model_runner.CpuRunner, "run", counting)
-    for group_size in (3, 1):
-        with running_engine(tiny, step_delay_s=0.02) as engine:
-            busy = engine.submit(EngineRequest((9,), SamplingParams(30), 0))
-            assert busy.next(0.05) is None
-            computed.clear()
-            prompt = (1, 2, 3, 4, 5, 6)
-            requests = [EngineRequest(prompt, SamplingParams(5), seed, group_size=group_size) for seed in range(3)]
-            for generation in [engine.submit(one) for one in requests]:
-                generation.result()
-            assert sum(computed) == len(prompt)
 
 
 def test_memory_of_entries_that_were_not_used_lately_is_released_for_new_prompts() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -101,33 +100,6 @@ def test_draws_follow_transformers_distribution(sample: SampleFn, params: Sampli
         assert chisquare([count for count, _ in bins], [want for _, want in bins]).pvalue > 1e-3
 
 
-def test_draws_follow_penalties_and_biases(sample: SampleFn) -> None:
-    """The expected distribution is computed token by token in Python."""
-    logits = logits_for(1, spread=1.0)[:40]
-    generated = [3, 3, 3, 8, 21, 21]
-    params = SamplingParams(
-        temperature=0.8,
-        top_k=40,
-        top_p=1,
-        frequency_penalty=0.6,
-        presence_penalty=-0.9,
-        logit_bias=((8, 1.5), (30, -100.0), (31, 2.0)),
-    )
-    biases = dict(params.logit_bias)
-    weights = []
-    for token, logit in enumerate(logits.tolist()):
-        count = generated.count(token)
-        weights.append(math.exp((logit - 0.6 * count + 0.9 * (count > 0) + biases.get(token, 0.0)) / 0.8))
-    draws = [Draw(params, seed, 6, first_code(seed), generated=generated) for seed in range(NUM_DRAWS)]
-    drawn = sample(logits.expand(len(draws), -1), draws)
-    counts = torch.tensor([step.token_id for step in drawn]).bincount(minlength=40)
-    assert counts[30] == 0
-    expected = torch.tensor(weights, dtype=torch.float64) / sum(weights) * NUM_DRAWS
-    common = expected >= 5
-    assert common.sum() == 39
-    assert chisquare(counts[common].double(), expected[common] * counts.sum() / expected[common].sum()).pvalue > 1e-3
-
-
 params_strategy = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0, 0.5, 1.0, 2.0]),
@@ -177,22 +149,6 @@ def test_greedy_takes_the_first_of_equals(sample: SampleFn) -> None:
     logits[:, [17, 400, 900]] = 5.0
     steps = sample(logits, [Draw(SamplingParams(temperature=0), 0, 0, first_code(0))] * 2)
     assert [step.token_id for step in steps] == [17, 17]
-
-
-def test_a_constrained_draw_follows_the_distribution_of_allowed_tokens(sample: SampleFn) -> None:
-    logits = logits_for(11)
-    logits[[5, 70]] = logits.max() + torch.tensor([2.0, 1.0])
-    params = SamplingParams(temperature=1, top_k=0, top_p=1)
-    draws = [Draw(params, seed, 1, first_code(seed), constraint=ALLOWED) for seed in range(3000)]
-    counts = torch.tensor([step.token_id for step in sample(logits.expand(len(draws), -1), draws)]).bincount()
-    allowed = list(ALLOWED.allowed)
-    assert counts[allowed].sum() == len(draws)
-    expected = logits[allowed].double().softmax(-1) * len(draws)
-    kept = expected > 5
-    assert kept.sum() >= 2
-    rest = float(counts[allowed][~kept].sum()), float(expected[~kept].sum())
-    observed = [*counts[allowed][kept].tolist(), *([rest[0]] if rest[1] else [])]
-    assert chisquare(observed, [*expected[kept].tolist(), *([rest[1]] if rest[1] else [])]).pvalue > 1e-3
 
 
 def test_a_conditional_token_is_drawn_only_if_it_is_the_likeliest(sample: SampleFn) -> None:

@@ -75,8 +75,10 @@ def test_a_long_prompt_is_prefilled_in_smaller_chunks_between_decode_steps() -> 
     assert chunks(output) == [(0, MAX_CHUNK_WITH_ROWS)]
 
 
-def test_siblings_share_one_prompt() -> None:
-    siblings = [sequence((1, 2, 3), group_size=3) for _ in range(3)]
+@pytest.mark.parametrize("group_size", [3, 1])
+def test_siblings_share_one_prompt(group_size: int) -> None:
+    """Announced as a group or not, as long as they arrive together."""
+    siblings = [sequence((1, 2, 3), group_size=group_size) for _ in range(3)]
     scheduled = run(Scheduler(2, 4), *siblings)
     assert [chunks(output) for output in scheduled] == [[(0, 3)], [], [], []]
     assert [len(output.sampled_sequences) for output in scheduled] == [3, 3, 3, 3]
