@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from gunicorn.config import Config
 from gunicorn.glogging import Logger
-from gunicorn.http import get_parser
 from gunicorn.http.errors import InvalidRequestMethod
-from gunicorn.workers.gthread import PollableMethodQueue, TConn, ThreadWorker
+from gunicorn.workers.gthread import TConn, ThreadWorker
 
 from shared.errors import SlotFull
 from workers.gunicorn_worker import SlotWorker
@@ -212,11 +211,6 @@ def parameters(function: object) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)[1:]
 
 
-def source_of(function: object) -> str:
-    assert inspect.isfunction(function)
-    return inspect.getsource(function)
-
-
 def test_gunicorn_is_the_version_that_was_read() -> None:
     """If this fails with another version, read gthread.py again, then change this line."""
     assert version("gunicorn") == "27.0.1"
@@ -233,54 +227,6 @@ def test_no_method_overrides_one_of_gunicorn_by_accident() -> None:
     theirs = {name for kind in ThreadWorker.__mro__[:-1] for name in vars(kind) if not name.startswith("__")}
     ours = {name for name in vars(SlotWorker) if not name.startswith("__")}
     assert ours & theirs == set(OVERRIDDEN)
-
-
-@pytest.fixture
-def worker() -> Iterator[ThreadWorker]:
-    config = Config()
-    made = ThreadWorker(1, 2, [], None, 10, config, None)
-    yield made
-    made.tmp.close()
-
-
-def test_a_worker_has_the_attributes_that_the_class_uses(worker: ThreadWorker) -> None:
-    assert (worker.age, worker.alive) == (1, True)
-    assert {"threads", "graceful_timeout"} <= worker.cfg.settings.keys()
-    assert isinstance(worker.method_queue, PollableMethodQueue)
-
-
-def test_a_deferred_call_wakes_the_main_loop(worker: ThreadWorker) -> None:
-    called: list[str] = []
-    worker.method_queue.init()
-    worker.method_queue.defer(called.append, "now")
-    worker.method_queue.run_callbacks(None)
-    worker.method_queue.close()
-    assert called == ["now"]
-
-
-def test_a_connection_shows_what_its_parser_has_read_ahead() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        theirs.sendall(request + request[:10])
-        conn = TConn(Config(), ours, None, None)
-        conn.init()
-        assert next(conn.parser).path == "/"
-        assert conn.parser.unreader.buf.getvalue() == request[:10]
-        assert isinstance(conn.parser, type(get_parser(Config(), ours, None)))
-        assert conn.sock is ours
-
-
-def test_the_main_loop_and_the_threads_call_what_is_overridden() -> None:
-    """The heartbeat comes each turn, and `handle` returns True where a connection is kept."""
-    run = source_of(ThreadWorker.run)
-    assert run.count("self.notify()") == 2
-    assert "self.set_accept_enabled(can_accept)" in run
-    assert "self.wsgi = self.app.wsgi()" in source_of(ThreadWorker.load_wsgi)
-    assert "submit(self.handle, conn)" in source_of(ThreadWorker.enqueue_req)
-    handle = source_of(ThreadWorker.handle)
-    assert "return self._keepalive_after(conn, self.handle_request(req, conn))" in handle
-    assert "conn.parser.unreader.buf.getvalue()" in source_of(ThreadWorker.finish_request)
 
 
 def test_what_a_client_sent_in_error_reaches_no_log_and_no_answer(

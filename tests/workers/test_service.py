@@ -53,18 +53,6 @@ def test_a_branch_yields_accepted_and_done_and_is_counted_when_closed(
     assert service.close()
 
 
-def test_a_cancelled_branch_ends_with_done(make_service: Callable[..., SlotService]) -> None:
-    service = make_service()
-    service.start()
-    wait_until(lambda: service.is_warm)
-    branch = service.submit(GenerateRequest(prompt="The sea", sampling=Sampling(max_new_tokens=900)))
-    branch.cancel()
-    done = list(branch)[-1][-1]
-    assert isinstance(done, Done)
-    assert done.finish_reason == "cancelled"
-    branch.close()
-
-
 def test_a_model_that_cannot_be_loaded_leaves_a_failed_state_with_its_reason(
     make_service: Callable[..., SlotService], tmp_path: Path
 ) -> None:
@@ -122,14 +110,3 @@ def test_auto_checks_int8_once_and_follows_the_cached_result(
         [rejected] = [line for line in logs if line["event"] == "int8_rejected"]
         assert (rejected["ratio"], rejected["dtype"]) == (1.5, dtype)
         assert (rejected["bf16_problem"] is None) == (dtype == "bf16")
-
-
-def test_a_dtype_that_this_cpu_cannot_compute_in_fails_with_its_reason(
-    make_service: Callable[..., SlotService], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a Ray worker, which has another CPU than the machine that made the plan."""
-    pretend(monkeypatch, ZEN_3)
-    service = make_service(dtype="bf16")
-    service.start()
-    wait_until(lambda: service.state().state == "failed")
-    assert "AMD Ryzen 7 5800U" in (service.state().reason or "")

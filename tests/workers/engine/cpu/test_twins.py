@@ -10,9 +10,7 @@ import torch
 
 from tests.workers.engine.cpu import twins
 from tests.workers.engine.cpu.twins import Array
-from workers.engine import sampling
-from workers.engine.arithmetic_code import MIN_WIDTH
-from workers.engine.cpu import kernels, layouts
+from workers.engine.cpu import kernels
 from workers.engine.cpu.kernels import HAS_AMX, HAS_DOT_PRODUCTS, KernelCall, ThreadTeam
 from workers.engine.cpu.layouts import (
     ACTIVATIONS,
@@ -20,7 +18,6 @@ from workers.engine.cpu.layouts import (
     LANES,
     LAYER,
     NORM,
-    NUM_CANDIDATES,
     PLAIN,
     ROW,
     ROW_TILE,
@@ -342,31 +339,6 @@ def run_sampler(team: ThreadTeam, logits: Array, draws: Array) -> None:
     team.run(KernelCall(kernels.sample, sampler.address, 0, logits.ctypes.data), True)
 
 
-@pytest.mark.parametrize("vocab", [7, 31, 64, 1000, 1025, 5000])
-@pytest.mark.parametrize("num_levels", [3, 1 << 20], ids=["ties", "distinct"])
-def test_sample(team: ThreadTeam, rng: np.random.Generator, vocab: int, num_levels: int) -> None:
-    """Any temperature, top-k, top-p and rank; tokens of equal logits are ordered by id."""
-    logits = np.round(3 * floats(rng, 4, vocab) * num_levels / 10) * _f32(10 / num_levels)
-    draws = np.zeros(60, DRAW)
-    for draw in draws:
-        draw["row"], draw["token_id"] = rng.integers(4), -1
-        draw["temperature"] = rng.choice([0, 0.5, 1, 1.7])
-        draw["rank"] = rng.integers(5) if draw["temperature"] == 0 else 0
-        draw["top_k"], draw["top_p"] = rng.choice([1, 2, 5, 40, 64]), rng.choice([0.1, 0.7, 0.95, 2.0])
-        draw["point"], draw["next_point"] = rng.random(2)
-        draw["width"] = rng.choice([1.0, 0.02, 1e-4])
-    before = draws.copy()
-    run_sampler(team, logits, draws)
-    for draw, given in zip(draws, before, strict=True):
-        row = logits[draw["row"]]
-        fields = {name: draw[name] for name in ("temperature", "top_k", "top_p", "rank")}
-        token_id, point, width = twins.draw(row, **fields, code=code_of(given), allowed=None)
-        assert draw["token_id"] == token_id
-        assert draw["point"] == pytest.approx(point, abs=1e-9)
-        assert draw["width"] == pytest.approx(width, rel=1e-9)
-        assert draw["logprob"] == pytest.approx(twins.log_softmax(row)[draw["token_id"]], abs=1e-5)
-
-
 def code_of(draw: Any) -> tuple[float, float, float]:
     return draw["point"], draw["width"], draw["next_point"]
 
@@ -380,33 +352,6 @@ def test_a_code_at_the_ends_of_its_range_stays_within_the_candidates(team: Threa
     run_sampler(team, logits, draws)
     assert draws["token_id"] == [0, 1][int(point)]
     assert draws["point"] == point
-
-
-def test_sample_obeys_a_constraint(team: ThreadTeam, rng: np.random.Generator) -> None:
-    """Only listed tokens are drawn; those behind the allowed ones only where no token is likelier."""
-    logits, allowed = floats(rng, 30, 500), np.arange(5, 200, 3)
-    if_likeliest = np.setdiff1d(np.arange(1, 500, 2), allowed)
-    listed = np.concatenate([allowed, if_likeliest]).astype(np.int32)
-    draws = np.zeros(30, DRAW)
-    draws["row"], draws["token_id"], draws["temperature"] = range(30), -1, 1.0
-    draws["top_k"], draws["top_p"], draws["point"], draws["width"] = 50, 2.0, rng.random(30), 1.0
-    draws["allowed_at"], draws["num_allowed"] = listed.ctypes.data, len(allowed)
-    draws["num_if_likeliest"] = len(if_likeliest)
-    before = draws.copy()
-    run_sampler(team, logits, draws)
-    for draw, given, row in zip(draws, before, logits, strict=True):
-        best = row.argmax()
-        ids = np.append(allowed, best) if best in if_likeliest else allowed
-        assert draw["token_id"] == twins.draw(row, 1.0, 50, 2.0, code_of(given), 0, ids)[0]
-
-
-def test_a_given_token_only_gets_its_log_probability(team: ThreadTeam, rng: np.random.Generator) -> None:
-    logits, draws = floats(rng, 3, 100), np.zeros(3, DRAW)
-    draws["row"], draws["token_id"] = [2, 0, 1], [99, 0, 50]
-    run_sampler(team, logits, draws)
-    assert draws["token_id"].tolist() == [99, 0, 50]
-    expected = [twins.log_softmax(logits[row])[token] for row, token in ((2, 99), (0, 0), (1, 50))]
-    assert draws["logprob"].tolist() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(("end_id", "is_set"), [(-1, 0), (6, 1), (8, 0)])
@@ -423,11 +368,3 @@ def test_advance(team: ThreadTeam, end_id: int, is_set: int) -> None:
     assert sampler.array["draws_at"][0] == draws[1].ctypes.data
     assert flag[0] == is_set
     assert [code_of(draw) for draw in draws[1]] == [(0.1, 0.5, 0.3), (0.2, 0.25, 0.4)]
-
-
-def test_the_kernel_takes_as_many_candidates_as_sampling() -> None:
-    assert NUM_CANDIDATES == sampling.NUM_CANDIDATES
-
-
-def test_the_kernel_replaces_codes_when_sampling_does() -> None:
-    assert layouts.MIN_WIDTH == MIN_WIDTH

@@ -91,11 +91,6 @@ def test_a_checked_choice_is_used_by_the_next_process(
     assert second.num_calls == 0
 
 
-def test_a_choice_in_words() -> None:
-    assert str(KernelChoice("triton")) == "triton"
-    assert str(KernelChoice("torch", DIFFERS)) == f"torch: {DIFFERS}"
-
-
 def test_a_dtype_is_checked_for_itself(tmp_path: Path, fake: FakeCuda) -> None:
     choose(tmp_path, Checks(DIFFERS))
     assert choose(tmp_path, Checks(), torch.float16) == KernelChoice("triton")
@@ -167,28 +162,22 @@ def test_a_check_that_ends_its_process_costs_one_restart(tmp_path: Path, fake: F
     assert choose(tmp_path, check) == choice  # and it stays
 
 
-def test_a_device_error_in_the_check_is_raised_and_leaves_the_mark(tmp_path: Path, fake: FakeCuda) -> None:
+@pytest.mark.parametrize("shows_in_check", [True, False])
+def test_a_device_error_of_the_check_is_raised_and_leaves_the_mark(
+    tmp_path: Path, fake: FakeCuda, shows_in_check: bool
+) -> None:
     """After it no call of CUDA succeeds, so the load must fail; it is not the compiler's fault either."""
 
     def fault(*_: object) -> str | None:
         fake.fail("synchronize", "device_error")
-        torch.cuda.synchronize()
+        if shows_in_check:
+            torch.cuda.synchronize()
         return None
 
     with pytest.raises(RuntimeError, match="device-side assert"):
         choose(tmp_path, fault)
     with fake_cuda(name=H100.name):  # the next process
         assert choose(tmp_path, Checks()).kernels == "torch"
-
-
-def test_a_device_error_that_shows_after_the_check(tmp_path: Path, fake: FakeCuda) -> None:
-    def launch(*_: object) -> str | None:
-        fake.fail("synchronize", "device_error")
-        return None
-
-    with pytest.raises(RuntimeError, match="device-side assert"):
-        choose(tmp_path, launch)
-    assert [one["status"] for one in stored(tmp_path).values()] == ["checking"]
 
 
 def test_kernels_that_do_not_compile_are_rejected(tmp_path: Path, fake: FakeCuda) -> None:
@@ -269,7 +258,8 @@ def test_another_formats_file_is_replaced(tmp_path: Path, fake: FakeCuda) -> Non
     assert choose(tmp_path, Checks()) == KernelChoice("triton")
 
 
-def test_a_directory_that_cannot_be_written_to(tmp_path: Path, fake: FakeCuda) -> None:
+def test_without_a_directory_that_can_be_written_to_each_process_checks(tmp_path: Path, fake: FakeCuda) -> None:
+    assert choose(None, Checks()) == KernelChoice("triton")
     (tmp_path / "file").write_text("")
     check = Checks()
     with capture_logs() as logs:
@@ -277,10 +267,6 @@ def test_a_directory_that_cannot_be_written_to(tmp_path: Path, fake: FakeCuda) -
     assert "kernel_choice_discarded" in [line["event"] for line in logs]
     assert choose(tmp_path / "file" / "cache", check) == KernelChoice("triton")
     assert check.num_calls == 2
-
-
-def test_nothing_is_stored_without_a_directory(fake: FakeCuda) -> None:
-    assert choose(None, Checks()) == KernelChoice("triton")
 
 
 @pytest.mark.parametrize("capability", [(7, 0), (10, 0), (12, 0)])

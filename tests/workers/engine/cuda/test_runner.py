@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from structlog.testing import capture_logs
-from transformers import GPT2LMHeadModel
 
 from tests.workers.engine.helpers import (
     CHECKPOINT,
@@ -23,21 +22,20 @@ from tests.workers.engine.helpers import (
     random_ids,
     running_engine,
 )
-from workers.engine.arithmetic_code import MIN_WIDTH, Code, first_code, uniform
+from workers.engine.arithmetic_code import MIN_WIDTH, Code
 from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.cuda import kv_cache as cuda_cache
 from workers.engine.cuda import runner as cuda_runner
 from workers.engine.cuda.forward import PLAIN_KERNELS
-from workers.engine.cuda.graphs import CHUNK_SIZES, Batch, Program, StepResult, batch_sizes, bucket_for, length_buckets
+from workers.engine.cuda.graphs import Program, StepResult
 from workers.engine.cuda.kv_cache import KVCache, SlotLayout
 from workers.engine.cuda.runner import CudaRunner
-from workers.engine.cuda.step_kernels import AT, ID, POINT, POSITION, START, WIDTH, draw
+from workers.engine.cuda.step_kernels import draw
 from workers.engine.engine import Engine
-from workers.engine.kv_copies import SUFFIX_TOKENS, EntryCopy, SuffixCopy, SuffixMove
+from workers.engine.kv_copies import SUFFIX_TOKENS
 from workers.engine.loader import LoadedModel, build, load_model
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.sampling import Draw, limits, sample
-from workers.engine.scheduler import MAX_CHUNK
 
 DEVICE = "cpu:0"
 CPU = torch.device(DEVICE)
@@ -50,15 +48,6 @@ TEXT = (
 @pytest.fixture(scope="module")
 def device_tiny() -> LoadedModel:
     return LoadedModel(build(TINY, peaked_weights(TINY), "fp32", device=DEVICE), DEVICE, "fp32")
-
-
-def make_batch(loaded: LoadedModel, size: int, seed: int = 0) -> tuple[Batch, KVCache]:
-    """A batch, and a cache of 3 entries and 8 suffixes, full of random numbers."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_cache, "device_budget_bytes", lambda _: budget_for(3, 8))
-        cache = KVCache(TINY, 8, torch.float32, CPU)
-    cache.layers.normal_(generator=torch.Generator().manual_seed(seed))
-    return Batch(loaded.model, cache, size, PLAIN_KERNELS), cache
 
 
 def budget_for(num_entries: int, max_sequences: int) -> int:
@@ -82,33 +71,6 @@ def assert_same(ours: SequenceOutput, theirs: SequenceOutput) -> None:
         assert our_top is not None
         assert their_top is not None
         assert dict(our_top) == pytest.approx(dict(their_top), abs=1e-3)
-
-
-def test_buckets() -> None:
-    assert batch_sizes(48) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
-    assert batch_sizes(5) == (1, 2, 3, 4, 5)
-    assert batch_sizes(1) == (1,)
-    assert length_buckets(640) == (64, 128, 256, 512, 640)
-    assert length_buckets(64) == (64,)
-    assert CHUNK_SIZES[-1] >= MAX_CHUNK
-    assert [bucket_for((1, 2, 4), number) for number in (1, 2, 3, 4)] == [1, 2, 4, 4]
-
-
-def test_greedy_text_is_transformers() -> None:
-    """The embedded checkpoint: 7 prompts of 1 to 490 tokens, all at once, whole and in chunks."""
-    loaded = load_model(CHECKPOINT, device=DEVICE, dtype="fp32")
-    reference = GPT2LMHeadModel.from_pretrained(CHECKPOINT, dtype=torch.float32)
-    assert loaded.tokenizer is not None
-    text = loaded.tokenizer.encode(TEXT * 20)
-    lengths = [1, 17, 64, 65, 128, 257, 490]
-    prompts = [text[place : place + length] for place, length in enumerate(lengths)]
-    params = SamplingParams(max_new_tokens=20, temperature=0)
-    with running_engine(loaded) as engine:
-        ours = results(engine, [EngineRequest(tuple(ids), params, 0) for ids in prompts])
-    for prompt, finished in zip(prompts, ours, strict=True):
-        with torch.inference_mode():
-            logits = reference(torch.tensor([[*prompt, *finished.token_ids]])).logits[0]
-        assert list(finished.token_ids) == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
 def kinds_of_draws() -> Iterator[SamplingParams]:
@@ -245,53 +207,6 @@ def test_in_flight_steps_survive_the_end_of_other_sequences(tiny: LoadedModel, d
                 assert len(token_ids) == 90 or 0 < number < 13
 
 
-def test_other_rows_and_padding_change_nothing(device_tiny: LoadedModel) -> None:
-    """Three sequences in a batch of three and of eight; no KV slot changes but theirs and the dummy slot."""
-    outs: list[StepResult] = []
-    tables = []
-    for size in (3, 8):
-        batch, cache = make_batch(device_tiny, size)
-        layout = cache.layout
-        before = cache.layers.clone()
-        written = {layout.dummy_slot}
-        for column, (entry, start, suffix, length) in enumerate([(0, 60, 4, 3), (2, 1, 0, 0), (0, 50, 7, 12)]):
-            integers = (
-                column,
-                start,
-                layout.first_of_entry(entry),
-                layout.first_of_suffix(suffix) - start,
-                1,
-                start + length,
-            )
-            next_points = [uniform(column, step) for step in range(1, 17)]
-            numbers = [*integers, column, 50, 0.9, *first_code(column), 0, *next_points]
-            batch.table[:, column] = torch.tensor(numbers, dtype=torch.float64)
-            first = layout.first_of_suffix(suffix)
-            written |= {first + length, first + length + 1}
-        with torch.inference_mode():
-            batch.programs[64]()
-            outs.append(batch.programs[128]())
-        tables.append(batch.table[:, :3])
-        changed = (cache.layers != before).flatten(2).any(2).any(0).nonzero()
-        assert set(changed.flatten().tolist()) <= written
-        assert (batch.table[[POSITION, AT], 3:] == 0).all()
-    assert torch.allclose(outs[0].logits, outs[1].logits[:3], atol=1e-4)
-    assert tables[0][ID].tolist() == outs[1].tokens[0, :3].tolist()
-    codes = slice(POINT, WIDTH + 1)
-    torch.testing.assert_close(tables[0][codes], tables[1][codes], rtol=0, atol=1e-4)
-    tables[0][codes] = tables[1][codes]
-    assert tables[0][START:].equal(tables[1][START:])
-    assert tables[0][POSITION].tolist() == [65, 3, 64]
-
-
-def test_copies() -> None:
-    layout = SlotLayout(num_entries=2, max_sequences=3, n_ctx=1024)
-    assert layout.ranges(EntryCopy(0, 1, 7)) == (0, 1024, 7)
-    assert layout.ranges(SuffixCopy(2, 1, 100, 9)) == (2048 + 2 * SUFFIX_TOKENS, 1124, 9)
-    assert layout.ranges(SuffixMove(2, 0, 9)) == (2048 + 2 * SUFFIX_TOKENS, 2048, 9)
-    assert layout.dummy_slot == 2048 + 3 * SUFFIX_TOKENS
-
-
 def test_too_little_memory_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_cache, "device_budget_bytes", lambda _: budget_for(1, 8) - 1)
     with pytest.raises(MemoryError, match="smaller batch"):
@@ -386,16 +301,6 @@ def share_of_equal_texts(loaded: LoadedModel, num_tokens: int, max_batch: int = 
 
 def test_a_text_is_the_same_alone_and_among_48(device_tiny: LoadedModel) -> None:
     assert share_of_equal_texts(device_tiny, 5) == 1
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_share_of_texts_that_are_the_same_alone_and_among_48(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Published, not bounded: products may sum in another order in another batch bucket."""
-    share = share_of_equal_texts(load_model(CHECKPOINT, device="cuda", dtype=dtype), 20)
-    with capsys.disabled():
-        print(f"\n{dtype}: {100 * share:.1f} % of the texts are the same alone and among 48")
-    assert 0 < share <= 1
 
 
 @pytest.mark.gpu
