@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-import pytest
 import structlog
 from falcon import testing
 from msgspec import structs
@@ -141,12 +140,6 @@ def test_a_drawn_seed_is_reported_differs_and_repeats_the_answer(make_api: MakeA
         assert seeds[0] == seeds[1]
 
 
-def test_at_temperature_zero_branches_start_from_different_ranks(make_api: MakeApi) -> None:
-    api = make_api(respond)
-    api.complete(seed=0, temperature=0)
-    assert sorted(call.sampling.first_rank for call in api.pool.workers[0].calls) == [0, 1, 2]
-
-
 def test_a_prediction_asks_each_branch_for_another_rank(make_api: MakeApi) -> None:
     def predict(request: GenerateRequest) -> Iterator[Step]:
         assert request.predict is not None
@@ -174,12 +167,6 @@ def test_predictions_that_would_save_too_little_are_held_back(make_api: MakeApi)
     assert (body["sentences"], body["partial"]) == ([], False)
     assert [error["code"] for error in body["errors"]] == ["not_useful"] * 3
     assert "TERCET_MIN_USEFULNESS" in body["errors"][0]["detail"]
-
-
-def test_an_unknown_strategy_is_refused(make_api: MakeApi) -> None:
-    response = make_api(respond).complete(strategy="guess")
-    assert (response.status_code, response.json["code"]) == (422, "invalid_request")
-    assert response.json["detail"].startswith("strategy must be sample")
 
 
 def test_at_temperature_zero_a_loop_is_an_answer(make_api: MakeApi) -> None:
@@ -219,12 +206,6 @@ def test_max_time_limits_the_workers_and_returns_what_is_ready(make_api: MakeApi
     api.pool.wait_until_idle()
 
 
-def test_without_a_completion_in_time_the_answer_is_504(make_api: MakeApi) -> None:
-    response = make_api(hang).complete(max_time=0.2)
-    assert (response.status_code, response.json["code"]) == (504, "deadline_exceeded")
-    assert 1 <= int(response.headers["retry-after"]) <= 3
-
-
 def test_if_every_branch_fails_the_answer_is_503_with_the_reasons(make_api: MakeApi) -> None:
     response = make_api(lambda _: [Accepted(), Failed(code="engine_error", detail="Out of memory.")]).complete()
     assert (response.status_code, response.json["code"]) == (503, "no_completion")
@@ -238,17 +219,6 @@ def test_a_model_that_failed_to_load_is_answered_503(make_api: MakeApi) -> None:
     response = api.complete()
     assert (response.status_code, response.json["code"]) == (503, "not_ready")
     assert "no such file" in response.json["detail"]
-
-
-@pytest.mark.parametrize("fields", [{"max_time": 0.05}, {"max_time": 0.05, "stream": True}])
-def test_a_request_whose_workers_are_all_down_is_answered_503(make_api: MakeApi, fields: dict[str, Any]) -> None:
-    api = make_api(respond)
-    api.pool.admission.update(0, State(state="down"))
-    response = api.complete(**fields)
-    assert (response.status_code, response.json["code"]) == (503, "not_ready")
-    assert "ready (1 down)" in response.json["detail"]
-    assert "max_time" not in response.json["detail"]
-    assert 1 <= int(response.headers["retry-after"]) <= 3
 
 
 @contextmanager

@@ -214,27 +214,10 @@ def test_a_final_job_is_erased_on_request(api: Api) -> None:
     assert problem(api.request("DELETE", f"/jobs/{job_id}"))["code"] == "unknown_job"
 
 
-def test_an_expired_job_is_gone(api: Api, clock: Clock) -> None:
-    job_id = api.post("/jobs", BODY).json["id"]
-    result_of(api, job_id)
-    clock.now += 61
-    gone = api.request("GET", f"/jobs/{job_id}")
-    assert (gone.status_code, problem(gone)["code"]) == (410, "job_expired")
-
-
 def test_a_failed_job_has_the_error_of_autocomplete(make_jobs_api: Callable[..., Api]) -> None:
     api = make_jobs_api(lambda request: [Refusal(500, "internal_error")])
     ended = result_of(api, api.post("/jobs", BODY).json["id"])
     assert (ended["state"], ended["error"]["code"], "result" in ended) == ("failed", "no_completion", False)
-
-
-def test_the_queue_is_bounded(api: Api, has_room: threading.Event) -> None:
-    has_room.clear()
-    for _ in range(8):
-        assert api.post("/jobs", BODY).status_code == 202
-    refused = api.post("/jobs", BODY)
-    assert (refused.status_code, problem(refused)["code"]) == (503, "overloaded")
-    assert int(refused.headers["retry-after"]) >= 1
 
 
 def test_a_job_of_another_key_is_answered_as_an_unknown_one(
@@ -255,17 +238,6 @@ def test_a_job_of_another_key_is_answered_as_an_unknown_one(
     clock.now += 61
     assert problem(api.request("GET", f"/jobs/{job_id}", **theirs)) == unknown
     assert api.request("GET", f"/jobs/{job_id}", **mine).status_code == 410
-
-
-def test_a_share_of_the_queue_is_the_bound_of_a_key(
-    make_jobs_api: Callable[..., Api], tmp_path: Path, has_room: threading.Event
-) -> None:
-    has_room.clear()
-    key, other = (new_key(tmp_path / "keys", name)[0] for name in ("a", "b"))
-    api = make_jobs_api(keys=str(tmp_path / "keys"), key_rate="0")
-    statuses = [api.post("/jobs", BODY, headers={"x-api-key": key}).status_code for _ in range(3)]
-    assert statuses == [202, 202, 429]
-    assert api.post("/jobs", BODY, headers={"x-api-key": other}).status_code == 202
 
 
 def test_jobs_are_answered_while_the_store_is_unavailable(make_jobs_api: Callable[..., Api], tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -224,23 +222,6 @@ def test_a_text_that_is_cut_by_the_time_limit_has_the_reason_length(make_api: Ma
     assert (choice["text"], choice["finish_reason"]) == (" the sea", "length")
 
 
-def test_a_superseded_request_is_not_to_be_repeated(make_api: MakeApi) -> None:
-    def respond(request: GenerateRequest) -> Iterator[Step]:
-        yield Accepted()
-        if request.seed == 1:
-            yield Hang()
-        yield from list(words(request))[1:]
-
-    api = make_api(respond)
-    with ThreadPoolExecutor(1) as threads:
-        older = threads.submit(post, api, seed=1, session="s")
-        api.pool.workers[0].wait(lambda worker: bool(worker.calls))
-        assert post(api, seed=2, session="s").status_code == 200
-    error = older.result()
-    assert (error.status_code, error.json["error"]["code"]) == (409, "superseded")
-    assert error.headers["x-should-retry"] == "false"
-
-
 def test_json_that_is_none_is_an_error_in_openais_shape(api: Api) -> None:
     response = testing.TestClient(api.app, headers={"Host": "localhost"}).simulate_post("/v1/completions", body=b"{")
     assert (response.status_code, response.json["error"]["code"]) == (400, "invalid_json")
@@ -293,15 +274,6 @@ def test_errors_of_keys_are_exceptions_of_the_sdk(make_gateway: MakeGateway, tmp
             sdk.completions.create(model="small", prompt="a")
     assert (limited.value.type, limited.value.code) == ("rate_limit_error", "rate_limit_exceeded")
     assert int(limited.value.response.headers["retry-after"]) >= 1
-
-
-def test_without_a_ready_model_the_answer_is_a_503(make_gateway: MakeGateway) -> None:
-    began = time.monotonic()
-    response = make_gateway().client.simulate_post("/v1/completions", json={"prompt": "a", "max_time": 0.1})
-    assert response.status_code in {503, 504}
-    assert response.json["error"]["type"] == "server_error"
-    assert int(response.headers["retry-after"]) >= 1
-    assert time.monotonic() - began < 5
 
 
 def test_answers_chunks_and_errors_match_the_document(api: Api) -> None:

@@ -4,80 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
 import msgspec
 import pytest
 from falcon import inspect
 from jsonschema import Draft202012Validator
-from msgspec import Meta, Struct
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from gateway.api.jobs import JobsResource
+from gateway.api.openai.resources import CompletionsResource
+from gateway.api.openai.schema import parse_completion_request
 from gateway.api.openapi import build_document
-from gateway.api.operation import JSON, Answer, Events, Operation, Operations, Parameter
+from gateway.api.operation import JSON, Operation
+from gateway.api.schema import parse_job_request
 from gateway.app import OPEN_ROUTES
 from shared.api_keys import new_key
-from shared.errors import InvalidRequest, NotFound, Overloaded, TercetError
+from shared.errors import InvalidRequest
 from shared.parsing import BodyParser
 from tests.gateway.conftest import Gateway, MakeGateway
 
 Json = dict[str, Any]
-
-
-class Words(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Words.
-
-    A second paragraph.
-    """
-
-    text: Annotated[str, Meta(description="a string")]
-    count: Annotated[int, Meta(ge=1, description="a whole number")] = 3
-
-
-class Counted(Struct):
-    count: int
-
-
-class Failure(Struct):
-    error: str
-
-
-class ShortErrors:
-    """A dialect's format: another shape, and another status for one error."""
-
-    content_type, body_type = JSON, Failure
-
-    def status(self, error: TercetError) -> int:
-        return 429 if isinstance(error, Overloaded) else error.status
-
-    def body(self, error: TercetError, request_id: str) -> bytes:
-        return b"{}"
-
-    def event(self, error: TercetError, request_id: str) -> bytes:
-        return b""
-
-
-EVENTS = Events({"count": (Counted, Failure), "": Literal["[DONE]"]})
-WORDS = Operation(
-    tag="Words",
-    summary="Count words",
-    bodies=(BodyParser(Words, {"n": "count", "k": "count", "input": "text"}),),
-    parameters=(Parameter("id", "path", "an id"), Parameter("Prefer", "header", "a preference", examples=("fast",))),
-    answers={200: Answer("Counted.", {JSON: Counted, "text/event-stream": EVENTS})},
-    errors=(InvalidRequest, NotFound, Overloaded),
-)
-COUNTED_OR_NOT = Operation(
-    tag="Words", summary="Read counts", answers={503: Answer("Not counted yet.", {JSON: Counted})}, errors=(Overloaded,)
-)
-
-
-class WordsResource:
-    operations: ClassVar[Operations] = {"POST": WORDS}
-    error_format = ShortErrors()
-
-
-class CountsResource:
-    operations: ClassVar[Operations] = {"GET": COUNTED_OR_NOT}
 
 
 def document_of(gateway: Gateway) -> Json:
@@ -100,15 +47,6 @@ def url_of(path: str) -> str:
     return path.replace("{name}", "tercet.js").replace("{model}", "small")
 
 
-@pytest.fixture
-def words() -> Json:
-    """The document of two operations that no route has."""
-    documented = {"/words/{id}": WordsResource(), "/counts": CountsResource(), "/silent": object()}
-    document = build_document(documented, open_routes={"/counts"}, needs_keys=True)
-    sent: Json = msgspec.json.decode(msgspec.json.encode(document))
-    return sent
-
-
 @pytest.mark.parametrize("settings", [{}, {"keys": "/nonexistent"}])
 def test_the_document_is_valid_openapi_3_1(make_gateway: MakeGateway, settings: dict[str, str]) -> None:
     document = document_of(make_gateway(**settings))
@@ -116,10 +54,6 @@ def test_the_document_is_valid_openapi_3_1(make_gateway: MakeGateway, settings: 
     OpenAPIV31SpecValidator(document).validate()
     for schema in document["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
-
-
-def test_a_document_with_every_kind_of_declaration_is_valid(words: Json) -> None:
-    OpenAPIV31SpecValidator(words).validate()
 
 
 def test_every_method_of_every_route_has_an_operation(gateway: Gateway) -> None:
@@ -178,93 +112,65 @@ def is_accepted(parser: BodyParser[Any], body: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("path", "parser", "body"),
     [
-        {"text": "a"},
-        {"input": "a"},
-        {"text": "a", "n": 3},
-        {"input": "a", "k": 1},
-        {"text": "a", "count": 2},
-        {},
-        {"text": 1},
-        {"text": "a", "input": "a"},
-        {"text": "a", "n": 0},
-        {"text": "a", "n": 1, "k": 1},
-        {"text": "a", "count": 1, "n": 1},
-        {"text": "a", "x": 1},
-        {"n": 2},
-        {"text": "a", "count": "3"},
+        ("/jobs", parse_job_request, {"context": "a", "n": 3}),
+        ("/jobs", parse_job_request, {"prompt": "a", "num_samples": 3}),
+        ("/jobs", parse_job_request, {}),
+        ("/jobs", parse_job_request, {"n": 2}),
+        ("/jobs", parse_job_request, {"context": 1}),
+        ("/jobs", parse_job_request, {"context": "a", "prompt": "a"}),
+        ("/jobs", parse_job_request, {"context": "a", "n": 0}),
+        ("/jobs", parse_job_request, {"context": "a", "n": None}),
+        ("/jobs", parse_job_request, {"context": "a", "n": 1, "num_samples": 1}),
+        ("/jobs", parse_job_request, {"context": "a", "n_samples": 1, "n": 1}),
+        ("/jobs", parse_job_request, {"context": "a", "x": 1}),
+        ("/v1/completions", parse_completion_request, {"prompt": "a", "n": None}),
+        ("/v1/completions", parse_completion_request, {"prompt": "a", "n": "3"}),
     ],
 )
-def test_the_schema_accepts_what_the_parser_accepts(words: Json, body: Json) -> None:
-    schema = words["paths"]["/words/{id}"]["post"]["requestBody"]["content"][JSON]["schema"]
-    assert validator(words, schema).is_valid(body) == is_accepted(WORDS.bodies[0], body)
-
-
-@pytest.mark.parametrize("body", [{"text": "a", "count": None}, {"input": "a", "k": None}, {"text": None}, {"text": 1}])
-def test_the_schema_of_a_parser_that_ignores_nulls_accepts_them(body: Json) -> None:
-    parser = BodyParser(Words, {"k": "count", "input": "text"}, ignores_nulls=True)
-    operation = Operation(tag="Words", summary="Count words", bodies=(parser,), answers={200: Answer("Counted.")})
-    resource = type("LenientResource", (), {"operations": {"POST": operation}})
-    document = build_document({"/words": resource()}, open_routes=set(), needs_keys=False)
-    schema = document["paths"]["/words"]["post"]["requestBody"]["content"][JSON]["schema"]
+def test_a_schema_accepts_what_its_parser_accepts(path: str, parser: BodyParser[Any], body: Json) -> None:
+    resources = {"/jobs": JobsResource, "/v1/completions": CompletionsResource}
+    document = build_document(resources, open_routes=(), needs_keys=False)
+    schema = document["paths"][path]["post"]["requestBody"]["content"][JSON]["schema"]
     assert validator(document, schema).is_valid(body) == is_accepted(parser, body)
 
 
-def test_an_alias_is_described_as_another_name(words: Json) -> None:
-    schema = words["components"]["schemas"]["Words"]
-    assert schema["description"] == "Words.\n\nA second paragraph."
-    assert schema["properties"]["n"] == {
-        "type": "integer",
-        "minimum": 1,
-        "description": "another name of count: a whole number",
-    }
+def test_an_alias_is_described_as_another_name(gateway: Gateway) -> None:
+    fields = document_of(gateway)["components"]["schemas"]["AutocompleteRequest"]["properties"]
+    assert fields["n"]["description"] == f"another name of n_samples: {fields['n_samples']['description']}"
+    assert fields["n"].items() >= {"type": "integer", "minimum": 1, "maximum": 8}.items()
 
 
-def test_a_resource_without_operations_is_left_out(words: Json) -> None:
-    """The test of every route fails for one of the app."""
-    assert words["paths"].keys() == {"/words/{id}", "/counts"}
-
-
-def test_a_dialects_errors_have_its_shape_and_status_or_the_default_ones(words: Json) -> None:
-    responses = words["paths"]["/words/{id}"]["post"]["responses"]
-    name = responses["422"]["$ref"].rpartition("/")[2]
-    content = words["components"]["responses"][name]["content"]
-    assert content[JSON]["schema"] == {"$ref": "#/components/schemas/Failure"}
-    assert content["application/problem+json"]["schema"] == {"$ref": "#/components/schemas/Problem"}
-    assert {"400", "401", "404", "411", "413", "429"} <= responses.keys()
+def test_a_dialects_errors_have_its_shape_and_status_or_the_default_ones(gateway: Gateway) -> None:
+    document = document_of(gateway)
+    responses = document["paths"]["/generate"]["post"]["responses"]
     for status in ("429", "503"):
-        name = responses[status]["$ref"].rpartition("/")[2]
-        assert "`overloaded`" in words["components"]["responses"][name]["description"]
-    refusal = words["paths"]["/counts"]["get"]["responses"]["503"]
+        response = document["components"]["responses"][responses[status]["$ref"].rpartition("/")[2]]
+        assert "`overloaded`" in response["description"]
+        assert response["content"][JSON]["schema"] == {"$ref": "#/components/schemas/TgiError"}
+        assert response["content"]["application/problem+json"]["schema"] == {"$ref": "#/components/schemas/Problem"}
+    refusal = document["paths"]["/health/ready"]["get"]["responses"]["503"]  # an answer or an error
     assert refusal["content"].keys() == {JSON, "application/problem+json"}
     assert "Retry-After" in refusal["headers"]
     assert "`overloaded`" in refusal["description"]
 
 
 @pytest.mark.parametrize(
-    ("event", "is_valid"),
+    ("path", "event", "is_valid"),
     [
-        ({"event": "count", "data": '{"count": 1}'}, True),
-        ({"data": "[DONE]"}, True),
-        ({"data": "DONE"}, False),
-        ({"event": "other", "data": '{"count": 1}'}, False),
-        ({"event": "count"}, False),
-        ("count", False),
+        ("/autocomplete", {"event": "token", "data": "{}"}, True),
+        ("/autocomplete", {"event": "other", "data": "{}"}, False),
+        ("/autocomplete", {"event": "token"}, False),
+        ("/autocomplete", {"data": "{}"}, False),
+        ("/autocomplete", "token", False),
+        ("/v1/completions", {"data": "[DONE]"}, True),
     ],
 )
-def test_the_schema_of_a_stream_describes_each_event(words: Json, event: Any, is_valid: bool) -> None:
-    stream = words["paths"]["/words/{id}"]["post"]["responses"]["200"]["content"]["text/event-stream"]
-    assert validator(words, stream["schema"]).is_valid(event) == is_valid
-    found = [event["properties"]["data"].get("contentSchema") for event in stream["schema"]["anyOf"]]
-    assert found == [{"$ref": f"#/components/schemas/{name}"} for name in ("Counted", "Failure")] + [None]
-
-
-def test_the_document_has_an_etag_and_is_not_sent_twice(gateway: Gateway) -> None:
-    first = gateway.client.simulate_get("/openapi.json")
-    assert first.headers["content-type"] == "application/json"
-    again = gateway.client.simulate_get("/openapi.json", headers={"If-None-Match": first.headers["etag"]})
-    assert (again.status_code, again.content) == (304, b"")
+def test_the_schema_of_a_stream_describes_each_event(gateway: Gateway, path: str, event: Any, is_valid: bool) -> None:
+    document = document_of(gateway)
+    stream = document["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]
+    assert validator(document, stream["schema"]).is_valid(event) == is_valid
 
 
 def test_answers_of_every_get_match_their_schemas(gateway: Gateway) -> None:

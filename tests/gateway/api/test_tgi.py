@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from falcon import testing
 
 from gateway.api.tgi_schema import EMPTY_BODY, NO_INPUTS
-from shared.api_keys import new_key
 from shared.protocol import Accepted, Done, GenerateRequest, Sampling, Token, TokenizeResponse, Top
 from tests.gateway.api.conftest import Api
 from tests.gateway.generation.stubs import Refusal, Respond, Step, completion
@@ -148,26 +146,6 @@ def test_generate_answers_an_object_and_the_root_a_list(make_api: MakeApi) -> No
     assert generate(api, seed=1).json == {"generated_text": " the sea 1"}
     assert generate(api, "/", seed=1, return_full_text=True).json == [{"generated_text": "He saw the sea 1"}]
     assert api.post("/", {"inputs": "He saw", "stream": True}).headers["content-type"] == "text/event-stream"
-
-
-def test_get_of_the_root_is_the_page(make_api: MakeApi) -> None:
-    client = testing.TestClient(make_api(respond).app, headers={"Host": "localhost"})
-    assert client.simulate_get("/").headers["content-type"].startswith("text/html")
-    assert client.simulate_head("/").status_code == 200
-    refused = client.simulate_put("/")
-    assert (refused.status_code, refused.headers["content-type"]) == (405, "application/problem+json")
-
-
-def test_the_root_needs_a_key_to_post_and_none_to_read(make_api: MakeApi, tmp_path: Path) -> None:
-    key, _ = new_key(tmp_path / "keys", "editor", None, None)
-    api = make_api(respond, settings={"keys": str(tmp_path / "keys")})
-    client = testing.TestClient(api.app, headers={"Host": "localhost"})
-    assert client.simulate_get("/").status_code == 200
-    refused = generate(api, "/")
-    assert (refused.status_code, refused.json["error_type"]) == (401, None)
-    answer = api.post("/", {"inputs": "He saw"}, headers={"Authorization": f"Bearer {key}"})
-    assert answer.status_code == 200
-    assert client.simulate_get("/endpoint").status_code == 401
 
 
 def test_details_describe_every_token(make_api: MakeApi) -> None:

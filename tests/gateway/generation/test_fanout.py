@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from unittest.mock import Mock
 
 import pytest
@@ -18,8 +17,8 @@ from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError
-from shared.errors import ClientGone, DeadlineExceeded, ShuttingDown, Superseded
-from shared.protocol import Accepted, Failed, GenerateRequest, Group, Sampling, State, Token
+from shared.errors import ClientGone, DeadlineExceeded, Overloaded, ShuttingDown
+from shared.protocol import Accepted, Failed, GenerateRequest, Group, Sampling, State
 from tests.gateway.generation.stubs import Break, Hang, Refusal, Step, StubPool, Together, completion, make_spec
 
 MakePool = Callable[..., StubPool]
@@ -51,7 +50,7 @@ def collect(context: RequestContext, num_branches: int) -> list[BranchEvent]:
 def test_a_request_is_a_call_per_branch_with_its_spec(make_pool: MakePool) -> None:
     pool = make_pool(by_seed)
     sampling = Sampling(max_new_tokens=9, temperature=0)
-    context = RequestContext(make_spec(sampling=sampling, session="s", max_prompt_tokens=50))
+    context = RequestContext(make_spec(sampling=sampling, owner="o", session="s", max_prompt_tokens=50))
     outcomes = start(pool, context)
     results = sorted(
         (outcome for outcome in outcomes if isinstance(outcome, BranchResult)), key=lambda result: result.branch
@@ -66,46 +65,12 @@ def test_a_request_is_a_call_per_branch_with_its_spec(make_pool: MakePool) -> No
     for index, call in enumerate(calls):
         assert (call.prompt, call.prompt_ids, call.max_prompt_tokens) == ("He saw", None, 50)
         assert (call.heal, call.echo, call.stream, call.logprobs) == (True, False, False, None)
-        assert (call.session, call.request_id, call.group) == ("s", "r1", Group(id="r1.0", size=3))
+        assert (call.owner, call.session) == ("o", "s")
+        assert (call.request_id, call.group) == ("r1", Group(id="r1.0", size=3))
         assert (call.sampling.max_new_tokens, call.sampling.first_rank) == (9, index)
         assert 9_000 < call.deadline_ms < 10_000
     pool.wait_until_idle()
     assert pool.num_branches(0, "ok") == 3
-
-
-def test_token_ids_echo_and_log_probabilities_reach_the_worker_without_healing(make_pool: MakePool) -> None:
-    pool = make_pool(by_seed)
-    start(
-        pool,
-        RequestContext(
-            make_spec(prompts=([5, 6, 7],), heals=False, echoes=True, num_top_logprobs=4, num_completions=1)
-        ),
-    )
-    [call] = pool.workers[0].calls
-    assert (call.prompt, call.prompt_ids, call.heal, call.echo, call.logprobs) == (None, [5, 6, 7], False, True, 4)
-
-
-def test_streamed_branches_deliver_their_text_before_their_result(make_pool: MakePool) -> None:
-    is_received = threading.Event()
-
-    def respond(request: GenerateRequest) -> Iterator[Step]:
-        *tokens, done = completion(request, " the sea, the sky.")
-        yield from tokens
-        assert is_received.wait(5)
-        yield done
-
-    pool = make_pool(respond)
-    context = RequestContext(make_spec(is_streamed=True, num_completions=1))
-    pool.fanout.start(context)
-    received: tuple[str, ...] = ()
-    while len(received) < 6:
-        delta = context.next_event()
-        assert isinstance(delta, TokenDelta)
-        assert (delta.branch, delta.attempt) == (0, 1)
-        received += texts_of(delta)
-    is_received.set()
-    assert received == (" the", " sea", ",", " the", " sky", ".")
-    assert isinstance(context.next_event(), BranchResult)
 
 
 def test_tokens_that_arrive_together_with_the_result_are_delivered_before_it(make_pool: MakePool) -> None:
@@ -137,26 +102,20 @@ FAILURES: list[tuple[list[Step], str]] = [
     ([Accepted(), Failed(code="engine_error", detail="d")], "engine_error"),
     ([Refusal(503, "slot_full")], "slot_full"),
     ([Refusal(500, "internal_error")], "internal_error"),
+    ([Hang()], "not_acknowledged"),
+    ([Accepted(), Failed(code="out_of_memory", detail="d")], "out_of_memory"),
 ]
 
 
 @pytest.mark.parametrize(("steps", "code"), FAILURES)
 def test_a_failed_branch_is_retried_on_another_slot(make_pool: MakePool, steps: list[Step], code: str) -> None:
-    pool = make_pool(lambda _: steps, by_seed)
+    pool = make_pool(lambda _: steps, by_seed, ack_s=0.5)
     [result] = start(pool, RequestContext(make_spec(num_completions=1)))
     assert isinstance(result, BranchResult)
     assert result.slot == 1
     assert [len(worker.calls) for worker in pool.workers] == [1, 1]
     pool.wait_until_idle()
     assert (pool.num_branches(0, code), pool.num_branches(1, "ok")) == (1, 1)
-
-
-def test_a_slot_that_does_not_acknowledge_in_time_is_left_for_another(make_pool: MakePool) -> None:
-    pool = make_pool(lambda _: [Hang()], by_seed, ack_s=0.1)
-    [result] = start(pool, RequestContext(make_spec(num_completions=1)))
-    assert isinstance(result, BranchResult)
-    assert result.slot == 1
-    assert pool.num_branches(0, "not_acknowledged") == 1
 
 
 def test_a_refusal_that_every_slot_would_repeat_is_not_retried(make_pool: MakePool) -> None:
@@ -179,13 +138,6 @@ def test_a_request_too_large_for_the_memory_reaches_two_workers_at_most_and_each
     pool.wait_until_idle()
 
 
-def test_a_request_too_large_for_one_worker_is_served_by_another(make_pool: MakePool) -> None:
-    pool = make_pool(lambda _: [Accepted(), Failed(code="out_of_memory", detail="d")], by_seed)
-    [result] = start(pool, RequestContext(make_spec(num_completions=1)))
-    assert isinstance(result, BranchResult)
-    assert result.slot == 1
-
-
 def test_a_branch_fails_after_its_last_attempt_with_that_attempts_reason(make_pool: MakePool) -> None:
     responses = iter([[Break()], [Refusal(500, "internal_error")], [Accepted(), Failed(code="oom", detail="d")]])
     pool = make_pool(lambda _: next(responses))
@@ -193,35 +145,6 @@ def test_a_branch_fails_after_its_last_attempt_with_that_attempts_reason(make_po
     assert failure == BranchFailure(0, "oom", "d")
     assert len(pool.workers[0].calls) == MAX_ATTEMPTS == 3
     pool.wait_until_idle()
-
-
-def test_a_retry_streams_its_text_again_as_another_attempt(make_pool: MakePool) -> None:
-    is_received = [threading.Event(), threading.Event()]
-
-    def breaks(request: GenerateRequest) -> Iterator[Step]:
-        yield Accepted()
-        yield Token(text=" seed", token_id=0, logprob=-1.0)
-        assert is_received[0].wait(5)
-        yield Break()
-
-    def respond(request: GenerateRequest) -> Iterator[Step]:
-        *tokens, done = by_seed(request)
-        yield from tokens
-        assert is_received[1].wait(5)
-        yield done
-
-    pool = make_pool(breaks, respond)
-    context = RequestContext(make_spec(is_streamed=True, num_completions=1))
-    pool.fanout.start(context)
-    first = context.next_event()
-    assert isinstance(first, TokenDelta)
-    assert (texts_of(first), first.attempt) == ((" seed",), 1)
-    is_received[0].set()
-    retried = context.next_event()
-    assert isinstance(retried, TokenDelta)
-    assert (texts_of(retried)[0], retried.attempt) == (" seed", 2)
-    is_received[1].set()
-    assert isinstance(collect(context, 1)[-1], BranchResult)
 
 
 def test_a_transient_refusal_is_retried_after_a_pause_that_grows(make_pool: MakePool) -> None:
@@ -377,6 +300,23 @@ def test_a_cancelled_request_starts_no_further_branches(make_pool: MakePool) -> 
     assert len(pool.workers[0].calls) == MAX_BRANCHES_AT_ONCE
 
 
+def test_a_full_queue_takes_from_the_owner_that_floods(make_pool: MakePool) -> None:
+    pool = make_pool(lambda _: [Accepted(), Hang()], queue=6)
+    flood = [RequestContext(make_spec(owner="flood", timeout_s=60)) for _ in range(3)]
+    other = RequestContext(make_spec(owner="other", timeout_s=60))
+    with ThreadPoolExecutor() as threads:
+        starts = []
+        for number, context in enumerate([*flood, other]):
+            starts.append(threads.submit(pool.fanout.start, context))
+            while sum(pool.admission.in_flight()) + pool.admission.num_waiting < 3 * min(number + 1, 3):
+                time.sleep(0.001)
+        with pytest.raises(Overloaded):
+            starts[2].result(5)
+        assert not starts[3].done()
+        pool.fanout.cancel_all(ShuttingDown("The server is being stopped."))
+    pool.wait_until_idle()
+
+
 def test_a_top_up_is_a_group_of_its_own(make_pool: MakePool) -> None:
     pool = make_pool(by_seed)
     context = RequestContext(make_spec())
@@ -433,14 +373,6 @@ def test_at_the_deadline_the_finished_branches_are_delivered(make_pool: MakePool
     pool.wait_until_idle()
 
 
-def test_a_worker_gets_the_time_that_is_left(make_pool: MakePool) -> None:
-    pool = make_pool(by_seed, max_batch=1)
-    context = RequestContext(make_spec(timeout_s=2.0, num_completions=1))
-    time.sleep(0.2)
-    start(pool, context)
-    assert 0 < pool.workers[0].calls[0].deadline_ms < 1_800
-
-
 def test_a_branch_whose_turn_comes_after_the_deadline_is_not_sent(make_pool: MakePool) -> None:
     pool = make_pool(by_seed)
     context = RequestContext(make_spec(timeout_s=0.004, num_completions=1))  # less than the margin for returning
@@ -492,19 +424,6 @@ def test_cancellation_ends_a_top_up_that_waits_for_room(make_pool: MakePool) -> 
     assert pool.num_branches(0, "cancelled") == 1
 
 
-def test_cancellation_ends_a_request_that_waits_for_room(make_pool: MakePool) -> None:
-    pool = make_pool(lambda _: [Accepted(), Hang()])
-    first, second = (RequestContext(make_spec(timeout_s=60)) for _ in range(2))
-    pool.fanout.start(first)
-    threading.Timer(0.05, second.cancel, [Superseded("newer")]).start()
-    with pytest.raises(ClientGone):
-        pool.fanout.start(second)
-    assert pool.admission.num_waiting == 0
-    assert pool.admission.in_flight() == [3]
-    first.cancel()
-    pool.wait_until_idle()
-
-
 def test_an_unexpected_exception_is_logged_in_full_and_fails_its_branch() -> None:
     """A bug in the gateway itself, which no worker can provoke: a fake admission raises."""
     admission = Mock(spec=Admission)
@@ -548,21 +467,6 @@ def warm(pool: StubPool, *revisions: str) -> None:
     """Set the revision of the slots' weights, in slot order."""
     for index, revision in enumerate(revisions):
         pool.admission.update(index, State(state="warm", ms_per_token=1.0, revision=revision))
-
-
-def test_a_retry_uses_the_weights_of_the_other_branches(make_pool: MakePool) -> None:
-    def one_breaks(request: GenerateRequest) -> Iterator[Step]:
-        if request.seed != 8:
-            yield from by_seed(request)
-        else:
-            yield Accepted()
-            yield Break()
-
-    pool = make_pool(one_breaks, by_seed, by_seed)
-    warm(pool, "a", "b", "a")
-    outcomes = start(pool, RequestContext(make_spec()))
-    slots = {outcome.branch: outcome.slot for outcome in outcomes if isinstance(outcome, BranchResult)}
-    assert slots == {0: 0, 1: 2, 2: 0}
 
 
 def test_a_branch_fails_rather_than_mix_weights(make_pool: MakePool) -> None:
@@ -636,57 +540,3 @@ def test_requests_are_not_held_behind_a_busy_slot(make_pool: MakePool) -> None:
         assert {outcome.slot for outcome in outcomes if isinstance(outcome, BranchResult)} == {1}
     stuck.cancel()
     pool.wait_until_idle()
-
-
-def test_a_slot_that_is_five_times_slower_does_not_hold_up_requests(make_pool: MakePool) -> None:
-    """Requests wait for the first room, not for a slot: the fast slot is never idle while one waits."""
-
-    def after(seconds: float) -> Callable[[GenerateRequest], Iterator[Step]]:
-        def respond(request: GenerateRequest) -> Iterator[Step]:
-            time.sleep(seconds)
-            yield from by_seed(request)
-
-        return respond
-
-    pool = make_pool(after(0.5), after(0.1))
-    for index, ms_per_token in enumerate((5.0, 1.0)):
-        pool.admission.update(index, State(state="warm", ms_per_token=ms_per_token))
-
-    def request(_: int) -> list[int]:
-        outcomes = start(pool, RequestContext(make_spec(timeout_s=30)))
-        return [outcome.slot for outcome in outcomes if isinstance(outcome, BranchResult)]
-
-    with ThreadPoolExecutor(6) as threads:
-        # On a busy machine a request may find its room on both slots.
-        slots = list(chain.from_iterable(threads.map(request, range(12))))
-    assert len(slots) == 36
-    assert 24 <= slots.count(1) < 36
-
-
-def test_a_flood_of_one_owner_delays_another_by_one_batch_that_runs_and_one_that_waits(make_pool: MakePool) -> None:
-    def respond(request: GenerateRequest) -> Iterator[Step]:
-        time.sleep(0.01)
-        yield from by_seed(request)
-
-    pool = make_pool(respond, num_threads=64, queue=60)
-    is_over = threading.Event()
-
-    def flood() -> None:
-        while not is_over.is_set():
-            start(pool, RequestContext(make_spec(owner="flood", timeout_s=30)))
-
-    with ThreadPoolExecutor(15) as threads:
-        floods = [threads.submit(flood) for _ in range(15)]
-        try:
-            for _ in range(10):
-                while pool.admission.num_waiting < 30:
-                    time.sleep(0.001)
-                num_calls = len(pool.workers[0].calls)
-                start(pool, RequestContext(make_spec(owner="other", timeout_s=30)))
-                owners = [call.owner for call in pool.workers[0].calls[num_calls:]]
-                # The last batch admitted may be on its way, and one may have been the head of the queue.
-                assert owners.index("other") <= 6
-        finally:
-            is_over.set()
-    for ended in floods:
-        ended.result()

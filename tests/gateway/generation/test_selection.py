@@ -144,20 +144,6 @@ def test_the_failure_of_a_replacement_is_not_reported() -> None:
     assert not answer.is_partial
 
 
-def test_a_single_completion_is_a_partial_answer() -> None:
-    answer = select(A, BranchFailure(1, "broken", ""), FAILURE)
-    assert texts(answer) == [" the sea"]
-    assert answer.is_partial
-    assert [failure.branch for failure in answer.failures] == [1, 2]
-
-
-def test_without_a_completion_all_failures_are_reported() -> None:
-    answer = select(*(BranchFailure(branch, "broken", "") for branch in range(3)))
-    assert answer.suggestions == []
-    assert answer.is_partial
-    assert codes(answer) == ["broken"] * 3
-
-
 def test_only_kept_tokens_that_are_not_typed_text_are_counted_and_scored() -> None:
     [stopped] = select(result(0, [" a", " b", " c"], kept=2, reason="stop")).suggestions
     assert (stopped.num_tokens, stopped.score) == (2, (-1.0 - 1.1) / 2)

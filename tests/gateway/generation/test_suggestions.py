@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gateway.generation.request import BranchFailure, BranchResult, RequestContext
 from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
@@ -62,56 +63,22 @@ def test_the_result_is_last_and_has_every_suggestion_before_it(make_pool: MakePo
     assert context.first_outcomes_at is not None
 
 
-class Gates:
-    """Lets stub workers wait until a text of their branch was received.
+def streamed_outputs(
+    pool: StubPool, gates: Mapping[str, threading.Event], *, is_verbatim: bool = False
+) -> list[Output]:
+    """All outputs of a streamed request with one branch. An event is set once its text has been received.
 
-    Lines that arrive together make a single delta, and tokens that arrive with the last line make none.
+    Stub workers wait for it, because lines that arrive together make a single delta, and tokens that arrive with the
+    last line make none.
     """
-
-    def __init__(self, *texts: str) -> None:
-        """
-        Args:
-            texts: the streamed text that opens a branch's gate, by branch.
-        """
-        self._texts = texts
-        self._received = [""] * len(texts)
-        self._gates = [threading.Event() for _ in texts]
-
-    def open_at(self, outputs: Iterator[Output]) -> Iterator[Output]:
-        for output in outputs:
-            if isinstance(output, TextDelta):
-                branch = output.branch
-                self._received[branch] += output.text
-                if self._received[branch].startswith(self._texts[branch]):
-                    self._gates[branch].set()
-            yield output
-
-    def wait(self, request: GenerateRequest) -> None:
-        assert self._gates[request.seed - FIRST_SEED].wait(5)
-
-
-def streamed_outputs(pool: StubPool, gates: Gates, num_completions: int) -> list[Output]:
-    context = RequestContext(make_spec(is_streamed=True, num_completions=num_completions))
+    context = RequestContext(make_spec(is_streamed=True, num_completions=1))
     pool.fanout.start(context)
-    return list(gates.open_at(suggest(context, pool.fanout, policy_of(context))))
-
-
-def test_streamed_text_of_each_branch_is_its_suggestions(make_pool: MakePool) -> None:
-    gates = Gates(" the", " a", " nothing")
-
-    def respond(request: GenerateRequest) -> Iterator[Step]:
-        for number, line in enumerate(completion(request, THREE[request.seed - FIRST_SEED])):
-            yield line
-            if number == 3:
-                gates.wait(request)
-
-    outputs = streamed_outputs(make_pool(respond), gates, 3)
-    assert len(final(outputs).suggestions) == 3
-    for suggestion in final(outputs).suggestions:
-        branch = suggestion.result.branch
-        assert streamed_text(outputs, branch) == suggestion.text == THREE[branch]
-        last_delta = max(i for i, out in enumerate(outputs) if isinstance(out, TextDelta) and out.branch == branch)
-        assert last_delta < outputs.index(suggestion)
+    outputs: list[Output] = []
+    for output in suggest(context, pool.fanout, replace(policy_of(context), is_verbatim=is_verbatim)):
+        outputs.append(output)
+        if gate := gates.get(streamed_text(outputs, 0)):
+            gate.set()
+    return outputs
 
 
 def test_a_text_delta_is_delivered_while_the_branch_still_runs(make_pool: MakePool) -> None:
@@ -134,19 +101,19 @@ def test_a_text_delta_is_delivered_while_the_branch_still_runs(make_pool: MakePo
     pool.wait_until_idle()
 
 
-def breaks_after(text: str, gates: Gates) -> Respond:
+def breaks_after(text: str, is_received: threading.Event) -> Respond:
     def respond(request: GenerateRequest) -> Iterator[Step]:
         yield Accepted()
         for token_text in token_texts(text):
             yield Token(text=token_text, token_id=0, logprob=-1.0)
-        gates.wait(request)
+        assert is_received.wait(5)
         yield Failed(code="engine_error", detail="d")
 
     return respond
 
 
 def test_a_retry_does_not_repeat_streamed_text(make_pool: MakePool) -> None:
-    gates, is_past_first_attempt = Gates(" the sea"), threading.Event()
+    is_received, is_past_first_attempt = threading.Event(), threading.Event()
 
     def respond(request: GenerateRequest) -> Iterator[Step]:
         *tokens, done = completion(request, " the sea was calm and blue")
@@ -154,23 +121,18 @@ def test_a_retry_does_not_repeat_streamed_text(make_pool: MakePool) -> None:
         assert is_past_first_attempt.wait(5)
         yield done
 
-    pool = make_pool(breaks_after(" the sea was", gates), respond)
-    context = RequestContext(make_spec(is_streamed=True, num_completions=1))
-    pool.fanout.start(context)
-    outputs: list[Output] = []
-    for output in gates.open_at(suggest(context, pool.fanout, policy_of(context))):
-        outputs.append(output)
-        if streamed_text(outputs, 0) == " the sea was calm and":
-            is_past_first_attempt.set()
+    pool = make_pool(breaks_after(" the sea was", is_received), respond)
+    gates = {" the sea": is_received, " the sea was calm and": is_past_first_attempt}
+    outputs = streamed_outputs(pool, gates)
     [suggestion] = final(outputs).suggestions
     assert suggestion.result.slot == 1
     assert streamed_text(outputs, 0) == suggestion.text == " the sea was calm and blue"
 
 
 def test_a_retry_with_another_text_than_was_streamed_fails_its_branch(make_pool: MakePool) -> None:
-    gates = Gates(" the sky")
-    pool = make_pool(breaks_after(" the sky was", gates), texts_by_branch({}))
-    outputs = streamed_outputs(pool, gates, 1)
+    is_received = threading.Event()
+    pool = make_pool(breaks_after(" the sky was", is_received), texts_by_branch({}))
+    outputs = streamed_outputs(pool, {" the sky": is_received})
     assert streamed_text(outputs, 0) == " the sky"
     assert [failure.code for failure in final(outputs).failures] == ["diverged"]
     assert final(outputs).suggestions == []
@@ -211,13 +173,14 @@ def test_failed_branches_are_not_replaced(make_pool: MakePool) -> None:
 def test_branches_unfinished_at_the_deadline_fail_and_their_calls_end(make_pool: MakePool) -> None:
     def respond(request: GenerateRequest) -> Iterator[Step]:
         steps: list[Step] = [Accepted(), Hang()]
-        yield from steps if request.seed == FIRST_SEED + 1 else completion(request, THREE[request.seed - FIRST_SEED])
+        yield from steps if request.seed == FIRST_SEED else completion(request, THREE[request.seed - FIRST_SEED])
 
     pool = make_pool(respond)
     _, outputs = outputs_of(pool, timeout_s=0.4)
+    # Suggestions of later branches wait for the first until then.
+    assert [output.result.branch for output in outputs if isinstance(output, Suggestion)] == [1, 2]
     result = final(outputs)
-    assert sorted(suggestion.result.branch for suggestion in result.suggestions) == [0, 2]
-    assert [(failure.branch, failure.code) for failure in result.failures] == [(1, "deadline_exceeded")]
+    assert [(failure.branch, failure.code) for failure in result.failures] == [(0, "deadline_exceeded")]
     assert result.is_partial
     pool.workers[0].wait(lambda worker: worker.num_hangups == 1, timeout_s=2)  # a call's own limit would be 3 s
     pool.wait_until_idle()
@@ -238,16 +201,6 @@ def test_a_completion_rejected_after_the_deadline_is_not_replaced(make_pool: Mak
     assert [failure.code for failure in result.failures] == ["broken", "loop"]
     assert late.num_top_ups == 0
     assert len(pool.workers[0].calls) == 1
-
-
-def test_a_suggestion_of_a_later_branch_waits_for_the_earlier_until_the_deadline(make_pool: MakePool) -> None:
-    def respond(request: GenerateRequest) -> Iterator[Step]:
-        steps: list[Step] = [Accepted(), Hang()]
-        yield from steps if request.seed == FIRST_SEED else completion(request, THREE[request.seed - FIRST_SEED])
-
-    pool = make_pool(respond)
-    _, outputs = outputs_of(pool, timeout_s=0.3)
-    assert [output.result.branch for output in outputs if isinstance(output, Suggestion)] == [1, 2]
 
 
 def test_a_cancelled_request_raises_its_reason(make_pool: MakePool) -> None:
@@ -291,7 +244,7 @@ def test_a_verbatim_stream_has_every_token_once_and_the_text_that_was_held_back(
         *lines, done = completion(request, " the sea and")
         assert isinstance(lines[-1], Token)
         yield from lines[:-1]
-        yield replace_text(lines[-1], "")  # the beginning of a stop string that did not come
+        yield structs.replace(lines[-1], text="")  # the beginning of a stop string that did not come
         yield done
 
     outputs = verbatim_outputs(make_pool(respond), is_streamed=True, num_completions=1)
@@ -319,24 +272,10 @@ def test_a_retried_verbatim_stream_repeats_no_token(make_pool: MakePool, is_othe
         else:
             yield from lines
 
-    pool = make_pool(respond, respond)
-    context = RequestContext(make_spec(is_streamed=True, num_completions=1))
-    pool.fanout.start(context)
-    policy = SelectionPolicy(prompt="", num_suggestions=1, length=20, similarity=80, is_verbatim=True)
-    deltas = []
-    for output in suggest(context, pool.fanout, policy):
-        if isinstance(output, TextDelta):
-            deltas.append(output)
-            if sum(len(delta.tokens) for delta in deltas) == 2:
-                is_received.set()
-    assert isinstance(output, SelectionResult)
-    ids = [token.token_id for delta in deltas for token in delta.tokens]
+    outputs = streamed_outputs(make_pool(respond, respond), {" the sea": is_received}, is_verbatim=True)
     if is_other_text:
-        assert [failure.code for failure in output.failures] == ["diverged"]
+        assert [failure.code for failure in final(outputs).failures] == ["diverged"]
     else:
-        assert ids == [0, 1, 2, 3, 4]
-        assert "".join(delta.text for delta in deltas) == output.suggestions[0].text
-
-
-def replace_text(token: Token, text: str) -> Token:
-    return Token(text=text, token_id=token.token_id, logprob=token.logprob)
+        deltas = [output for output in outputs if isinstance(output, TextDelta)]
+        assert [token.token_id for delta in deltas for token in delta.tokens] == [0, 1, 2, 3, 4]
+        assert streamed_text(outputs, 0) == final(outputs).suggestions[0].text

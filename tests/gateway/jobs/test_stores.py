@@ -48,13 +48,6 @@ def test_jobs_are_leased_in_the_order_of_their_submission(queue: JobQueue) -> No
     assert [lease(queue).id for _ in ids] == ids
 
 
-def test_another_process_sees_the_same_jobs(make_queue: MakeQueue) -> None:
-    first, second = make_queue(), make_queue()
-    job = submit(first)
-    assert lease(second).id == job.id
-    assert first.lease() is None
-
-
 def test_a_lease_is_exclusive_among_threads(make_queue: MakeQueue) -> None:
     queues = [make_queue() for _ in range(4)]
     ids = [submit(queues[0]).id for _ in range(12)]

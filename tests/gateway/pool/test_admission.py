@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,13 @@ def soon(seconds: float = 5.0) -> float:
     return time.monotonic() + seconds
 
 
+def full(owner: str = "", **options: Any) -> Admission:
+    """One slot of `small`, whose batch an owner has reserved."""
+    admission = make([("small", 1)], **options)
+    admission.reserve("small", 3, soon(), owner=owner)
+    return admission
+
+
 class Waiting:
     """A reservation in a thread of its own; the constructor returns when it is in the queue. `cancel` cancels it."""
 
@@ -58,15 +66,14 @@ class Waiting:
         assert is_queued.wait(5)
 
 
-def test_never_more_in_flight_than_the_batch() -> None:
-    admission = make([("small", 2)])
-    assert admission.reserve("small", 3, soon()) == [0, 0, 0]
-    assert admission.reserve("small", 3, soon()) == [1, 1, 1]
-    with pytest.raises(DeadlineExceeded):
-        admission.reserve("small", 1, soon(0.02))
-    admission.release(0)
-    assert admission.reserve("small", 1, soon()) == [0]
-    assert admission.in_flight() == [3, 3]
+Wait = Callable[..., Waiting]
+
+
+@pytest.fixture
+def wait() -> Iterator[Wait]:
+    """Reserves in a thread."""
+    with ThreadPoolExecutor(40) as pool:
+        yield partial(Waiting, pool)
 
 
 def test_never_more_in_flight_than_the_batch_with_many_threads() -> None:
@@ -97,72 +104,56 @@ def test_a_request_reserves_its_branches_together() -> None:
     assert admission.in_flight() == [2]
 
 
-def test_a_request_larger_than_all_slots_reserves_one_wave() -> None:
-    assert make([("small", 2)]).reserve("small", 8, soon()) == [0, 1, 0, 1, 0, 1]
-
-
-def test_a_full_queue_refuses_with_retry_after() -> None:
-    admission = make([("small", 1)], queue=3)
-    admission.reserve("small", 3, soon())
-    with ThreadPoolExecutor() as pool:
-        waiting = Waiting(pool, admission, "small", 3, soon())
-        with pytest.raises(Overloaded, match="at most 3 branches may wait") as caught:
-            admission.reserve("small", 1, soon())
-        assert 1 <= int(caught.value.headers["Retry-After"]) <= 3
-        assert admission.num_waiting == 3
-        for _ in range(3):
-            admission.release(0)
-        assert waiting.future.result() == [0, 0, 0]
+def test_a_full_queue_refuses_with_retry_after(wait: Wait) -> None:
+    admission = full(queue=3)
+    waiting = wait(admission, "small", 3, soon())
+    with pytest.raises(Overloaded, match="at most 3 branches may wait") as caught:
+        admission.reserve("small", 1, soon())
+    assert 1 <= int(caught.value.headers["Retry-After"]) <= 3
+    assert admission.num_waiting == 3
+    for _ in range(3):
+        admission.release(0)
+    assert waiting.future.result() == [0, 0, 0]
     assert admission.num_waiting == 0
 
 
-def test_first_come_first_served_within_a_model() -> None:
-    admission = make([("small", 1)])
-    admission.reserve("small", 3, soon())
-    with ThreadPoolExecutor() as pool:
-        first, second, third = [Waiting(pool, admission, "small", num_branches, soon()) for num_branches in (3, 1, 1)]
-        admission.release(0)  # room for one branch, but the first in the queue needs three
-        assert admission.num_waiting == 5
-        for _ in range(2):
-            admission.release(0)
-        assert first.future.result(5) == [0, 0, 0]
-        assert admission.num_waiting == 2
+def test_first_come_first_served_within_a_model(wait: Wait) -> None:
+    admission = full()
+    first, second, third = [wait(admission, "small", num_branches, soon()) for num_branches in (3, 1, 1)]
+    admission.release(0)  # room for one branch, but the first in the queue needs three
+    assert admission.num_waiting == 5
+    for _ in range(2):
         admission.release(0)
-        assert second.future.result(5) == [0]
-        assert not third.future.done()
-        admission.release(0)
-        assert third.future.result(5) == [0]
+    assert first.future.result(5) == [0, 0, 0]
+    assert admission.num_waiting == 2
+    admission.release(0)
+    assert second.future.result(5) == [0]
+    assert not third.future.done()
+    admission.release(0)
+    assert third.future.result(5) == [0]
 
 
-def test_requests_do_not_wait_for_another_models_slots() -> None:
-    admission = make([("small", 1), ("medium", 1)])
-    admission.reserve("small", 3, soon())
-    with ThreadPoolExecutor() as pool:
-        waiting = Waiting(pool, admission, "small", 3, soon(0.3))
-        assert admission.reserve("medium", 3, soon()) == [1, 1, 1]
-        with pytest.raises(DeadlineExceeded):
-            waiting.future.result()
-
-
-def test_a_reservation_past_its_deadline_makes_way_for_smaller_ones() -> None:
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_reservation_that_ends_makes_way_for_smaller_ones(wait: Wait, is_cancelled: bool) -> None:
     admission = make([("small", 1)])
     admission.reserve("small", 2, soon())
-    with ThreadPoolExecutor() as pool:
-        large = Waiting(pool, admission, "small", 3, soon(0.1))
-        small = Waiting(pool, admission, "small", 1, soon())
-        with pytest.raises(DeadlineExceeded):
-            large.future.result()
-        assert small.future.result() == [0]
+    large = wait(admission, "small", 3, soon(30 if is_cancelled else 0.1))
+    small = wait(admission, "small", 1, soon())
+    if is_cancelled:
+        large.cancel()
+    with pytest.raises(ClientGone if is_cancelled else DeadlineExceeded):
+        large.future.result(5)
+    assert small.future.result(5) == [0]
+    assert (admission.in_flight(), admission.num_waiting) == ([3], 0)
 
 
-def test_waits_for_a_slot_that_is_not_warm_yet() -> None:
+def test_waits_for_a_slot_that_is_not_warm_yet(wait: Wait) -> None:
     admission = make([("small", 1)], warm=False)
-    with ThreadPoolExecutor() as pool:
-        waiting = Waiting(pool, admission, "small", 3, soon())
-        admission.update(0, State(state="loading"))
-        assert admission.num_waiting == 3
-        admission.update(0, WARM)
-        assert waiting.future.result() == [0, 0, 0]
+    waiting = wait(admission, "small", 3, soon())
+    admission.update(0, State(state="loading"))
+    assert admission.num_waiting == 3
+    admission.update(0, WARM)
+    assert waiting.future.result() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("state", ["starting", "loading", "draining", "failed", "down"])
@@ -172,23 +163,14 @@ def test_only_warm_slots_get_branches(state: Any) -> None:
     assert admission.reserve("small", 3, soon()) == [1, 1, 1]
 
 
-def test_a_model_that_failed_in_all_its_slots_is_refused_at_once_with_the_reason() -> None:
-    admission = make([("small", 2), ("medium", 1)], warm=False)
-    for index in range(2):
-        admission.update(index, State(state="failed", reason="no such file"))
-    with pytest.raises(NotReady, match="no such file"):
-        admission.reserve("small", 3, soon())
-
-
-def test_a_model_that_fails_while_a_request_waits_refuses_it() -> None:
+def test_a_model_that_fails_while_a_request_waits_refuses_it(wait: Wait) -> None:
     admission = make([("small", 2)], warm=False)
     admission.update(0, State(state="failed", reason="no such file"))
-    with ThreadPoolExecutor() as pool:
-        waiting = Waiting(pool, admission, "small", 3, soon())
-        assert admission.num_waiting == 3  # the other slot may still load it
-        admission.update(1, State(state="failed"))
-        with pytest.raises(NotReady) as caught:
-            waiting.future.result(5)
+    waiting = wait(admission, "small", 3, soon())
+    assert admission.num_waiting == 3  # the other slot may still load it
+    admission.update(1, State(state="failed"))
+    with pytest.raises(NotReady) as caught:
+        waiting.future.result(5)
     assert caught.value.retry_after_s is not None
 
 
@@ -202,135 +184,101 @@ def test_a_document_returns_to_its_slot() -> None:
     assert admission.reserve("small", 3, soon(), document=78) == [0, 0, 0]
 
 
-def test_a_retry_goes_before_the_queue_and_past_its_bound() -> None:
-    admission = make([("small", 1)], queue=1)
-    admission.reserve("small", 3, soon())
-    with ThreadPoolExecutor() as pool:
-        first = Waiting(pool, admission, "small", 1, soon())
-        retry = Waiting(pool, admission, "small", 1, soon(), avoid={0}, is_retry=True)
-        assert admission.num_waiting == 1
-        admission.release(0)
-        assert retry.future.result() == [0]
-        assert not first.future.done()
-        admission.release(0)
-        assert first.future.result() == [0]
+def test_a_retry_goes_before_the_queue_and_past_its_bound(wait: Wait) -> None:
+    admission = full(queue=1)
+    first = wait(admission, "small", 1, soon())
+    retry = wait(admission, "small", 1, soon(), avoid={0}, is_retry=True)
+    assert admission.num_waiting == 1
+    admission.release(0)
+    assert retry.future.result() == [0]
+    assert not first.future.done()
+    admission.release(0)
+    assert first.future.result() == [0]
 
 
-def test_cancelling_ends_the_waiting_and_frees_the_queue() -> None:
-    admission = make([("small", 1)], queue=3)
-    admission.reserve("small", 3, soon())
-    with ThreadPoolExecutor() as pool:
-        waiting = Waiting(pool, admission, "small", 3, soon(30))
-        waiting.cancel()
-        with pytest.raises(ClientGone):
-            waiting.future.result(5)
-    assert admission.num_waiting == 0
+def test_cancelling_after_the_reservation_leaves_it_as_it_is(wait: Wait) -> None:
+    admission = make([("small", 1)])
+    reservation = wait(admission, "small", 3, soon())
+    assert reservation.future.result(5) == [0, 0, 0]
+    reservation.cancel()
     assert admission.in_flight() == [3]
 
 
-def test_cancelling_lets_the_next_in_the_queue_through() -> None:
-    admission = make([("small", 1)])
-    admission.reserve("small", 2, soon())
-    with ThreadPoolExecutor() as pool:
-        large = Waiting(pool, admission, "small", 3, soon())
-        small = Waiting(pool, admission, "small", 1, soon())
-        large.cancel()
-        assert small.future.result(5) == [0]
+def test_retries_are_served_in_the_order_of_arrival(wait: Wait) -> None:
+    admission = full()
+    retries = [wait(admission, "small", 1, soon(), is_retry=True) for _ in range(3)]
+    for number in range(3):
+        admission.release(0)
+        assert retries[number].future.result(5) == [0]
+        assert [retry.future.done() for retry in retries] == [index <= number for index in range(3)]
 
 
-def test_cancelling_after_the_reservation_leaves_it_as_it_is() -> None:
-    admission = make([("small", 1)])
-    with ThreadPoolExecutor() as pool:
-        reservation = Waiting(pool, admission, "small", 3, soon())
-        assert reservation.future.result(5) == [0, 0, 0]
-        reservation.cancel()
-    assert admission.in_flight() == [3]
-
-
-def test_retries_are_served_in_the_order_of_arrival() -> None:
-    admission = make([("small", 1)])
-    admission.reserve("small", 3, soon())
-    with ThreadPoolExecutor() as pool:
-        retries = [Waiting(pool, admission, "small", 1, soon(), is_retry=True) for _ in range(3)]
-        for number in range(3):
-            admission.release(0)
-            assert retries[number].future.result(5) == [0]
-            assert [retry.future.done() for retry in retries] == [index <= number for index in range(3)]
-
-
-def test_a_retry_that_waits_for_another_slot_holds_up_no_request() -> None:
+def test_a_retry_that_waits_for_another_slot_holds_up_no_request(wait: Wait) -> None:
     admission = make([("small", 2)])
     for slot in (1, 1, 1):
         admission.reserve("small", 1, soon(), avoid={1 - slot})
-    with ThreadPoolExecutor() as pool:
-        retry = Waiting(pool, admission, "small", 1, soon(), avoid={0}, is_retry=True)
-        assert admission.reserve("small", 3, soon(0.5)) == [0, 0, 0]
-        assert not retry.future.done()
-        admission.release(1)
-        assert retry.future.result(5) == [1]
+    retry = wait(admission, "small", 1, soon(), avoid={0}, is_retry=True)
+    assert admission.reserve("small", 3, soon(0.5)) == [0, 0, 0]
+    assert not retry.future.done()
+    admission.release(1)
+    assert retry.future.result(5) == [1]
 
 
-def test_an_owner_that_floods_delays_another_by_one_request() -> None:
-    admission = make([("small", 1)], queue=90)
-    admission.reserve("small", 3, soon(), owner="flood")
-    with ThreadPoolExecutor(40) as pool:
-        flood = [Waiting(pool, admission, "small", 3, soon(), owner="flood") for _ in range(25)]
-        other = Waiting(pool, admission, "small", 3, soon(), owner="other")
-        for _ in range(6):
-            admission.release(0)
-        assert other.future.result(5) == [0, 0, 0]
-        assert sum(request.future.done() for request in flood) <= 1
-        for request in flood:
-            request.cancel()
+def test_an_owner_that_floods_delays_another_by_one_request(wait: Wait) -> None:
+    admission = full(queue=90, owner="flood")
+    flood = [wait(admission, "small", 3, soon(), owner="flood") for _ in range(25)]
+    other = wait(admission, "small", 3, soon(), owner="other")
+    for _ in range(6):
+        admission.release(0)
+    assert other.future.result(5) == [0, 0, 0]
+    assert sum(request.future.done() for request in flood) <= 1
+    for request in flood:
+        request.cancel()
 
 
-def test_a_full_queue_takes_from_the_owner_with_the_most_branches_for_one_that_has_less() -> None:
-    admission = make([("small", 1)], queue=9)
-    admission.reserve("small", 3, soon(), owner="flood")
-    with ThreadPoolExecutor() as pool:
-        flood = [Waiting(pool, admission, "small", 3, soon(), owner="flood") for _ in range(3)]
-        first = Waiting(pool, admission, "small", 3, soon(), owner="other")
-        with pytest.raises(Overloaded):
-            flood[2].future.result(5)
-        assert admission.num_waiting == 9
-        # Now 6 against 3: a second request would make the shares equal, and is the newest.
-        with pytest.raises(Overloaded):
-            admission.reserve("small", 3, soon(), owner="other")
-        third = Waiting(pool, admission, "small", 1, soon(), owner="third")
-        with pytest.raises(Overloaded):
-            flood[1].future.result(5)
-        assert admission.num_waiting == 7
-        for request in (flood[0], first, third):
-            assert not request.future.done()
-            request.cancel()
+def test_a_full_queue_takes_from_the_owner_with_the_most_branches_for_one_that_has_less(wait: Wait) -> None:
+    admission = full(queue=9, owner="flood")
+    flood = [wait(admission, "small", 3, soon(), owner="flood") for _ in range(3)]
+    first = wait(admission, "small", 3, soon(), owner="other")
+    with pytest.raises(Overloaded):
+        flood[2].future.result(5)
+    assert admission.num_waiting == 9
+    # Now 6 against 3: a second request would make the shares equal, and is the newest.
+    with pytest.raises(Overloaded):
+        admission.reserve("small", 3, soon(), owner="other")
+    third = wait(admission, "small", 1, soon(), owner="third")
+    with pytest.raises(Overloaded):
+        flood[1].future.result(5)
+    assert admission.num_waiting == 7
+    for request in (flood[0], first, third):
+        assert not request.future.done()
+        request.cancel()
 
 
-def test_the_owners_branches_count_for_all_models_together() -> None:
+def test_the_owners_branches_count_for_all_models_together(wait: Wait) -> None:
     admission = make([("small", 1), ("medium", 1)], queue=6)
     for model in ("small", "medium"):
         admission.reserve(model, 3, soon(), owner="flood")
-    with ThreadPoolExecutor() as pool:
-        older = Waiting(pool, admission, "small", 3, soon(), owner="flood")
-        newer = Waiting(pool, admission, "medium", 3, soon(), owner="flood")
-        other = Waiting(pool, admission, "small", 1, soon(), owner="other")
-        with pytest.raises(Overloaded):
-            newer.future.result(5)
-        for request in (older, other):
-            assert not request.future.done()
-            request.cancel()
+    older = wait(admission, "small", 3, soon(), owner="flood")
+    newer = wait(admission, "medium", 3, soon(), owner="flood")
+    other = wait(admission, "small", 1, soon(), owner="other")
+    with pytest.raises(Overloaded):
+        newer.future.result(5)
+    for request in (older, other):
+        assert not request.future.done()
+        request.cancel()
 
 
-def test_the_early_check_refuses_what_would_be_refused_and_nothing_else() -> None:
+def test_the_early_check_refuses_what_would_be_refused_and_nothing_else(wait: Wait) -> None:
     admission = make([("small", 1)], queue=3)
     admission.check("flood")
     admission.reserve("small", 3, soon(), owner="flood")
     admission.check("flood")
-    with ThreadPoolExecutor() as pool:
-        waiting = Waiting(pool, admission, "small", 3, soon(), owner="flood")
-        with pytest.raises(Overloaded):
-            admission.check("flood")
-        admission.check("other")
-        waiting.cancel()
+    waiting = wait(admission, "small", 3, soon(), owner="flood")
+    with pytest.raises(Overloaded):
+        admission.check("flood")
+    admission.check("other")
+    waiting.cancel()
     admission.check("flood")
 
 
@@ -360,34 +308,32 @@ def test_a_model_whose_slots_stay_down_is_refused_at_once() -> None:
         admission.check("")
 
 
-def test_a_slot_that_starts_is_waited_for_and_one_that_stays_down_no_longer() -> None:
+def test_a_slot_that_starts_is_waited_for_and_one_that_stays_down_no_longer(wait: Wait) -> None:
     admission = make([("small", 1)], max_down_s=0.2)
     admission.update(0, State(state="down"))
-    with ThreadPoolExecutor() as pool:
-        waiting = Waiting(pool, admission, "small", 3, soon(30))
-        admission.reexamine()
-        assert not waiting.future.done()
-        admission.update(0, State(state="starting"))
-        time.sleep(0.25)
-        admission.reexamine()
-        assert not waiting.future.done()
-        admission.update(0, State(state="down"))
-        time.sleep(0.25)
-        admission.reexamine()
-        with pytest.raises(NotReady):
-            waiting.future.result(5)
+    waiting = wait(admission, "small", 3, soon(30))
+    admission.reexamine()
+    assert not waiting.future.done()
+    admission.update(0, State(state="starting"))
+    time.sleep(0.25)
+    admission.reexamine()
+    assert not waiting.future.done()
+    admission.update(0, State(state="down"))
+    time.sleep(0.25)
+    admission.reexamine()
+    with pytest.raises(NotReady):
+        waiting.future.result(5)
 
 
-def test_requests_are_refused_when_a_worker_dies_before_it_is_warm() -> None:
+def test_requests_are_refused_when_a_worker_dies_before_it_is_warm(wait: Wait) -> None:
     admission = make([("small", 1)], warm=False)
     admission.update(0, State(state="loading", pid=1))
-    with ThreadPoolExecutor() as pool:
-        waiting = Waiting(pool, admission, "small", 3, soon(30))
-        admission.update(0, State(state="down", pid=1))
-        assert not waiting.future.done()
-        admission.update(0, State(state="starting", pid=2))
-        with pytest.raises(NotReady, match=r"No worker of small is ready \(1 starting\), and none is expected soon"):
-            waiting.future.result(5)
+    waiting = wait(admission, "small", 3, soon(30))
+    admission.update(0, State(state="down", pid=1))
+    assert not waiting.future.done()
+    admission.update(0, State(state="starting", pid=2))
+    with pytest.raises(NotReady, match=r"No worker of small is ready \(1 starting\), and none is expected soon"):
+        waiting.future.result(5)
     with pytest.raises(NotReady):
         admission.check("")
     admission.update(0, WARM)
@@ -435,22 +381,21 @@ def test_a_request_with_output_is_refused_when_its_weights_are_gone() -> None:
         admission.reserve("small", 1, soon(), pin=pin, is_retry=True)
 
 
-def test_a_request_without_output_starts_again_with_other_weights_when_all_its_branches_have_failed() -> None:
+def test_a_request_without_output_starts_again_with_other_weights_when_all_its_branches_have_failed(wait: Wait) -> None:
     admission = make([("small", 2)], max_down_s=0.0)
     revisions(admission, "a", "b")
     pin = RevisionPin()
     slots = admission.reserve("small", 2, soon(), pin=pin)
     revisions(admission, "b", "b")
-    with ThreadPoolExecutor() as pool:
-        admission.release(slots[0], pin)
-        first = Waiting(pool, admission, "small", 1, soon(), pin=pin, is_retry=True)
-        assert not first.future.done()  # the other branch may still give output with the old weights
-        admission.release(slots[1], pin)
-        assert first.future.result(5) == [0]
+    admission.release(slots[0], pin)
+    first = wait(admission, "small", 1, soon(), pin=pin, is_retry=True)
+    assert not first.future.done()  # the other branch may still give output with the old weights
+    admission.release(slots[1], pin)
+    assert first.future.result(5) == [0]
     assert pin.revision == "b"
 
 
-def test_weights_of_a_slot_that_restarts_are_waited_for() -> None:
+def test_weights_of_a_slot_that_restarts_are_waited_for(wait: Wait) -> None:
     admission = make([("small", 2)])
     revisions(admission, "a", "b")
     pin = RevisionPin()
@@ -459,7 +404,6 @@ def test_weights_of_a_slot_that_restarts_are_waited_for() -> None:
     admission.update(0, State(state="down"))
     for slot in slots:
         admission.release(slot, pin)
-    with ThreadPoolExecutor() as pool:
-        retry = Waiting(pool, admission, "small", 1, soon(), pin=pin, avoid={0}, is_retry=True)
-        revisions(admission, "a")
-        assert retry.future.result(5) == [0]
+    retry = wait(admission, "small", 1, soon(), pin=pin, avoid={0}, is_retry=True)
+    revisions(admission, "a")
+    assert retry.future.result(5) == [0]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gateway.pool.admission import Admission
-from shared.errors import Overloaded
+from shared.errors import ClientGone, Overloaded
 from shared.plan import Plan, make_slots
 from shared.protocol import State
 from tests.gateway.pool.helpers import until
@@ -93,7 +93,7 @@ class AdmissionHistory(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(self.waiting))
         request.cancel()
         self._settled()
-        assert request not in self.waiting
+        assert isinstance(request.result.exception(), ClientGone)
 
     def _settled(self) -> list[Request]:
         """The requests that wait no longer, once their threads know it."""

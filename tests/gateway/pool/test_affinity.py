@@ -3,14 +3,6 @@
 from gateway.pool.affinity import DocumentAffinity
 
 
-def test_the_last_slot_counts() -> None:
-    affinity = DocumentAffinity()
-    assert affinity.slot_of(7) is None
-    affinity.remember(7, 0)
-    affinity.remember(7, 2)
-    assert affinity.slot_of(7) == 2
-
-
 def test_requests_without_a_document_have_no_slot() -> None:
     affinity = DocumentAffinity()
     affinity.remember(None, 1)

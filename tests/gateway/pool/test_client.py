@@ -77,13 +77,6 @@ def test_lines_are_whole_whatever_the_chunks(short_path: Path) -> None:
         assert read_lines(client) == [DONE]
 
 
-def test_lines_that_arrive_together_are_one_batch(short_path: Path) -> None:
-    whole = b"".join(msgspec.json.encode(value) + b"\n" for value in (Accepted(), TOKEN, TOKEN, DONE))
-    with worker(short_path, sends(HEAD + chunk(whole) + END)) as (client, _):
-        call = client.call(GenerateRequest(prompt="a"), time.monotonic() + 5)
-        assert list(call.lines()) == [[TOKEN, TOKEN, DONE]]
-
-
 @pytest.mark.parametrize(
     ("parts", "code"),
     [
@@ -105,21 +98,6 @@ def test_each_failure_has_its_code_and_is_retryable(short_path: Path, parts: lis
         read_lines(client)
     assert caught.value.code == code
     assert caught.value.is_retryable
-
-
-def test_a_refusal_has_the_workers_own_detail(short_path: Path) -> None:
-    body = b'{"code":"slot_full","detail":"3 of 3 sequences run."}'
-    refusal = sends(b"HTTP/1.1 503 X\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-    with worker(short_path, refusal) as (client, _), pytest.raises(BranchError) as caught:
-        read_lines(client)
-    assert caught.value.detail == "3 of 3 sequences run."
-
-
-def test_a_refusal_that_any_slot_would_give_is_not_retryable(short_path: Path) -> None:
-    refusal = sends(b"HTTP/1.1 422 X\r\nContent-Length: 2\r\n\r\n{}")
-    with worker(short_path, refusal) as (client, _), pytest.raises(BranchError) as caught:
-        read_lines(client)
-    assert not caught.value.is_retryable
 
 
 def test_a_worker_that_does_not_acknowledge_in_time_fails_the_call(short_path: Path) -> None:
@@ -171,25 +149,6 @@ def test_a_worker_that_sends_nothing_past_the_deadline_times_out(short_path: Pat
         release.set()
     assert caught.value.code == "timeout"
     assert took_s >= STATE_SILENCE_S
-
-
-def test_cancel_ends_a_call_that_waits_and_the_worker_sees_the_connection_close(short_path: Path) -> None:
-    is_closed = threading.Event()
-
-    def answer(connection: socket.socket) -> None:
-        connection.sendall(HEAD + line(Accepted()) + line(TOKEN))
-        if connection.recv(1) == b"":
-            is_closed.set()
-
-    with worker(short_path, answer) as (client, _):
-        call = client.call(GenerateRequest(prompt="a"), time.monotonic() + 30)
-        lines = call.lines()
-        assert next(lines) == [TOKEN]
-        threading.Timer(0.05, call.cancel).start()
-        with pytest.raises(BranchError) as caught:
-            next(lines)
-        assert caught.value.code == "cancelled"
-        assert is_closed.wait(2)
 
 
 def test_abort_ends_every_call_of_the_slot_with_its_reason(short_path: Path) -> None:
@@ -256,22 +215,6 @@ def test_a_slot_without_a_worker(short_path: Path) -> None:
     client.close()
 
 
-def test_states_are_yielded_as_they_arrive(short_path: Path) -> None:
-    states = [State(state="loading", progress=0.5), State(state="warm", ms_per_token=2.0)]
-    proceed = threading.Event()
-
-    def answer(connection: socket.socket) -> None:
-        connection.sendall(HEAD + line(states[0]))
-        proceed.wait(5)
-        connection.sendall(line(states[1]) + END)
-
-    with worker(short_path, answer) as (client, _):
-        stream = client.states()
-        assert next(stream) == states[0]
-        proceed.set()
-        assert list(stream) == [states[1]]
-
-
 def test_one_state_is_asked_for_without_a_stream(short_path: Path) -> None:
     body = msgspec.json.encode(State(state="warm")) + b"\n"
     with worker(short_path, sends(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))) as (
@@ -302,22 +245,6 @@ def test_a_state_stream_that_breaks_says_why(short_path: Path, parts: list[bytes
     assert caught.value.code == code
 
 
-def test_a_worker_without_a_state_line_for_seconds_counts_as_unreachable(short_path: Path) -> None:
-    release = threading.Event()
-
-    def answer(connection: socket.socket) -> None:
-        connection.sendall(HEAD + line(State(state="warm")))
-        release.wait(10)
-
-    with worker(short_path, answer) as (client, _):
-        states = client.states()
-        assert next(states).state == "warm"
-        with pytest.raises(BranchError, match="Read timed out") as caught:
-            next(states)
-        release.set()
-    assert caught.value.code == "unreachable"
-
-
 def test_data_after_the_response_closes_the_connection(short_path: Path) -> None:
     is_closed = threading.Event()
 
@@ -329,16 +256,6 @@ def test_data_after_the_response_closes_the_connection(short_path: Path) -> None
     with worker(short_path, answer) as (client, _):
         assert read_lines(client) == [DONE]
         assert is_closed.wait(5)
-
-
-def test_a_header_cannot_contain_another(short_path: Path) -> None:
-    with worker(short_path, sends(HEAD + line(DONE) + END)) as (client, server):
-        call = client.call(GenerateRequest(prompt="a", request_id="a\r\nX-Other: b"), time.monotonic() + 5)
-        with pytest.raises(BranchError) as caught:
-            list(call.lines())
-        assert "line break" in str(caught.value.__cause__)
-        assert server.num_connections == 0
-        assert read_lines(client) == [DONE]
 
 
 TOKENS = TokenizeResponse(ids=[5, 6], texts=["a", " b"], ends=[1, 3], n_ctx=1024, eos_id=0)

@@ -28,25 +28,6 @@ def serve_all(queue: FairQueue[Request]) -> list[Request]:
     return served
 
 
-def test_one_owners_requests_are_served_in_the_order_of_arrival() -> None:
-    queue = FairQueue[Request]()
-    requests = [Request("a", num_branches) for num_branches in (3, 1, 8, 2)]
-    for request in requests:
-        queue.append(request)
-    assert serve_all(queue) == requests
-    assert not queue
-
-
-def test_a_newcomer_is_served_after_one_request_of_the_owner_that_floods() -> None:
-    queue = FairQueue[Request]()
-    for _ in range(30):
-        queue.append(Request("flood", 3))
-    head = queue.head()
-    queue.append(Request("other", 3))
-    assert queue.head() is head
-    assert [request.owner for request in serve_all(queue)][:3] == ["flood", "other", "flood"]
-
-
 def test_shares_are_equal_in_branches_whatever_the_size_of_requests() -> None:
     queue = FairQueue[Request]()
     for _ in range(80):

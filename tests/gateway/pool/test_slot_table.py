@@ -15,13 +15,6 @@ def make(max_down_s: float = MAX_DOWN_S) -> SlotTable:
     return SlotTable(make_slots(["cpu"], [("small", 2), ("medium", 1)], Path("/run"), 3), max_down_s)
 
 
-def test_slots_are_down_until_they_report() -> None:
-    table = make()
-    assert [state.state for state in table.states.values()] == ["down"] * 3
-    assert table.groups("small") == []
-    assert table.models == ["small", "medium"]
-
-
 def test_placement_sees_the_warm_slots_of_the_model() -> None:
     table = make()
     table.update(1, State(state="warm", ms_per_token=2.5))
@@ -110,12 +103,6 @@ def test_a_slot_whose_workers_die_before_they_are_warm_is_not_expected() -> None
     assert is_expected_after(State(state="down", pid=3), State(state="starting", pid=4))
     # A worker that is stopped while it loads has not died.
     assert is_expected_after(State(state="draining", pid=4), State(state="down", pid=4), State(state="starting", pid=5))
-
-
-def test_the_states_of_a_models_slots_are_described() -> None:
-    table = make()
-    table.update(1, State(state="loading"))
-    assert table.describe("small") == "1 down, 1 loading"
 
 
 def remote_table() -> SlotTable:

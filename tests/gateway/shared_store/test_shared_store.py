@@ -381,13 +381,3 @@ def test_password_and_tls(make: MakeGateway, tmp_path: Path) -> None:
     assert not any(word in str(logs) for word in ("pass:word", "pass%3Aword", ":wrong"))
     assert len(logs) == 3
     gc.collect()  # redis-py leaves it open
-
-
-def test_messages_arrive_in_a_thread_of_the_store(make: MakeGateway) -> None:
-    a, b = make(is_started=False), make()
-    arrived = threading.Event()
-    a.store.receive("test", lambda text: arrived.set() if text == "text" else None)
-    a.store.start()
-    with b.store.using("test") as client:
-        client.publish(b.store.channel("test", a.store.gateway_id), "text")
-    assert arrived.wait(5)
