@@ -80,6 +80,7 @@ def run(suite: str, tree: str) -> Result:
     began = time.monotonic()
     # Unix sockets have paths in it, so a longer name would be refused. Removed with what killed servers left there.
     temporary = tempfile.mkdtemp(prefix="t")
+    Path(temporary).chmod(0o755)  # containers and units of the tests run as other users
     try:
         with log.open("wb") as output:
             process = subprocess.Popen(

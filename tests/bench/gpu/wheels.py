@@ -20,7 +20,10 @@ PYTHON = "3.12"
 PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)), "manylinux2014_x86_64")
 
 # What a machine with Python 3.12, torch 2.11 with CUDA and transformers 5.17 lacks of what the stages import.
-MISSING = ("falcon", "gunicorn", "httptools", "msgspec", "pyrate-limiter", "rapidfuzz", "structlog")
+MISSING = (
+    *("execnet", "falcon", "gunicorn", "httptools", "msgspec", "pyrate-limiter", "pytest-xdist", "rapidfuzz"),
+    "structlog",
+)
 # What it has of what the stages import; nothing of it travels.
 PRESENT = (
     *("certifi", "charset-normalizer", "click", "cuda-bindings", "filelock", "fsspec", "hf-xet", "httpcore"),
