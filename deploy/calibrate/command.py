@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,10 +16,9 @@ from rich.table import Table
 
 from deploy.calibrate import feedback
 from deploy.calibrate.feedback import Bucket, read_buckets
-from deploy.calibrate.fit import Outcome, Suggestion, fit_temperature, fit_threshold, log_loss
+from deploy.calibrate.fit import Group, Outcome, fit_temperature, fit_threshold, log_loss
 from deploy.calibrate.predictions import Moment, judge, read_moments
 from deploy.gateway_client import local_client
-from deploy.load.options import Options
 from deploy.load.passages import choose_passages
 from deploy.terminal import make_console
 from shared.errors import StartError
@@ -63,11 +63,12 @@ def calibrate(
         return
     if not files:
         raise typer.BadParameter("name prose, or --metrics", param_hint="FILES")
+    specs = Settings.load({"TERCET_MODELS": models}).model.models
+    if len(specs) != 1 or specs[0].count != 1:
+        raise typer.BadParameter("name one model, without a count", param_hint="--models")
     texts = {path.name: path.read_text(encoding="utf-8") for path in files}
-    options = Options(models=models)
-    options.load_settings()
     chosen = choose_passages(texts, passages, words, random.Random(SEED))
-    _calibrate_by_prose(read_moments(options, chosen, NUM_PREDICTIONS, err), price)
+    _calibrate_by_prose(read_moments(specs[0], chosen, NUM_PREDICTIONS, err), price)
 
 
 def _calibrate_by_prose(moments: Sequence[Moment], price: float) -> None:
@@ -76,7 +77,15 @@ def _calibrate_by_prose(moments: Sequence[Moment], price: float) -> None:
     Raises:
         StartError: there is no prediction, or no threshold pays.
     """
-    outcomes = judged_words(moments)
+    continuations = [(moment.following, each) for moment in moments for each in moment.continuations]
+
+    def judged(temperature: float) -> Iterator[tuple[float, list[Outcome]]]:
+        """Usefulness and words of each prediction, as it is shown with a temperature."""
+        for following, continuation in continuations:
+            if (words := continuation.words(temperature)) is not None:
+                yield words.usefulness, judge(words, following)
+
+    outcomes = [outcome for _, words in judged(1.0) for outcome in words]
     if not outcomes:
         raise StartError("The model predicts no word in these passages; name longer prose.")
     temperature = round(fit_temperature(outcomes), 3)
@@ -85,39 +94,20 @@ def _calibrate_by_prose(moments: Sequence[Moment], price: float) -> None:
         f"temperature 1, {log_loss(outcomes, temperature):.4f} at {temperature:g}."
     )
     sys.stdout.write(f"TERCET_PREDICT_TEMPERATURE={temperature:g}\n")
-    suggestions = judged_suggestions(moments, temperature)
-    threshold = fit_threshold(suggestions, price)
+    saved_keys: dict[float, list[int]] = defaultdict(list)
+    for usefulness, words in judged(temperature):
+        saved_keys[usefulness].append(max((word.end for word in words if word.is_right), default=1) - 1)
+    groups = [Group(usefulness, len(saved), sum(saved)) for usefulness, saved in saved_keys.items()]
+    threshold = fit_threshold(groups, price)
     if threshold is None:
         raise StartError(f"No threshold pays: no suggestions save more than {price:g} keys on average. Lower --price.")
-    shown = [suggestion for suggestion in suggestions if suggestion.usefulness >= threshold]
-    saved_keys = sum(suggestion.saved_keys for suggestion in shown) / len(shown)
+    shown = [group for group in groups if group.usefulness >= threshold]
+    num_shown, num_all = (sum(group.num_shown for group in part) for part in (shown, groups))
     err.print(
-        f"From {threshold:.2f} keys on, {len(shown)} of {len(suggestions)} suggestions are shown; each saves "
-        f"{saved_keys:.2f} keys on average."
+        f"From {threshold:.2f} keys on, {num_shown} of {num_all} suggestions are shown; each saves "
+        f"{sum(group.saved_keys for group in shown) / num_shown:.2f} keys on average."
     )
     _write_threshold(threshold)
-
-
-def judged_words(moments: Sequence[Moment]) -> list[Outcome]:
-    """All words of the predictions, each with its log-probability at temperature 1."""
-    return [
-        Outcome(word.logprob, word.is_right)
-        for moment in moments
-        for continuation in moment.continuations
-        if (words := continuation.words(1.0)) is not None
-        for word in judge(words, moment.following)
-    ]
-
-
-def judged_suggestions(moments: Sequence[Moment], temperature: float) -> list[Suggestion]:
-    """What the predictions are worth, as they are shown with a temperature."""
-    suggestions = []
-    for moment in moments:
-        for continuation in moment.continuations:
-            if (words := continuation.words(temperature)) is not None:
-                num_right = max((word.end for word in judge(words, moment.following) if word.is_right), default=1)
-                suggestions.append(Suggestion(words.usefulness, num_right - 1))
-    return suggestions
 
 
 def _calibrate_by_feedback(source: str, price: float) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from deploy.calibrate import fit
 from gateway.api.feedback import UP_TO_KEYS, USEFULNESS_BOUNDS_KEYS
 from shared.errors import StartError
 
@@ -91,10 +92,9 @@ def fit_threshold(buckets: Sequence[Bucket], price: float) -> float | None:
             f"suggestions shown in the fullest bucket. It takes {MIN_KEPT_REPORTS} reports (POST /feedback with kept) "
             f"and {MIN_SHOWN} suggestions in a bucket; the counts begin anew when the gateway starts."
         )
-    best, total, threshold = 0.0, 0.0, None
-    for bucket in reversed(buckets):
-        if bucket.saved_keys is not None:
-            total += bucket.num("shown") * (bucket.saved_keys - price)
-        if bucket.num("shown") >= MIN_SHOWN and total > best:
-            best, threshold = total, bucket.bound
-    return threshold
+    groups = [
+        fit.Group(bucket.bound, bucket.num("shown"), bucket.saved_keys * bucket.num("shown"))
+        for bucket in buckets
+        if bucket.saved_keys is not None
+    ]
+    return fit.fit_threshold(groups, price, MIN_SHOWN)

@@ -6,8 +6,9 @@ Pure. Knows probabilities, outcomes and keys; does not know models and texts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # The range of TERCET_PREDICT_TEMPERATURE.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.1, 10.0
@@ -15,28 +16,34 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.1, 10.0
 TOLERANCE = 1e-4
 # The probability of a word that nothing else can follow is 1; if the text goes another way, the loss stays finite.
 MAX_LOGPROB = -1e-6
-_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A predicted word: its log-probability as the model gives it, and whether it was right."""
+    """A predicted word.
+
+    Attributes:
+        logprob: log-probability of the word and all words before it, as the model gives it.
+        is_right: the text continues with it and all words before it.
+        end: where the word ends, in characters of the prediction.
+    """
 
     logprob: float
     is_right: bool
+    end: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Suggestion:
-    """A suggestion that may be shown.
+class Group(NamedTuple):
+    """Suggestions that may be shown.
 
     Attributes:
-        usefulness: keys that showing it should save.
-        saved_keys: keys that taking its right words saves: their characters, less one key; 0 if the first is wrong.
+        usefulness: keys that showing each of them should save, or at least that many.
+        saved_keys: keys that taking their right words saves, all together: the words' characters, less one key each.
     """
 
     usefulness: float
-    saved_keys: int
+    num_shown: int
+    saved_keys: float
 
 
 def log_loss(outcomes: Sequence[Outcome], temperature: float) -> float:
@@ -49,7 +56,7 @@ def log_loss(outcomes: Sequence[Outcome], temperature: float) -> float:
 
 
 def fit_temperature(outcomes: Sequence[Outcome]) -> float:
-    """The temperature with the least log-loss, by golden-section search over its logarithm.
+    """The temperature with the least log-loss, by ternary search over its logarithm.
 
     The loss is convex in 1 ÷ temperature (−x is linear in it, −log(1 − eˣ) convex), so it has one minimum.
 
@@ -58,42 +65,29 @@ def fit_temperature(outcomes: Sequence[Outcome]) -> float:
     """
     if not outcomes:
         raise ValueError("There are no outcomes to fit a temperature to.")
-    best = _minimum(
-        lambda value: log_loss(outcomes, math.exp(value)), math.log(MIN_TEMPERATURE), math.log(MAX_TEMPERATURE)
-    )
-    return math.exp(best)
+    low, high = math.log(MIN_TEMPERATURE), math.log(MAX_TEMPERATURE)
+    while (third := (high - low) / 3) > TOLERANCE:
+        if log_loss(outcomes, math.exp(low + third)) < log_loss(outcomes, math.exp(high - third)):
+            high -= third
+        else:
+            low += third
+    return math.exp((low + high) / 2)
 
 
-def fit_threshold(suggestions: Sequence[Suggestion], price: float) -> float | None:
+def fit_threshold(groups: Iterable[Group], price: float, min_shown: int = 1) -> float | None:
     """The usefulness from which showing pays: shown from there on, suggestions save the most keys after the price.
 
     Args:
+        groups: suggestions of equal usefulness together.
         price: keys that reading a suggestion costs.
+        min_shown: suggestions that a group needs for its usefulness to be chosen.
 
     Returns:
         None if no threshold saves more than showing nothing.
     """
     best, total, threshold = 0.0, 0.0, None
-    order = sorted(suggestions, key=lambda suggestion: -suggestion.usefulness)
-    for index, suggestion in enumerate(order):
-        total += suggestion.saved_keys - price
-        is_last = index + 1 == len(order) or order[index + 1].usefulness < suggestion.usefulness
-        if is_last and total > best:
-            best, threshold = total, suggestion.usefulness
+    for group in sorted(groups, reverse=True):
+        total += group.saved_keys - group.num_shown * price
+        if group.num_shown >= min_shown and total > best:
+            best, threshold = total, group.usefulness
     return threshold
-
-
-def _minimum(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function with one minimum between `low` and `high` has it (golden-section search, Kiefer 1953)."""
-    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    at_left, at_right = function(left), function(right)
-    while high - low > TOLERANCE:
-        if at_left < at_right:
-            high, right, at_right = right, left, at_left
-            left = high - _GOLDEN * (high - low)
-            at_left = function(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + _GOLDEN * (high - low)
-            at_right = function(right)
-    return (low + high) / 2

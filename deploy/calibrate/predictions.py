@@ -5,31 +5,37 @@ The engine runs in this process. Knows how a worker predicts; does not know what
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from deploy.load.local_engine import MAX_WRITERS, running_engine
-from deploy.load.options import Options
+from deploy.calibrate.fit import Outcome
 from deploy.load.passages import Passage
 from deploy.load.run import progress
 from gateway.api.autocompletion import DEFAULT_MAX_TOKENS
 from shared.errors import StartError
 from shared.protocol import Failed, GenerateRequest, Group, Prediction
+from shared.settings import ModelSpec
+from workers.checkpoints.resolve import resolve
 from workers.codec import Codec
 from workers.text.predicted_words import PredictedWords, predict_words
+from workers.text.token_healing import TokenHealing
+from workers.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from workers.predictor import Predictor
 
+MAX_WRITERS = 16  # positions that are searched at once
+MAX_BRANCHES = 8  # of a request
 # More than the eight tokens of a prediction.
 NUM_FOLLOWING_CHARS = 200
 DEADLINE_MS = 1e9
@@ -60,35 +66,17 @@ class Moment:
     continuations: tuple[Continuation, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedWord:
-    """A word of a prediction.
-
-    Attributes:
-        number: the word's position in the prediction, from 0.
-        logprob: log-probability of the word and all words before it.
-        end: where the word ends, in characters of the prediction.
-        is_right: the text continues with it and all words before it.
-    """
-
-    number: int
-    logprob: float
-    end: int
-    is_right: bool
-
-
-def judge(words: PredictedWords, following: str) -> list[JudgedWord]:
+def judge(words: PredictedWords, following: str) -> list[Outcome]:
     """The words of a prediction, compared with the text that follows. A word is right only as a whole."""
     judged = []
-    matches = _WORD.finditer(words.text)
-    for number, (logprob, match) in enumerate(zip(words.logprobs, matches, strict=True)):
+    for logprob, match in zip(words.logprobs, _WORD.finditer(words.text), strict=True):
         end = match.end()
         is_right = following.startswith(words.text[:end]) and not _CONTINUED.match(following, end)
-        judged.append(JudgedWord(number, logprob, end, is_right))
+        judged.append(Outcome(logprob, is_right, end))
     return judged
 
 
-def read_moments(options: Options, passages: Sequence[Passage], num_predictions: int, console: Console) -> list[Moment]:
+def read_moments(spec: ModelSpec, passages: Sequence[Passage], num_predictions: int, console: Console) -> list[Moment]:
     """The moments at every character of the passages, in their order.
 
     Args:
@@ -97,34 +85,46 @@ def read_moments(options: Options, passages: Sequence[Passage], num_predictions:
     Raises:
         StartError: the model is not on this machine, or the engine fails.
     """
-    from workers.predictor import Predictor  # imports torch, which the command line does without
+    positions = [(passage, position) for passage in passages for position in range(passage.start, passage.end)]
+    with _running_predictor(spec) as (predictor, codec), progress(console, "Positions", len(positions)) as turn:
 
-    moments: list[Moment] = []
-    with ExitStack() as stack:
-        engine, codec = stack.enter_context(running_engine(options))
-        turn = stack.enter_context(progress(console, "Passages", len(passages)))
+        def predict(place: tuple[Passage, int]) -> Moment:
+            passage, position = place
+            following = passage.text[position : position + NUM_FOLLOWING_CHARS]
+            return Moment(following, _predict(predictor, codec, passage.context(position), num_predictions))
+
         pool = ThreadPoolExecutor(MAX_WRITERS)
-        stack.callback(pool.shutdown, cancel_futures=True)
-        is_over = threading.Event()  # after Ctrl-C or a failure, no thread starts another search
-        stack.callback(is_over.set)
-        predict = partial(_predict_passage, Predictor(engine), codec, num_predictions, is_over)
-        done = pool.map(predict, passages)
-        for passage in passages:
-            turn(passage.file)
-            moments += next(done)
-    return moments
+        try:
+            moments = []
+            for (passage, _), moment in zip(positions, pool.map(predict, positions), strict=True):
+                turn(passage.file)
+                moments.append(moment)
+            return moments
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def _predict_passage(
-    predictor: Predictor, codec: Codec, num_predictions: int, is_over: threading.Event, passage: Passage
-) -> list[Moment]:
-    moments = []
-    for position in range(passage.start, passage.end):
-        if is_over.is_set():
-            break
-        continuations = _predict(predictor, codec, passage.context(position), num_predictions)
-        moments.append(Moment(passage.text[position : position + NUM_FOLLOWING_CHARS], continuations))
-    return moments
+@contextmanager
+def _running_predictor(spec: ModelSpec) -> Iterator[tuple[Predictor, Codec]]:
+    """A warm engine in this process, with room for `MAX_WRITERS` requests of `MAX_BRANCHES` branches."""
+    # These import torch, which the command line does without.
+    from workers.engine.engine import Engine, EngineConfig
+    from workers.engine.loader import load_model
+    from workers.predictor import Predictor
+
+    checkpoint = resolve(spec.name, spec.source)
+    directory = Path(checkpoint.directory)
+    tokenizer = Tokenizer.from_directory(directory, checkpoint.vocab_size)
+    loaded = load_model(directory, dtype="int8", tokenizer=tokenizer)
+    config = EngineConfig(max_batch=MAX_WRITERS * MAX_BRANCHES, num_threads=len(os.sched_getaffinity(0)), hang_s=0)
+    engine = Engine(config, lambda _: loaded, on_fatal=lambda _: None)
+    engine.start()
+    while engine.status().state not in {"warm", "failed"}:
+        time.sleep(0.01)
+    try:
+        yield Predictor(engine), Codec(TokenHealing(tokenizer), loaded.config.n_positions)
+    finally:
+        engine.stop(0)
 
 
 def _predict(predictor: Predictor, codec: Codec, context: str, num_predictions: int) -> tuple[Continuation, ...]:

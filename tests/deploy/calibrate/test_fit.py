@@ -11,8 +11,8 @@ from scipy.optimize import minimize_scalar
 from deploy.calibrate.fit import (
     MAX_TEMPERATURE,
     MIN_TEMPERATURE,
+    Group,
     Outcome,
-    Suggestion,
     fit_temperature,
     fit_threshold,
     log_loss,
@@ -58,27 +58,7 @@ def test_no_outcomes_are_refused() -> None:
         fit_temperature([])
 
 
-def suggestions(*pairs: tuple[float, int]) -> list[Suggestion]:
-    return [Suggestion(usefulness, saved) for usefulness, saved in pairs]
-
-
 @pytest.mark.parametrize(("price", "threshold"), [(0.0, 0.1), (0.2, 0.5), (1.5, 2.0), (4.0, None)])
 def test_the_threshold_is_where_showing_begins_to_pay(price: float, threshold: float | None) -> None:
-    found = suggestions(
-        (2.0, 4), (2.0, 2), (0.5, 1), (0.5, 0), (0.1, 0), (0.1, 0), (0.1, 0), (0.1, 0), (0.1, 1), (0.0, 0)
-    )
-    random.Random(3).shuffle(found)
-    assert fit_threshold(found, price) == threshold
-
-
-def test_the_threshold_of_calibrated_suggestions_is_the_price() -> None:
-    rng = random.Random(0)
-    found = []
-    for _ in range(60_000):
-        usefulness = rng.uniform(0, 2)
-        found.append(Suggestion(usefulness, 5 if rng.random() < usefulness / 5 else 0))
-    assert fit_threshold(found, 0.6) == pytest.approx(0.6, abs=0.1)
-
-
-def test_suggestions_of_equal_usefulness_are_shown_together() -> None:
-    assert fit_threshold(suggestions((1.0, 3), (1.0, 0), (1.0, 0), (1.0, 0)), 1.0) is None
+    groups = [Group(0.5, 2, 1), Group(0.0, 1, 0), Group(2.0, 2, 6), Group(0.1, 5, 1)]
+    assert fit_threshold(groups, price) == threshold

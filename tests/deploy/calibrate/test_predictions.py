@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from deploy.calibrate.predictions import Continuation, judge, read_moments
-from deploy.load.options import Options
 from deploy.load.passages import Passage
+from shared.settings import ModelSpec
 
 PROSE = Path(__file__).parents[3] / "workers/checkpoints/page.txt"
 
@@ -31,7 +31,6 @@ def test_words_are_right_as_a_whole_and_with_all_before_them(text: str, followin
     assert words is not None
     judged = judge(words, following)
     assert [word.is_right for word in judged] == expected
-    assert [word.number for word in judged] == list(range(len(expected)))
     assert judged[-1].end == len(words.text) == len(text)
 
 
@@ -39,7 +38,7 @@ def test_moments_are_predictions_at_each_character() -> None:
     text = PROSE.read_text(encoding="utf-8")
     start = text.index(" ", 700) + 1
     passages = [Passage("page", text, start, start + 4, (start,)), Passage("page", text, 10, 12, (10,))]
-    moments = read_moments(Options(models="embedded"), passages, 3, Console(quiet=True))
+    moments = read_moments(ModelSpec("embedded"), passages, 3, Console(quiet=True))
     assert [moment.following[:4] for moment in moments] == [
         text[at : at + 4] for at in (*range(start, start + 4), 10, 11)
     ]
