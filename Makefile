@@ -196,7 +196,7 @@ lock: $(TOOLS)
 	@$(COMPILE) $(NEWEST) pyproject.toml --extra dev --no-annotate --no-header -o build/lock/newest.txt
 	@diff build/lock/all.txt build/lock/newest.txt
 	@{ sed -n '/^#/p' requirements/torch.txt; grep -E '^torch==' build/lock/all.txt; } >build/lock/torch.txt
-	@{ sed -n '/^#/p' requirements/cuda.txt; grep -E '$(CUDA)' build/lock/all.txt | grep -v '^nvidia-ml-py=='; } >build/lock/cuda.txt
+	@{ sed -n '/^#/p' requirements/cuda.txt; grep -E '$(CUDA)' build/lock/all.txt; } >build/lock/cuda.txt
 	@cp build/lock/all.txt build/lock/serve.txt
 	@$(COMPILE) $(OLDEST) pyproject.toml --generate-hashes $(call NOT,torch cuda) -o build/lock/serve.txt
 	@cp build/lock/all.txt build/lock/dev.txt

@@ -23,7 +23,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from deploy.gpus import DEVICE_NODES, check_gpus, list_gpus
+from deploy.gpus import DEVICE_NODES, check_gpus, has_mps, list_gpus
 from deploy.planning import count_gpus
 from deploy.terminal import make_console
 from shared import cpu_features
@@ -243,9 +243,7 @@ def _gpus(settings: Settings, environ: Mapping[str, str], root: Path) -> Iterato
     if "Disabled" in _nvidia_smi("persistence_mode"):
         why = "The driver forgets the card whenever no process uses it, and the next start waits for it."
         yield Finding("gpu", "persistence mode is off", "advice", why, "nvidia-smi -pm 1")
-    pipe = Path(environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
-    has_mps = (root / str(pipe).lstrip("/") / "control").exists()
-    if has_mps:
+    if has_mps(environ, root):
         yield Finding("gpu", "MPS is running")
     elif sum(spec.count for spec in settings.model.models) > 1:
         yield Finding(

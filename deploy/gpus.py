@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from glob import glob
+from pathlib import Path
 
 from shared.errors import StartError
 from shared.gpu_builds import Capability, build_problem, driver_problem, dtype_problem, installed_cuda
@@ -89,6 +90,16 @@ def check_gpus(devices: Iterable[str], dtype: str, environ: Mapping[str, str]) -
             )
         if problem is not None:
             raise StartError(f"{device}: {problem} TERCET_DEVICES=cpu serves on the CPU.")
+
+
+def has_mps(environ: Mapping[str, str], root: Path = Path("/")) -> bool:
+    """Whether processes started here use NVIDIA's Multi-Process Service.
+
+    Args:
+        root: directory under which the service's own directory is looked up.
+    """
+    directory = environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+    return (root / directory.lstrip("/") / "control").exists()
 
 
 def _gpu_of(device: str, gpus: Sequence[InstalledGpu], environ: Mapping[str, str]) -> InstalledGpu | None:

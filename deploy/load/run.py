@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
@@ -10,13 +10,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deploy.load import machine
-from deploy.load.options import Options
 from deploy.load.report import Document, print_machine
 from deploy.load.server import Server
+from deploy.load.workload import Workload
 
 
 @contextmanager
-def measured_run(bench: str, options: Options, console: Console) -> Iterator[Document]:
+def measured_run(
+    bench: str,
+    console: Console,
+    model: str,
+    device: str,
+    settings: Mapping[str, str],
+    workload: Workload,
+    is_quick: bool,
+) -> Iterator[Document]:
     """A result document that describes the machine on entry, and has the elapsed time and other load on exit.
 
     Everything that the run starts has to end inside, or its CPU time counts as other load.
@@ -28,13 +36,13 @@ def measured_run(bench: str, options: Options, console: Console) -> Iterator[Doc
         bench=bench,
         command=machine.command_line(),
         started_at=clock.started_at.isoformat(timespec="seconds"),
-        is_quick=options.is_quick,
+        is_quick=is_quick,
         machine=description,
         versions=versions,
-        model=options.models,
-        device=options.device,
-        settings=options.server_settings,
-        workload=msgspec.to_builtins(options.workload),
+        model=model,
+        device=device,
+        settings=dict(settings),
+        workload=msgspec.to_builtins(workload),
     )
     yield document
     document.elapsed_s = round(clock.elapsed_s(), 1)

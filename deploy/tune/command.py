@@ -9,24 +9,24 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from deploy.load.options import Options
+from deploy.gpus import has_mps
 from deploy.load.report import Document
 from deploy.load.run import measured_run
 from deploy.load.server import ROOT
 from deploy.load.workload import Subject, W, Workload
 from deploy.planning import find_devices
 from deploy.terminal import labelled, make_console
-from deploy.tune.mps import has_mps, mps_note
 from deploy.tune.report import encode_result, environment, notes, print_result, unmet
 from deploy.tune.search import Goal, Space
-from deploy.tune.state import State, alone, code_digest, run_key
-from deploy.tune.trial import OPEN_LOOP_FACTOR, Trial
-from deploy.tune.tuning import Budget, Tuning
+from deploy.tune.state import State, code_digest, run_key
+from deploy.tune.trial import Trial
+from deploy.tune.tuning import find_plan
 from shared.errors import StartError
 from shared.free_memory import free_bytes
 from shared.settings import PREFIX, ModelSpec, Settings
@@ -43,6 +43,10 @@ NOT_PASSED = frozenset(
         *("bind", "cpu_threads", "devices", "insecure", "jobs", "keys", "max_batch", "models", "placement", "run_dir"),
         *("sagemaker", "tls_cert", "tls_key"),
     }
+)
+NO_MPS = (
+    "No MPS: without NVIDIA's Multi-Process Service the workers of a GPU take turns. Start it "
+    "(nvidia-cuda-mps-control -d) and run the same command: plans with MPS are measured apart."
 )
 
 err = make_console(stderr=True)
@@ -118,20 +122,24 @@ def tune(
         max_workers=max_workers,
     )
     path = state or (cache_directory(settings) or Path.cwd()) / "tune.jsonl"
-    options = Options(models=str(spec), device=devices[0].partition(":")[0], is_quick=quick, workload=workload)
-    with alone(path), measured_run("tune", options, err) as document:
+    device = devices[0].partition(":")[0]
+    with measured_run("tune", err, str(spec), device, {"devices": ",".join(devices)}, workload, quick) as document:
         signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # as Ctrl-C: servers are stopped
-        kept = State(path, run_key(_identity(document, trial, revision, devices)), is_new=again)
-        if kept.outcomes:
-            err.print(f"Plans measured before: {len(kept.outcomes)} ({path}); --again measures them anew.")
-        try:
-            result = Tuning(trial, space, goal, kept, Budget(60 * budget), err).run()
-        except KeyboardInterrupt:
-            err.print(f"Interrupted. The same command continues. Plans measured so far: {len(kept.outcomes)} ({path}).")
-            raise typer.Exit(130) from None
+        key = run_key(_identity(document, trial, revision, devices))
+        with closing(State(path, key, is_new=again)) as kept:
+            if kept.outcomes:
+                err.print(f"Plans measured before: {len(kept.outcomes)} ({path}); --again measures them anew.")
+            try:
+                result = find_plan(trial, space, goal, kept, 60 * budget, err)
+            except KeyboardInterrupt:
+                num_plans = len(kept.outcomes)
+                err.print(f"Interrupted. The same command continues. Plans measured so far: {num_plans} ({path}).")
+                raise typer.Exit(130) from None
         document.notes += notes(result.plans)
     lines = environment(trial, result)
-    print_result(err, result, document, mps_note(result.plans, os.environ) if uses_gpu else "")
+    print_result(err, result, document)
+    if uses_gpu and not has_mps(os.environ) and any(candidate.workers > 1 for candidate in result.plans):
+        err.print(NO_MPS)
     if json_path is not None:
         json_path.write_bytes(encode_result(result, document, goal, lines))
     if result.chosen is None:
@@ -180,16 +188,11 @@ def _identity(document: Document, trial: Trial, revision: str, devices: tuple[st
         "machine": document.machine,
         "versions": document.versions,
         "code": code_digest(ROOT),
-        "model": str(trial.model),
+        "trial": trial,
         "revision": revision,
         "devices": devices,
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "mps": has_mps(os.environ),
-        "workload": trial.workload,
-        "settings": dict(trial.settings),
-        "clients": list(trial.clients),
-        "seconds": trial.seconds,
-        "open": (trial.rate_qps, OPEN_LOOP_FACTOR),
     }
 
 

@@ -42,7 +42,7 @@ def environment(trial: Trial, result: Result) -> list[str]:
     return [f"TERCET_{name.upper()}={value}" for name, value in settings.items()]
 
 
-def print_result(console: Console, result: Result, document: Document, mps_note: str) -> None:
+def print_result(console: Console, result: Result, document: Document) -> None:
     """Everything but the recommendation.
 
     Raises:
@@ -57,8 +57,6 @@ def print_result(console: Console, result: Result, document: Document, mps_note:
         console.print(labelled(f"{verb}:", "yellow", f"{candidate}: {reason}"))
     if not result.plans:
         raise StartError("No plan could be served; the reasons are above.")
-    if mps_note:
-        console.print(mps_note, highlight=False)
     print_reasons(console, document)
 
 

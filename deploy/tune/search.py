@@ -8,9 +8,11 @@ two best plans are measured again in turns, because one pass each may have been 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import get_args
+
+from msgspec.structs import replace
 
 from deploy.tune.results import MIB, Candidate, Measurement
 from shared.settings import Placement, PoolSettings
@@ -75,7 +77,6 @@ class Choice:
     reason: str
 
 
-@dataclass(slots=True)
 class Search:
     """The state of a search, which follows from what was measured.
 
@@ -85,20 +86,93 @@ class Search:
         pruned: plans that are not measured → why.
     """
 
-    next: Candidate | None = None
-    stage: str = ""
-    pruned: dict[Candidate, str] = field(default_factory=dict)
+    def __init__(self, space: Space, outcomes: Mapping[Candidate, Outcome], goal: Goal) -> None:
+        """
+        Args:
+            outcomes: those of the plans so far.
+        """
+        self._space, self._outcomes, self._goal = space, outcomes, goal
+        self.pruned: dict[Candidate, str] = {}
+        stages = {"Workers and threads": self._workers, "Placement": self._placements, "max_batch": self._batches}
+        found = ((candidate, stage) for stage, plans in stages.items() for candidate in plans())
+        self.next: Candidate | None
+        self.next, self.stage = next((one for one in found if one[0] not in outcomes), (None, ""))
 
+    def _workers(self) -> Iterator[Candidate]:
+        space, outcomes, goal = self._space, self._outcomes, self._goal
+        best_before: tuple[int, Measurement] | None = None
+        stop = ""
+        for workers in space.worker_counts():
+            best: Measurement | None = None
+            previous: Measurement | None = None
+            for threads in space.thread_counts(workers):
+                candidate = Candidate(space.devices, workers, threads, DEFAULTS.max_batch, DEFAULTS.placement)
+                reason = stop or self._too_large(candidate)
+                if not reason and previous and best and is_worse(previous, best):
+                    reason = "fewer threads were worse already"
+                if reason:
+                    self.pruned[candidate] = reason
+                    continue
+                yield candidate
+                outcome = outcomes[candidate]
+                if isinstance(outcome, str):
+                    stop = f"{workers} worker{'s' * (workers > 1)} cannot be served"
+                    continue
+                previous = outcome
+                best = outcome if best is None or outcome.capacity_qps > best.capacity_qps else best
+            if best is not None and best_before is not None and not stop:
+                before, smaller = best_before
+                if best.capacity_qps < (1 + EQUAL_SHARE) * smaller.capacity_qps:
+                    stop = (
+                        f"{workers} workers answered {best.capacity_qps:.1f} requests/s at most, {before} "
+                        f"{smaller.capacity_qps:.1f}: more would share the same device"
+                    )
+            smaller_plans = {one: outcome for one, outcome in outcomes.items() if one.workers <= workers}
+            if goal.slo_ms is not None and goal.qps is not None and choose(smaller_plans, goal) is not None:
+                stop = stop or f"{workers} worker{'s' * (workers > 1)} hold the SLO at this load; more would cost more"
+            if best is not None:
+                best_before = workers, best
 
-def continue_search(space: Space, outcomes: Mapping[Candidate, Outcome], goal: Goal) -> Search:
-    """Return the next plan to measure, given the outcomes of the plans so far."""
-    search = Search()
-    for stage in (_workers, _placements, _batches):
-        for candidate in stage(space, outcomes, goal, search.pruned):
-            if candidate not in outcomes:
-                search.next, search.stage = candidate, (stage.__doc__ or "").partition(".")[0]
-                return search
-    return search
+    def _placements(self) -> Iterator[Candidate]:
+        base = self._base()
+        if base is None or base.num_workers == 1:
+            return
+        for placement in get_args(Placement):
+            # Where the load always leaves a worker room for a whole request, auto packs, too.
+            if placement != "pack" or self._space.num_samples * self._space.max_clients > base.max_batch:
+                yield replace(base, placement=placement)
+
+    def _batches(self) -> Iterator[Candidate]:
+        base = self._base()
+        if base is None:
+            return
+        num_sequences = self._space.num_samples * self._space.max_clients
+        most = -(-num_sequences // base.num_workers)  # of a worker, at an even share
+        larger = replace(base, max_batch=2 * base.max_batch)
+        if most > base.max_batch:
+            if reason := self._too_large(larger):
+                self.pruned[larger] = reason
+            else:
+                yield larger
+        smaller = max(self._space.num_samples, most // 2)
+        if smaller < base.max_batch:
+            yield replace(base, max_batch=smaller)
+
+    def _base(self) -> Candidate | None:
+        """The best plan so far, with the default batch, so that a stage's own results do not move it."""
+        chosen = choose(self._outcomes, self._goal) or choose(self._outcomes, Goal())
+        return None if chosen is None else replace(chosen.candidate, max_batch=DEFAULTS.max_batch)
+
+    def _too_large(self, candidate: Candidate) -> str:
+        """Why the plan does not fit into memory, by the largest worker that was measured; empty if it does."""
+        measured = [outcome.worker_bytes for outcome in self._outcomes.values() if not isinstance(outcome, str)]
+        free_bytes = self._space.memory_bytes
+        if not measured or free_bytes is None or candidate.workers * max(measured) <= free_bytes:
+            return ""
+        return (
+            f"memory: {candidate.workers} × {max(measured) / MIB:,.0f} MiB, measured per worker, are more than the "
+            f"{free_bytes / MIB:,.0f} MiB that are free"
+        )
 
 
 def next_final(
@@ -116,114 +190,6 @@ def next_final(
         return None
     least = min((first.candidate, second.candidate), key=lambda candidate: num_passes[candidate])
     return least if num_passes[least] < FINAL_PASSES else None
-
-
-def _workers(
-    space: Space, outcomes: Mapping[Candidate, Outcome], goal: Goal, pruned: dict[Candidate, str]
-) -> Iterator[Candidate]:
-    """Workers and threads."""
-    best_before: tuple[int, Measurement] | None = None
-    stop = ""
-    for workers in space.worker_counts():
-        best: Measurement | None = None
-        previous: Measurement | None = None
-        for threads in space.thread_counts(workers):
-            candidate = Candidate(space.devices, workers, threads, DEFAULTS.max_batch, DEFAULTS.placement)
-            reason = stop or _too_large(space, candidate, outcomes)
-            if not reason and previous and best and is_worse(previous, best):
-                reason = "fewer threads were worse already"
-            if reason:
-                pruned[candidate] = reason
-                continue
-            yield candidate
-            outcome = outcomes[candidate]
-            if isinstance(outcome, str):
-                stop = f"{workers} worker{'s' * (workers > 1)} cannot be served"
-                continue
-            previous = outcome
-            best = outcome if best is None or outcome.capacity_qps > best.capacity_qps else best
-        if best is not None and best_before is not None and not stop:
-            before, smaller = best_before
-            if best.capacity_qps < (1 + EQUAL_SHARE) * smaller.capacity_qps:
-                stop = (
-                    f"{workers} workers answered {best.capacity_qps:.1f} requests/s at most, {before} "
-                    f"{smaller.capacity_qps:.1f}: more would share the same device"
-                )
-        smaller_plans = {candidate: outcome for candidate, outcome in outcomes.items() if candidate.workers <= workers}
-        if goal.slo_ms is not None and goal.qps is not None and choose(smaller_plans, goal) is not None:
-            stop = stop or f"{workers} worker{'s' * (workers > 1)} hold the SLO at this load; more would cost more"
-        if best is not None:
-            best_before = workers, best
-
-
-def _placements(
-    space: Space, outcomes: Mapping[Candidate, Outcome], goal: Goal, pruned: dict[Candidate, str]
-) -> Iterator[Candidate]:
-    """Placement."""
-    base = _base(outcomes, goal)
-    if base is None:
-        return
-    for placement in get_args(Placement):
-        candidate = _with(base, placement=placement)
-        if base.num_workers == 1:
-            if candidate != base:
-                pruned[candidate] = "one worker gets every branch, whatever the placement"
-        elif placement == "pack" and space.num_samples * space.max_clients <= base.max_batch:
-            pruned[candidate] = "the load always leaves a worker room for a whole request, where auto packs, too"
-        else:
-            yield candidate
-
-
-def _batches(
-    space: Space, outcomes: Mapping[Candidate, Outcome], goal: Goal, pruned: dict[Candidate, str]
-) -> Iterator[Candidate]:
-    """max_batch."""
-    base = _base(outcomes, goal)
-    if base is None:
-        return
-    most = -(-space.num_samples * space.max_clients // base.num_workers)  # sequences of a worker, at an even share
-    larger = _with(base, max_batch=2 * base.max_batch)
-    if most <= base.max_batch:
-        pruned[larger] = (
-            f"{space.max_clients} clients have at most {most} sequences in a worker, so {base.max_batch} is no bound"
-        )
-    elif reason := _too_large(space, larger, outcomes):
-        pruned[larger] = reason
-    else:
-        yield larger
-    smaller = max(space.num_samples, most // 2)
-    if smaller < base.max_batch:
-        yield _with(base, max_batch=smaller)
-
-
-def _base(outcomes: Mapping[Candidate, Outcome], goal: Goal) -> Candidate | None:
-    """The best plan so far, with the default batch, so that a stage's own results do not move it."""
-    chosen = choose(outcomes, goal) or choose(outcomes, Goal())
-    return None if chosen is None else _with(chosen.candidate, max_batch=DEFAULTS.max_batch)
-
-
-def _with(candidate: Candidate, *, max_batch: int | None = None, placement: Placement | None = None) -> Candidate:
-    return Candidate(
-        candidate.devices,
-        candidate.workers,
-        candidate.threads,
-        max_batch or candidate.max_batch,
-        placement or candidate.placement,
-    )
-
-
-def _too_large(space: Space, candidate: Candidate, outcomes: Mapping[Candidate, Outcome]) -> str:
-    """Why the plan does not fit into memory, by the largest worker that was measured; empty if it does."""
-    measured = [outcome.worker_bytes for outcome in outcomes.values() if not isinstance(outcome, str)]
-    if not measured or space.memory_bytes is None:
-        return ""
-    needed = candidate.workers * max(measured)
-    if needed <= space.memory_bytes:
-        return ""
-    return (
-        f"memory: {candidate.workers} × {max(measured) / MIB:,.0f} MiB, measured per worker, are more than the "
-        f"{space.memory_bytes / MIB:,.0f} MiB that are free"
-    )
 
 
 def is_worse(one: Measurement, other: Measurement) -> bool:

@@ -1,7 +1,7 @@
 """Keeps what `tercet tune` has measured, so that an interrupted run continues where it was.
 
-One file of JSON lines; each line belongs to a run, which is identified by everything that its figures depend on:
-machine, code, model, load and settings. Lines of other runs stay. Does not know what is decided on the figures.
+One file of JSON lines, to which lines are only appended; each belongs to a run, which is identified by everything that
+its figures depend on: machine, code, model, load and settings. Does not know what is decided on the figures.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ import msgspec
 from deploy.tune.results import Candidate, Measurement, merged
 from shared.errors import StartError
 
-CODE = ("deploy/load", "gateway", "shared", "workers")
+CODE = ("deploy/load", "deploy/tune", "gateway", "shared", "workers")
 
 
 class Record(msgspec.Struct, omit_defaults=True):
-    """One line. Either `measurement` or `failure` is set.
+    """One line: a candidate with its `measurement` or its `failure`. Without a candidate: the run began anew.
 
     Attributes:
         run: key of the run.
@@ -31,13 +31,13 @@ class Record(msgspec.Struct, omit_defaults=True):
     """
 
     run: str
-    candidate: Candidate
+    candidate: Candidate | None = None
     measurement: Measurement | None = None
     failure: str | None = None
 
 
 class State:
-    """The records of one run."""
+    """The records of one run, and a lock of the file until `close`."""
 
     def __init__(self, path: Path, run: str, *, is_new: bool) -> None:
         """
@@ -46,58 +46,68 @@ class State:
             is_new: forget what this run has measured before.
 
         Raises:
-            StartError: the file cannot be read or written.
+            StartError: the file cannot be read or written, or another run holds it.
         """
-        self._path, self._run = path, run
+        self._run = run
+        self._passes: dict[Candidate, list[Measurement]] = {}
+        self._failures: dict[Candidate, Measurement | str] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            lines = path.read_bytes().splitlines() if path.exists() else []
-            records = [*_decode(lines)]
-            if is_new or len(records) < len(lines):  # a line that was cut off, or is in another version's format
-                records = [record for record in records if not is_new or record.run != run]
-                temporary = path.with_name(f"{path.name}.{os.getpid()}")
-                temporary.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
-                temporary.replace(path)
+            self._file = path.open("a+b")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file.seek(0)
+            content = self._file.read()
+        except BlockingIOError:
+            self._file.close()
+            raise StartError(
+                f"Another `tercet tune` is running ({path} is locked): wait for it. Two at once would measure each "
+                "other."
+            ) from None
         except OSError as error:
             raise StartError(
                 f"The results cannot be kept in {path} ({error.strerror}): name another file with --state."
             ) from error
-        self._records = [record for record in records if record.run == run]
+        if content and not content.endswith(b"\n"):  # an interrupted write
+            self._file.write(b"\n")
+        for line in content.splitlines():
+            with suppress(msgspec.MsgspecError):  # cut off, or in another version's format
+                self._accept(msgspec.json.decode(line, type=Record))
+        if is_new:
+            self._append(Record(run))
 
     @property
     def outcomes(self) -> dict[Candidate, Measurement | str]:
         """Each candidate's measurement, merged from all passes, or why it could not be served."""
-        failures = {record.candidate: record.failure for record in self._records if record.failure is not None}
-        return {candidate: merged(passes) for candidate, passes in self._passes().items()} | failures
+        return {candidate: merged(passes) for candidate, passes in self._passes.items()} | self._failures
 
     @property
     def num_passes(self) -> dict[Candidate, int]:
         """How often each candidate was measured."""
-        return {candidate: len(passes) for candidate, passes in self._passes().items()}
-
-    def _passes(self) -> dict[Candidate, list[Measurement]]:
-        found: dict[Candidate, list[Measurement]] = {}
-        for record in self._records:
-            if record.measurement is not None:
-                found.setdefault(record.candidate, []).append(record.measurement)
-        return found
+        return {candidate: len(passes) for candidate, passes in self._passes.items()}
 
     def add(self, candidate: Candidate, **outcome: Any) -> None:
         """Append a `measurement` or a `failure`; it is on the disk when this returns."""
-        record = Record(self._run, candidate, **outcome)
-        self._records.append(record)
-        with self._path.open("ab") as file:
-            file.write(msgspec.json.encode(record) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self._append(Record(self._run, candidate, **outcome))
 
+    def close(self) -> None:
+        self._file.close()
 
-def _decode(lines: list[bytes]) -> Iterator[Record]:
-    for line in lines:
-        try:
-            yield msgspec.json.decode(line, type=Record)
-        except msgspec.MsgspecError:
-            continue
+    def _append(self, record: Record) -> None:
+        self._accept(record)
+        self._file.write(msgspec.json.encode(record) + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _accept(self, record: Record) -> None:
+        if record.run != self._run:
+            return
+        if record.candidate is None:
+            self._passes.clear()
+            self._failures.clear()
+        elif record.measurement is not None:
+            self._passes.setdefault(record.candidate, []).append(record.measurement)
+        else:
+            self._failures[record.candidate] = record.failure or ""
 
 
 def run_key(identity: Mapping[str, Any]) -> str:
@@ -111,29 +121,3 @@ def code_digest(root: Path) -> str:
     for path in sorted(path for folder in CODE for path in (root / folder).rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-@contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Hold a lock of the state file.
-
-    Raises:
-        StartError: another run holds it; two runs at once would measure each other.
-    """
-    lock_path = path.with_name(f"{path.name}.lock")
-    try:
-        lock_path.parent.mkdir(parents=True, exist_ok=True)
-        lock = lock_path.open("ab")
-    except OSError as error:
-        raise StartError(
-            f"The results cannot be kept in {path} ({error.strerror}): name another file with --state."
-        ) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StartError(
-                f"Another `tercet tune` is running ({lock_path} is locked): wait for it. Two at once would "
-                "measure each other."
-            ) from None
-        yield

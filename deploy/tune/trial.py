@@ -1,17 +1,16 @@
-"""Serves a candidate plan and puts it under load: a real `tercet serve`, with clients in a process of their own."""
+"""Serves a candidate plan and puts it under load: a real `tercet serve`, with its clients in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from deploy.load.clients import LOOPBACK, LoadResult
-from deploy.load.contender_process import ContenderProcess
-from deploy.load.memory import GpuMemory, pss_bytes
+from deploy.load.clients import LOOPBACK, Clients
 from deploy.load.server import Server
 from deploy.load.workload import Subject, Workload
 from deploy.tune.results import Candidate, Figures, Load, Measurement
+from shared.process import proportional_set_size
 from shared.settings import ModelSpec
 
 OnTurn = Callable[[str], None]
@@ -46,9 +45,9 @@ class Trial:
         return str(ModelSpec(self.model.name, self.model.source, candidate.workers))
 
     @property
-    def num_turns(self) -> int:
-        """Turns of `measure`."""
-        return 1 + len(self.clients) + (self.rate_qps is not None)
+    def loads(self) -> list[Load]:
+        closed = [Load(clients=number) for number in self.clients]
+        return closed if self.rate_qps is None else [*closed, Load(rate_qps=self.rate_qps)]
 
     @property
     def duration_s(self) -> float:
@@ -57,46 +56,39 @@ class Trial:
 
     def measure(self, candidate: Candidate, on_turn: OnTurn) -> Measurement:
         """
+        Args:
+            on_turn: called with a label while the plan is loaded, and before each load.
+
         Raises:
             StartError: the candidate cannot be served, or answers nothing.
         """
-        loads = [Load(clients=number) for number in self.clients]
-        if self.rate_qps is not None:
-            loads.append(Load(rate_qps=self.rate_qps))
         on_turn("loading")
-        gpu_memory = GpuMemory() if self.uses_gpu else None
-        with self.serve(candidate) as (server, clients):
+        with Server(self.models(candidate), {**self.settings, **candidate.settings()}) as server:
+            clients = Clients(LOOPBACK, server.port, self.subject, self.workload, SEED, {})
+            clients.send_concurrently(max(self.clients), 1)  # a warm-up
             figures = []
-            for load in loads:
+            for load in self.loads:
                 on_turn(str(load))
-                figures.append(self.run(clients, load))
-            workers = server.worker_pids()
-            if gpu_memory is None:
-                worker_bytes = max(pss_bytes([pid]) for pid in workers)
+                figures.append(self._run(clients, load))
+            if self.uses_gpu:
+                worker_bytes = max(slot["memory_bytes"] for slot in server.slots())
             else:
-                worker_bytes = gpu_memory.process_bytes(workers) // len(workers)
-            total_bytes = pss_bytes(server.processes())
+                worker_bytes = max(_pss_bytes(pid) for pid in server.worker_pids())
+            total_bytes = sum(map(_pss_bytes, server.processes()))
             return Measurement(round(server.first_start_s, 2), worker_bytes, total_bytes, tuple(figures))
 
-    @contextmanager
-    def serve(self, candidate: Candidate) -> Iterator[tuple[Server, ContenderProcess]]:
-        """A warm server with this plan, which has answered a request of each client, and the clients' process."""
-        factory = "deploy.load.clients:Clients"
-        with (
-            Server(self.models(candidate), {**self.settings, **candidate.settings()}) as server,
-            ContenderProcess(factory, LOOPBACK, server.port, self.subject, self.workload, SEED, {}) as clients,
-        ):
-            clients.call("send_concurrently", max(self.clients), 1)
-            yield server, clients
-
-    def run(self, clients: ContenderProcess, load: Load) -> Figures:
+    def _run(self, clients: Clients, load: Load) -> Figures:
         """
         Raises:
             StartError: no request was answered.
         """
-        result: LoadResult
         if load.clients:
-            result = clients.call("send_for", load.clients, self.seconds)
-        else:
-            result = clients.call("send_at_rate", load.rate_qps, self.seconds * OPEN_LOOP_FACTOR)
-        return Figures.of(load, result)
+            return Figures.of(load, clients.send_for(load.clients, self.seconds))
+        return Figures.of(load, clients.send_at_rate(load.rate_qps, self.seconds * OPEN_LOOP_FACTOR))
+
+
+def _pss_bytes(pid: int) -> int:
+    """The proportional set size of a process; 0 if it has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return proportional_set_size(pid)
+    return 0

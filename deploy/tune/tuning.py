@@ -6,30 +6,19 @@ Keeps every result in the state file, so that a run can be interrupted anywhere.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.console import Console
 
 from deploy.load.run import progress
 from deploy.terminal import labelled
 from deploy.tune.results import Candidate, Measurement
-from deploy.tune.search import Choice, Goal, Search, Space, choose, continue_search, next_final
+from deploy.tune.search import Choice, Goal, Search, Space, choose, next_final
 from deploy.tune.state import State
 from deploy.tune.trial import Trial
 from shared.errors import StartError
 
 START_ESTIMATE_S = 20.0  # of a server; with the first candidates there is nothing better
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Seconds that a run may take."""
-
-    seconds: float
-    start_s: float = field(default_factory=time.monotonic)
-
-    def has(self, needed_s: float) -> bool:
-        return time.monotonic() - self.start_s + needed_s <= self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,47 +37,44 @@ class Result:
     chosen: Choice | None
 
 
-class Tuning:
-    """One run. `run` may be called once."""
+def find_plan(trial: Trial, space: Space, goal: Goal, state: State, budget_s: float, console: Console) -> Result:
+    """Measure candidates until the search is complete or the budget is spent, and choose one."""
+    search = _measure_candidates(trial, space, goal, state, budget_s, console)
+    outcomes = state.outcomes
+    plans = {candidate: outcome for candidate, outcome in outcomes.items() if not isinstance(outcome, str)}
+    left_out = [("Not served", one, outcome) for one, outcome in outcomes.items() if isinstance(outcome, str)]
+    left_out += [
+        ("Not measured again" if one in plans else "Left out", one, reason) for one, reason in search.pruned.items()
+    ]
+    return Result(plans, state.num_passes, left_out, choose(outcomes, goal))
 
-    def __init__(self, trial: Trial, space: Space, goal: Goal, state: State, budget: Budget, console: Console) -> None:
-        self._trial, self._space, self._goal, self._state = trial, space, goal, state
-        self._budget, self._console = budget, console
 
-    def run(self) -> Result:
-        """Measure candidates until the search is complete or the budget is spent."""
-        search = self._measure_candidates()
-        outcomes = self._state.outcomes
-        plans = {candidate: outcome for candidate, outcome in outcomes.items() if not isinstance(outcome, str)}
-        left_out = [("Not served", one, outcome) for one, outcome in outcomes.items() if isinstance(outcome, str)]
-        left_out += [
-            ("Not measured again" if one in plans else "Left out", one, reason) for one, reason in search.pruned.items()
-        ]
-        return Result(plans, self._state.num_passes, left_out, choose(outcomes, self._goal))
-
-    def _measure_candidates(self) -> Search:
-        """Returns the search as it was at its end."""
-        longest_s = START_ESTIMATE_S + self._trial.duration_s  # of a candidate
-        while True:
-            outcomes = self._state.outcomes
-            search = continue_search(self._space, outcomes, self._goal)
-            final = next_final(outcomes, self._state.num_passes, self._goal)
-            candidate, stage = (final, "The best two again") if search.next is None else (search.next, search.stage)
-            if candidate is None:
-                return search
-            if outcomes and not self._budget.has(longest_s):
-                search.pruned[candidate] = "--budget is spent; the same command continues"
-                return search
-            started_s = time.monotonic()
-            with progress(self._console, f"{stage}: {candidate}", self._trial.num_turns) as turn:
-                try:
-                    measurement = self._trial.measure(candidate, turn)
-                except StartError as error:
-                    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-                    reason = " … ".join(dict.fromkeys((lines[0], lines[-1])))
-                    self._state.add(candidate, failure=reason)
-                    self._console.print(labelled("✗", "red", f"{candidate}: {reason}"))
-                    continue
-            self._state.add(candidate, measurement=measurement)
-            longest_s = max(longest_s, time.monotonic() - started_s)
-            self._console.print(labelled("✓", "green", f"{candidate}: {measurement}"))
+def _measure_candidates(
+    trial: Trial, space: Space, goal: Goal, state: State, budget_s: float, console: Console
+) -> Search:
+    """Return the search as it was at its end."""
+    deadline_s = time.monotonic() + budget_s
+    longest_s = START_ESTIMATE_S + trial.duration_s  # of a candidate
+    while True:
+        outcomes = state.outcomes
+        search = Search(space, outcomes, goal)
+        final = next_final(outcomes, state.num_passes, goal)
+        candidate, stage = (final, "The best two again") if search.next is None else (search.next, search.stage)
+        if candidate is None:
+            return search
+        if outcomes and time.monotonic() + longest_s > deadline_s:
+            search.pruned[candidate] = "--budget is spent; the same command continues"
+            return search
+        started_s = time.monotonic()
+        with progress(console, f"{stage}: {candidate}", 1 + len(trial.loads)) as turn:
+            try:
+                measurement = trial.measure(candidate, turn)
+            except StartError as error:
+                lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+                reason = " … ".join(dict.fromkeys((lines[0], lines[-1])))
+                state.add(candidate, failure=reason)
+                console.print(labelled("✗", "red", f"{candidate}: {reason}"))
+                continue
+        state.add(candidate, measurement=measurement)
+        longest_s = max(longest_s, time.monotonic() - started_s)
+        console.print(labelled("✓", "green", f"{candidate}: {measurement}"))

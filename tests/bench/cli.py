@@ -310,7 +310,8 @@ def bench_replay(
 def _run(name: str, options: Options) -> Iterator[Document]:
     """A run. SIGTERM ends it like Ctrl-C: what it started is stopped."""
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    with measured_run(name, options, err) as document:
+    settings, is_quick = options.server_settings, options.is_quick
+    with measured_run(name, err, options.models, options.device, settings, options.workload, is_quick) as document:
         yield document
 
 

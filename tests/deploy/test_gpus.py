@@ -190,3 +190,12 @@ def test_planning_checks_gpus(install: Install, monkeypatch: pytest.MonkeyPatch,
     settings = make_settings(run_dir=tmp_path / "run", models=(ModelSpec("embedded"),))
     with pytest.raises(StartError, match="V100"):
         planning.make_plan(settings, {name: os.environ[name] for name in ("PATH",)})
+
+
+def test_mps_is_found_by_its_socket(tmp_path: Path) -> None:
+    (tmp_path / "tmp/nvidia-mps").mkdir(parents=True)
+    assert not gpus.has_mps({}, tmp_path)
+    (tmp_path / "tmp/nvidia-mps/control").touch()
+    assert gpus.has_mps({}, tmp_path)
+    assert gpus.has_mps({"CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps"}, tmp_path)
+    assert not gpus.has_mps({"CUDA_MPS_PIPE_DIRECTORY": "/elsewhere"}, tmp_path)

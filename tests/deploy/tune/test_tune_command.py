@@ -124,28 +124,13 @@ def test_an_interrupted_run_continues(tmp_path: Path) -> None:
     assert measured[1] != measured[0]  # the next plan; the best two are measured again at the end
     again = tune(*QUICK, "--state", str(state), "--again", "--budget", "0.1")
     assert again.returncode == 0, again.stderr
-    assert len(state.read_bytes().splitlines()) == 1
-
-
-FAKE_PYNVML = """
-from types import SimpleNamespace
-class NVMLError(Exception): pass
-def nvmlInit(): pass
-def nvmlDeviceGetCount(): return 1
-def nvmlDeviceGetHandleByIndex(index): return index
-used = iter([1 << 30, 3 << 30, 1 << 30, 5 << 30, *[1 << 30] * 20])
-def nvmlDeviceGetMemoryInfo(handle): return SimpleNamespace(used=next(used))
-def nvmlDeviceGetComputeRunningProcesses(handle): return []
-"""
+    assert "Plans measured before" not in again.stderr
 
 
 @pytest.mark.deploy
 def test_rehearsal_on_a_gpu(tmp_path: Path) -> None:
-    """There is no GPU: stand-ins take the places of `torch.cuda` and of NVIDIA's management library. No figure means
-    anything but the memory, which the second stand-in invents."""
-    (tmp_path / "pynvml.py").write_text(FAKE_PYNVML)
+    """There is no GPU: a stand-in takes the place of `torch.cuda`. No figure means anything."""
     fake = process_environment(name="NVIDIA Stand-in")
-    fake["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{fake['PYTHONPATH']}"
     result = tmp_path / "tune.json"
     done = tune(
         *QUICK[:-1],
@@ -161,7 +146,7 @@ def test_rehearsal_on_a_gpu(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     plans = {plan["candidate"]["workers"]: plan for plan in reversed(json.loads(result.read_text())["plans"])}
-    assert [plans[workers]["measurement"]["worker_bytes"] >> 30 for workers in (1, 2)] == [2, 2]
+    assert plans.keys() == {1, 2}
     assert plans[1]["candidate"]["threads"] == 0
     assert "TERCET_DEVICES=cuda:0" in done.stdout
     assert "TERCET_CPU_THREADS" not in done.stdout
