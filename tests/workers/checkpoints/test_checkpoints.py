@@ -367,7 +367,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
     # A busy machine may take longer than a person should wait for a hub; one test sets its own time.
-    monkeypatch.setitem(resolve.__kwdefaults__, "hub_timeout_s", 60.0)
+    monkeypatch.setattr(resolve, "__kwdefaults__", {**(resolve.__kwdefaults__ or {}), "hub_timeout_s": 60.0})
     with Hub() as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         server.repositories["org/tiny"] = {
