@@ -1,4 +1,4 @@
-"""docs/ARCHITECTURE.md names files and functions; each of them exists."""
+"""docs/ARCHITECTURE.md names files and functions, docs/RELIABILITY.md the tests of each promise; all of them exist."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "ARCHITECTURE.md"
 # `path`, `path:Name` or `path:Name.method`; a path has a slash or is the one configuration file.
 _REFERENCE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*|gunicorn\.conf\.py)(?::([\w.]+))?`")
 
 
-def references() -> list[tuple[str, str | None]]:
-    return [(match[1], match[2]) for match in _REFERENCE.finditer(PAGE.read_text(encoding="utf-8"))]
+def references(page: str) -> list[tuple[str, str | None]]:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return [(match[1], match[2]) for match in _REFERENCE.finditer(text)]
 
 
 def names_in(path: Path) -> set[str]:
@@ -31,8 +33,9 @@ def names_in(path: Path) -> set[str]:
     return names
 
 
-def test_every_file_and_function_that_the_page_names_exists() -> None:
-    found = references()
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "RELIABILITY.md"])
+def test_every_file_and_function_that_the_page_names_exists(page: str) -> None:
+    found = references(page)
     assert len(found) >= 40, "the page names too little to be a map"
     missing = []
     for path, name in found:

@@ -1,10 +1,10 @@
-"""`python -m tests.chaos`: measures the rows of docs/RELIABILITY.md and prints the table."""
+"""`python -m tests.chaos`: measures rows of docs/RELIABILITY.md, and prints them as the page has them."""
 
 from __future__ import annotations
 
 import argparse
-import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -13,20 +13,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from deploy.load.machine import describe, versions
-from tests.chaos.measure import Context, RowResult, Size, num_cores
-from tests.chaos.registry import NOT_MEASURED, ROWS
-from tests.chaos.report import Run, commit, figures, page, terminal_table, verdict
+from deploy.load.machine import command_line, describe, versions
+from tests.chaos.measure import Context, Size
+from tests.chaos.registry import ROWS
+from tests.e2e.harness import ROOT
 
 
 def main() -> int:
     """Exit code 1 if a row falls short."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--only", default="", help="rows to measure, like R1,S13; by default all")
+    parser.add_argument("--only", default="", help="rows to measure, like R1,R14; by default all")
     parser.add_argument("--seed", type=int, default=1, help="of every random choice (default: %(default)s)")
     parser.add_argument("--soak", action="store_true", help="ten times the amounts")
-    parser.add_argument("--short", action="store_true", help="the amounts of `make test`")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table to FILE, like docs/RELIABILITY.md")
+    parser.add_argument("--short", action="store_true", help="the amounts of `make test-integration`")
     options = parser.parse_args()
     wanted = set(filter(None, options.only.upper().split(",")))
     if unknown := wanted - {row.name for row in ROWS}:
@@ -37,36 +36,31 @@ def main() -> int:
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     # A short path, for the Unix sockets in it.
     base = Path(tempfile.mkdtemp(prefix="chaos-"))
-    context = Context(base, size, options.seed, console)
-    results: list[RowResult] = []
+    context = Context(base, size, options.seed)
+    has_held = True
     try:
         for row in ROWS:
             if wanted and row.name not in wanted:
                 continue
             with console.status(f"{row.name}: {row.promise}"):
                 result = row.run(context)
-            results.append(result)
-            style = "green" if result.held else "red"
-            console.print(f"[bold]{row.name}[/] [{style}]{verdict(result)}[/] {figures(result)}", highlight=False)
+            print(result.markdown(), flush=True)
             for shortfall in result.shortfalls:
                 console.print(f"  {shortfall}", style="red", highlight=False, markup=False)
+            has_held &= result.held
     finally:
         context.close()
         shutil.rmtree(base, ignore_errors=True)
-    Console().print(terminal_table(results))
-    if options.write is not None:
-        run = Run(
-            command=shlex.join(["python", "-m", "tests.chaos", *sys.argv[1:]]),
-            date=date,
-            elapsed_s=time.monotonic() - started_at,
-            seed=options.seed,
-            commit=commit(),
-            machine=describe(),
-            versions=versions(),
-            num_cores=num_cores(),
-        )
-        options.write.write_text(page(results, run, NOT_MEASURED), encoding="utf-8")
-    return int(not all(result.held for result in results))
+    machine = describe()
+    git = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    print(f"""
+- command: `{command_line()}`, seed {options.seed}
+- date: {date}, {(time.monotonic() - started_at) / 60:.0f} minutes
+- commit: {commit or "unknown (no git checkout)"}
+- machine: {machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 1e9:.0f} GB memory; {machine.system}
+- versions: {", ".join(f"{name} {number}" for name, number in versions().items())}""")
+    return int(not has_held)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,7 @@ from __future__ import annotations
 import json
 import select
 import socket
-import ssl
 import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import httptools
@@ -21,50 +18,6 @@ LOOPBACK = "127.0.0.1"
 PROBLEM_JSON = "application/problem+json"
 # Statuses that promise the client another try, so that `Retry-After` must say when.
 RETRYABLE = frozenset({429, 503})
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where to connect: TCP on the loopback interface, with TLS if `tls` is given, or a Unix socket.
-
-    `source` is the client's own address; all of 127.0.0.0/8 is this machine.
-    """
-
-    port: int = 0
-    tls: ssl.SSLContext | None = None
-    path: Path | None = None
-    source: str = LOOPBACK
-
-    def connect(self, timeout_s: float) -> socket.socket:
-        """A connection that is ready for a request."""
-        if self.path is not None:
-            connection = socket.socket(socket.AF_UNIX)
-            connection.settimeout(timeout_s)
-            connection.connect(str(self.path))
-            return connection
-        connection = self.connect_tcp(timeout_s)
-        if self.tls is None:
-            return connection
-        try:
-            return self.tls.wrap_socket(connection, server_hostname=LOOPBACK)
-        except OSError:
-            connection.close()
-            raise
-
-    def connect_tcp(self, timeout_s: float, receive_buffer_bytes: int = 0) -> socket.socket:
-        """A TCP connection, without TLS. The kernel doubles and bounds the size of the buffer (`man 7 socket`)."""
-        connection = socket.socket()
-        try:
-            if receive_buffer_bytes:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
-            connection.settimeout(timeout_s)
-            connection.bind((self.source, 0))
-            connection.connect((LOOPBACK, self.port))
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError:
-            connection.close()
-            raise
-        return connection
 
 
 class Answer(NamedTuple):
@@ -120,29 +73,28 @@ class ResponseReader:
         return b"".join(self._body)
 
 
-def request_bytes(
-    method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None, *, host: str = "localhost"
-) -> bytes:
+def request_bytes(method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
     """A request with a `Host`, and a `Content-Length` where it has a body."""
-    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}"]
-    if body or method == "POST":
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
+    if body:
         lines += [f"Content-Length: {len(body)}", "Content-Type: application/json"]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-def completion_request(context: str = "She opened the door, and", *, key: str = "", **fields: Any) -> bytes:
-    """`POST /autocomplete`; `key` is an API key."""
-    headers = {"Authorization": f"Bearer {key}"} if key else None
+def completion_request(
+    context: str = "She opened the door, and", *, headers: dict[str, str] | None = None, **fields: Any
+) -> bytes:
+    """`POST /autocomplete`."""
     return request_bytes("POST", "/autocomplete", json.dumps({"context": context, **fields}).encode(), headers)
 
 
 class Connection:
-    """A persistent connection, used by one thread. It is opened again after it was lost, or closed by the server."""
+    """A persistent connection to a port of the loopback interface, used by one thread. It is opened again after it was
+    lost, or closed by the server."""
 
-    def __init__(self, endpoint: Endpoint, timeout_s: float = 60.0) -> None:
-        self._endpoint = endpoint
-        self._timeout_s = timeout_s
+    def __init__(self, port: int) -> None:
+        self._port = port
         self._socket: socket.socket | None = None
 
     def __enter__(self) -> Connection:
@@ -180,24 +132,14 @@ class Connection:
         if self._socket is not None and select.select([self._socket], [], [], 0)[0]:
             self.close()
         if self._socket is None:
-            self._socket = self._endpoint.connect(self._timeout_s)
+            self._socket = socket.create_connection((LOOPBACK, self._port), timeout=60.0)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return self._socket
 
 
-def client_hello() -> bytes:
-    """The first message of a TLS handshake."""
-    outgoing = ssl.MemoryBIO()
-    handshake = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
-    try:
-        handshake.do_handshake()
-    except ssl.SSLWantReadError:
-        return outgoing.read()
-    raise AssertionError("a handshake needs the server's answer")
-
-
-def exchange(endpoint: Endpoint, request: bytes, timeout_s: float = 60.0) -> Answer:
+def exchange(port: int, request: bytes) -> Answer:
     """One request on a connection of its own."""
-    with Connection(endpoint, timeout_s) as connection:
+    with Connection(port) as connection:
         return connection.exchange(request)
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import selectors
-import socket
 import threading
 import time
 from collections import Counter
@@ -16,22 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-import httptools
-
 from deploy.load.rounds import percentile
-from tests.chaos.http_client import (
-    RETRYABLE,
-    Answer,
-    Connection,
-    Endpoint,
-    ResponseReader,
-    completion_request,
-    find_fault,
-)
+from tests.chaos.http_client import RETRYABLE, Answer, Connection, completion_request, find_fault
 
 MakeRequest = Callable[[random.Random], bytes]
-# Limit of an open-loop generator; a server that holds more requests than this at once has no bound on its queue.
-MAX_OPEN_CONNECTIONS = 900
+# Of an open-loop generator; a server that holds as many requests at once has no bound on its queue.
+MAX_CLIENTS = 200
 CLIENT_PRIORITY = -15
 
 
@@ -63,7 +51,7 @@ class Load:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        port: int,
         num_clients: int,
         *,
         seed: int = 0,
@@ -76,7 +64,7 @@ class Load:
         """
         self.answers: list[Answer] = []
         self._stop = threading.Event()
-        self._endpoint = endpoint
+        self._port = port
         self._make_request = make_request
         self._pause_s = pause_s
         self._threads = [
@@ -84,7 +72,7 @@ class Load:
         ]
 
     def _run(self, rng: random.Random) -> None:
-        with Connection(self._endpoint) as connection:
+        with Connection(self._port) as connection:
             while not self._stop.is_set():
                 answer = connection.exchange(self._make_request(rng))
                 self.answers.append(answer)
@@ -131,108 +119,38 @@ class OfferedLoad:
 
     answers: list[Answer] = field(default_factory=list)
     lag_s: list[float] = field(default_factory=list)
-    num_connections: int = 0
-    num_unsent: int = 0  # for want of a connection: the server held `MAX_OPEN_CONNECTIONS` requests
 
 
-@dataclass(slots=True, eq=False)
-class _Exchange:
-    """A connection of the open loop and the request on it; `reader` is None while it is idle."""
+def offer(port: int, rate: float, seconds: float, *, seed: int = 0) -> OfferedLoad:
+    """Send requests at `rate` per second for `seconds`, whatever the server does, and await those in flight.
 
-    socket: socket.socket
-    started_at: float = 0.0
-    reader: ResponseReader | None = None
-
-
-def offer(
-    endpoint: Endpoint, rate: float, seconds: float, *, seed: int = 0, make_request: MakeRequest = short_completion
-) -> OfferedLoad:
-    """Send requests at `rate` per second, in one thread, each on an idle connection or a new connection.
-
-    Requests arrive at random (Poisson). After `seconds` no more are sent, and those in flight are awaited.
+    Arrivals are random: given their number, those of a Poisson process are independent and uniform. Each is sent by
+    the first client that is free, of `MAX_CLIENTS`, each on its connection.
     """
     rng = random.Random(seed)
+    offsets_s = sorted(rng.uniform(0, seconds) for _ in range(round(rate * seconds)))
+    arrivals = iter([(offset_s, short_completion(rng)) for offset_s in offsets_s])
     offered = OfferedLoad()
-    idle: list[_Exchange] = []
-    busy: set[_Exchange] = set()
-    with prioritized(), selectors.DefaultSelector() as selector:
-        due_at = time.monotonic()
-        end = due_at + seconds
-        give_up_at = end + 40.0
-        while (now := time.monotonic()) < end or busy:
-            if now > give_up_at:
-                offered.answers += [Answer(0, {}, b"no answer", item.started_at, now) for item in busy]
-                break
-            while due_at <= now and due_at < end:
-                _send(endpoint, make_request(rng), due_at, idle, busy, selector, offered)
-                due_at += rng.expovariate(rate)
-            timeout_s = max(0.0, min(due_at, end) - time.monotonic()) if now < end else 0.1
-            for key, _ in selector.select(timeout_s):
-                _receive(key.data, idle, busy, selector, offered)
-        for item in {*idle, *busy}:
-            item.socket.close()
+    lock = threading.Lock()
+    began_at = time.monotonic()
+
+    def run_client() -> None:
+        with prioritized(), Connection(port) as connection:
+            while True:
+                with lock:
+                    offset_s, request = next(arrivals, (0.0, b""))
+                if not request:
+                    return
+                time.sleep(max(0.0, began_at + offset_s - time.monotonic()))
+                offered.lag_s.append(time.monotonic() - began_at - offset_s)
+                offered.answers.append(connection.exchange(request))
+
+    threads = [threading.Thread(target=run_client) for _ in range(MAX_CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return offered
-
-
-def _send(
-    endpoint: Endpoint,
-    request: bytes,
-    due_at: float,
-    idle: list[_Exchange],
-    busy: set[_Exchange],
-    selector: selectors.BaseSelector,
-    offered: OfferedLoad,
-) -> None:
-    if len(busy) >= MAX_OPEN_CONNECTIONS:
-        offered.num_unsent += 1
-        return
-    started_at = time.monotonic()
-    try:
-        if idle:
-            item = idle.pop()
-        else:
-            item = _Exchange(endpoint.connect(5.0))
-            selector.register(item.socket, selectors.EVENT_READ, item)
-            offered.num_connections += 1
-        item.started_at, item.reader = started_at, ResponseReader()
-        busy.add(item)
-        item.socket.send(request)  # smaller than a socket's buffer
-    except OSError as error:
-        offered.answers.append(Answer(0, {}, str(error).encode(), started_at, time.monotonic()))
-        return
-    offered.lag_s.append(started_at - due_at)
-
-
-def _receive(
-    item: _Exchange, idle: list[_Exchange], busy: set[_Exchange], selector: selectors.BaseSelector, offered: OfferedLoad
-) -> None:
-    reader, lost = item.reader, ""
-    try:
-        data = item.socket.recv(65536)
-        if not data:
-            lost = "closed before the end of the response"
-        elif reader is not None:
-            reader.feed(data)
-    except (OSError, httptools.HttpParserError) as error:
-        lost = str(error) or type(error).__name__
-    if reader is not None and (lost or reader.is_complete):
-        busy.discard(item)
-        answer = (
-            Answer(0, {}, lost.encode(), item.started_at, time.monotonic())
-            if lost
-            else Answer(reader.status, reader.headers, reader.body, item.started_at, time.monotonic())
-        )
-        offered.answers.append(answer)
-        item.reader = None
-        if not lost and reader.headers.get("connection", "").lower() != "close":
-            idle.append(item)
-            return
-    elif not lost:
-        return
-    selector.unregister(item.socket)
-    item.socket.close()
-    if item in idle:
-        idle.remove(item)
 
 
 def milliseconds(answers: Sequence[Answer], share: float) -> float:

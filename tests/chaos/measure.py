@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
-
-from rich.console import Console
+from typing import Literal
 
 from deploy.load.rounds import percentile
-from tests.chaos.http_client import Endpoint
-from tests.chaos.instance import endpoint_of, serving
-from tests.e2e.harness import Tercet
-from tests.tls import Certificate
+from tests.e2e.harness import Tercet, running
 
 Size = Literal["short", "full", "soak"]
-T = TypeVar("T")
 SOAK_FACTOR = 10
 
 
-@dataclass(frozen=True)
-class RowResult:
+@dataclass
+class Findings:
     """A row's measured figures, by name and unit, and the sentences that say what falls short.
 
     Attributes:
@@ -35,25 +28,18 @@ class RowResult:
 
     row: str
     promise: str
-    figures: dict[str, float | str]
-    shortfalls: list[str]
-    slow: list[str]
-    note: str
-    elapsed_s: float = 0.0
+    figures: dict[str, float] = field(default_factory=dict)
+    shortfalls: list[str] = field(default_factory=list)
+    slow: list[str] = field(default_factory=list)
 
     @property
     def held(self) -> bool:
         return not self.shortfalls
 
-
-@dataclass
-class Findings:
-    """A row's result while it is measured."""
-
-    figures: dict[str, float | str] = field(default_factory=dict)
-    shortfalls: list[str] = field(default_factory=list)
-    slow: list[str] = field(default_factory=list)
-    note: str = ""
+    def markdown(self) -> str:
+        """The row as docs/RELIABILITY.md has it. Figures that are 0, like counts of failures, are left out."""
+        figures = "; ".join(f"{name} {_number(value)}" for name, value in self.figures.items() if value != 0)
+        return f"| {self.row} | {self.promise} | {figures} | {'held' if self.held else 'falls short'} |"
 
     def require(self, is_met: bool, shortfall: str) -> None:
         """Note a shortfall unless `is_met`."""
@@ -80,23 +66,26 @@ class Findings:
             self.shortfalls.append(f"{name}: {count} × {what}")
 
 
+def _number(value: float) -> str:
+    if float(value).is_integer():
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
+
+
 class Context:
     """What a row may use: its seed and size, directories, and instances that rows share."""
 
-    def __init__(self, base: Path, size: Size, seed: int, console: Console) -> None:
+    def __init__(self, base: Path, size: Size, seed: int) -> None:
         """
         Args:
             base: a new directory whose path is short enough for Unix sockets in it.
         """
         self.size: Size = size
         self.seed = seed
-        self.console = console
         self._base = base
         self._num_directories = 0
         self._stack = ExitStack()
         self._instances: dict[tuple[tuple[str, str], ...], Tercet] = {}
-        self._certificate: Certificate | None = None
-        self._results: dict[str, Any] = {}
 
     def amount(self, short: int, full: int) -> int:
         """A count or a time in seconds, by size."""
@@ -109,64 +98,38 @@ class Context:
         path.mkdir()
         return path
 
-    def shared(self, *, is_tls: bool = False, **settings: str) -> tuple[Tercet, Endpoint]:
+    def shared(self, **settings: str) -> Tercet:
         """A warm instance with these settings, by default two slots of the embedded checkpoint.
 
         Rows share it, so a row that uses it leaves it as it was. It is started at the first call, and again if it died.
         """
         settings = {"models": "embedded*2", **settings}
-        key = (("is_tls", str(is_tls)), *sorted(settings.items()))
-        certificate = self.certificate if is_tls else None
+        key = tuple(sorted(settings.items()))
         tercet = self._instances.get(key)
         if tercet is None or tercet.process.poll() is not None:
-            tercet = self._stack.enter_context(serving(self.directory(), certificate, max_descriptors=None, **settings))
-            self._instances[key] = tercet
+            tercet = self._instances[key] = self._stack.enter_context(running(self.directory(), **settings))
         tercet.wait_until_warm()
-        return tercet, endpoint_of(tercet, certificate)
-
-    def once(self, name: str, measure: Callable[[], T]) -> T:
-        """What `measure` returned at the first call with this name: for rows that one experiment shows."""
-        if name not in self._results:
-            self._results[name] = measure()
-        result: T = self._results[name]
-        return result
-
-    def entered(self, name: str, make: Callable[[], AbstractContextManager[T]]) -> T:
-        """What rows share, made at the first call with this name and ended with the context."""
-        return self.once(name, lambda: self._stack.enter_context(make()))
-
-    @property
-    def certificate(self) -> Certificate:
-        if self._certificate is None:
-            self._certificate = Certificate(self.directory())
-        return self._certificate
+        return tercet
 
     def close(self) -> None:
         self._stack.close()
-
-
-MeasureRow = Callable[[Context, Findings], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     name: str
     promise: str
-    measure: MeasureRow
+    measure: Callable[[Context, Findings], None]
 
-    def run(self, context: Context) -> RowResult:
+    def run(self, context: Context) -> Findings:
         """Measure. A row that raises falls short, and says why."""
-        findings = Findings()
-        started_at = time.monotonic()
+        findings = Findings(self.name, self.promise)
         try:
             self.measure(context, findings)
         except Exception as error:  # noqa: BLE001 - whatever fails in a row must not hide the other rows
             text = " ".join(str(error).split())
             findings.shortfalls.append(f"stopped by {type(error).__name__}: {text[:400]}")
-        elapsed_s = time.monotonic() - started_at
-        return RowResult(
-            self.name, self.promise, findings.figures, findings.shortfalls, findings.slow, findings.note, elapsed_s
-        )
+        return findings
 
 
 class Jitter:
@@ -195,7 +158,3 @@ class Jitter:
     def ms(self, share: float) -> float:
         """A percentile (0 to 1) of the overshoot."""
         return 1e3 * percentile(self.overshoots_s, share)
-
-
-def num_cores() -> int:
-    return len(os.sched_getaffinity(0))

@@ -9,29 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from rich.console import Console
 
 from tests.chaos.measure import Context
 from tests.chaos.registry import ROWS
-from tests.chaos.report import figures
 
 SHORT_ROWS = ("R1", "R6", "R7")
-# Servers of their own: `make test-deploy`.
-DEPLOYMENT_ROWS = ("R24", "R25")
 
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Context]:
-    context = Context(tmp_path_factory.mktemp("c"), "short", seed=1, console=Console(stderr=True))
+    context = Context(tmp_path_factory.mktemp("c"), "short", seed=1)
     yield context
     context.close()
 
 
-@pytest.mark.parametrize(
-    "name", [*SHORT_ROWS, *(pytest.param(name, marks=pytest.mark.deploy) for name in DEPLOYMENT_ROWS)]
-)
+@pytest.mark.parametrize("name", SHORT_ROWS)
 def test_the_promise_holds_in_the_short_form(name: str, context: Context) -> None:
     [row] = [row for row in ROWS if row.name == name]
     result = row.run(context)
-    print(f"\n{result.row} ({result.elapsed_s:.1f} s): {figures(result)}")
+    print(f"\n{result.markdown()}")
     assert [shortfall for shortfall in result.shortfalls if shortfall not in result.slow] == []

@@ -22,6 +22,8 @@ from tests.faulty_workers import fault_environment
 from tests.tls import Certificate
 
 ROOT = Path(__file__).parents[2]
+TERCET = (sys.executable, "-m", "deploy")
+GUNICORN = (sys.executable, "-m", "gunicorn")
 START_S = 180.0  # a machine that does much else takes longer than 60 s
 
 
@@ -88,7 +90,7 @@ class Tercet:
         """Start `command` (default: `tercet serve`) and do not wait for it; it inherits the descriptors."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                command or [sys.executable, "-m", "deploy", "serve"],
+                command or [*TERCET, "serve"],
                 cwd=ROOT,
                 env=self.environ,
                 stdin=subprocess.DEVNULL,
@@ -97,6 +99,18 @@ class Tercet:
                 process_group=0,
                 pass_fds=pass_fds,
             )
+
+    def run(self, *arguments: str, program: Sequence[str] = TERCET, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run `tercet` with these arguments until its end, in the instance's environment with changes."""
+        return subprocess.run(
+            [*program, *arguments],
+            cwd=ROOT,
+            env={**self.environ, **environ},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
 
     def ready(self) -> dict[str, Any] | None:
         """The body of `/health/ready`, or None if no server answers."""

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.chaos.http_client import Endpoint
 from tests.chaos.load import Load, count_failures
 from tests.e2e.harness import Tercet, until
 
@@ -17,7 +16,7 @@ NUM_CLIENTS = 3
 @contextmanager
 def loaded(tercet: Tercet) -> Iterator[Load]:
     """Load on the instance, in which no request may fail."""
-    load = Load(Endpoint(tercet.port), NUM_CLIENTS)
+    load = Load(tercet.port, NUM_CLIENTS)
     with load.running():
         load.wait_for(5)
         yield load

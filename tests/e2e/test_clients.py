@@ -147,13 +147,16 @@ def test_the_rest_of_a_body_that_is_longer_than_declared_is_not_a_request_and_re
 def test_a_draining_gateway_refuses_connections_and_ends_streams_with_an_error(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
+    """Clients that never finish a request do not delay it."""
     base = Path(tmp_path_factory.mktemp("t"))
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, ExitStack() as unfinished:
         with running(base, grace_s="3", drain_s="1", test_step_delay_ms="0=100") as tercet:
             body = json.dumps({"context": "She", "length": 200, "stream": True}).encode()
             request = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
             stream = pool.submit(exchange, tercet, request)
             until(lambda: 'in_flight_branches{slot="0"} 3.0' in tercet.client.get("/metrics").text, 10, "in flight")
+            for start in (LIVE, POST + b"Content-Length: 100\r\n\r\n") * 15:
+                connect(tercet, unfinished).sendall(start)
             tercet.process.terminate()
             until(lambda: tercet.client.get("/health/ready").status_code == 503, 1, "readiness off")
             tercet.client.close()

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
-from tests.e2e.gateways import running_gateways
+from tests.chaos.http_client import completion_request
+from tests.chaos.load import Load, count_failures
+from tests.e2e.gateways import running_gateways, wait_until_ready
 from tests.e2e.harness import metric, until
 from tests.e2e.remote_pool import Gateway
 from tests.gateway.jobs.servers import find_redis, volatile_redis
+from tests.nginx import nginx
 
 pytestmark = pytest.mark.skipif(find_redis() is None, reason="apt-get install redis-server")
 LONG, SHORT = 60, 2  # tokens; each takes 10 ms
@@ -94,3 +101,32 @@ def test_each_gateway_has_its_own_metrics_and_no_use_of_the_store_failed(pair: P
     pair.complete(0)
     assert [metric(gateway, requests) - was for gateway, was in zip(pair.gateways, before, strict=True)] == [1, 0]
     assert [metric(gateway, "tercet_redis_failures_total") for gateway in pair.gateways] == [0, 0]
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="apt-get install nginx-light")
+def test_a_killed_gateway_fails_no_request_behind_nginx_and_takes_its_part_again(
+    pair: Pair, short_tmp_path: Path
+) -> None:
+    """All its processes are killed at once."""
+
+    def request(rng: random.Random) -> bytes:  # with a session of its own, so that both gateways get some
+        return completion_request(headers={"X-Session-Id": f"s{rng.randrange(10**9)}"}, length=SHORT)
+
+    def num_answers() -> float:
+        return metric(killed, 'tercet_requests_total{route="/autocomplete",status="200"}')
+
+    killed, _ = pair.gateways
+    quick_return = {"fail_timeout=5s": "fail_timeout=1s"}
+    with nginx(short_tmp_path, [gateway.port for gateway in pair.gateways], quick_return) as port:
+        load = Load(port, 3, make_request=request)
+        with load.running():
+            load.wait_for(10)
+            master = psutil.Process(killed.process.pid)
+            for process in (master, *master.children(recursive=True)):
+                process.kill()
+            killed.process.wait()
+            load.wait_for(20)
+            killed.start()
+            wait_until_ready(killed)
+            until(num_answers, 20, "the gateway that was killed answers requests again")
+    assert not count_failures(load.answers), count_failures(load.answers)

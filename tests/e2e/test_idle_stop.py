@@ -18,7 +18,7 @@ import pytest
 
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
-from tests.chaos.http_client import Answer, Endpoint, completion_request, exchange, find_fault, request_bytes
+from tests.chaos.http_client import Answer, completion_request, exchange, find_fault, request_bytes
 from tests.e2e.harness import Tercet, until
 from tests.e2e.lifecycle import start_behind, wait_for_start
 
@@ -59,12 +59,13 @@ class SocketHolder(threading.Thread):
 
 def send_around_a_stop(tercet: Tercet, num_stops: int, spacing_s: float = 0.1, num_requests: int = 25) -> list[Answer]:
     """Requests at equal intervals, each on a new connection, from when a stop begins until long after the exit."""
-    endpoint = Endpoint(tercet.port)
     with ThreadPoolExecutor(num_requests) as threads:
         sent = []
         until(lambda: len(tercet.events("idle_stop_began")) >= num_stops, 30, "the idle stop began")
         for number in range(num_requests):
-            sent.append(threads.submit(exchange, endpoint, completion_request(f"Door {number} opened, and", length=4)))
+            sent.append(
+                threads.submit(exchange, tercet.port, completion_request(f"Door {number} opened, and", length=4))
+            )
             time.sleep(spacing_s)
         return [future.result() for future in sent]
 
@@ -76,7 +77,7 @@ def test_requests_around_an_idle_stop_are_all_answered(tmp_path: Path, num_stops
         socket.create_server(("127.0.0.1", tercet.port), backlog=128) as listener,
         SocketHolder(tercet, listener) as holder,
     ):
-        first = exchange(Endpoint(tercet.port), completion_request(length=4))
+        first = exchange(tercet.port, completion_request(length=4))
         assert find_fault(first) == ""
         for stop in range(1, num_stops + 1):
             answers = send_around_a_stop(tercet, stop)
@@ -88,18 +89,17 @@ def test_requests_around_an_idle_stop_are_all_answered(tmp_path: Path, num_stops
 
 def test_completions_keep_a_server_running_and_probes_do_not(tmp_path: Path) -> None:
     tercet = Tercet(tmp_path, idle_stop_s="2")
-    endpoint = Endpoint(tercet.port)
     tercet.start()
     tercet.wait_until_warm()
     until(lambda: tercet.num_starts, 10, "announced")
     ends_at = time.monotonic() + 5
     while time.monotonic() < ends_at:
-        assert exchange(endpoint, completion_request(length=1)).status == 200
+        assert exchange(tercet.port, completion_request(length=1)).status == 200
         time.sleep(0.5)
     assert tercet.events("idle_stop_began") == []
     while tercet.process.poll() is None and time.monotonic() < ends_at + 20:
         for path in ("/health/ready", "/metrics", "/slots", "/nowhere"):
-            exchange(endpoint, request_bytes("GET", path))
+            exchange(tercet.port, request_bytes("GET", path))
         time.sleep(0.2)
     assert tercet.process.wait(timeout=1) == 0
     assert len(tercet.events("idle_stop_began")) == 1

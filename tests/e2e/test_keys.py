@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import httpx
 import pytest
 
 from shared.api_keys import new_key, read_keys
-from tests.e2e.harness import ROOT, Tercet, until
+from tests.e2e.harness import Tercet, until
 from tests.e2e.shared_servers import SharedServer
 
 pytestmark = pytest.mark.quick
@@ -35,18 +33,6 @@ def tercet(server_with: Callable[..., SharedServer], key_path: Path, key: str) -
     return server_with(keys=str(key_path), log="debug", api_key=key)
 
 
-def command(tercet: Tercet, *args: str, key: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "deploy", *args],
-        cwd=ROOT,
-        env={**tercet.environ, "TERCET_API_KEY": key},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def status(tercet: Tercet, key: str) -> int:
     body = {"context": "The sea", "length": 2}
     return tercet.client.post("/autocomplete", json=body, headers={"x-api-key": key}).status_code
@@ -62,11 +48,11 @@ def exchange(tercet: Tercet, request: bytes) -> bytes:
 
 
 def test_the_command_line_sends_its_key_and_the_pools_do_not_have_it(tercet: Tercet, key: str) -> None:
-    done = command(tercet, "complete", "The old man", "--length", "4", "-n", "1", "--json", key=key)
+    done = tercet.run("complete", "The old man", "--length", "4", "-n", "1", "--json", TERCET_API_KEY=key)
     assert done.returncode == 0, done.stderr
     assert '"sentences"' in done.stdout
     for wrong, reason in (("", "requires an API key"), (CANARY, "unknown or revoked")):
-        refused = command(tercet, "complete", "The old man", key=wrong)
+        refused = tercet.run("complete", "The old man", TERCET_API_KEY=wrong)
         assert refused.returncode == 1
         assert reason in refused.stderr
         assert "TERCET_API_KEY" in refused.stderr
@@ -110,27 +96,15 @@ def test_no_spelling_on_the_wire_gets_around_the_key(tercet: Tercet, target: str
 
 
 def test_keys_are_added_and_revoked_without_a_restart(tercet: Tercet, key_path: Path) -> None:
-    done = command(tercet, "key", "new", "later", "--rate", "3")
+    done = tercet.run("key", "new", "later", "--rate", "3")
     later = done.stdout.strip()
     until(lambda: status(tercet, later) == 200, 3, "the new key is valid")
     assert [status(tercet, later) for _ in range(4)][2:] == [429, 429]
-    second = command(tercet, "key", "new", "second").stdout.strip()
+    second = tercet.run("key", "new", "second").stdout.strip()
     until(lambda: status(tercet, second) == 200, 3, "the second key is valid")
     [record] = [record for record in read_keys(key_path) if record.name == "second"]
-    assert command(tercet, "key", "revoke", record.id).returncode == 0
+    assert tercet.run("key", "revoke", record.id).returncode == 0
     until(lambda: status(tercet, second) == 401, 3, "the revoked key is refused")
-
-
-def test_a_key_file_that_breaks_while_running_keeps_its_keys(tercet: Tercet, key_path: Path, key: str) -> None:
-    good = key_path.read_bytes()
-    key_path.write_bytes(good + b'{"id": "canary-line"\n')
-    try:
-        until(lambda: status(tercet, key) and tercet.events("keys_not_read"), 3, "the error event")
-        assert status(tercet, key) == 200
-        assert status(tercet, CANARY) == 401
-    finally:
-        key_path.write_bytes(good)
-    assert "canary-line" not in tercet.log()
 
 
 def test_no_key_is_in_a_log_or_a_metric(tercet: Tercet, key: str, key_path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +16,7 @@ import psutil
 import pytest
 import safetensors.torch
 
-from tests.chaos.http_client import Endpoint, completion_request, exchange, find_fault
+from tests.chaos.http_client import completion_request, exchange, find_fault
 from tests.chaos.load import Load, count_failures
 from tests.chaos.measure import Jitter
 from tests.e2e.harness import ROOT, Tercet, running, until
@@ -73,18 +71,6 @@ def are_gone(pids: list[int]) -> bool:
 
 def values(answer: dict[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(sentence["value"] for sentence in answer["sentences"]))
-
-
-def tercet_reload(tercet: Tercet, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "deploy", "reload", *arguments],
-        cwd=ROOT,
-        env=tercet.environ,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 def point(link: Path, directory: Path) -> None:
@@ -144,10 +130,10 @@ def test_a_rolling_change_of_model_fails_no_request_and_mixes_no_answer(tercet: 
         return values(tercet.ask(CONTEXT, **GREEDY))
 
     before, old_pids = answer(), worker_pids(tercet)
-    load = Load(Endpoint(tercet.port), NUM_CLIENTS, make_request=lambda _: completion_request(CONTEXT, **GREEDY))
+    load = Load(tercet.port, NUM_CLIENTS, make_request=lambda _: completion_request(CONTEXT, **GREEDY))
     point(directory / "mine", directory / "b")
     with load.running():
-        done = tercet_reload(tercet)
+        done = tercet.run("reload")
         assert done.returncode == 0, done.stdout + done.stderr
         load.wait_for(10)
     assert not count_failures(load.answers), count_failures(load.answers)
@@ -164,7 +150,7 @@ def test_a_rolling_change_to_a_broken_model_stops_at_the_first_slot(tercet: Terc
     before = worker_pids(tercet)
     point(link, make_checkpoint(directory / "broken", scale=float("nan")))
     with loaded(tercet):
-        done = tercet_reload(tercet)
+        done = tercet.run("reload")
         assert done.returncode == 1, done.stdout
         assert "Slot 0 (mine on cpu) could not be reloaded" in " ".join(done.stderr.split()), done.stderr
         point(link, was)
@@ -174,7 +160,7 @@ def test_a_rolling_change_to_a_broken_model_stops_at_the_first_slot(tercet: Terc
 
 
 def test_tercet_reload_refuses_what_it_cannot_change(tercet: Tercet) -> None:
-    done = tercet_reload(tercet, "--model", "other")
+    done = tercet.run("reload", "--model", "other")
     assert (done.returncode, "served are mine" in done.stderr) == (1, True), done.stderr
 
 
@@ -186,7 +172,7 @@ def test_dead_masters_are_replaced_and_no_request_fails(tercet: Tercet) -> None:
 
     for role in ("gateway", "workers"):
         old = tercet.processes()[role][0]
-        load = Load(Endpoint(tercet.port), NUM_CLIENTS)
+        load = Load(tercet.port, NUM_CLIENTS)
         with load.running():
             load.wait_for(5)
             old.kill()
@@ -200,7 +186,7 @@ def test_a_killed_supervisor_is_followed_by_a_new_one_at_once(tercet: Tercet) ->
     """No accepted request is reset."""
     num_starts = tercet.num_starts
     family = processes(tercet)[1:]
-    load = Load(Endpoint(tercet.port), NUM_CLIENTS)
+    load = Load(tercet.port, NUM_CLIENTS)
     with load.running():
         load.wait_for(5)
         tercet.process.kill()
@@ -247,7 +233,7 @@ def stop_under_load(tercet: Tercet) -> None:
     threads = [
         threading.Thread(
             target=lambda length=length: answers.append(
-                (length, exchange(Endpoint(tercet.port), completion_request(length=length)))
+                (length, exchange(tercet.port, completion_request(length=length)))
             )
         )
         for length in (SHORT, SHORT, LONG)

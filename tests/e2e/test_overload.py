@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -79,8 +79,9 @@ def test_pipelined_requests_are_all_refused_in_order(slow: SharedServer) -> None
 
 
 @pytest.mark.integration
-def test_health_checks_are_answered_while_all_threads_are_in_use(tmp_path: Path) -> None:
-    """A balancer, or SageMaker, would replace a server that does not answer them. Few descriptors mean few threads."""
+def test_health_checks_are_answered_while_all_threads_and_descriptors_are_in_use(tmp_path: Path) -> None:
+    """A balancer, or SageMaker, would replace a server that does not answer them. Few descriptors mean few threads.
+    The idle connections are more than there are descriptors; they make room."""
     tercet = Tercet(tmp_path, max_batch="48", test_step_delay_ms="0=100")
     tercet.start()
     resource.prlimit(tercet.process.pid, resource.RLIMIT_NOFILE, (128, 128))  # before the pools are started
@@ -95,7 +96,9 @@ def test_health_checks_are_answered_while_all_threads_are_in_use(tmp_path: Path)
         def refused() -> bool:
             return httpx.get(f"{tercet.url}/docs", trust_env=False).status_code == 503
 
-        with ThreadPoolExecutor(num_threads) as pool:
+        with ThreadPoolExecutor(num_threads) as pool, ExitStack() as idle:
+            for _ in range(300):
+                idle.enter_context(socket.create_connection(("127.0.0.1", tercet.port)))
             answers = pool.map(complete, range(num_threads))
             until(refused, 10, "all threads are in use")
             checks = [

@@ -7,7 +7,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ import psutil
 import pytest
 
 from shared.masters.run_directory import MARKER_FILE, prepare_run_directory
-from tests.e2e.harness import ROOT, Tercet, free_port, running, until
+from tests.e2e.harness import GUNICORN, ROOT, TERCET, Tercet, free_port, running, until
 from tests.e2e.lifecycle import loaded
 from tests.settings import make_settings
 
@@ -33,7 +32,11 @@ def is_replaced(tercet: Tercet, index: int, old_pid: object) -> bool:
     return bool(slots and slots[index]["state"] == "warm" and slots[index]["pid"] != old_pid)
 
 
-def test_killed_workers_are_replaced_in_their_slots_and_no_request_fails(short_tmp_path: Path) -> None:
+def test_killed_workers_are_replaced_in_their_slots_and_no_request_fails(
+    short_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = ["GPU-aaaa", "7", "2"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(gpus))
     with running(short_tmp_path, devices="cuda:0,cuda:1,cuda:2", compute="cpu", models="embedded") as tercet:
         first = slots_by_index(tercet)
         with loaded(tercet) as load:
@@ -50,57 +53,34 @@ def test_killed_workers_are_replaced_in_their_slots_and_no_request_fails(short_t
         for line in started.values():
             index = line["slot"]
             assert line["device"] == f"cuda:{index}"
-            assert line["cuda_visible_devices"] == str(index)
+            assert (line["cuda_visible_devices"], line["omp_num_threads"]) == (gpus[index], "1")
 
 
-def test_a_plan_for_gpus_sets_each_workers_environment(short_tmp_path: Path) -> None:
-    tercet = Tercet(short_tmp_path, devices="cuda:0,cuda:1", compute="cpu", models="embedded*2")
-    tercet.environ["CUDA_VISIBLE_DEVICES"] = "GPU-aaaa,7"
-    tercet.start()
-    try:
-        slots = tercet.wait_until_warm()
-        assert [(slot["slot"], slot["device"]) for slot in slots] == [
-            (0, "cuda:0"),
-            (1, "cuda:0"),
-            (2, "cuda:1"),
-            (3, "cuda:1"),
-        ]
-        started = sorted(tercet.events("worker_started"), key=lambda line: line["slot"])
-        assert [line["cuda_visible_devices"] for line in started] == ["GPU-aaaa", "GPU-aaaa", "7", "7"]
-        assert {line["omp_num_threads"] for line in started} == {"1"}
-        assert [line["pid"] for line in started] == [slot["pid"] for slot in slots]
-        assert len(tercet.ask()["sentences"]) == 3
-    finally:
-        assert tercet.stop() == 0
+def test_no_master_and_no_gateway_has_torch_loaded(tercet: Tercet) -> None:
+    tercet.ask()
+    roles = tercet.processes()
+
+    def has_torch(process: psutil.Process) -> bool:
+        return any("libtorch" in region.path for region in process.memory_maps())
+
+    workers_master, *workers = roles["workers"]
+    assert all(map(has_torch, workers))
+    assert not any(map(has_torch, [workers_master, *roles["gateway"]]))
 
 
-def test_no_master_and_no_gateway_has_torch_loaded(short_tmp_path: Path) -> None:
-    with running(short_tmp_path) as tercet:
-        tercet.ask()
-        roles = tercet.processes()
-
-        def has_torch(process: psutil.Process) -> bool:
-            return any("libtorch" in region.path for region in process.memory_maps())
-
-        workers_master, *workers = roles["workers"]
-        assert all(map(has_torch, workers))
-        assert not any(map(has_torch, [workers_master, *roles["gateway"]]))
-
-
-def test_workers_listen_only_on_private_sockets(short_tmp_path: Path) -> None:
-    with running(short_tmp_path, models="embedded*2") as tercet:
-        for index in range(2):
-            mode = (tercet.run_dir / f"slot-{index}.sock").stat().st_mode
-            assert stat.S_ISSOCK(mode)
-            assert stat.S_IMODE(mode) == 0o600
-        assert stat.S_IMODE(tercet.run_dir.stat().st_mode) == 0o700
-        for process in tercet.processes()["workers"]:
-            assert process.net_connections("tcp") == []
-        ports = {connection.laddr.port for connection in tercet.processes()["gateway"][0].net_connections("tcp")}
-        assert ports == {tercet.port}
-        # A core dump would hold prompts and keys.
-        for process in [*tercet.processes()["gateway"], *tercet.processes()["workers"]]:
-            assert process.rlimit(psutil.RLIMIT_CORE)[0] == 0
+def test_workers_listen_only_on_private_sockets(tercet: Tercet) -> None:
+    for index in range(2):
+        mode = (tercet.run_dir / f"slot-{index}.sock").stat().st_mode
+        assert stat.S_ISSOCK(mode)
+        assert stat.S_IMODE(mode) == 0o600
+    assert stat.S_IMODE(tercet.run_dir.stat().st_mode) == 0o700
+    for process in tercet.processes()["workers"]:
+        assert process.net_connections("tcp") == []
+    ports = {connection.laddr.port for connection in tercet.processes()["gateway"][0].net_connections("tcp")}
+    assert ports == {tercet.port}
+    # A core dump would hold prompts and keys.
+    for process in [*tercet.processes()["gateway"], *tercet.processes()["workers"]]:
+        assert process.rlimit(psutil.RLIMIT_CORE)[0] == 0
 
 
 @pytest.mark.parametrize("order", [("gateway", "workers"), ("workers", "gateway")])
@@ -109,7 +89,7 @@ def test_each_gunicorn_starts_without_a_supervisor(short_tmp_path: Path, order: 
     masters = []
     for role in order:
         tercet.environ["TERCET_ROLE"] = role
-        tercet.start(str(Path(sys.executable).with_name("gunicorn")))
+        tercet.start(*GUNICORN)
         masters.append(tercet.process)
     try:
         tercet.wait_until_warm()
@@ -121,14 +101,6 @@ def test_each_gunicorn_starts_without_a_supervisor(short_tmp_path: Path, order: 
         tercet.client.close()
 
 
-def test_ctrl_c_leaves_no_process_and_no_socket(short_tmp_path: Path) -> None:
-    with running(short_tmp_path, models="embedded*2") as tercet:
-        family = [process for processes in tercet.processes().values() for process in processes]
-    _, alive = psutil.wait_procs(family, timeout=1)
-    assert alive == []
-    assert not tercet.run_dir.exists()
-
-
 def test_a_stopped_worker_is_replaced_and_its_requests_answered(short_tmp_path: Path) -> None:
     with running(short_tmp_path, models="embedded*2") as tercet:
         stopped = int(str(slots_by_index(tercet)[0]["pid"]))
@@ -138,16 +110,6 @@ def test_a_stopped_worker_is_replaced_and_its_requests_answered(short_tmp_path: 
             assert len(answer["sentences"]) == 3
         until(lambda: not psutil.pid_exists(stopped), 30, "the stopped worker replaced")
         assert int(str(slots_by_index(tercet)[0]["pid"])) != stopped
-
-
-def test_a_request_selects_its_model_by_name(short_tmp_path: Path) -> None:
-    embedded = ROOT / "workers/checkpoints/embedded"
-    with running(short_tmp_path, models=f"embedded,mine={embedded}") as tercet:
-        for name, slot in (("embedded", 0), ("mine", 1)):
-            answer = tercet.ask(model_size=name)
-            assert answer["model"] == name
-            assert {sentence["slot"] for sentence in answer["sentences"]} == {slot}
-        assert tercet.ask()["model"] == "embedded"
 
 
 def test_unequal_slots_share_load_by_their_speed(short_tmp_path: Path) -> None:
@@ -186,19 +148,11 @@ def test_ttin_and_ttou_beyond_the_plan_are_refused(short_tmp_path: Path) -> None
         assert master.children() == workers
 
 
-def serve_output(base: Path, **settings: str) -> tuple[int, str]:
-    tercet = Tercet(base, **settings)
-    tercet.client.close()
-    done = subprocess.run(
-        [sys.executable, "-m", "deploy", "serve"],
-        cwd=ROOT,
-        env=tercet.environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
+def assert_refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
+    output = done.stdout + done.stderr
+    assert done.returncode == 1, output
+    assert sentence in " ".join(output.split()), output
+    assert "Traceback" not in output
 
 
 def test_a_refused_start_prints_one_sentence(short_tmp_path: Path, tercet: Tercet) -> None:
@@ -212,29 +166,13 @@ def test_a_refused_start_prints_one_sentence(short_tmp_path: Path, tercet: Terce
         ({"run_dir": "/proc/tercet"}, "The run directory cannot be created"),
     ]
     for settings, sentence in cases:
-        code, output = serve_output(short_tmp_path, **settings)
-        assert code == 1, output
-        assert sentence in " ".join(output.split()), output
-        assert "Traceback" not in output
+        assert_refused(Tercet(short_tmp_path, **settings).run("serve"), sentence)
 
 
 def test_a_full_disk_refuses_the_start_with_one_sentence(short_tmp_path: Path) -> None:
     """A limit of the size of files fails each write of the run directory, as a full disk does."""
-    tercet = Tercet(short_tmp_path)
-    tercet.client.close()
-    command = "import resource, os, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); os.execv(sys.executable, "
-    done = subprocess.run(
-        [sys.executable, "-c", command + "[sys.executable, '-m', 'deploy', 'serve'])"],
-        cwd=ROOT,
-        env=tercet.environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "set TERCET_RUN_DIR to a directory with free space" in " ".join(done.stderr.split()), done.stderr
-    assert "Traceback" not in done.stderr
+    done = Tercet(short_tmp_path).run("serve", program=["prlimit", "--fsize=0", *TERCET])
+    assert_refused(done, "set TERCET_RUN_DIR to a directory with free space")
 
 
 def test_a_refused_start_removes_no_file_of_others(short_tmp_path: Path) -> None:
@@ -244,15 +182,14 @@ def test_a_refused_start_removes_no_file_of_others(short_tmp_path: Path) -> None
     foreign.mkdir()
     for name in names:
         (foreign / name).write_text("kept")
-    code, output = serve_output(short_tmp_path, run_dir=str(foreign), devices="cuda:7")
-    assert (code, "not created by Tercet" in " ".join(output.split())) == (1, True), output
+    done = Tercet(short_tmp_path, run_dir=str(foreign), devices="cuda:7").run("serve")
+    assert_refused(done, "not created by Tercet")
     assert {path.name: path.read_text() for path in foreign.iterdir()} == dict.fromkeys(names, "kept")
     # In a directory with Tercet's marker, files that the refused start did not create stay as well.
     ours = prepare_run_directory(make_settings(run_dir=short_tmp_path / "ours"))
     for name in names:
         (ours / name).write_text("kept")
-    code, output = serve_output(short_tmp_path, run_dir=str(ours), devices="cuda:7")
-    assert (code, "names cuda:7, but" in " ".join(output.split())) == (1, True), output
+    assert_refused(Tercet(short_tmp_path, run_dir=str(ours), devices="cuda:7").run("serve"), "names cuda:7, but")
     (ours / MARKER_FILE).unlink()
     assert {path.name: path.read_text() for path in ours.iterdir()} == dict.fromkeys(names, "kept")
 
@@ -261,12 +198,11 @@ def test_a_second_serve_leaves_a_running_pool_its_sockets(short_tmp_path: Path) 
     """A pool without a supervisor (under systemd) holds no supervisor's lock, only its own."""
     pool = Tercet(short_tmp_path)
     pool.environ["TERCET_ROLE"] = "workers"
-    pool.start(sys.executable, "-m", "gunicorn")
+    pool.start(*GUNICORN)
     try:
         until((pool.run_dir / "slot-0.sock").exists, 30, "the pool's socket")
         before = {path.name for path in pool.run_dir.iterdir()}
-        code, output = serve_output(short_tmp_path, run_dir=str(pool.run_dir))
-        assert (code, "is in use by process" in " ".join(output.split())) == (1, True), output
+        assert_refused(Tercet(short_tmp_path, run_dir=str(pool.run_dir)).run("serve"), "is in use by process")
         assert before <= {path.name for path in pool.run_dir.iterdir()}
     finally:
         pool.process.send_signal(signal.SIGTERM)
@@ -275,45 +211,20 @@ def test_a_second_serve_leaves_a_running_pool_its_sockets(short_tmp_path: Path) 
 
 
 def test_gunicorn_without_a_supervisor_refuses_a_port_in_use(short_tmp_path: Path, tercet: Tercet) -> None:
-    environ = {**tercet.environ, "TERCET_RUN_DIR": str(short_tmp_path / "r"), "TERCET_ROLE": "gateway"}
-    done = subprocess.run(
-        [sys.executable, "-m", "gunicorn"],
-        cwd=ROOT,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "set TERCET_BIND" in done.stderr
-
-
-def complete(tercet: Tercet, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "deploy", "complete", "Once upon a time", "--seed", "1", *args],
-        cwd=ROOT,
-        env={**tercet.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def test_complete_prints_three_lines(tercet: Tercet) -> None:
-    done = complete(tercet)
-    assert (done.returncode, done.stdout.count("Once upon a time")) == (0, 3)
+    done = tercet.run(program=GUNICORN, TERCET_RUN_DIR=str(short_tmp_path / "r"), TERCET_ROLE="gateway")
+    assert_refused(done, "set TERCET_BIND")
 
 
 def test_complete_asks_the_server_that_it_is_given_and_says_how_without_one(tercet: Tercet) -> None:
     elsewhere = f"127.0.0.1:{free_port()}"
-    done = complete(tercet, TERCET_BIND=elsewhere)
+    command = ("complete", "Once upon a time", "--seed", "1")
+    done = tercet.run(*command, TERCET_BIND=elsewhere)
     assert done.returncode == 1
     for hint in (f"http://{elsewhere}", "tercet serve", "--url"):
         assert hint in done.stderr
-    done = complete(tercet, "--url", f"{tercet.url}/", TERCET_BIND=elsewhere)
-    assert (done.returncode, done.stdout.count("Once upon a time")) == (0, 3)
+    for options in ((), ("--url", f"{tercet.url}/")):
+        done = tercet.run(*command, *options, **({"TERCET_BIND": elsewhere} if options else {}))
+        assert (done.returncode, done.stdout.count("Once upon a time")) == (0, 3)
 
 
 def test_the_ready_message_names_the_page(tercet: Tercet) -> None:
@@ -323,7 +234,7 @@ def test_the_ready_message_names_the_page(tercet: Tercet) -> None:
 def test_a_gateway_without_workers_says_so(short_tmp_path: Path) -> None:
     tercet = Tercet(short_tmp_path)
     tercet.environ["TERCET_ROLE"] = "gateway"
-    tercet.start(str(Path(sys.executable).with_name("gunicorn")))
+    tercet.start(*GUNICORN)
 
     def post(**fields: object) -> httpx.Response:
         return tercet.client.post("/autocomplete", json={"context": "The old man", **fields})

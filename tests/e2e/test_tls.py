@@ -5,14 +5,12 @@ from __future__ import annotations
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 from collections.abc import Callable
 
 import httpx
 import pytest
 
-from tests.e2e.harness import ROOT, Tercet, running, until
+from tests.e2e.harness import Tercet, running, until
 from tests.e2e.shared_servers import SharedServer
 from tests.tls import Certificate
 
@@ -44,16 +42,8 @@ def test_a_client_that_trusts_the_authority_gets_answers_and_streams(tercet: Ter
 
 
 def test_the_command_line_trusts_the_configured_certificate_alone(tercet: Tercet) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "deploy", "complete", "Once", "--seed", "1"],
-        cwd=ROOT,
-        env=tercet.environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.count("Once") == 3
+    done = tercet.run("complete", "Once", "--seed", "1")
+    assert (done.returncode, done.stdout.count("Once")) == (0, 3), done.stderr
 
 
 def test_unfinished_handshakes_and_plain_text_are_closed(tercet: Tercet, certificate: Certificate) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from deploy.load.rounds import percentile
-from tests.chaos.http_client import Answer, Connection, Endpoint, exchange, find_fault, request_bytes
+from tests.chaos.http_client import Answer, Connection, completion_request, exchange, find_fault
 from tests.chaos.instance import serving_through_proxies
 from tests.chaos.load import Load, milliseconds, prioritized
 from tests.chaos.measure import Context, Findings, Jitter
@@ -19,13 +18,8 @@ from tests.e2e.harness import until
 # Each step takes at least this long, so that 256 tokens take longer than the time limits of the requests.
 STEP_S = 0.005
 SLOW = {"test_step_delay_ms": f"0={1e3 * STEP_S:g},1={1e3 * STEP_S:g}"}
-LONG = {"context": "The old man looked at the sea and", "length": 256}
+CONTEXT, LENGTH = "The old man looked at the sea and", 256
 NUM_CLIENTS = 8  # moderate load: two slots have room for 32 requests
-
-
-def long_request(request_id: str = "", **fields: object) -> bytes:
-    headers = {"X-Request-Id": request_id} if request_id else None
-    return request_bytes("POST", "/autocomplete", json.dumps({**LONG, **fields}).encode(), headers)
 
 
 def keep_deadlines(context: Context, findings: Findings) -> None:
@@ -34,9 +28,9 @@ def keep_deadlines(context: Context, findings: Findings) -> None:
     The request id carries the time limit, so that the workers' log shows how long after it a sequence was generated.
     """
     num_requests = context.amount(100, 2000)
-    tercet, endpoint = context.shared(is_tls=False, **SLOW)
+    tercet = context.shared(**SLOW)
     with Jitter().running() as jitter:
-        late_ms = _overshoots_ms(endpoint, num_requests, context.seed, findings)
+        late_ms = _overshoots_ms(tercet.port, num_requests, context.seed, findings)
     findings.figures |= {"requests": num_requests, "machine's jitter p99 ms": jitter.ms(0.99)}
     findings.at_most("past the deadline, p99 ms", percentile(late_ms, 0.99), 50.0 + jitter.ms(0.99), is_speed=True)
     findings.at_most("past the deadline, max ms", max(late_ms), 250.0 + jitter.ms(0.99))
@@ -55,7 +49,7 @@ def keep_deadlines(context: Context, findings: Findings) -> None:
         for proxy in proxies:
             # The state streams are open and stay as they are; responses drip after head and acknowledgement.
             proxy.set_schedule(always(Fault("drip", after_bytes=200, pause_s=1.0)))
-        dripped_ms = _overshoots_ms(Endpoint(gateway.port), num_requests // 4, context.seed, findings)
+        dripped_ms = _overshoots_ms(gateway.port, num_requests // 4, context.seed, findings)
     findings.require(sum(proxy.counts["drip"] for proxy in proxies) > 0, "no connection dripped")
     findings.figures |= {"requests against dripping workers": num_requests // 4}
     findings.at_most(
@@ -67,17 +61,20 @@ def keep_deadlines(context: Context, findings: Findings) -> None:
     findings.at_most("dripping worker: past the deadline, max ms", max(dripped_ms), 250.0 + jitter.ms(0.99))
 
 
-def _overshoots_ms(endpoint: Endpoint, num_requests: int, seed: int, findings: Findings) -> list[float]:
+def _overshoots_ms(port: int, num_requests: int, seed: int, findings: Findings) -> list[float]:
     """How long after its time limit each request was answered; negative where it was answered before."""
 
     def run_client(index: int) -> list[tuple[int, Answer]]:
         rng = random.Random(f"{seed}/{index}")
         found: list[tuple[int, Answer]] = []
-        with prioritized(), Connection(endpoint) as connection:
+        with prioritized(), Connection(port) as connection:
             for number in range(num_requests // NUM_CLIENTS + 1):
                 limit_ms = rng.randrange(50, 250)
                 request_id = f"limit-{limit_ms}-{index}-{number}"
-                found.append((limit_ms, connection.exchange(long_request(request_id, max_time=limit_ms / 1e3))))
+                request = completion_request(
+                    CONTEXT, headers={"X-Request-Id": request_id}, length=LENGTH, max_time=limit_ms / 1e3
+                )
+                found.append((limit_ms, connection.exchange(request)))
         return found
 
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:
@@ -98,14 +95,13 @@ def answer_through_faults(context: Context, findings: Findings) -> None:
         serving_through_proxies(context.directory(), always(Fault()), models="embedded*2") as (gateway, proxies),
         Jitter().running() as jitter,
     ):
-        endpoint = Endpoint(gateway.port)
         for index, proxy in enumerate(proxies):
             proxy.set_schedule(random_schedule(context.seed + index, 0.5))
         load = Load(
-            endpoint,
+            gateway.port,
             8,
             seed=context.seed,
-            make_request=lambda rng: long_request(length=rng.randrange(1, 20), max_time=max_time_s),
+            make_request=lambda rng: completion_request(CONTEXT, length=rng.randrange(1, 20), max_time=max_time_s),
         )
         with load.running():
             deadline = time.monotonic() + seconds
@@ -115,7 +111,7 @@ def answer_through_faults(context: Context, findings: Findings) -> None:
                     proxy.drop_connections()  # state streams are long-lived: they get their faults now and then
         for proxy in proxies:
             proxy.set_schedule(always(Fault()))
-        until(lambda: _serves(endpoint), 15, "a whole answer, once the faults are over")
+        until(lambda: _serves(gateway.port), 15, "a whole answer, once the faults are over")
     counts = sum((proxy.counts for proxy in proxies), Counter[str]())
     for kind in ("delay", "drip", "reset", "truncate", "blackhole"):
         findings.require(counts[kind] > 0, f"no connection had the fault {kind}")
@@ -131,6 +127,6 @@ def answer_through_faults(context: Context, findings: Findings) -> None:
     findings.at_most("past the deadline, max ms", late_ms, 100.0 + jitter.ms(0.99))
 
 
-def _serves(endpoint: Endpoint) -> bool:
-    answer = exchange(endpoint, long_request(length=5))
+def _serves(port: int) -> bool:
+    answer = exchange(port, completion_request(CONTEXT, length=5))
     return answer.status == 200 and not answer.document()["partial"]

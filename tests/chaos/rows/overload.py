@@ -21,17 +21,17 @@ QUEUE_BRANCHES = 96  # TERCET_QUEUE
 
 def refuse_overload(context: Context, findings: Findings) -> None:
     """Peak and overload in turns on one instance, so that a slow minute of the machine touches both."""
-    tercet, endpoint = context.shared()
+    tercet = context.shared()
     num_turns = context.amount(1, 3)
     served_per_s: dict[str, list[float]] = {"peak": [], "overload": []}
     refusals, faults, num_sent, lag_ms, max_waiting = [], Counter[str](), 0, 0.0, 0.0
-    Load(endpoint, PEAK_CLIENTS, seed=context.seed).run_for(1.0)  # warms caches and threads
+    Load(tercet.port, PEAK_CLIENTS, seed=context.seed).run_for(1.0)  # warms caches and threads
     for turn in range(num_turns):
-        calm = Load(endpoint, PEAK_CLIENTS, seed=context.seed + turn).run_for(TURN_S)
+        calm = Load(tercet.port, PEAK_CLIENTS, seed=context.seed + turn).run_for(TURN_S)
         served_per_s["peak"].append(_served_per_s(calm))
         rate = OVERLOAD * served_per_s["peak"][-1]
         with _Queue(tercet) as queue:
-            offered = offer(endpoint, rate, TURN_S, seed=context.seed + turn)
+            offered = offer(tercet.port, rate, TURN_S, seed=context.seed + turn)
         max_waiting = max(max_waiting, queue.max_branches)
         served_per_s["overload"].append(_served_per_s(offered.answers))
         refusals += [answer for answer in offered.answers if answer.status != 200]
@@ -41,7 +41,6 @@ def refuse_overload(context: Context, findings: Findings) -> None:
         )
         num_sent += len(offered.answers)
         lag_ms = max(lag_ms, 1e3 * sorted(offered.lag_s)[int(0.99 * len(offered.lag_s))])
-        findings.require(offered.num_unsent == 0, f"{offered.num_unsent} requests found no free connection")
     goodput = sum(served_per_s["overload"]) / sum(served_per_s["peak"])
     findings.figures |= {
         "peak answers/s": round(sum(served_per_s["peak"]) / num_turns, 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from tests.chaos.http_client import completion_request
 from tests.chaos.load import Load, count_failures
@@ -17,7 +18,7 @@ def short_answers(rng: random.Random) -> bytes:
     """Short, so that the machine serves many; some have three branches, a session, or a long prompt."""
     number = rng.randrange(10**6)
     context = f"Door {number} opened, and" * (40 if number % 20 == 0 else 1)
-    more = {"session": f"s{number % 50}-{number}"} if number % 10 == 0 else {}
+    more: dict[str, Any] = {"session": f"s{number % 50}-{number}"} if number % 10 == 0 else {}
     return completion_request(context, length=1 + number % 2, n_samples=3 if number % 8 == 0 else 1, **more)
 
 
@@ -25,12 +26,12 @@ def hold_no_more_after_many_requests(context: Context, findings: Findings) -> No
     """The warm-up fills caches and starts threads; every buffer that is bounded by a count is full then."""
     num_requests = context.amount(1000, 20_000)
     num_warm_up = num_requests // 4
-    tercet, endpoint = context.shared()
-    load = Load(endpoint, NUM_CLIENTS, seed=context.seed, make_request=short_answers)
+    tercet = context.shared()
+    load = Load(tercet.port, NUM_CLIENTS, seed=context.seed, make_request=short_answers)
     with load.running():
         load.wait_for(num_warm_up, 600.0)
     before = usages(tercet)
-    measured = Load(endpoint, NUM_CLIENTS, seed=context.seed + 1, make_request=short_answers)
+    measured = Load(tercet.port, NUM_CLIENTS, seed=context.seed + 1, make_request=short_answers)
     with measured.running():
         measured.wait_for(num_requests, 1200.0)
     after = usages(tercet)

@@ -8,10 +8,9 @@ import signal
 
 import psutil
 
-from tests.chaos.instance import endpoint_of, serving
 from tests.chaos.load import Load, count_failures, milliseconds
 from tests.chaos.measure import Context, Findings
-from tests.e2e.harness import Tercet, until
+from tests.e2e.harness import Tercet, running, until
 
 # The pause before a second attempt in `gateway.generation.fanout`.
 RETRY_PAUSE_MS = 25.0
@@ -35,11 +34,10 @@ def kill_workers(context: Context, findings: Findings) -> None:
     """R1. One retry costs what an answer costs, and the pause before it. Calm: before and after the kills."""
     num_kills = context.amount(2, 10)
     rng = random.Random(context.seed)
-    with serving(context.directory(), models="embedded*3") as tercet:
-        endpoint = endpoint_of(tercet)
-        Load(endpoint, 4, seed=context.seed).run_for(1.0)
-        calm = Load(endpoint, 4, seed=context.seed).run_for(3.0)
-        load = Load(endpoint, 4, seed=context.seed + 1)
+    with running(context.directory(), models="embedded*3") as tercet:
+        Load(tercet.port, 4, seed=context.seed).run_for(1.0)
+        calm = Load(tercet.port, 4, seed=context.seed).run_for(3.0)
+        load = Load(tercet.port, 4, seed=context.seed + 1)
         with load.running():
             for _ in range(num_kills):
                 before = pids(tercet)
@@ -48,7 +46,7 @@ def kill_workers(context: Context, findings: Findings) -> None:
                 os.kill(before[victim], signal.SIGKILL)
                 wait_until_replaced(tercet, [before[victim]])
             load.wait_for(20)
-        calm += Load(endpoint, 4, seed=context.seed).run_for(3.0)
+        calm += Load(tercet.port, 4, seed=context.seed).run_for(3.0)
     calm_p99_ms = milliseconds(calm, 0.99)
     findings.figures |= {"kills": num_kills, "answers": len(load.answers), "calm p99 ms": calm_p99_ms}
     findings.none_of("failed requests", count_failures(load.answers))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.chaos.http_client import Endpoint
 from tests.chaos.load import Load, count_failures
 from tests.e2e.harness import Tercet, until
 
@@ -65,7 +64,7 @@ def test_a_node_killed_under_load_loses_no_request_and_its_capacity_returns(pool
         pool.deploy(min_workers=2, max_workers=2, max_batch=MAX_BATCH, num_cpus=CPUS_PER_NODE)
         pool.wait_for_workers(2)
         wait_for_gateway(gateway)
-        load = Load(Endpoint(gateway.port), NUM_CLIENTS)
+        load = Load(gateway.port, NUM_CLIENTS)
         with load.running():
             load.wait_for(20)
             pool.kill_node()
@@ -94,7 +93,7 @@ def test_the_pool_grows_and_shrinks_under_load_without_a_failure(pool: RayPool, 
         )
         pool.wait_for_workers(1, PATIENCE_S)
         wait_for_gateway(gateway)
-        many, few = Load(Endpoint(gateway.port), 6), Load(Endpoint(gateway.port), 1, pause_s=4.0)
+        many, few = Load(gateway.port, 6), Load(gateway.port, 1, pause_s=4.0)
         with few.running():
             with many.running():
                 grown_s = pool.wait_for_workers(3, PATIENCE_S)
