@@ -98,10 +98,3 @@ def test_a_superseded_request_is_not_repeated(client: OpenAI, tercet: Tercet) ->
     assert refused.value.code == "superseded"
     assert refused.value.response.headers["x-should-retry"] == "false"
     assert refused.value.request.headers["x-stainless-retry-count"] == "0"
-
-
-def test_a_key_is_sent_as_the_sdk_sends_it(small: Tercet) -> None:
-    with client_of(small) as owner:
-        assert owner.models.list().data
-        with pytest.raises(openai.AuthenticationError):
-            owner.with_options(api_key="wrong").models.list()

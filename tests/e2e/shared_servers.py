@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from tests.e2e.harness import Tercet, Usage, until, usages
 from tests.tls import Certificate
 
@@ -130,8 +132,12 @@ class SharedServers:
     def _end(self, key: Key) -> None:
         server = self._servers.pop(key)
         faults = server.faults()
+        is_alive = server.process.poll() is None
+        family = psutil.Process(server.process.pid).children(recursive=True) if is_alive else []
         if (exit_code := server.stop()) != 0:
             faults.append(f"it ended with {exit_code}")
+        if psutil.wait_procs(family, timeout=5)[1] or server.run_dir.exists():
+            faults.append("it left processes or its run directory")
         if "SIGSEGV" in server.log():  # a retry hides a crashed worker from the client
             faults.append("a worker crashed")
         settings = dict(key[1])

@@ -75,20 +75,6 @@ def test_a_seed_gives_the_same_text_alone_and_in_a_full_batch(tercet: Tercet) ->
     assert batched == alone
 
 
-def test_at_temperature_zero_branches_start_with_the_most_likely_tokens(tercet: Tercet) -> None:
-    sentences = tercet.ask(OPENING, temperature=0, seed=0)["sentences"]
-    by_branch = {sentence["seed"]: sentence["value"] for sentence in sentences}
-    assert len(set(by_branch.values())) == 3
-    assert tercet.ask(OPENING, temperature=0, n_samples=1)["sentences"][0]["value"] == by_branch[0]
-
-
-def test_min_p_of_one_leaves_only_the_most_likely_token(tercet: Tercet) -> None:
-    greedy = tercet.ask(n=1, length=8, temperature=0)["sentences"][0]["value"]
-    texts = {tercet.ask(n=1, length=8, min_p=1, seed=seed)["sentences"][0]["value"] for seed in range(5)}
-    assert texts == {greedy}
-    assert len({tercet.ask(n=1, length=8, min_p=0.01, seed=seed)["sentences"][0]["value"] for seed in range(5)}) > 1
-
-
 def test_predictions_depend_on_the_text_alone(tercet: Tercet) -> None:
     """Branches on one slot share a search, those on two slots do not."""
     context = "The old man looked at the sea and s"
@@ -117,37 +103,6 @@ def test_a_streamed_prediction_is_the_whole_one(tercet: Tercet) -> None:
     for sentence in whole["sentences"]:
         explained = "".join(token["text"] for token in sentence["explanation"])
         assert explained.lstrip(" w").startswith(sentence["value"][:3])
-
-
-def test_an_empty_context_starts_a_text(tercet: Tercet) -> None:
-    assert len(tercet.ask("", seed=3)["sentences"]) == 3
-
-
-def test_stop_and_single_line(tercet: Tercet) -> None:
-    text = tercet.ask(OPENING, temperature=0, n_samples=1, length=40)["sentences"][0]["value"]
-    word = text.split()[4]
-    stopped = tercet.ask(OPENING, temperature=0, n_samples=1, length=40, stop=[word])["sentences"][0]
-    assert stopped["value"] == text[: text.index(word)].rstrip()
-    assert stopped["finish_reason"] == "stop"
-    for sentence in tercet.ask('"Indeed," said he.\n\n"', single_line=True, length=60, n=8)["sentences"]:
-        assert "\n" not in sentence["value"]
-
-
-def test_the_gateway_exposes_every_slots_metrics(tercet: Tercet) -> None:
-    tercet.ask()
-    text = tercet.client.get("/metrics").text
-    for slot in (0, 1):
-        assert f'tercet_slot_state{{slot="{slot}",state="warm"}} 1.0' in text
-        assert f'tercet_slot_token_seconds{{slot="{slot}"}}' in text
-    assert 'tercet_requests_total{route="/autocomplete",status="200"}' in text
-
-
-def test_a_worker_exposes_its_own_slots_metrics(tercet: Tercet) -> None:
-    transport = httpx.HTTPTransport(uds=str(tercet.run_dir / "slot-1.sock"))
-    with httpx.Client(transport=transport, base_url="http://slot") as worker:
-        text = worker.get("/metrics").text
-    assert 'tercet_slot_state{slot="1",state="warm"} 1.0' in text
-    assert 'slot="0"' not in text
 
 
 def test_a_worker_reports_its_memory_and_its_branches(tercet: Tercet) -> None:

@@ -64,7 +64,8 @@ def test_the_documented_block_runs(front_url: str, tmp_path: Path) -> None:
     assert re.fullmatch(r"\['.+', '.+', '.+'\]\n", printed.replace('"', "'")), printed
 
 
-def test_the_ready_message_names_no_page(container: Container) -> None:
+def test_the_ready_message_names_no_page_and_there_is_none(container: Container) -> None:
+    assert container.client.get("/").status_code == 404
     until(lambda: "Every slot is warm" in container.log(), 10, "the announcement")
     assert "Write at" not in container.log()
 
@@ -80,21 +81,6 @@ def test_the_patsnap_request_answers_three_strings(runtime: Any) -> None:
     output = invoke(runtime, {"input": "amazon"})["output"]
     assert len(output) == 3
     assert all(text.startswith("amazon") and len(text) > len("amazon") for text in output)
-
-
-def test_a_batch_of_inputs_answers_three_strings_for_each(runtime: Any) -> None:
-    inputs = [f"battery with electrode {number}" for number in range(10)]
-    output = invoke(runtime, {"input": inputs})["output"]
-    assert [len(texts) for texts in output] == [3] * 10
-    assert all(text.startswith(given) for given, texts in zip(inputs, output, strict=True) for text in texts)
-
-
-@pytest.mark.parametrize(
-    "path", ["/", "/autocomplete", "/v1/completions", "/generate", "/metrics", "/slots", "/health/ready", "/docs"]
-)
-def test_no_other_route_exists(container: Container, path: str) -> None:
-    assert container.client.get(path).status_code == 404
-    assert container.client.post(path, json={"context": PROMPT}).status_code == 404
 
 
 def test_the_container_ends_in_time_after_sigterm(container: Container) -> None:
