@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.namespaces import Network, network
 from tests.deploy.needs import need
 from tests.e2e.harness import ROOT, until
 
@@ -25,6 +25,10 @@ pytestmark = pytest.mark.deploy
 NAME = "workers.example"
 DOCUMENTED = {"workers": "10.77.0.21", "gateway": "10.77.0.22"}  # the machines of the documentation
 WARM_S = 150.0
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
 def documented(heading: str) -> list[str]:
@@ -48,26 +52,34 @@ def environ(directory: Path, **settings: str) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module")
-def net() -> Iterator[Network]:
+@pytest.fixture
+def machines() -> Iterator[dict[str, str]]:
+    """Network namespaces by machine, with a cable between them. The gateway's machine knows the name of the other."""
     need("iproute2:ip", "openssl", "curl", root=True)
-    with network(DOCUMENTED) as made:
-        yield made
+    names = {machine: f"tct{os.getpid()}-{machine}" for machine in DOCUMENTED}
+    hosts = Path(f"/etc/netns/{names['gateway']}/hosts")  # `ip netns exec` mounts it over /etc/hosts
+    hosts.parent.mkdir(parents=True)
+    hosts.write_text(f"127.0.0.1 localhost\n{DOCUMENTED['workers']} {NAME}\n")
+    try:
+        for name in names.values():
+            ip("netns", "add", name)
+        ends = ("type", "veth", "peer", "name", "eth0", "netns")
+        ip("-n", names["workers"], "link", "add", "eth0", *ends, names["gateway"])
+        for machine, name in names.items():
+            ip("-n", name, "address", "add", f"{DOCUMENTED[machine]}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                ip("-n", name, "link", "set", device, "up")
+        yield names
+    finally:
+        for name in names.values():
+            subprocess.run(["ip", "netns", "delete", name], check=False)
+        shutil.rmtree(hosts.parent)
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The key and the certificates, made as documented."""
-    directory = tmp_path_factory.mktemp("files")
-    make_files = documented("Two machines")[0]
-    subprocess.run(["bash", "-euc", make_files], cwd=directory, check=True, capture_output=True)
-    return directory
-
-
-def test_the_documented_commands(net: Network, files: Path, tmp_path: Path) -> None:
+def test_the_documented_commands(machines: dict[str, str], tmp_path: Path) -> None:
     """Two machines, started by the commands as they are written, with the embedded checkpoint."""
-    _, workers, gateway, request = documented("Two machines")
-    net.set_names("gateway", {NAME: [DOCUMENTED["workers"]]})
+    make_files, workers, gateway, request = documented("Two machines")
+    subprocess.run(["bash", "-euc", make_files], cwd=tmp_path, check=True, capture_output=True)
     running = []
     try:
         for machine, commands in (("workers", workers), ("gateway", gateway)):
@@ -77,8 +89,8 @@ def test_the_documented_commands(net: Network, files: Path, tmp_path: Path) -> N
             with (directory / "log").open("wb") as log:
                 running.append(
                     subprocess.Popen(
-                        net.command(machine, "bash", "-euc", script),
-                        cwd=files,
+                        ["ip", "netns", "exec", machines[machine], "bash", "-euc", script],
+                        cwd=tmp_path,
                         env=environ(directory),
                         stdin=subprocess.DEVNULL,
                         stdout=log,
@@ -88,7 +100,7 @@ def test_the_documented_commands(net: Network, files: Path, tmp_path: Path) -> N
                 )
 
         def answer() -> str:
-            command = net.command("gateway", "bash", "-c", request)
+            command = ["ip", "netns", "exec", machines["gateway"], "bash", "-c", request]
             return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
         until(lambda: '"sentences":[{' in answer(), WARM_S, "an answer")
