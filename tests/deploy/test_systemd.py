@@ -22,31 +22,35 @@ from tests.deploy.needs import need
 from tests.e2e.harness import ROOT, Tercet, until
 
 UNITS = ROOT / "deploy" / "systemd"
+DROP_INS = (
+    Path("none"),
+    UNITS / "tercet.service.d" / "gpu.conf",
+    ROOT / "deploy" / "aws" / "tercet.service.d" / "aws.conf",
+)
 USER = 65534  # without privileges
 MAX_EXPOSURE = 1.5  # S8 in docs/RELIABILITY.md; on systemd's scale of 0 to 10
 
 pytestmark = pytest.mark.deploy
 
 
-def test_systemd_finds_no_fault_in_the_units(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drop_in", DROP_INS, ids=lambda path: path.stem)
+def test_systemd_finds_no_fault_in_the_units_and_little_exposure(tmp_path: Path, drop_in: Path) -> None:
     """The paths of an installation become this checkout's: systemd checks that they exist."""
     need("systemd:systemd-analyze")
-    shutil.copytree(UNITS, tmp_path, dirs_exist_ok=True)
-    service = tmp_path / "tercet.service"
-    text = service.read_text().replace("/opt/tercet/.venv/bin/tercet", f"{sys.prefix}/bin/tercet")
-    service.write_text(text.replace("/opt/tercet", str(ROOT)))
-    command = ["systemd-analyze", "verify", "--man=no", str(tmp_path / "tercet.socket"), str(service)]
+    service, socket_unit = tmp_path / "tercet.service", tmp_path / "tercet.socket"
+    (tmp_path / "tercet.service.d").mkdir()
+    for source, target in (
+        (UNITS / service.name, service),
+        (UNITS / socket_unit.name, socket_unit),
+        (drop_in, tmp_path / "tercet.service.d" / drop_in.name),
+    ):
+        if source.is_file():
+            text = source.read_text().replace("/opt/tercet/.venv/bin/", f"{sys.prefix}/bin/")
+            target.write_text(text.replace("/opt/tercet", str(ROOT)))
+    command = ["systemd-analyze", "verify", "--man=no", str(socket_unit), str(service)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("with_gpu", [False, True])
-def test_the_service_is_exposed_little(tmp_path: Path, with_gpu: bool) -> None:
-    need("systemd:systemd-analyze")
-    shutil.copy(UNITS / "tercet.service", tmp_path)
-    if with_gpu:
-        shutil.copytree(UNITS / "tercet.service.d", tmp_path / "tercet.service.d")
-    command = ["systemd-analyze", "security", "--offline=yes", "--no-pager", str(tmp_path / "tercet.service")]
+    command = ["systemd-analyze", "security", "--offline=yes", "--no-pager", str(service)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     exposure = re.search(r"Overall exposure level for tercet.service: ([0-9.]+)", done.stdout)
     assert exposure is not None

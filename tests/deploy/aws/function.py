@@ -13,7 +13,7 @@ import pytest
 from deploy.aws.wake.handler import handle, make_service
 from gateway.jobs.dynamodb import DynamoDbStore
 from gateway.jobs.queue import JobQueue
-from tests.deploy.aws.cloud import REGION, Cloud
+from tests.deploy.aws.cloud import REGION, Cloud, Rewrite
 from tests.deploy.aws.stacks import wake_stack
 
 PROMPT = {"prompt": "The old man looked at the sea and", "num_samples": 2, "length": 8}
@@ -36,6 +36,16 @@ class Context:
 
     def get_remaining_time_in_millis(self) -> int:
         return round(1e3 * self._seconds)
+
+
+def in_state(name: str) -> Rewrite:
+    """What DescribeInstances says of an instance, with another state: moto's changes states at once."""
+
+    def change(found: dict[str, Any]) -> dict[str, Any]:
+        found["Reservations"][0]["Instances"][0]["State"]["Name"] = name
+        return found
+
+    return change
 
 
 class Function:

@@ -46,6 +46,18 @@ def load_template(name: str) -> dict[str, Any]:
     return template
 
 
+def allowed_actions(statements: list[dict[str, Any]]) -> set[str]:
+    """The actions of a policy's statements."""
+    listed = [statement["Action"] for statement in statements]
+    return {action for found in listed for action in ([found] if isinstance(found, str) else found)}
+
+
+def role_actions(template: dict[str, Any], role: str) -> set[str]:
+    """What a role of a template may do."""
+    policies = template["Resources"][role]["Properties"]["Policies"]
+    return set().union(*(allowed_actions(policy["PolicyDocument"]["Statement"]) for policy in policies))
+
+
 def for_moto(template: dict[str, Any]) -> str:
     """The template without what moto does not have, and without what refers to that."""
     resources, outputs = dict(template["Resources"]), dict(template["Outputs"])

@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore import xform_name
 
 from deploy.aws import command
 from deploy.aws.calls import Account
 from deploy.aws.command import sagemaker
+from deploy.aws.requests import Wanted
 from shared.errors import StartError
 from shared.extras import install_command
-from tests.deploy.aws.cloud import REGION, Cloud
+from tests.deploy.aws.cloud import INVOKE, OUTPUT, REGION, Cloud
+from tests.deploy.aws.stacks import allowed_actions
 from tests.e2e.harness import ROOT
 
 IMAGE = f"123456789012.dkr.ecr.{REGION}.amazonaws.com/tercet:1"
-INVOKE = "POST /endpoints/tercet/invocations"
 INSTANCE = "ml.c5.xlarge"
-OUTPUT = ["one", "two", "three"]
 CREATION = ["CreateRole", "PutRolePolicy", "CreateModel", "CreateEndpointConfig", "CreateEndpoint", INVOKE]
 REMOVAL = ["DeleteEndpoint", "DeleteEndpointConfig", "DeleteModel", "DeleteRolePolicy", "DeleteRole"]
 
@@ -33,14 +34,14 @@ cached_account = functools.cache(Account)
 
 
 @pytest.fixture(autouse=True)
-def endpoint_answers(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """boto3 uses the tests' cloud, nothing sleeps, and the endpoint answers: moto's has no container."""
+def nothing_left(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """boto3 uses the tests' cloud, and nothing sleeps."""
     for name, value in cloud.environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     monkeypatch.setattr(command, "POLL_S", 0.0)
     monkeypatch.setattr(command, "Account", cached_account)
-    cloud.rewrite(INVOKE, lambda _: json.dumps({"output": OUTPUT}).encode(), times=100)
+    monkeypatch.setattr("time.sleep", lambda _: None)
     yield
     # Nothing is left that this command made, whatever a test did to it, once --destroy has run.
     cloud.forget()
@@ -93,12 +94,7 @@ def test_a_dry_run_prints_these_calls_and_makes_none(cloud: Cloud, capsys: pytes
     printed = [line.split()[1] for line in lines]
     assert all(json.loads(line.split(" ", 2)[2]) for line in lines)
     deploy(image=IMAGE, max_instances=3)
-    made = [name if name != INVOKE else "InvokeEndpoint" for name in changes(cloud)]
-    assert printed == [_boto3_name(name) for name in made]
-
-
-def _boto3_name(operation: str) -> str:
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in operation).lstrip("_")
+    assert printed == [xform_name(name) for name in changes(cloud)]
 
 
 def test_removal_takes_all_in_the_order_of_dependence(cloud: Cloud) -> None:
@@ -115,7 +111,6 @@ def test_removal_takes_all_in_the_order_of_dependence(cloud: Cloud) -> None:
 def test_a_repeated_command_changes_nothing(cloud: Cloud) -> None:
     deploy(image=IMAGE)
     cloud.forget()
-    cloud.rewrite(INVOKE, lambda _: json.dumps({"output": OUTPUT}).encode())
     deploy(image=IMAGE)
     assert changes(cloud) == ["CreateRole", "PutRolePolicy", INVOKE]  # the role exists: 409
 
@@ -124,9 +119,8 @@ def passing_through(cloud: Cloud, *states: dict[str, Any]) -> None:
     """The first descriptions of an endpoint have these fields, one after another."""
     left = list(states)
 
-    def change(body: bytes) -> bytes:
-        document = json.loads(body)
-        return json.dumps(document | left.pop(0)).encode() if left and "EndpointStatus" in document else body
+    def change(found: dict[str, Any]) -> dict[str, Any]:
+        return found | left.pop(0) if left else found
 
     cloud.rewrite("DescribeEndpoint", change, times=1000)
 
@@ -173,20 +167,15 @@ def test_a_failed_endpoint_stays_with_keep_and_is_replaced_by_the_next_command(c
     assert cloud.count("CreateEndpoint") == 2
 
 
-def test_an_endpoint_that_is_not_ready_in_time_is_removed_once_aws_permits_it(cloud: Cloud) -> None:
+def test_an_endpoint_that_is_not_ready_in_time_is_removed_once_aws_permits_it(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """AWS refuses to delete an endpoint that is being created."""
     passing_through(cloud, *[CREATING] * 3)
+    monkeypatch.setattr(command, "POLL_S", 1.0)  # polls count a second each, and no time passes
     with pytest.raises(StartError, match=r"is Creating after 1 s; see its log group .*--wait-s"):
-        make_with_clock(cloud, wait_s=1)
+        deploy(image=IMAGE, wait_s=1)
     assert_nothing_left(cloud)
-
-
-def make_with_clock(cloud: Cloud, wait_s: float) -> None:
-    """Polls count a second each, and no time passes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "POLL_S", 1.0)
-        patch.setattr("time.sleep", lambda _: None)
-        deploy(image=IMAGE, wait_s=wait_s)
 
 
 def test_ctrl_c_removes_what_was_created_and_a_second_one_says_what_may_be_left(
@@ -228,10 +217,9 @@ def test_without_boto3_the_command_says_how_to_install_it(monkeypatch: pytest.Mo
         deploy(image=IMAGE, dry_run=True)
 
 
-def test_throttled_and_failing_calls_are_repeated(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.sleep", lambda _: None)
+def test_throttled_and_failing_calls_are_repeated(cloud: Cloud) -> None:
     for operation in ("CreateModel", "DescribeEndpoint", "ListTags"):
-        cloud.throttle(operation, times=2)
+        cloud.fail(operation, "ThrottlingException", status=400, times=2)
     cloud.fail("CreateEndpointConfig", times=2)
     deploy(image=IMAGE)
     assert changes(cloud) == CREATION
@@ -239,19 +227,15 @@ def test_throttled_and_failing_calls_are_repeated(cloud: Cloud, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("operation", CREATION[:-1])
-def test_a_creation_that_fails_anywhere_leaves_nothing(
-    cloud: Cloud, operation: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("time.sleep", lambda _: None)
+def test_a_creation_that_fails_anywhere_leaves_nothing(cloud: Cloud, operation: str) -> None:
     cloud.fail(operation, times=100)
     with pytest.raises(StartError, match="InternalFailure"):
         deploy(image=IMAGE)
     assert_nothing_left(cloud)
 
 
-def test_a_call_whose_answer_is_lost_is_no_error(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_whose_answer_is_lost_is_no_error(cloud: Cloud) -> None:
     """It is sent again, and finds its own work: AWS answers that the name is taken (moto takes names twice)."""
-    monkeypatch.setattr("time.sleep", lambda _: None)
     taken = 'Cannot create already existing endpoint "arn:aws:sagemaker:eu-central-1:1:endpoint/tercet".'
     for operation in ("CreateModel", "CreateEndpointConfig", "CreateEndpoint"):
         cloud.fail(operation, is_performed=True)
@@ -298,10 +282,10 @@ def test_a_change_updates_the_endpoint_and_removes_what_it_replaced(cloud: Cloud
     """moto has no UpdateEndpoint: its answer is made here, as is the endpoint's configuration after it."""
     deploy(image=IMAGE)
     cloud.forget()
-    cloud.rewrite(INVOKE, lambda _: json.dumps({"output": OUTPUT}).encode())
     cloud.fail("UpdateEndpoint", status=200)
-    cloud.rewrite("UpdateEndpoint", lambda _: b"{}")
-    config = wanted_config(cloud, instances=2)
+    account_id = cloud.client("sts").get_caller_identity()["Account"]
+    wanted = Wanted("tercet", REGION, account_id, IMAGE, INSTANCE, num_instances=2)
+    config = wanted.endpoint_config()[2]["EndpointConfigName"]
     passing_through(cloud, {}, {}, {"EndpointStatus": "Updating"}, {"EndpointConfigName": config})
     deploy(image=IMAGE, instances=2)
     made = ["CreateRole", "PutRolePolicy", "CreateEndpointConfig", "UpdateEndpoint", INVOKE, "DeleteEndpointConfig"]
@@ -310,18 +294,9 @@ def test_a_change_updates_the_endpoint_and_removes_what_it_replaced(cloud: Cloud
     assert [one["EndpointConfigName"] for one in found] == [config]
 
 
-def wanted_config(cloud: Cloud, instances: int) -> str:
-    from deploy.aws.requests import Wanted
-
-    account_id = cloud.client("sts").get_caller_identity()["Account"]
-    wanted = Wanted("tercet", REGION, account_id, IMAGE, INSTANCE, num_instances=instances)
-    return str(wanted.endpoint_config()[2]["EndpointConfigName"])
-
-
 def test_an_update_that_is_rolled_back_is_an_error_and_the_endpoint_stays(cloud: Cloud) -> None:
     deploy(image=IMAGE)
     cloud.fail("UpdateEndpoint", status=200)
-    cloud.rewrite("UpdateEndpoint", lambda _: b"{}")
     with pytest.raises(StartError, match="Endpoint tercet does not serve"):
         deploy(image=IMAGE, instances=2)
     assert cloud.count("DeleteEndpoint") == 0
@@ -395,7 +370,6 @@ def test_weights_in_s3_and_a_repository_of_the_hub_reach_the_container(cloud: Cl
     assert "arn:aws:s3:::weights/gpt2/model.tar.gz" in policy["PolicyDocument"]
     deploy(destroy=True)
     cloud.forget()
-    cloud.rewrite(INVOKE, lambda _: json.dumps({"output": OUTPUT}).encode())
     deploy(image=IMAGE, model_id="openai-community/gpt2", role="arn:aws:iam::123456789012:role/given")
     model = next(call.body for call in cloud.calls if call.operation == "CreateModel")
     assert model["PrimaryContainer"]["Environment"]["HF_MODEL_ID"] == "openai-community/gpt2"
@@ -406,17 +380,11 @@ def test_weights_in_s3_and_a_repository_of_the_hub_reach_the_container(cloud: Cl
 def test_the_published_policy_allows_every_call(cloud: Cloud) -> None:
     deploy(image=IMAGE, max_instances=2)
     deploy(destroy=True)
-    prefixes = {"iam": "iam", "sagemaker": "sagemaker", "application-autoscaling": "application-autoscaling"}
     made = {
-        f"{prefixes[call.service]}:{call.operation}"
+        f"{call.service}:{call.operation}"
         for call in cloud.calls
-        if call.service in prefixes and call.operation != INVOKE
+        if call.service in {"iam", "sagemaker", "application-autoscaling"}
     }
     policy = json.loads((ROOT / "deploy/aws/sagemaker-policy.json").read_text())
-    allowed = {action for each in policy["Statement"] for action in _listed(each["Action"])}
     assert len(made) > 15
-    assert made - allowed == set()
-
-
-def _listed(actions: str | list[str]) -> list[str]:
-    return [actions] if isinstance(actions, str) else actions
+    assert made - allowed_actions(policy["Statement"]) == set()

@@ -23,7 +23,7 @@ import pytest
 from deploy.aws import power_off
 from deploy.aws.wake.handler import SweepFailed
 from tests.deploy.aws.cloud import Cloud
-from tests.deploy.aws.function import STOPPED, Answer, Function, deployed_function
+from tests.deploy.aws.function import STOPPED, Answer, Function, deployed_function, in_state
 from tests.e2e.harness import Tercet, until
 
 POLL_S = 0.05
@@ -81,7 +81,7 @@ class Machine(threading.Thread):
         self.num_power_offs += 1
         time.sleep(SHUTDOWN_S)
         cloud = self._function.cloud
-        cloud.rewrite("DescribeInstances", lambda body: body.replace(b">running<", b">stopping<"), times=1_000_000)
+        cloud.rewrite("DescribeInstances", in_state("stopping"), times=1_000_000)
         time.sleep(STOPPING_S)
         self._function.stop_instance()
         cloud.forget()

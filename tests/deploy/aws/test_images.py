@@ -22,7 +22,6 @@ from tests.deploy.aws.test_endpoint import deploy
 from tests.e2e.harness import ROOT
 
 REGISTRY = f"123456789012.dkr.ecr.{REGION}.amazonaws.com"
-INVOKE = "POST /endpoints/tercet/invocations"
 # It fails where DOCKER_FAILS names its first argument. A push makes the image known to ECR.
 DOCKER = """#!{python}
 import json, os, sys
@@ -58,7 +57,6 @@ def calls(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(command, "POLL_S", 0.0)
-    cloud.rewrite(INVOKE, lambda _: json.dumps({"output": ["a", "b", "c"]}).encode(), times=9)
     return found
 
 
@@ -79,7 +77,7 @@ def test_the_image_is_built_pushed_and_pinned_by_its_digest(cloud: Cloud, calls:
     assert logout == ["logout", REGISTRY]
     model = next(call.body for call in cloud.calls if call.operation == "CreateModel")
     assert model["PrimaryContainer"]["Image"].startswith(f"{REGISTRY}/tercet@sha256:")
-    assert cloud.operations("ecr") == ["CreateRepository", "GetAuthorizationToken", "PutImage", "DescribeImages"]
+    assert cloud.operations("ecr") == ["CreateRepository", "GetAuthorizationToken", "DescribeImages"]
     deploy(destroy=True)
     assert cloud.client("ecr").describe_repositories()["repositories"] == []
 
