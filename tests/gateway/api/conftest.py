@@ -51,8 +51,11 @@ class Api:
         return self.post("/autocomplete", {"context": "He saw", **fields}, headers={"X-Key": key})
 
 
+MakeApi = Callable[..., Api]
+
+
 @pytest.fixture
-def make_api(short_path: Path, hangups: HangupWatcher) -> Iterator[Callable[..., Api]]:
+def make_api(short_path: Path, hangups: HangupWatcher) -> Iterator[MakeApi]:
     """Makes an app in front of a stub worker for each responder. `settings` are `TERCET_` variables in lower case."""
     with ExitStack() as stack:
 

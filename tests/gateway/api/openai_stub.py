@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
 from falcon import testing
 
-from shared.protocol import Accepted, Done, GenerateRequest, Token, Top
+from shared.protocol import Accepted, GenerateRequest, Token, Top
 from tests.gateway.api.conftest import Api
-from tests.gateway.generation.stubs import Step
+from tests.gateway.generation.stubs import Step, make_done
 
-MakeApi = Callable[..., Api]
 N_CTX, VOCAB_SIZE = 1024, 500  # of the stub pool's model
 
 
@@ -39,18 +38,13 @@ def words(request: GenerateRequest) -> Iterator[Step]:
         for k, text in enumerate(texts, 1):
             extra = {"token_text": text, "tops": top(k)} if has_logprobs else {}
             yield Token(text=text, token_id=k, logprob=logprob(k), **extra)  # type: ignore[arg-type]
-    yield Done(
-        text="".join(texts),
+    yield make_done(
+        texts,
         token_ids=list(range(1, len(texts) + 1)),
         logprobs=[logprob(k) for k in range(1, len(texts) + 1)],
-        ends=list(accumulate(map(len, texts))),
-        num_kept_tokens=len(texts),
         finish_reason="eos" if request.sampling.temperature == 0 else "length",
         num_prompt_tokens=len(ids),
         cached_tokens=min(request.seed % 10, len(ids)),
-        queue_ms=0.5,
-        prefill_ms=1.0,
-        decode_ms=2.0,
         token_texts=texts if has_logprobs else None,
         tops=[top(k) for k in range(1, len(texts) + 1)] if has_logprobs else None,
         prompt_text="".join(prompt) if request.echo else None,

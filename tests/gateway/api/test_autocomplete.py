@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,22 +19,8 @@ from msgspec import structs
 from gateway.generation.request_starter import MAX_DRAWN_SEED
 from gateway.generation.trimming import MIN_TOKENS
 from shared.protocol import MAX_SEED, Accepted, Done, Failed, GenerateRequest, State
-from tests.gateway.api.conftest import Api
-from tests.gateway.generation.stubs import Hang, Respond, Step, completion
-
-MakeApi = Callable[..., Api]
-TEXTS = [" the sea was calm.", " a gull flying over", " nothing but sand"]
-LOGPROBS = [-3.0, -1.0, -2.0]
-
-
-def respond(request: GenerateRequest) -> Iterator[Step]:
-    branch = request.seed % 3
-    yield from completion(request, TEXTS[branch], logprob=LOGPROBS[branch])
-
-
-def hang(request: GenerateRequest) -> Iterator[Step]:
-    yield Accepted()
-    yield Hang()
+from tests.gateway.api.conftest import Api, MakeApi
+from tests.gateway.generation.stubs import TEXTS, Respond, Step, completion, hang, three_texts
 
 
 def always(text: str, finish_reason: str = "eos") -> Respond:
@@ -49,7 +36,7 @@ def events_of(body: str) -> list[tuple[str, Any]]:
 
 
 def test_an_answer_has_the_sentences_best_first_and_says_how_they_were_made(make_api: MakeApi) -> None:
-    response = make_api(respond).complete(seed=0)
+    response = make_api(three_texts).complete(seed=0)
     assert response.status_code == 200
     body = response.json
     assert list(body) == ["id", "model", "seed", "sentences", "time", "partial", "errors"]
@@ -77,7 +64,7 @@ def test_an_answer_has_the_sentences_best_first_and_says_how_they_were_made(make
 
 
 def test_workers_get_the_sampling_parameters_and_token_healing(make_api: MakeApi) -> None:
-    api = make_api(respond)
+    api = make_api(three_texts)
     api.complete(
         seed=0,
         length=30,
@@ -107,7 +94,7 @@ def test_workers_get_the_sampling_parameters_and_token_healing(make_api: MakeApi
 
 
 def test_defaults_leave_room_for_the_new_tokens_and_finish_a_word(make_api: MakeApi) -> None:
-    api = make_api(respond)
+    api = make_api(three_texts)
     api.complete(seed=0, length=1)
     assert {call.sampling.max_new_tokens for call in api.pool.workers[0].calls} == {MIN_TOKENS}
     assert {call.max_prompt_tokens for call in api.pool.workers[0].calls} == {256}
@@ -124,13 +111,13 @@ def test_without_cleaning_completions_are_answered_as_the_model_made_them(make_a
 
 
 def test_a_given_seed_is_the_first_branchs_and_wraps(make_api: MakeApi) -> None:
-    api = make_api(respond)
+    api = make_api(three_texts)
     assert api.complete(seed=MAX_SEED, n_samples=2).json["seed"] == MAX_SEED
     assert {call.seed for call in api.pool.workers[0].calls} == {MAX_SEED, 0}
 
 
 def test_a_drawn_seed_is_reported_differs_and_repeats_the_answer(make_api: MakeApi) -> None:
-    api = make_api(respond)
+    api = make_api(three_texts)
     bodies = [api.complete().json for _ in range(3)]
     assert len({body["seed"] for body in bodies}) == 3
     for body in bodies:
@@ -185,13 +172,13 @@ def test_an_explanation_has_the_tokens_of_the_sentence(make_api: MakeApi) -> Non
 
 
 def test_a_length_that_leaves_no_room_for_a_prompt_is_refused(make_api: MakeApi) -> None:
-    response = make_api(respond, n_ctx=32).complete(length=32)
+    response = make_api(three_texts, n_ctx=32).complete(length=32)
     assert (response.status_code, response.json["detail"]) == (422, "length must be below 32, the context of small.")
 
 
 def test_max_time_limits_the_workers_and_returns_what_is_ready(make_api: MakeApi) -> None:
     def some(request: GenerateRequest) -> Iterator[Step]:
-        yield from respond(request) if request.seed != 1 else hang(request)
+        yield from three_texts(request) if request.seed != 1 else hang(request)
 
     api = make_api(some)
     start = time.monotonic()
@@ -214,7 +201,7 @@ def test_if_every_branch_fails_the_answer_is_503_with_the_reasons(make_api: Make
 
 
 def test_a_model_that_failed_to_load_is_answered_503(make_api: MakeApi) -> None:
-    api = make_api(respond)
+    api = make_api(three_texts)
     api.pool.admission.update(0, State(state="failed", reason="no such file"))
     response = api.complete()
     assert (response.status_code, response.json["code"]) == (503, "not_ready")
@@ -241,60 +228,42 @@ def open_stream(api: Api, **fields: Any) -> Iterator[tuple[dict[str, str], Itera
         stream.close()
 
 
-class HeldRequest:
-    """A request, in a thread, that occupies all of the first slot until the block ends; then its client hangs up."""
-
-    def __init__(self, api: Api, **fields: Any) -> None:
-        self._api = api
-        self._fields = fields
-        self._ours, self._peer = socket.socketpair()
-        self._thread = threading.Thread(target=self._run)
-        self.response: testing.Result | None = None
-
-    def _run(self) -> None:
-        body = {"context": "He saw", **self._fields}
-        self.response = self._api.post("/autocomplete", body, extras={"gunicorn.socket": self._ours})
-
-    def __enter__(self) -> HeldRequest:
-        num_calls = len(self._api.pool.workers[0].calls)
-        self._thread.start()
-        self._api.pool.workers[0].wait(lambda worker: len(worker.calls) == num_calls + 3)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._peer.close()
-        self._thread.join(5)
-        assert not self._thread.is_alive()
-        self._ours.close()
+@contextmanager
+def held_request(api: Api, **fields: Any) -> Iterator[Future[testing.Result]]:
+    """A request that occupies all of the first slot until the block ends; then its client hangs up."""
+    ours, peer = socket.socketpair()
+    with ours, ThreadPoolExecutor(1) as threads, peer:
+        body = {"context": "He saw", **fields}
+        response = threads.submit(api.post, "/autocomplete", body, extras={"gunicorn.socket": ours})
+        api.pool.workers[0].wait(lambda worker: len(worker.calls) == 3)
+        yield response
 
 
 def test_a_client_that_hangs_up_ends_its_branches(make_api: MakeApi) -> None:
     api = make_api(hang)
-    with HeldRequest(api) as request:
+    with held_request(api) as response:
         pass
-    assert request.response is not None
-    assert (request.response.status_code, request.response.json["code"]) == (499, "client_gone")
+    assert (response.result().status_code, response.result().json["code"]) == (499, "client_gone")
     api.pool.workers[0].wait(lambda worker: worker.num_hangups == 3)
     api.pool.wait_until_idle()
 
 
 def test_a_newer_request_of_a_session_ends_the_older_with_409(make_api: MakeApi) -> None:
     def first_hangs(request: GenerateRequest) -> Iterator[Step]:
-        yield from hang(request) if request.seed >= 100 else respond(request)
+        yield from hang(request) if request.seed >= 100 else three_texts(request)
 
     api = make_api(first_hangs)
-    with HeldRequest(api, session="s", seed=100) as older:
+    with held_request(api, session="s", seed=100) as older:
         assert api.complete(seed=0, session="s").status_code == 200
-    assert older.response is not None
-    assert (older.response.status_code, older.response.json["code"]) == (409, "superseded")
-    assert older.response.headers["x-should-retry"] == "false"
+    assert (older.result().status_code, older.result().json["code"]) == (409, "superseded")
+    assert older.result().headers["x-should-retry"] == "false"
 
 
 def test_a_stream_has_text_deltas_then_sentences_then_the_whole_answer(make_api: MakeApi) -> None:
     is_received = [threading.Event() for _ in range(3)]
 
     def waits(request: GenerateRequest) -> Iterator[Step]:
-        *tokens, done = respond(request)
+        *tokens, done = three_texts(request)
         yield from tokens
         assert is_received[request.seed].wait(5)  # so that text comes before its branch has ended
         yield done

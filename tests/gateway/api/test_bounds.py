@@ -6,7 +6,7 @@ The cases are generated from the schema: a field without bounds, or of a kind th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from gateway.api.schema import (
 from shared.errors import InvalidRequest
 from shared.parsing import BodyParser
 from shared.protocol import GenerateRequest
-from tests.gateway.api.conftest import Api
+from tests.gateway.api.conftest import MakeApi
 from tests.gateway.generation.stubs import completion
 
 # Upper bounds that depend on a model or a setting, as the stub pool and the default settings have them. The resource
@@ -141,7 +141,7 @@ def test_the_description_of_a_field_names_its_bounds(request_type: type[msgspec.
 
 
 @pytest.mark.parametrize("name", RESOURCE_BOUNDS)
-def test_a_bound_that_depends_on_the_server_is_checked_too(make_api: Callable[..., Api], name: str) -> None:
+def test_a_bound_that_depends_on_the_server_is_checked_too(make_api: MakeApi, name: str) -> None:
     api = make_api(lambda request: completion(request, " the sea was calm."))
     limit = RESOURCE_BOUNDS[name]
     for value in (limit - 1, limit):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
@@ -11,11 +11,9 @@ from falcon import testing
 
 from shared import wire
 from shared.protocol import Accepted, GenerateRequest
-from tests.gateway.api.conftest import Api
-from tests.gateway.generation.stubs import Break, Hang, Raw, Refusal, Step, completion
+from tests.gateway.api.conftest import MakeApi
+from tests.gateway.generation.stubs import LOGPROBS, TEXTS, Break, Hang, Raw, Refusal, Step, three_texts
 
-TEXTS = [" the sea was calm.", " a gull flying over", " nothing but sand"]
-LOGPROBS = [-3.0, -1.0, -2.0]
 # The error code of a branch that ends so on every slot.
 CODES = {
     "crash": "broken",
@@ -42,13 +40,13 @@ def respond(request: GenerateRequest) -> Iterator[Step]:
     if outcome == "5xx":
         yield Refusal(500, "internal_error")
     elif outcome == "ok":
-        yield from completion(request, TEXTS[request.seed], logprob=LOGPROBS[request.seed])
+        yield from three_texts(request)
     else:
         yield Accepted()
         yield ENDS[outcome]
 
 
-def test_all_combinations_of_outcomes_are_merged(make_api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_combinations_of_outcomes_are_merged(make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_LINE_BYTES", MAX_LINE_BYTES)
     api = make_api(respond, respond, max_batch=len(COMBINATIONS) * 3, num_threads=300, num_retries=10_000)
 

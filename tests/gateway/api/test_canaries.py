@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import falcon
@@ -16,10 +16,9 @@ from shared.protocol import Accepted, Failed, GenerateRequest
 from shared.telemetry import format_traceback
 from tests.bad_requests import HttpRequest, call_app
 from tests.canaries import Canaries, canary_requests
-from tests.gateway.api.conftest import Api
-from tests.gateway.generation.stubs import Break, Refusal, Step, completion
+from tests.gateway.api.conftest import MakeApi
+from tests.gateway.generation.stubs import Break, Refusal, Step, three_texts
 
-TEXTS = [" the sea was calm.", " a gull flying over", " nothing but sand"]
 PROMPT = "quokkaword zebrafishword axolotlword"
 
 
@@ -31,7 +30,7 @@ def respond(request: GenerateRequest) -> Iterator[Step]:
         [Accepted(), Failed(code="engine_error", detail=f"It failed at {request.prompt}.")],
     ]
     kind = request.seed % 12
-    yield from kinds[kind] if kind < 3 else completion(request, TEXTS[kind % 3])
+    yield from kinds[kind] if kind < 3 else three_texts(request)
 
 
 class Failing:
@@ -40,7 +39,7 @@ class Failing:
 
 
 def test_neither_prompts_nor_keys_reach_a_log_a_metric_or_another_client(
-    make_api: Callable[..., Api], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make_api: MakeApi, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     key, _ = new_key(tmp_path / "keys", "first")

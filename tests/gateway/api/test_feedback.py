@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -15,14 +15,8 @@ from gateway.api.schema import FeedbackRequest
 from gateway.metrics import Metrics
 from shared.errors import InvalidRequest, NotFound
 from shared.protocol import Done, GenerateRequest
-from tests.gateway.api.conftest import Api
-from tests.gateway.generation.stubs import Step, completion
-
-TEXTS = [" the sea was calm.", " a gull flying over", " nothing but sand"]
-
-
-def respond(request: GenerateRequest) -> Iterator[Step]:
-    yield from completion(request, TEXTS[request.seed % 3])
+from tests.gateway.api.conftest import Api, MakeApi
+from tests.gateway.generation.stubs import TEXTS, Step, completion, three_texts
 
 
 def counts(api: Api, metric: str) -> dict[tuple[str, str], float]:
@@ -36,8 +30,8 @@ def counts(api: Api, metric: str) -> dict[tuple[str, str], float]:
     return found
 
 
-def test_sentences_are_counted_as_shown_and_feedback_once(make_api: Callable[..., Api]) -> None:
-    api = make_api(respond)
+def test_sentences_are_counted_as_shown_and_feedback_once(make_api: MakeApi) -> None:
+    api = make_api(three_texts)
     answer_id = api.complete(seed=0).json["id"]
     assert counts(api, "tercet_suggestions_total") == {("shown", "0"): 1, ("shown", "1"): 1, ("shown", "2"): 1}
     accepted = {"id": answer_id, "index": 1, "action": "accepted", "characters": 12}
@@ -49,8 +43,8 @@ def test_sentences_are_counted_as_shown_and_feedback_once(make_api: Callable[...
     assert counts(api, "tercet_saved_characters_total") == {("", "1"): 12}
 
 
-def test_feedback_on_an_unknown_answer_or_sentence_is_refused(make_api: Callable[..., Api]) -> None:
-    api = make_api(respond)
+def test_feedback_on_an_unknown_answer_or_sentence_is_refused(make_api: MakeApi) -> None:
+    api = make_api(three_texts)
     unknown = api.post("/feedback", {"id": "none", "index": 0, "action": "accepted"})
     assert (unknown.status_code, unknown.json["code"]) == (404, "not_found")
     assert "'none'" in unknown.json["detail"]
@@ -60,8 +54,8 @@ def test_feedback_on_an_unknown_answer_or_sentence_is_refused(make_api: Callable
     assert "must be below 1" in beyond.json["detail"]
 
 
-def test_a_refused_request_shows_no_suggestion(make_api: Callable[..., Api]) -> None:
-    api = make_api(respond)
+def test_a_refused_request_shows_no_suggestion(make_api: MakeApi) -> None:
+    api = make_api(three_texts)
     api.complete(length=0)
     assert counts(api, "tercet_suggestions_total") == {}
 
@@ -197,8 +191,8 @@ def test_more_characters_than_were_accepted_cannot_be_kept(metrics: Metrics) -> 
 
 
 @pytest.mark.parametrize("action", ["rejected", "ignored"])
-def test_only_accepted_characters_can_be_kept(make_api: Callable[..., Api], action: str) -> None:
-    api = make_api(respond)
+def test_only_accepted_characters_can_be_kept(make_api: MakeApi, action: str) -> None:
+    api = make_api(three_texts)
     answer_id = api.complete(seed=0).json["id"]
     refused = api.post("/feedback", {"id": answer_id, "index": 0, "action": action, "kept": 0})
     assert (refused.status_code, refused.json["errors"][0]["field"]) == (422, "kept")
@@ -226,7 +220,7 @@ def test_predictions_are_counted_by_usefulness(metrics: Metrics) -> None:
     assert all('strategy="predict"' in labels for labels in samples(metrics, "tercet_suggestions_total"))
 
 
-def test_strategy_and_usefulness_are_those_of_the_request(make_api: Callable[..., Api]) -> None:
+def test_strategy_and_usefulness_are_those_of_the_request(make_api: MakeApi) -> None:
     def predict(request: GenerateRequest) -> Iterator[Step]:
         assert request.predict is not None
         for step in completion(request, TEXTS[request.predict.rank]):

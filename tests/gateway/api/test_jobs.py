@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,11 @@ from gateway.jobs.executor import JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
 from shared.api_keys import new_key
-from shared.protocol import Accepted, GenerateRequest
+from shared.protocol import GenerateRequest
 from tests.e2e.harness import until
-from tests.gateway.api.conftest import Api
-from tests.gateway.generation.stubs import Hang, Refusal, Step, completion
+from tests.gateway.api.conftest import Api, MakeApi
+from tests.gateway.generation.stubs import Refusal, Step, hang, three_texts
 
-TEXTS = [" the sea was calm.", " a gull flying over.", " nothing but sand."]
 BODY = {"context": "He saw", "seed": 5}
 
 
@@ -48,9 +47,7 @@ def has_room() -> threading.Event:
 
 
 @pytest.fixture
-def make_jobs_api(
-    make_api: Callable[..., Api], tmp_path: Path, clock: Clock, has_room: threading.Event
-) -> Iterator[Callable[..., Api]]:
+def make_jobs_api(make_api: MakeApi, tmp_path: Path, clock: Clock, has_room: threading.Event) -> Iterator[MakeApi]:
     with ExitStack() as stack:
 
         def make(respond: Any = None, **settings: str) -> Api:
@@ -58,22 +55,13 @@ def make_jobs_api(
             jobs = JobExecutor(queue, num_threads=2, has_room=has_room.is_set)
             stack.callback(jobs.join, 10)
             stack.callback(jobs.stop)
-            return make_api(respond or answer, jobs=jobs, settings=settings, max_batch=48)
+            return make_api(respond or three_texts, jobs=jobs, settings=settings, max_batch=48)
 
         yield make
 
 
-def answer(request: GenerateRequest) -> Iterator[Step]:
-    yield from completion(request, TEXTS[request.seed % 3])
-
-
-def hang(request: GenerateRequest) -> Iterator[Step]:
-    yield Accepted()
-    yield Hang()
-
-
 @pytest.fixture
-def api(make_jobs_api: Callable[..., Api]) -> Api:
+def api(make_jobs_api: MakeApi) -> Api:
     return make_jobs_api()
 
 
@@ -110,12 +98,12 @@ def test_a_job_has_the_answer_of_autocomplete(api: Api) -> None:
     assert ended["expires_at"] == ended["finished_at"] + 60
 
 
-def test_the_published_names_of_fields_are_accepted(make_jobs_api: Callable[..., Api]) -> None:
+def test_the_published_names_of_fields_are_accepted(make_jobs_api: MakeApi) -> None:
     requests: list[GenerateRequest] = []
 
     def respond(request: GenerateRequest) -> Iterator[Step]:
         requests.append(request)
-        yield from answer(request)
+        yield from three_texts(request)
 
     api = make_jobs_api(respond)
     job = api.post(
@@ -172,8 +160,8 @@ def test_jobs_are_in_the_openapi_document(api: Api) -> None:
         Draft202012Validator({**schemas["JobResponse"], "components": document["components"]}).validate(job)
 
 
-def test_without_jobs_the_preference_is_ignored(make_api: Callable[..., Api]) -> None:
-    api = make_api(answer)
+def test_without_jobs_the_preference_is_ignored(make_api: MakeApi) -> None:
+    api = make_api(three_texts)
     assert api.post("/autocomplete", BODY, headers={"Prefer": "respond-async"}).status_code == 200
     assert api.post("/jobs", BODY).status_code == 404
 
@@ -196,7 +184,7 @@ def test_an_idempotency_key_answers_with_the_same_job(api: Api, has_room: thread
         assert problem(refused)["errors"][0]["field"] == "Idempotency-Key"
 
 
-def test_a_running_job_is_cancelled_and_its_branches_end(make_jobs_api: Callable[..., Api]) -> None:
+def test_a_running_job_is_cancelled_and_its_branches_end(make_jobs_api: MakeApi) -> None:
     api = make_jobs_api(hang)
     job_id = api.post("/jobs", BODY).json["id"]
     until(lambda: sum(api.pool.admission.in_flight()) == 3, 5, "its branches run")
@@ -214,14 +202,14 @@ def test_a_final_job_is_erased_on_request(api: Api) -> None:
     assert problem(api.request("DELETE", f"/jobs/{job_id}"))["code"] == "unknown_job"
 
 
-def test_a_failed_job_has_the_error_of_autocomplete(make_jobs_api: Callable[..., Api]) -> None:
+def test_a_failed_job_has_the_error_of_autocomplete(make_jobs_api: MakeApi) -> None:
     api = make_jobs_api(lambda request: [Refusal(500, "internal_error")])
     ended = result_of(api, api.post("/jobs", BODY).json["id"])
     assert (ended["state"], ended["error"]["code"], "result" in ended) == ("failed", "no_completion", False)
 
 
 def test_a_job_of_another_key_is_answered_as_an_unknown_one(
-    make_jobs_api: Callable[..., Api], tmp_path: Path, clock: Clock
+    make_jobs_api: MakeApi, tmp_path: Path, clock: Clock
 ) -> None:
     """S10."""
     owner, other = (new_key(tmp_path / "keys", name)[0] for name in ("owner", "other"))
@@ -240,7 +228,7 @@ def test_a_job_of_another_key_is_answered_as_an_unknown_one(
     assert api.request("GET", f"/jobs/{job_id}", **mine).status_code == 410
 
 
-def test_jobs_are_answered_while_the_store_is_unavailable(make_jobs_api: Callable[..., Api], tmp_path: Path) -> None:
+def test_jobs_are_answered_while_the_store_is_unavailable(make_jobs_api: MakeApi, tmp_path: Path) -> None:
     (tmp_path / "jobs.sqlite3").mkdir()
     api = make_jobs_api()
     for response in (api.post("/jobs", BODY), api.request("GET", f"/jobs/{'A' * 24}")):

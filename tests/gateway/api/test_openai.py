@@ -11,8 +11,8 @@ import pytest
 from falcon import testing
 
 from shared.protocol import Accepted, GenerateRequest, Token
-from tests.gateway.api.conftest import Api
-from tests.gateway.api.openai_stub import N_CTX, MakeApi, chunks_of, complete, joined, post, refuse, words
+from tests.gateway.api.conftest import Api, MakeApi
+from tests.gateway.api.openai_stub import N_CTX, chunks_of, complete, joined, post, refuse, words
 from tests.gateway.generation.stubs import Hang, Refusal, Step, completion
 
 

@@ -19,8 +19,8 @@ from gateway.api.openai.schema import CompletionRequest
 from gateway.api.operation import JSON
 from shared.api_keys import new_key
 from shared.protocol import MAX_SEED, Accepted, GenerateRequest
-from tests.gateway.api.conftest import Api
-from tests.gateway.api.openai_stub import N_CTX, VOCAB_SIZE, MakeApi, chunks_of, complete, post, refuse, words
+from tests.gateway.api.conftest import Api, MakeApi
+from tests.gateway.api.openai_stub import N_CTX, VOCAB_SIZE, chunks_of, complete, post, refuse, words
 from tests.gateway.conftest import MakeGateway
 from tests.gateway.generation.stubs import Hang, Refusal, Step, completion
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +16,9 @@ import structlog
 from falcon import testing
 
 from shared.errors import ShuttingDown
-from shared.protocol import Accepted, GenerateRequest, State
-from tests.gateway.api.conftest import Api
-from tests.gateway.generation.stubs import Hang, Refusal, Step, completion
-
-MakeApi = Callable[..., Api]
+from shared.protocol import GenerateRequest, State
+from tests.gateway.api.conftest import Api, MakeApi
+from tests.gateway.generation.stubs import Refusal, Step, completion, hang
 
 
 @dataclass(frozen=True)
@@ -38,11 +36,6 @@ class Keys:
     def process_request(self, req: falcon.Request, _resp: falcon.Response) -> None:
         name = req.get_header("X-Key") or ""
         req.context.owner, req.context.key = name, self._keys.get(name)
-
-
-def hang(request: GenerateRequest) -> Iterator[Step]:
-    yield Accepted()
-    yield Hang()
 
 
 def quick(request: GenerateRequest) -> Iterator[Step]:

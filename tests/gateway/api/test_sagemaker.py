@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,10 @@ import pytest
 from falcon import testing
 
 from shared.protocol import GenerateRequest, State
-from tests.gateway.api.conftest import Api
+from tests.gateway.api.conftest import Api, MakeApi
 from tests.gateway.conftest import MakeGateway
 from tests.gateway.generation.stubs import Refusal, Step, completion
 
-MakeApi = Callable[..., Api]
 SAGEMAKER = {"sagemaker": "1", "hosts": "*"}
 
 

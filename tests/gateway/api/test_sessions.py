@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from gateway.api.callers import MAX_SESSION_CHARS, SESSION_HEADER
 from shared.protocol import GenerateRequest
-from tests.gateway.api.conftest import Api
+from tests.gateway.api.conftest import Api, MakeApi
 from tests.gateway.generation.stubs import Step, completion
 
 # Paths and bodies; those of the second list may name a session.
@@ -30,7 +30,7 @@ def respond(request: GenerateRequest) -> Iterator[Step]:
 
 
 @pytest.fixture
-def api(make_api: Callable[..., Api]) -> Api:
+def api(make_api: MakeApi) -> Api:
     return make_api(respond)
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from falcon import testing
 
 from gateway.api.tgi_schema import EMPTY_BODY, NO_INPUTS
-from shared.protocol import Accepted, Done, GenerateRequest, Sampling, Token, TokenizeResponse, Top
-from tests.gateway.api.conftest import Api
-from tests.gateway.generation.stubs import Refusal, Respond, Step, completion
+from shared.protocol import Accepted, GenerateRequest, Sampling, Token, TokenizeResponse, Top
+from tests.gateway.api.conftest import Api, MakeApi
+from tests.gateway.generation.stubs import Refusal, Respond, Step, completion, make_done
 
-MakeApi = Callable[..., Api]
 PATHS = ("/generate", "/generate_stream", "/")
 
 
@@ -29,18 +28,11 @@ def tokens_then(*texts: tuple[str, str], text: str, finish_reason: str) -> Respo
         yield Accepted()
         for number, (delta, own) in enumerate(texts):
             yield Token(text=delta, token_id=number, logprob=-1.0, token_text=own, tops=[Top(number, own, -1.0)])
-        yield Done(
+        yield make_done(
+            [own for _, own in texts],
             text=text,
-            token_ids=list(range(len(texts))),
-            logprobs=[-1.0] * len(texts),
             ends=[min(len(text), 2 * number + 2) for number in range(len(texts))],
-            num_kept_tokens=len(texts),
             finish_reason=finish_reason,
-            num_prompt_tokens=4,
-            cached_tokens=0,
-            queue_ms=0.0,
-            prefill_ms=0.0,
-            decode_ms=0.0,
             token_texts=[own for _, own in texts],
             tops=[[] for _ in texts],
         )

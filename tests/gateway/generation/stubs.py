@@ -81,6 +81,24 @@ def token_texts(text: str) -> list[str]:
     return re.findall(r" ?\w+| ?[^\w\s]+|\s", text)
 
 
+def make_done(texts: Sequence[str], **fields: Any) -> Done:
+    """The last line of a completion with these tokens; `fields` replace any of the line's."""
+    defaults: dict[str, Any] = {
+        "text": "".join(texts),
+        "token_ids": list(range(len(texts))),
+        "logprobs": [-1.0] * len(texts),
+        "ends": list(accumulate(map(len, texts))),
+        "num_kept_tokens": len(texts),
+        "finish_reason": "eos",
+        "num_prompt_tokens": 4,
+        "cached_tokens": 2,
+        "queue_ms": 0.5,
+        "prefill_ms": 1.0,
+        "decode_ms": 2.0,
+    }
+    return Done(**(defaults | fields))
+
+
 def completion(
     request: GenerateRequest, text: str, *, logprob: float = -1.0, finish_reason: str = "eos"
 ) -> Iterator[GenerateLine]:
@@ -90,21 +108,29 @@ def completion(
     if request.stream:
         for token_id, token_text in enumerate(texts):
             yield Token(text=token_text, token_id=token_id, logprob=logprob)
-    yield Done(
-        text=text,
-        token_ids=list(range(len(texts))),
+    yield make_done(
+        texts,
         logprobs=[logprob] * len(texts),
-        ends=list(accumulate(map(len, texts))),
-        num_kept_tokens=len(texts),
         finish_reason=finish_reason,
-        num_prompt_tokens=4,
-        cached_tokens=2,
-        queue_ms=0.5,
-        prefill_ms=1.0,
-        decode_ms=2.0,
         token_texts=None if request.logprobs is None else texts,
         tops=None if request.logprobs is None else [[Top(0, token_text, logprob)] for token_text in texts],
     )
+
+
+TEXTS = [" the sea was calm.", " a gull flying over", " nothing but sand"]
+LOGPROBS = [-3.0, -1.0, -2.0]
+
+
+def three_texts(request: GenerateRequest) -> Iterator[Step]:
+    """Completes with one of three texts."""
+    number = request.seed % 3
+    yield from completion(request, TEXTS[number], logprob=LOGPROBS[number])
+
+
+def hang(request: GenerateRequest) -> Iterator[Step]:
+    """Accepts the request, then sends nothing more."""
+    yield Accepted()
+    yield Hang()
 
 
 class _Server(ThreadingMixIn, UnixStreamServer):
@@ -256,6 +282,9 @@ class StubPool:
     def exposition(self) -> Sequence[str]:
         """The lines of the metrics page."""
         return self.metrics.exposition().decode().splitlines()
+
+
+MakePool = Callable[..., StubPool]
 
 
 def make_spec(timeout_s: float = 10.0, **fields: Any) -> GenerationSpec:

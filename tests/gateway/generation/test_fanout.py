@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
@@ -19,9 +19,17 @@ from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError
 from shared.errors import ClientGone, DeadlineExceeded, Overloaded, ShuttingDown
 from shared.protocol import Accepted, Failed, GenerateRequest, Group, Sampling, State
-from tests.gateway.generation.stubs import Break, Hang, Refusal, Step, StubPool, Together, completion, make_spec
-
-MakePool = Callable[..., StubPool]
+from tests.gateway.generation.stubs import (
+    Break,
+    Hang,
+    MakePool,
+    Refusal,
+    Step,
+    StubPool,
+    Together,
+    completion,
+    make_spec,
+)
 
 
 def by_seed(request: GenerateRequest) -> Iterator[Step]:

@@ -1,7 +1,7 @@
 """Selection: clean completions that differ, best score first, whatever order they arrive in."""
 
 from dataclasses import replace
-from itertools import accumulate, combinations
+from itertools import combinations
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +9,8 @@ from msgspec import structs
 
 from gateway.generation.request import BranchFailure, BranchOutcome, BranchResult
 from gateway.generation.selection import Selection, SelectionPolicy, SelectionResult
-from shared.protocol import Done
 from tests.gateway.generation.references import is_alike_reference
+from tests.gateway.generation.stubs import make_done
 
 POLICY = SelectionPolicy(prompt="He saw", num_suggestions=3, length=20, similarity=80)
 
@@ -24,19 +24,12 @@ def result(
     typed: int = 0,
     reason: str = "eos",
 ) -> BranchResult:
-    done = Done(
-        text="".join(token_texts),
-        token_ids=list(range(len(token_texts))),
+    done = make_done(
+        token_texts,
         logprobs=[logprob - 0.1 * step for step in range(len(token_texts))],
-        ends=list(accumulate(map(len, token_texts))),
         num_kept_tokens=len(token_texts) if kept is None else kept,
         num_typed_tokens=typed,
         finish_reason=reason,
-        num_prompt_tokens=4,
-        cached_tokens=0,
-        queue_ms=0.0,
-        prefill_ms=1.0,
-        decode_ms=2.0,
     )
     return BranchResult(branch, 100 + branch, branch, "small", done, 0.01)
 

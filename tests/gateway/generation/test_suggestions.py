@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,18 @@ from gateway.generation.selection import SelectionPolicy, SelectionResult, Sugge
 from gateway.generation.suggestions import MAX_TOP_UPS, Output, TextDelta, suggest
 from shared.errors import Superseded
 from shared.protocol import Accepted, Failed, GenerateRequest, Group, Token
-from tests.gateway.generation.stubs import Break, Hang, Respond, Step, StubPool, completion, make_spec, token_texts
+from tests.gateway.generation.stubs import (
+    Break,
+    Hang,
+    MakePool,
+    Respond,
+    Step,
+    StubPool,
+    completion,
+    make_spec,
+    token_texts,
+)
 
-MakePool = Callable[..., StubPool]
 FIRST_SEED = 7  # of `make_spec`
 
 

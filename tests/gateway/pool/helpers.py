@@ -13,23 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from shared.protocol import Done
+from tests.gateway.generation.stubs import make_done
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
-DONE = Done(
-    text=" it",
-    token_ids=[5],
-    logprobs=[-1.0],
-    ends=[3],
-    num_kept_tokens=1,
-    finish_reason="length",
-    num_prompt_tokens=1,
-    cached_tokens=0,
-    queue_ms=0,
-    prefill_ms=0,
-    decode_ms=0,
-)
+DONE = make_done([" it"])
 
 # Answers the first request of a connection, which has been read; the connection is closed afterwards.
 Answer = Callable[[socket.socket], object]

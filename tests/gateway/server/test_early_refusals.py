@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 
 from gateway.server.early_refusals import EarlyRefusals
 from shared.errors import NotReady, Overloaded, ShuttingDown, TercetError
 from shared.protocol import State
-from tests.gateway.generation.stubs import StubPool
+from tests.gateway.generation.stubs import MakePool, StubPool
 
-MakePool = Callable[..., StubPool]
 HEAD = b"POST /autocomplete HTTP/1.1\r\nHost: localhost\r\nConnection: keep-alive\r\n"
 REQUEST = HEAD + b'Content-Length: 16\r\n\r\n{"context": "a"}'
 
