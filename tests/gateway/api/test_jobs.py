@@ -20,17 +20,10 @@ from shared.api_keys import new_key
 from shared.protocol import GenerateRequest
 from tests.e2e.harness import until
 from tests.gateway.api.conftest import Api, MakeApi
+from tests.gateway.clock import Clock
 from tests.gateway.generation.stubs import Refusal, Step, hang, three_texts
 
 BODY = {"context": "He saw", "seed": 5}
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-PUNCTUATION = set(".,;:!?…\"'“”‘’()[]«»_*-–—")
+PUNCTUATION = ".,;:!?…\"'“”‘’()[]«»_*-–—"
 
 
 def is_alike_reference(first: str, second: str, similarity: float) -> bool:
@@ -42,7 +42,7 @@ def rejection_reference(text: str, prompt: str) -> str | None:
         num_prompt_words += match.end() <= len(prompt) and not (
             match.end() == len(prompt) and bool(text) and not text[0].isspace()
         )
-    bare = [strip(word) or word for word in words]
+    bare = [word.strip(PUNCTUATION) or word for word in words]
     for phrases, size, num_times in [
         (words, 1, 3),
         (bare, 1, 4),
@@ -62,11 +62,3 @@ def rejection_reference(text: str, prompt: str) -> str | None:
         if is_repetition and (size > 1 or is_new_word):
             return "repeats_context"
     return None
-
-
-def strip(word: str) -> str:
-    while word and word[0] in PUNCTUATION:
-        word = word[1:]
-    while word and word[-1] in PUNCTUATION:
-        word = word[:-1]
-    return word

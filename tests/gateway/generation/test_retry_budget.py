@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from gateway.generation.retry_budget import MAX_RETRY_RATIO, STEP_S, WINDOW_S, RetryBudget
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.gateway.clock import Clock
 
 
 def num_granted(budget: RetryBudget, number: int = 1000) -> int:

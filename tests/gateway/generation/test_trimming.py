@@ -1,6 +1,5 @@
 """Trimming, whole and token by token; reasons for rejection and similarity against slow references."""
 
-import re
 from itertools import accumulate
 
 import pytest
@@ -9,11 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.generation.trimming import Trimmer, is_alike, rejection_reason, trim
 from tests.gateway.generation.references import is_alike_reference, rejection_reference
-
-
-def token_texts(text: str) -> list[str]:
-    """Like GPT-2's tokens: a word with the space before it, punctuation by itself."""
-    return re.findall(r" ?\w+| ?[^\w\s]+|\s", text)
+from tests.gateway.generation.stubs import token_texts
 
 
 def token_ends(texts: list[str]) -> list[int]:

@@ -178,6 +178,10 @@ def fast_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor_module, "POLL_S", 0.2)
 
 
+def make_sqlite_queue(directory: Path) -> JobQueue:
+    return JobQueue(open_store(f"sqlite:{directory}/jobs.sqlite3"), ttl_s=60, max_open=100)
+
+
 @pytest.fixture
 def sqlite_queue(tmp_path: Path) -> Iterator[JobQueue]:
     """The queue of another process, for what does not depend on the store."""
@@ -186,50 +190,48 @@ def sqlite_queue(tmp_path: Path) -> Iterator[JobQueue]:
     queue.close()
 
 
-def make_sqlite_queue(tmp_path: Path) -> JobQueue:
-    return JobQueue(open_store(f"sqlite:{tmp_path}/jobs.sqlite3"), ttl_s=60, max_open=100)
+@pytest.fixture
+def job(sqlite_queue: JobQueue) -> Job:
+    """A job in that queue."""
+    return sqlite_queue.submit("o", b"{}")[0]
+
+
+@pytest.fixture
+def execute(tmp_path: Path, make_executor: MakeExecutor) -> MakeExecutor:
+    """Makes and starts the executor of another process over the same store."""
+
+    def make(compute: Any, **options: Any) -> JobExecutor:
+        return make_executor(make_sqlite_queue(tmp_path), compute, **options)
+
+    return make
 
 
 @pytest.mark.usefixtures("fast_poll")
-def test_a_job_cancelled_by_another_process_ends_with_the_next_renewal(
-    sqlite_queue: JobQueue, tmp_path: Path, make_executor: MakeExecutor
+def test_a_lease_is_renewed_until_another_process_cancels_the_job(
+    sqlite_queue: JobQueue, job: Job, execute: MakeExecutor
 ) -> None:
     hanging = Hanging()
-    job, _ = sqlite_queue.submit("o", b"{}")
-    make_executor(make_sqlite_queue(tmp_path), hanging)
+    execute(hanging)
     assert hanging.started.wait(5)
+    due_at = sqlite_queue.find(job.id, "o").due_at
+    until(lambda: sqlite_queue.find(job.id, "o").due_at > due_at + 0.1, 5, "a renewal")
     sqlite_queue.cancel_or_delete(job.id, "o")
     assert hanging.cancelled.wait(4)
 
 
-@pytest.mark.usefixtures("fast_poll")
-def test_a_lease_is_renewed_while_the_job_is_computed(
-    sqlite_queue: JobQueue, tmp_path: Path, make_executor: MakeExecutor
-) -> None:
+def test_a_stop_returns_the_running_jobs_at_once(sqlite_queue: JobQueue, job: Job, execute: MakeExecutor) -> None:
     hanging = Hanging()
-    job, _ = sqlite_queue.submit("o", b"{}")
-    make_executor(make_sqlite_queue(tmp_path), hanging)
-    assert hanging.started.wait(5)
-    due_at = sqlite_queue.find(job.id, "o").due_at
-    until(lambda: sqlite_queue.find(job.id, "o").due_at > due_at + 0.1, 5, "a renewal")
-
-
-def test_a_stop_returns_the_running_jobs_at_once(
-    sqlite_queue: JobQueue, tmp_path: Path, make_executor: MakeExecutor
-) -> None:
-    hanging = Hanging()
-    job, _ = sqlite_queue.submit("o", b"{}")
-    executor = make_executor(make_sqlite_queue(tmp_path), hanging)
+    executor = execute(hanging)
     assert hanging.started.wait(5)
     executor.stop()
     executor.join(2)
     found = sqlite_queue.find(job.id, "o")
     assert (found.state, found.attempts, found.request) == ("queued", 0, b"{}")
-    make_executor(make_sqlite_queue(tmp_path), compute_at_once)
+    execute(compute_at_once)
     assert wait_for_end(sqlite_queue, job.id, 2).result == b'"of the executor"'
 
 
-def test_a_refused_job_is_tried_again(sqlite_queue: JobQueue, tmp_path: Path, make_executor: MakeExecutor) -> None:
+def test_a_refused_job_is_tried_again(sqlite_queue: JobQueue, job: Job, execute: MakeExecutor) -> None:
     refusals = iter([Overloaded("full")])
 
     def compute(job: Job, cancelling: Cancelling) -> bytes:
@@ -237,8 +239,7 @@ def test_a_refused_job_is_tried_again(sqlite_queue: JobQueue, tmp_path: Path, ma
             raise refusal
         return b"1"
 
-    job, _ = sqlite_queue.submit("o", b"{}")
-    make_executor(make_sqlite_queue(tmp_path), compute)
+    execute(compute)
     ended = wait_for_end(sqlite_queue, job.id)
     assert (ended.state, ended.attempts, next(refusals, None)) == ("succeeded", 1, None)
 
@@ -247,23 +248,21 @@ def test_a_refused_job_is_tried_again(sqlite_queue: JobQueue, tmp_path: Path, ma
     ("error", "code"), [(InvalidRequest("stop is wrong."), b'"invalid_request"'), (KeyError("bug"), b"internal_error")]
 )
 def test_an_error_is_the_outcome(
-    sqlite_queue: JobQueue, tmp_path: Path, make_executor: MakeExecutor, error: Exception, code: bytes
+    sqlite_queue: JobQueue, job: Job, execute: MakeExecutor, error: Exception, code: bytes
 ) -> None:
     def compute(job: Job, cancelling: Cancelling) -> bytes:
         raise error
 
-    job, _ = sqlite_queue.submit("o", b"{}")
-    make_executor(make_sqlite_queue(tmp_path), compute)
+    execute(compute)
     ended = wait_for_end(sqlite_queue, job.id)
     assert ended.state == "failed"
     assert code in ended.error
     assert b"bug" not in ended.error
 
 
-def test_no_job_starts_without_room(sqlite_queue: JobQueue, tmp_path: Path, make_executor: MakeExecutor) -> None:
+def test_no_job_starts_without_room(sqlite_queue: JobQueue, job: Job, execute: MakeExecutor) -> None:
     has_room = threading.Event()
-    job, _ = sqlite_queue.submit("o", b"{}")
-    executor = make_executor(make_sqlite_queue(tmp_path), compute_at_once, has_room=has_room.is_set)
+    executor = execute(compute_at_once, has_room=has_room.is_set)
     executor.wake()
     time.sleep(0.6)
     assert sqlite_queue.find(job.id, "o").state == "queued"
@@ -271,25 +270,18 @@ def test_no_job_starts_without_room(sqlite_queue: JobQueue, tmp_path: Path, make
     wait_for_end(sqlite_queue, job.id, 1)
 
 
-def test_at_most_num_threads_jobs_run(sqlite_queue: JobQueue, tmp_path: Path, make_executor: MakeExecutor) -> None:
-    running: list[int] = []
-    peaks = []
-    lock = threading.Lock()
+def test_at_most_num_threads_jobs_run(sqlite_queue: JobQueue, execute: MakeExecutor) -> None:
+    room, both = threading.Semaphore(2), threading.Barrier(2)
 
     def compute(job: Job, cancelling: Cancelling) -> bytes:
-        with lock:
-            running.append(1)
-            peaks.append(len(running))
-        time.sleep(0.02)
-        with lock:
-            running.pop()
+        assert room.acquire(blocking=False)
+        both.wait(5)
+        room.release()
         return b"1"
 
     ids = [sqlite_queue.submit("o", b"{}")[0].id for _ in range(6)]
-    make_executor(make_sqlite_queue(tmp_path), compute)
-    for job_id in ids:
-        wait_for_end(sqlite_queue, job_id)
-    assert max(peaks) == 2
+    execute(compute)
+    assert [wait_for_end(sqlite_queue, job_id).state for job_id in ids] == ["succeeded"] * 6
 
 
 @pytest.mark.usefixtures("fast_poll")
@@ -297,16 +289,15 @@ def test_a_store_that_cannot_be_written_refuses_and_the_executor_waits_for_it(
     tmp_path: Path, make_executor: MakeExecutor
 ) -> None:
     (tmp_path / "file").touch()
-    path = tmp_path / "file" / "jobs.sqlite3"  # a directory that is a file
-    queue = JobQueue(open_store(f"sqlite:{path}"), ttl_s=60, max_open=100)
+    queue = make_sqlite_queue(tmp_path / "file")  # a directory that is a file
     with pytest.raises(JobsUnavailable, match="TERCET_JOBS"):
         queue.submit("o", b"{}")
     with structlog.testing.capture_logs() as events:
-        make_executor(JobQueue(open_store(f"sqlite:{path}"), ttl_s=60, max_open=100), compute_at_once)
+        make_executor(make_sqlite_queue(tmp_path / "file"), compute_at_once)
         time.sleep(0.5)
         (tmp_path / "file").unlink()
         job, _ = queue.submit("o", b"{}")
-        assert path.stat().st_mode & 0o777 == 0o600
+        assert (tmp_path / "file" / "jobs.sqlite3").stat().st_mode & 0o777 == 0o600
         wait_for_end(queue, job.id)
     store_events = [event["event"] for event in events if event["event"].startswith("job_store")]
     assert store_events == ["job_store_failed", "job_store_recovered"]

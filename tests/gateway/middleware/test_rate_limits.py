@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.middleware.rate_limits import RateLimits
 from shared.errors import QuotaExceeded
-
-
-class Clock:
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.gateway.clock import Clock
 
 
 def is_taken(limits: RateLimits, per_minute: int, key_id: str = "a") -> bool:
@@ -46,7 +40,7 @@ def test_eight_threads_get_the_rate_to_within_one_request(per_minute: int, restl
     num_taken = 0
     with ThreadPoolExecutor(8) as threads:
         for step in range(num_steps + 1):
-            clock.now_s = 1000.0 + step * step_s
+            clock.now = 1000.0 + step * step_s
             num_attempts = per_minute + 20 if step == 0 else per_minute // 60 + 20
             num_taken += sum(threads.map(lambda _: is_taken(limits, per_minute), range(num_attempts)))
     theory = per_minute + num_steps * step_s * per_minute / 60  # a full bucket, then the rate
@@ -62,7 +56,7 @@ def test_bursts_and_pauses_agree_with_a_bucket_of_tokens(per_minute: int, arriva
     limits = RateLimits(clock)
     tokens = float(per_minute)
     for pause_s, num_requests in arrivals:
-        clock.now_s += pause_s
+        clock.now += pause_s
         tokens = min(per_minute, tokens + pause_s * per_minute / 60)
         num_taken = sum(is_taken(limits, per_minute) for _ in range(num_requests))
         # The library counts in whole milliseconds and rounds the time between two requests up to a microsecond.
@@ -80,9 +74,9 @@ def test_retry_after_says_when_the_next_request_fits() -> None:
     assert caught.value.retry_after_s in {15, 16, 17}  # jitter on top of the exact time
     assert "4 requests a minute" in caught.value.detail
     assert "in 15 s" in caught.value.detail
-    clock.now_s += 14.9
+    clock.now += 14.9
     assert not is_taken(limits, 4)
-    clock.now_s += 0.2
+    clock.now += 0.2
     assert is_taken(limits, 4)
 
 
@@ -99,5 +93,5 @@ def test_a_changed_rate_counts_from_then_on() -> None:
     limits = RateLimits(clock)
     assert is_taken(limits, 1)
     assert not is_taken(limits, 1)
-    clock.now_s += 60
+    clock.now += 60
     assert sum(is_taken(limits, 600) for _ in range(700)) == 600
