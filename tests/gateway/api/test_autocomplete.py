@@ -18,7 +18,7 @@ from msgspec import structs
 
 from gateway.generation.request_starter import MAX_DRAWN_SEED
 from gateway.generation.trimming import MIN_TOKENS
-from shared.protocol import MAX_SEED, Accepted, Done, Failed, GenerateRequest, State
+from shared.protocol import Accepted, Done, Failed, GenerateRequest, State
 from tests.gateway.api.conftest import Api, MakeApi
 from tests.gateway.generation.stubs import TEXTS, Respond, Step, completion, hang, three_texts
 
@@ -108,12 +108,6 @@ def test_without_cleaning_completions_are_answered_as_the_model_made_them(make_a
     assert (body["partial"], body["errors"]) == (False, [])
     calls = api.pool.workers[0].calls
     assert [(call.heal, call.sampling.max_new_tokens) for call in calls] == [(False, 1)] * 2
-
-
-def test_a_given_seed_is_the_first_branchs_and_wraps(make_api: MakeApi) -> None:
-    api = make_api(three_texts)
-    assert api.complete(seed=MAX_SEED, n_samples=2).json["seed"] == MAX_SEED
-    assert {call.seed for call in api.pool.workers[0].calls} == {MAX_SEED, 0}
 
 
 def test_a_drawn_seed_is_reported_differs_and_repeats_the_answer(make_api: MakeApi) -> None:

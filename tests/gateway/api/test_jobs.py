@@ -17,11 +17,10 @@ from gateway.jobs.executor import JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
 from shared.api_keys import new_key
-from shared.protocol import GenerateRequest
 from tests.e2e.harness import until
 from tests.gateway.api.conftest import Api, MakeApi
 from tests.gateway.clock import Clock
-from tests.gateway.generation.stubs import Refusal, Step, hang, three_texts
+from tests.gateway.generation.stubs import Refusal, hang, three_texts
 
 BODY = {"context": "He saw", "seed": 5}
 
@@ -89,23 +88,6 @@ def test_a_job_has_the_answer_of_autocomplete(api: Api) -> None:
     assert ended["result"]["id"] == job["id"]
     assert [s["value"] for s in ended["result"]["sentences"]] == [s["value"] for s in direct["sentences"]]
     assert ended["expires_at"] == ended["finished_at"] + 60
-
-
-def test_the_published_names_of_fields_are_accepted(make_jobs_api: MakeApi) -> None:
-    requests: list[GenerateRequest] = []
-
-    def respond(request: GenerateRequest) -> Iterator[Step]:
-        requests.append(request)
-        yield from three_texts(request)
-
-    api = make_jobs_api(respond)
-    job = api.post(
-        "/jobs",
-        {"prompt": "He saw", "num_samples": 2, "length": 20, "temperature": 0.9, "top_p": 0.9, "top_n": 30},
-    ).json
-    assert len(result_of(api, job["id"])["result"]["sentences"]) == 2
-    first = requests[0]
-    assert (first.sampling.top_k, first.sampling.temperature) == (30, 0.9)
 
 
 @pytest.mark.parametrize(

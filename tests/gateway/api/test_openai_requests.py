@@ -246,32 +246,20 @@ def test_what_is_not_served_is_an_error_that_says_what_is(
         assert "POST /v1/completions" in response.json["error"]["message"]
 
 
-def test_errors_of_keys_have_openais_shape(make_gateway: MakeGateway, tmp_path: Path) -> None:
-    key = new_key(tmp_path / "keys", "first")[0]
-    client = make_gateway(keys=str(tmp_path / "keys")).client
-    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer ", "api-key": ""}):
-        for path in ("/v1/completions", "/v1/chat/completions"):
-            refused = client.simulate_post(path, json={}, headers=headers)
-            error = refused.json["error"]
-            assert (refused.status_code, error["code"]) == (401, "invalid_api_key")
-            assert error["type"] == "authentication_error"
-    for headers in ({"Authorization": f"Bearer {key}"}, {"api-key": key}):
-        assert client.simulate_get("/v1/models", headers=headers).status_code == 200
-
-
 def test_errors_of_keys_are_exceptions_of_the_sdk(make_gateway: MakeGateway, tmp_path: Path) -> None:
     key = new_key(tmp_path / "keys", "first", rate=2)[0]
     transport = httpx2.WSGITransport(app=make_gateway(keys=str(tmp_path / "keys")).app)
     with OpenAI(
         base_url="http://localhost/v1", api_key=key, max_retries=0, http_client=httpx2.Client(transport=transport)
     ) as sdk:
-        with pytest.raises(openai.AuthenticationError):
+        with pytest.raises(openai.AuthenticationError) as refused:
             sdk.with_options(api_key="wrong").models.list()
         assert [model.id for model in sdk.models.list()] == ["small", "medium"]
         with pytest.raises(openai.NotFoundError):
             sdk.chat.completions.create(model="small", messages=[])
         with pytest.raises(openai.RateLimitError) as limited:
             sdk.completions.create(model="small", prompt="a")
+    assert (refused.value.type, refused.value.code) == ("authentication_error", "invalid_api_key")
     assert (limited.value.type, limited.value.code) == ("rate_limit_error", "rate_limit_exceeded")
     assert int(limited.value.response.headers["retry-after"]) >= 1
 

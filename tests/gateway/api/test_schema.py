@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.api.schema import parse_autocomplete_request
+from gateway.api.schema import parse_autocomplete_request, parse_job_request
 from shared.errors import InvalidRequest
 
 
@@ -20,6 +20,11 @@ def test_only_context_is_required() -> None:
 @pytest.mark.parametrize("name", ["n_samples", "samples", "n"])
 def test_aliases_of_n_samples(name: str) -> None:
     assert parse_autocomplete_request(b'{"context": "a", "%s": 5}' % name.encode()).n_samples == 5
+
+
+def test_the_published_names_of_a_jobs_fields() -> None:
+    request = parse_job_request(b'{"prompt": "a", "num_samples": 2, "top_n": 30}')
+    assert (request.context, request.n_samples, request.top_k) == ("a", 2, 30)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from gateway.generation.request import BranchEvent, BranchFailure, BranchResult,
 from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
-from gateway.pool.client import BranchError
-from shared.errors import ClientGone, DeadlineExceeded, Overloaded, ShuttingDown
+from shared.errors import DeadlineExceeded, Overloaded, ShuttingDown
 from shared.protocol import Accepted, Failed, GenerateRequest, Group, Sampling, State
 from tests.gateway.generation.stubs import (
     Break,
@@ -325,17 +324,6 @@ def test_a_full_queue_takes_from_the_owner_that_floods(make_pool: MakePool) -> N
     pool.wait_until_idle()
 
 
-def test_a_top_up_is_a_group_of_its_own(make_pool: MakePool) -> None:
-    pool = make_pool(by_seed)
-    context = RequestContext(make_spec())
-    start(pool, context)
-    pool.fanout.top_up(context, range(3, 5))
-    outcomes = collect(context, 2)
-    assert sorted(outcome.branch for outcome in outcomes) == [3, 4]
-    assert {call.seed for call in pool.workers[0].calls[3:]} == {10, 11}
-    assert [call.group for call in pool.workers[0].calls[3:]] == [Group(id="r1+3", size=2)] * 2
-
-
 def test_a_top_up_is_placed_before_waiting_requests(make_pool: MakePool) -> None:
     is_released = threading.Event()
 
@@ -360,27 +348,6 @@ def test_a_top_up_is_placed_before_waiting_requests(make_pool: MakePool) -> None
     assert [call.request_id for call in pool.workers[0].calls[:3]] == ["r1", "r1", "r2"]
 
 
-def test_at_the_deadline_the_finished_branches_are_delivered(make_pool: MakePool) -> None:
-    def respond(request: GenerateRequest) -> Iterator[Step]:
-        if request.seed == 8:
-            yield from by_seed(request)
-        else:
-            yield Accepted()
-            yield Hang()
-
-    pool = make_pool(respond)
-    context = RequestContext(make_spec(timeout_s=0.4))
-    pool.fanout.start(context)
-    result = context.next_event()
-    assert isinstance(result, BranchResult)
-    assert result.branch == 1
-    assert context.next_event() is None
-    assert time.monotonic() >= context.spec.deadline
-    context.cancel()
-    pool.workers[0].wait(lambda worker: worker.num_hangups == 2)
-    pool.wait_until_idle()
-
-
 def test_a_branch_whose_turn_comes_after_the_deadline_is_not_sent(make_pool: MakePool) -> None:
     pool = make_pool(by_seed)
     context = RequestContext(make_spec(timeout_s=0.004, num_completions=1))  # less than the margin for returning
@@ -393,20 +360,7 @@ def test_a_branch_whose_turn_comes_after_the_deadline_is_not_sent(make_pool: Mak
     assert pool.workers[0].calls == []
 
 
-def test_cancellation_ends_running_branches_and_frees_their_room(make_pool: MakePool) -> None:
-    pool = make_pool(lambda _: [Accepted(), Hang()])
-    context = RequestContext(make_spec(timeout_s=60))
-    pool.fanout.start(context)
-    pool.workers[0].wait(lambda worker: len(worker.calls) == 3)
-    context.cancel()
-    pool.workers[0].wait(lambda worker: worker.num_hangups == 3)
-    pool.wait_until_idle()
-    time.sleep(0.05)  # for a retry, if there were any
-    assert len(pool.workers[0].calls) == 3
-    assert pool.num_branches(0, "cancelled") == 3
-
-
-def test_cancellation_ends_waiting_branches_of_a_later_wave(make_pool: MakePool) -> None:
+def test_cancellation_ends_running_branches_and_waiting_ones_of_a_later_wave(make_pool: MakePool) -> None:
     pool = make_pool(lambda _: [Accepted(), Hang()], max_batch=1)
     context = RequestContext(make_spec(timeout_s=60, num_completions=4))
     pool.fanout.start(context)
@@ -414,7 +368,7 @@ def test_cancellation_ends_waiting_branches_of_a_later_wave(make_pool: MakePool)
     context.cancel()
     pool.workers[0].wait(lambda worker: worker.num_hangups == 1)
     pool.wait_until_idle()
-    time.sleep(0.05)  # a branch that still waited would get the room now
+    time.sleep(0.05)  # a branch that still waited, or a retry, would get the room now
     assert len(pool.workers[0].calls) == 1
 
 
@@ -458,19 +412,6 @@ def test_without_a_retry_budget_a_branch_fails_with_its_last_error(make_pool: Ma
     assert "tercet_branch_retries_refused_total 3.0" in pool.exposition()
 
 
-def test_a_branch_whose_worker_is_lost_is_retried_elsewhere(make_pool: MakePool) -> None:
-    pool = make_pool(lambda _: [Accepted(), Hang()], by_seed)
-    context = RequestContext(make_spec(num_completions=1, timeout_s=30))
-    pool.fanout.start(context)
-    pool.workers[0].wait(lambda worker: worker.num_running == 1)
-    time.sleep(0.05)  # until it is acknowledged
-    pool.clients[0].abort_calls(BranchError("slot_lost", "Its worker was lost."))
-    [result] = collect(context, 1)
-    assert isinstance(result, BranchResult)
-    assert result.slot == 1
-    assert pool.num_branches(0, "slot_lost") == 1
-
-
 def warm(pool: StubPool, *revisions: str) -> None:
     """Set the revision of the slots' weights, in slot order."""
     for index, revision in enumerate(revisions):
@@ -511,30 +452,6 @@ def test_a_request_whose_worker_drains_at_once_starts_again_with_the_new_weights
     outcomes = start(pool, RequestContext(make_spec()))
     assert {outcome.slot for outcome in outcomes if isinstance(outcome, BranchResult)} == {1}
     assert len(outcomes) == 3
-
-
-def test_cancel_all_ends_running_and_waiting_requests_and_refuses_later_requests(make_pool: MakePool) -> None:
-    pool = make_pool(lambda _: [Accepted(), Hang()])
-    running, waiting, later = (RequestContext(make_spec(timeout_s=60)) for _ in range(3))
-    pool.fanout.start(running)
-    pool.workers[0].wait(lambda worker: worker.num_running == 3)
-    with ThreadPoolExecutor() as threads:
-        blocked = threads.submit(pool.fanout.start, waiting)
-        while not pool.admission.num_waiting:
-            time.sleep(0.001)
-        pool.fanout.cancel_all(ShuttingDown("The server is being stopped.", retry_after_s=2))
-        with pytest.raises(ClientGone):
-            blocked.result(5)
-    assert running.next_event() is None
-    for context in (running, waiting):
-        assert isinstance(context.cancel_reason, ShuttingDown)
-        assert context.cancel_reason.headers == {"Retry-After": "2"}
-    pool.workers[0].wait(lambda worker: worker.num_hangups == 3)
-    with pytest.raises(ShuttingDown):
-        pool.fanout.start(later)
-    with pytest.raises(ShuttingDown):
-        pool.fanout.check("")
-    pool.wait_until_idle()
 
 
 def test_requests_are_not_held_behind_a_busy_slot(make_pool: MakePool) -> None:

@@ -13,7 +13,6 @@ from msgspec import structs
 from gateway.generation.request import BranchFailure, BranchResult, RequestContext
 from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
 from gateway.generation.suggestions import MAX_TOP_UPS, Output, TextDelta, suggest
-from shared.errors import Superseded
 from shared.protocol import Accepted, Failed, GenerateRequest, Group, Token
 from tests.gateway.generation.stubs import (
     Break,
@@ -59,17 +58,6 @@ def streamed_text(outputs: list[Output], branch: int) -> str:
 
 
 THREE = {0: " the sea was calm.", 1: " a gull flying over", 2: " nothing but sand"}
-
-
-def test_the_result_is_last_and_has_every_suggestion_before_it(make_pool: MakePool) -> None:
-    pool = make_pool(texts_by_branch(THREE))
-    context, outputs = outputs_of(pool)
-    *suggestions, result = outputs
-    assert isinstance(result, SelectionResult)
-    assert [output.result.branch for output in suggestions if isinstance(output, Suggestion)] == [0, 1, 2]
-    assert {suggestion.text for suggestion in result.suggestions} == set(THREE.values())
-    assert (result.failures, result.is_partial, context.num_top_ups) == ([], False, 0)
-    assert context.first_outcomes_at is not None
 
 
 def streamed_outputs(
@@ -210,18 +198,6 @@ def test_a_completion_rejected_after_the_deadline_is_not_replaced(make_pool: Mak
     assert [failure.code for failure in result.failures] == ["broken", "loop"]
     assert late.num_top_ups == 0
     assert len(pool.workers[0].calls) == 1
-
-
-def test_a_cancelled_request_raises_its_reason(make_pool: MakePool) -> None:
-    pool = make_pool(lambda _: [Accepted(), Hang()])
-    context = RequestContext(make_spec(timeout_s=60))
-    pool.fanout.start(context)
-    reason = Superseded("newer")
-    context.cancel(reason)
-    with pytest.raises(Superseded) as caught:
-        list(suggest(context, pool.fanout, policy_of(context)))
-    assert caught.value is reason
-    pool.wait_until_idle()
 
 
 def verbatim_outputs(pool: StubPool, **fields: Any) -> list[Output]:

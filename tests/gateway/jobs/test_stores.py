@@ -48,21 +48,6 @@ def test_jobs_are_leased_in_the_order_of_their_submission(queue: JobQueue) -> No
     assert [lease(queue).id for _ in ids] == ids
 
 
-def test_a_lease_is_exclusive_among_threads(make_queue: MakeQueue) -> None:
-    queues = [make_queue() for _ in range(4)]
-    ids = [submit(queues[0]).id for _ in range(12)]
-
-    def lease_all(queue: JobQueue) -> list[str]:
-        found = []
-        while (job := queue.lease()) is not None:
-            found.append(job.id)
-        return found
-
-    with ThreadPoolExecutor(4) as pool:
-        leased = [job_id for found in pool.map(lease_all, queues) for job_id in found]
-    assert Counter(leased) == Counter(ids)
-
-
 def test_a_lease_is_exclusive_among_processes(queue: JobQueue, store_url: str) -> None:
     ids = [submit(queue).id for _ in range(12)]
     command = [sys.executable, str(Path(__file__).with_name("child.py")), store_url, "lease-all"]

@@ -118,13 +118,6 @@ def test_refused_requests_have_an_id_a_timing_a_log_line_and_are_counted(
     assert metric(echo, "tercet_requests_total", route=route, status=str(status)) == 1
 
 
-def test_unknown_paths_do_not_become_label_values(echo: Gateway) -> None:
-    for number in range(3):
-        echo.client.simulate_get(f"/nothing/{number}")
-    assert metric(echo, "tercet_requests_total", route="(none)", status="404") == 3
-    assert b"/nothing" not in echo.metrics.exposition()
-
-
 def test_a_streamed_request_ends_with_its_last_byte(echo: Gateway) -> None:
     with logged() as lines:
         body, head = post_stream(echo)

@@ -5,41 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.pool.admission import Admission
 from gateway.pool.revision_pin import RevisionPin
-from gateway.pool.slot_table import MAX_DOWN_S
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded
-from shared.plan import Plan, make_slots
 from shared.protocol import State
-
-WARM = State(state="warm", ms_per_token=1.0)
-
-
-def make(
-    models: list[tuple[str, int]],
-    *,
-    max_batch: int = 3,
-    queue: int = 6,
-    warm: bool = True,
-    max_down_s: float = MAX_DOWN_S,
-) -> Admission:
-    plan = Plan({}, [], make_slots(["cpu"], models, Path("/run"), max_batch))
-    admission = Admission(plan, "auto", queue, max_down_s)
-    for slot in plan.slots if warm else ():
-        admission.update(slot.index, WARM)
-    return admission
-
-
-def soon(seconds: float = 5.0) -> float:
-    return time.monotonic() + seconds
+from tests.gateway.pool.reservations import WARM, Waiting, make, soon
 
 
 def full(owner: str = "", **options: Any) -> Admission:
@@ -47,23 +23,6 @@ def full(owner: str = "", **options: Any) -> Admission:
     admission = make([("small", 1)], **options)
     admission.reserve("small", 3, soon(), owner=owner)
     return admission
-
-
-class Waiting:
-    """A reservation in a thread of its own; the constructor returns when it is in the queue. `cancel` cancels it."""
-
-    def __init__(self, pool: ThreadPoolExecutor, admission: Admission, *args: Any, **kwargs: Any) -> None:
-        self.cancel: Callable[[], None]
-        is_queued = threading.Event()
-
-        @contextmanager
-        def cancelling(cancel: Callable[[], None]) -> Iterator[None]:
-            self.cancel = cancel
-            is_queued.set()
-            yield
-
-        self.future: Future[list[int]] = pool.submit(admission.reserve, *args, cancelling=cancelling, **kwargs)
-        assert is_queued.wait(5)
 
 
 Wait = Callable[..., Waiting]
@@ -306,38 +265,6 @@ def test_a_model_whose_slots_stay_down_is_refused_at_once() -> None:
     admission.update(2, State(state="down"))
     with pytest.raises(NotReady):
         admission.check("")
-
-
-def test_a_slot_that_starts_is_waited_for_and_one_that_stays_down_no_longer(wait: Wait) -> None:
-    admission = make([("small", 1)], max_down_s=0.2)
-    admission.update(0, State(state="down"))
-    waiting = wait(admission, "small", 3, soon(30))
-    admission.reexamine()
-    assert not waiting.future.done()
-    admission.update(0, State(state="starting"))
-    time.sleep(0.25)
-    admission.reexamine()
-    assert not waiting.future.done()
-    admission.update(0, State(state="down"))
-    time.sleep(0.25)
-    admission.reexamine()
-    with pytest.raises(NotReady):
-        waiting.future.result(5)
-
-
-def test_requests_are_refused_when_a_worker_dies_before_it_is_warm(wait: Wait) -> None:
-    admission = make([("small", 1)], warm=False)
-    admission.update(0, State(state="loading", pid=1))
-    waiting = wait(admission, "small", 3, soon(30))
-    admission.update(0, State(state="down", pid=1))
-    assert not waiting.future.done()
-    admission.update(0, State(state="starting", pid=2))
-    with pytest.raises(NotReady, match=r"No worker of small is ready \(1 starting\), and none is expected soon"):
-        waiting.future.result(5)
-    with pytest.raises(NotReady):
-        admission.check("")
-    admission.update(0, WARM)
-    assert admission.reserve("small", 3, soon()) == [0, 0, 0]
 
 
 @pytest.mark.parametrize("state", ["starting", "loading", "down"])

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.pool.admission import Admission
 from shared.errors import ClientGone, Overloaded
-from shared.plan import Plan, make_slots
-from shared.protocol import State
 from tests.gateway.pool.helpers import until
+from tests.gateway.pool.reservations import Waiting, make, soon
 
 MAX_BATCH = 3
 QUEUE_BOUND = 9
@@ -32,8 +25,11 @@ class Request:
     owner: str
     model: str
     num_branches: int
-    result: Future[list[int]] = field(default_factory=Future)
-    cancel: Callable[[], None] = lambda: None
+    waiting: Waiting
+
+    @property
+    def result(self) -> Future[list[int]]:
+        return self.waiting.future
 
 
 class AdmissionHistory(RuleBasedStateMachine):
@@ -41,35 +37,20 @@ class AdmissionHistory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        plan = Plan({}, [], make_slots(["cpu"], [("small", 2), ("medium", 1)], Path("/run"), MAX_BATCH))
-        self.admission = Admission(plan, "auto", QUEUE_BOUND)
-        for slot in plan.slots:
-            self.admission.update(slot.index, State(state="warm", ms_per_token=1.0))
+        self.admission = make([("small", 2), ("medium", 1)], max_batch=MAX_BATCH, queue=QUEUE_BOUND)
         self.pool = ThreadPoolExecutor(QUEUE_BOUND + MAX_BATCH)  # more than can wait
         self.waiting: list[Request] = []
         self.running: list[int] = []  # the slot of each branch in flight
 
     def teardown(self) -> None:
         for request in self.waiting:
-            request.cancel()
+            request.waiting.cancel()
         self.pool.shutdown()
 
     @rule(owner=st.sampled_from(OWNERS), model=st.sampled_from(list(SLOTS)), num_branches=st.integers(1, MAX_BATCH))
     def arrive(self, owner: str, model: str, num_branches: int) -> None:
-        request = Request(owner, model, num_branches)
-        is_queued = threading.Event()
-
-        @contextmanager
-        def cancelling(cancel: Callable[[], None]) -> Iterator[None]:
-            request.cancel = cancel
-            is_queued.set()
-            yield
-
-        request.result = self.pool.submit(
-            self.admission.reserve, model, num_branches, time.monotonic() + 10, owner=owner, cancelling=cancelling
-        )
-        assert is_queued.wait(5)
-        self.waiting.append(request)
+        waiting = Waiting(self.pool, self.admission, model, num_branches, soon(10), owner=owner)
+        self.waiting.append(Request(owner, model, num_branches, waiting))
         num_offered = self._branches_by_owner(self.waiting).total()
         refused = [request for request in self._settled() if isinstance(request.result.exception(), Overloaded)]
         waiting = self._branches_by_owner(self.waiting)
@@ -91,7 +72,7 @@ class AdmissionHistory(RuleBasedStateMachine):
     @rule(data=st.data())
     def hang_up(self, data: st.DataObject) -> None:
         request = data.draw(st.sampled_from(self.waiting))
-        request.cancel()
+        request.waiting.cancel()
         self._settled()
         assert isinstance(request.result.exception(), ClientGone)
 
