@@ -25,11 +25,11 @@ class Request:
     owner: str
     model: str
     num_branches: int
-    waiting: Waiting
+    reservation: Waiting
 
     @property
     def result(self) -> Future[list[int]]:
-        return self.waiting.future
+        return self.reservation.future
 
 
 class AdmissionHistory(RuleBasedStateMachine):
@@ -44,13 +44,13 @@ class AdmissionHistory(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for request in self.waiting:
-            request.waiting.cancel()
+            request.reservation.cancel()
         self.pool.shutdown()
 
     @rule(owner=st.sampled_from(OWNERS), model=st.sampled_from(list(SLOTS)), num_branches=st.integers(1, MAX_BATCH))
     def arrive(self, owner: str, model: str, num_branches: int) -> None:
-        waiting = Waiting(self.pool, self.admission, model, num_branches, soon(10), owner=owner)
-        self.waiting.append(Request(owner, model, num_branches, waiting))
+        reservation = Waiting(self.pool, self.admission, model, num_branches, soon(10), owner=owner)
+        self.waiting.append(Request(owner, model, num_branches, reservation))
         num_offered = self._branches_by_owner(self.waiting).total()
         refused = [request for request in self._settled() if isinstance(request.result.exception(), Overloaded)]
         waiting = self._branches_by_owner(self.waiting)
@@ -72,7 +72,7 @@ class AdmissionHistory(RuleBasedStateMachine):
     @rule(data=st.data())
     def hang_up(self, data: st.DataObject) -> None:
         request = data.draw(st.sampled_from(self.waiting))
-        request.waiting.cancel()
+        request.reservation.cancel()
         self._settled()
         assert isinstance(request.result.exception(), ClientGone)
 
