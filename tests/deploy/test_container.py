@@ -1,4 +1,4 @@
-"""The container image, built by buildah, and its server run from the image's files; compose.yaml against its schema.
+"""The container image, built by buildah, and its server run from the image's files.
 
 No base image is fetched: mmdebstrap makes a root of Debian 12, which takes the place of `debian:12-slim` (Dockerfile,
 ARG BASE). Not shown: Docker, containerd or Kubernetes running the image, and the build with CUDA.
@@ -200,10 +200,3 @@ def _is_ready(client: httpx.Client) -> bool:
 def _child(pid: int) -> int:
     """The first process of the container, seen from outside."""
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
-
-
-def test_compose_yaml_fits_the_schema() -> None:
-    program = ROOT / "build/tools/bin/check-jsonschema"
-    found = str(program) if program.exists() else shutil.which("check-jsonschema")
-    assert found, "`make test-deploy` installs check-jsonschema"
-    run(found, "--builtin-schema", "vendor.compose-spec", ROOT / "deploy/compose.yaml")

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
+from shared.settings import Settings
 from tests.e2e.harness import ROOT
 
 Json = dict[str, Any]
@@ -82,17 +83,31 @@ def _value(entry: Json, container: Json) -> str:
     return SECRET_VALUES[reference["name"], reference["key"]]
 
 
+class Served(NamedTuple):
+    """A pod that runs `tercet serve`."""
+
+    template: Json
+    container: Json
+    settings: Settings
+
+
 @cache
-def _image_environment() -> tuple[tuple[str, str], ...]:
-    text = (ROOT / "deploy/Dockerfile").read_text().replace("\\\n", " ")
-    final_stage = text[text.rindex("\nFROM ") :]
-    lines = re.findall(r"^ENV (.*)$", final_stage, re.MULTILINE)
-    return tuple(pair.partition("=")[::2] for line in lines for pair in line.split())
+def served(overlay: str) -> dict[str, Served]:
+    """What runs `tercet serve`, by the name of the workload."""
+    return {
+        name: Served(template, container, Settings.load(environment(overlay, template, container)))
+        for name, template in workloads(overlay)
+        for container in containers(template)
+        if container.get("args", [""])[0] == "serve"
+    }
 
 
 def image_environment() -> dict[str, str]:
     """`ENV` of the image."""
-    return dict(_image_environment())
+    text = (ROOT / "deploy/Dockerfile").read_text().replace("\\\n", " ")
+    final_stage = text[text.rindex("\nFROM ") :]
+    lines = re.findall(r"^ENV (.*)$", final_stage, re.MULTILINE)
+    return dict(pair.split("=", 1) for line in lines for pair in line.split())
 
 
 def probes(container: Json) -> Iterator[tuple[str, Json]]:

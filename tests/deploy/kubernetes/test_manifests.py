@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -28,6 +27,7 @@ from tests.deploy.kubernetes.rendered import (
     port_number,
     probes,
     render,
+    served,
     workloads,
 )
 from tests.gateway.conftest import MakeGateway
@@ -45,28 +45,9 @@ CUSTOM_RESOURCES = {"ScaledObject"}
 PROXY_PROBES = {"/endpoints/healthz"}
 
 
-@pytest.fixture(params=OVERLAYS)
-def overlay(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(params=SERVING)
 def serving(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-def settings_of(overlay: str, template: Json, container: Json) -> Settings:
-    return Settings.load(environment(overlay, template, container))
-
-
-def tercet_containers(overlay: str) -> list[tuple[str, Json, Json]]:
-    """Name of the workload, pod template and container of each that runs `tercet serve`."""
-    return [
-        (name, template, container)
-        for name, template in workloads(overlay)
-        for container in containers(template)
-        if container.get("args", [""])[0] == "serve"
-    ]
 
 
 @pytest.fixture(autouse=True)
@@ -94,34 +75,28 @@ def test_every_component_is_used_and_no_secret_is_in_the_folder() -> None:
     for name in OVERLAYS:
         assert not of_kind(name, "Secret")
     for path in FOLDER.rglob("*"):
-        assert path.is_dir() or b"PRIVATE KEY" not in path.read_bytes()
+        text = "" if path.is_dir() else path.read_text()
+        assert "PRIVATE KEY" not in text
+        # Placeholders, which docs/KUBERNETES.md says to replace.
+        assert not re.search(r"[a-z-]+\.(iam\.gserviceaccount\.com|internal)\b", text)
 
 
 def test_settings_are_known_and_their_values_parse(serving: str) -> None:
-    found = tercet_containers(serving)
-    assert {name for name, _, _ in found} == {"tercet-gateway", "tercet-workers"}
-    for name, template, container in found:
-        settings = settings_of(serving, template, container)
-        if name == "tercet-gateway":
-            assert container["args"] == ["serve", "--role", "gateway"]
-            assert settings.remote.pool
-            assert settings.remote.pool_key is not None
-            assert settings.access.keys is not None
-        else:
-            assert container["args"] == ["serve", "--role", "workers"]
-            assert settings.remote.pool_bind is not None
-            assert settings.remote.pool_tls_cert is not None
-
-
-def test_variables_of_services_do_not_look_like_settings(serving: str) -> None:
-    """Kubernetes sets TERCET_GATEWAY_PORT for a Service of that name, and Tercet refuses unknown variables."""
-    for _, template, _ in tercet_containers(serving):
+    gateway, workers = served(serving)["tercet-gateway"], served(serving)["tercet-workers"]
+    assert gateway.container["args"] == ["serve", "--role", "gateway"]
+    assert gateway.settings.remote.pool
+    assert gateway.settings.remote.pool_key is not None
+    assert gateway.settings.access.keys is not None
+    assert workers.container["args"] == ["serve", "--role", "workers"]
+    assert workers.settings.remote.pool_bind is not None
+    assert workers.settings.remote.pool_tls_cert is not None
+    for template, _, _ in served(serving).values():
+        # Kubernetes sets TERCET_GATEWAY_PORT for a Service of that name, and Tercet refuses unknown variables.
         assert template["spec"]["enableServiceLinks"] is False
 
 
 def test_the_gateway_finds_the_workers(serving: str) -> None:
-    by_name = {name: settings_of(serving, template, one) for name, template, one in tercet_containers(serving)}
-    gateway, workers = by_name["tercet-gateway"], by_name["tercet-workers"]
+    gateway, workers = (served(serving)[name].settings for name in ("tercet-gateway", "tercet-workers"))
     [url] = gateway.remote.pool
     service = of_kind(serving, "Service")["tercet-workers"]
     assert url.scheme == "https"
@@ -137,8 +112,7 @@ def test_the_gateway_finds_the_workers(serving: str) -> None:
 
 def test_files_of_settings_are_mounted(serving: str) -> None:
     """Paths from secrets that end in a key of the secret, which root and the pod's group may read."""
-    for _, template, container in tercet_containers(serving):
-        settings = settings_of(serving, template, container)
+    for template, container, settings in served(serving).values():
         mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
         volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
         files = (
@@ -159,31 +133,29 @@ def test_files_of_settings_are_mounted(serving: str) -> None:
 
 def test_the_grace_of_a_pod_is_longer_than_its_stop(serving: str) -> None:
     """D1: preStop + TERCET_DRAIN_S + TERCET_GRACE_S, and what the supervisor may need to kill what is left."""
-    for name, template, container in tercet_containers(serving):
-        settings = settings_of(serving, template, container)
+    for name, (template, container, settings) in served(serving).items():
         pre_stop_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
         stop_s = pre_stop_s + settings.server.drain_s + settings.server.grace_s + KILL_S
         assert template["spec"]["terminationGracePeriodSeconds"] > stop_s, name
 
 
 def test_a_stopping_gateway_is_not_ready_before_it_closes_its_listener(serving: str) -> None:
-    [(template, container)] = [found[1:] for found in tercet_containers(serving) if found[0] == "tercet-gateway"]
+    _, container, settings = served(serving)["tercet-gateway"]
     probe = container["readinessProbe"]
     noticed_s = probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"]
-    assert settings_of(serving, template, container).server.drain_s > noticed_s
+    assert settings.server.drain_s > noticed_s
 
 
 def test_a_loading_pod_is_neither_ready_nor_restarted(serving: str) -> None:
-    for name, template, container in tercet_containers(serving):
+    for _, container, _ in served(serving).values():
         kinds = dict(probes(container))
         assert set(kinds) == {"startupProbe", "readinessProbe", "livenessProbe"}
         assert kinds["readinessProbe"]["httpGet"]["path"] == "/health/ready"
         assert kinds["livenessProbe"]["httpGet"]["path"] == "/health/live"
-        if name == "tercet-workers":
-            startup = kinds["startupProbe"]
-            assert startup["httpGet"]["path"] == "/health/ready"
-            load_s = settings_of(serving, template, container).pool.load_s
-            assert startup["periodSeconds"] * startup["failureThreshold"] > load_s
+    _, container, settings = served(serving)["tercet-workers"]
+    startup = container["startupProbe"]
+    assert startup["httpGet"]["path"] == "/health/ready"
+    assert startup["periodSeconds"] * startup["failureThreshold"] > settings.pool.load_s
 
 
 def test_probe_paths_are_routes_of_the_server_at_their_port(serving: str, make_gateway: MakeGateway) -> None:
@@ -194,11 +166,11 @@ def test_probe_paths_are_routes_of_the_server_at_their_port(serving: str, make_g
                 path, port = probe["httpGet"]["path"], port_number(container, probe["httpGet"]["port"])
                 is_https = probe["httpGet"].get("scheme") == "HTTPS"
                 if container["name"] == "gateway":
-                    settings = settings_of(serving, template, container)
+                    settings = served(serving)[name].settings
                     assert (port, is_https) == (settings.server.bind.port, settings.uses_tls)
                     assert app.router.find(path) is not None
                 elif container["name"] == "worker":
-                    bind = settings_of(serving, template, container).remote.pool_bind
+                    bind = served(serving)[name].settings.remote.pool_bind
                     assert bind is not None
                     assert (port, is_https) == (bind.port, True)
                     assert path in OPEN_ROUTES
@@ -275,6 +247,7 @@ def test_pods_have_no_privileges(serving: str) -> None:
             assert "memory" in container["resources"]["limits"]
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_images_have_a_version(overlay: str) -> None:
     for _, template in workloads(overlay):
         for container in containers(template):
@@ -284,9 +257,9 @@ def test_images_have_a_version(overlay: str) -> None:
 
 def test_workers_on_gpus_have_one_each() -> None:
     for name in ("overlays/gpu", "overlays/keda", "overlays/hpa", "overlays/gke"):
-        [(template, container)] = [found[1:] for found in tercet_containers(name) if found[0] == "tercet-workers"]
+        template, container, settings = served(name)["tercet-workers"]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
-        assert settings_of(name, template, container).pool.devices == ("cuda:0",)
+        assert settings.pool.devices == ("cuda:0",)
         assert "tercet-cuda" in container["image"]
         assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in template["spec"][
             "tolerations"
@@ -297,34 +270,24 @@ def test_workers_on_gpus_have_one_each() -> None:
     assert template["spec"]["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-tesla-t4"}
 
 
-def metric_names(make_gateway: MakeGateway) -> set[str]:
-    text = make_gateway().metrics.exposition().decode()
-    return set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
-
-
-def test_autoscalers_use_metrics_that_the_gateway_exports(make_gateway: MakeGateway) -> None:
-    exported = metric_names(make_gateway)
+def test_autoscalers_agree_and_use_metrics_that_the_gateway_exports(make_gateway: MakeGateway) -> None:
+    exported = re.findall(r"^# TYPE (\S+)", make_gateway().metrics.exposition().decode(), re.MULTILINE)
     wanted = {"tercet_slot_in_flight_branches", "tercet_waiting_branches"}
-    assert wanted <= exported
+    assert wanted <= set(exported)
     [scaled] = of_kind("overlays/keda", "ScaledObject").values()
     queries = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
     assert {name for query in queries for name in re.findall(r"tercet_\w+", query)} == wanted
-    autoscaler = of_kind("overlays/hpa", "HorizontalPodAutoscaler")["tercet-workers"]
-    metrics = autoscaler["spec"]["metrics"]
-    assert {metric["external"]["metric"]["name"] for metric in metrics} == wanted
-    adapter = yaml.safe_load((FOLDER / "components/hpa/prometheus_adapter.yaml").read_text())
-    rules = adapter["rules"]["external"]
-    assert {rule["seriesQuery"].partition("{")[0] for rule in rules} == wanted
-    for rule in rules:
-        assert set(re.findall(r"tercet_\w+", rule["metricsQuery"])) == {rule["seriesQuery"].partition("{")[0]}
-
-
-def test_autoscalers_agree_and_leave_room_in_the_batch() -> None:
-    [scaled] = of_kind("overlays/keda", "ScaledObject").values()
     autoscaler = of_kind("overlays/hpa", "HorizontalPodAutoscaler")["tercet-workers"]["spec"]
+    assert {metric["external"]["metric"]["name"] for metric in autoscaler["metrics"]} == wanted
+    adapter = yaml.safe_load((FOLDER / "components/hpa/prometheus_adapter.yaml").read_text())
+    names = {rule["seriesQuery"].partition("{")[0]: rule["metricsQuery"] for rule in adapter["rules"]["external"]}
+    assert names.keys() == wanted
+    for name, query in names.items():
+        assert set(re.findall(r"tercet_\w+", query)) == {name}
+
     thresholds = [int(trigger["metadata"]["threshold"]) for trigger in scaled["spec"]["triggers"]]
     assert thresholds == [int(one["external"]["target"]["averageValue"]) for one in autoscaler["metrics"]]
-    assert thresholds[0] < Settings().pool.max_batch
+    assert thresholds[0] < Settings().pool.max_batch  # there is room in the batch
     assert scaled["spec"]["minReplicaCount"] == autoscaler["minReplicas"]
     assert scaled["spec"]["maxReplicaCount"] == autoscaler["maxReplicas"]
     assert scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == autoscaler["behavior"]
@@ -344,10 +307,7 @@ def test_an_autoscaler_alone_sets_the_number_of_pods(name: str) -> None:
 
 
 def test_several_gateways_share_a_store_and_an_ingress_that_keeps_sessions() -> None:
-    [(template, container)] = [
-        found[1:] for found in tercet_containers("overlays/gateways") if found[0] == "tercet-gateway"
-    ]
-    settings = settings_of("overlays/gateways", template, container)
+    settings = served("overlays/gateways")["tercet-gateway"].settings
     assert settings.remote.redis
     assert settings.job_store.startswith("redis://")
     [ingress] = of_kind("overlays/gateways", "Ingress").values()
@@ -362,20 +322,12 @@ def test_several_gateways_share_a_store_and_an_ingress_that_keeps_sessions() -> 
 def test_gke_serves_https_alone_and_ends_before_the_proxy_gives_up() -> None:
     service = of_kind("overlays/gke", "Service")["tercet-gateway"]
     assert [port["port"] for port in service["spec"]["ports"]] == [443]
-    template = dict(workloads("overlays/gke"))["tercet-gateway"]
-    by_name = {container["name"]: container for container in containers(template)}
-    settings = settings_of("overlays/gke", template, by_name["gateway"])
+    template, _, settings = served("overlays/gke")["tercet-gateway"]
     assert settings.limits.timeout_s < 15
-    proxy = by_name["endpoints"]
+    [proxy] = [container for container in containers(template) if container["name"] == "endpoints"]
     assert proxy["restartPolicy"] == "Always"  # a sidecar: it ends after the gateway
     assert f"--backend=http://127.0.0.1:{settings.server.bind.port}" in proxy["args"]
     environ = environment("overlays/gke", template, proxy)
     assert settings.allows_host(environ["ENDPOINTS_SERVICE"])
     for variable in re.findall(r"\$\((\w+)\)", " ".join(proxy["args"])):
         assert variable in environ
-
-
-def test_manifests_name_no_host_of_another_project() -> None:
-    """Placeholders, which docs/KUBERNETES.md says to replace."""
-    for path in Path(FOLDER).rglob("*.yaml"):
-        assert not re.search(r"[a-z-]+\.(iam\.gserviceaccount\.com|internal)\b", path.read_text())
