@@ -46,9 +46,10 @@ TOKEN = Token(text="x", token_id=1, logprob=-1.0)
 
 
 @contextmanager
-def worker(path: Path, answer: Answer) -> Iterator[tuple[SlotClient, Server]]:
+def worker(path: Path, answer: Answer, *, ack_s: float = 5.0) -> Iterator[tuple[SlotClient, Server]]:
+    """A worker that answers so, and its client, which waits `ack_s` for an acknowledgement: long on a busy machine."""
     with serving(path, answer) as server:
-        client = SlotClient(Slot(0, "cpu", "small", server.address, 3), ACK_S)
+        client = SlotClient(Slot(0, "cpu", "small", server.address, 3), ack_s)
         try:
             yield client, server
         finally:
@@ -145,7 +146,7 @@ def test_the_time_to_acknowledge_doubles_with_each_attempt(short_path: Path) -> 
         time.sleep(1.5 * ACK_S)
         connection.sendall(HEAD + line(Accepted()) + line(DONE) + END)
 
-    with worker(short_path, answer) as (client, _):
+    with worker(short_path, answer, ack_s=ACK_S) as (client, _):
         start = time.monotonic()
         with pytest.raises(BranchError, match=r"within 0\.2 s") as caught:
             read_lines(client)
@@ -157,10 +158,10 @@ def test_the_time_to_acknowledge_doubles_with_each_attempt(short_path: Path) -> 
 def test_after_the_acknowledgement_a_slow_response_is_awaited(short_path: Path) -> None:
     def answer(connection: socket.socket) -> None:
         connection.sendall(HEAD + line(Accepted()))
-        time.sleep(0.5)  # longer than the acknowledgement may take
+        time.sleep(1.2)  # longer than the acknowledgement may take
         connection.sendall(line(DONE) + END)
 
-    with worker(short_path, answer) as (client, _):
+    with worker(short_path, answer, ack_s=1.0) as (client, _):
         assert read_lines(client) == [DONE]
 
 
