@@ -150,9 +150,10 @@ def test_predictions_that_would_save_too_little_are_held_back(make_api: MakeApi)
     assert "TERCET_MIN_USEFULNESS" in body["errors"][0]["detail"]
 
 
-def test_at_temperature_zero_a_loop_is_an_answer(make_api: MakeApi) -> None:
+def test_at_temperature_zero_branches_start_from_different_ranks_and_a_loop_is_an_answer(make_api: MakeApi) -> None:
     api = make_api(always(" the the the the"))
-    assert api.complete(temperature=0, n_samples=1).json["sentences"][0]["value"] == " the the the the"
+    assert api.complete(temperature=0).json["sentences"][0]["value"] == " the the the the"
+    assert {call.sampling.first_rank for call in api.pool.workers[0].calls} >= {0, 1, 2}
 
 
 def test_an_explanation_has_the_tokens_of_the_sentence(make_api: MakeApi) -> None:
