@@ -123,6 +123,18 @@ class ProtocolContract:
             assert list(lines)[-1]["event"] == "done"
         assert time.monotonic() - start - first_s > 20 * STEP_MS / 1e3  # of 38 further steps
 
+    def test_a_healed_prompt_streams_only_new_text(self, endpoint: Endpoint) -> None:
+        prompt = "The old man looked at the se"
+        _, *tokens, done = endpoint.generate(prompt=prompt, heal=True, sampling=GREEDY, stream=True)
+        assert done["num_typed_tokens"] + len(tokens) <= len(done["token_ids"]) + 1
+        assert "".join(token["text"] for token in tokens) == done["text"]
+
+    def test_a_draw_depends_on_its_seed(self, endpoint: Endpoint) -> None:
+        sampling = {"max_new_tokens": 8, "temperature": 1.5}
+        texts = [endpoint.generate(prompt=PROMPT, sampling=sampling, seed=seed)[-1]["text"] for seed in (1, 2, 1, 2)]
+        assert texts[:2] == texts[2:]
+        assert texts[0] != texts[1]
+
     @pytest.mark.parametrize(("body", "status", "code", "detail"), INVALID)
     def test_an_invalid_request_is_refused_with_its_reason(
         self, endpoint: Endpoint, body: str, status: int, code: str, detail: str

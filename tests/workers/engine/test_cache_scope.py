@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -152,6 +153,17 @@ def test_right_and_wrong_guesses_of_anothers_text_cannot_be_told_apart(tiny: Loa
             secret.result()
     assert {cached for _, cached in seen} == {0}
     assert len(seen) == 120
+
+
+def test_the_scope_never_changes_the_text(embedded: LoadedModel) -> None:
+    request = EngineRequest((5, 6, 7) * 9, SamplingParams(12, top_k=20), 42)
+    with running_engine(embedded) as engine:
+        texts = {
+            (output.token_ids, output.logprobs)
+            for scope in (None, ("a", None), ("a", None), ("a", "s"), ("b", "s"))
+            for output in [engine.submit(replace(request, cache_scope=scope)).result()]
+        }
+    assert len(texts) == 1
 
 
 @pytest.mark.parametrize(

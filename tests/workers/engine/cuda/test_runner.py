@@ -22,15 +22,15 @@ from tests.workers.engine.helpers import (
     random_ids,
     running_engine,
 )
-from workers.engine.arithmetic_code import MIN_WIDTH, Code
+from workers.engine.arithmetic_code import MIN_WIDTH, Code, first_code, uniform
 from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.cuda import kv_cache as cuda_cache
 from workers.engine.cuda import runner as cuda_runner
 from workers.engine.cuda.forward import PLAIN_KERNELS
-from workers.engine.cuda.graphs import Program, StepResult
+from workers.engine.cuda.graphs import Batch, Program, StepResult
 from workers.engine.cuda.kv_cache import KVCache, SlotLayout
 from workers.engine.cuda.runner import CudaRunner
-from workers.engine.cuda.step_kernels import draw
+from workers.engine.cuda.step_kernels import AT, ID, POINT, POSITION, START, WIDTH, draw
 from workers.engine.engine import Engine
 from workers.engine.kv_copies import SUFFIX_TOKENS
 from workers.engine.loader import LoadedModel, build, load_model
@@ -48,6 +48,15 @@ TEXT = (
 @pytest.fixture(scope="module")
 def device_tiny() -> LoadedModel:
     return LoadedModel(build(TINY, peaked_weights(TINY), "fp32", device=DEVICE), DEVICE, "fp32")
+
+
+def make_batch(loaded: LoadedModel, size: int, seed: int = 0) -> tuple[Batch, KVCache]:
+    """A batch, and a cache of 3 entries and 8 suffixes, full of random numbers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_cache, "device_budget_bytes", lambda _: budget_for(3, 8))
+        cache = KVCache(TINY, 8, torch.float32, CPU)
+    cache.layers.normal_(generator=torch.Generator().manual_seed(seed))
+    return Batch(loaded.model, cache, size, PLAIN_KERNELS), cache
 
 
 def budget_for(num_entries: int, max_sequences: int) -> int:
@@ -205,6 +214,45 @@ def test_in_flight_steps_survive_the_end_of_other_sequences(tiny: LoadedModel, d
                 token_ids = one.result().token_ids
                 assert token_ids == theirs[number][: len(token_ids)]
                 assert len(token_ids) == 90 or 0 < number < 13
+
+
+def test_other_rows_and_padding_change_nothing(device_tiny: LoadedModel) -> None:
+    """Three sequences in a batch of three and of eight; no KV slot changes but theirs and the dummy slot."""
+    outs: list[StepResult] = []
+    tables = []
+    for size in (3, 8):
+        batch, cache = make_batch(device_tiny, size)
+        layout = cache.layout
+        before = cache.layers.clone()
+        written = {layout.dummy_slot}
+        for column, (entry, start, suffix, length) in enumerate([(0, 60, 4, 3), (2, 1, 0, 0), (0, 50, 7, 12)]):
+            integers = (
+                column,
+                start,
+                layout.first_of_entry(entry),
+                layout.first_of_suffix(suffix) - start,
+                1,
+                start + length,
+            )
+            next_points = [uniform(column, step) for step in range(1, 17)]
+            numbers = [*integers, column, 50, 0.9, *first_code(column), 0, *next_points]
+            batch.table[:, column] = torch.tensor(numbers, dtype=torch.float64)
+            first = layout.first_of_suffix(suffix)
+            written |= {first + length, first + length + 1}
+        with torch.inference_mode():
+            batch.programs[64]()
+            outs.append(batch.programs[128]())
+        tables.append(batch.table[:, :3])
+        changed = (cache.layers != before).flatten(2).any(2).any(0).nonzero()
+        assert set(changed.flatten().tolist()) <= written
+        assert (batch.table[[POSITION, AT], 3:] == 0).all()
+    assert torch.allclose(outs[0].logits, outs[1].logits[:3], atol=1e-4)
+    assert tables[0][ID].tolist() == outs[1].tokens[0, :3].tolist()
+    codes = slice(POINT, WIDTH + 1)
+    torch.testing.assert_close(tables[0][codes], tables[1][codes], rtol=0, atol=1e-4)
+    tables[0][codes] = tables[1][codes]
+    assert tables[0][START:].equal(tables[1][START:])
+    assert tables[0][POSITION].tolist() == [65, 3, 64]
 
 
 def test_too_little_memory_raises(monkeypatch: pytest.MonkeyPatch) -> None:
