@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import select
 import socket
+import ssl
 import time
 from typing import Any, NamedTuple
 
@@ -93,8 +94,8 @@ class Connection:
     """A persistent connection to a port of the loopback interface, used by one thread. It is opened again after it was
     lost, or closed by the server."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self._port, self._tls = port, tls
         self._socket: socket.socket | None = None
 
     def __enter__(self) -> Connection:
@@ -134,6 +135,8 @@ class Connection:
         if self._socket is None:
             self._socket = socket.create_connection((LOOPBACK, self._port), timeout=60.0)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                self._socket = self._tls.wrap_socket(self._socket, server_hostname=LOOPBACK)
         return self._socket
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from shared.masters.run_directory import prepare_run_directory
 from shared.plan import Plan, plan_inputs, read_plan, write_plan
 from shared.settings import Settings
 from tests.chaos.proxy import ChaosProxy, Schedule
-from tests.e2e.harness import Tercet, until
+from tests.e2e.harness import GUNICORN, Tercet, until
 
 
 @contextmanager
@@ -29,12 +28,11 @@ def serving_through_proxies(
     for name in ("pool", "gateway"):
         (base / name).mkdir()
     pool, gateway = Tercet(base / "pool", **settings), Tercet(base / "gateway", **settings)
-    gunicorn = (sys.executable, "-m", "gunicorn")
     proxies: list[ChaosProxy] = []
     started: list[Tercet] = []
     try:
         pool.environ["TERCET_ROLE"] = "workers"
-        pool.start(*gunicorn)
+        pool.start(*GUNICORN)
         started.append(pool)
         plan = until(lambda: _plan_of_running_pool(pool), 60, f"the pool's sockets; {pool.log()[-2000:]}")
         for slot in plan.slots:
@@ -48,7 +46,7 @@ def serving_through_proxies(
         inputs = plan_inputs(loaded, gateway.environ)
         write_plan(Plan(inputs=inputs, models=plan.models, slots=slots), prepare_run_directory(loaded))
         gateway.environ["TERCET_ROLE"] = "gateway"
-        gateway.start(*gunicorn)
+        gateway.start(*GUNICORN)
         started.append(gateway)
         gateway.wait_until_warm()
         yield gateway, proxies

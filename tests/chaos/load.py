@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import ssl
 import threading
 import time
 from collections import Counter
@@ -57,6 +58,7 @@ class Load:
         seed: int = 0,
         make_request: MakeRequest = short_completion,
         pause_s: float = 0.0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """
         Args:
@@ -64,7 +66,7 @@ class Load:
         """
         self.answers: list[Answer] = []
         self._stop = threading.Event()
-        self._port = port
+        self._port, self._tls = port, tls
         self._make_request = make_request
         self._pause_s = pause_s
         self._threads = [
@@ -72,7 +74,7 @@ class Load:
         ]
 
     def _run(self, rng: random.Random) -> None:
-        with Connection(self._port) as connection:
+        with Connection(self._port, self._tls) as connection:
             while not self._stop.is_set():
                 answer = connection.exchange(self._make_request(rng))
                 self.answers.append(answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.chaos.measure import Row
+from tests.chaos.rows.clients import survive_slow_clients, survive_slow_clients_behind_nginx
 from tests.chaos.rows.deadlines import answer_through_faults, keep_deadlines
 from tests.chaos.rows.overload import refuse_overload
 from tests.chaos.rows.soak import hold_no_more_after_many_requests
@@ -27,6 +28,11 @@ ROWS = (
         refuse_overload,
     ),
     Row(
+        "R11",
+        "500 clients that drip header, body or reading, through nginx: others' p99 at most doubles, 0 failed",
+        survive_slow_clients_behind_nginx,
+    ),
+    Row(
         "R14",
         "Soak: after warm-up memory grows at most 5 MB a process, descriptors and threads by 0",
         hold_no_more_after_many_requests,
@@ -35,5 +41,11 @@ ROWS = (
         "R16",
         "Chaos proxy between gateway and workers: every client gets one well-formed answer by its deadline + 100 ms",
         answer_through_faults,
+    ),
+    Row(
+        "S13",
+        "300 clients that drip header or body, 230 that pipeline and never read, over HTTP and TLS, no nginx: others' "
+        "p99 at most doubles, stop takes no longer",
+        survive_slow_clients,
     ),
 )
