@@ -121,8 +121,9 @@ class ChaosProxy:
         is_blackhole = asyncio.Event()
         if fault.kind == "blackhole" and fault.after_bytes == 0:
             is_blackhole.set()
-        # OSError: one side is gone, and the other sees its connection closed.
-        with suppress(OSError):
+        # OSError: one side is gone, and the other sees its connection closed. A task that ends as cancelled makes
+        # asyncio of Python 3.11 print a traceback.
+        with suppress(OSError, asyncio.CancelledError):
             responses, server = await asyncio.open_unix_connection(self._server)
             forwarding = asyncio.create_task(_forward_requests(requests, server, is_blackhole))
             try:
