@@ -78,6 +78,8 @@ def run(suite: str, tree: str) -> Result:
     limit_minutes, command = SUITES[suite]
     log = RESULTS / f"{suite}.log"
     began = time.monotonic()
+    # Without the ARGS of `make test-all`, which make hands on to the make of a suite.
+    environ = {name: value for name, value in os.environ.items() if name not in {"ARGS", "MAKEFLAGS", "MFLAGS"}}
     # Unix sockets have paths in it, so a longer name would be refused. Removed with what killed servers left there.
     temporary = tempfile.mkdtemp(prefix="t")
     Path(temporary).chmod(0o755)  # containers and units of the tests run as other users
@@ -90,7 +92,7 @@ def run(suite: str, tree: str) -> Result:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "TMPDIR": temporary},
+                env={**environ, "TMPDIR": temporary},
             )
             try:
                 exit_code = process.wait(timeout=60 * limit_minutes)
