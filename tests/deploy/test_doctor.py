@@ -6,12 +6,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from deploy.doctor import Finding, examine
+from tests.deploy.test_cli import tercet
 from tests.e2e.harness import ROOT
 from workers.engine.cpu import kernel_files
 
@@ -107,20 +107,8 @@ def test_kernels_that_are_not_compiled_come_with_a_command_that_compiles_them_th
     assert kernels() == Finding("caches", f"compiled kernels in {tmp_path / 'cache'}")
 
 
-def doctor(*options: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
-    return subprocess.run(
-        [sys.executable, "-m", "deploy", "doctor", *options],
-        cwd=ROOT,
-        env={**clean, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_this_machine_can_run_it() -> None:
-    done = doctor("--json")
+    done = tercet("doctor", "--json", PATH=os.environ["PATH"])
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert report["can_run"] is True
@@ -129,7 +117,7 @@ def test_this_machine_can_run_it() -> None:
 
 
 def test_settings_that_a_start_would_refuse_are_a_problem() -> None:
-    done = doctor(TERCET_QUEUE="many")
+    done = tercet("doctor", TERCET_QUEUE="many")
     assert done.returncode == 1
     assert "Tercet cannot run here:" in done.stdout
     assert "TERCET_QUEUE" in done.stdout

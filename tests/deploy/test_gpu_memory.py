@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,10 @@ from deploy.rolling_reload import reload_slots
 from shared.errors import StartError
 from shared.free_memory import cache_budget_bytes
 from shared.masters.run_directory import lock_run_directory
-from shared.memory_plan import PROCESS_BYTES, ModelShape, needed_bytes
+from shared.memory_plan import ModelShape, needed_bytes
 from shared.plan import Plan, write_plan
 from shared.settings import ModelSpec
+from tests.deploy.test_cli import tercet
 from tests.settings import make_settings
 from tests.workers.engine.helpers import TINY
 from workers.engine.cuda import kv_cache
@@ -26,7 +25,6 @@ from workers.engine.cuda.kv_cache import KVCache
 from workers.engine.loader import random_weights
 from workers.engine.model.gpt2 import SHAPES
 
-ROOT = Path(__file__).parents[2]
 T4 = "0, GPU-4a4a, 15360, Tesla T4"
 H100 = "1, GPU-9b9b, 81559, NVIDIA H100 80GB HBM3"
 MIG = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5b)
@@ -179,25 +177,13 @@ def test_a_card_that_does_not_report_its_memory_gets_what_serves_full_batches(
     assert plan.max_successors == [({0, 1}, 1)]
 
 
-def test_by_default_a_gpu_gets_one_worker_of_each_model(tmp_path: Path, fake_smi: FakeSmi) -> None:
-    fake_smi(T4, H100)
-    plan = planned(tmp_path, "small,medium", devices=("cuda:0", "cuda:1"))
-    assert [(slot.device, slot.model) for slot in plan.slots] == [
-        (device, f"synthetic:{name}") for device in ("cuda:0", "cuda:1") for name in ("small", "medium")
-    ]
-
-
-def test_cpu_slots_have_no_memory_plan(tmp_path: Path, fake_smi: FakeSmi) -> None:
-    fake_smi(T4)
-    plan = planned(tmp_path, "small*4", devices=("cpu",))
-    assert plan.gpus == []
-    assert {slot.memory for slot in plan.slots} == {None}
-
-
 def test_the_kv_caches_of_cpu_workers_share_a_part_of_the_free_memory_or_have_the_bound_that_is_set(
-    tmp_path: Path,
+    tmp_path: Path, fake_smi: FakeSmi
 ) -> None:
-    (one,) = planned(tmp_path, "small", devices=("cpu",)).slots
+    fake_smi(T4)
+    plan = planned(tmp_path, "small", devices=("cpu",))
+    (one,) = plan.slots
+    assert (plan.gpus, one.memory) == ([], None)
     most = (48 * (256 + 1024) + 1) * 12 * 2 * 768 * 2
     assert one.cache_bytes is not None
     assert one.cache_bytes <= most
@@ -225,30 +211,15 @@ def test_tercet_plan_prints_what_each_worker_gets(
 ) -> None:
     environ = {
         "PATH": fake_smi(T4),
-        "HOME": "/nonexistent",
         "COLUMNS": "300",
         "TERCET_RUN_DIR": str(tmp_path / "run"),
         "TERCET_DEVICES": "cuda:0",
         "TERCET_COMPUTE": "cpu",
         "TERCET_MODELS": models,
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "deploy", "plan"],
-        cwd=ROOT,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = tercet("plan", **environ)
     for text in printed:
         assert text in done.stdout
-
-
-def test_a_small_card_holds_more_than_the_estimate_of_a_process(tmp_path: Path, fake_smi: FakeSmi) -> None:
-    fake_smi(f"0, GPU-4a4a, {PROCESS_BYTES >> 20}, Quadro K620")
-    with pytest.raises(StartError, match="take models out of TERCET_MODELS"):
-        planned(tmp_path, "small")
 
 
 def test_tercet_reload_refuses_to_change_the_workers_memory(tmp_path: Path, fake_smi: FakeSmi) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from deploy.announcements import print_ready
 from deploy.supervisor import ROLES, Supervisor
+from deploy.terminal import make_console
 from shared.errors import StartError
 from shared.plan import Plan, make_slots
 from shared.settings import Address, ModelSpec, PoolUrl, Settings
@@ -35,7 +36,7 @@ def test_a_role_without_a_way_to_the_other_is_refused(role: str, settings: Setti
 
 
 def printed(settings: Settings, plan: Plan, roles: tuple[str, ...], failed_slots: dict[int, str]) -> str:
-    console = Console(width=200)
+    console = make_console(width=200)
     with console.capture() as capture:
         print_ready(console, settings, plan, roles, failed_slots)
     return capture.get()
@@ -61,6 +62,10 @@ def test_a_gateway_without_workers_says_where_it_serves() -> None:
     assert "Every slot" not in text
     plan = Plan({}, [], make_slots(["cpu"], [("embedded", 1)], Path("/run"), 48))
     assert printed(Settings(), plan, ROLES, {}).startswith("Every slot is warm (embedded × 1). Serving at http://127")
+    settings = make_settings(tls_cert=Path("/[red]/cert"), tls_key=Path("/key"))
+    text = printed(settings, plan, ROLES, {0: "The checkpoint in /models/[/x] is damaged."})
+    assert "--cacert '/[red]/cert'" in text
+    assert "(embedded on cpu) is not warm and tries again: The checkpoint in /models/[/x] is damaged.\n" in text
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy import cli
-from deploy.announcements import print_ready
 from deploy.terminal import labelled, make_console
 from shared.errors import StartError
-from shared.plan import Model, Plan, Slot
 from tests.deploy.test_cli import tercet
-from tests.settings import make_settings
 from tests.workers.helpers import EMBEDDED
 
 TEXTS = ["install -e '.[redis]'", "/models/[/x]", "[bold]a[/bold]", "[/]", ":sparkles:", r"\[x]"]
@@ -62,16 +59,3 @@ def test_a_model_directory_with_brackets_is_named_whole(tmp_path: Path) -> None:
     shown = tercet("plan", **environ)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert str(absent) in shown.stdout
-
-
-@pytest.mark.parametrize("failed", [{}, {0: "The checkpoint in /models/[/x] is damaged."}])
-def test_the_announcement_has_names_and_reasons_whole(failed: dict[int, str]) -> None:
-    model = Model(name="x[y]", directory="/models/[/x]", source="directory", n_ctx=1024, vocab_size=8)
-    plan = Plan({}, [model], [Slot(index=0, device="cpu", model=model.name, socket="", max_batch=1)])
-    console = make_console(width=200)
-    console.file = file = io.StringIO()
-    print_ready(console, make_settings(tls_cert=Path("/[red]/cert"), tls_key=Path("/key")), plan, ("gateway",), failed)
-    text = file.getvalue()
-    assert "(x[y] × 1). Serving at https://127.0.0.1:8000; Ctrl-C stops." in text
-    assert "--cacert '/[red]/cert'" in text
-    assert all(f"x[y] on cpu) is not warm and tries again: {reason}\n" in text for reason in failed.values())

@@ -55,32 +55,14 @@ def lambda_of(front_url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 
 def event_2(body: str | None, *, is_base64: bool = False) -> dict[str, Any]:
-    """An HTTP API's event in payload format 2.0."""
-    event: dict[str, Any] = {
-        "version": "2.0",
-        "routeKey": "POST /generate",
-        "rawPath": "/dev/generate",
-        "rawQueryString": "",
-        "headers": {"content-type": "application/json", "host": f"abc.execute-api.{REGION}.amazonaws.com"},
-        "requestContext": {"http": {"method": "POST", "path": "/dev/generate"}, "stage": "dev"},
-        "isBase64Encoded": is_base64,
-    }
+    """An HTTP API's event in payload format 2.0, as far as the functions read it."""
+    event: dict[str, Any] = {"version": "2.0", "isBase64Encoded": is_base64}
     return event if body is None else {**event, "body": body}
 
 
 def event_1(body: str | None) -> dict[str, Any]:
     """The same in payload format 1.0, which has a null for no body."""
-    return {
-        "version": "1.0",
-        "resource": "/generate",
-        "path": "/dev/generate",
-        "httpMethod": "POST",
-        "headers": {},
-        "queryStringParameters": None,
-        "requestContext": {"stage": "dev"},
-        "body": body,
-        "isBase64Encoded": False,
-    }
+    return {"version": "1.0", "isBase64Encoded": False, "body": body}
 
 
 def test_generate_answers_what_the_endpoint_answers(lambda_of: Callable[..., Invoke]) -> None:

@@ -18,17 +18,6 @@ from tests.npm_package import NpmPackage
 PROGRAMS = [Path(__file__).with_name("consumer.ts"), *build.ROOT.glob("tests/browser/editors/*.ts")]
 
 
-def test_the_modules_are_those_that_the_entry_points_import(tmp_path: Path) -> None:
-    (tmp_path / "a.js").write_text('import { b } from "./b.js";\n/** @typedef {import("./types.js").T} T */\n')
-    (tmp_path / "b.js").write_text('import { x } from "elsewhere";\nexport { a } from "./a.js";\n')
-    (tmp_path / "types.js").write_text("export {};\n")
-    (tmp_path / "page.js").write_text('import "./a.js";\n')
-    assert build.imported(["a.js"], tmp_path) == ["a.js", "b.js", "types.js"]
-    (tmp_path / "b.js").write_text('import "./missing.js";\n')
-    with pytest.raises(FileNotFoundError, match=r"missing\.js"):
-        build.imported(["a.js"], tmp_path)
-
-
 def test_without_npm_the_command_says_so(tmp_path: Path) -> None:
     process = subprocess.run(
         [sys.executable, "-m", "deploy.npm.build", str(tmp_path)],
