@@ -18,8 +18,9 @@ from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from shared.hangups import HangupWatcher
 from shared.plan import Model, Plan, make_slots
+from shared.protocol import State
 from shared.settings import Settings
-from tests.gateway.generation.stubs import Respond, StubPool
+from tests.gateway.generation.stubs import MakePool, Respond, StubPool
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,20 @@ class Gateway:
 
 
 MakeGateway = Callable[..., Gateway]
+WARM = State(
+    state="warm",
+    ms_per_token=1.23456,
+    progress=1.0,
+    dtype="int8",
+    kernels="triton; graphs: on",
+    revision="abc",
+    max_batch=3,
+    in_flight=2,
+    memory_bytes=5 << 20,
+    pid=7,
+    age=4,
+    counters={"prompt_tokens": 5},
+)
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +98,7 @@ def short_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make_pool(short_path: Path) -> Iterator[Callable[..., StubPool]]:
+def make_pool(short_path: Path) -> Iterator[MakePool]:
     """Makes a pool, with a stub worker for each responder, that the test's end closes."""
     with ExitStack() as stack:
 

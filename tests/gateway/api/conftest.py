@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from gateway.app import create_app
 from gateway.jobs.executor import JobExecutor
 from shared.hangups import HangupWatcher
 from shared.settings import Settings
-from tests.gateway.generation.stubs import Respond, StubPool
+from tests.gateway.generation.stubs import MakePool, Respond, StubPool
 
 
 class Api:
@@ -55,18 +53,15 @@ MakeApi = Callable[..., Api]
 
 
 @pytest.fixture
-def make_api(short_path: Path, hangups: HangupWatcher) -> Iterator[MakeApi]:
+def make_api(make_pool: MakePool, hangups: HangupWatcher) -> MakeApi:
     """Makes an app in front of a stub worker for each responder. `settings` are `TERCET_` variables in lower case."""
-    with ExitStack() as stack:
 
-        def make(
-            *responders: Respond,
-            settings: dict[str, str] | None = None,
-            jobs: JobExecutor | None = None,
-            **options: Any,
-        ) -> Api:
-            pool = StubPool(short_path, *responders, **options)
-            stack.callback(pool.close)
-            return Api(pool, hangups, jobs, **(settings or {}))
+    def make(
+        *responders: Respond,
+        settings: dict[str, str] | None = None,
+        jobs: JobExecutor | None = None,
+        **options: Any,
+    ) -> Api:
+        return Api(make_pool(*responders, **options), hangups, jobs, **(settings or {}))
 
-        yield make
+    return make

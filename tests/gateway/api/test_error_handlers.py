@@ -11,6 +11,7 @@ import structlog
 from falcon import testing
 
 from shared.errors import FieldError, InvalidRequest, Overloaded
+from tests.bad_requests import HttpRequest, call_app
 from tests.gateway.conftest import Gateway
 
 SECRET = "the old man looked at the sea"
@@ -30,14 +31,6 @@ class Failing:
 def get(gateway: Gateway, error: Exception) -> testing.Result:
     gateway.app.add_route("/failing", Failing(error))
     return gateway.client.simulate_get("/failing", headers={"X-Request-Id": "r-1"})
-
-
-def request(gateway: Gateway, method: str, path: str) -> tuple[Any, testing.StartResponseMock]:
-    """The body and the head of an error response; Falcon's client refuses to send such methods."""
-    environ = testing.create_environ(path, headers={"Host": "localhost", "X-Request-Id": "r-1"})
-    environ["REQUEST_METHOD"] = method
-    start = testing.StartResponseMock()
-    return json.loads(b"".join(gateway.app(environ, start))), start
 
 
 def test_our_errors_carry_their_status_code_fields_and_headers(gateway: Gateway) -> None:
@@ -146,9 +139,10 @@ def test_an_http_error_of_falcons_that_is_the_servers_fault_is_unexpected(gatewa
 def test_a_method_that_is_not_https_is_refused_and_not_logged(gateway: Gateway, method: str, path: str) -> None:
     """Falcon refuses WEBSOCKET before any middleware has run."""
     with structlog.testing.capture_logs() as events:
-        problem, start = request(gateway, method, path)
-    assert start.headers_dict["content-type"] == "application/problem+json"
-    assert start.headers_dict["x-request-id"] == problem["request_id"] == "r-1"
+        _, headers, body = call_app(gateway.app, HttpRequest(method, path, headers={"X-Request-Id": "r-1"}))
+    problem = json.loads(body)
+    assert headers["content-type"] == "application/problem+json"
+    assert headers["x-request-id"] == problem["request_id"] == "r-1"
     if path == "/nothing" and method != "WEBSOCKET":
         assert (problem["status"], problem["code"]) == (404, "not_found")
     else:
@@ -160,6 +154,5 @@ def test_a_method_that_is_not_https_is_refused_and_not_logged(gateway: Gateway, 
 
 
 def test_a_method_of_webdav_is_not_allowed(gateway: Gateway) -> None:
-    problem, start = request(gateway, "PROPFIND", "/metrics")
-    assert (problem["status"], problem["code"]) == (405, "method_not_allowed")
-    assert start.headers_dict["allow"] == "GET, HEAD, OPTIONS"
+    status, headers, _ = call_app(gateway.app, HttpRequest("PROPFIND", "/metrics"))
+    assert (status, headers["allow"]) == (405, "GET, HEAD, OPTIONS")

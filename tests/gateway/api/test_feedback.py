@@ -15,32 +15,23 @@ from gateway.api.schema import FeedbackRequest
 from gateway.metrics import Metrics
 from shared.errors import InvalidRequest, NotFound
 from shared.protocol import Done, GenerateRequest
-from tests.gateway.api.conftest import Api, MakeApi
+from tests.gateway.api.conftest import MakeApi
+from tests.gateway.exposition import samples, total
 from tests.gateway.generation.stubs import TEXTS, Step, completion, three_texts
-
-
-def counts(api: Api, metric: str) -> dict[tuple[str, str], float]:
-    """Counts of each label pair (action, rank), whatever the latency."""
-    found: dict[tuple[str, str], float] = {}
-    for line in api.pool.exposition():
-        if line.startswith(f"{metric}{{"):
-            labels = dict(pair.split("=") for pair in line[line.index("{") + 1 : line.index("}")].split(","))
-            key = (labels.get("action", "").strip('"'), labels["rank"].strip('"'))
-            found[key] = found.get(key, 0.0) + float(line.split()[-1])
-    return found
 
 
 def test_sentences_are_counted_as_shown_and_feedback_once(make_api: MakeApi) -> None:
     api = make_api(three_texts)
+    metrics = api.pool.metrics
     answer_id = api.complete(seed=0).json["id"]
-    assert counts(api, "tercet_suggestions_total") == {("shown", "0"): 1, ("shown", "1"): 1, ("shown", "2"): 1}
+    assert [total(metrics, "tercet_suggestions_total", action="shown", rank=str(rank)) for rank in range(3)] == [1] * 3
     accepted = {"id": answer_id, "index": 1, "action": "accepted", "characters": 12}
     for _ in range(2):
         assert api.post("/feedback", accepted).status_code == 204
     assert api.post("/feedback", {**accepted, "action": "ignored"}).status_code == 204
-    found = counts(api, "tercet_suggestions_total")
-    assert (found["accepted", "1"], found["ignored", "1"]) == (1, 1)
-    assert counts(api, "tercet_saved_characters_total") == {("", "1"): 12}
+    assert total(metrics, "tercet_suggestions_total", action="accepted", rank="1") == 1
+    assert total(metrics, "tercet_suggestions_total", action="ignored", rank="1") == 1
+    assert list(samples(metrics, "tercet_saved_characters_total", rank="1").values()) == [12]
 
 
 def test_feedback_on_an_unknown_answer_or_sentence_is_refused(make_api: MakeApi) -> None:
@@ -57,19 +48,11 @@ def test_feedback_on_an_unknown_answer_or_sentence_is_refused(make_api: MakeApi)
 def test_a_refused_request_shows_no_suggestion(make_api: MakeApi) -> None:
     api = make_api(three_texts)
     api.complete(length=0)
-    assert counts(api, "tercet_suggestions_total") == {}
+    assert samples(api.pool.metrics, "tercet_suggestions_total") == {}
 
 
 def feedback(answer_id: str, index: int = 0, action: str = "accepted", **fields: Any) -> FeedbackRequest:
     return FeedbackRequest(id=answer_id, index=index, action=action, **fields)  # type: ignore[arg-type]
-
-
-def samples(metrics: Metrics, name: str) -> dict[str, float]:
-    """Value of each series of a metric, by its labels as in the exposition."""
-    lines = [
-        line.rpartition(" ") for line in metrics.exposition().decode().splitlines() if line.startswith(f"{name}{{")
-    ]
-    return {line[0].removeprefix(name): float(line[2]) for line in lines}
 
 
 @pytest.fixture
@@ -77,23 +60,25 @@ def metrics() -> Metrics:
     return Metrics(dict, lambda: 0)
 
 
-def test_every_sentence_and_action_is_reported_for_itself(metrics: Metrics) -> None:
-    store = FeedbackStore(metrics)
+@pytest.fixture
+def store(metrics: Metrics) -> FeedbackStore:
+    return FeedbackStore(metrics)
+
+
+def test_every_sentence_and_action_is_reported_for_itself(store: FeedbackStore, metrics: Metrics) -> None:
     for seconds in (0.01, 0.7, 60):
         store.add_answer("owner", f"answer-{seconds}", [None] * 8, seconds)
         for _ in range(2):
             for index in range(8):
                 for action in get_args(get_type_hints(FeedbackRequest)["action"]):
                     store.record("owner", feedback(f"answer-{seconds}", index, action))
-    lines = [line for line in metrics.exposition().decode().splitlines() if line.startswith("tercet_suggestions_total")]
-    assert len(lines) == 3 * 8 * 4  # with `shown`
-    assert {line.split()[-1] for line in lines} == {"1.0"}
     for bound in ("0.05", "1", "+Inf"):
-        assert sum(f'within_s="{bound}"' in line for line in lines) == 8 * 4
+        counts = samples(metrics, "tercet_suggestions_total", within_s=bound)
+        assert list(counts.values()) == [1] * 8 * 4  # with `shown`
+    assert total(metrics, "tercet_suggestions_total") == 3 * 8 * 4
 
 
-def test_an_answer_of_another_owner_is_unknown(metrics: Metrics) -> None:
-    store = FeedbackStore(metrics)
+def test_an_answer_of_another_owner_is_unknown(store: FeedbackStore) -> None:
     store.add_answer("first", "a", [None], 0.1)
     details = []
     for owner, answer_id in (("second", "a"), ("", "a"), ("first", "b")):
@@ -104,9 +89,8 @@ def test_an_answer_of_another_owner_is_unknown(metrics: Metrics) -> None:
     store.record("first", feedback("a"))
 
 
-def test_the_oldest_answers_are_forgotten_and_memory_is_bounded(metrics: Metrics) -> None:
+def test_the_oldest_answers_are_forgotten_and_memory_is_bounded(store: FeedbackStore) -> None:
     """Also with long ids that clients chose."""
-    store = FeedbackStore(metrics)
     tracemalloc.start()
     try:
         for number in range(MAX_ANSWERS + 100):
@@ -122,15 +106,16 @@ def test_the_oldest_answers_are_forgotten_and_memory_is_bounded(metrics: Metrics
         store.record("owner", feedback(f"{99:064}"))
 
 
-def test_an_acceptance_is_remembered_while_requests_at_each_key_displace_other_answers(metrics: Metrics) -> None:
+def test_an_acceptance_is_remembered_while_requests_at_each_key_displace_other_answers(
+    store: FeedbackStore, metrics: Metrics
+) -> None:
     """Else no client could report `kept` after the time that it takes to know."""
-    store = FeedbackStore(metrics)
     store.add_answer("owner", "taken", [1.5, 0.4], 0.1)
     store.record("owner", feedback("taken", characters=9))
     for number in range(MAX_ANSWERS + 1):
         store.add_answer("owner", f"{number}", [0.3], 0.1)
     store.record("owner", feedback("taken", kept=7))
-    assert samples(metrics, "tercet_kept_characters_total") == {'{rank="0",strategy="predict"}': 7}
+    assert samples(metrics, "tercet_kept_characters_total") == {("0", "predict"): 7}
     for number in range(MAX_ACCEPTED_ANSWERS):
         store.add_answer("owner", f"{number}", [0.3], 0.1)
         store.record("owner", feedback(f"{number}"))
@@ -138,20 +123,18 @@ def test_an_acceptance_is_remembered_while_requests_at_each_key_displace_other_a
         store.record("owner", feedback("taken", index=1))
 
 
-def test_an_answer_without_sentences_shows_nothing_and_displaces_no_other(metrics: Metrics) -> None:
-    store = FeedbackStore(metrics)
+def test_an_answer_without_sentences_shows_nothing_and_displaces_no_other(
+    store: FeedbackStore, metrics: Metrics
+) -> None:
     store.add_answer("owner", "a", [None], 0.1)
     for number in range(MAX_ANSWERS + 1):
         store.add_answer("owner", f"{number}", [], 0.1)
     store.record("owner", feedback("a"))
-    assert (
-        sum(value for labels, value in samples(metrics, "tercet_suggestions_total").items() if "shown" in labels) == 1
-    )
+    assert total(metrics, "tercet_suggestions_total", action="shown") == 1
 
 
-def test_an_id_that_is_used_again_means_the_new_answer(metrics: Metrics) -> None:
+def test_an_id_that_is_used_again_means_the_new_answer(store: FeedbackStore, metrics: Metrics) -> None:
     """Clients may choose ids."""
-    store = FeedbackStore(metrics)
     for kept in (4, 5):
         store.add_answer("owner", "a", [None], 0.1)
         store.record("owner", feedback("a", characters=5))
@@ -160,25 +143,22 @@ def test_an_id_that_is_used_again_means_the_new_answer(metrics: Metrics) -> None
 
 
 @pytest.mark.parametrize("has_first_report", [True, False])
-def test_kept_characters_count_once_with_the_acceptance_or_later(metrics: Metrics, has_first_report: bool) -> None:
-    store = FeedbackStore(metrics)
+def test_kept_characters_count_once_with_the_acceptance_or_later(
+    store: FeedbackStore, metrics: Metrics, has_first_report: bool
+) -> None:
     store.add_answer("owner", "a", [None, None], 0.1)
     if has_first_report:
         store.record("owner", feedback("a", 1, characters=12))
     for kept in (8, 3):
         store.record("owner", feedback("a", 1, characters=12, kept=kept))
     store.record("owner", feedback("a", 1, characters=99))
-    assert samples(metrics, "tercet_kept_characters_total") == {'{rank="1",strategy="sample"}': 8}
+    assert samples(metrics, "tercet_kept_characters_total") == {("1", "sample"): 8}
     assert list(samples(metrics, "tercet_saved_characters_total").values()) == [12]
-    accepted = {
-        labels: value for labels, value in samples(metrics, "tercet_suggestions_total").items() if "acc" in labels
-    }
-    assert list(accepted.values()) == [1]
+    assert total(metrics, "tercet_suggestions_total", action="accepted") == 1
 
 
-def test_more_characters_than_were_accepted_cannot_be_kept(metrics: Metrics) -> None:
+def test_more_characters_than_were_accepted_cannot_be_kept(store: FeedbackStore, metrics: Metrics) -> None:
     """The first report says how many; a refused report changes nothing."""
-    store = FeedbackStore(metrics)
     store.add_answer("owner", "a", [None, None], 0.1)
     store.record("owner", feedback("a", characters=10_000))
     store.record("owner", feedback("a", kept=10_000))
@@ -199,25 +179,26 @@ def test_only_accepted_characters_can_be_kept(make_api: MakeApi, action: str) ->
     assert refused.json["detail"] == f"kept needs the action accepted, not {action}."
 
 
-def test_predictions_are_counted_by_usefulness(metrics: Metrics) -> None:
-    store = FeedbackStore(metrics)
+def test_predictions_are_counted_by_usefulness(store: FeedbackStore, metrics: Metrics) -> None:
     usefulness = [0.0, 0.25, 0.26, *USEFULNESS_BOUNDS_KEYS[-3:], 8.5, 1e9]
     store.add_answer("owner", "a", usefulness, 0.1)
     store.record("owner", feedback("a", 7, characters=20))
     store.record("owner", feedback("a", 7, kept=15))
     store.record("owner", feedback("a", 2, "rejected"))
     assert samples(metrics, "tercet_predictions_total") == {
-        **{
-            f'{{action="shown",up_to_keys="{bound}"}}': number
-            for bound, number in (("0.25", 2), ("0.5", 1), ("2", 1), ("4", 1), ("8", 1), ("+Inf", 2))
-        },
-        '{action="accepted",up_to_keys="+Inf"}': 1,
-        '{action="kept",up_to_keys="+Inf"}': 1,
-        '{action="rejected",up_to_keys="0.5"}': 1,
+        ("shown", "0.25"): 2,
+        ("shown", "0.5"): 1,
+        ("shown", "2"): 1,
+        ("shown", "4"): 1,
+        ("shown", "8"): 1,
+        ("shown", "+Inf"): 2,
+        ("accepted", "+Inf"): 1,
+        ("kept", "+Inf"): 1,
+        ("rejected", "0.5"): 1,
     }
-    assert samples(metrics, "tercet_prediction_saved_characters_total") == {'{up_to_keys="+Inf"}': 20}
-    assert samples(metrics, "tercet_prediction_kept_characters_total") == {'{up_to_keys="+Inf"}': 15}
-    assert all('strategy="predict"' in labels for labels in samples(metrics, "tercet_suggestions_total"))
+    assert samples(metrics, "tercet_prediction_saved_characters_total") == {("+Inf",): 20}
+    assert samples(metrics, "tercet_prediction_kept_characters_total") == {("+Inf",): 15}
+    assert samples(metrics, "tercet_suggestions_total", strategy="sample") == {}
 
 
 def test_strategy_and_usefulness_are_those_of_the_request(make_api: MakeApi) -> None:
@@ -231,6 +212,6 @@ def test_strategy_and_usefulness_are_those_of_the_request(make_api: MakeApi) -> 
     assert (
         api.post("/feedback", {"id": answer_id, "index": 0, "action": "accepted", "characters": 5}).status_code == 204
     )
-    found = {line.rpartition(" ")[0] for line in api.pool.exposition() if line.startswith("tercet_predictions_total")}
-    series = [("shown", "0.5"), ("shown", "2"), ("shown", "4"), ("accepted", "4")]  # the most useful has rank 0
-    assert found == {f'tercet_predictions_total{{action="{action}",up_to_keys="{keys}"}}' for action, keys in series}
+    # The most useful has rank 0.
+    found = samples(api.pool.metrics, "tercet_predictions_total")
+    assert found.keys() == {("shown", "0.5"), ("shown", "2"), ("shown", "4"), ("accepted", "4")}

@@ -6,21 +6,7 @@ import pytest
 
 from gateway.app import READY_PATHS
 from shared.protocol import State
-from tests.gateway.conftest import Gateway
-
-WARM = State(
-    state="warm",
-    ms_per_token=1.23456,
-    progress=1.0,
-    dtype="int8",
-    kernels="triton; graphs: on",
-    revision="abc",
-    max_batch=3,
-    in_flight=2,
-    pid=7,
-    age=4,
-    counters={"prompt_tokens": 5},
-)
+from tests.gateway.conftest import WARM, Gateway
 
 
 @pytest.mark.parametrize("path", READY_PATHS)

@@ -18,6 +18,7 @@ from falcon import testing
 from shared.errors import ShuttingDown
 from shared.protocol import GenerateRequest, State
 from tests.gateway.api.conftest import Api, MakeApi
+from tests.gateway.exposition import samples, total
 from tests.gateway.generation.stubs import Refusal, Step, completion, hang
 
 
@@ -56,8 +57,7 @@ def held(api: Api, number: int, **options: Any) -> Iterator[list[Future[testing.
 
 
 def num_refused(api: Api, reason: str) -> float:
-    name = f'tercet_refused_requests_total{{reason="{reason}"}} '
-    return sum(float(line.removeprefix(name)) for line in api.pool.exposition() if line.startswith(name))
+    return total(api.pool.metrics, "tercet_refused_requests_total", reason=reason)
 
 
 def test_a_full_queue_refuses_before_the_body_is_read(make_api: MakeApi) -> None:
@@ -88,7 +88,7 @@ def test_a_request_that_failed_is_no_refusal(make_api: MakeApi) -> None:
     api = make_api(lambda _: [Refusal(500, "internal_error")])
     with structlog.testing.capture_logs() as logged:
         assert api.complete().status_code == 503
-    assert not any("tercet_refused_requests_total{" in line for line in api.pool.exposition())
+    assert samples(api.pool.metrics, "tercet_refused_requests_total") == {}
     assert [line["log_level"] for line in logged if line["event"] == "request_finished"] == ["info"]
 
 

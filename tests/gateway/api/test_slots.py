@@ -8,23 +8,8 @@ import pytest
 
 from gateway.api.page import STATIC
 from shared.api_keys import new_key
-from shared.protocol import State
-from tests.gateway.conftest import Gateway, MakeGateway
+from tests.gateway.conftest import WARM, Gateway, MakeGateway
 
-WARM = State(
-    state="warm",
-    ms_per_token=1.23456,
-    progress=1.0,
-    dtype="int8",
-    kernels="triton; graphs: on",
-    revision="abc",
-    max_batch=3,
-    in_flight=2,
-    memory_bytes=5 << 20,
-    pid=7,
-    age=4,
-    counters={"prompt_tokens": 5},
-)
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
 

@@ -39,6 +39,7 @@ from shared.protocol import (
     Top,
 )
 from shared.wire import parse_generate_request, parse_tokenize_request
+from tests.gateway.exposition import total
 
 
 @dataclass(frozen=True)
@@ -275,13 +276,7 @@ class StubPool:
 
     def num_branches(self, slot: int, outcome: str) -> float:
         """The counter of branches with an outcome."""
-        name = f'tercet_branches_total{{outcome="{outcome}",slot="{slot}"}} '
-        values = [line.removeprefix(name) for line in self.exposition() if line.startswith(name)]
-        return float(values[0]) if values else 0.0
-
-    def exposition(self) -> Sequence[str]:
-        """The lines of the metrics page."""
-        return self.metrics.exposition().decode().splitlines()
+        return total(self.metrics, "tercet_branches_total", slot=str(slot), outcome=outcome)
 
 
 MakePool = Callable[..., StubPool]

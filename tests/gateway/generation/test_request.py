@@ -3,6 +3,8 @@
 import threading
 import time
 
+import pytest
+
 from gateway.generation.request import COLLECT_GRACE_S, BranchEvent, BranchFailure, RequestContext, TokenDelta
 from shared.errors import ClientGone, Superseded
 from shared.protocol import MAX_SEED, Sampling, Token
@@ -103,19 +105,12 @@ def test_a_cancelled_request_returns_no_events() -> None:
     assert context.is_over
 
 
-def test_the_first_reason_is_kept() -> None:
+@pytest.mark.parametrize("first", [Superseded("first"), None])
+def test_the_first_reason_is_kept(first: Superseded | None) -> None:
     context = RequestContext(make_spec())
-    first = Superseded("first")
     context.cancel(first)
     context.cancel(ClientGone("second"))
     assert context.cancel_reason is first
-
-
-def test_a_reason_after_a_cancellation_without_one_is_ignored() -> None:
-    context = RequestContext(make_spec())
-    context.cancel()
-    context.cancel(ClientGone("late"))
-    assert context.cancel_reason is None
 
 
 def test_callbacks_run_on_cancellation_while_their_block_runs() -> None:

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from gateway.app import READY_PATHS
 from shared.api_keys import new_key, read_keys, revoke_key
+from tests.bad_requests import HttpRequest, call_app
 from tests.gateway.conftest import Gateway
 from tests.gateway.middleware.conftest import Echo
 
@@ -61,14 +62,6 @@ def routes(gateway: Gateway) -> list[str]:
     return [route.path.replace("{name}", "tercet.js") for route in inspect.inspect_routes(gateway.app)]
 
 
-def call(gateway: Gateway, method: str, path: str, headers: dict[str, str]) -> tuple[int, dict[str, str]]:
-    """Status and headers of a response. The framework's client refuses methods that it does not know."""
-    environ = testing.create_environ(path, method=method, headers={"Host": "localhost", **headers})
-    start_response = testing.StartResponseMock()
-    b"".join(gateway.app(environ, start_response))
-    return int((start_response.status or "0")[:3]), start_response.headers_dict
-
-
 def spellings(path: str) -> Iterator[str]:
     """A path and other ways to write it, as a client would to reach it around a check of the text."""
     yield path
@@ -102,7 +95,7 @@ def test_without_a_key_only_open_routes_are_reached_however_a_path_is_written(ke
     with capture_logs():
         for method, path, headers in requests:
             reached.routes.clear()
-            status, response_headers = call(keyed, method, path, headers)
+            status, response_headers, _ = call_app(keyed.app, HttpRequest(method, path, headers=headers))
             if not reached.routes:
                 assert (status, response_headers.get("www-authenticate")) == (401, "Bearer"), (method, path)
                 num_refused += 1

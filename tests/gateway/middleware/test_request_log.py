@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import structlog
 from falcon import testing
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.gateway.conftest import Gateway
+from tests.gateway.exposition import total
 
 Events = list[MutableMapping[str, Any]]
 
@@ -24,15 +24,6 @@ def logged() -> Iterator[Events]:
     with structlog.testing.capture_logs() as events:
         yield lines
     lines += [event for event in events if event["event"] == "request_finished"]
-
-
-def metric(gateway: Gateway, name: str, **labels: str) -> float | None:
-    """The value of a sample whose labels include these, from the exposition; None if there is none."""
-    for family in text_string_to_metric_families(gateway.metrics.exposition().decode()):
-        for sample in family.samples:
-            if sample.name == name and labels.items() <= sample.labels.items():
-                return sample.value
-    return None
 
 
 def post_stream(gateway: Gateway) -> tuple[Any, testing.StartResponseMock]:
@@ -89,9 +80,9 @@ def test_requests_are_counted_and_timed_by_route_and_status(echo: Gateway) -> No
     for _ in range(3):
         echo.client.simulate_post("/echo", body=b"{}")
     echo.client.simulate_get("/static/page.js")
-    assert metric(echo, "tercet_requests_total", route="/echo", status="200") == 3
-    assert metric(echo, "tercet_request_seconds_count", route="/echo") == 3
-    assert metric(echo, "tercet_requests_total", route="/static/{name}", status="200") == 1
+    assert total(echo.metrics, "tercet_requests_total", route="/echo", status="200") == 3
+    assert total(echo.metrics, "tercet_request_seconds_count", route="/echo") == 3
+    assert total(echo.metrics, "tercet_requests_total", route="/static/{name}", status="200") == 1
 
 
 @pytest.mark.parametrize(
@@ -115,7 +106,7 @@ def test_refused_requests_have_an_id_a_timing_a_log_line_and_are_counted(
     assert response.headers["X-Request-Id"] == response.json["request_id"] == "r-1"
     assert response.headers["Server-Timing"].startswith("total;dur=")
     assert [(line["request_id"], line["status"], line["route"]) for line in lines] == [("r-1", status, route)]
-    assert metric(echo, "tercet_requests_total", route=route, status=str(status)) == 1
+    assert total(echo.metrics, "tercet_requests_total", route=route, status=str(status)) == 1
 
 
 def test_a_streamed_request_ends_with_its_last_byte(echo: Gateway) -> None:
@@ -124,11 +115,11 @@ def test_a_streamed_request_ends_with_its_last_byte(echo: Gateway) -> None:
         assert "server-timing" not in head.headers_dict
         assert "x-request-id" in head.headers_dict
         assert b"".join(body) == b"onetwo"
-        assert metric(echo, "tercet_requests_total", route="/stream") is None
+        assert total(echo.metrics, "tercet_requests_total", route="/stream") == 0
         body.close()
     assert [(line["route"], line["status"], line["model"]) for line in lines] == [("/stream", 200, "small")]
-    assert metric(echo, "tercet_requests_total", route="/stream", status="200") == 1
-    assert metric(echo, "tercet_request_seconds_count", route="/stream") == 1
+    assert total(echo.metrics, "tercet_requests_total", route="/stream", status="200") == 1
+    assert total(echo.metrics, "tercet_request_seconds_count", route="/stream") == 1
 
 
 @pytest.mark.parametrize("num_read", [0, 1])
@@ -140,7 +131,7 @@ def test_a_streamed_request_that_is_given_up_is_logged_and_closed_too(echo: Gate
             next(chunks)
         body.close()
     assert [line["route"] for line in lines] == ["/stream"]
-    assert metric(echo, "tercet_requests_total", route="/stream", status="200") == 1
+    assert total(echo.metrics, "tercet_requests_total", route="/stream", status="200") == 1
 
 
 def test_a_stream_that_fails_to_close_is_logged_all_the_same(echo: Gateway) -> None:

@@ -9,6 +9,7 @@ import pytest
 from gateway.server.early_refusals import EarlyRefusals
 from shared.errors import NotReady, Overloaded, ShuttingDown, TercetError
 from shared.protocol import State
+from tests.gateway.exposition import samples
 from tests.gateway.generation.stubs import MakePool, StubPool
 
 HEAD = b"POST /autocomplete HTTP/1.1\r\nHost: localhost\r\nConnection: keep-alive\r\n"
@@ -31,9 +32,8 @@ def test_a_request_is_refused_early_while_the_pool_is_full_and_counted(make_pool
     error = find(pool, REQUEST)
     assert isinstance(error, Overloaded)
     assert error.headers["Retry-After"] in {"1", "2", "3"}
-    exposition = pool.exposition()
-    assert 'tercet_refused_requests_total{reason="overloaded"} 1.0' in exposition
-    assert 'tercet_requests_total{route="/autocomplete",status="503"} 1.0' in exposition
+    assert samples(pool.metrics, "tercet_refused_requests_total") == {("overloaded",): 1}
+    assert samples(pool.metrics, "tercet_requests_total") == {("/autocomplete", "503"): 1}
     pool.admission.release(0)
     assert find(pool, REQUEST) is None
 

@@ -28,6 +28,7 @@ from gateway.pool.quota import OwnerQuota
 from gateway.shared_store.connection import SharedStore, SharedStoreAway
 from shared.errors import InvalidRequest, NotFound, QuotaExceeded, Superseded
 from tests.e2e.harness import free_port, until
+from tests.gateway.exposition import total
 from tests.gateway.generation.stubs import make_spec
 from tests.gateway.jobs.servers import RedisServer, find_redis, redis_server, volatile_redis
 from tests.tls import Certificate
@@ -64,10 +65,6 @@ class Gateway:
     def report(self, owner: str = "key", **fields: Any) -> None:
         feedback = {"id": "answer", "index": 0, "action": "accepted", "characters": 9, **fields}
         self.feedback.record(owner, msgspec.convert(feedback, FeedbackRequest))
-
-    def count(self, line: str) -> float:
-        lines = self.metrics.exposition().decode().splitlines()
-        return sum(float(each.rpartition(" ")[2]) for each in lines if each.startswith(line))
 
 
 MakeGateway = Callable[..., Gateway]
@@ -197,11 +194,10 @@ def test_feedback_at_another_gateway_finds_the_answer_and_counts_once(make: Make
     b.report(kept=7)
     a.report(kept=7)
     b.report(index=1, action="ignored")
-    counts = [g.count('tercet_suggestions_total{action="accepted"') for g in (a, b)]
-    assert counts == [0, 1]
-    assert (b.count("tercet_saved_characters_total"), a.count("tercet_saved_characters_total")) == (9, 0)
-    assert b.count("tercet_kept_characters_total") == 7
-    assert b.count('tercet_predictions_total{action="ignored",up_to_keys="0.5"}') == 1
+    assert [total(g.metrics, "tercet_suggestions_total", action="accepted") for g in (a, b)] == [0, 1]
+    assert [total(g.metrics, "tercet_saved_characters_total") for g in (a, b)] == [0, 9]
+    assert total(b.metrics, "tercet_kept_characters_total") == 7
+    assert total(b.metrics, "tercet_predictions_total", action="ignored", up_to_keys="0.5") == 1
     with pytest.raises(NotFound):
         b.report(owner="other")
     with pytest.raises(InvalidRequest, match="index must be below 2"):
@@ -215,7 +211,7 @@ def test_reports_from_many_threads_at_two_gateways_count_once(make: MakeGateway)
     gateways[0].feedback.add_answer("key", "answer", [None] * 8, 0.07)
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda number: gateways[number % 2].report(index=number % 8), range(64)))
-    assert sum(g.count('tercet_suggestions_total{action="accepted"') for g in gateways) == 8
+    assert sum(total(g.metrics, "tercet_suggestions_total", action="accepted") for g in gateways) == 8
 
 
 # Limits of keys ------------------------------------------------------------------------------
