@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from gateway.generation.request import BranchFailure, BranchResult, RequestContext
 from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
@@ -76,26 +75,6 @@ def streamed_outputs(
         if gate := gates.get(streamed_text(outputs, 0)):
             gate.set()
     return outputs
-
-
-def test_a_text_delta_is_delivered_while_the_branch_still_runs(make_pool: MakePool) -> None:
-    def respond(request: GenerateRequest) -> Iterator[Step]:
-        yield Accepted()
-        for text in (" the", " sea", " was"):
-            yield Token(text=text, token_id=0, logprob=-1.0)
-        yield Hang()
-
-    pool = make_pool(respond)
-    context = RequestContext(make_spec(is_streamed=True, num_completions=1))
-    pool.fanout.start(context)
-    received = ""
-    for output in suggest(context, pool.fanout, policy_of(context)):
-        assert isinstance(output, TextDelta)
-        received += output.text
-        if received == " the sea":  # " was" may still become " wash"
-            break
-    context.cancel()
-    pool.wait_until_idle()
 
 
 def breaks_after(text: str, is_received: threading.Event) -> Respond:
@@ -209,34 +188,10 @@ def verbatim_outputs(pool: StubPool, **fields: Any) -> list[Output]:
     return list(suggest(context, pool.fanout, policy))
 
 
-def test_verbatim_completions_are_neither_trimmed_nor_replaced(make_pool: MakePool) -> None:
-    text = " the sea the sea the sea the sea the sea, and"
-    pool = make_pool(lambda request: completion(request, text, finish_reason="length"))
-    result = final(verbatim_outputs(pool, prompts=("He saw", [1, 2]), num_completions=2))
-    assert [suggestion.text for suggestion in result.suggestions] == [text] * 4
-    assert (result.failures, result.is_partial) == ([], False)
-    assert len(pool.workers[0].calls) == 4
-
-
 def test_an_empty_verbatim_completion_is_a_suggestion(make_pool: MakePool) -> None:
     pool = make_pool(lambda request: completion(request, ""))
     [suggestion] = final(verbatim_outputs(pool, num_completions=1)).suggestions
     assert (suggestion.text, suggestion.score) == ("", None)
-
-
-def test_a_verbatim_stream_has_every_token_once_and_the_text_that_was_held_back(make_pool: MakePool) -> None:
-    def respond(request: GenerateRequest) -> Iterator[Step]:
-        *lines, done = completion(request, " the sea and")
-        assert isinstance(lines[-1], Token)
-        yield from lines[:-1]
-        yield structs.replace(lines[-1], text="")  # the beginning of a stop string that did not come
-        yield done
-
-    outputs = verbatim_outputs(make_pool(respond), is_streamed=True, num_completions=1)
-    deltas = [output for output in outputs if isinstance(output, TextDelta)]
-    assert "".join(delta.text for delta in deltas) == " the sea and"
-    assert [token.token_id for delta in deltas for token in delta.tokens] == [0, 1, 2]
-    assert (deltas[-1].text, deltas[-1].tokens) == (" and", ())
 
 
 @pytest.mark.parametrize("is_other_text", [False, True])

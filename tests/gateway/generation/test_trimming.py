@@ -84,16 +84,6 @@ def test_streamed_text_is_never_taken_back_and_ends_as_the_whole_text_does(
     assert trimmer.text == trimmer.text.rstrip()
 
 
-@given(st.lists(TOKENS, max_size=8), st.lists(TOKENS, max_size=8), st.integers(1, 14))
-def test_later_tokens_remove_nothing_that_is_final(texts: list[str], later: list[str], length: int) -> None:
-    trimmer = Trimmer(length)
-    for text in texts:
-        trimmer.feed(text)
-    both = [*texts, *later]
-    for reason in ("length", "eos"):
-        assert trim("".join(both), token_ends(both), length, reason).startswith(trimmer.text)
-
-
 @pytest.mark.parametrize(
     ("text", "prompt", "expected"),
     [

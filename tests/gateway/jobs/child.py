@@ -17,8 +17,8 @@ from gateway.jobs.queue import JobQueue
 from gateway.jobs.store import Job
 
 
-def announce_and_hang(word: str) -> None:
-    print(word, flush=True)
+def announce_and_hang(moment: str) -> None:
+    print(moment, flush=True)
     time.sleep(60)
 
 
@@ -28,10 +28,10 @@ def hang_around_store(store: Any, moment: str) -> None:
 
     def replace_and_hang(old: Job, new: Job) -> bool:
         if moment == "compute" and new.state == "succeeded":
-            announce_and_hang("computed")
+            announce_and_hang(moment)
         is_replaced: bool = replace(old, new)
         if moment == "store" and new.state == "succeeded":
-            announce_and_hang("stored")
+            announce_and_hang(moment)
         return is_replaced
 
     store.replace = replace_and_hang
@@ -52,11 +52,11 @@ def main(url: str, moment: str) -> None:
     job, _ = queue.submit("o", b"{}")
     print(job.id, flush=True)
     if moment == "insert":
-        announce_and_hang("inserted")
+        announce_and_hang(moment)
 
     def compute(job: Job, cancelling: Cancelling) -> bytes:
         if moment == "lease":
-            announce_and_hang("leased")
+            announce_and_hang(moment)
         return b'"of the killed process"'
 
     JobExecutor(queue, num_threads=1).start(compute)

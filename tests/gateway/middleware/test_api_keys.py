@@ -8,7 +8,7 @@ from typing import Any
 
 import falcon
 import pytest
-from falcon import inspect, testing
+from falcon import inspect
 from structlog.testing import capture_logs
 
 from gateway.app import READY_PATHS
@@ -284,8 +284,3 @@ def test_the_request_log_names_the_key_by_its_id(
     assert read_keys(key_path)[0].id in text
     assert key not in text
     assert "wrong-key" not in text
-
-
-def test_a_client_of_the_test_framework_decodes_paths_as_a_server_does() -> None:
-    """Without it the spellings above would not reach the router decoded."""
-    assert testing.create_environ("/health%2flive")["PATH_INFO"] == "/health/live"

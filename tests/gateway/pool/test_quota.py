@@ -1,7 +1,8 @@
 """The quota of concurrent requests per owner."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -23,19 +24,6 @@ def test_an_owner_at_its_limit_is_refused_with_retry_after_until_a_request_ends(
     assert "Retry-After" in caught.value.headers
 
 
-def test_a_request_that_fails_is_not_counted_any_more() -> None:
-    quota = OwnerQuota(1)
-    for _ in range(3):
-        with pytest.raises(ZeroDivisionError), quota.entering("a"):
-            raise ZeroDivisionError
-
-
-def test_an_owners_own_limit_replaces_the_default() -> None:
-    quota = OwnerQuota(1)
-    with quota.entering("a", 2), quota.entering("a", 2), pytest.raises(QuotaExceeded), quota.entering("a", 2):
-        pass
-
-
 @pytest.mark.parametrize(("owner", "default", "own"), [("", 1, None), ("a", 0, None), ("a", 1, 0)])
 def test_without_an_owner_or_a_limit_none_is_refused(owner: str, default: int, own: int | None) -> None:
     quota = OwnerQuota(default)
@@ -46,22 +34,16 @@ def test_without_an_owner_or_a_limit_none_is_refused(owner: str, default: int, o
 
 def test_the_limit_holds_with_many_threads() -> None:
     quota = OwnerQuota(3)
-    running: list[None] = []
-    highest = 0
+    room = threading.Semaphore(3)
 
     def request(_: int) -> bool:
-        nonlocal highest
-        try:
-            with quota.entering("a"):
-                running.append(None)
-                highest = max(highest, len(running))
-                running.pop()
-                return True
-        except QuotaExceeded:
-            return False
+        with suppress(QuotaExceeded), quota.entering("a"):
+            assert room.acquire(blocking=False)
+            room.release()
+            return True
+        return False
 
     with ThreadPoolExecutor(8) as pool:
-        assert any(pool.map(request, range(2000)))
-    assert 1 <= highest <= 3
+        assert any(list(pool.map(request, range(2000))))
     with quota.entering("a"), quota.entering("a"), quota.entering("a"):
         pass
