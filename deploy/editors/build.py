@@ -15,13 +15,13 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from deploy.npm.build import build as build_client
 from deploy.npm.build import npm
+from deploy.version import tercet_version
 
 ROOT = Path(__file__).parents[2]
 SOURCES = Path(__file__).parent
@@ -35,7 +35,7 @@ def install_tools(name: str, work: Path) -> None:
     Raises what `npm` does.
     """
     work.mkdir(parents=True, exist_ok=True)
-    manifest = json.loads((SOURCES / name / "package.json").read_text()) | {"version": _version()}
+    manifest = json.loads((SOURCES / name / "package.json").read_text()) | {"version": tercet_version()}
     _write_json(work / "package.json", manifest)
     installed = work / "installed.json"  # written last, so an interrupted installation is repeated
     wanted = json.dumps([manifest["devDependencies"], PUBLISHED_BEFORE])
@@ -59,7 +59,9 @@ def build_obsidian(work: Path, client: Path) -> Path:
     # Obsidian provides these modules.
     _bundle(work, "main.ts", plugin / "main.js", ["obsidian", "@codemirror/*"], "--platform=browser")
     shutil.copy(work / "styles.css", plugin)
-    _write_json(plugin / "manifest.json", json.loads((work / "manifest.json").read_text()) | {"version": _version()})
+    _write_json(
+        plugin / "manifest.json", json.loads((work / "manifest.json").read_text()) | {"version": tercet_version()}
+    )
     return plugin
 
 
@@ -70,7 +72,7 @@ def build_vscode(work: Path, client: Path) -> Path:
     _bundle(work, "extension.ts", package / "extension.js", ["vscode"], "--platform=node")
     for path in (work / "package.json", work / "README.md", ROOT / "LICENSE"):
         shutil.copy(path, package)
-    vsix = work / f"tercet-vscode-{_version()}.vsix"
+    vsix = work / f"tercet-vscode-{tercet_version()}.vsix"
     options = ["--no-dependencies", "--allow-missing-repository", "--out", str(vsix)]
     _run(package, work / "node_modules/.bin/vsce", "package", *options)
     return vsix
@@ -110,10 +112,6 @@ def _empty_folder(folder: Path) -> Path:
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
-
-
-def _version() -> str:
-    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -40,7 +40,6 @@ class Reply(msgspec.Struct, frozen=True):
     first_text_ms: float = 0.0  # time to the first text delta of a streamed response
     num_tokens: int = 0  # generated, including those trimmed from the end
     cached_tokens: int = 0  # prefix-cache hit; the smallest of any sentence
-    planned_s: float = 0.0  # arrival in an open loop, after the loop's start
 
     @property
     def overhead_ms(self) -> float:
@@ -110,21 +109,15 @@ class Clients:
         return self._run_clients(num_clients, bodies_until_timeout)
 
     def send_at_rate(self, rate_qps: float, seconds: float) -> LoadResult:
-        """Open loop: Poisson arrivals at `rate_qps`, for `seconds`, as `send_at` sends them.
+        """Open loop: Poisson arrivals at `rate_qps` for `seconds`; requests in flight then are awaited.
 
         The number of arrivals is fixed to its mean: given their number, the arrivals of a Poisson process are
-        independent and uniform.
+        independent and uniform. `wall_ms` counts from the planned arrival, so that a request that is sent late, because
+        the server holds all clients, has waited (no coordinated omission).
         """
-        return self.send_at(arrival_offsets_s(self._random, rate_qps, seconds))
-
-    def send_at(self, offsets_s: Sequence[float]) -> LoadResult:
-        """Open loop: requests at these times after the start, ascending; requests in flight then are awaited.
-
-        `wall_ms` counts from the planned arrival, so that a request that is sent late, because the server holds all
-        clients, has waited (no coordinated omission).
-        """
-        num_requests = len(offsets_s)
-        planned = list(zip(offsets_s, [self._new_body() for _ in offsets_s], strict=True))
+        num_requests = max(1, round(rate_qps * seconds))
+        offsets_s = sorted(self._random.uniform(0, seconds) for _ in range(num_requests))
+        planned = [(offset_s, self._new_body()) for offset_s in offsets_s]
         num_clients = min(num_requests, MAX_OPEN_LOOP_CLIENTS)
         replies: list[Reply] = []
         barrier, lock = threading.Barrier(num_clients + 1), threading.Lock()
@@ -143,9 +136,9 @@ class Clients:
                     time.sleep(max(0.0, start_s + offset_s - time.perf_counter()))
                     reply = connection.request(body)
                     wall_ms = 1e3 * (time.perf_counter() - start_s - offset_s)
-                    replies.append(msgspec.structs.replace(reply, wall_ms=wall_ms, planned_s=offset_s))
+                    replies.append(msgspec.structs.replace(reply, wall_ms=wall_ms))
 
-        threads = [threading.Thread(target=run_client) for _ in range(num_clients)]
+        threads = [threading.Thread(target=run_client, daemon=True) for _ in range(num_clients)]
         for thread in threads:
             thread.start()
         barrier.wait()
@@ -193,7 +186,7 @@ class Clients:
                 barrier.wait()
                 own.extend(connection.request(body) for body in make_bodies())
 
-        threads = [threading.Thread(target=run_client, args=(own,)) for own in replies]
+        threads = [threading.Thread(target=run_client, args=(own,), daemon=True) for own in replies]
         for thread in threads:
             thread.start()
         barrier.wait()
@@ -205,11 +198,6 @@ class Clients:
             time.perf_counter() - start,
             time.process_time() - cpu_start,
         )
-
-
-def arrival_offsets_s(rng: random.Random, rate_qps: float, seconds: float) -> list[float]:
-    """When the requests of an open loop arrive, ascending, from its start."""
-    return sorted(rng.uniform(0, seconds) for _ in range(max(1, round(rate_qps * seconds))))
 
 
 class Exchange(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ import platform
 import shlex
 import sys
 import time
-from datetime import UTC, datetime
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -35,7 +35,6 @@ class Clock:
     """The time since a run began, and the CPU time that other processes used in it."""
 
     def __init__(self) -> None:
-        self.started_at = datetime.now(UTC)
         self._start_s = time.monotonic()
         self._busy_s = busy_s(Path("/proc/stat").read_text())
         self._own_s = _own_s()
@@ -87,10 +86,10 @@ def gpus() -> list[str]:
     return [gpu.name for gpu in list_gpus()]
 
 
-def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that a figure depends on."""
+def versions(more: Iterable[str] = ()) -> dict[str, str]:
+    """The versions of Python, of the packages that a figure depends on, and of `more` packages."""
     found = {"python": platform.python_version()}
-    for package in PACKAGES:
+    for package in (*PACKAGES, *more):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

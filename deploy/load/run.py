@@ -1,70 +1,76 @@
-"""The frame of every benchmark run: its document, its progress bar, its server under test."""
+"""The frame of a run that measures: its document, what is printed of the machine, its progress bar."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
-from deploy.load import machine
-from deploy.load.report import Document, print_machine
-from deploy.load.server import Server
-from deploy.load.workload import Workload
+from deploy.load.machine import Clock, Machine, command_line, describe, versions
+from deploy.terminal import labelled
+
+# Share of the cores used by other processes above which a warning is printed.
+BUSY_SHARE = 0.05
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class Document(msgspec.Struct, kw_only=True):
+    """The result of one run. Each figure's unit is in its name, or in a field next to it."""
+
+    bench: str
+    command: str = msgspec.field(default_factory=command_line)
+    started_at: str = msgspec.field(default_factory=_now)  # ISO 8601, UTC
+    elapsed_s: float = 0.0
+    is_quick: bool  # too few repetitions to quote
+    machine: Machine = msgspec.field(default_factory=describe)
+    versions: dict[str, str] = msgspec.field(default_factory=versions)
+    model: str
+    device: str
+    settings: dict[str, str]
+    workload: dict[str, Any]
+    notes: list[str] = []
 
 
 @contextmanager
-def measured_run(
-    bench: str,
-    console: Console,
-    model: str,
-    device: str,
-    settings: Mapping[str, str],
-    workload: Workload,
-    is_quick: bool,
-) -> Iterator[Document]:
-    """A result document that describes the machine on entry, and has the elapsed time and other load on exit.
+def measured_run(document: Document, console: Console) -> Iterator[None]:
+    """Print the machine on entry; on exit the document gets the elapsed time and the other load.
 
     Everything that the run starts has to end inside, or its CPU time counts as other load.
     """
-    clock = machine.Clock()
-    description, versions = machine.describe(), machine.versions()
-    print_machine(console, description, versions)
-    document = Document(
-        bench=bench,
-        command=machine.command_line(),
-        started_at=clock.started_at.isoformat(timespec="seconds"),
-        is_quick=is_quick,
-        machine=description,
-        versions=versions,
-        model=model,
-        device=device,
-        settings=dict(settings),
-        workload=msgspec.to_builtins(workload),
+    clock, machine = Clock(), document.machine
+    console.print(
+        Text.assemble(
+            (machine.cpu, "bold"),
+            f", {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB, ",
+            f"{' '.join(machine.flags)}; GPU: {', '.join(machine.gpus) or 'none'}",
+        )
     )
-    yield document
+    console.print(", ".join(f"{name} {number}" for name, number in document.versions.items()), highlight=False)
+    yield
     document.elapsed_s = round(clock.elapsed_s(), 1)
     share = round(clock.others_share_of_cores(), 3)
-    document.machine = msgspec.structs.replace(description, others_share_of_cores=share)
+    document.machine = msgspec.structs.replace(machine, others_share_of_cores=share)
 
 
-@contextmanager
-def start_server(console: Console, models: str, settings: dict[str, str]) -> Iterator[Server]:
-    """A warm server under test, stopped at the end.
-
-    Args:
-        models, settings: as `Server` takes them.
-
-    Raises:
-        StartError: it does not get warm.
-    """
-    with console.status("Starting the server under test …") as status, Server(models, settings) as server:
-        status.stop()
-        if kernels := server.in_effect().get("kernels in effect"):
-            console.print(f"Kernels: {kernels}", highlight=False)
-        yield server
+def print_notes(console: Console, document: Document) -> None:
+    """The notes, and how far the figures can be trusted."""
+    for note in document.notes:
+        console.print(Text(note, "dim"))
+    if document.is_quick:
+        console.print(labelled("Quick run:", "yellow", "a functional check; do not quote its figures."))
+    share = document.machine.others_share_of_cores
+    console.print(Text(f"{document.elapsed_s:.0f} s; other processes used {share:.0%} of the cores.", "dim"))
+    if share > BUSY_SHARE:
+        console.print(labelled("The machine was shared:", "yellow", "times are too long and ratios less certain."))
 
 
 @contextmanager

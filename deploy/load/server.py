@@ -1,14 +1,12 @@
 """The server under test: `tercet serve` on a free port, in a temporary run directory.
 
-Knows processes, the readiness page and the log. Does not know which requests the server gets.
+Knows processes and the page of slots. Does not know which requests the server gets.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
 import shutil
 import signal
 import socket
@@ -19,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -29,7 +27,6 @@ ROOT = Path(__file__).parents[2]
 START_S = 600.0
 STOP_S = 40.0
 POLL_S = 0.01
-LOG_S = 0.1  # a worker logs a branch after it has answered
 SHOWN_LOG_CHARS = 3000
 # Becomes `tercet serve`, which gets SIGTERM when the benchmark dies for any reason: prctl(PR_SET_PDEATHSIG, SIGTERM).
 SERVE = """
@@ -42,7 +39,7 @@ os.execv(sys.executable, [sys.executable, "-m", "deploy", "serve", *sys.argv[1:]
 class Server:
     """One running instance; a context manager that starts and stops it.
 
-    `first_start_s` is the age of the first slot's worker when it was warm, measured as `renew_worker` does.
+    `first_start_s` is the age of the first slot's worker when it was warm, by the kernel's clock.
     """
 
     def __init__(self, models: str, settings: Mapping[str, str], root: Path = ROOT, role: str | None = None) -> None:
@@ -71,7 +68,7 @@ class Server:
         self._options = ["--role", role] if role else []
         self._client = httpx.Client(base_url=self.url, trust_env=False, timeout=10)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", SERVE, *self._options],
@@ -103,39 +100,10 @@ class Server:
     def slots(self) -> list[dict[str, Any]]:
         """The rows of `/slots`; empty while the gateway does not answer."""
         try:
-            response = self._client.get("/slots")
-        except httpx.TransportError:
+            slots: list[dict[str, Any]] = self._client.get("/slots").json().get("slots", [])
+        except (httpx.TransportError, ValueError):
             return []
-        # A checkout without this route has process ids on the readiness page.
-        page = ready_page(self._client) if response.status_code == 404 else response.json()
-        slots: list[dict[str, Any]] = page.get("slots", [])
         return slots
-
-    def in_effect(self) -> dict[str, str]:
-        """What the workers chose themselves, for the result document: their dtype, and on a GPU their kernels."""
-        slots = self.slots()
-        kernels = dict.fromkeys(slot["kernels"] for slot in slots if slot.get("kernels"))
-        chosen = {"dtype in effect": slots[0]["dtype"]}
-        return {**chosen, "kernels in effect": ", ".join(kernels)} if kernels else chosen
-
-    def log_lines(self) -> list[dict[str, Any]]:
-        """The JSON lines that it has logged so far."""
-        time.sleep(LOG_S)
-        return [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
-
-    def resources(self) -> dict[str, int]:
-        """File descriptors and threads of all its processes, and sequences in its engines."""
-        pids = self.processes()
-        return {
-            "descriptors": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids),
-            "threads": sum(len(os.listdir(f"/proc/{pid}/task")) for pid in pids),
-            "sequences": self._num_in_flight(),
-        }
-
-    @property
-    def pid(self) -> int:
-        """Process id of `tercet serve`."""
-        return self._process.pid
 
     def processes(self) -> dict[int, int]:
         """All its processes, each with the id of its parent."""
@@ -144,36 +112,6 @@ class Server:
     def worker_pids(self) -> list[int]:
         """The process of each slot's worker."""
         return [slot["pid"] for slot in self.slots()]
-
-    def cpu_s(self) -> dict[str, float]:
-        """CPU seconds that its processes have used, all their threads and masters included, by pool."""
-        seconds: dict[str, float] = {}
-        for pid in self.processes():
-            role = pool_of(pid)
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks = int(fields[11]) + int(fields[12])  # utime and stime; see `man 5 proc_pid_stat`
-            seconds[role] = seconds.get(role, 0.0) + ticks / os.sysconf("SC_CLK_TCK")
-        return seconds
-
-    def wait_until_idle(self) -> None:
-        """Wait until the gateway counts no branch in flight, for two seconds at most."""
-        deadline = time.monotonic() + 2
-        while self._num_in_flight() and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-
-    def _num_in_flight(self) -> int:
-        found = re.findall(r"tercet_slot_in_flight_branches{[^}]*} (\d+)", self._client.get("/metrics").text)
-        return sum(map(int, found))
-
-    def renew_worker(self) -> float:
-        """Terminate the first slot's worker and wait for its successor. Seconds from the successor's fork to warm.
-
-        The time of the fork is the kernel's (/proc/<pid>/stat, in clock ticks of 10 ms); the state is read from the
-        gateway's page of slots every 10 ms.
-        """
-        old: int = self.slots()[0]["pid"]
-        os.kill(old, signal.SIGTERM)
-        return self._age_when_warm(other_than=old)
 
     def _age_when_warm(self, other_than: int = 0) -> float:
         slots = self._slots_when(lambda slot: slot["state"] == "warm" and slot["pid"] != other_than)
@@ -197,12 +135,6 @@ class Server:
         return self._log.read_text(errors="replace")[-SHOWN_LOG_CHARS:]
 
 
-def pool_of(pid: int) -> str:
-    """The pool that a process belongs to, masters included; "serve" for `tercet serve`."""
-    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return next((each[12:].decode() for each in variables if each.startswith(b"TERCET_ROLE=")), "serve")
-
-
 def descendants(pid: int, parent: int | None = None) -> dict[int, int]:
     """A process and all its descendants, each with the id of its parent. What ends meanwhile counts as childless."""
     found = {pid: os.getpid() if parent is None else parent}
@@ -211,15 +143,6 @@ def descendants(pid: int, parent: int | None = None) -> dict[int, int]:
             for child in (task / "children").read_text().split():
                 found |= descendants(int(child), pid)
     return found
-
-
-def ready_page(client: httpx.Client) -> dict[str, Any]:
-    """The body of `/health/ready`, of any status; empty where the gateway does not answer."""
-    try:
-        page: dict[str, Any] = client.get("/health/ready").json()
-    except (httpx.TransportError, ValueError):
-        return {}
-    return page
 
 
 def free_port() -> int:

@@ -13,11 +13,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from deploy.gpus import has_mps
-from deploy.load.report import Document
-from deploy.load.run import measured_run
+from deploy.load.run import Document, measured_run
 from deploy.load.server import ROOT
 from deploy.load.workload import Subject, W, Workload
 from deploy.planning import find_devices
@@ -108,7 +108,7 @@ def tune(
         uses_gpu,
         workload,
         {**passed, "jobs": "none"},
-        _clients(clients),
+        parse_clients(clients),
         qps,
         QUICK_SECONDS if quick else seconds,
     )
@@ -122,8 +122,15 @@ def tune(
         max_workers=max_workers,
     )
     path = state or (cache_directory(settings) or Path.cwd()) / "tune.jsonl"
-    device = devices[0].partition(":")[0]
-    with measured_run("tune", err, str(spec), device, {"devices": ",".join(devices)}, workload, quick) as document:
+    document = Document(
+        bench="tune",
+        is_quick=quick,
+        model=str(spec),
+        device=devices[0].partition(":")[0],
+        settings={"devices": ",".join(devices)},
+        workload=msgspec.to_builtins(workload),
+    )
+    with measured_run(document, err):
         signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # as Ctrl-C: servers are stopped
         key = run_key(_identity(document, trial, revision, devices))
         with closing(State(path, key, is_new=again)) as kept:
@@ -196,7 +203,8 @@ def _identity(document: Document, trial: Trial, revision: str, devices: tuple[st
     }
 
 
-def _clients(text: str) -> list[int]:
+def parse_clients(text: str) -> list[int]:
+    """The value of --clients, ascending."""
     try:
         numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:

@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from deploy.load.report import Document, print_reasons
+from deploy.load.run import Document, print_notes
 from deploy.terminal import labelled
 from deploy.tune.results import Candidate, Figures, Measurement
 from deploy.tune.search import MAX_STABLE_SHARE, Goal
@@ -57,7 +57,7 @@ def print_result(console: Console, result: Result, document: Document) -> None:
         console.print(labelled(f"{verb}:", "yellow", f"{candidate}: {reason}"))
     if not result.plans:
         raise StartError("No plan could be served; the reasons are above.")
-    print_reasons(console, document)
+    print_notes(console, document)
 
 
 def encode_result(result: Result, document: Document, goal: Goal, lines: Sequence[str]) -> bytes:

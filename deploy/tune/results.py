@@ -92,14 +92,17 @@ class Figures(msgspec.Struct, frozen=True):
             raise StartError(f"With {load} the server answered none of the requests.")
         figures = {
             "qps": len(times) / result.elapsed_s,
-            "max_ms": max(times),
-            "min_ms": min(times),
-            "mean_ms": fmean(times),
-            **{f"p{percent}_ms": float(np.percentile(times, percent)) for percent in (50, 90, 99)},
+            **latency_figures(times),
             "client_cpu_s": result.client_cpu_s / result.elapsed_s,
         }
         num_errors = len(result.replies) - len(times)
         return cls(load, len(times), num_errors, **{name: round(value, 3) for name, value in figures.items()})
+
+
+def latency_figures(times_ms: Sequence[float]) -> dict[str, float]:
+    """What `Figures` has of latencies, by field."""
+    percentiles = {f"p{percent}_ms": float(np.percentile(times_ms, percent)) for percent in (50, 90, 99)}
+    return {"max_ms": max(times_ms), "min_ms": min(times_ms), "mean_ms": fmean(times_ms), **percentiles}
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:

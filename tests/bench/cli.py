@@ -14,32 +14,31 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from deploy.load import report
 from deploy.load.machine import gpus
-from deploy.load.options import Options
-from deploy.load.report import Document
-from deploy.load.run import measured_run, start_server
+from deploy.load.run import measured_run
 from deploy.load.server import ROOT
-from gateway.api.schema import parse_autocomplete_request
-from shared.errors import InvalidRequest, StartError
-from tests.bench.gpu.cli import bench_gpu
-from tests.bench.quality import distinct, replay
-from tests.bench.quality.samples import sample_openings, samples_table
+from deploy.tune.command import MAX_CLIENTS, parse_clients
+from shared.errors import StartError
+from tests.bench.gpu.cli import bench_gpu, choose
+from tests.bench.quality import replay
+from tests.bench.quality.suggestions import sample_openings, samples_table
 from tests.bench.quality.typist import RULES, TypistBench, TypistOptions, savings_table, usage_table
+from tests.bench.run import BenchDocument, Options, print_reasons, series_table, write
+from tests.bench.server import start_server
 from tests.bench.speed import against as other_checkout
 from tests.bench.speed import memory, writer, writer_session
 from tests.bench.speed.cost import CostBench, cost_table
 from tests.bench.speed.engine import EngineBench
-from tests.bench.speed.http import LEVELS, HttpBench
+from tests.bench.speed.http import LEVELS, HttpBench, levels_table
 from tests.bench.speed.page import PageBench, page_tables
-from tests.bench.speed.rows import TARGETS
-from tests.bench.speed.tables import levels_table, rows_table, series_table
+from tests.bench.speed.rows import TARGETS, rows_table
 from workers.training.corpus import read_books, split_books
 
 bench = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure Tercet, its ceiling and its baselines.")
@@ -50,14 +49,12 @@ err = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
 QUICK_ROUNDS = 1
 QUICK_PASSAGES, QUICK_WORDS = 2, 5
 QUICK_KEYS = 40
-MAX_CLIENTS = 256
 # `writer` takes contexts of up to 1,200 characters.
 MIN_TEXT_CHARS = 2000
 PARTS = {
     "stream": writer.measure_streams,
     "typing": writer.measure_typing,
-    "deadlines": writer.measure_deadlines,
-    "distinct": distinct.measure_distinct,
+    "distinct": writer.measure_distinct,
 }
 
 Files = Annotated[
@@ -81,6 +78,7 @@ Setting = Annotated[
 Fields = Annotated[
     list[str] | None, typer.Option("--field", help="Field of each request, like temperature=0.8; repeatable.")
 ]
+Plot = Annotated[Path | None, typer.Option(help="Also draw the figures, into this image file.", dir_okay=False)]
 Seed = Annotated[int, typer.Option(help="Seed of the prompts.")]
 Checkout = Annotated[
     Path | None,
@@ -100,23 +98,24 @@ def bench_engine(
     models: Models = "synthetic:small",
     setting: Setting = None,
     seed: Seed = 0,
+    plot: Plot = None,
 ) -> None:
     """Latency and throughput on the CPU, as ratios to baselines (transformers) and ceilings (linear layers).
 
     With --against: latency and throughput of this checkout as ratios to another's.
     """
     if against is not None:
-        comparisons = other_checkout.compare(against.resolve(), QUICK_ROUNDS if quick else rounds)
+        comparisons = other_checkout.compare(against.resolve(), QUICK_ROUNDS if quick else rounds, err)
         err.print(other_checkout.comparison_table(comparisons))
         _write([{**asdict(row), "ratio": round(row.ratio, 4)} for row in comparisons])
         return
-    names = _choose("--only", "row", only, TARGETS)
+    names = choose("--only", "row", only, TARGETS)
     options = _options(models, "cpu", rounds, quick, setting, seed)
     with _run("engine", options) as result:
         EngineBench(options, names, err).run(result)
     result.not_measured |= {row.target.name: row.why_not for row in result.rows if row.why_not}
     tables = [series_table(list(result.series.values()), result.series.get("gateway"))] if result.series else []
-    _report(result, [*tables, rows_table(result.rows)])
+    _report(result, [*tables, rows_table(result.rows)], plot)
 
 
 @bench.command("http")
@@ -130,13 +129,14 @@ def bench_http(
     device: Device = "auto",
     setting: Setting = None,
     seed: Seed = 0,
+    plot: Plot = None,
 ) -> None:
     """Requests per second, latency percentiles and time to first token of the gateway under closed-loop clients."""
     options = _options(models, device, rounds, quick, setting, seed)
-    runner = HttpBench(options, _levels(clients), err)
+    runner = HttpBench(options, parse_clients(clients), err)
     with _run("http", options) as result:
         runner.run(result)
-    _report(result, [levels_table(result.rows)])
+    _report(result, [levels_table(result.rows)], plot)
 
 
 @bench.command("cost")
@@ -192,8 +192,8 @@ def bench_writer(
     device: Device = "auto",
     setting: Setting = None,
 ) -> None:
-    """Latency for a writer: time to first token, requests at typing speed, deadlines, three distinct sentences."""
-    names = _choose("--only", "part", only, PARTS)
+    """Latency for a writer: time to first token, requests at typing speed, three distinct sentences."""
+    names = choose("--only", "part", only, PARTS)
     options = _options(models, device, 1, quick, setting, 0)
     writing = writer_session.WriterOptions(
         fields=_fields(field), num_writers=writers, keys_per_s=keys_per_second, context_chars=context_chars
@@ -205,7 +205,7 @@ def bench_writer(
     parts = [PARTS[name] for name in names]
     with _run("writer", options) as result:
         writer_session.run_parts(parts, options, writing, list(texts.values()), result, err)
-    _report(result, writer_session.part_tables(result.rows, writer.PERCENTAGES | distinct.PERCENTAGES))
+    _report(result, writer_session.part_tables(result.rows, writer.PERCENTAGES))
 
 
 @bench.command("typist")
@@ -238,6 +238,7 @@ def bench_typist(
     device: Device = "auto",
     setting: Setting = None,
     seed: Seed = 0,
+    plot: Plot = None,
 ) -> None:
     """Keystroke savings: the share of keystrokes that a writer saves by accepting suggestions, by two rules."""
     options = _options(models, device, 1, quick, setting, seed)
@@ -250,7 +251,7 @@ def bench_typist(
     typist = TypistOptions(
         num_passages=QUICK_PASSAGES if quick else passages,
         num_words=QUICK_WORDS if quick else words,
-        rules=_choose("--rule", "rule", rule, RULES),
+        rules=choose("--rule", "rule", rule, RULES),
         num_samples=samples,
         num_writers=writers,
         min_usefulness=min_usefulness,
@@ -260,7 +261,7 @@ def bench_typist(
     texts = _read_prose(files, corpus)
     with _run("typist", options) as result:
         TypistBench(options, typist, texts, err).run(result)
-    _report(result, [savings_table(result.rows), usage_table(result.rows)])
+    _report(result, [savings_table(result.rows), usage_table(result.rows)], plot)
 
 
 @bench.command("page")
@@ -307,19 +308,30 @@ def bench_replay(
 
 
 @contextmanager
-def _run(name: str, options: Options) -> Iterator[Document]:
+def _run(name: str, options: Options) -> Iterator[BenchDocument]:
     """A run. SIGTERM ends it like Ctrl-C: what it started is stopped."""
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    settings, is_quick = options.server_settings, options.is_quick
-    with measured_run(name, err, options.models, options.device, settings, options.workload, is_quick) as document:
+    document = BenchDocument(
+        bench=name,
+        is_quick=options.is_quick,
+        model=options.models,
+        device=options.device,
+        settings=options.server_settings,
+        workload=msgspec.to_builtins(options.workload),
+    )
+    with measured_run(document, err):
         yield document
 
 
-def _report(document: Document, tables: Sequence[Table]) -> None:
+def _report(document: BenchDocument, tables: Sequence[Table], plot: Path | None = None) -> None:
     for table in tables:
         err.print(table)
-    report.print_reasons(err, document)
-    report.write(document)
+    print_reasons(err, document)
+    if plot is not None:
+        from tests.bench.plot import save_plot  # imports Pillow, which a bare machine with a GPU lacks
+
+        save_plot(document, plot)
+    write(document)
 
 
 def _write(result: object) -> None:
@@ -353,28 +365,8 @@ def _settings(entries: Sequence[str] | None) -> dict[str, str]:
     return {name.lower().removeprefix("tercet_"): value for name, value in pairs}
 
 
-def _choose(option: str, noun: str, entries: Sequence[str] | None, names: Sequence[str] | dict[str, Any]) -> list[str]:
-    """The names that the entries list, in the order of `names`; all names if there are no entries."""
-    chosen = {name for entry in entries or [] for name in entry.split(",") if name}
-    if unknown := chosen.difference(names):
-        raise typer.BadParameter(f"{min(unknown)} is not a {noun}; use {', '.join(names)}", param_hint=option)
-    return [name for name in names if not chosen or name in chosen]
-
-
-def _levels(text: str) -> list[int]:
-    try:
-        levels = [int(part) for part in text.split(",")]
-    except ValueError:
-        levels = []
-    if not levels or min(levels) < 1 or max(levels) > MAX_CLIENTS:
-        raise typer.BadParameter(
-            f"must be numbers from 1 to {MAX_CLIENTS}, separated by commas, like 1,2,16", param_hint="--clients"
-        )
-    return levels
-
-
 def _fields(entries: Sequence[str] | None) -> dict[str, object]:
-    """Fields of `POST /autocomplete` from name=value, validated as the gateway does."""
+    """Fields of `POST /autocomplete` from name=value; a value that is no JSON is a string."""
     found: dict[str, object] = {}
     for entry in entries or []:
         name, _, value = entry.partition("=")
@@ -382,10 +374,6 @@ def _fields(entries: Sequence[str] | None) -> dict[str, object]:
             found[name] = json.loads(value)
         except ValueError:
             found[name] = value
-    try:
-        parse_autocomplete_request(json.dumps({"context": "", **found}).encode())
-    except InvalidRequest as error:
-        raise typer.BadParameter(error.detail, param_hint="--field") from error
     return found
 
 

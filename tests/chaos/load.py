@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from deploy.load.rounds import percentile
+from tests.bench.rounds import percentile
 from tests.chaos.http_client import RETRYABLE, Answer, Connection, completion_request, find_fault
 
 MakeRequest = Callable[[random.Random], bytes]

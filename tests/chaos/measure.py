@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from deploy.load.rounds import percentile
+from tests.bench.rounds import percentile
 from tests.e2e.harness import Tercet, running
 
 Size = Literal["short", "full", "soak"]

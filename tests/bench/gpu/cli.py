@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,8 +21,7 @@ from shared.errors import StartError
 from tests.bench.gpu import summary
 from tests.bench.gpu.context import RESULTS, Context
 from tests.bench.gpu.record import StageResult
-from tests.bench.gpu.schedule import run_stages, stored
-from tests.bench.gpu.stages import STAGES
+from tests.bench.gpu.stages import STAGES, run_stages, stored
 
 err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 150)
 # The CPU's kernels, which some GPU tests compare with, are compiled while the first stages use the GPU.
@@ -46,7 +46,7 @@ def bench_gpu(
     ] = False,
 ) -> None:
     """Everything that is worth measuring on a machine with a GPU, in stages that can be cut off and continued."""
-    stages = [STAGES[name] for name in _choose(only)]
+    stages = [STAGES[name] for name in choose("--only", "stage", only, STAGES)]
     gpus = machine.gpus()
     if not gpus and not rehearse:
         raise StartError("This machine has no GPU (nvidia-smi lists none): --rehearse runs all stages without one.")
@@ -88,8 +88,9 @@ def bench_gpu(
         raise typer.Exit(1)
 
 
-def _choose(entries: list[str] | None) -> list[str]:
+def choose(option: str, noun: str, entries: Sequence[str] | None, names: Collection[str]) -> list[str]:
+    """The names that the entries list, in the order of `names`; all names if there are no entries."""
     chosen = {name for entry in entries or [] for name in entry.split(",") if name}
-    if unknown := chosen.difference(STAGES):
-        raise typer.BadParameter(f"{min(unknown)} is not a stage; use {', '.join(STAGES)}", param_hint="--only")
-    return [name for name in STAGES if not chosen or name in chosen]
+    if unknown := chosen.difference(names):
+        raise typer.BadParameter(f"{min(unknown)} is not a {noun}; use {', '.join(names)}", param_hint=option)
+    return [name for name in names if not chosen or name in chosen]

@@ -49,20 +49,15 @@ def run_command(command: Sequence[str], limit_s: float, log: Path) -> Done:
             stderr=file,
             process_group=0,
         )
+    code = None
     try:
-        code = process.wait(max(1.0, limit_s))
-    except subprocess.TimeoutExpired:
-        code = None
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(max(1.0, limit_s))
     finally:
-        _end(process)
+        process.terminate()  # nothing if it has ended
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     return Done(code, log.read_text(errors="replace"))
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with suppress(subprocess.TimeoutExpired):
-        if process.poll() is None:
-            process.terminate()
-        process.wait(STOP_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

@@ -9,9 +9,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sysconfig
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -55,19 +52,11 @@ def _driver() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, Any]:
-    found: dict[str, Any] = dict(machine.versions())
-    for package in ("triton", "cuda-bindings", "numba", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     return {
-        **found,
+        **machine.versions(("triton", "cuda-bindings", "numba", "numpy")),
         "cuda_of_torch": torch.version.cuda or "none",
         "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,  # type: ignore[no-untyped-call]
         "tools": {name: shutil.which(name) for name in TOOLS},
-        "has_python_h": header.is_file(),
         "system": platform.platform(),
         "cores": len(os.sched_getaffinity(0)),
     }

@@ -77,11 +77,6 @@ class Recorder:
         self.result.errors[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         self.write()
 
-    def skip(self, name: str, why: str) -> None:
-        """Say that a row is left out."""
-        self.result.skipped[name] = why
-        self.write()
-
     def finish(self) -> None:
         """The stage has run to its end."""
         result = self.result

@@ -1,8 +1,22 @@
-"""The stages of a run, most valuable first: a run that is cut off has lost the least. Pure data."""
+"""The stages of a run, most valuable first, each in a process with a limit, within one budget of time.
+
+A run that is cut off has lost the least. Knows processes, limits and result files. Does not know what a stage measures.
+Imports no torch.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tests.bench.gpu.commands import run_command
+from tests.bench.gpu.context import LOGS, RESULTS, Context
+from tests.bench.gpu.record import FINAL, StageResult, read_result, write_result
+
+MIN_STAGE_S = 10.0  # no stage is begun with less
+MAX_REASON_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +30,6 @@ class Stage:
     """
 
     name: str
-    title: str
     function: str
     limit_s: float
     rehearsal_limit_s: float = 90.0
@@ -30,12 +43,48 @@ def step_key(model: str, num_rows: int, num_tokens: int) -> str:
 STAGES = {
     stage.name: stage
     for stage in (
-        Stage("machine", "machine, versions, bandwidth, launch cost, kernels in use", "machine:run", 60),
-        Stage("decode", "decode step, replays timed by events", "decode:run", 110),
-        Stage("tests", "GPU tests", "gpu_tests:run", 120, 200),
-        Stage("request", "whole request against three generate calls, bf16", "requests:run", 90),
-        Stage("seeds", "same seed alone and among 48", "seeds:run", 90),
-        Stage("profile", "kernels and µs per replay", "profiles:run", 60),
-        Stage("compiled", "whole request against static cache and compile", "requests:run_compiled", 110),
+        Stage("machine", "machine:run", 60),  # machine, versions, bandwidth, launch cost, kernels in use
+        Stage("decode", "decode:run", 110),  # decode step, replays timed by events
+        Stage("tests", "gpu_tests:run", 120, 200),  # GPU tests
+        Stage("request", "requests:run", 90),  # whole request against three generate calls, bf16
+        Stage("seeds", "seeds:run", 90),  # same seed alone and among 48
+        Stage("profile", "profiles:run", 60),  # kernels and µs per replay
+        Stage("compiled", "requests:run_compiled", 110),  # whole request against static cache and compile
     )
 }
+
+
+def run_stages(
+    context: Context, stages: Sequence[Stage], budget_s: float, on_result: Callable[[StageResult], None]
+) -> None:
+    """Run every stage that has no final result yet.
+
+    A stage that fails or runs past its limit keeps its rows, and the next one begins. An exception (SystemExit of a
+    signal) ends the stage that runs.
+    """
+    deadline = time.monotonic() + budget_s
+    for stage in stages:
+        left_s = deadline - time.monotonic()
+        found = stored(context, stage.name)
+        if left_s >= MIN_STAGE_S and (found is None or found.state not in FINAL):
+            limit_s = stage.rehearsal_limit_s if context.is_rehearsal else stage.limit_s
+            on_result(_run_stage(replace(context, limit_s=min(limit_s, left_s)), stage))
+
+
+def stored(context: Context, name: str) -> StageResult | None:
+    """The result of a stage in this run or an earlier one of the same kind; a rehearsal's figures are none of a GPU."""
+    found = read_result(context.out / RESULTS / f"{name}.json")
+    return found if found is not None and found.is_rehearsal == context.is_rehearsal else None
+
+
+def _run_stage(context: Context, stage: Stage) -> StageResult:
+    command = [sys.executable, "-m", "tests.bench.gpu.stage_process", stage.name, *context.arguments]
+    done = run_command(command, context.limit_s, context.out / LOGS / f"{stage.name}.log")
+    result = stored(context, stage.name) or StageResult(stage=stage.name, is_rehearsal=context.is_rehearsal)
+    if result.state == "partial":
+        result.state = "timed out" if done.code is None else "failed"
+        result.reason = f"exit code {done.code}: {done.last_line[:MAX_REASON_CHARS]}"
+        if done.code is None:
+            result.reason = f"ended after its limit of {context.limit_s:.0f} s"
+        write_result(context.out / RESULTS / f"{stage.name}.json", result)
+    return result

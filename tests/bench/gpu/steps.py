@@ -37,9 +37,6 @@ from workers.engine.cuda.step_kernels import (
 )
 from workers.engine.loader import LoadedModel, load_model, random_model
 
-WARM_UP_S = 1.0
-MIN_REPLAYS = 200
-
 
 def load(subject: Subject, device: str, dtype: str) -> LoadedModel:
     """The model under test on `device`."""
@@ -73,7 +70,6 @@ class DecodeSteps:
             torch.cuda.set_device(device)
             torch.cuda.empty_cache()  # of an earlier model: the KV cache takes a share of what is free
         self.loaded = load(subject, device, dtype)
-        self.device = device
         weights_dtype, place = self.loaded.model.token_embedding.dtype, torch.device(device)
         self.kernels = str(kernels)
         if kernels is None:
@@ -102,9 +98,7 @@ class DecodeSteps:
         return self._batches[num_rows, num_tokens]
 
     @torch.inference_mode()
-    def time(
-        self, num_rows: int, num_tokens: int, warm_up_s: float = WARM_UP_S, num_replays: int = MIN_REPLAYS
-    ) -> list[float]:
+    def time(self, num_rows: int, num_tokens: int, warm_up_s: float, num_replays: int) -> list[float]:
         """Milliseconds of `num_replays` replays after a warm-up."""
         return time_replays(self.replay(num_rows, num_tokens), self._is_captured, warm_up_s, num_replays)
 

@@ -67,10 +67,13 @@ print(json.dumps(lacking))
 """
 
 
-def lacking(present: tuple[str, ...], modules: list[str]) -> dict[str, str]:
-    """Modules that cannot be imported where only these distributions are installed, each with the reason."""
+def test_a_bare_machine_with_the_wheels_can_import_all_that_a_run_imports() -> None:
+    stages = [f"tests.bench.gpu.{path.stem}" for path in sorted((ROOT / "tests/bench/gpu").glob("[!t]*.py"))]
+    tests = [path.removesuffix(".py").replace("/", ".") for path in gpu_test_files(ROOT)]
+    assert tests, "no test is marked gpu"
+    modules = [*MODULES, *stages, *tests, "tests.conftest", "pytest_timeout"]
     done = subprocess.run(
-        [sys.executable, "-c", BARE, json.dumps([present, modules])],
+        [sys.executable, "-c", BARE, json.dumps([(*PRESENT, *MISSING), modules])],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -79,30 +82,4 @@ def lacking(present: tuple[str, ...], modules: list[str]) -> dict[str, str]:
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def test_a_bare_machine_with_the_wheels_can_import_all_that_a_run_imports() -> None:
-    stages = [f"tests.bench.gpu.{path.stem}" for path in sorted((ROOT / "tests/bench/gpu").glob("[!t]*.py"))]
-    tests = [path.removesuffix(".py").replace("/", ".") for path in gpu_test_files(ROOT)]
-    assert tests, "no test is marked gpu"
-    modules = [*MODULES, *stages, *tests, "tests.conftest", "pytest_timeout"]
-    assert lacking((*PRESENT, *MISSING), modules) == {}
-
-
-def test_the_imitation_of_a_bare_machine_can_lack_a_package() -> None:
-    """Without a wheel that travels, the module that needs it cannot be imported."""
-    without = tuple(name for name in (*PRESENT, *MISSING) if name != "rapidfuzz")
-    found = lacking(without, ["gateway.generation.trimming", "shared.plan"])
-    assert list(found) == ["gateway.generation.trimming"]
-    assert "rapidfuzz" in found["gateway.generation.trimming"]
-
-
-def test_run_without_wheels_says_how_to_get_them(tmp_path: Path) -> None:
-    environ = {"PATH": os.environ["PATH"], "WHEELS": str(tmp_path)}
-    done = subprocess.run(
-        [ROOT / "tests/bench/gpu/run.sh"], env=environ, capture_output=True, text=True, check=False, timeout=20
-    )
-    assert done.returncode == 1
-    assert "make gpu-wheels" in done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {}  # what cannot be imported, with the reason

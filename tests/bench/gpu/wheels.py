@@ -76,10 +76,8 @@ def gather(directory: Path) -> list[Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Gather the wheels that a bare machine with a GPU lacks.")
     parser.add_argument("directory", type=Path)
-    wheels = gather(parser.parse_args().directory)
-    for path in wheels:
+    for path in gather(parser.parse_args().directory):
         sys.stdout.write(f"{path.stat().st_size / 1e6:6.2f} MB  {path.name}\n")
-    sys.stdout.write(f"{sum(path.stat().st_size for path in wheels) / 1e6:6.2f} MB  in {len(wheels)} wheels\n")
 
 
 if __name__ == "__main__":

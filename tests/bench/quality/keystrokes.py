@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from deploy.load.rounds import percentile
+from tests.bench.rounds import percentile
 
 NUM_RESAMPLES = 2000
 
@@ -55,10 +55,7 @@ class Usage:
 
 
 class SavingsRow(msgspec.Struct, kw_only=True, frozen=True):
-    """One rule: keystroke savings with a 95 % confidence interval, and how it was used.
-
-    Shares are None where there was nothing to divide by. For the meaning of the counts, see `Usage`.
-    """
+    """One rule: keystroke savings with a 95 % confidence interval, and what the writer did with the suggestions."""
 
     file: str  # or "all"
     rule: str
@@ -66,15 +63,7 @@ class SavingsRow(msgspec.Struct, kw_only=True, frozen=True):
     share: float
     low: float
     high: float
-    num_characters: int
-    num_keys: int
-    num_moments: int
-    shown: float | None  # share of moments
-    accepted: float | None  # share of moments at which something was shown
-    accepted_characters: float | None  # share of the characters
-    kept_characters: float | None
-    words_per_acceptance: float | None
-    flicker: float | None  # share of the suggestions that still held
+    usage: Usage
 
 
 def savings_row(file: str, rule: str, num_suggestions: int, usages: Sequence[Usage]) -> SavingsRow:
@@ -82,26 +71,17 @@ def savings_row(file: str, rule: str, num_suggestions: int, usages: Sequence[Usa
     Args:
         usages: one for each passage.
     """
-    total = sum(usages, Usage())
     counts = [(usage.num_keys, usage.num_characters) for usage in usages]
     rng = random.Random(0)
-    low, high = _interval([_savings(rng.choices(counts, k=len(counts))) for _ in range(NUM_RESAMPLES)])
+    resampled = [_savings(rng.choices(counts, k=len(counts))) for _ in range(NUM_RESAMPLES)]
     return SavingsRow(
         file=file,
         rule=rule,
         num_suggestions=num_suggestions,
         share=round(_savings(counts), 4),
-        low=low,
-        high=high,
-        num_characters=total.num_characters,
-        num_keys=total.num_keys,
-        num_moments=total.num_moments,
-        shown=_share(total.num_moments_shown, total.num_moments),
-        accepted=_share(total.num_accepted, total.num_moments_shown),
-        accepted_characters=_share(total.num_accepted_characters, total.num_characters),
-        kept_characters=_share(total.num_kept_characters, total.num_characters),
-        words_per_acceptance=_share(total.num_accepted_words, total.num_accepted),
-        flicker=_share(total.num_replaced, total.num_holding),
+        low=round(percentile(resampled, 0.025), 4),
+        high=round(percentile(resampled, 0.975), 4),
+        usage=sum(usages, Usage()),
     )
 
 
@@ -109,11 +89,3 @@ def _savings(counts: Sequence[tuple[int, int]]) -> float:
     """Compute savings from (keys, characters) of each passage."""
     num_characters = sum(characters for _, characters in counts)
     return 1 - sum(keys for keys, _ in counts) / num_characters if num_characters else 0.0
-
-
-def _interval(resampled: Sequence[float]) -> tuple[float, float]:
-    return round(percentile(resampled, 0.025), 4), round(percentile(resampled, 0.975), 4)
-
-
-def _share(part: int, whole: int) -> float | None:
-    return round(part / whole, 4) if whole else None

@@ -7,7 +7,6 @@ probabilities; does not know text, tokenizers or the model.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -58,13 +57,6 @@ class NgramIndex:
                 break
             found.append(Frequency(followers.get(token_id, 0), sum(followers.values())))
         return found
-
-    def num_bytes(self) -> int:
-        """Memory of the dictionaries and their keys; token ids and counts are not included."""
-        return sum(
-            sys.getsizeof(level) + sum(sys.getsizeof(key) + sys.getsizeof(level[key]) for key in level)
-            for level in self._followers
-        )
 
     def _contexts(self) -> Iterator[int]:
         """The last 0, 1, 2 and 3 tokens, as one number each; fewer at the beginning."""

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, and the time of a prefill, from a worker's CPU runner in this process.
+"""Log-probabilities of given tokens, from a worker's CPU runner in this process.
 
 Without the engine's thread and its prefix cache, so each prompt is computed from its beginning. Knows token ids; does
 not know where they come from.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from pathlib import Path
 
-from deploy.load.options import Options
 from shared.errors import StartError
+from tests.bench.run import Options
 from workers.checkpoints.resolve import resolve
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.text.tokenizer import Tokenizer
@@ -51,10 +51,6 @@ class PromptScorer:
             )
         output = self._run(EngineRequest(prompt_ids, _ONE_TOKEN, seed=0, echo_logprobs=True))
         return [logprob for logprob in output.prompt_logprobs[len(context_ids) :] if logprob is not None]
-
-    def prefill_ms(self, token_ids: Items[int]) -> float:
-        """Wall time of a prefill without cached keys and values."""
-        return self._run(EngineRequest(tuple(token_ids), _ONE_TOKEN, seed=0)).prefill_ms
 
     def _run(self, request: EngineRequest) -> SequenceOutput:
         from workers.engine.core import EngineCore

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +43,9 @@ _SHAPES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("greedy, explained, streamed", {"temperature": 0, "explain": 2, "stream": True}),
     ("streamed and stopped", {"stream": True, "stop": [","], "repetition_penalty": 1.2}),
 )
+Request = tuple[str, dict[str, Any]]  # its kind and its body
 # How a context ends: at a word's end, in a word, in a space, after a mark, in a new line.
 _CUTS = (0, 3, 1, 0, 2, 5)
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request to repeat."""
-
-    kind: str
-    body: dict[str, Any]
 
 
 def requests(prose: str, models: list[str], number: int = NUM_REQUESTS) -> list[Request]:
@@ -67,7 +59,7 @@ def requests(prose: str, models: list[str], number: int = NUM_REQUESTS) -> list[
         kind, fields = _SHAPES[index % len(_SHAPES)]
         model = models[index // len(_SHAPES) % len(models)]
         body = {"context": _context(prose, index), "seed": 1000 * index + 7, "model_size": model, **fields}
-        made.append(Request(f"{kind} ({model})", body))
+        made.append((f"{kind} ({model})", body))
     return made
 
 
@@ -89,13 +81,13 @@ def answers(url: str, wanted: list[Request]) -> Iterator[dict[str, Any]]:
         StartError: no server answers at `url`.
     """
     with httpx.Client(base_url=url, trust_env=False, timeout=120) as client:
-        for request in track(wanted, description="Requests", console=Console(stderr=True)):
+        for kind, body in track(wanted, description="Requests", console=Console(stderr=True)):
             try:
-                response = client.post("/autocomplete", json=request.body)
+                response = client.post("/autocomplete", json=body)
             except httpx.TransportError as error:
                 raise StartError(f"No answer from {url} ({error}): start a server there.") from error
-            answer = _streamed(response.text) if request.body.get("stream") else response.json()
-            yield {"kind": request.kind, "body": request.body, "status": response.status_code, "answer": _fixed(answer)}
+            answer = _streamed(response.text) if body.get("stream") else response.json()
+            yield {"kind": kind, "body": body, "status": response.status_code, "answer": _fixed(answer)}
 
 
 def _streamed(text: str) -> dict[str, Any]:
@@ -137,7 +129,7 @@ def differences(url: str, path: Path) -> tuple[int, list[str]]:
         recorded = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
         raise StartError(f"The record {path} cannot be read ({error}): remove it to record again.") from error
-    wanted = [Request(entry["kind"], entry["body"]) for entry in recorded]
+    wanted = [(entry["kind"], entry["body"]) for entry in recorded]
     found = []
     for number, (before, now) in enumerate(zip(recorded, answers(url, wanted), strict=True)):
         if (before["status"], before["answer"]) != (now["status"], now["answer"]):

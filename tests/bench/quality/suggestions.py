@@ -1,23 +1,32 @@
-"""Where the simulated writers get suggestions from: the gateway."""
+"""Where the simulated writers get suggestions from: the gateway. `typist --openings` shows some to a person.
+
+No figure distinguishes word salad from a sentence: ten openings, five suggestions each, always with the same seeds, so
+that two checkpoints or two settings can be compared.
+"""
 
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from deploy.load.clients import LOOPBACK, Connection
-from deploy.load.options import Options
-from deploy.load.run import start_server
+from deploy.load.run import progress
+from deploy.load.server import ROOT
 from shared.errors import StartError
 from tests.bench.quality.keystrokes import Answer
+from tests.bench.run import BenchDocument, Options
+from tests.bench.server import ThreadConnections, start_server
 
+OPENINGS = ROOT / "workers" / "training" / "openings.txt"
+NUM_SUGGESTIONS = 5
 NUM_WARM_UPS = 10
 SEEDS_APART = 1000  # further than a request's branches and those that replace them
 # A connection that was idle, or a machine with other load. The latency is that of the last attempt.
@@ -34,33 +43,26 @@ class GatewaySource:
             port: the gateway's, on the loopback interface.
             fields: fields of each request, as in `POST /autocomplete`.
         """
-        self._port = port
+        self._connections = ThreadConnections(port)
         self._fields = fields
-        self._thread = threading.local()
 
     def suggest(self, context: str, seed: int) -> Answer:
         """
         Raises:
             StartError: the request failed, so that savings would be too low.
         """
-        if not hasattr(self._thread, "connection"):
-            self._thread.connection = Connection(LOOPBACK, self._port)
         body = {"context": context, "seed": seed, **self._fields}
-        done = self._thread.connection.exchange(body)
+        done = self._connections.exchange(body)
         for wait_s in RETRY_WAITS_S:
             if done.status not in RETRIED:
                 break
             time.sleep(wait_s)
-            done = self._thread.connection.exchange(body)
+            done = self._connections.exchange(body)
         if done.status != HTTPStatus.OK:
             raise StartError(f"The server under test answered with status {done.status} (0: connection lost).")
         sentences = json.loads(done.answer)["sentences"]
         usefulness = tuple(sentence["usefulness"] for sentence in sentences if "usefulness" in sentence)
         return Answer(tuple(sentence["value"] for sentence in sentences), done.ms, usefulness)
-
-    def close(self) -> None:
-        """Close the calling thread's connection."""
-        self._thread.connection.__exit__()
 
 
 @contextmanager
@@ -71,3 +73,41 @@ def gateway_source(options: Options, fields: Mapping[str, Any], console: Console
         for seed in range(NUM_WARM_UPS):
             source.suggest("Once upon a time there was", seed)
         yield source
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """An opening and its suggestions, best first."""
+
+    opening: str
+    suggestions: tuple[str, ...]
+
+
+def sample_openings(options: Options, fields: Mapping[str, Any], document: BenchDocument, console: Console) -> None:
+    """Fill the document.
+
+    Args:
+        fields: fields of each request, as in `POST /autocomplete`.
+
+    Raises:
+        StartError: the server returned no suggestions for an opening.
+    """
+    openings = OPENINGS.read_text(encoding="utf-8").splitlines()
+    document.workload = {"fields": {"n_samples": NUM_SUGGESTIONS, **fields}}
+    with (
+        gateway_source(options, document.workload["fields"], console) as source,
+        progress(console, "Openings", len(openings)) as turn,
+    ):
+        for number, opening in enumerate(openings):
+            turn(opening)
+            found = source.suggest(opening, options.seed + SEEDS_APART * number)
+            document.rows.append(Sample(opening, found.suggestions))
+
+
+def samples_table(rows: Sequence[Sample]) -> Table:
+    table = Table("opening", "suggestions", title="What the editor would show", show_lines=True)
+    for row in rows:
+        # `Text`, because a model may write square brackets, which rich would read as markup. A leading space is kept:
+        # without it, a suggestion completes the opening's last word.
+        lines = ("…" + " / ".join(filter(None, suggestion.split("\n"))) for suggestion in row.suggestions)
+        table.add_row(Text(row.opening), Text("\n".join(lines)))
+    return table

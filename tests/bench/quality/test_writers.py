@@ -7,10 +7,9 @@ import pytest
 from deploy.load.passages import Passage
 from tests.bench.quality import writers
 from tests.bench.quality.keystrokes import Answer, Suggest
-from tests.bench.quality.writers import PageWriter, Writer, write_by_literature
+from tests.bench.quality.writers import PageWriter, write_by_literature
 
 LATENCY_MS = 12.0
-RULES = [write_by_literature, PageWriter(), PageWriter(1)]
 
 
 def passage(text: str, end: int | None = None) -> Passage:
@@ -27,13 +26,6 @@ def following(text: str, num_characters: int = 100) -> Suggest:
     return lambda position: Answer((text[position : position + num_characters],), LATENCY_MS)
 
 
-@pytest.mark.parametrize("write", RULES)
-@pytest.mark.parametrize("suggested", [{}, {0: ["no such"], 4: ["nor this", "nor that"]}])
-def test_without_a_matching_suggestion_every_character_is_a_key(write: Writer, suggested: dict[int, list[str]]) -> None:
-    usage = write(passage("the old man"), answers(suggested), 3)
-    assert (usage.num_keys, usage.num_characters, usage.num_accepted) == (11, 11, 0)
-
-
 def test_literature_charges_one_key_for_any_place_and_gives_the_space() -> None:
     """ "the old man": "t" is typed. At 1 the second suggestion "he old" and the space after it cost one key: 8
     characters. At 8, "man" ends the text: one key, no space. 3 keys in all, at 3 moments."""
@@ -43,12 +35,6 @@ def test_literature_charges_one_key_for_any_place_and_gives_the_space() -> None:
     assert (usage.num_moments_shown, usage.num_kept_characters, usage.num_accepted_words) == (2, 10, 3)
     # With one on show: "t", then "he old " character by character (7 keys), then "man".
     assert write_by_literature(passage("the old man"), answers(suggested), 1).num_keys == 9
-
-
-def test_literature_takes_the_longest() -> None:
-    """ "the old man sat": "the old man" with its space is 12 characters for one key; "sat" is typed: 4 keys."""
-    suggested = {0: ["the", "the old man went", "the old"]}
-    assert write_by_literature(passage("the old man sat"), answers(suggested), 3).num_keys == 4
 
 
 @pytest.fixture
@@ -87,11 +73,3 @@ def test_page_deletes_what_does_not_match_and_shows_nothing_after_it() -> None:
     usage = PageWriter()(passage("the season. it"), answers(suggested), 2)
     assert (usage.num_keys, usage.num_moments) == (8, 6)
     assert (usage.num_accepted_characters, usage.num_kept_characters) == (11, 9)
-
-
-@pytest.mark.parametrize("write", RULES)
-def test_no_rule_presses_more_keys_than_typing(write: Writer) -> None:
-    text = "It was the sea, and the sea was old. " * 3
-    usage = write(passage(text), following(text, 9), 1)
-    assert 0 < usage.num_keys < len(text)
-    assert usage.num_kept_characters <= usage.num_accepted_characters

@@ -10,32 +10,24 @@ import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
 
-from deploy.load.options import Options
 from deploy.load.passages import Passage, choose_passages
-from deploy.load.report import Document
-from deploy.load.rounds import percentile
 from deploy.load.run import progress
 from shared.errors import StartError
 from tests.bench.quality.keystrokes import Answer, SavingsRow, Usage, savings_row
 from tests.bench.quality.suggestions import SEEDS_APART, GatewaySource, gateway_source
-from tests.bench.quality.writers import (
-    KEY_INTERVAL_MS,
-    PageWriter,
-    Writer,
-    write_by_literature,
-)
+from tests.bench.quality.writers import KEY_INTERVAL_MS, PageWriter, Writer, write_by_literature
+from tests.bench.rounds import percentile
+from tests.bench.run import BenchDocument, Options
 
 RULES = ("literature", "page")
-# What a contact centre's vendor published for a model fine-tuned on the centre's own chats.
-PUBLISHED = "8 to 15 %, published for a model fine-tuned on one contact centre's chats"
+PUBLISHED = "For comparison: 8 to 15 %, published for a model fine-tuned on one contact centre's chats."
 
 # Results by rule and number of suggestions on show, for each passage.
 _Usages: TypeAlias = dict[tuple[str, int], list[Usage]]
@@ -68,16 +60,8 @@ class TypistOptions:
     @property
     def writers(self) -> dict[str, Writer]:
         """Results by rule."""
-        all_writers: dict[str, Writer] = {
-            "literature": write_by_literature,
-            "page": PageWriter(self.min_usefulness),
-        }
+        all_writers: dict[str, Writer] = {"literature": write_by_literature, "page": PageWriter(self.min_usefulness)}
         return {rule: all_writers[rule] for rule in self.rules}
-
-    @property
-    def numbers(self) -> range:
-        """Numbers of suggestions on show."""
-        return range(1, self.num_samples + 1)
 
 
 class TypistBench:
@@ -90,23 +74,14 @@ class TypistBench:
         """
         self._options, self._typist, self._texts, self._console = options, typist, texts, console
 
-    def run(self, document: Document) -> None:
+    def run(self, document: BenchDocument) -> None:
         typist = self._typist
-        passages = choose_passages(
-            self._texts, typist.num_passages, typist.num_words, random.Random(self._options.seed)
-        )
-        document.workload = {
-            "fields": self._fields,
-            "passages": typist.num_passages,
-            "words": typist.num_words,
-            "rules": list(typist.rules),
-            "writers": self._typist.num_writers,
-            "min_usefulness": typist.min_usefulness,
-            "context_chars": typist.context_chars,
-        }
+        rng = random.Random(self._options.seed)
+        passages = choose_passages(self._texts, typist.num_passages, typist.num_words, rng)
+        document.workload = {**asdict(typist), "fields": self._fields}
         usages, latencies_ms = self._type_with_tercet(passages)
         document.rows = list(self._rows(passages, usages))
-        document.notes += [f"For comparison: {PUBLISHED}.", _describe_latencies(latencies_ms)]
+        document.notes += [PUBLISHED, _describe_latencies(latencies_ms)]
 
     @property
     def _fields(self) -> dict[str, Any]:
@@ -116,20 +91,21 @@ class TypistBench:
         """The usages, and the latencies of all requests in milliseconds."""
         usages: _Usages = {}
         latencies_ms: list[float] = []
-        with ExitStack() as stack:
-            source = stack.enter_context(gateway_source(self._options, self._fields, self._console))
-            turn = stack.enter_context(progress(self._console, "Passages", len(passages)))
-            pool = ThreadPoolExecutor(self._typist.num_writers)
-            stack.callback(pool.shutdown, cancel_futures=True)
-            is_over = threading.Event()  # after Ctrl-C or a failed request, no writer sends another
-            stack.callback(is_over.set)
+        is_over = threading.Event()  # after Ctrl-C or a failed request, no writer sends another
+        with (
+            gateway_source(self._options, self._fields, self._console) as source,
+            progress(self._console, "Passages", len(passages)) as turn,
+            ThreadPoolExecutor(self._typist.num_writers) as pool,
+        ):
             done = pool.map(partial(self._type, source, is_over), passages, _seeds(passages))
-            for passage in passages:
-                turn(passage.file)
-                found, passage_latencies_ms = next(done)
-                for key, usage in found.items():
-                    usages.setdefault(key, []).append(usage)
-                latencies_ms += passage_latencies_ms
+            try:
+                for passage, (found, passage_latencies_ms) in zip(passages, done, strict=True):
+                    turn(passage.file)
+                    for key, usage in found.items():
+                        usages.setdefault(key, []).append(usage)
+                    latencies_ms += passage_latencies_ms
+            finally:
+                is_over.set()
         return usages, latencies_ms
 
     def _type(
@@ -149,7 +125,7 @@ class TypistBench:
         found = {
             (rule, number): write(passage, suggest, number)
             for rule, write in self._typist.writers.items()
-            for number in self._typist.numbers
+            for number in range(1, self._typist.num_samples + 1)
         }
         return found, latencies_ms
 
@@ -171,9 +147,7 @@ def savings_table(rows: Sequence[SavingsRow]) -> Table:
         lines.setdefault((row.file, row.rule), {})[row.num_suggestions] = row
     files = list(dict.fromkeys(row.file for row in rows))
     for key, own in sorted(lines.items(), key=lambda line: (files.index(line[0][0]), RULES.index(line[0][1]))):
-        cells = [
-            _format(own[number].share, own[number].low, own[number].high) if number in own else "" for number in numbers
-        ]
+        cells = (f"{row.share:.1%} ({row.low:.1%}–{row.high:.1%})" for row in own.values())
         table.add_row(*key, *cells)
     return table
 
@@ -187,9 +161,16 @@ def usage_table(rows: Sequence[SavingsRow]) -> Table:
     last = max(row.num_suggestions for row in rows)
     own = [row for row in rows if row.file == rows[-1].file and row.num_suggestions == last]
     for row in sorted(own, key=lambda row: RULES.index(row.rule)):
-        shares = (row.shown, row.accepted, row.accepted_characters, row.kept_characters)
-        words = "" if row.words_per_acceptance is None else f"{row.words_per_acceptance:.2f}"
-        table.add_row(row.rule, *map(_percent, shares), words, _percent(row.flicker))
+        use = row.usage
+        table.add_row(
+            row.rule,
+            _share(use.num_moments_shown, use.num_moments),
+            _share(use.num_accepted, use.num_moments_shown),
+            _share(use.num_accepted_characters, use.num_characters),
+            _share(use.num_kept_characters, use.num_characters),
+            f"{use.num_accepted_words / max(1, use.num_accepted):.2f}",
+            _share(use.num_replaced, use.num_holding),
+        )
     return table
 
 
@@ -203,16 +184,10 @@ def _seeds(passages: Sequence[Passage]) -> list[dict[int, int]]:
 
 
 def _describe_latencies(latencies_ms: Sequence[float]) -> str:
-    percentiles = ", ".join(
-        f"p{100 * share:.0f} {percentile(latencies_ms, share):.0f} ms" for share in (0.5, 0.9, 0.99)
-    )
+    percentiles = ", ".join(f"p{share} {percentile(latencies_ms, share / 100):.0f} ms" for share in (50, 90, 99))
     late = sum(ms > KEY_INTERVAL_MS for ms in latencies_ms) / len(latencies_ms)
     return f"{len(latencies_ms)} requests: {percentiles}; {late:.1%} arrived after the writer's next key."
 
 
-def _format(share: float, low: float, high: float) -> str:
-    return f"{share:.1%} ({low:.1%}–{high:.1%})"
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%}"
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else ""

@@ -4,8 +4,8 @@ Each is a pure function of a passage and of the suggestions at its positions; it
 take what saves the most keys at the moment, although another choice might save more later (greedy).
 
 - literature: suggestions at every character; a taken one costs one key, whichever its place; the space after it comes
-  with it. The rule of word-prediction research (for example keystroke_savings.py of github.com/kdv123/textpredict),
-  with suggestions of several words.
+  with it. Replaced suggestions are not counted. The rule of word-prediction research (for example keystroke_savings.py
+  of github.com/kdv123/textpredict), with suggestions of several words.
 - page: the editor (gateway/static/completer.js) as it is: suggestions at every key that is not a deletion; a writer who
   types five keys a second, and takes only what has been visible for 200 ms: the first suggestion. The list of the
   others opens at pauses only, which this writer does not make; from it they move up.
@@ -16,10 +16,10 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice, takewhile
-from typing import Protocol
+from typing import TypeAlias
 
 from deploy.load.passages import Passage
 from tests.bench.quality.keystrokes import Answer, Suggest, Usage
@@ -46,20 +46,17 @@ _REPLACES_SPACE = re.compile(r"[.,;:!?…)\]}”’\n]")
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
 
 
-class Writer(Protocol):
-    """Types a passage with up to `num_suggestions` suggestions on show."""
-
-    def __call__(self, passage: Passage, suggest: Suggest, num_suggestions: int) -> Usage: ...
+# Types a passage with a number of suggestions on show.
+Writer: TypeAlias = Callable[[Passage, Suggest, int], Usage]
 
 
 def write_by_literature(passage: Passage, suggest: Suggest, num_suggestions: int) -> Usage:
     """The literature's rule. A taken suggestion brings a space only where the text has one."""
     text, at = passage.text, passage.start
     usage = Usage(num_characters=passage.end - passage.start)
-    shown = _Shown()
     while at < passage.end:
         suggestions = suggest(at).suggestions[:num_suggestions]
-        usage += shown.replace(suggestions, text, at)
+        usage += Usage(num_moments=1, num_moments_shown=int(any(suggestions)))
         lengths = [matching_length(suggestion, text[at:]) for suggestion in suggestions]
         lengths = [length + _has_space(text, at, length) for length in lengths]
         length = min(max(lengths, default=0), passage.end - at)
@@ -226,33 +223,6 @@ class _Take:
 
     def by_savings(self) -> tuple[int, int]:
         return self.num_kept - self.num_keys, -self.num_keys
-
-
-class _Shown:
-    """Suggestions on show at a position, best first. The newest answer takes all places."""
-
-    def __init__(self) -> None:
-        self.suggestions: tuple[str, ...] = ()
-        self._at = 0
-
-    def replace(self, suggestions: Sequence[str], text: str, at: int) -> Usage:
-        """Show these at `at`. The counts of one moment: what still held, and what of it was replaced."""
-        rests = self._rests(text, at)
-        suggestions = tuple(filter(None, suggestions))
-        now_shown = [*suggestions, *[""] * len(rests)]
-        holding = [(rest, now_shown[place]) for place, rest in enumerate(rests) if rest]
-        self.suggestions, self._at = suggestions, at
-        return Usage(
-            num_moments=1,
-            num_moments_shown=int(bool(suggestions)),
-            num_holding=len(holding),
-            num_replaced=sum(not _agree(rest, suggestion) for rest, suggestion in holding),
-        )
-
-    def _rests(self, text: str, at: int) -> list[str]:
-        """What is left of each suggestion after the text up to `at`; empty for those that do not hold."""
-        typed = text[self._at : at]
-        return [each.removeprefix(typed) if each.startswith(typed) else "" for each in self.suggestions]
 
 
 def matching_length(suggestion: str, text: str) -> int:

@@ -6,34 +6,36 @@ rounds are compared. The other checkout needs `tercet serve` and `POST /autocomp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from deploy.load.clients import LOOPBACK, Clients, raise_for_status
-from deploy.load.server import ROOT, Server
+from deploy.load.server import ROOT
 from deploy.load.workload import Subject, W
+from shared.errors import StartError
+from tests.bench.rounds import Contender, interleave
+from tests.bench.server import MeasuredServer
 from workers.checkpoints.resolve import resolve
 
 NUM_CLIENTS = 16
 # Per round and version.
 NUM_REQUESTS, NUM_EMBEDDED_REQUESTS, NUM_CLIENT_REQUESTS = 4, 20, 2
 STREAM_S = 0.5
-# Series: label, unit, whether more is better.
+# Series: label, unit.
 SERIES = {
-    "gateway": ("W through the gateway, cold", "ms", False),
-    "overhead": ("gateway and HTTP: request − engine time", "ms", False),
-    "clients": (f"{NUM_CLIENTS} closed-loop clients", "tokens/s", True),
-    "embedded": ("W through the gateway, cold, embedded checkpoint", "ms", False),
-    "embedded-overhead": ("gateway and HTTP, embedded checkpoint", "ms", False),
-    "first-text": ("time to first text, embedded checkpoint, streamed", "ms", False),
-    "start": ("worker from fork to warm, embedded checkpoint", "s", False),
+    "gateway": ("W through the gateway, cold", "ms"),
+    "overhead": ("gateway and HTTP: request − engine time", "ms"),
+    "clients": (f"{NUM_CLIENTS} closed-loop clients", "tokens/s"),
+    "embedded": ("W through the gateway, cold, embedded checkpoint", "ms"),
+    "embedded-overhead": ("gateway and HTTP, embedded checkpoint", "ms"),
+    "first-text": ("time to first text, embedded checkpoint, streamed", "ms"),
+    "start": ("worker from fork to warm, embedded checkpoint", "s"),
 }
 
 
@@ -45,7 +47,6 @@ class Comparison:
     unit: str
     ours: float
     other: float
-    more_is_better: bool
     num_samples: int
 
     @property
@@ -53,7 +54,7 @@ class Comparison:
         return self.ours / self.other
 
 
-def compare(other: Path, num_rounds: int) -> list[Comparison]:
+def compare(other: Path, num_rounds: int, console: Console) -> list[Comparison]:
     """Measure both checkouts in turns.
 
     Args:
@@ -62,28 +63,23 @@ def compare(other: Path, num_rounds: int) -> list[Comparison]:
     Raises:
         StartError: a server does not get warm, or a request failed.
     """
-    samples: dict[str, dict[str, list[float]]] = {"ours": {}, "other": {}}
     with ExitStack() as stack:
-        order = [("ours", _start(stack, ROOT)), ("other", _start(stack, other))]
-        for _, measure in order:
-            measure()  # warm-up
-        for _ in track(range(num_rounds), description="Rounds", console=Console(stderr=True)):
-            order.reverse()  # the version that is measured second finds a CPU that has just been busy
-            for name, measure in order:
-                for key, values in measure().items():
-                    samples[name].setdefault(key, []).extend(values)
+        contenders = [_start(stack, name, root) for name, root in (("ours", ROOT), ("other", other))]
+        results = interleave(contenders, num_rounds, console)
+    for name, reason in results.failures.items():
+        raise StartError(f"{name}: {reason}")
     return [
-        Comparison(label, unit, median(samples["ours"][key]), median(samples["other"][key]), is_better, len(values))
-        for key, (label, unit, is_better) in SERIES.items()
-        for values in [samples["ours"][key]]
+        Comparison(label, unit, median(ours), median(results.samples[f"other {key}"]), len(ours))
+        for key, (label, unit) in SERIES.items()
+        for ours in [results.samples[f"ours {key}"]]
     ]
 
 
-def _start(stack: ExitStack, root: Path) -> Callable[[], Mapping[str, list[float]]]:
-    """Start a checkout's servers, GPT-2 small's shape and the embedded checkpoint. The result measures one round."""
+def _start(stack: ExitStack, name: str, root: Path) -> Contender:
+    """Start a checkout's servers, GPT-2 small's shape and the embedded checkpoint."""
     servers, clients = {}, {}
     for model in ("embedded", "synthetic:small"):
-        servers[model] = server = stack.enter_context(Server(model, {"devices": "cpu"}, root))
+        servers[model] = server = stack.enter_context(MeasuredServer(model, {"devices": "cpu"}, root))
         clients[model] = Clients(LOOPBACK, server.port, Subject.of(resolve(model)), W, server.port, {})
 
     def measure() -> Mapping[str, list[float]]:
@@ -94,7 +90,7 @@ def _start(stack: ExitStack, root: Path) -> Callable[[], Mapping[str, list[float
         streamed = raise_for_status(clients["embedded"].send_for(1, STREAM_S, is_streamed=True).replies)
         start_s = servers["embedded"].renew_worker()
         raise_for_status(clients["embedded"].send_new(1))  # the new worker's first request
-        return {
+        samples = {
             "gateway": [reply.wall_ms for reply in replies],
             "overhead": [reply.overhead_ms for reply in replies],
             "clients": [num_tokens / load.elapsed_s],
@@ -103,17 +99,17 @@ def _start(stack: ExitStack, root: Path) -> Callable[[], Mapping[str, list[float
             "first-text": [reply.first_text_ms for reply in streamed],
             "start": [start_s],
         }
+        return {f"{name} {key}": values for key, values in samples.items()}
 
-    return measure
+    return Contender(name, name, measure)
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     """One row per series."""
     result = Table("series", "other", "this", "this ÷ other", "n", title="Medians over interleaved rounds")
     for row in comparisons:
-        is_better = (row.ratio > 1) == row.more_is_better
         result.add_row(
             *(row.label, f"{row.other:.4g} {row.unit}", f"{row.ours:.4g} {row.unit}"),
-            *(f"{row.ratio:.3f} ({'better' if is_better else 'worse'})", str(row.num_samples)),
+            *(f"{row.ratio:.3f}", str(row.num_samples)),
         )
     return result

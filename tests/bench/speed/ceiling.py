@@ -58,11 +58,10 @@ def layer_kinds(config: GPT2Config) -> list[LayerKind]:
 class Ceiling:
     """Times kernels and layers; returns plain values only."""
 
-    def __init__(self, subject: Subject, device: str, num_threads: int) -> None:
+    def __init__(self, subject: Subject, num_threads: int) -> None:
         torch.set_num_threads(num_threads)
         torch.set_grad_enabled(False)
         torch.manual_seed(0)
-        self._device = device
         self._config = config_of(subject)
         self._kinds = {kind.name: kind for kind in layer_kinds(self._config)}
         self._chosen: dict[tuple[str, int], tuple[str, list[Kernel]]] = {}  # by kind of layer and number of rows
@@ -74,8 +73,6 @@ class Ceiling:
         return {
             "is_small": int(self._config == SHAPES["small"]),
             "num_weights": sum(kind.num_in * kind.num_out * kind.num_layers for kind in self._kinds.values()),
-            "n_layer": self._config.n_layer,
-            "n_embd": self._config.n_embd,
         }
 
     def bandwidth(self, num_bytes: int) -> dict[str, float]:
@@ -83,7 +80,7 @@ class Ceiling:
 
         Read: the sum of `num_bytes` of float32. Copy: one half to the other half, bytes read plus bytes written.
         """
-        data = torch.ones(num_bytes // 4, device=self._device)
+        data = torch.ones(num_bytes // 4)
         left, right = data.chunk(2)
         return {
             "read_gb_s": round(num_bytes / 1e6 / self._median_ms(data.sum), 1),
@@ -175,8 +172,6 @@ class Ceiling:
         for _ in range(6):
             start = time.perf_counter()
             work()
-            if self._device != "cpu":
-                torch.cuda.synchronize()
             times.append(1e3 * (time.perf_counter() - start))
         return statistics.median(times[1:])
 

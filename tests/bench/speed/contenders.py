@@ -11,14 +11,12 @@ from typing import Any
 
 from rich.console import Console
 
-from deploy.load.contender_process import ContenderProcess
-from deploy.load.options import Options
 from deploy.load.prompts import PromptGenerator
-from deploy.load.report import print_bandwidth
-from deploy.load.rounds import Contender
-from deploy.load.run import start_server
-from deploy.load.server import Server
 from deploy.load.workload import LinearPass, Subject
+from tests.bench.contender_process import ContenderProcess
+from tests.bench.rounds import Contender
+from tests.bench.run import Options
+from tests.bench.server import MeasuredServer, start_server
 
 # How each baseline answers W; `tests.bench.speed.baselines` runs them.
 BASELINES = {
@@ -43,7 +41,7 @@ class Contenders(ExitStack):
         """A contender by its "module:name"; its process starts at its first call."""
         return self.enter_context(ContenderProcess(factory, *args))
 
-    def start_server(self, models: str) -> Server:
+    def start_server(self, models: str) -> MeasuredServer:
         """The server under test, warm.
 
         Args:
@@ -77,9 +75,13 @@ class Contenders(ExitStack):
         """
         is_quick = self._options.is_quick
         with self._console.status("Measuring the ceiling: memory bandwidth and matrix kernels …"):
-            ceiling = self.start_process("tests.bench.speed.ceiling:Ceiling", subject, "cpu", self._options.num_threads)
+            ceiling = self.start_process("tests.bench.speed.ceiling:Ceiling", subject, self._options.num_threads)
             figures = ceiling.call("bandwidth", 1 << (27 if is_quick else 30))
-            print_bandwidth(self._console, figures)
+            self._console.print(
+                f"Achieved memory bandwidth: read {figures['read_gb_s']:g} GB/s, copy {figures['copy_gb_s']:g} GB/s "
+                "(read + written)",
+                highlight=False,
+            )
             row_counts = sorted({count for found in passes for count in (found.num_rows, found.num_head_rows)})
             figures["kernels_ms"] = ceiling.call("choose", row_counts, 1 if is_quick else 5) if row_counts else {}
         return ceiling, figures

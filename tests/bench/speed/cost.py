@@ -21,12 +21,11 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.load.clients import LOOPBACK
-from deploy.load.contender_process import ContenderProcess
-from deploy.load.options import Options
-from deploy.load.report import Document, format_number
-from deploy.load.rounds import Contender, interleave
-from deploy.load.run import progress
-from deploy.load.server import ROOT, Server, free_port
+from deploy.load.server import ROOT, free_port
+from tests.bench.contender_process import ContenderProcess
+from tests.bench.rounds import Contender, interleave
+from tests.bench.run import BenchDocument, Options, format_number
+from tests.bench.server import MeasuredServer
 from tests.bench.speed.load_clients import Load
 from tests.tls import Certificate
 
@@ -65,8 +64,8 @@ class _Version:
 
     name: str
     num_slots: int
-    gateway: Server
-    workers: Server
+    gateway: MeasuredServer
+    workers: MeasuredServer
 
 
 class CostBench:
@@ -80,18 +79,16 @@ class CostBench:
         """
         self._options, self._console, self._against, self._is_remote = options, console, against, is_remote
 
-    def run(self, document: Document) -> None:
+    def run(self, document: BenchDocument) -> None:
         """
         Raises:
             StartError: a server does not get warm, or a request failed.
         """
-        options = self._options
         with ExitStack() as stack:
             # Versions take turns at each load.
             versions = list(self._start_ways(stack) if self._is_remote else self._start_checkouts(stack))
             turns = [self._turn(stack, version, num_clients) for num_clients in NUM_CLIENTS for version in versions]
-            with progress(self._console, "Rounds", (options.num_rounds + 1) * len(turns)) as on_turn:
-                results = interleave(turns, options.num_rounds, on_turn)
+            results = interleave(turns, self._options.num_rounds, self._console)
         document.not_measured |= results.failures
         names = [turn.name.rpartition(".")[0] for turn in turns]
         document.rows = [_cost(name, results.samples) for name in names if f"{name}.gateway" in results.samples]
@@ -102,7 +99,9 @@ class CostBench:
         roots = {THIS: ROOT} | ({OTHER: self._against} if self._against is not None else {})
         for num_slots in NUM_SLOTS:
             for name, root in roots.items():
-                server = stack.enter_context(Server(f"{options.models}*{num_slots}", options.server_settings, root))
+                server = stack.enter_context(
+                    MeasuredServer(f"{options.models}*{num_slots}", options.server_settings, root)
+                )
                 yield _Version(name, num_slots, server, server)
 
     def _start_ways(self, stack: ExitStack) -> Iterator[_Version]:
@@ -122,11 +121,11 @@ class CostBench:
         ):
             bind = f"{LOOPBACK}:{free_port()}"
             shared = {**settings, "pool_key": str(key)}
-            workers = stack.enter_context(Server(model, {**shared, "pool_bind": bind, **worker_files}))
+            workers = stack.enter_context(MeasuredServer(model, {**shared, "pool_bind": bind, **worker_files}))
             if name == "TCP":  # the gateway beside them has the Unix socket
                 yield _Version(UNIX_SOCKET, 1, workers, workers)
             remote = {**shared, "pool": f"{model}={scheme}://{bind}", **gateway_files}
-            yield _Version(name, 1, stack.enter_context(Server("", remote, role="gateway")), workers)
+            yield _Version(name, 1, stack.enter_context(MeasuredServer("", remote, role="gateway")), workers)
 
     def _turn(self, stack: ExitStack, version: _Version, num_clients: int) -> Contender:
         options = self._options

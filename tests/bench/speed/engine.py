@@ -7,19 +7,16 @@ drawn.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from rich.console import Console
 
-from deploy.load.clients import LOOPBACK, Connection, LoadResult, raise_for_status
-from deploy.load.options import Options
+from deploy.load.clients import LOOPBACK, Clients, LoadResult, raise_for_status
 from deploy.load.prompts import PromptGenerator
-from deploy.load.report import Document
-from deploy.load.rounds import Contender, Results, Series, interleave
 from deploy.load.run import progress
-from deploy.load.server import Server
 from deploy.load.workload import LinearPass, Subject
-from shared.errors import StartError
+from tests.bench.rounds import Contender, Results, Series, interleave
+from tests.bench.run import BenchDocument, Options
+from tests.bench.server import MeasuredServer
 from tests.bench.speed.contenders import BASELINES, Contenders, linear_layers
 from tests.bench.speed.rows import NUM_CLIENTS, NUM_WORDS, rows
 from workers.checkpoints.resolve import resolve
@@ -62,19 +59,6 @@ NOTES = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How much is measured per turn."""
-
-    num_repeats: int  # of what takes less than a second
-    num_client_requests: int  # of each of 16 clients
-    num_renewals: int  # of the worker whose start is timed
-
-
-FULL = Sizes(num_repeats=3, num_client_requests=2, num_renewals=4)
-QUICK = Sizes(num_repeats=1, num_client_requests=1, num_renewals=0)
-
-
 class EngineBench:
     """One run. `run` fills the document."""
 
@@ -86,7 +70,8 @@ class EngineBench:
         self._options = options
         self._wanted = wanted
         self._console = console
-        self._sizes = QUICK if options.is_quick else FULL
+        # Repeats per turn of what takes less than a second, requests of each client, renewals of the timed worker.
+        self._num_repeats, self._num_client_requests, self._num_renewals = (1, 1, 0) if options.is_quick else (3, 2, 4)
         self._workload = options.workload
         self._subject = options.subject()
         self._prompts = PromptGenerator(self._subject.tokenizer(), options.seed)
@@ -94,7 +79,7 @@ class EngineBench:
         self._dtypes: set[str] = set()  # in effect
         self._contenders = Contenders(options, console)
 
-    def run(self, document: Document) -> None:
+    def run(self, document: BenchDocument) -> None:
         with self._contenders:
             results = self._measure(document)
         if self._needs("start", "embedded", "predict"):
@@ -104,16 +89,14 @@ class EngineBench:
         document.settings["dtype in effect"] = ", ".join(sorted(self._dtypes)) or "unknown"
         document.notes += NOTES
 
-    def _measure(self, document: Document) -> Results:
+    def _measure(self, document: BenchDocument) -> Results:
         sequences = self._linear_sequences()
         self._start_ceiling(document, [found for passes in sequences.values() for found in passes])
         contenders = self._start_contenders() + [
-            linear_layers(self._ceiling, name, LABELS[name][0], passes, self._sizes.num_repeats)
+            linear_layers(self._ceiling, name, LABELS[name][0], passes, self._num_repeats)
             for name, passes in sequences.items()
         ]
-        num_rounds = self._options.num_rounds
-        with progress(self._console, "Rounds", (num_rounds + 1) * len(contenders)) as turn:
-            results = interleave(contenders, num_rounds, turn)
+        results = interleave(contenders, self._options.num_rounds, self._console)
         if self._needs("document"):
             results.add("document", self._measure_document)
         return results
@@ -121,7 +104,7 @@ class EngineBench:
     def _needs(self, *rows: str) -> bool:
         return not {*rows}.isdisjoint(self._wanted)
 
-    def _start_ceiling(self, document: Document, passes: Sequence[LinearPass]) -> None:
+    def _start_ceiling(self, document: BenchDocument, passes: Sequence[LinearPass]) -> None:
         self._ceiling, figures = self._contenders.start_ceiling(self._subject, passes)
         shape = self._ceiling.call("shape")
         self._is_small = bool(shape["is_small"])
@@ -180,13 +163,13 @@ class EngineBench:
 
         def measure() -> dict[str, list[float]]:
             self._dtypes.add(engine.call("dtype"))
-            prompts = [self._prompts.ids(self._workload.num_prompt_tokens) for _ in range(self._sizes.num_repeats)]
+            prompts = [self._prompts.ids(self._workload.num_prompt_tokens) for _ in range(self._num_repeats)]
             return {"engine": [engine.call("run", ids, self._workload, self._prompts.seed()) for ids in prompts]}
 
         return Contender("engine", "W in the engine alone", measure)
 
     def _measure_gateway(self) -> Mapping[str, Sequence[float]]:
-        replies = raise_for_status(self._clients.call("send_new", self._sizes.num_repeats))
+        replies = raise_for_status(self._clients.call("send_new", self._num_repeats))
         return {
             "gateway": [reply.wall_ms for reply in replies],
             "gateway-overhead": [reply.overhead_ms for reply in replies],
@@ -209,7 +192,7 @@ class EngineBench:
         }
 
     def _measure_clients(self) -> Mapping[str, Sequence[float]]:
-        load: LoadResult = self._clients.call("send_concurrently", NUM_CLIENTS, self._sizes.num_client_requests)
+        load: LoadResult = self._clients.call("send_concurrently", NUM_CLIENTS, self._num_client_requests)
         num_tokens = sum(reply.num_tokens for reply in raise_for_status(load.replies))
         return {
             "clients": [num_tokens / load.elapsed_s],
@@ -241,7 +224,7 @@ class EngineBench:
         Runs after the other contenders ended.
         """
         samples: dict[str, list[float]] = {}
-        num_renewals = self._sizes.num_renewals if "start" in self._wanted else 0
+        num_renewals = self._num_renewals if "start" in self._wanted else 0
         with Contenders(self._options, self._console) as contenders:
             server = contenders.start_server("embedded")
             if "start" in self._wanted:
@@ -254,19 +237,19 @@ class EngineBench:
                 samples |= self._measure_strategies(server)
         return samples
 
-    def _measure_strategies(self, server: Server) -> dict[str, list[float]]:
+    def _measure_strategies(self, server: MeasuredServer) -> dict[str, list[float]]:
         """Milliseconds of W with the embedded checkpoint, by row; every prompt is new."""
-        prompts = PromptGenerator(Subject.of(resolve("embedded")).tokenizer(), self._options.seed)
         strategies = {"embedded": "sample", "predict": "predict"}
-        samples: dict[str, list[float]] = {row: [] for row in strategies if self._needs(row, "predict")}
-        with Connection(LOOPBACK, server.port) as connection:
-            for number in range(1 + self._options.num_rounds * self._sizes.num_repeats):
-                for row, times_ms in samples.items():
-                    context = prompts.text(self._workload.num_prompt_tokens)
-                    body = self._workload.body(context, prompts.seed(), strategy=strategies[row])
-                    done = connection.exchange(body)
-                    if done.status != 200:
-                        raise StartError(f"The server under test answered with status {done.status}.")
-                    if number > 0:  # the first is a warm-up
-                        times_ms.append(done.ms)
+        subject, seed = Subject.of(resolve("embedded")), self._prompts.seed()
+        clients = {
+            row: Clients(LOOPBACK, server.port, subject, self._workload, seed + number, {"strategy": strategy})
+            for number, (row, strategy) in enumerate(strategies.items())
+            if self._needs(row, "predict")
+        }
+        samples: dict[str, list[float]] = {row: [] for row in clients}
+        for number in range(1 + self._options.num_rounds * self._num_repeats):
+            for row, client in clients.items():
+                [reply] = raise_for_status(client.send_new(1))
+                if number > 0:  # the first is a warm-up
+                    samples[row].append(reply.wall_ms)
         return samples

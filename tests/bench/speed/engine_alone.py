@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -38,16 +37,15 @@ class EngineAlone:
             else partial(load_model, Path(subject.directory))
         )
         tokenizer = subject.tokenizer()
-        self._changed = threading.Condition()
         self.engine = Engine(
             EngineConfig(device=device, dtype=dtype, max_batch=max_batch, num_threads=num_threads),
             lambda progress: make(device=device, dtype=dtype, progress=progress, tokenizer=tokenizer),
-            on_change=self._announce,
             on_fatal=lambda _error: os._exit(70),
         )
         self.engine.start()
-        with self._changed:
-            self._changed.wait_for(lambda: self.engine.status().state in {"warm", "failed"}, LOAD_S)
+        end = time.monotonic() + LOAD_S
+        while self.engine.status().state not in {"warm", "failed"} and time.monotonic() < end:
+            time.sleep(0.01)
         status = self.engine.status()
         if status.state != "warm":
             raise RuntimeError(f"the engine is {status.state}: {status.reason}")
@@ -84,7 +82,3 @@ class EngineAlone:
             seed += workload.num_samples
             prompt_ids = ((prompt_ids[0] + 1) % 256, *prompt_ids[1:])
         raise RuntimeError(f"a branch ended early in each of {MAX_TRIES} tries")
-
-    def _announce(self) -> None:
-        with self._changed:
-            self._changed.notify_all()

@@ -14,10 +14,10 @@ from pathlib import Path
 from rich.table import Table
 
 from deploy.load.clients import LOOPBACK, Clients, raise_for_status
-from deploy.load.server import Server, pool_of
 from deploy.load.workload import Subject, W
 from shared.process import proportional_set_size
 from shared.settings import Settings
+from tests.bench.server import MeasuredServer, pool_of
 from workers.checkpoints.resolve import resolve
 
 REST_S = 2.0  # after the last slot is warm, and after the last request
@@ -46,7 +46,7 @@ def measure_memory(
         StartError: it does not get warm, or a request failed.
     """
     specs = Settings.load({"TERCET_MODELS": models}).model.models
-    with Server(models, {"devices": "cpu", **settings}, root) as server:
+    with MeasuredServer(models, {"devices": "cpu", **settings}, root) as server:
         time.sleep(REST_S)
         pids = _names(server)
         before = {pid: (_pss_mb(pid), proportional_set_size(pid, "Pss_Anon") / 1e6) for pid in pids}
@@ -63,7 +63,7 @@ def _pss_mb(pid: int) -> float:
     return proportional_set_size(pid) / 1e6
 
 
-def _names(server: Server) -> dict[int, str]:
+def _names(server: MeasuredServer) -> dict[int, str]:
     """The server's processes, with what each is for."""
     slots = {slot["pid"]: f"worker: {slot.get('model', 'slot')}" for slot in server.slots()}
     names = {}

@@ -20,13 +20,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from deploy.load.options import Options
 from deploy.load.passages import choose_passages
-from deploy.load.report import Document
-from deploy.load.rounds import percentile
-from deploy.load.run import progress, start_server
+from deploy.load.run import progress
 from shared.errors import StartError
 from tests.bench.quality.writers import key_intervals_ms
+from tests.bench.rounds import percentile
+from tests.bench.run import BenchDocument, Options
+from tests.bench.server import start_server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, CDPSession, Page
@@ -108,7 +108,7 @@ class PageBench:
         """
         self._options, self._texts, self._num_keys, self._console = options, texts, num_keys, console
 
-    def run(self, document: Document) -> None:
+    def run(self, document: BenchDocument) -> None:
         """
         Raises:
             StartError: Chromium or Playwright is missing, or the server does not get warm.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
+from rich.table import Table
 
-from deploy.load.rounds import Results, percentile
 from deploy.load.workload import Workload
+from tests.bench.rounds import Results
+from tests.bench.run import format_number
 
 NUM_CLIENTS = 16
 NUM_WORDS = 2000
@@ -38,7 +40,6 @@ class Row(msgspec.Struct, kw_only=True):
     is_met: bool | None = None
     is_goal_met: bool | None = None
     why_not: str | None = None
-    details: dict[str, Any] = {}
 
 
 TARGETS = {
@@ -56,22 +57,21 @@ TARGETS = {
         Target("predict", "W by the strategy predict: time ÷ W, embedded checkpoint", "at most", 1, None, "×"),
     )
 }
-# Row: (Tercet's series, the series it is compared with, whether the figure is a speedup, not a ratio of times).
-COMPARISONS = {
-    "request": ("gateway", "a", True),
-    "batched": ("gateway", "b-bf16", True),
-    "engine": ("engine", "linears-request", False),
-    "keystroke": ("keystroke", "linears-steps", False),
-    "document": ("document", "document-linears-steps", False),
-    "predict": ("predict", "embedded", False),
-}
-# The series that the other rows need.
-SERIES = {
+# Row: Tercet's series, and the series of times that it is compared with.
+SERIES: dict[str, tuple[str, ...]] = {
+    "request": ("gateway", "a"),
+    "batched": ("gateway", "b-bf16"),
+    "engine": ("engine", "linears-request"),
+    "keystroke": ("keystroke", "linears-steps"),
+    "document": ("document", "document-linears-steps"),
     "clients": ("clients", "linears-crowd"),
-    "overhead": ("gateway",),
+    "overhead": ("gateway-overhead",),
     "start": ("start",),
     "embedded": ("embedded",),
+    "predict": ("predict", "embedded"),
 }
+SPEEDUPS = {"request", "batched"}  # the figure is not a ratio of times, but its inverse
+ANY_MODEL = {"start", "embedded", "predict"}  # targets for the embedded checkpoint, whatever the model under test
 
 
 def rows(wanted: Sequence[str], results: Results, workload: Workload, *, is_comparable: bool) -> list[Row]:
@@ -84,8 +84,7 @@ def rows(wanted: Sequence[str], results: Results, workload: Workload, *, is_comp
     # A measurement outside the rounds is named by its row, and all its series are missing if it fails.
     why_any = "; ".join(results.failures.values()) or "it was not run"
     for name in wanted:
-        needed = SERIES.get(name) or COMPARISONS[name][:2]
-        if missing := [series for series in needed if series not in results.samples]:
+        if missing := [series for series in SERIES[name] if series not in results.samples]:
             why_not = f"{missing[0]} failed: {results.failures.get(missing[0], why_any)}"
             found.append(Row(target=TARGETS[name], why_not=why_not))
         else:
@@ -99,63 +98,65 @@ def is_met(figure: float, bound: float, sense: Sense) -> bool:
 
 
 def _row(name: str, samples: Mapping[str, Sequence[float]], workload: Workload, is_comparable: bool) -> Row:
-    medians = {series: median(values) for series, values in samples.items()}
-    if name in COMPARISONS:
-        ours_name, other_name, is_speedup = COMPARISONS[name]
-        ours, other = medians[ours_name], medians[other_name]
-        figure = other / ours if is_speedup else ours / other
-        # The target is for a document of full length.
-        is_comparable &= name != "document" or len(samples[name]) >= NUM_WORDS
-        return _measured(
-            name,
-            figure,
-            ours=ours,
-            unit="ms",
-            against=other,
-            is_comparable=is_comparable or name == "predict",
-            num_samples=len(samples[ours_name]),
-        )
-    if name == "clients":
-        num_tokens = NUM_CLIENTS * workload.num_samples * workload.num_new_tokens
-        ceiling = 1e3 * num_tokens / medians["linears-crowd"]
-        ours = medians["clients"]
-        return _measured(
-            name,
-            ours / ceiling,
-            ours=ours,
-            unit="tokens/s",
-            against=ceiling,
-            is_comparable=is_comparable,
-            share_of_cores_spent_by_clients=round(medians["clients-cost"], 4),
-        )
-    if name == "overhead":
-        overhead = percentile(samples["gateway-overhead"], 0.5)
-        return _measured(name, overhead, ours=overhead, unit="ms", is_comparable=is_comparable)
-    if name == "start":
-        first = round(samples["start"][0], 3)
-        return _measured(name, medians["start"], ours=medians["start"], unit="s", first_start_s=first)
-    return _measured(name, medians["embedded"], ours=medians["embedded"], unit="ms")
-
-
-def _measured(
-    name: str,
-    figure: float,
-    *,
-    ours: float,
-    unit: str,
-    against: float | None = None,
-    is_comparable: bool = True,
-    **details: Any,
-) -> Row:
     """A row with its verdicts. They are left out where the figure is not comparable: a model of another shape."""
     target = TARGETS[name]
+    ours, *others = (median(samples[series]) for series in SERIES[name])
+    unit = "ms" if target.unit == "×" else target.unit
+    if name == "clients":
+        unit = "tokens/s"
+        others = [1e3 * NUM_CLIENTS * workload.num_samples * workload.num_new_tokens / others[0]]
+    figure = ours
+    for other in others:
+        figure = other / ours if name in SPEEDUPS else ours / other
+    # The target of `document` is for one of full length.
+    is_comparable &= name != "document" or len(samples[name]) >= NUM_WORDS
+    is_comparable |= name in ANY_MODEL
     return Row(
         target=target,
         figure=round(figure, 4),
         ours=round(ours, 4),
         ours_unit=unit,
-        against=None if against is None else round(against, 4),
+        against=round(others[0], 4) if others else None,
         is_met=is_met(figure, target.required, target.sense) if is_comparable else None,
         is_goal_met=is_met(figure, target.goal, target.sense) if is_comparable and target.goal is not None else None,
-        details=details,
     )
+
+
+def rows_table(rows: Sequence[Row]) -> Table:
+    """Each target with its result."""
+    table = Table(title="Targets")
+    for heading in ("row", "Tercet", "compared with", "result", "required", "", "goal", ""):
+        table.add_column(heading, justify="left" if heading in {"row", ""} else "right")
+    for row in rows:
+        target = row.target
+        required, goal = _bound(target, target.required), _bound(target, target.goal)
+        if row.figure is None:
+            table.add_row(target.title, "not measured", "", "", required, "", goal, "")
+            continue
+        table.add_row(
+            target.title,
+            f"{format_number(row.ours)} {row.ours_unit}",
+            "" if row.against is None else f"{format_number(row.against)} {row.ours_unit}",
+            _with_unit(format_number(row.figure), target),
+            required,
+            _verdict(row.is_met),
+            goal,
+            _verdict(row.is_goal_met) if target.goal is not None else "",
+        )
+    return table
+
+
+def _bound(target: Target, bound: float | None) -> str:
+    if bound is None:
+        return ""
+    return _with_unit(f"{'≥' if target.sense == 'at least' else '≤'} {bound:g}", target)
+
+
+def _with_unit(text: str, target: Target) -> str:
+    return f"{text}×" if target.unit == "×" else f"{text} {target.unit}"
+
+
+def _verdict(is_met: bool | None) -> str:
+    if is_met is None:
+        return "–"
+    return "[green]met[/]" if is_met else "[red]not met[/]"

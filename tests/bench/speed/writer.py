@@ -1,8 +1,10 @@
-"""The latency parts of `writer`: streaming, typing, deadlines.
+"""The parts of `writer`: streaming, typing, distinct sentences.
 
 `stream`: how long after the engine's first token the client has the first text delta. `typing`: writers whose every
-key is a request. `deadlines`: what is returned by a deadline, and how punctually. Knows the
-server only by its responses and the times in its log.
+key is a request. `distinct`:
+whether a request gets three whole sentences that differ, judged by the gateway's rules of similarity and repetition, by
+which it also selects; whether a sentence ends at a word is judged independently. Knows the server only by its responses
+and the times in its log.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 
 from deploy.load.clients import Exchange
-from deploy.load.rounds import percentile
 from deploy.load.run import progress
+from gateway.generation.trimming import is_alike, rejection_reason
+from shared.settings import Settings
+from tests.bench.rounds import percentile
 from tests.bench.speed.writer_session import (
     LogLine,
     Part,
@@ -30,12 +34,15 @@ NUM_KEYS = 500
 THREADS_PER_WRITER = 8
 START_DELAY_S = 0.2  # until all writers' threads have started
 NUM_STREAMS = 300
-DEADLINES_S = (0.02, 0.05, 0.1, 0.2)
-LENGTHS = (20, 256)  # tokens: an editor's default, and more than any of the deadlines allows for
-NUM_PER_DEADLINE = 200
+NUM_CONTEXTS = 500
+TEMPERATURE = 0.8
+NUM_SENTENCES = 3
 
 # Headings whose figures are shares.
-PERCENTAGES = frozenset({"answered", "superseded", "complete", "partial", "504", "end at a word"})
+PERCENTAGES = frozenset(
+    {"answered", "superseded", "complete", "partial", "504", "end at a word"}
+    | {"3 distinct sentences", "with top-up branches"}
+)
 
 
 def measure_streams(session: WriterSession) -> list[Part]:
@@ -83,7 +90,6 @@ def measure_typing(session: WriterSession) -> list[Part]:
     with ThreadPoolExecutor(num_connections) as pool:
         list(pool.map(session.request, session.contexts(2 * num_connections, rng)))
     session.server.wait_until_idle()
-    before = session.server.resources()
     with progress(session.console, "Typing", 2 + num_keys) as turn:
         idle = []
         for key in range(num_keys):
@@ -95,16 +101,12 @@ def measure_typing(session: WriterSession) -> list[Part]:
         turn(f"{num_writers} writers")
         all_writers = _type(session, texts, "all")
     session.server.wait_until_idle()
-    after = session.server.resources()
     branches = session.log_lines("branch_finished")
     idle_ms = [done.ms for done in idle]
-    resources = {f"extra {name}": float(after[name] - before[name]) for name in ("descriptors", "threads")}
-    resources["sequences"] = float(after["sequences"])
     return [
         Part(part="typing", what="idle server", figures=latency_figures(idle_ms)),
         _typing_row("one writer", one_writer, branches, idle_ms),
         _typing_row(f"{num_writers} writers", all_writers, branches, idle_ms),
-        Part(part="typing", what="resources afterwards, server idle", figures=resources),
     ]
 
 
@@ -170,33 +172,36 @@ def _overlaps_ms(branches: Mapping[str, Sequence[LogLine]], requests: Sequence[s
     return [max(0.0, 1e3 * (end - start)) for (_, end), (start, _) in pairwise(spans)]
 
 
-def measure_deadlines(session: WriterSession) -> list[Part]:
-    """One request after another; deadlines and lengths in turns."""
-    cases = [(deadline_s, length) for length in LENGTHS for deadline_s in DEADLINES_S]
-    found: dict[tuple[float, int], list[Exchange]] = {case: [] for case in cases}
-    contexts = session.contexts(session.num_repeats(NUM_PER_DEADLINE), random.Random(4))
-    with progress(session.console, "Deadlines", len(contexts)) as turn:
-        for context in contexts:
-            turn(f"{len(cases)} requests")
-            for deadline_s, length in cases:
-                found[deadline_s, length].append(session.request(context, max_time=deadline_s, length=length))
-    return [_deadline_row(*case, exchanges) for case, exchanges in found.items()]
-
-
-def _deadline_row(deadline_s: float, length: int, exchanges: Sequence[Exchange]) -> Part:
-    number = len(exchanges)
-    bodies = [read_body(done) for done in exchanges if done.status == 200]
-    sentences = [sentence["value"] for body in bodies for sentence in body["sentences"]]
-    late_ms = [done.ms - 1e3 * deadline_s for done in exchanges]
+def measure_distinct(session: WriterSession) -> list[Part]:
+    """One request for each context, one after another."""
+    contexts = session.contexts(session.num_repeats(NUM_CONTEXTS), random.Random(5))
+    exchanges = []
+    with progress(session.console, "Contexts", len(contexts)) as turn:
+        for number, context in enumerate(contexts):
+            turn("one request")
+            exchanges.append(
+                session.request(context, temperature=TEMPERATURE, seed=number, request_id=f"distinct-{number}")
+            )
+    lines = session.log_lines("request_finished")
+    logged = [lines[f"distinct-{number}"][-1] for number in range(len(contexts))]
+    answers = [[sentence["value"] for sentence in read_body(done).get("sentences", [])] for done in exchanges]
+    sentences = [(context, value) for context, values in zip(contexts, answers, strict=True) for value in values]
+    similarity = Settings.load({}).model.similarity
+    added_ms = [float(line.get("added_ms", 0.0)) for line in logged]
     figures = {
-        "complete": sum(not body["partial"] for body in bodies) / number,
-        "partial": sum(body["partial"] for body in bodies) / number,
-        "504": sum(done.status == 504 for done in exchanges) / number,
-        "sentences": len(sentences) / number,
-        "words": sum(len(sentence.split()) for sentence in sentences) / max(1, len(sentences)),
-        "end at a word": sum(map(ends_at_word, sentences)) / max(1, len(sentences)),
-        "past the deadline, p50 ms": percentile(late_ms, 0.5),
-        "p99 ms": percentile(late_ms, 0.99),
-        "max ms": max(late_ms),
+        "3 distinct sentences": sum(_are_distinct(values, similarity) for values in answers) / len(answers),
+        "end at a word": sum(ends_at_word(value) for _, value in sentences) / len(sentences),
+        "repetition loops": sum(rejection_reason(value, context) is not None for context, value in sentences),
+        "with top-up branches": sum(line.get("top_ups", 0) > 0 for line in logged) / len(logged),
+        "words": sum(len(value.split()) for _, value in sentences) / len(sentences),
+        "selection p50 ms": percentile(added_ms, 0.5),
+        "selection p99 ms": percentile(added_ms, 0.99),
+        **latency_figures([done.ms for done in exchanges]),
     }
-    return Part(part="deadlines", what=f"{1e3 * deadline_s:.0f} ms, {length} tokens", figures=figures)
+    return [Part(part="distinct", what=f"temperature {TEMPERATURE:g}", figures=figures)]
+
+
+def _are_distinct(sentences: list[str], similarity: float) -> bool:
+    return len(sentences) == NUM_SENTENCES and not any(
+        is_alike(one, other, similarity) for one in sentences for other in sentences if one is not other
+    )

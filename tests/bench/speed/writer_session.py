@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,12 +16,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from deploy.load.clients import LOOPBACK, Connection, Exchange
-from deploy.load.options import Options
-from deploy.load.report import Document
-from deploy.load.rounds import percentile
-from deploy.load.run import start_server
-from deploy.load.server import Server
+from deploy.load.clients import Exchange
+from tests.bench.rounds import percentile
+from tests.bench.run import BenchDocument, Options
+from tests.bench.server import MeasuredServer, ThreadConnections, start_server
 
 CONTEXT_CHARS = 1200
 MIN_CONTEXT_CHARS = 300
@@ -62,14 +59,14 @@ class WriterSession:
     """A warm server and the texts that its writers write. Any thread may send requests."""
 
     def __init__(
-        self, server: Server, texts: Sequence[str], options: WriterOptions, console: Console, *, is_quick: bool
+        self, server: MeasuredServer, texts: Sequence[str], options: WriterOptions, console: Console, *, is_quick: bool
     ) -> None:
         self.server = server
         self.options = options
         self.console = console
         self._texts = texts
         self._share = QUICK_SHARE if is_quick else 1.0
-        self._thread = threading.local()
+        self._connections = ThreadConnections(server.port)
 
     def num_repeats(self, full: int) -> int:
         """How often to measure what a full run measures `full` times."""
@@ -95,12 +92,9 @@ class WriterSession:
 
     def request(self, context: str, *, request_id: str = "", **fields: Any) -> Exchange:
         """`POST /autocomplete` on the calling thread's own connection."""
-        if not hasattr(self._thread, "connection"):
-            self._thread.connection = Connection(LOOPBACK, self.server.port)
         headers = {"X-Request-Id": request_id} if request_id else {}
         body = {"context": context, **self.options.fields, **fields}
-        done: Exchange = self._thread.connection.exchange(body, headers)
-        return done
+        return self._connections.exchange(body, headers)
 
     def log_lines(self, event: str) -> dict[str, list[LogLine]]:
         """The server's log lines of one event, by request id."""
@@ -116,7 +110,7 @@ def run_parts(
     options: Options,
     writing: WriterOptions,
     texts: Sequence[str],
-    document: Document,
+    document: BenchDocument,
     console: Console,
 ) -> None:
     """Start a server and run the parts one after another; their rows go into the document."""

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from deploy.load.rounds import percentile
+from tests.bench.rounds import percentile
 from tests.chaos.http_client import Answer, Connection, completion_request, exchange, find_fault
 from tests.chaos.instance import serving_through_proxies
 from tests.chaos.load import Load, milliseconds, prioritized

@@ -1,14 +1,16 @@
-"""Interleaved rounds of contenders, and the statistics of their samples. Pure."""
+"""Interleaved rounds of contenders, and the statistics of their samples."""
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
+from rich.console import Console
 
+from deploy.load.run import progress
 from shared.errors import StartError
 
 
@@ -58,9 +60,7 @@ class Results:
             self.failures[name] = _first_line(error)
 
 
-def interleave(
-    contenders: Sequence[Contender], num_rounds: int, on_turn: Callable[[str], None] = lambda _label: None
-) -> Results:
+def interleave(contenders: Sequence[Contender], num_rounds: int, console: Console) -> Results:
     """All samples of `num_rounds` rounds, after one warm-up round whose samples are dropped.
 
     Each contender has one turn per round, so that other load on the machine affects all contenders alike; each round
@@ -69,31 +69,28 @@ def interleave(
     """
     found: dict[str, dict[str, list[float]]] = {contender.name: {} for contender in contenders}
     failures: dict[str, str] = {}
-    for number in range(-1, num_rounds if contenders else -1):
-        first = max(0, number) % len(contenders)
-        for contender in (*contenders[first:], *contenders[:first]):
-            on_turn(contender.label)
-            if contender.name in failures:
-                continue
-            try:
-                turn = contender.measure()
-            except StartError as error:
-                failures[contender.name] = _first_line(error)
-                continue
-            for series, values in turn.items():
-                if number >= 0:
-                    found[contender.name].setdefault(series, []).extend(values)
+    with progress(console, "Rounds", (num_rounds + 1) * len(contenders)) as on_turn:
+        for number in range(-1, num_rounds if contenders else -1):
+            first = max(0, number) % len(contenders)
+            for contender in (*contenders[first:], *contenders[:first]):
+                on_turn(contender.label)
+                if contender.name in failures:
+                    continue
+                try:
+                    turn = contender.measure()
+                except StartError as error:
+                    failures[contender.name] = _first_line(error)
+                    continue
+                for series, values in turn.items():
+                    if number >= 0:
+                        found[contender.name].setdefault(series, []).extend(values)
     kept = [samples for name, samples in found.items() if name not in failures]
     return Results({series: values for samples in kept for series, values in samples.items()}, failures)
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
     """The value below which `share` (0 to 1) of the samples lie, linearly interpolated (type 7 of Hyndman and Fan)."""
-    ordered = sorted(samples)
-    position = share * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+    return float(np.percentile(samples, 100 * share))
 
 
 def _first_line(error: StartError) -> str:

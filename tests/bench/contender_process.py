@@ -10,9 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import multiprocessing
-import os
 import signal
-import threading
 import traceback
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -20,11 +18,10 @@ from typing import Any
 
 from shared.errors import StartError
 
-STOP_S = 10.0
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
-class ContenderProcess:
+class ContenderProcess(ProcessPoolExecutor):
     """`ContenderProcess("deploy.load.clients:Clients", …)` is that object in a spawned process.
 
     The first call starts the process and creates the object.
@@ -36,9 +33,9 @@ class ContenderProcess:
             factory: "module:name" of a class or function. A name, so that only the new process imports the module.
             args: the factory's arguments; they must be picklable.
         """
+        context = multiprocessing.get_context("spawn")
+        super().__init__(1, context, initializer=_initialize, initargs=(factory, args))
         self._factory = factory
-        self._args = args
-        self._pool: ProcessPoolExecutor | None = None
 
     def call(self, method: str, *args: Any) -> Any:
         """Call a method of the contender and return its result. Arguments and result must be picklable.
@@ -47,39 +44,12 @@ class ContenderProcess:
             StartError: the method or the factory raised, or the process died. The first line gives the reason, the
                 other lines the traceback.
         """
-        pool = self._pool or self._start()
         try:
-            return pool.submit(_call, method, args).result()
+            return self.submit(_call, method, args).result()
         except BrokenProcessPool as error:
-            pool.shutdown()  # waits for the process, which has no exit code before
-            raise StartError(f"{self._factory} ended with exit code {self._process.exitcode}.") from error
+            raise StartError(f"The process of {self._factory} has ended.") from error
         except StartError as error:
             raise StartError(f"{self._factory} failed with {error}") from error
-
-    def close(self) -> None:
-        """End the process; kill it if it does not end within `STOP_S`."""
-        if self._pool is None:
-            return
-        watchdog = threading.Timer(STOP_S, self._process.kill)
-        watchdog.start()
-        self._pool.shutdown()
-        watchdog.cancel()
-
-    def __enter__(self) -> ContenderProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _start(self) -> ProcessPoolExecutor:
-        self._pool = ProcessPoolExecutor(
-            1, multiprocessing.get_context("spawn"), initializer=_initialize, initargs=(self._factory, self._args)
-        )
-        # A pool does not report its process's exit code; the process that the first submit starts does.
-        running = {*multiprocessing.active_children()}
-        self._pool.submit(os.getpid)
-        [self._process] = {*multiprocessing.active_children()} - running
-        return self._pool
 
 
 # The rest runs in the contender's process, which holds one contender.
