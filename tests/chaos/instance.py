@@ -25,8 +25,6 @@ def serving_through_proxies(
     Yields:
         The gateway, and the proxies in slot order.
     """
-    for name in ("pool", "gateway"):
-        (base / name).mkdir()
     pool, gateway = Tercet(base / "pool", **settings), Tercet(base / "gateway", **settings)
     proxies: list[ChaosProxy] = []
     started: list[Tercet] = []

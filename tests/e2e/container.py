@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx
 
-from tests.e2e.harness import START_S, Tercet, until
+from tests.e2e.harness import START_S, Tercet, serving, until
 from workers.checkpoints.resolve import EMBEDDED
 
 
 class Container(Tercet):
     """`tercet serve --sagemaker`, on a free port. It has a key file, which this mode ignores."""
 
+    options = ("--sagemaker", str(EMBEDDED))
+
     def __init__(self, base: Path) -> None:
         super().__init__(base, keys="/nowhere/keys", grace_s="20")
         self.ping_statuses: list[int] = []
+
+    def wait_until_announced(self) -> None:
+        until(self.is_warm, START_S, "a warm model")
 
     def is_warm(self) -> bool:
         assert self.process.poll() is None, self.log()
@@ -29,13 +32,6 @@ class Container(Tercet):
         return self.ping_statuses[-1] == 200
 
 
-@contextmanager
-def running_container(base: Path) -> Iterator[Container]:
+def running_container(base: Path) -> AbstractContextManager[Container]:
     """A warm container, stopped at the end."""
-    instance = Container(base)
-    instance.start(sys.executable, "-m", "deploy", "serve", "--sagemaker", str(EMBEDDED))
-    try:
-        until(instance.is_warm, START_S, "a warm model")
-        yield instance
-    finally:
-        instance.stop()
+    return serving(Container(base))

@@ -10,10 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import psutil
@@ -25,6 +25,9 @@ ROOT = Path(__file__).parents[2]
 TERCET = (sys.executable, "-m", "deploy")
 GUNICORN = (sys.executable, "-m", "gunicorn")
 START_S = 180.0  # a machine that does much else takes longer than 60 s
+
+
+T = TypeVar("T", bound="Tercet")
 
 
 def free_port() -> int:
@@ -44,11 +47,18 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
 
 
 class Tercet:
-    """One instance under test; by default it serves the embedded checkpoint in fp32."""
+    """One instance under test; by default it serves the embedded checkpoint in fp32.
+
+    Attributes:
+        options: options of `tercet serve`.
+    """
+
+    options: tuple[str, ...] = ()
 
     def __init__(self, base: Path, certificate: Certificate | None = None, /, **settings: str) -> None:
         """An instance with a certificate serves HTTPS, and its client trusts it. Settings that begin with `test_` are
         faults of its workers (`tests.faulty_workers`)."""
+        base.mkdir(exist_ok=True)
         self.run_dir = base / "run"
         self.log_path = base / "log"
         self.port = free_port()
@@ -90,7 +100,7 @@ class Tercet:
         """Start `command` (default: `tercet serve`) and do not wait for it; it inherits the descriptors."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                command or [*TERCET, "serve"],
+                command or [*TERCET, "serve", *self.options],
                 cwd=ROOT,
                 env=self.environ,
                 stdin=subprocess.DEVNULL,
@@ -180,10 +190,14 @@ class Tercet:
         return roles
 
 
+def running(base: Path, certificate: Certificate | None = None, /, **settings: str) -> AbstractContextManager[Tercet]:
+    """A warm instance, as `serving` runs it."""
+    return serving(Tercet(base, certificate, **settings))
+
+
 @contextmanager
-def running(base: Path, certificate: Certificate | None = None, /, **settings: str) -> Iterator[Tercet]:
-    """A warm instance, stopped at the end; a failure prints its log."""
-    tercet = Tercet(base, certificate, **settings)
+def serving(tercet: T) -> Iterator[T]:
+    """Start an instance, wait until it is warm, and stop it at the end; a failure prints its log."""
     tercet.start()
     try:
         tercet.wait_until_announced()

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import secrets
-import signal
 import socket
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.e2e.harness import START_S, Tercet, until
+from tests.e2e.harness import START_S, Tercet, serving, until
 from tests.tls import Certificate
 
 
@@ -47,7 +44,7 @@ class Workers(Tercet):
             is_alone: start no gateway.
         """
         base.mkdir(exist_ok=True)
-        self._options = ("--role", "workers") if is_alone else ()
+        self.options = ("--role", "workers") if is_alone else ()
         self.num_slots = num_slots
         self.certificate = Certificate(base, "pool")
         self.key = secrets.token_hex(32)
@@ -87,9 +84,6 @@ class Workers(Tercet):
             base_url=url, headers=headers, verify=self.certificate.client(), trust_env=False, timeout=30
         )
 
-    def start(self, *command: str, pass_fds: Any = ()) -> None:
-        super().start(*(command or (sys.executable, "-m", "deploy", "serve", *self._options)), pass_fds=pass_fds)
-
     def wait_until_warm(self, timeout_s: float = START_S) -> list[dict[str, Any]]:
         def is_warm() -> bool:
             assert self.process.poll() is None, self.log()
@@ -99,44 +93,17 @@ class Workers(Tercet):
         return []
 
 
-@contextmanager
-def running_workers(base: Path, num_slots: int = 2, *, is_alone: bool = True, **settings: str) -> Iterator[Workers]:
+def running_workers(
+    base: Path, num_slots: int = 2, *, is_alone: bool = True, **settings: str
+) -> AbstractContextManager[Workers]:
     """A warm pool, stopped at the end."""
-    workers = Workers(base, num_slots, is_alone=is_alone, **settings)
-    workers.start()
-    try:
-        workers.wait_until_warm()
-        yield workers
-    except BaseException:
-        sys.stderr.write(workers.log()[-6000:])
-        raise
-    finally:
-        assert workers.stop() == 0
+    return serving(Workers(base, num_slots, is_alone=is_alone, **settings))
 
 
 class Gateway(Tercet):
     """`tercet serve --role gateway` for a pool of `Workers`."""
 
-    def __init__(self, base: Path, **settings: str) -> None:
-        base.mkdir(exist_ok=True)
-        super().__init__(base, **settings)
+    options = ("--role", "gateway")
 
-    def start(self, *command: str, pass_fds: Any = ()) -> None:
-        super().start(*(command or (sys.executable, "-m", "deploy", "serve", "--role", "gateway")), pass_fds=pass_fds)
-
-
-@contextmanager
-def running_gateway(base: Path, **settings: str) -> Iterator[Gateway]:
-    """A gateway whose slots are warm, stopped at the end."""
-    gateway = Gateway(base, **settings)
-    gateway.start()
-    try:
-        until(lambda: (page := gateway.ready()) and page["status"] == "ready", START_S, "ready")
-        yield gateway
-    except BaseException:
-        sys.stderr.write(gateway.log()[-6000:])
-        raise
-    finally:
-        gateway.client.close()
-        gateway.process.send_signal(signal.SIGTERM)
-        assert gateway.process.wait(40) == 0
+    def wait_until_announced(self) -> None:
+        until(lambda: (page := self.ready()) and page["status"] == "ready", START_S, f"ready; {self.log()[-3000:]}")

@@ -18,9 +18,8 @@ import pytest
 
 from tests.chaos.http_client import completion_request
 from tests.chaos.load import Load, count_failures
-from tests.e2e.gateways import running_gateways, wait_until_ready
-from tests.e2e.harness import metric, until
-from tests.e2e.remote_pool import Gateway
+from tests.e2e.harness import metric, serving, until
+from tests.e2e.remote_pool import Gateway, running_workers
 from tests.gateway.jobs.servers import find_redis, volatile_redis
 from tests.nginx import nginx
 
@@ -54,10 +53,13 @@ class Pair:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     base = tmp_path_factory.mktemp("t")
-    with volatile_redis(base) as redis:
-        settings = {name: {"redis": redis.url, "jobs": redis.url} for name in ("a", "b")}
-        with running_gateways(base, settings, step_delay_ms=10, max_batch=32) as (_, started):
-            yield Pair((started["a"], started["b"]))
+    with (
+        volatile_redis(base) as redis,
+        running_workers(base / "w", test_step_delay_ms="0=10,1=10", max_batch="32") as workers,
+    ):
+        settings = {**workers.gateway_settings, "redis": redis.url, "jobs": redis.url}
+        with serving(Gateway(base / "a", **settings)) as first, serving(Gateway(base / "b", **settings)) as second:
+            yield Pair((first, second))
 
 
 def test_supersede(pair: Pair) -> None:
@@ -127,6 +129,6 @@ def test_a_killed_gateway_fails_no_request_behind_nginx_and_takes_its_part_again
             killed.process.wait()
             load.wait_for(20)
             killed.start()
-            wait_until_ready(killed)
+            killed.wait_until_announced()
             until(num_answers, 20, "the gateway that was killed answers requests again")
     assert not count_failures(load.answers), count_failures(load.answers)

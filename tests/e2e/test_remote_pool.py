@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.harness import START_S, until
-from tests.e2e.remote_pool import Gateway, Workers, running_gateway, running_workers
+from tests.e2e.harness import START_S, serving, until
+from tests.e2e.remote_pool import Gateway, Workers, running_workers
 
 REQUEST = {"context": "The old man looked at the sea and", "n_samples": 3, "length": 12, "seed": 11}
 
@@ -25,7 +25,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
 
 @pytest.fixture(scope="module")
 def gateway(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with running_gateway(tmp_path_factory.mktemp("g"), **workers.gateway_settings) as gateway:
+    with serving(Gateway(tmp_path_factory.mktemp("g"), **workers.gateway_settings)) as gateway:
         yield gateway
 
 

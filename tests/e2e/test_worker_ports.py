@@ -90,7 +90,7 @@ def test_keys_and_certificate_are_rotated_without_a_restart(workers: Workers) ->
 
 
 def test_workers_listen_at_their_ports_only(workers: Workers) -> None:
-    """S5, with TERCET_POOL_BIND; tests/chaos has S5 without it."""
+    """S5, with TERCET_POOL_BIND; test_pools.py has S5 without it."""
     ports = {
         connection.laddr.port
         for processes in workers.processes().values()
