@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import random
 import shutil
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from tests.gateway.jobs.servers import find_redis, volatile_redis
 from tests.nginx import nginx
 
 pytestmark = pytest.mark.skipif(find_redis() is None, reason="apt-get install redis-server")
-LONG, SHORT = 60, 2  # tokens; each takes 10 ms
+LONG, SHORT = 256, 2  # tokens; each takes 10 ms
 
 
 @dataclass
@@ -38,16 +36,6 @@ class Pair:
         headers = {"X-Session-Id": session} if session else {}
         body = {"context": "The old man looked at the sea and", "n_samples": 1, "length": SHORT, "clean": False}
         return self.gateways[number].client.post("/autocomplete", json={**body, **fields}, headers=headers)
-
-    @contextmanager
-    def running(self, number: int, **fields: Any) -> Iterator[list[httpx.Response]]:
-        """A request that runs meanwhile; afterwards, its response is in the list."""
-        responses: list[httpx.Response] = []
-        thread = threading.Thread(target=lambda: responses.append(self.complete(number, **{"length": LONG, **fields})))
-        thread.start()
-        time.sleep(0.15)  # it has arrived, and is being computed
-        yield responses
-        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +51,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def test_supersede(pair: Pair) -> None:
-    with pair.running(0, session="s") as older:
+    with ThreadPoolExecutor(1) as threads:
+        older = threads.submit(pair.complete, 0, session="s", length=LONG)
+        until(lambda: metric(pair.gateways[0], "tercet_slot_in_flight_branches"), 10, "the older request is computed")
         newer = pair.complete(1, session="s")
     assert newer.status_code == 200, newer.text
-    assert (older[0].status_code, older[0].json()["code"]) == (409, "superseded")
+    assert (older.result().status_code, older.result().json()["code"]) == (409, "superseded")
 
 
 def test_a_stream_is_superseded_too(pair: Pair) -> None:
