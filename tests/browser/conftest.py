@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Playwright, sync_playwright
+from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
-from tests.browser.driver import Editor, StaticSite, open_editor
+from tests.browser.driver import TIMEOUT_MS, Editor, ObservedPage, StaticSite, editor_context
 from tests.e2e.harness import ROOT, Tercet, running
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -86,22 +87,46 @@ def tercet(site: StaticSite, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture
-def open_page(browser: Browser, tercet: Tercet) -> Iterator[Callable[..., Editor]]:
-    """Opens the page in a browser that has only the given settings stored.
+def page(browser: Browser) -> Iterator[Page]:
+    """A page in a browser context of its own. Teardown fails if a script failed."""
+    page = browser.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    page.context.close()
+    assert not errors
+
+
+@pytest.fixture
+def observe(browser: Browser, tercet: Tercet) -> Iterator[Callable[..., ObservedPage]]:
+    """Opens a page of the server in a browser context of its own.
 
     Teardown fails if a page logged an error or sent a request to another host.
     """
-    editors: list[Editor] = []
+    opened: list[ObservedPage] = []
 
-    def open_new(*, context: dict[str, object] | None = None, **settings: object) -> Editor:
-        editor = open_editor(browser, tercet, settings, context or {})
-        editors.append(editor)
-        return editor
+    def open_new(kind: type[ObservedPage], path: str, **context: Any) -> ObservedPage:
+        opened.append(kind(browser.new_context(**context).new_page(), tercet))
+        opened[-1].page.goto(tercet.url + path)
+        return opened[-1]
 
     yield open_new
-    for editor in editors:
-        editor.page.context.close()
-        assert not editor.errors
+    for observed in opened:
+        observed.page.context.close()
+        assert not observed.errors
+
+
+@pytest.fixture
+def open_page(observe: Callable[..., Editor], tercet: Tercet) -> Callable[..., Editor]:
+    """Opens the page in a browser that has only the given settings stored; see `observe`."""
+
+    def open_new(*, context: dict[str, object] | None = None, **settings: object) -> Editor:
+        editor = observe(Editor, "/", **editor_context(tercet, settings) | (context or {}))
+        editor.wait_until_ready()
+        return editor
+
+    return open_new
 
 
 @pytest.fixture

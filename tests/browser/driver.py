@@ -34,6 +34,7 @@ class ObservedPage:
     """A page of the server, open in a browser."""
 
     def __init__(self, page: Page, tercet: Tercet) -> None:
+        page.set_default_timeout(TIMEOUT_MS)
         self.page = page
         self.tercet = tercet
         self.errors: list[str] = []  # script errors, console errors and requests to other hosts
@@ -97,6 +98,9 @@ class Editor(ObservedPage):
         if request.url.endswith("/autocomplete"):
             self.requests.append(json.loads(request.post_data or "{}"))
 
+    def wait_until_ready(self) -> None:
+        until(lambda: "ready" in self.status.inner_text(), 10, "the page's health check")
+
     def type(self, text: str) -> None:
         """Focus the textarea and type a text key by key."""
         self.text.focus()
@@ -149,16 +153,18 @@ class Editor(ObservedPage):
         return self.ghost.text_content() or ""
 
 
-def open_editor(browser: Browser, tercet: Tercet, settings: dict[str, object], context: dict[str, object]) -> Editor:
-    """The page in a new browser context: no stored data but the settings."""
+def editor_context(tercet: Tercet, settings: dict[str, object]) -> dict[str, Any]:
+    """A new browser context for the page: no stored data but the settings."""
     stored = [{"name": "tercet.settings", "value": json.dumps(settings)}]
-    state: Any = {"cookies": [], "origins": [{"origin": tercet.url, "localStorage": stored}]}
-    options: Any = {"viewport": {"width": 1100, "height": 760}, **context}
-    page = browser.new_context(storage_state=state, **options).new_page()
-    page.set_default_timeout(TIMEOUT_MS)
-    editor = Editor(page, tercet)
-    page.goto(tercet.url)
-    until(lambda: "ready" in editor.status.inner_text(), 10, "the page's health check")
+    state = {"cookies": [], "origins": [{"origin": tercet.url, "localStorage": stored}]}
+    return {"storage_state": state, "viewport": {"width": 1100, "height": 760}}
+
+
+def open_editor(browser: Browser, tercet: Tercet) -> Editor:
+    """The page with requests on demand, in a new browser context."""
+    editor = Editor(browser.new_context(**editor_context(tercet, {"mode": "off"})).new_page(), tercet)
+    editor.page.goto(tercet.url)
+    editor.wait_until_ready()
     return editor
 
 

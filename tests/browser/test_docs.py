@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
-from tests.browser.driver import OPENING, PHONE, TIMEOUT_MS, DocsPage, violations
+from tests.browser.driver import OPENING, PHONE, DocsPage, violations
 from tests.e2e.harness import Tercet
 
 OpenDocs = Callable[..., DocsPage]
 
 
 @pytest.fixture
-def open_docs(browser: Browser, tercet: Tercet) -> Iterator[OpenDocs]:
-    """Opens the page; teardown fails if it logged an error or sent a request to another host."""
-    pages: list[DocsPage] = []
-
+def open_docs(observe: OpenDocs) -> OpenDocs:
     def open_new(fragment: str = "", **options: Any) -> DocsPage:
-        docs = DocsPage(browser.new_context(**options).new_page(), tercet)
-        docs.page.set_default_timeout(TIMEOUT_MS)
-        docs.page.goto(f"{tercet.url}/docs{fragment}")
+        docs = observe(DocsPage, f"/docs{fragment}", **options)
         expect(docs.found).to_contain_text("operation")
-        pages.append(docs)
         return docs
 
-    yield open_new
-    for docs in pages:
-        docs.page.context.close()
-        assert not docs.errors
+    return open_new
 
 
 def test_an_operation_is_found_opened_and_tried_with_the_keyboard(open_docs: OpenDocs, tercet: Tercet) -> None:

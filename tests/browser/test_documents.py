@@ -20,11 +20,6 @@ LONG = "".join(f"Line {number} of a long text that goes on for a while.\n" for n
 FULL = "Not saved: this browser refuses storage. Download it to keep it."
 
 
-@pytest.fixture
-def editor(open_page: OpenPage) -> Editor:
-    return open_page(mode="off")
-
-
 def named(page: Page) -> Locator:
     """The button that names the current document and opens the list."""
     return page.get_by_role("button", name=re.compile("^Documents"))

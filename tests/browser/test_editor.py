@@ -306,17 +306,6 @@ def test_typing_while_suggestions_are_shown_is_one_undo_step(editor: Editor) -> 
     assert OPENING.startswith(editor.value)
 
 
-def test_undo_removes_accepted_words_one_by_one(editor: Editor) -> None:
-    editor.request_suggestions()
-    values = [editor.value]
-    for _ in range(3):
-        editor.press("ArrowRight")
-        values.append(editor.value)
-    for value in reversed(values[:-1]):
-        editor.press("Control+z")
-        assert editor.value == value
-
-
 # ---- settings, details, status, feedback, errors ----
 
 

@@ -1,4 +1,5 @@
-"""The packed npm package in a textarea, CodeMirror and ProseMirror, bundled into pages of another origin."""
+"""The packed npm package in a textarea, CodeMirror and ProseMirror, bundled into pages of another origin, and the two
+examples of docs/EDITOR.md, run unchanged."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from urllib.parse import urlencode
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route, expect
 
+from deploy.npm.build import TOOLS
 from tests.browser.driver import OPENING, TIMEOUT_MS, StaticSite
-from tests.e2e.harness import Tercet, until
+from tests.e2e.harness import ROOT, Tercet, until
 from tests.npm_package import NpmPackage
 
 SOURCES = Path(__file__).with_name("editors")
@@ -132,14 +134,16 @@ def open_editor(
     """Opens an editor's page, by default without unasked requests. Teardown fails if a script of a page failed."""
     opened: list[EditorPage] = []
 
-    def open_new(name: str, *, mode: str = "off", model: str = "embedded", is_framed: bool = False) -> EditorPage:
+    def open_new(
+        name: str, *, mode: str = "off", model: str = "embedded", is_framed: bool = False, file: str = ""
+    ) -> EditorPage:
         page = browser.new_page()
         page.set_default_timeout(TIMEOUT_MS)
         editor = EditorPage(page, name, is_framed)
         opened.append(editor)
         framed = {"framed": 1} if is_framed else {}
         query = urlencode({"server": tercet.url, "mode": mode, "model": model, **framed})
-        page.goto(f"{site.origin}/{name}.html?{query}")
+        page.goto(f"{site.origin}/{file or name}.html?{query}")
         return editor
 
     yield open_new
@@ -390,3 +394,43 @@ def test_a_suggestion_of_two_lines(open_editor: Callable[..., EditorPage], name:
     assert editor.value.rstrip() == accepted
     editor.press("Control+z")
     assert editor.value == OPENING
+
+
+@pytest.mark.parametrize(("name", "language"), [("textarea", "html"), ("codemirror", "js")])
+def test_the_example_of_the_documentation(
+    open_editor: Callable[..., EditorPage],
+    site: StaticSite,
+    tercet: Tercet,
+    npm_package: NpmPackage,
+    name: str,
+    language: str,
+) -> None:
+    section = (ROOT / "docs/EDITOR.md").read_text().split("## In your own editor")[1].split("\n## ")[0]
+    [code] = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    assert len(code.splitlines()) <= 15
+    assert "http://localhost:8000/" in code
+    code = code.replace("http://localhost:8000/", f"{tercet.url}/")
+    if language == "js":
+        imports = json.dumps({"imports": modules(npm_package, site)})
+        code = f'<script type="importmap">{imports}</script><body><script type="module">\n{code}</script>'
+    (site.folder / "example.html").write_text(f'<!doctype html><link rel="icon" href="data:,">{code}')
+    editor = open_editor(name, file="example")
+    editor.type(OPENING)
+    editor.press("Alt+Enter")
+    suggestions = editor.wait_for_list()
+    editor.press("ArrowDown", "Enter")
+    assert editor.value.removeprefix(OPENING).strip() == suggestions[1]
+    editor.press("Control+z")
+    assert editor.value == OPENING
+
+
+def modules(npm_package: NpmPackage, site: StaticSite) -> dict[str, str]:
+    """Import map of the modules of CodeMirror: name to path on the site."""
+    folder = npm_package.tools / "node_modules"
+    (site.folder / "modules").symlink_to(folder)
+    paths = {}
+    for name in json.loads(TOOLS.read_text())["dependencies"]:
+        exports = json.loads((folder / name / "package.json").read_text()).get("exports", {})
+        if "import" in exports:
+            paths[name] = f"/modules/{name}/{exports['import'].removeprefix('./')}"
+    return paths

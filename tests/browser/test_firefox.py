@@ -11,7 +11,12 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.browser.driver import OPENING, Editor, open_editor
+from tests.browser.test_editor import (  # noqa: F401  # the same, in Firefox
+    test_escape_dismisses_and_later_keys_edit_the_text,
+    test_undo_removes_exactly_the_accepted_suggestion,
+)
 from tests.browser.test_live import (  # noqa: F401  # the same, in Firefox
+    assert_the_text_is_visible,
     live,
     test_a_held_tab_takes_one_suggestion,
     test_chords_take_any_of_the_list,
@@ -37,30 +42,6 @@ def test_typing_enters_the_text(editor: Editor) -> None:
     assert editor.requests == []
 
 
-def test_tab_requests_three_suggestions_and_escape_dismisses_them(editor: Editor) -> None:
-    assert len(editor.request_suggestions()) == 3
-    editor.press("Escape")
-    expect(editor.list).to_be_hidden()
-    assert (editor.value, editor.ghost_text) == (OPENING, "")
-    assert len(editor.requests) == 1
-
-
-def test_undo_removes_exactly_the_accepted_text(editor: Editor) -> None:
-    editor.request_suggestions()
-    accepted = f"{editor.ghost_text} "
-    assert accepted.strip()
-    editor.press("Enter")
-    assert editor.value == OPENING + accepted
-    editor.type("x")
-    assert editor.value == OPENING + accepted + "x"
-    editor.press("Control+z")
-    assert editor.value == OPENING + accepted
-    editor.press("Control+z")
-    assert editor.value == OPENING
-    editor.press("Control+Shift+z")
-    assert editor.value == OPENING + accepted
-
-
 def test_escape_then_tab_leaves_the_text(editor: Editor) -> None:
     editor.type(OPENING)
     expect(editor.text).to_be_focused()
@@ -81,15 +62,7 @@ def test_a_held_key_repeats_and_a_selection_is_replaced(editor: Editor) -> None:
 
 def test_forced_colors_show_the_text(launch_firefox: Callable[..., Browser], tercet: Tercet) -> None:
     with launch_firefox(**{"browser.display.document_color_use": 2}) as firefox:
-        editor = open_editor(firefox, tercet, {"mode": "off"}, {})
+        editor = open_editor(firefox, tercet)
         assert editor.page.evaluate("matchMedia('(forced-colors: active)').matches")
-        pictures = set()
-        for text in ("WWWWWWWW", "iiiiiiii"):
-            editor.press("Control+a")
-            editor.type(text)
-            editor.press("Escape", "Tab")  # away from the text, so that no caret is drawn
-            expect(editor.text).not_to_be_focused()
-            pictures.add(editor.text.screenshot())
-            editor.text.focus()
+        assert_the_text_is_visible(editor)
         assert editor.errors == []
-        assert len(pictures) == 2

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from shared.api_keys import new_key
-from tests.browser.driver import OPENING, TIMEOUT_MS, DocsPage, Editor, StaticSite, open_editor
+from tests.browser.driver import OPENING, DocsPage, Editor, StaticSite
 from tests.e2e.harness import Tercet, running
 
 # A page's script: what the client module gets from the server, or how it fails.
@@ -52,20 +52,6 @@ def tercet(
     """An instance that requires keys and lists the site's origin."""
     with running(tmp_path_factory.mktemp("t"), keys=str(key_path), api_key=key, origins=site.origin) as instance:
         yield instance
-
-
-@pytest.fixture
-def open_page(browser: Browser, tercet: Tercet) -> Iterator[Callable[..., Editor]]:
-    contexts: list[BrowserContext] = []
-
-    def open_new(**settings: object) -> Editor:
-        editor = open_editor(browser, tercet, settings, {})
-        contexts.append(editor.page.context)
-        return editor
-
-    yield open_new
-    for context in contexts:
-        context.close()
 
 
 def key_input(page: Page) -> Locator:
@@ -118,7 +104,6 @@ def test_a_missing_and_a_wrong_key_are_named_and_the_right_one_brings_suggestion
     expect(key_input(page)).to_be_hidden()
     assert editor.value == OPENING
     assert key not in str(editor.requests)
-    assert not editor.errors
 
 
 def test_typing_is_not_disturbed_while_the_key_is_missing(open_page: Callable[..., Editor]) -> None:
@@ -131,7 +116,6 @@ def test_typing_is_not_disturbed_while_the_key_is_missing(open_page: Callable[..
         expect(editor.text).to_be_focused()
         expect(key_input(editor.page)).to_be_hidden()
     assert editor.value == written
-    assert not editor.errors
 
 
 def test_the_key_is_kept_as_long_as_the_writer_chooses(open_page: Callable[..., Editor], key: str) -> None:
@@ -166,14 +150,12 @@ def test_the_key_is_kept_as_long_as_the_writer_chooses(open_page: Callable[..., 
 
 
 def test_the_documentation_sends_the_key_where_an_operation_needs_it(
-    browser: Browser, tercet: Tercet, key: str
+    observe: Callable[..., DocsPage], tercet: Tercet, key: str
 ) -> None:
-    docs = DocsPage(browser.new_page(), tercet)
+    docs = observe(DocsPage, "/docs#post_autocomplete")
     page = docs.page
-    page.set_default_timeout(TIMEOUT_MS)
     sent: list[tuple[str, str | None]] = []
     page.on("request", lambda request: sent.append((request.url, request.headers.get("authorization"))))
-    page.goto(f"{tercet.url}/docs#post_autocomplete")
     docs.body.fill('{"context": "The sea", "length": 4}')
     assert "requires an API key" in docs.send(401)
     expect(page.locator("#key-note")).to_have_text("This request requires an API key.")
@@ -192,31 +174,17 @@ def test_the_documentation_sends_the_key_where_an_operation_needs_it(
     expect(page.locator("#get_health_live [role=region]")).to_contain_text('"live"')
     assert (f"{tercet.url}/health/live", None) in sent
     assert not any(authorization for _, authorization in sent)
-    page.context.close()
-    assert not docs.errors
 
 
-@pytest.fixture
-def foreign_page(browser: Browser) -> Iterator[Callable[[StaticSite], Page]]:
-    contexts: list[BrowserContext] = []
-
-    def open_new(site: StaticSite) -> Page:
-        (site.folder / "empty.html").write_text("<!doctype html><title>Notes</title>")
-        page = browser.new_page()
-        page.set_default_timeout(TIMEOUT_MS)
-        page.goto(f"{site.origin}/empty.html")
-        contexts.append(page.context)
-        return page
-
-    yield open_new
-    for context in contexts:
-        context.close()
+def open_empty_page(page: Page, site: StaticSite) -> None:
+    (site.folder / "empty.html").write_text("<!doctype html><title>Notes</title>")
+    page.goto(f"{site.origin}/empty.html")
 
 
 def test_a_page_of_a_listed_origin_uses_its_key_and_reads_refusals(
-    foreign_page: Callable[[StaticSite], Page], site: StaticSite, tercet: Tercet, key: str
+    page: Page, site: StaticSite, tercet: Tercet, key: str
 ) -> None:
-    page = foreign_page(site)
+    open_empty_page(page, site)
     assert page.evaluate(COMPLETE, [tercet.url, key, OPENING]) == {"sentences": 3}
     for wrong, message in (("", "requires an API key"), ("tct_wrong", "unknown or revoked")):
         problem: dict[str, Any] = page.evaluate(COMPLETE, [tercet.url, wrong, OPENING])
@@ -227,10 +195,10 @@ def test_a_page_of_a_listed_origin_uses_its_key_and_reads_refusals(
 
 
 def test_a_page_of_another_origin_gets_nothing_even_with_a_key(
-    foreign_page: Callable[[StaticSite], Page], tmp_path: Path, tercet: Tercet, key: str
+    page: Page, tmp_path: Path, tercet: Tercet, key: str
 ) -> None:
     with StaticSite(tmp_path) as other_site:
-        page = foreign_page(other_site)
+        open_empty_page(page, other_site)
         assert page.evaluate(COMPLETE, [tercet.url, key, OPENING])["name"] == "TypeError"
         assert page.evaluate(FETCH, [tercet.url, "cors", {"x-api-key": key}]) == {"name": "TypeError"}
         # The browser sends this request without asking, and shows the page nothing of the response.

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, expect
+from playwright.sync_api import Page, Request, expect
 
 from deploy.editors.build import build_obsidian
-from tests.browser.driver import OPENING, TIMEOUT_MS, StaticSite
+from tests.browser.driver import OPENING, StaticSite
 from tests.e2e.harness import Tercet, free_port, until
 from tests.editor_plugins import build_plugin, bundle_host, running_with_key
 from tests.npm_package import NpmPackage
@@ -100,20 +100,14 @@ def script(plugin: Path) -> Path:
 
 
 @pytest.fixture
-def obsidian(browser: Browser, site: StaticSite, plugin: Path, script: Path) -> Iterator[Obsidian]:
+def obsidian(page: Page, site: StaticSite, plugin: Path, script: Path) -> Obsidian:
     """A page of another origin than the server's, as Obsidian's is; the plug-in is not loaded yet."""
     (site.folder / "obsidian.html").write_text(
         f"<!doctype html><title>Vault</title><style>{(plugin / 'styles.css').read_text()}</style><body>"
         f'<script type="module">{script.read_text()}</script>'
     )
-    page = browser.new_page()
-    page.set_default_timeout(TIMEOUT_MS)
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(f"{site.origin}/obsidian.html")
-    yield Obsidian(page, plugin)
-    page.context.close()
-    assert not errors
+    return Obsidian(page, plugin)
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def tercet(browser: Browser, tmp_path: Path) -> Iterator[Tercet]:
 
 @pytest.fixture
 def editor(browser: Browser, tercet: Tercet) -> Iterator[Editor]:
-    editor = open_editor(browser, tercet, {"mode": "off"}, {})
+    editor = open_editor(browser, tercet)
     yield editor
     editor.page.context.close()
 
@@ -198,13 +198,6 @@ def server(tmp_path: Path) -> PageServer:
     server = PageServer(tmp_path / "static")
     server.install("1")
     return server
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    page = browser.new_page()
-    yield page
-    page.context.close()
 
 
 def versions(page: Page) -> tuple[str, str, str]:

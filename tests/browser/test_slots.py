@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Route, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.browser.driver import OPENING, PHONE, ObservedPage, violations
 from tests.e2e.harness import Tercet
@@ -16,22 +16,8 @@ OpenSlots = Callable[..., Page]
 
 
 @pytest.fixture
-def open_slots(browser: Browser, tercet: Tercet) -> Iterator[OpenSlots]:
-    """Opens the page; teardown fails if it logged an error or sent a request to another host."""
-    opened: list[ObservedPage] = []
-
-    def open_new(server: Tercet = tercet, **context: object) -> Page:
-        options = {"viewport": {"width": 1100, "height": 760}, **context}
-        observed = ObservedPage(browser.new_context(**options).new_page(), server)  # type: ignore[arg-type]
-        opened.append(observed)
-        observed.page.goto(f"{server.url}/slots")
-        return observed.page
-
-    yield open_new
-    for observed in opened:
-        observed.page.context.close()
-        # The browser logs a request that a test aborts.
-        assert not [error for error in observed.errors if "net::ERR_FAILED" not in error]
+def open_slots(observe: Callable[..., ObservedPage]) -> OpenSlots:
+    return lambda **context: observe(ObservedPage, "/slots", **context).page
 
 
 def box(page: Page, name: str) -> Locator:
@@ -57,14 +43,16 @@ def test_a_slot_serves_while_it_decodes_and_then_rests(open_slots: OpenSlots, te
     expect(slow.locator(".busy")).to_have_count(0)
 
 
-def test_a_server_that_does_not_respond_is_reported_until_it_does(open_slots: OpenSlots) -> None:
-    page = open_slots()
+def test_a_server_that_does_not_respond_is_reported_until_it_does(observe: Callable[..., ObservedPage]) -> None:
+    observed = observe(ObservedPage, "/slots")
+    page = observed.page
     expect(box(page, "0 · embedded")).to_be_visible()
 
     page.route("**/slots", lambda route: route.abort())
     expect(page.get_by_role("status")).to_have_text("The server does not respond.")
     page.unroute_all(behavior="wait")
     expect(page.get_by_role("status")).to_have_text("")
+    observed.errors.clear()  # the browser logs the failed requests
 
 
 def test_a_failed_slot_says_why_and_a_loading_one_how_far_it_is(open_slots: OpenSlots) -> None:
