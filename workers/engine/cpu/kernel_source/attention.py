@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import cfunc, njit, types
-from numba.extending import intrinsic
 
 from workers.engine.cpu.kernel_source.exponential import exp_floats
 from workers.engine.cpu.kernel_source.ir import (
@@ -32,6 +31,7 @@ from workers.engine.cpu.kernel_source.ir import (
     const,
     const_floats,
     dispatch,
+    emits,
     floats,
     fma,
     lanes_before,
@@ -58,9 +58,9 @@ LOWEST = -3e38  # less than any score and any logit
 ROW_COUNTS, ITEM_BYTES = range(1, TILE + 1), (4, 2)
 
 
-@intrinsic
+@emits(types.none(*[types.int64] * 9))
 def _block_scores(
-    _context: Any,
+    builder: Any,
     rows: Any,
     blocks: Any,
     item_bytes: Any,
@@ -70,7 +70,7 @@ def _block_scores(
     out_stride: Any,
     size: Any,
     ahead: Any,
-) -> Any:
+) -> None:
     """out[row, t] = Σ over d of query[row, d] · keys[d, t], d ascending, fused.
 
     Args:
@@ -80,42 +80,36 @@ def _block_scores(
         ahead: address; as many bytes as are read of the keys are prefetched from there.
     """
 
-    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        rows, blocks, item_bytes, query, keys, out, out_stride, size, ahead = args
+    def emit(num_rows: int, num_blocks: int, item: int) -> None:
+        starts = [plus(builder, keys, times(builder, size, item * VECTOR * block)) for block in range(num_blocks)]
+        queries = [plus(builder, query, times(builder, size, 4 * row)) for row in range(num_rows)]
 
-        def emit(num_rows: int, num_blocks: int, item: int) -> None:
-            starts = [plus(builder, keys, times(builder, size, item * VECTOR * block)) for block in range(num_blocks)]
-            queries = [plus(builder, query, times(builder, size, 4 * row)) for row in range(num_rows)]
-
-            def body(d: Any, sums: list[Any]) -> list[Any]:
-                offset = times(builder, d, item * VECTOR)
-                prefetch_lines(
-                    builder, plus(builder, ahead, times(builder, offset, num_blocks)), item * VECTOR * num_blocks
-                )
-                lanes = [load_floats(builder, plus(builder, start, offset), item) for start in starts]
-                results: list[Any] = []
-                for row in range(num_rows):
-                    number = splat(builder, load(builder, F32, plus(builder, queries[row], times(builder, d, 4)), 4))
-                    own = sums[row * num_blocks : (row + 1) * num_blocks]
-                    results += [fma(builder, number, *pair) for pair in zip(lanes, own, strict=True)]
-                return results
-
-            sums = loop(builder, size, [const_floats(0.0)] * (num_rows * num_blocks), body)
+        def body(d: Any, sums: list[Any]) -> list[Any]:
+            offset = times(builder, d, item * VECTOR)
+            prefetch_lines(
+                builder, plus(builder, ahead, times(builder, offset, num_blocks)), item * VECTOR * num_blocks
+            )
+            lanes = [load_floats(builder, plus(builder, start, offset), item) for start in starts]
+            results: list[Any] = []
             for row in range(num_rows):
-                row_at = plus(builder, out, times(builder, out_stride, 4 * row))
-                for block in range(num_blocks):
-                    store_vector(builder, sums[row * num_blocks + block], plus(builder, row_at, 4 * VECTOR * block))
+                number = splat(builder, load(builder, F32, plus(builder, queries[row], times(builder, d, 4)), 4))
+                own = sums[row * num_blocks : (row + 1) * num_blocks]
+                results += [fma(builder, number, *pair) for pair in zip(lanes, own, strict=True)]
+            return results
 
-        def by_blocks(item: int, num_blocks: int) -> None:
-            dispatch(builder, rows, ROW_COUNTS, lambda num_rows: emit(num_rows, num_blocks, item))
+        sums = loop(builder, size, [const_floats(0.0)] * (num_rows * num_blocks), body)
+        for row in range(num_rows):
+            row_at = plus(builder, out, times(builder, out_stride, 4 * row))
+            for block in range(num_blocks):
+                store_vector(builder, sums[row * num_blocks + block], plus(builder, row_at, 4 * VECTOR * block))
 
-        def by_items(item: int) -> None:
-            dispatch(builder, blocks, (2, 1), lambda num_blocks: by_blocks(item, num_blocks))
+    def by_blocks(item: int, num_blocks: int) -> None:
+        dispatch(builder, rows, ROW_COUNTS, lambda num_rows: emit(num_rows, num_blocks, item))
 
-        dispatch(builder, item_bytes, ITEM_BYTES, by_items)
-        return context.get_dummy_value()
+    def by_items(item: int) -> None:
+        dispatch(builder, blocks, (2, 1), lambda num_blocks: by_blocks(item, num_blocks))
 
-    return types.none(*[types.int64] * 9), codegen
+    dispatch(builder, item_bytes, ITEM_BYTES, by_items)
 
 
 @njit(**FAST)
@@ -129,9 +123,9 @@ def _scores(
         _block_scores(rows, number, item, query, keys + offset, out + 4 * VECTOR * block, stride, size, ahead + offset)
 
 
-@intrinsic
+@emits(types.none(*[types.int64] * 11))
 def _add_values(
-    _context: Any,
+    builder: Any,
     rows: Any,
     vectors: Any,
     item_bytes: Any,
@@ -143,7 +137,7 @@ def _add_values(
     sums: Any,
     totals: Any,
     ahead: Any,
-) -> Any:
+) -> None:
     """sums[row, column] += Σ over t of weights[row, t] · values[t, column], t ascending, fused.
 
     `totals` grow by Σ weights[row, t] in each of VECTOR lanes, in the same order.
@@ -157,49 +151,41 @@ def _add_values(
         ahead: address of what is prefetched as the values are read, with their strides.
     """
 
-    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        rows, vectors, item_bytes, weights, stride, values, width, number, sums, totals, ahead = args
+    def emit(num_rows: int, num_vectors: int, item: int) -> None:
+        value_bytes = times(builder, width, item)
+        sums_bytes = times(builder, plus(builder, width, TOTALS), 4)
+        starts = [plus(builder, weights, times(builder, stride, 4 * row)) for row in range(num_rows)]
+        places = []
+        for row in range(num_rows):
+            offset = times(builder, sums_bytes, row)
+            places += [plus(builder, sums, offset, 4 * VECTOR * v) for v in range(num_vectors)]
+            places.append(plus(builder, totals, offset))
 
-        def emit(num_rows: int, num_vectors: int, item: int) -> None:
-            value_bytes = times(builder, width, item)
-            sums_bytes = times(builder, plus(builder, width, TOTALS), 4)
-            starts = [plus(builder, weights, times(builder, stride, 4 * row)) for row in range(num_rows)]
-            places = []
+        def body(position: Any, before: list[Any]) -> list[Any]:
+            offset = builder.mul(position, value_bytes)
+            prefetch_lines(builder, plus(builder, ahead, offset), item * VECTOR * num_vectors)
+            start = plus(builder, values, offset)
+            columns = [load_floats(builder, plus(builder, start, item * VECTOR * v), item) for v in range(num_vectors)]
+            results: list[Any] = []
             for row in range(num_rows):
-                offset = times(builder, sums_bytes, row)
-                places += [plus(builder, sums, offset, 4 * VECTOR * v) for v in range(num_vectors)]
-                places.append(plus(builder, totals, offset))
+                weight_at = plus(builder, starts[row], times(builder, position, 4))
+                weight = splat(builder, load(builder, F32, weight_at, 4))
+                *own, total = before[row * (num_vectors + 1) : (row + 1) * (num_vectors + 1)]
+                results += [fma(builder, weight, *pair) for pair in zip(columns, own, strict=True)]
+                results.append(builder.fadd(total, weight))
+            return results
 
-            def body(position: Any, before: list[Any]) -> list[Any]:
-                offset = builder.mul(position, value_bytes)
-                prefetch_lines(builder, plus(builder, ahead, offset), item * VECTOR * num_vectors)
-                start = plus(builder, values, offset)
-                columns = [
-                    load_floats(builder, plus(builder, start, item * VECTOR * v), item) for v in range(num_vectors)
-                ]
-                results: list[Any] = []
-                for row in range(num_rows):
-                    weight_at = plus(builder, starts[row], times(builder, position, 4))
-                    weight = splat(builder, load(builder, F32, weight_at, 4))
-                    *own, total = before[row * (num_vectors + 1) : (row + 1) * (num_vectors + 1)]
-                    results += [fma(builder, weight, *pair) for pair in zip(columns, own, strict=True)]
-                    results.append(builder.fadd(total, weight))
-                return results
+        after = loop(builder, number, [load_floats(builder, place) for place in places], body)
+        for place, value in zip(places, after, strict=True):
+            store_vector(builder, value, place)
 
-            after = loop(builder, number, [load_floats(builder, place) for place in places], body)
-            for place, value in zip(places, after, strict=True):
-                store_vector(builder, value, place)
+    def by_vectors(item: int, num_vectors: int) -> None:
+        dispatch(builder, rows, ROW_COUNTS, lambda num_rows: emit(num_rows, num_vectors, item))
 
-        def by_vectors(item: int, num_vectors: int) -> None:
-            dispatch(builder, rows, ROW_COUNTS, lambda num_rows: emit(num_rows, num_vectors, item))
+    def by_items(item: int) -> None:
+        dispatch(builder, vectors, (4, 1), lambda num_vectors: by_vectors(item, num_vectors))
 
-        def by_items(item: int) -> None:
-            dispatch(builder, vectors, (4, 1), lambda num_vectors: by_vectors(item, num_vectors))
-
-        dispatch(builder, item_bytes, ITEM_BYTES, by_items)
-        return context.get_dummy_value()
-
-    return types.none(*[types.int64] * 11), codegen
+    dispatch(builder, item_bytes, ITEM_BYTES, by_items)
 
 
 @njit(**FAST)
@@ -234,68 +220,51 @@ def _weighted_values(
         first += vectors * VECTOR
 
 
-@intrinsic
-def largest(_context: Any, row: Any, number: Any) -> Any:
+@emits(types.float32(types.int64, types.int64))
+def largest(builder: Any, row: Any, number: Any) -> Any:
     """The largest of `number` float32 at address `row`, at least one; reads whole vectors."""
 
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        row, number = args
+    def body(vector: Any, found: list[Any]) -> list[Any]:
+        first = times(builder, vector, VECTOR)
+        numbers = load_floats(builder, plus(builder, row, times(builder, first, 4)))
+        numbers = builder.select(lanes_before(builder, first, number), numbers, const_floats(LOWEST))
+        return [larger(builder, numbers, found[0])]
 
-        def body(vector: Any, found: list[Any]) -> list[Any]:
-            first = times(builder, vector, VECTOR)
-            numbers = load_floats(builder, plus(builder, row, times(builder, first, 4)))
-            numbers = builder.select(lanes_before(builder, first, number), numbers, const_floats(LOWEST))
-            return [larger(builder, numbers, found[0])]
-
-        num_vectors = builder.sdiv(plus(builder, number, VECTOR - 1), const(VECTOR))
-        (most,) = loop(builder, num_vectors, [const_floats(LOWEST)], body)
-        distance = VECTOR // 2
-        while distance > 0:
-            mask = ir.Constant(INTS, [lane ^ distance for lane in range(VECTOR)])
-            most = larger(builder, most, builder.shuffle_vector(most, most, mask))
-            distance //= 2
-        return builder.extract_element(most, ir.Constant(I32, 0))
-
-    return types.float32(types.int64, types.int64), codegen
+    num_vectors = builder.sdiv(plus(builder, number, VECTOR - 1), const(VECTOR))
+    (most,) = loop(builder, num_vectors, [const_floats(LOWEST)], body)
+    distance = VECTOR // 2
+    while distance > 0:
+        mask = ir.Constant(INTS, [lane ^ distance for lane in range(VECTOR)])
+        most = larger(builder, most, builder.shuffle_vector(most, most, mask))
+        distance //= 2
+    return builder.extract_element(most, ir.Constant(I32, 0))
 
 
-@intrinsic
-def _scores_to_weights(_context: Any, scores: Any, number: Any, vectors: Any, most: Any) -> Any:
+@emits(types.none(types.int64, types.int64, types.int64, types.float32))
+def _scores_to_weights(builder: Any, scores: Any, number: Any, vectors: Any, most: Any) -> None:
     """scores[t] ← exp(scores[t] − most) for t < `number`, 0 for the rest of `vectors` vectors (at least one)."""
+    most = splat(builder, most)
 
-    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        scores, number, vectors, most = args
-        most = splat(builder, most)
+    def body(vector: Any, _: list[Any]) -> list[Any]:
+        first = times(builder, vector, VECTOR)
+        place = plus(builder, scores, times(builder, first, 4))
+        weight = exp_floats(builder, builder.fsub(load_floats(builder, place), most))
+        is_read = lanes_before(builder, first, number)
+        store_vector(builder, builder.select(is_read, weight, const_floats(0.0)), place)
+        return []
 
-        def body(vector: Any, _: list[Any]) -> list[Any]:
-            first = times(builder, vector, VECTOR)
-            place = plus(builder, scores, times(builder, first, 4))
-            weight = exp_floats(builder, builder.fsub(load_floats(builder, place), most))
-            is_read = lanes_before(builder, first, number)
-            store_vector(builder, builder.select(is_read, weight, const_floats(0.0)), place)
-            return []
-
-        loop(builder, vectors, [], body)
-        return context.get_dummy_value()
-
-    return types.none(types.int64, types.int64, types.int64, types.float32), codegen
+    loop(builder, vectors, [], body)
 
 
-@intrinsic
-def _clear(_context: Any, address: Any, vectors: Any) -> Any:
+@emits(types.none(types.int64, types.int64))
+def _clear(builder: Any, address: Any, vectors: Any) -> None:
     """Writes `vectors` · VECTOR float32 zeros, at least one vector; in the units in which they are read next."""
 
-    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        address, vectors = args
+    def body(number: Any, _: list[Any]) -> list[Any]:
+        store_vector(builder, const_floats(0.0), plus(builder, address, times(builder, number, 4 * VECTOR)))
+        return []
 
-        def body(number: Any, _: list[Any]) -> list[Any]:
-            store_vector(builder, const_floats(0.0), plus(builder, address, times(builder, number, 4 * VECTOR)))
-            return []
-
-        loop(builder, vectors, [], body)
-        return context.get_dummy_value()
-
-    return types.none(types.int64, types.int64), codegen
+    loop(builder, vectors, [], body)
 
 
 @njit(**FAST_MATH)

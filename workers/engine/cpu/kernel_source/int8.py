@@ -39,6 +39,7 @@ from workers.engine.cpu.kernel_source.ir import (
     call_llvm,
     const,
     dispatch,
+    emits,
     load,
     load_floats,
     load_ints,
@@ -137,42 +138,9 @@ def _dot_products(
     return types.none(rows, lines, *[types.int64] * 8), codegen
 
 
-@intrinsic
+@emits(types.none(*[types.int64] * 9))
 def _amx_products(
-    _context: Any,
-    rows: Any,
-    weights: Any,
-    starts: Any,
-    factors: Any,
-    x: Any,
-    inputs: Any,
-    out: Any,
-    outputs: Any,
-    ahead: Any,
-) -> Any:
-    """As `_dot_products`, bit for bit, for 1 to 2 · AMX_ROWS rows; `inputs` is a multiple of AMX_BYTES.
-
-    A tile register holds 16 rows of 64 bytes: of x, 64 inputs of 16 rows; of the weights, 64 inputs of 16 outputs, four
-    inputs in a row, as they lie in memory; of the sums, 16 rows of 16 outputs. There are eight registers: one group of
-    16 rows meets all outputs of a block at once, two groups meet half of them.
-
-    Args:
-        ahead: bytes, the distance of prefetching; 0 where the weights are in a cache already.
-    """
-
-    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        rows, *rest = args
-        is_more = builder.icmp_signed(">", rows, const(AMX_ROWS))
-        groups = builder.select(is_more, const(2), const(1))
-        dispatch(builder, groups, (1, 2), lambda num_groups: _emit_amx(builder, num_groups, rows, *rest))
-        return context.get_dummy_value()
-
-    return types.none(*[types.int64] * 9), codegen
-
-
-def _emit_amx(
     builder: Any,
-    num_groups: int,
     rows: Any,
     weights: Any,
     starts: Any,
@@ -183,80 +151,90 @@ def _emit_amx(
     outputs: Any,
     ahead: Any,
 ) -> None:
-    num_columns = NUM_VECTORS // num_groups  # tiles of outputs at once
-    sums = [[group * num_columns + column for column in range(num_columns)] for group in range(num_groups)]
-    lefts = [num_groups * num_columns + group for group in range(num_groups)]
-    rights = range(lefts[-1] + 1, 8)
-    pointer = ir.PointerType(I8)
+    """As `_dot_products`, bit for bit, for 1 to 2 · AMX_ROWS rows; `inputs` is a multiple of AMX_BYTES.
 
-    def call(name: str, kinds: list[Any], *values: Any) -> None:
-        args = [
-            builder.inttoptr(value, pointer) if kind is pointer else ir.Constant(I8, value) if kind is I8 else value
-            for kind, value in zip(kinds, values, strict=True)
-        ]
-        call_llvm(builder, f"llvm.x86.{name}", kinds, args)
+    A tile register holds 16 rows of 64 bytes: of x, 64 inputs of 16 rows; of the weights, 64 inputs of 16 outputs, four
+    inputs in a row, as they lie in memory; of the sums, 16 rows of 16 outputs. There are eight registers: one group of
+    16 rows meets all outputs of a block at once, two groups meet half of them.
 
-    # Intel's manual, volume 1, 18.2: palette, 15 bytes, 16 × bytes in a row, 16 × number of rows.
-    config = builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(I8, 64)), I64)
-    for word in range(8):
-        store(builder, ir.Constant(I64, 1 if word == 0 else 0), plus(builder, config, 8 * word), 1)
-    group_rows = [const(AMX_ROWS)] * (num_groups - 1) + [plus(builder, rows, -AMX_ROWS * (num_groups - 1))]
-    tile_rows = {tile: of for group, of in enumerate(group_rows) for tile in (*sums[group], lefts[group])}
-    for tile, of in {**tile_rows, **dict.fromkeys(rights, const(AMX_ROWS))}.items():
-        store(builder, ir.Constant(I16, AMX_BYTES), plus(builder, config, 16 + 2 * tile), 1)
-        store(builder, builder.trunc(of, I8), plus(builder, config, 48 + tile), 1)
-    call("ldtilecfg", [pointer], config)
+    Args:
+        ahead: bytes, the distance of prefetching; 0 where the weights are in a cache already.
+    """
 
-    tile_bytes = AMX_ROWS * AMX_BYTES
-    scratch = builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(I8, 4 * tile_bytes)), I64)
-    tiles = [tile for group in sums for tile in group]
-    for first in range(0, NUM_VECTORS, num_columns):
+    def emit(num_groups: int) -> None:
+        num_columns = NUM_VECTORS // num_groups  # tiles of outputs at once
+        sums = [[group * num_columns + column for column in range(num_columns)] for group in range(num_groups)]
+        lefts = [num_groups * num_columns + group for group in range(num_groups)]
+        rights = range(lefts[-1] + 1, 8)
+        pointer = ir.PointerType(I8)
 
-        def body(k: Any, _: list[Any], first: int = first) -> list[Any]:
-            base = plus(builder, weights, times(builder, k, AMX_BYTES * BLOCK), first * AMX_BYTES)
-            for group, left in enumerate(lefts):
-                row_at = plus(builder, x, times(builder, k, AMX_BYTES), times(builder, inputs, AMX_ROWS * group))
-                call("tileloadd64", [I8, pointer, I64], left, row_at, inputs)
-            for column in range(num_columns):
-                weights_at, right = plus(builder, base, AMX_BYTES * column), rights[column % len(rights)]
-                for row in range(AMX_ROWS):
-                    prefetch_line(builder, plus(builder, weights_at, 4 * BLOCK * row, ahead))
-                call("tileloadd64", [I8, pointer, I64], right, weights_at, const(4 * BLOCK))
+        def call(name: str, kinds: list[Any], *values: Any) -> None:
+            args = [
+                builder.inttoptr(value, pointer) if kind is pointer else ir.Constant(I8, value) if kind is I8 else value
+                for kind, value in zip(kinds, values, strict=True)
+            ]
+            call_llvm(builder, f"llvm.x86.{name}", kinds, args)
+
+        # Intel's manual, volume 1, 18.2: palette, 15 bytes, 16 × bytes in a row, 16 × number of rows.
+        config = builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(I8, 64)), I64)
+        for word in range(8):
+            store(builder, ir.Constant(I64, 1 if word == 0 else 0), plus(builder, config, 8 * word), 1)
+        group_rows = [const(AMX_ROWS)] * (num_groups - 1) + [plus(builder, rows, -AMX_ROWS * (num_groups - 1))]
+        tile_rows = {tile: of for group, of in enumerate(group_rows) for tile in (*sums[group], lefts[group])}
+        for tile, of in {**tile_rows, **dict.fromkeys(rights, const(AMX_ROWS))}.items():
+            store(builder, ir.Constant(I16, AMX_BYTES), plus(builder, config, 16 + 2 * tile), 1)
+            store(builder, builder.trunc(of, I8), plus(builder, config, 48 + tile), 1)
+        call("ldtilecfg", [pointer], config)
+
+        tile_bytes = AMX_ROWS * AMX_BYTES
+        scratch = builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(I8, 4 * tile_bytes)), I64)
+        tiles = [tile for group in sums for tile in group]
+        for first in range(0, NUM_VECTORS, num_columns):
+
+            def body(k: Any, _: list[Any], first: int = first) -> list[Any]:
+                base = plus(builder, weights, times(builder, k, AMX_BYTES * BLOCK), first * AMX_BYTES)
                 for group, left in enumerate(lefts):
-                    call("tdpbusd", [I8, I8, I8], sums[group][column], left, right)
-            return []
-
-        for tile in tiles:
-            call("tilezero", [I8], tile)
-        loop(builder, builder.sdiv(inputs, const(AMX_BYTES)), [], body)
-        for tile in tiles:
-            call("tilestored64", [I8, pointer, I64], tile, plus(builder, scratch, tile_bytes * tile), const(AMX_BYTES))
-        for group, of in enumerate(group_rows):
-
-            def finish(row: Any, _: list[Any], group: int = group, first: int = first) -> list[Any]:
-                row_at = plus(
-                    builder, out, builder.mul(outputs, times(builder, plus(builder, row, AMX_ROWS * group), 4))
-                )
-                for column, tile in enumerate(sums[group]):
-                    offset = AMX_BYTES * (first + column)
-                    sums_at = plus(builder, scratch, tile_bytes * tile, times(builder, row, AMX_BYTES))
-                    begin = load_ints(builder, plus(builder, starts, offset))
-                    total = builder.add(load_ints(builder, sums_at), begin)
-                    _store_product(builder, total, plus(builder, factors, offset), plus(builder, row_at, offset))
+                    row_at = plus(builder, x, times(builder, k, AMX_BYTES), times(builder, inputs, AMX_ROWS * group))
+                    call("tileloadd64", [I8, pointer, I64], left, row_at, inputs)
+                for column in range(num_columns):
+                    weights_at, right = plus(builder, base, AMX_BYTES * column), rights[column % len(rights)]
+                    for row in range(AMX_ROWS):
+                        prefetch_line(builder, plus(builder, weights_at, 4 * BLOCK * row, ahead))
+                    call("tileloadd64", [I8, pointer, I64], right, weights_at, const(4 * BLOCK))
+                    for group, left in enumerate(lefts):
+                        call("tdpbusd", [I8, I8, I8], sums[group][column], left, right)
                 return []
 
-            loop(builder, of, [], finish)
+            for tile in tiles:
+                call("tilezero", [I8], tile)
+            loop(builder, builder.sdiv(inputs, const(AMX_BYTES)), [], body)
+            for tile in tiles:
+                tile_at = plus(builder, scratch, tile_bytes * tile)
+                call("tilestored64", [I8, pointer, I64], tile, tile_at, const(AMX_BYTES))
+            for group, of in enumerate(group_rows):
+
+                def finish(row: Any, _: list[Any], group: int = group, first: int = first) -> list[Any]:
+                    row_at = plus(
+                        builder, out, builder.mul(outputs, times(builder, plus(builder, row, AMX_ROWS * group), 4))
+                    )
+                    for column, tile in enumerate(sums[group]):
+                        offset = AMX_BYTES * (first + column)
+                        sums_at = plus(builder, scratch, tile_bytes * tile, times(builder, row, AMX_BYTES))
+                        begin = load_ints(builder, plus(builder, starts, offset))
+                        total = builder.add(load_ints(builder, sums_at), begin)
+                        _store_product(builder, total, plus(builder, factors, offset), plus(builder, row_at, offset))
+                    return []
+
+                loop(builder, of, [], finish)
+
+    is_more = builder.icmp_signed(">", rows, const(AMX_ROWS))
+    dispatch(builder, builder.select(is_more, const(2), const(1)), (1, 2), emit)
 
 
-@intrinsic
-def _release_amx(_context: Any) -> Any:
+@emits(types.none())
+def _release_amx(builder: Any) -> None:
     """Clears the tile registers, so that the kernel need not save them at a context switch."""
-
-    def codegen(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
-        call_llvm(builder, "llvm.x86.tilerelease", [], [])
-        return context.get_dummy_value()
-
-    return types.none(), codegen
+    call_llvm(builder, "llvm.x86.tilerelease", [], [])
 
 
 if HAS_DOT_PRODUCTS:  # LLVM aborts on instructions that the CPU lacks

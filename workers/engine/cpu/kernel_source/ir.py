@@ -1,13 +1,14 @@
 """LLVM IR for the kernels: vectors, loops, dispatch on a number, prefetching, atomics, addresses as arrays.
 
-Two kinds of helpers: functions that take an IR builder and emit instructions while an intrinsic is compiled, and
-compiled functions that the other modules call. Knows no layout and no kernel.
+Two kinds of helpers: functions that take an IR builder and emit instructions, and those that compiled code calls. Knows
+no layout and no kernel.
 """
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,27 @@ I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 FLOATS, INTS = ir.VectorType(F32, VECTOR), ir.VectorType(I32, VECTOR)
 MAX_HALF = 65504.0  # the largest finite float16
+
+
+def emits(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make a function that compiled code can call of one that emits the instructions of the call.
+
+    The latter takes an IR builder and the values of the arguments, and returns that of the result, if there is one.
+    """
+
+    def decorate(emit: Callable[..., Any]) -> Any:
+        @intrinsic
+        @wraps(emit)  # numba reads the number of the arguments from it; the builder stands for its typing context
+        def declare(*_kinds: Any) -> Any:
+            def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+                result = emit(builder, *args)
+                return context.get_dummy_value() if result is None else result
+
+            return signature, codegen
+
+        return declare
+
+    return decorate
 
 
 def const(number: int) -> Any:
@@ -170,51 +192,33 @@ def prefetch_lines(builder: Any, address: Any, num_bytes: int) -> None:
         prefetch_line(builder, plus(builder, address, first))
 
 
-@intrinsic
-def prefetch(_context: Any, address: Any, num_bytes: Any) -> Any:
+@emits(types.none(types.int64, types.int64))
+def prefetch(builder: Any, address: Any, num_bytes: Any) -> None:
     """Prefetches `num_bytes` bytes, at least one, into L2."""
 
-    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        address, num_bytes = args
+    def body(line: Any, _: list[Any]) -> list[Any]:
+        prefetch_line(builder, plus(builder, address, times(builder, line, 64)))
+        return []
 
-        def body(line: Any, _: list[Any]) -> list[Any]:
-            prefetch_line(builder, plus(builder, address, times(builder, line, 64)))
-            return []
-
-        loop(builder, builder.sdiv(plus(builder, num_bytes, 63), const(64)), [], body)
-        return context.get_dummy_value()
-
-    return types.none(types.int64, types.int64), codegen
+    loop(builder, builder.sdiv(plus(builder, num_bytes, 63), const(64)), [], body)
 
 
-@intrinsic
-def pointer_to(_context: Any, address: Any) -> Any:
+@emits(types.voidptr(types.int64))
+def pointer_to(builder: Any, address: Any) -> Any:
     """An address as a pointer, for `carray`."""
-
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], ir.PointerType(I8))
-
-    return types.voidptr(types.int64), codegen
+    return builder.inttoptr(address, ir.PointerType(I8))
 
 
-@intrinsic
-def atomic_add(_context: Any, address: Any, number: Any) -> Any:
+@emits(types.int64(types.int64, types.int64))
+def atomic_add(builder: Any, address: Any, number: Any) -> Any:
     """Adds to the int64 at `address`; returns what it was before."""
-
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.atomic_rmw("add", builder.inttoptr(args[0], ir.PointerType(I64)), args[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), codegen
+    return builder.atomic_rmw("add", builder.inttoptr(address, ir.PointerType(I64)), number, "seq_cst")
 
 
-@intrinsic
-def atomic_load(_context: Any, address: Any) -> Any:
+@emits(types.int64(types.int64))
+def atomic_load(builder: Any, address: Any) -> Any:
     """The int64 at `address`, which other threads change."""
-
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.load_atomic(builder.inttoptr(args[0], ir.PointerType(I64)), "seq_cst", 8, typ=I64)
-
-    return types.int64(types.int64), codegen
+    return builder.load_atomic(builder.inttoptr(address, ir.PointerType(I64)), "seq_cst", 8, typ=I64)
 
 
 @njit(inline="always", **FAST)

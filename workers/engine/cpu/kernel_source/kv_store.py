@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 from numba import cfunc, njit, types
-from numba.extending import intrinsic
 
 from workers.engine.cpu.kernel_source.ir import (
     FAST_MATH,
     KERNEL,
+    emits,
     floats,
     load_floats,
     prefetch,
@@ -63,26 +63,16 @@ def _own_position_at(row: Any, head: int, step: Any, layer: Any) -> tuple[int, i
     return block, position % VECTOR, values + item * position * value_width
 
 
-@intrinsic
-def _store_half(_context: Any, address: Any, number: Any) -> Any:
+@emits(types.none(types.int64, types.float32))
+def _store_half(builder: Any, address: Any, number: Any) -> None:
     """Stores a float32 as the nearest float16; beyond its range as the largest."""
-
-    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        store(builder, to_half(builder, args[1]), args[0], 2)
-        return context.get_dummy_value()
-
-    return types.none(types.int64, types.float32), codegen
+    store(builder, to_half(builder, number), address, 2)
 
 
-@intrinsic
-def _convert_to_halves(_context: Any, numbers: Any, to: Any) -> Any:
+@emits(types.none(types.int64, types.int64))
+def _convert_to_halves(builder: Any, numbers: Any, to: Any) -> None:
     """As `_store_half`, for VECTOR float32 at address `numbers`; `to` may be the same address."""
-
-    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        store(builder, to_half(builder, load_floats(builder, args[0])), args[1], 2)
-        return context.get_dummy_value()
-
-    return types.none(types.int64, types.int64), codegen
+    store(builder, to_half(builder, load_floats(builder, numbers)), to, 2)
 
 
 @njit(**FAST_MATH)

@@ -11,9 +11,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic
 
-from workers.engine.cpu.kernel_source.ir import FAST, I64, IS_X86, atomic_add, atomic_load, call_llvm
+from workers.engine.cpu.kernel_source.ir import FAST, I64, IS_X86, atomic_add, atomic_load, call_llvm, emits
 from workers.engine.cpu.layouts import CALL, PROGRAM
 
 # A thread looks this often whether the others have arrived, about 50 ns each time, before it sleeps.
@@ -45,29 +44,20 @@ def claim(call_at: int, call: Any, thread: int, turn: int, num_items: int) -> An
     return num_items, turn
 
 
-@intrinsic
-def _pause(_context: Any) -> Any:
+@emits(types.none())
+def _pause(builder: Any) -> None:
     """Tells the CPU that the thread spins, which frees execution units for the core's other thread."""
-
-    def codegen(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
-        if IS_X86:
-            call_llvm(builder, "llvm.x86.sse2.pause", [], [])
-        return context.get_dummy_value()
-
-    return types.none(), codegen
+    if IS_X86:
+        call_llvm(builder, "llvm.x86.sse2.pause", [], [])
 
 
-@intrinsic
-def _futex(_context: Any, syscall_at: Any, address: Any, operation: Any, value: Any) -> Any:
+@emits(types.none(*[types.int64] * 4))
+def _futex(builder: Any, syscall_at: Any, address: Any, operation: Any, value: Any) -> None:
     """`futex(2)` through libc's `syscall`: sleeps while the int32 at `address` is `value`, or wakes `value` threads."""
-
-    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(I64, [I64] * 5)
-        number, no_timeout = ir.Constant(I64, FUTEX), ir.Constant(I64, 0)
-        builder.call(builder.inttoptr(args[0], ir.PointerType(kind)), [number, *args[1:], no_timeout])
-        return context.get_dummy_value()
-
-    return types.none(*[types.int64] * 4), codegen
+    kind = ir.FunctionType(I64, [I64] * 5)
+    number, no_timeout = ir.Constant(I64, FUTEX), ir.Constant(I64, 0)
+    syscall = builder.inttoptr(syscall_at, ir.PointerType(kind))
+    builder.call(syscall, [number, address, operation, value, no_timeout])
 
 
 @njit(inline="always", **FAST)

@@ -8,9 +8,8 @@ import numpy as np
 from llvmlite import ir
 from numba import cfunc, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from workers.engine.cpu.kernel_source.ir import FAST, I32, I64, atomic_add, atomic_load, record, records
+from workers.engine.cpu.kernel_source.ir import FAST, I32, I64, atomic_add, atomic_load, emits, record, records
 from workers.engine.cpu.kernel_source.partition import wait_for_all
 from workers.engine.cpu.layouts import CALL, ENTRY, PROGRAM
 
@@ -20,30 +19,21 @@ _NUM_TIMES = PROGRAM.fields["num_times"][1]  # type: ignore[index]
 _ENTRY_ARRIVALS = ENTRY.fields["num_arrivals"][1]  # type: ignore[index]
 
 
-@intrinsic
-def _invoke(_context: Any, kernel_at: Any, call_at: Any, thread: Any) -> Any:
+@emits(types.none(*[types.int64] * 3))
+def _invoke(builder: Any, kernel_at: Any, call_at: Any, thread: Any) -> None:
     """Calls the kernel at an address."""
-
-    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [I64] * 2)
-        builder.call(builder.inttoptr(args[0], ir.PointerType(kind)), args[1:])
-        return context.get_dummy_value()
-
-    return types.none(*[types.int64] * 3), codegen
+    kind = ir.FunctionType(ir.VoidType(), [I64] * 2)
+    builder.call(builder.inttoptr(kernel_at, ir.PointerType(kind)), [call_at, thread])
 
 
-@intrinsic
-def _team_size(_context: Any, function_at: Any) -> Any:
+@emits(types.int64(types.int64))
+def _team_size(builder: Any, function_at: Any) -> Any:
     """What `omp_get_num_threads`, at this address, returns; 1 where the address is 0."""
-
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        place = cgutils.alloca_once_value(builder, ir.Constant(I64, 1))
-        with builder.if_then(cgutils.is_not_null(builder, args[0])):
-            number = builder.call(builder.inttoptr(args[0], ir.PointerType(ir.FunctionType(I32, []))), [])
-            builder.store(builder.sext(number, I64), place)
-        return builder.load(place, typ=I64)
-
-    return types.int64(types.int64), codegen
+    place = cgutils.alloca_once_value(builder, ir.Constant(I64, 1))
+    with builder.if_then(cgutils.is_not_null(builder, function_at)):
+        number = builder.call(builder.inttoptr(function_at, ir.PointerType(ir.FunctionType(I32, []))), [])
+        builder.store(builder.sext(number, I64), place)
+    return builder.load(place, typ=I64)
 
 
 @cfunc(types.void(types.int64), **FAST)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from numba import cfunc, njit, types
-from numba.extending import intrinsic
 
 from workers.engine.cpu.kernel_source.attention import LOWEST, largest
 from workers.engine.cpu.kernel_source.exponential import exp, exp_floats
@@ -21,6 +20,7 @@ from workers.engine.cpu.kernel_source.ir import (
     KERNEL,
     atomic_add,
     const_floats,
+    emits,
     floats,
     load_floats,
     loop,
@@ -50,27 +50,21 @@ _f32, _f64, _i32, _i64 = np.float32, np.float64, np.int32, np.int64
 _DRAW_BYTES = DRAW.itemsize
 
 
-@intrinsic
-def _sum_exp(_context: Any, numbers: Any, pieces: Any, most: Any, sums: Any) -> Any:
+@emits(types.none(types.int64, types.int64, types.float32, types.int64))
+def _sum_exp(builder: Any, numbers: Any, pieces: Any, most: Any, sums: Any) -> None:
     """sums[l] = Σ over pieces p, ascending, of exp(numbers[p, l] − most), float32; numbers [pieces ≥ 1, LANES]."""
+    most = splat(builder, most)
+    offsets = [4 * first for first in range(0, LANES, VECTOR)]
 
-    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        numbers, pieces, most, sums = args
-        most = splat(builder, most)
-        offsets = [4 * first for first in range(0, LANES, VECTOR)]
+    def body(piece: Any, before: list[Any]) -> list[Any]:
+        place = plus(builder, numbers, times(builder, piece, 4 * LANES))
+        vectors = [load_floats(builder, plus(builder, place, offset)) for offset in offsets]
+        powers = [exp_floats(builder, builder.fsub(vector, most)) for vector in vectors]
+        return [builder.fadd(*pair) for pair in zip(before, powers, strict=True)]
 
-        def body(piece: Any, before: list[Any]) -> list[Any]:
-            place = plus(builder, numbers, times(builder, piece, 4 * LANES))
-            vectors = [load_floats(builder, plus(builder, place, offset)) for offset in offsets]
-            powers = [exp_floats(builder, builder.fsub(vector, most)) for vector in vectors]
-            return [builder.fadd(*pair) for pair in zip(before, powers, strict=True)]
-
-        totals = loop(builder, pieces, [const_floats(0.0) for _ in offsets], body)
-        for total, offset in zip(totals, offsets, strict=True):
-            store_vector(builder, total, plus(builder, sums, offset))
-        return context.get_dummy_value()
-
-    return types.none(types.int64, types.int64, types.float32, types.int64), codegen
+    totals = loop(builder, pieces, [const_floats(0.0) for _ in offsets], body)
+    for total, offset in zip(totals, offsets, strict=True):
+        store_vector(builder, total, plus(builder, sums, offset))
 
 
 @njit(**FAST)
