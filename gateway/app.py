@@ -10,6 +10,7 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import falcon
@@ -21,16 +22,23 @@ from gateway.api.autocompletion import Autocompletion, PredictionSettings
 from gateway.api.error_handlers import add_error_handlers
 from gateway.api.feedback import FeedbackResource, FeedbackStore
 from gateway.api.health import LiveResource, MetricsResource, ReadyResource
-from gateway.api.job_computation import JobComputation
+from gateway.api.job_computation import compute_job
 from gateway.api.jobs import JobResource, JobsResource, JobSubmitter
 from gateway.api.openai.error_format import OPENAI_ERRORS, UnknownRoutes
 from gateway.api.openai.resources import CompletionsResource, ModelResource, ModelsResource
 from gateway.api.openapi import DocumentResource, build_document
-from gateway.api.page import DocsResource, PageResource, ServiceWorkerResource, StaticResource, read_assets
+from gateway.api.page import DOCS, INDEX, AssetResource, StaticResource, read_assets, service_worker
 from gateway.api.root import RootResource
 from gateway.api.sagemaker import Dialect, InvocationsResource, PatsnapResponder
 from gateway.api.slots import SlotsResource, wants_page
-from gateway.api.tgi import EndpointResource, GenerateResource, GenerateStreamResource, InfoResource, TgiResponder
+from gateway.api.tgi import (
+    COMPLETE,
+    COMPLETE_AS_STREAM,
+    EndpointResource,
+    GenerateResource,
+    InfoResource,
+    TgiResponder,
+)
 from gateway.api.tgi_schema import TGI_ERRORS
 from gateway.api.tokens import TokenizeResource, TokenizerInfoResource
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
@@ -222,8 +230,8 @@ def create_app(
         "/v1/completions": completions,
         "/v1/models": models,
         "/v1/models/{model}": ModelResource(starter, models),
-        "/generate": GenerateResource(tgi),
-        "/generate_stream": GenerateStreamResource(tgi),
+        "/generate": GenerateResource(tgi, "object", COMPLETE),
+        "/generate_stream": GenerateResource(tgi, "stream", COMPLETE_AS_STREAM),
         "/info": InfoResource(admission, starter),
         "/endpoint": EndpointResource(),
         "/tokenize": TokenizeResource(tokenizer, starter.default_model),
@@ -232,14 +240,16 @@ def create_app(
         **dict.fromkeys(READY_PATHS, ready),
         "/slots": SlotsResource(admission, metrics, assets),
         "/metrics": MetricsResource(metrics),
-        "/": RootResource(PageResource(assets), tgi),
-        "/docs": DocsResource(assets),
-        "/service_worker.js": ServiceWorkerResource(assets),
+        "/": RootResource(AssetResource(assets[INDEX], "The web editor"), tgi),
+        "/docs": AssetResource(assets[DOCS], "The documentation of this API, with a form to try each request"),
+        "/service_worker.js": AssetResource(
+            service_worker(assets), "The service worker of the web editor", "The script."
+        ),
         "/static/{name}": StaticResource(assets),
     }
     if jobs is not None and submitter is not None:
         routes |= {"/jobs": JobsResource(submitter, autocompletion.check), "/jobs/{job_id}": JobResource(jobs)}
-        jobs.start(JobComputation(starter, autocompletion))
+        jobs.start(partial(compute_job, starter, autocompletion))
     documented = {**routes, "/openapi.json": DocumentResource}
     document = build_document(documented, open_routes=OPEN_ROUTES, needs_keys=settings.requires_keys)
     routes["/openapi.json"] = DocumentResource(document)

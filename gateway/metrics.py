@@ -6,6 +6,7 @@ Slots' own metrics are derived from their last states, which the pool supplies t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -27,73 +28,55 @@ class Metrics:
         """
         self._registry = CollectorRegistry()
         self._registry.register(SlotCollector(lambda: slot_states().items()))
-        self.requests = Counter("tercet_requests", "Requests answered", ["route", "status"], registry=self._registry)
+        counter = partial(Counter, registry=self._registry)
+        self.requests = counter("tercet_requests", "Requests answered", ["route", "status"])
         self.seconds = Histogram(
             "tercet_request_seconds", "Time to answer", ["route"], buckets=_BUCKETS_S, registry=self._registry
         )
-        self.branches = Counter(
-            "tercet_branches",
-            "Branch calls by outcome: ok, or the error code",
-            ["slot", "outcome"],
-            registry=self._registry,
+        self.branches = counter(
+            "tercet_branches", "Branch calls by outcome: ok, or the error code", ["slot", "outcome"]
         )
-        self.retries = Counter("tercet_branch_retries", "Branch calls that were repeated", registry=self._registry)
-        self.refused_retries = Counter(
-            "tercet_branch_retries_refused",
-            "Branches that failed because the retry budget was exhausted",
-            registry=self._registry,
+        self.retries = counter("tercet_branch_retries", "Branch calls that were repeated")
+        self.refused_retries = counter(
+            "tercet_branch_retries_refused", "Branches that failed because the retry budget was exhausted"
         )
-        self.refused_requests = Counter(
-            "tercet_refused_requests",
-            "Requests refused without being started, by error code",
-            ["reason"],
-            registry=self._registry,
+        self.refused_requests = counter(
+            "tercet_refused_requests", "Requests refused without being started, by error code", ["reason"]
         )
-        self.suggestions = Counter(
+        self.suggestions = counter(
             "tercet_suggestions",
             "Suggestions by action (shown, or the feedback), strategy, rank and time to answer",
             ["action", "strategy", "rank", "within_s"],
-            registry=self._registry,
         )
-        self.saved_characters = Counter(
-            "tercet_saved_characters",
-            "Characters of accepted suggestions",
-            ["strategy", "rank", "within_s"],
-            registry=self._registry,
+        self.saved_characters = counter(
+            "tercet_saved_characters", "Characters of accepted suggestions", ["strategy", "rank", "within_s"]
         )
-        self.kept_characters = Counter(
+        self.kept_characters = counter(
             "tercet_kept_characters",
             "Characters of accepted suggestions that were reported as still there later",
             ["strategy", "rank"],
-            registry=self._registry,
         )
         # What `tercet calibrate --metrics` reads.
-        self.predictions = Counter(
+        self.predictions = counter(
             "tercet_predictions",
             "Suggestions of the strategy predict by action (shown, the feedback, or kept: reports of kept characters)"
             " and usefulness, at most up_to_keys",
             ["action", "up_to_keys"],
-            registry=self._registry,
         )
-        self.prediction_saved_characters = Counter(
-            "tercet_prediction_saved_characters",
-            "Characters of accepted predictions by usefulness",
-            ["up_to_keys"],
-            registry=self._registry,
+        self.prediction_saved_characters = counter(
+            "tercet_prediction_saved_characters", "Characters of accepted predictions by usefulness", ["up_to_keys"]
         )
-        self.prediction_kept_characters = Counter(
+        self.prediction_kept_characters = counter(
             "tercet_prediction_kept_characters",
             "Characters of accepted predictions that were reported as still there later, by usefulness",
             ["up_to_keys"],
-            registry=self._registry,
         )
-        self.redis_failures = Counter(
+        self.redis_failures = counter(
             "tercet_redis_failures",
             "Uses of the shared store that fell back to what the gateway knows by itself",
             ["use"],
-            registry=self._registry,
         )
-        self.jobs = Counter("tercet_jobs", "Jobs by event", ["event"], registry=self._registry)
+        self.jobs = counter("tercet_jobs", "Jobs by event", ["event"])
         waiting = Gauge("tercet_waiting_branches", "Branches that wait for room in a slot", registry=self._registry)
         waiting.set_function(num_waiting)
 

@@ -193,6 +193,11 @@ class InvalidRequest(TercetError):
     status, code, title = 422, "invalid_request", "Invalid field in the request"
 
 
+def invalid_field(field: str, message: str) -> InvalidRequest:
+    """The error of one field; the message completes "FIELD …"."""
+    return InvalidRequest(f"{field} {message}.", fields=(FieldError(field, message),))
+
+
 class PromptTooLong(InvalidRequest):
     """Prompt and new tokens together are more than the model's context; the detail gives the numbers of tokens."""
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from shared.errors import FieldError, InvalidJson, InvalidRequest, TercetError
+from shared.errors import FieldError, InvalidJson, InvalidRequest, TercetError, invalid_field
 
 T = TypeVar("T", bound=Struct)
 # An error shows at most this much of what a client sent.
@@ -92,7 +92,7 @@ class BodyParser(Generic[T]):
         for alias, name in self.aliases.items():
             if alias in body:
                 if name in body:
-                    raise _invalid(alias, f"is another name of {name}; send one of them")
+                    raise invalid_field(alias, f"is another name of {name}; send one of them")
                 body[name] = body.pop(alias)
         try:
             return msgspec.convert(body, self.kind)
@@ -104,7 +104,9 @@ class BodyParser(Generic[T]):
             return _decode_value(value)
         except msgspec.ValidationError as error:  # a number that no float and no Python integer holds
             name = self.aliases.get(name, name)
-            raise _invalid(name, f"must be {_description(self._fields[name])}, not a number of that size") from error
+            raise invalid_field(
+                name, f"must be {_description(self._fields[name])}, not a number of that size"
+            ) from error
         except UnicodeDecodeError as error:
             raise _not_utf8(raw, name) from error
         except RecursionError as error:  # the stack is a frame deeper here than where the members were found
@@ -120,7 +122,7 @@ class BodyParser(Generic[T]):
 
     def _explain(self, body: dict[str, Any], message: str) -> InvalidRequest:
         if match := re.search(r"missing required field `(\w+)`", message):
-            return _invalid(match[1], f"is required: {_description(self._fields[match[1]])}")
+            return invalid_field(match[1], f"is required: {_description(self._fields[match[1]])}")
         match = re.search(r"at `\$\.(\w+)([^`]*)`", message)
         if match is None or match[1] not in self._fields:
             return InvalidRequest(message)
@@ -134,10 +136,10 @@ class BodyParser(Generic[T]):
             )
         wanted = f"must be {_description(annotation)}"
         if rest or "`key`" in message:  # an item of the value is wrong
-            return _invalid(name, wanted)
+            return invalid_field(name, wanted)
         is_shown = isinstance(value, int | float | bool) or value is None
         shown = _cut(json.dumps(value)) if is_shown else _KINDS[type(value).__name__]
-        return _invalid(name, f"{wanted}, not {shown}")
+        return invalid_field(name, f"{wanted}, not {shown}")
 
 
 def member_names(raw: bytes) -> Collection[str]:
@@ -212,7 +214,7 @@ def _repeated(raw: bytes) -> TercetError:
     except UnicodeDecodeError:  # in a member that msgspec has skipped
         return _not_utf8(raw, "The body")
     name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-    return _invalid(name, "is sent twice; send it once")
+    return invalid_field(name, "is sent twice; send it once")
 
 
 def _not_utf8(raw: bytes, name: str) -> InvalidJson:
@@ -222,10 +224,6 @@ def _not_utf8(raw: bytes, name: str) -> InvalidJson:
     except UnicodeDecodeError as error:
         return InvalidJson(f"{name} must be UTF-8, which byte 0x{raw[error.start]:02x} is not{_at(raw, error.start)}.")
     return InvalidJson(f"{name} must be UTF-8.")
-
-
-def _invalid(name: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"{name} {message}.", fields=(FieldError(name, message),))
 
 
 def _cut(text: str) -> str:

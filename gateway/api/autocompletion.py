@@ -17,7 +17,7 @@ from gateway.generation.request_starter import Caller, RequestStarter, document_
 from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
 from gateway.generation.started_request import StartedRequest
 from gateway.generation.trimming import MIN_TOKENS
-from shared.errors import FieldError, InvalidRequest
+from shared.errors import invalid_field
 from shared.protocol import Done, Prediction, Sampling
 
 # Prompt tokens, where the request does not say.
@@ -112,17 +112,17 @@ class Autocompletion:
             UnknownModel, InvalidRequest: a field is out of the range that the plan or the model allows.
         """
         model = self._starter.model(request.model_size, "model_size")
-        deadline = self._starter.deadline(started_at, request.max_time, "max_time")
+        deadline = self._starter.deadline(started_at, request.max_time)
         max_prompt_tokens = model.n_ctx - _num_new_tokens(request)
         if max_prompt_tokens < 1:
-            raise _invalid("length", f"must be below {model.n_ctx}, the context of {model.name}")
+            raise invalid_field("length", f"must be below {model.n_ctx}, the context of {model.name}")
         if request.max_tokens is not None and request.max_tokens > max_prompt_tokens:
-            raise _invalid(
+            raise invalid_field(
                 "max_tokens",
                 f"must be at most {max_prompt_tokens}: {model.name} has room for {model.n_ctx} tokens, length included",
             )
         if request.top_k > model.vocab_size:
-            raise _invalid("top_k", f"must be at most {model.vocab_size}, the vocabulary of {model.name}")
+            raise invalid_field("top_k", f"must be at most {model.vocab_size}, the vocabulary of {model.name}")
         session = request.session or caller.session
         return GenerationSpec(
             request_id=caller.request_id,
@@ -188,7 +188,3 @@ def _explanation(done: Done, num_tokens: int) -> list[TokenExplanation]:
             (done.token_texts or [])[kept], done.logprobs[kept], (done.tops or [])[kept], strict=True
         )
     ]
-
-
-def _invalid(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"{field} {message}.", fields=(FieldError(field, message),))

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from gateway.api.operation import Parameter
 from gateway.generation.request_starter import Caller
-from shared.errors import FieldError, InvalidRequest
+from shared.errors import invalid_field
 
 SESSION_HEADER = "X-Session-Id"
 MAX_SESSION_CHARS = 128  # as of the field `session`
@@ -42,6 +42,5 @@ def caller_of(req: falcon.Request) -> Caller:
 def _session(req: falcon.Request) -> str | None:
     session = req.get_header(SESSION_HEADER)
     if session and len(session) > MAX_SESSION_CHARS:
-        message = f"must be a string of up to {MAX_SESSION_CHARS} characters"
-        raise InvalidRequest(f"{SESSION_HEADER} {message}.", fields=(FieldError(SESSION_HEADER, message),))
+        raise invalid_field(SESSION_HEADER, f"must be a string of up to {MAX_SESSION_CHARS} characters")
     return session or None

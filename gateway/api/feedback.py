@@ -21,7 +21,7 @@ from gateway.api.operation import Answer, Operation, Operations
 from gateway.api.schema import MAX_FEEDBACK_CHARS, FeedbackRequest, parse_feedback_request
 from gateway.metrics import Metrics
 from gateway.shared_store.connection import SharedStore
-from shared.errors import FieldError, InvalidJson, InvalidRequest, NotFound
+from shared.errors import InvalidJson, InvalidRequest, NotFound, invalid_field
 
 # Upper bounds of an answer's latency; the label `within_s` has their texts.
 LATENCY_BOUNDS_S = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -168,7 +168,7 @@ def _with_report(answer: int, feedback: FeedbackRequest) -> int:
     """
     num_sentences = answer & (1 << _COUNT_BITS) - 1
     if feedback.index >= num_sentences:
-        raise _invalid("index", f"must be below {num_sentences}, the number of that answer's sentences")
+        raise invalid_field("index", f"must be below {num_sentences}, the number of that answer's sentences")
     offset = _offset(feedback.index)
     before = _SentenceRecord.unpack(answer >> offset)
     return answer ^ (before.pack() ^ _reported(before, feedback).pack()) << offset
@@ -182,12 +182,14 @@ def _reported(record: _SentenceRecord, feedback: FeedbackRequest) -> _SentenceRe
             report on the acceptance.
     """
     if feedback.kept is not None and feedback.action != "accepted":
-        raise _invalid("kept", f"needs the action accepted, not {feedback.action}")
+        raise invalid_field("kept", f"needs the action accepted, not {feedback.action}")
     bit = _report_bit(feedback.action)
     is_first_acceptance = feedback.action == "accepted" and not record.reports & bit
     num_characters = feedback.characters if is_first_acceptance else record.num_characters
     if feedback.kept is not None and feedback.kept > num_characters:
-        raise _invalid("kept", f"must be at most {num_characters}, the characters of that sentence that were accepted")
+        raise invalid_field(
+            "kept", f"must be at most {num_characters}, the characters of that sentence that were accepted"
+        )
     kept = 0 if feedback.kept is None else _KEPT_BIT
     return replace(record, reports=record.reports | bit | kept, num_characters=num_characters)
 
@@ -198,10 +200,6 @@ def _report_bit(action: str) -> int:
 
 def _offset(index: int) -> int:
     return _SENTENCES_AT + index * _SENTENCE_BITS
-
-
-def _invalid(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"{field} {message}.", fields=(FieldError(field, message),))
 
 
 class FeedbackResource:

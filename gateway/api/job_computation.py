@@ -15,26 +15,19 @@ from gateway.jobs.store import Job
 _encode = msgspec.json.Encoder().encode
 
 
-class JobComputation:
-    """What `JobExecutor` calls for each job."""
+def compute_job(starter: RequestStarter, autocompletion: Autocompletion, job: Job, cancelling: Cancelling) -> bytes:
+    """Return the answer, as JSON.
 
-    def __init__(self, starter: RequestStarter, autocompletion: Autocompletion) -> None:
-        self._starter = starter
-        self._autocompletion = autocompletion
-
-    def __call__(self, job: Job, cancelling: Cancelling) -> bytes:
-        """Return the answer, as JSON.
-
-        Raises:
-            TercetError: as `AutocompleteResource.respond`.
-        """
-        # Its queue bounds a key's jobs; the key's concurrency is left to requests that wait.
-        caller = Caller(request_id=job.id, owner=job.owner, max_concurrency=0, cancelling=cancelling)
-        started_at = time.monotonic()
-        request = parse_autocomplete_request(job.request)
-        with (
-            self._starter.admitting(caller),
-            self._autocompletion.started(caller, request, started_at) as started,
-        ):
-            result = started.result()
-        return _encode(self._autocompletion.response(started.context.spec, result, started_at))
+    Raises:
+        TercetError: as `AutocompleteResource.respond`.
+    """
+    # Its queue bounds a key's jobs; the key's concurrency is left to requests that wait.
+    caller = Caller(request_id=job.id, owner=job.owner, max_concurrency=0, cancelling=cancelling)
+    started_at = time.monotonic()
+    request = parse_autocomplete_request(job.request)
+    with (
+        starter.admitting(caller),
+        autocompletion.started(caller, request, started_at) as started,
+    ):
+        result = started.result()
+    return _encode(autocompletion.response(started.context.spec, result, started_at))

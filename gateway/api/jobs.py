@@ -20,7 +20,6 @@ from gateway.jobs.executor import JobExecutor
 from gateway.jobs.store import Job, JobState
 from shared.errors import (
     BodyTooLarge,
-    FieldError,
     InvalidJson,
     InvalidRequest,
     JobExpired,
@@ -31,6 +30,7 @@ from shared.errors import (
     TercetError,
     UnknownJob,
     UnknownModel,
+    invalid_field,
 )
 
 # Seconds after which a client should ask again for a job that is not final.
@@ -95,7 +95,7 @@ class JobSubmitter:
         """
         for field, is_set in (("stream", request.stream), ("session", request.session is not None)):
             if is_set:
-                raise _invalid(field, "cannot be used in a job: its client does not wait; leave it out")
+                raise invalid_field(field, "cannot be used in a job: its client does not wait; leave it out")
         body = _encode({name: getattr(request, name) for name in JobRequest.__struct_fields__})
         job, is_new = self._jobs.queue.submit(req.context.owner, body, _idempotency_key(req))
         if is_new:
@@ -225,9 +225,5 @@ def _idempotency_key(req: falcon.Request) -> str | None:
     if key is None:
         return None
     if not 0 < len(key) <= MAX_KEY_CHARS or not (key.isascii() and key.isprintable()):
-        raise _invalid("Idempotency-Key", f"must have 1 to {MAX_KEY_CHARS} printable ASCII characters")
+        raise invalid_field("Idempotency-Key", f"must have 1 to {MAX_KEY_CHARS} printable ASCII characters")
     return key
-
-
-def _invalid(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"{field} {message}.", fields=(FieldError(field, message),))

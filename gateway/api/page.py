@@ -8,6 +8,7 @@ the server, and their hashes.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -63,74 +64,33 @@ def read_assets(folder: Path = STATIC) -> dict[str, Asset]:
     }
 
 
-class PageResource:
-    """`GET /`: the page with the editor."""
+class AssetResource:
+    """A route that serves one file."""
 
-    operations: ClassVar[Operations] = {
-        "GET": Operation(
-            tag="Pages",
-            summary="The web editor",
-            answers={200: Answer("The page.", {CONTENT_TYPES[".html"]: str}, HEADERS_OF_FILES), 304: NOT_MODIFIED},
-        )
-    }
-
-    def __init__(self, assets: dict[str, Asset]) -> None:
-        self._index = assets[INDEX]
+    def __init__(self, asset: Asset, summary: str, content: str = "The page.") -> None:
+        self._asset = asset
+        answers = {200: Answer(content, {asset.content_type: str}, HEADERS_OF_FILES), 304: NOT_MODIFIED}
+        self.operations: Operations = {"GET": Operation(tag="Pages", summary=summary, answers=answers)}
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        send_asset(self._index, req, resp)
+        send_asset(self._asset, req, resp)
 
     on_head = on_get
 
 
-class DocsResource:
-    """`GET /docs`: the documentation of the API, to search and to try."""
-
-    operations: ClassVar[Operations] = {
-        "GET": Operation(
-            tag="Pages",
-            summary="The documentation of this API, with a form to try each request",
-            answers={200: Answer("The page.", {CONTENT_TYPES[".html"]: str}, HEADERS_OF_FILES), 304: NOT_MODIFIED},
-        )
-    }
-
-    def __init__(self, assets: dict[str, Asset]) -> None:
-        self._page = assets[DOCS]
-
-    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        send_asset(self._page, req, resp)
-
-    on_head = on_get
-
-
-class ServiceWorkerResource:
-    """`GET /service_worker.js`: the editor's service worker.
+def service_worker(assets: Mapping[str, Asset]) -> Asset:
+    """The editor's service worker, with the files that it keeps.
 
     It is served beside the page, not below `/static`, because a service worker controls only pages below its own path.
     """
-
-    operations: ClassVar[Operations] = {
-        "GET": Operation(
-            tag="Pages",
-            summary="The service worker of the web editor",
-            answers={200: Answer("The script.", {CONTENT_TYPES[".js"]: str}, HEADERS_OF_FILES), 304: NOT_MODIFIED},
-        )
-    }
-
-    def __init__(self, assets: dict[str, Asset]) -> None:
-        # Addresses are relative to the page's, which a proxy may serve below a prefix. Pages but the editor are left
-        # out: they need the server.
-        files = {f"static/{name}": str(asset.etag) for name, asset in assets.items() if not name.endswith(".html")}
-        files["./"] = str(assets[INDEX].etag)
-        version = _hash("".join(sorted(files.values())).encode())
-        constant = msgspec.json.encode({"version": version, "files": files})
-        data = b"globalThis.TERCET_ASSETS = " + constant + b";\n" + assets[SERVICE_WORKER].data
-        self._script = Asset.from_bytes(data, CONTENT_TYPES[".js"])
-
-    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        send_asset(self._script, req, resp)
-
-    on_head = on_get
+    # Addresses are relative to the page's, which a proxy may serve below a prefix. Pages but the editor are left out:
+    # they need the server.
+    files = {f"static/{name}": str(asset.etag) for name, asset in assets.items() if not name.endswith(".html")}
+    files["./"] = str(assets[INDEX].etag)
+    version = _hash("".join(sorted(files.values())).encode())
+    constant = msgspec.json.encode({"version": version, "files": files})
+    data = b"globalThis.TERCET_ASSETS = " + constant + b";\n" + assets[SERVICE_WORKER].data
+    return Asset.from_bytes(data, CONTENT_TYPES[".js"])
 
 
 class StaticResource:

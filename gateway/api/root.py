@@ -10,36 +10,22 @@ from typing import ClassVar
 
 import falcon
 
-from gateway.api import sse
-from gateway.api.callers import SESSION_PARAMETER
 from gateway.api.error_formats import ErrorFormat
-from gateway.api.operation import JSON, Answer, Operation, Operations
-from gateway.api.page import PageResource
-from gateway.api.tgi import ERRORS, EXAMPLES, STREAM, TAG, TgiResponder
-from gateway.api.tgi_schema import TGI_ERRORS, TgiGeneration, parse_tgi_body
+from gateway.api.operation import Operations
+from gateway.api.page import AssetResource
+from gateway.api.tgi import COMPLETE_AT_ROOT, TgiResponder
+from gateway.api.tgi_schema import TGI_ERRORS
 
 
 class RootResource:
     """`GET /` and `POST /`: the answer to a POST is a list with a single completion."""
 
     error_formats: ClassVar[Mapping[str, ErrorFormat]] = {"POST": TGI_ERRORS}
-    operations: ClassVar[Operations] = {
-        **PageResource.operations,
-        "POST": Operation(
-            tag=TAG,
-            summary="Complete a text, answered with a list",
-            description="As `POST /generate`; huggingface_hub's `InferenceClient` sends it.",
-            bodies=(parse_tgi_body,),
-            examples=EXAMPLES,
-            parameters=(SESSION_PARAMETER,),
-            answers={200: Answer("The completion, in a list.", {JSON: list[TgiGeneration], sse.CONTENT_TYPE: STREAM})},
-            errors=ERRORS,
-        ),
-    }
 
-    def __init__(self, page: PageResource, responder: TgiResponder) -> None:
+    def __init__(self, page: AssetResource, responder: TgiResponder) -> None:
         self._page = page
         self._responder = responder
+        self.operations: Operations = {**page.operations, "POST": COMPLETE_AT_ROOT}
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         self._page.on_get(req, resp)

@@ -135,7 +135,7 @@ class PatsnapResponder:
                 echoes=False,
                 num_top_logprobs=None,
                 is_streamed=False,
-                deadline=self._starter.deadline(started_at, None, "max_time"),
+                deadline=self._starter.deadline(started_at),
                 owner=caller.owner,
                 session=caller.session,
                 document=document_key(caller.owner, caller.session, inputs[0]),

@@ -142,7 +142,7 @@ class TgiResponder:
             echoes=bool(parameters.details and parameters.decoder_input_details),
             num_top_logprobs=(parameters.top_n_tokens or 0) if has_tokens else None,
             is_streamed=is_streamed,
-            deadline=self._starter.deadline(started_at, None, "max_time"),
+            deadline=self._starter.deadline(started_at),
             owner=caller.owner,
             session=caller.session,
             document=document_key(caller.owner, caller.session, request.inputs),
@@ -175,50 +175,46 @@ def _sampling(parameters: TgiParameters, max_new_tokens: int, vocab_size: int) -
 
 
 class GenerateResource:
-    """`POST /generate`: the answer is an object."""
+    """`POST /generate`, whose answer is an object, and `POST /generate_stream`, whose answer is a stream of tokens."""
 
     error_format: ClassVar[ErrorFormat] = TGI_ERRORS
-    operations: ClassVar[Operations] = {
-        "POST": Operation(
-            tag=TAG,
-            summary="Complete a text",
-            description="Greedy unless `do_sample`, `temperature`, `top_k` or `top_p` is sent.",
-            bodies=(parse_tgi_body,),
-            examples=EXAMPLES,
-            parameters=(SESSION_PARAMETER,),
-            answers={200: Answer("The completion.", {JSON: TgiGeneration, sse.CONTENT_TYPE: STREAM})},
-            errors=ERRORS,
-        )
-    }
 
-    def __init__(self, responder: TgiResponder) -> None:
+    def __init__(self, responder: TgiResponder, form: Form, operation: Operation) -> None:
         self._responder = responder
+        self._form = form
+        self.operations: Operations = {"POST": operation}
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
-        self._responder.respond(req, resp, req.bounded_stream.read(), "object")
+        self._responder.respond(req, resp, req.bounded_stream.read(), self._form)
 
 
-class GenerateStreamResource:
-    """`POST /generate_stream`: the answer is a stream of tokens."""
+def _completion_operation(summary: str, answer: Answer, description: str = "") -> Operation:
+    return Operation(
+        tag=TAG,
+        summary=summary,
+        description=description,
+        bodies=(parse_tgi_body,),
+        examples=EXAMPLES,
+        parameters=(SESSION_PARAMETER,),
+        answers={200: answer},
+        errors=ERRORS,
+    )
 
-    error_format: ClassVar[ErrorFormat] = TGI_ERRORS
-    operations: ClassVar[Operations] = {
-        "POST": Operation(
-            tag=TAG,
-            summary="Complete a text, as a stream of tokens",
-            bodies=(parse_tgi_body,),
-            examples=EXAMPLES,
-            parameters=(SESSION_PARAMETER,),
-            answers={200: Answer("The tokens; an error is the last event.", {sse.CONTENT_TYPE: STREAM})},
-            errors=ERRORS,
-        )
-    }
 
-    def __init__(self, responder: TgiResponder) -> None:
-        self._responder = responder
-
-    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
-        self._responder.respond(req, resp, req.bounded_stream.read(), "stream")
+COMPLETE = _completion_operation(
+    "Complete a text",
+    Answer("The completion.", {JSON: TgiGeneration, sse.CONTENT_TYPE: STREAM}),
+    "Greedy unless `do_sample`, `temperature`, `top_k` or `top_p` is sent.",
+)
+COMPLETE_AS_STREAM = _completion_operation(
+    "Complete a text, as a stream of tokens",
+    Answer("The tokens; an error is the last event.", {sse.CONTENT_TYPE: STREAM}),
+)
+COMPLETE_AT_ROOT = _completion_operation(
+    "Complete a text, answered with a list",
+    Answer("The completion, in a list.", {JSON: list[TgiGeneration], sse.CONTENT_TYPE: STREAM}),
+    "As `POST /generate`; huggingface_hub's `InferenceClient` sends it.",
+)
 
 
 class InfoResource:

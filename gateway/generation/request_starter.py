@@ -21,7 +21,7 @@ from gateway.generation.started_request import StartedRequest
 from gateway.pool.admission import Cancelling
 from gateway.pool.models import ServedModels
 from gateway.pool.quota import OwnerQuota
-from shared.errors import ClientGone, FieldError, InvalidRequest, NotReady, UnknownModel, retry_after_s
+from shared.errors import ClientGone, FieldError, NotReady, UnknownModel, invalid_field, retry_after_s
 from shared.hangups import HangupWatcher
 from shared.plan import Model
 
@@ -149,15 +149,14 @@ class RequestStarter:
             )
         return self.models.get(name)
 
-    def deadline(self, started_at: float, max_time_s: float | None, field: str) -> float:
+    def deadline(self, started_at: float, max_time_s: float | None = None) -> float:
         """When a request must be answered, of `time.monotonic()`.
 
         Raises:
             InvalidRequest: `max_time_s` exceeds the server's limit.
         """
         if max_time_s is not None and max_time_s > self.timeout_s:
-            message = f"must be at most {self.timeout_s:g} seconds (TERCET_TIMEOUT_S)"
-            raise InvalidRequest(f"{field} {message}.", fields=(FieldError(field, message),))
+            raise invalid_field("max_time", f"must be at most {self.timeout_s:g} seconds (TERCET_TIMEOUT_S)")
         return started_at + (max_time_s or self.timeout_s)
 
 

@@ -20,14 +20,13 @@ from gateway.jobs import store as transitions
 from gateway.jobs.store import Job, JobStore, encode_job
 from shared.errors import (
     BodyTooLarge,
-    FieldError,
-    InvalidRequest,
     JobAbandoned,
     JobExpired,
     Overloaded,
     QuotaExceeded,
     TercetError,
     UnknownJob,
+    invalid_field,
     retry_after_s,
 )
 
@@ -235,8 +234,9 @@ class JobQueue:
             self._expire(known)  # which frees the key
             return None
         if not hmac.compare_digest(known.fingerprint, job.fingerprint):
-            message = "was sent before with another request; send a new one with each new request"
-            raise InvalidRequest(f"Idempotency-Key {message}.", fields=(FieldError("Idempotency-Key", message),))
+            raise invalid_field(
+                "Idempotency-Key", "was sent before with another request; send a new one with each new request"
+            )
         return known
 
     def _check_bounds(self, owner: str) -> None:

@@ -16,6 +16,7 @@ from gateway.shared_store.scripts import DELETE_JOB, INSERT_JOB, REPLACE_JOB
 from shared.errors import JobsUnavailable, retry_after_s
 
 TIMEOUT_S = 5.0
+PREFIX = "{tercet}"  # of all keys
 
 
 class RedisStore:
@@ -23,16 +24,14 @@ class RedisStore:
 
     max_bytes: int | None = None
 
-    def __init__(self, url: str, prefix: str = "{tercet}") -> None:
+    def __init__(self, url: str) -> None:
         """
         Args:
             url: as redis-py takes it: `redis://`, `rediss://` (TLS) or `unix://`.
-            prefix: prefix of all keys.
         """
         import redis
 
         self._error = redis.RedisError
-        self._prefix = prefix
         self._redis: Any = redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
         self._insert, self._replace, self._delete = (
             self._redis.register_script(script) for script in (INSERT_JOB, REPLACE_JOB, DELETE_JOB)
@@ -44,12 +43,12 @@ class RedisStore:
 
     def read(self, job_id: str) -> Job | None:
         with self._translating():
-            data = self._redis.hget(f"{self._prefix}:job:{job_id}", "data")
+            data = self._redis.hget(f"{PREFIX}:job:{job_id}", "data")
         return None if data is None else decode_job(data)
 
     def find_idempotent(self, idempotency: str) -> str | None:
         with self._translating():
-            job_id = self._redis.get(f"{self._prefix}:idempotency:{idempotency}")
+            job_id = self._redis.get(f"{PREFIX}:idempotency:{idempotency}")
         return None if job_id is None else str(job_id, "ascii")
 
     def replace(self, old: Job, new: Job) -> bool:
@@ -63,16 +62,14 @@ class RedisStore:
 
     def due(self, queue: Queue, until: float, limit: int) -> list[str]:
         with self._translating():
-            found = self._redis.zrange(
-                f"{self._prefix}:queue:{queue}", "-inf", until, byscore=True, offset=0, num=limit
-            )
+            found = self._redis.zrange(f"{PREFIX}:queue:{queue}", "-inf", until, byscore=True, offset=0, num=limit)
         return [str(job_id, "ascii") for job_id in found]
 
     def num_open(self, owner: str | None = None) -> int:
         with self._translating():
             if owner is None:
-                return int(self._redis.zcard(f"{self._prefix}:queue:open"))
-            return int(self._redis.scard(f"{self._prefix}:owner:{owner}"))
+                return int(self._redis.zcard(f"{PREFIX}:queue:open"))
+            return int(self._redis.scard(f"{PREFIX}:owner:{owner}"))
 
     def close(self) -> None:
         self._redis.close()
@@ -80,7 +77,7 @@ class RedisStore:
     def _keys(self, old: Job, new: Job) -> list[str]:
         """The names that a job's scripts use, in their order."""
         return [
-            f"{self._prefix}:{name}"
+            f"{PREFIX}:{name}"
             for name in (
                 f"job:{old.id}",
                 f"queue:{old.queue}",

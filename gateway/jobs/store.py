@@ -116,16 +116,8 @@ class JobStore(Protocol):
     def close(self) -> None: ...
 
 
-_decode = msgspec.msgpack.Decoder(Job).decode
-_encode = msgspec.msgpack.Encoder().encode
-
-
-def encode_job(job: Job) -> bytes:
-    return _encode(job)
-
-
-def decode_job(data: bytes) -> Job:
-    return _decode(data)
+decode_job = msgspec.msgpack.Decoder(Job).decode
+encode_job = msgspec.msgpack.Encoder().encode
 
 
 # Transitions. Each returns the job's next version.

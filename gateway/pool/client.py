@@ -122,7 +122,7 @@ class Call:
     def __init__(
         self,
         peer: _Peer,
-        running: _RunningCalls,
+        running: set[Call],
         request: GenerateRequest,
         ack_s: float,
         deadline: float,
@@ -242,26 +242,6 @@ class Call:
             raise BranchError(reason.code, reason.detail, is_retryable=reason.is_retryable)
 
 
-class _RunningCalls:
-    """The calls whose lines are being read. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._calls: set[Call] = set()
-
-    def add(self, call: Call) -> None:
-        with self._lock:
-            self._calls.add(call)
-
-    def discard(self, call: Call) -> None:
-        with self._lock:
-            self._calls.discard(call)
-
-    def copy(self) -> set[Call]:
-        with self._lock:
-            return set(self._calls)
-
-
 class SlotClient:
     """Calls one slot's worker over its private socket, or on another machine. Thread-safe; one instance serves all
     threads.
@@ -279,7 +259,7 @@ class SlotClient:
         self._ack_s = ack_s
         self.is_remote = slot.remote is not None
         self._peer = _local_peer(slot.socket) if slot.remote is None else _remote_peer(slot.remote, access)
-        self._running = _RunningCalls()
+        self._running: set[Call] = set()  # calls whose lines are being read; its methods are atomic
 
     def close(self) -> None:
         """Close the idle connections; calls in progress continue."""

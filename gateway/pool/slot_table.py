@@ -90,10 +90,6 @@ class SlotTable:
         self.entries: dict[int, Entry] = {slot.index: Entry(slot) for slot in slots}
 
     @property
-    def models(self) -> list[str]:
-        return list(dict.fromkeys(entry.slot.model for entry in self.entries.values()))
-
-    @property
     def states(self) -> dict[int, State]:
         return {index: entry.reported_state for index, entry in self.entries.items()}
 

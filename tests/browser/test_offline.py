@@ -17,7 +17,7 @@ import falcon
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from gateway.api.page import STATIC, PageResource, ServiceWorkerResource, StaticResource, read_assets
+from gateway.api.page import INDEX, STATIC, AssetResource, StaticResource, read_assets, service_worker
 from tests.browser.driver import OPENING, Editor, open_editor
 from tests.e2e.harness import Tercet, free_port, running, until
 
@@ -161,11 +161,11 @@ class PageServer:
         style.write_text(f'{style.read_text()}\nhtml {{ --style: "{version}"; }}\n')
         assets = read_assets(self._folder)
         app = falcon.App()
-        app.add_route("/service_worker.js", ServiceWorkerResource(assets))
+        app.add_route("/service_worker.js", AssetResource(service_worker(assets), "The service worker"))
         if before is not None:
             (self._folder / stale).write_bytes(before)
             assets = read_assets(self._folder)
-        app.add_route("/", PageResource(assets))
+        app.add_route("/", AssetResource(assets[INDEX], "The page"))
         app.add_route("/static/{name}", StaticResource(assets))
         self._app = app
 

@@ -10,7 +10,7 @@ from gateway.api.openai.schema import MAX_COMPLETIONS, MAX_LOGPROBS, MAX_PROMPTS
 from gateway.generation.request import GenerationSpec, Prompt
 from gateway.generation.request_starter import Caller, RequestStarter, document_key, draw_seed
 from gateway.generation.trimming import MIN_TOKENS
-from shared.errors import FieldError, InvalidRequest, PromptTooLong
+from shared.errors import FieldError, PromptTooLong, invalid_field
 from shared.plan import Model
 from shared.protocol import MAX_SEED, Sampling
 
@@ -44,7 +44,7 @@ def generation_spec(
             field allows.
     """
     model = starter.model(request.model, "model")
-    deadline = starter.deadline(started_at, request.max_time, "max_time")
+    deadline = starter.deadline(started_at, request.max_time)
     if request.max_tokens >= model.n_ctx and not request.echo and _is_text(request.prompt):
         request = replace(request, max_tokens=model.n_ctx // 2)
     prompts = _prompts(request, model)
@@ -91,14 +91,18 @@ def _prompts(request: CompletionRequest, model: Model) -> tuple[Prompt, ...]:
     elif all(isinstance(item, str) for item in prompt) or all(isinstance(item, list) for item in prompt):
         prompts = tuple(prompt)  # type: ignore[arg-type]
     else:
-        raise _invalid("prompt", "must be a list of strings, of token ids, or of lists of token ids, not a mixture")
+        raise invalid_field(
+            "prompt", "must be a list of strings, of token ids, or of lists of token ids, not a mixture"
+        )
     if not 1 <= len(prompts) <= MAX_PROMPTS:
-        raise _invalid("prompt", f"must be 1 to {MAX_PROMPTS} prompts, not {len(prompts)}")
+        raise invalid_field("prompt", f"must be 1 to {MAX_PROMPTS} prompts, not {len(prompts)}")
     for ids in prompts:
         if not isinstance(ids, list):
             continue
         if ids and max(ids) >= model.vocab_size:
-            raise _invalid("prompt", f"must have token ids below {model.vocab_size}, the vocabulary of {model.name}")
+            raise invalid_field(
+                "prompt", f"must have token ids below {model.vocab_size}, the vocabulary of {model.name}"
+            )
         if len(ids) + _num_new_tokens(request) > model.n_ctx:
             message = (
                 f"has {len(ids)} tokens, and max_tokens is {request.max_tokens}: together more than {model.n_ctx}, the"
@@ -116,18 +120,18 @@ def _num_completions(request: CompletionRequest, prompts: tuple[Prompt, ...]) ->
     """
     number = request.n if request.best_of is None else request.best_of
     if number < request.n:
-        raise _invalid("best_of", f"must be at least n, which is {request.n}")
+        raise invalid_field("best_of", f"must be at least n, which is {request.n}")
     if request.stream and number > request.n:
-        raise _invalid("best_of", "must be n with stream: which are the best is known at the end")
+        raise invalid_field("best_of", "must be n with stream: which are the best is known at the end")
     if request.stream_options is not None and not request.stream:
-        raise _invalid("stream_options", "is only for stream; send stream: true or leave it out")
+        raise invalid_field("stream_options", "is only for stream; send stream: true or leave it out")
     if len(prompts) * number > MAX_COMPLETIONS:
-        raise _invalid(
+        raise invalid_field(
             "prompt", f"must be at most {MAX_COMPLETIONS // number} prompts with {number} completions of each"
         )
     if request.clean:
         if len(prompts) > 1 or not isinstance(prompts[0], str):
-            raise _invalid("clean", "is only for a single prompt that is a string")
+            raise invalid_field("clean", "is only for a single prompt that is a string")
         for name, is_sent in {
             "best_of": number > request.n,
             "echo": request.echo,
@@ -135,7 +139,7 @@ def _num_completions(request: CompletionRequest, prompts: tuple[Prompt, ...]) ->
             "max_tokens: 0": request.max_tokens == 0,
         }.items():
             if is_sent:
-                raise _invalid("clean", f"cannot be combined with {name}")
+                raise invalid_field("clean", f"cannot be combined with {name}")
     return number
 
 
@@ -158,7 +162,7 @@ def _check_num_logprobs(
             f"is too high for this request: an answer has at most {MAX_LOGPROBS} log-probabilities; send fewer prompts,"
             " a lower n or a lower max_tokens"
         )
-        raise _invalid("logprobs", message)
+        raise invalid_field("logprobs", message)
 
 
 def _sampling(request: CompletionRequest, model: Model) -> Sampling:
@@ -168,13 +172,15 @@ def _sampling(request: CompletionRequest, model: Model) -> Sampling:
     """
     num_new_tokens = _num_new_tokens(request)
     if num_new_tokens >= model.n_ctx:
-        raise _invalid("max_tokens", f"must be below {model.n_ctx}, the context of {model.name}")
+        raise invalid_field("max_tokens", f"must be below {model.n_ctx}, the context of {model.name}")
     if request.top_k > model.vocab_size:
-        raise _invalid("top_k", f"must be at most {model.vocab_size}, the vocabulary of {model.name}")
+        raise invalid_field("top_k", f"must be at most {model.vocab_size}, the vocabulary of {model.name}")
     # The longest id has nine digits; so no name is too long to be a number.
     ids = [int(name) if _TOKEN_ID.fullmatch(name) else model.vocab_size for name in request.logit_bias]
     if max(ids, default=0) >= model.vocab_size:
-        raise _invalid("logit_bias", f"must have token ids below {model.vocab_size}, the vocabulary of {model.name}")
+        raise invalid_field(
+            "logit_bias", f"must have token ids below {model.vocab_size}, the vocabulary of {model.name}"
+        )
     return Sampling(
         **{name: getattr(request, name) for name in _SAMPLING_FIELDS},
         max_new_tokens=num_new_tokens,
@@ -190,7 +196,3 @@ def _num_new_tokens(request: CompletionRequest) -> int:
 
 def _is_text(prompt: str | list[str | int | list[int]]) -> bool:
     return isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], str))
-
-
-def _invalid(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"{field} {message}.", fields=(FieldError(field, message),))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 
-import falcon
 import pytest
-from falcon import testing
 
-from gateway.api.page import STATIC, Asset, ServiceWorkerResource, read_assets
+from gateway.api.page import STATIC, Asset, read_assets, service_worker
 from tests.gateway.conftest import Gateway
 
 CONTENT_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -22,12 +20,6 @@ def test_every_file_is_served_as_it_is(gateway: Gateway, name: str) -> None:
     assert response.status_code == 200
     assert response.content == (STATIC / name).read_bytes()
     assert response.headers["Content-Type"].startswith(CONTENT_TYPES[name.rpartition(".")[2]])
-
-
-def service_worker(assets: dict[str, Asset]) -> bytes:
-    app = falcon.App()
-    app.add_route("/", ServiceWorkerResource(assets))
-    return testing.TestClient(app).simulate_get("/").content
 
 
 def test_the_root_is_the_page(gateway: Gateway) -> None:
@@ -51,11 +43,11 @@ def test_the_service_worker_names_every_file_of_the_editor_with_its_hash(gateway
 
 def test_a_change_of_any_file_changes_the_service_worker() -> None:
     assets = read_assets()
-    before = service_worker(assets)
+    before = service_worker(assets).data
     changed = {name: asset for name, asset in assets.items() if not name.endswith(".html")}
     for name, asset in [*changed.items(), ("index.html", assets["index.html"])]:
         new = Asset.from_bytes(asset.data + b" ", asset.content_type)
-        assert service_worker({**assets, name: new}) != before, name
+        assert service_worker({**assets, name: new}).data != before, name
 
 
 @pytest.mark.parametrize("path", ["/", "/static/page.js", "/service_worker.js"])
