@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -47,20 +47,22 @@ log = structlog.get_logger()
 
 
 class SlotApp(falcon.App[falcon.Request, falcon.Response]):
-    """The WSGI app of one slot. `service` is public for the process that starts and drains it."""
+    """The WSGI app of one slot; it is also the resource of its routes, whose names are the suffixes of the responders.
+
+    Attributes:
+        service: public for the process that starts and drains it.
+    """
 
     def __init__(self, service: SlotService, hangups: HangupWatcher) -> None:
         super().__init__()
         self.service = service
         self._hangups = hangups
+        self._registry = CollectorRegistry()
+        self._registry.register(SlotCollector(lambda: [(service.slot.index, service.state())]))
         self.add_error_handler(TercetError, _render_error)
         self.add_error_handler(Exception, _render_unknown)
-        self.add_route("/generate", GenerateResource(self.generate))
-        self.add_route("/tokenize", TokenizeResource(service))
-        self.add_route("/state", StateResource(service))
-        self.add_route("/metrics", MetricsResource(service))
-        self.add_route("/health/live", HealthResource(None))
-        self.add_route("/health/ready", HealthResource(service))
+        for path in ("/generate", "/tokenize", "/state", "/metrics", "/health/live", "/health/ready"):
+            self.add_route(path, self, suffix=path.rpartition("/")[2])
 
     def generate(self, content: bytes, client: socket.socket | None) -> BranchLines:
         """Start the branch of a `POST /generate`.
@@ -73,14 +75,35 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
         """
         return BranchLines(self.service.submit(wire.parse_generate_request(content)), self._hangups, client)
 
-
-class GenerateResource:
-    def __init__(self, generate: Callable[[bytes, socket.socket | None], BranchLines]) -> None:
-        self._generate = generate
-
-    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
-        resp.stream = self._generate(req.bounded_stream.read(), req.env.get("gunicorn.socket"))
+    def on_post_generate(self, req: falcon.Request, resp: falcon.Response) -> None:
+        resp.stream = self.generate(req.bounded_stream.read(), req.env.get("gunicorn.socket"))
         resp.content_type = wire.NDJSON
+
+    def on_post_tokenize(self, req: falcon.Request, resp: falcon.Response) -> None:
+        response = self.service.tokenize(wire.parse_tokenize_request(req.bounded_stream.read()))
+        resp.content_type = falcon.MEDIA_JSON
+        resp.stream = wire.encode_tokens(response)
+
+    def on_get_state(self, req: falcon.Request, resp: falcon.Response) -> None:
+        resp.content_type = wire.NDJSON
+        if req.query_string == wire.ONCE:
+            resp.data = wire.encode_line(self.service.state())
+            return
+        resp.stream = (wire.encode_line(state) for state in self.service.states())
+
+    def on_get_metrics(self, _req: falcon.Request, resp: falcon.Response) -> None:
+        resp.content_type = CONTENT_TYPE_LATEST
+        resp.data = generate_latest(self._registry)
+
+    def on_get_live(self, _req: falcon.Request, resp: falcon.Response) -> None:
+        """Answer a probe of an orchestrator on the TCP port: the process lives."""
+        resp.media = {"state": "live"}
+
+    def on_get_ready(self, _req: falcon.Request, resp: falcon.Response) -> None:
+        """As `on_get_live`: 200 where the slot is warm."""
+        state = self.service.state().state
+        resp.status = falcon.HTTP_200 if state == "warm" else falcon.HTTP_503
+        resp.media = {"state": state}
 
 
 class BranchLines:
@@ -111,54 +134,6 @@ class BranchLines:
         if self._watching is not None:
             self._watching.__exit__(None, None, None)
         self._branch.close()
-
-
-class TokenizeResource:
-    def __init__(self, service: SlotService) -> None:
-        self._service = service
-
-    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
-        response = self._service.tokenize(wire.parse_tokenize_request(req.bounded_stream.read()))
-        resp.content_type = falcon.MEDIA_JSON
-        resp.stream = wire.encode_tokens(response)
-
-
-class StateResource:
-    def __init__(self, service: SlotService) -> None:
-        self._service = service
-
-    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        resp.content_type = wire.NDJSON
-        if req.query_string == wire.ONCE:
-            resp.data = wire.encode_line(self._service.state())
-            return
-        resp.stream = (wire.encode_line(state) for state in self._service.states())
-
-
-class MetricsResource:
-    def __init__(self, service: SlotService) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(SlotCollector(lambda: [(service.slot.index, service.state())]))
-
-    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        resp.content_type = CONTENT_TYPE_LATEST
-        resp.data = generate_latest(self._registry)
-
-
-class HealthResource:
-    """Answers probes of orchestrators on the TCP port: 200 where the process lives, or where its slot is warm."""
-
-    def __init__(self, service: SlotService | None) -> None:
-        """
-        Args:
-            service: the slot that has to be warm; None: none has to.
-        """
-        self._service = service
-
-    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        state = "live" if self._service is None else self._service.state().state
-        resp.status = falcon.HTTP_200 if state in {"live", "warm"} else falcon.HTTP_503
-        resp.media = {"state": state}
 
 
 def _render_error(req: falcon.Request, resp: falcon.Response, error: TercetError, _params: object) -> None:

@@ -23,7 +23,7 @@ import torch
 from workers.engine.core import EngineCore, Runner
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.cuda.runner import CudaRunner
-from workers.engine.failure_policy import StepFailures, is_load_retried, load_hang, load_pauses
+from workers.engine.failure_policy import StepFailures, load_hang, load_pauses
 from workers.engine.failures import (
     ContextExceeded,
     EngineFailure,
@@ -85,7 +85,6 @@ class EngineStatus:
     num_running: int
     num_waiting: int
     ms_per_token: float  # wall time per decode step, moving average; 0 until warm
-    max_batch: int
     n_ctx: int
     dtype: str  # of the loaded model; the configured one until then
     kernels: str  # of a GPU, and whether steps are CUDA graphs; empty on a CPU and until loaded
@@ -213,7 +212,6 @@ class Engine:
                 num_running=self._num_running,
                 num_waiting=len(self._num_left) - self._num_running,
                 ms_per_token=self._ms_per_token,
-                max_batch=self._config.max_batch,
                 n_ctx=loaded.config.n_positions if loaded else 0,
                 dtype=loaded.dtype if loaded else self._config.dtype,
                 kernels=self._kernels,
@@ -304,7 +302,7 @@ class Engine:
                 self._warm_up(runner)
         except BaseException as error:  # any kind of broken file; a panic in Rust is no Exception
             failure = load_failure(error, self._config.device)
-            if not is_load_retried(failure):
+            if not failure.is_recoverable:
                 raise failure from error
             self._record(failure, retry_s=retry_s)
             self._set_state(EngineState.FAILED, failure.detail)

@@ -36,11 +36,6 @@ def restart_pause_s(num_failures: int) -> float:
     return min(MAX_LOAD_PAUSE_S, FIRST_LOAD_PAUSE_S * 2 ** (num_failures - 1)) if num_failures else 0.0
 
 
-def is_load_retried(failure: EngineFailure) -> bool:
-    """Whether this process may try again to load the model after a load that failed with `failure`."""
-    return failure.is_recoverable
-
-
 def load_hang(load_s: float) -> Hang:
     """The failure of a load that took longer than `load_s`."""
     return Hang(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from workers.engine.request import GeneratedToken, SequenceOutput
 
@@ -71,21 +71,11 @@ class ResultStream:
         """Whether further outputs were delivered together with the one that `next` returned last."""
         return bool(self._delivered)
 
-    def outputs(self) -> Iterator[GeneratedToken | SequenceOutput]:
-        """All tokens (if the request is streamed), then the `SequenceOutput`."""
-        while True:
-            output = self.next()
-            assert output is not None  # without a timeout
-            yield output
-            if isinstance(output, SequenceOutput):
-                return
-
     def result(self) -> SequenceOutput:
         """Waits for the end of the sequence."""
-        for output in self.outputs():
-            if isinstance(output, SequenceOutput):
-                return output
-        raise AssertionError("outputs() ends with a SequenceOutput")
+        while not isinstance(output := self.next(), SequenceOutput):
+            pass
+        return output
 
     def cancel(self) -> None:
         """Ends the sequence after at most one more decode step, with `finish_reason` "cancelled"."""

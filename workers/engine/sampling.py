@@ -16,20 +16,8 @@ from torch import Tensor
 
 from workers.engine.arithmetic_code import MIN_WIDTH, Code
 from workers.engine.draw import NUM_CANDIDATES, Draw, num_needed, rank
-from workers.engine.logits_processors import all_limits, limits, process, warp
+from workers.engine.logits_processors import all_limits, process, warp
 from workers.engine.request import GeneratedToken, PromptLogprobs, TopLogprobs
-
-__all__ = [
-    "NUM_CANDIDATES",
-    "Draw",
-    "first_of_equals",
-    "limits",
-    "num_needed",
-    "pick",
-    "rank",
-    "sample",
-    "score",
-]
 
 # Token ids [rows], and the points and widths of their codes after the draw, [2, rows] float64.
 _Drawn = tuple[Tensor, Tensor]

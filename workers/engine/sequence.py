@@ -13,7 +13,7 @@ from workers.engine.failures import EngineFailure
 from workers.engine.request import EngineRequest, GeneratedToken, PromptLogprobs, SequenceOutput, TopLogprobs
 from workers.engine.result_stream import ResultStream
 from workers.text.stop_strings import StopMatcher
-from workers.text.token_healing import AllowedTokens, ForcedPrefix, TokenConstraint, TokenHealing
+from workers.text.token_healing import AllowedTokens, ForcedPrefix, TokenHealing
 from workers.text.tokenizer import Tokenizer
 
 
@@ -80,7 +80,7 @@ class Sequence:
         self._cached_tokens = 0
         self._scheduled_at: float | None = None
         self._first_token_at: float | None = None
-        self._constraint: TokenConstraint | None = None
+        self._constraint: ForcedPrefix | None = None
         self._stop_search: _StopSearch | None = None
         self._sampling = sampling = request.sampling
         if request.forced_prefix:

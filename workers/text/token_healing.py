@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -47,26 +47,12 @@ class AllowedTokens:
         object.__setattr__(self, "longer_table", np.array(sorted(self.longer), np.int64))
 
 
-class TokenConstraint(Protocol):
-    """What restricts the tokens of one sequence. Its state follows the tokens that are accepted.
+class ForcedPrefix:
+    """What restricts the tokens of one sequence: its text must begin with certain bytes. Follows the accepted tokens.
 
     Attributes:
         num_forced: accepted tokens that carry no text of their own, only text that was required.
     """
-
-    num_forced: int
-
-    def allowed_next(self, ahead: Sequence[int] = ()) -> AllowedTokens | None:
-        """Tokens allowed after the accepted ones and then those of `ahead`; None if any token is."""
-        ...
-
-    def accept(self, token_id: int) -> int:
-        """Takes the next generated token. Returns how many of its first bytes were required."""
-        ...
-
-
-class ForcedPrefix:
-    """A constraint: the text must begin with certain bytes."""
 
     __slots__ = ("_healing", "_rest", "num_forced")
 
@@ -76,12 +62,14 @@ class ForcedPrefix:
         self.num_forced = 0
 
     def allowed_next(self, ahead: Sequence[int] = ()) -> AllowedTokens | None:
+        """Tokens allowed after the accepted ones and then those of `ahead`; None if any token is."""
         rest = self._rest
         if rest and ahead:
             rest = rest[sum(len(self._healing.token_bytes(id_)) for id_ in ahead) :]
         return self._healing.allowed_tokens(rest) if rest else None
 
     def accept(self, token_id: int) -> int:
+        """Takes the next generated token. Returns how many of its first bytes were required."""
         if not self._rest:
             return 0
         data = self._healing.token_bytes(token_id)

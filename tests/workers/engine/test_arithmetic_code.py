@@ -18,8 +18,8 @@ from workers.engine import sampling
 from workers.engine.arithmetic_code import MIN_WIDTH, Code, first_code, uniform
 from workers.engine.cpu.kernels import ThreadTeam
 from workers.engine.cpu.sampler import CpuSampler
+from workers.engine.draw import Draw
 from workers.engine.request import GeneratedToken, SamplingParams
-from workers.engine.sampling import Draw
 
 NUM_SEEDS = 20_000
 VOCAB = 6

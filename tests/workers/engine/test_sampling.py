@@ -21,8 +21,8 @@ from workers.engine import sampling
 from workers.engine.arithmetic_code import MIN_WIDTH, first_code
 from workers.engine.cpu.kernels import ThreadTeam
 from workers.engine.cpu.sampler import CpuSampler
+from workers.engine.draw import Draw
 from workers.engine.request import GeneratedToken, SamplingParams
-from workers.engine.sampling import Draw
 from workers.text.token_healing import AllowedTokens
 
 VOCAB = 1000

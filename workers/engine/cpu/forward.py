@@ -38,10 +38,10 @@ from workers.engine.cpu.layouts import (
 )
 from workers.engine.cpu.linear import CpuLinear, PackedInt8Linear
 from workers.engine.cpu.sampler import CpuSampler, drawn_tokens
+from workers.engine.draw import Draw
 from workers.engine.interrupt import Interrupt
 from workers.engine.model.gpt2 import GPT2, MAX_HEAD_ROWS, Activate, AddAndNorm, Attend, Linear, Multiply
 from workers.engine.request import GeneratedToken
-from workers.engine.sampling import Draw
 
 # Numbers that a kernel processes from which on it pays to divide them among threads: measured on two cores, for a call
 # of its own, which wakes the threads, and within a program, where they are awake.

@@ -21,7 +21,6 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from workers.engine.cpu import kernel_image
 from workers.engine.cpu.kernel_image import KernelImage, LoadedKernels, load, read_image
 
 PACKAGE = Path(__file__).parent
@@ -68,7 +67,7 @@ def _compile_here() -> LoadedKernels:
     from workers.engine.cpu.kernel_source import build, int8
 
     return LoadedKernels(
-        {name: kernel_image.Kernel(kernel.address) for name, kernel in build.KERNELS.items()},
+        {name: kernel.address for name, kernel in build.KERNELS.items()},
         int8.HAS_DOT_PRODUCTS,
         int8.HAS_AMX,
     )

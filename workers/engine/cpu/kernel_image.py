@@ -37,23 +37,16 @@ class KernelImage(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
-    """A compiled function in memory."""
-
-    address: int
-
-
-@dataclass(frozen=True, slots=True)
 class LoadedKernels:
     """The kernels in memory.
 
     Attributes:
-        functions: functions by name.
+        functions: their addresses by name.
         has_dot_products: the CPU has AVX-512 VNNI, and `multiply` is there.
         has_amx: the CPU has AMX, and Linux has granted it to this process.
     """
 
-    functions: dict[str, Kernel]
+    functions: dict[str, int]
     has_dot_products: bool
     has_amx: bool
 
@@ -81,7 +74,7 @@ def load(image: KernelImage) -> LoadedKernels:
     if libc.mprotect(ctypes.c_void_p(base), ctypes.c_size_t(len(image.code)), mmap.PROT_READ | mmap.PROT_EXEC):
         raise OSError(ctypes.get_errno(), "compiled kernels cannot be made executable")
     _anchors.append(anchor)
-    functions = {name: Kernel(base + offset) for name, offset in image.functions.items()}
+    functions = {name: base + offset for name, offset in image.functions.items()}
     return LoadedKernels(functions, image.has_dot_products, image.has_amx and request_amx())
 
 

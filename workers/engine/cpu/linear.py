@@ -119,7 +119,7 @@ class LinearMaker:
         """
         makers: dict[str, Callable[[Tensor], Product]] = {
             "fp32": FloatProduct,
-            "bf16": Bf16Product,
+            "bf16": partial(FloatProduct, dtype=torch.bfloat16),
             "int8": partial(int8_product, memory=HugePages()),
         }
         if dtype not in makers:
@@ -159,35 +159,25 @@ def _agreeing_row_counts(product: Product, in_features: int, counts: Sequence[in
 
 
 class FloatProduct:
-    """float32 weights, packed for oneDNN: for few rows faster than MKL, and its times vary less."""
+    """float32 or bf16 weights, packed for oneDNN: for few rows faster than MKL, and its times vary less.
 
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PROBE_ROWS) if has_onednn() else weight
+    For bf16, activations are rounded for the product and stay float32 elsewhere.
+    """
+
+    def __init__(self, weight: Tensor, dtype: torch.dtype = torch.float32) -> None:
+        self._dtype = dtype
+        weight = weight.to(dtype)
+        num_rows = PROBE_ROWS if dtype == torch.float32 else 1
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, num_rows) if has_onednn() else weight
 
     def mode(self, num_rows: int) -> int:
         return PLAIN
 
     def __call__(self, x: Tensor) -> Tensor:
+        x = x.to(self._dtype)
         if not has_onednn():
-            return F.linear(x, self._weight)
+            return F.linear(x, self._weight).float()
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
-        return y
-
-
-class Bf16Product:
-    """bf16 weights; activations are rounded to bf16 for the product and stay float32 elsewhere."""
-
-    def __init__(self, weight: Tensor) -> None:
-        weight = weight.bfloat16()
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if has_onednn() else weight
-
-    def mode(self, num_rows: int) -> int:
-        return PLAIN
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if not has_onednn():
-            return F.linear(x.bfloat16(), self._weight).float()
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self._weight, None, "none", [], "")
         return y.float()
 
 

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from workers.engine.arithmetic_code import Code
 from workers.engine.cpu.layouts import DRAW, SAMPLER, SAMPLER_SCRATCH
+from workers.engine.draw import NUM_CANDIDATES, Draw, num_needed, rank
+from workers.engine.logits_processors import limits
 from workers.engine.request import GeneratedToken, PromptLogprobs
-from workers.engine.sampling import NUM_CANDIDATES, Draw, limits, num_needed, rank, sample, score
+from workers.engine.sampling import sample, score
 
 if TYPE_CHECKING:
     from workers.engine.cpu.kernels import ThreadTeam

@@ -29,13 +29,7 @@ TABLE_ROWS = NEXT_POINTS + MAX_STEPS
 
 
 class StepKernels(Protocol):
-    """What a decode step computes between its matrix products.
-
-    Attributes:
-        name: which implementation it is, for operators.
-    """
-
-    name: str
+    """What a decode step computes between its matrix products."""
 
     def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor) -> tuple[Tensor, Tensor]:
         """The start of a step.
@@ -111,8 +105,6 @@ class _Places:
 
 class TorchKernels:
     """`StepKernels` in plain torch: many small kernels on a GPU, and the meaning of all others."""
-
-    name = "torch"
 
     def __init__(self, length: int) -> None:
         """

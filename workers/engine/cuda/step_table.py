@@ -16,7 +16,7 @@ from workers.engine.arithmetic_code import uniform
 from workers.engine.batch import BatchRow
 from workers.engine.cuda.kv_cache import SlotLayout
 from workers.engine.cuda.step_kernels import AT, MAX_STEPS, NEXT_POINTS, TABLE_ROWS
-from workers.engine.sampling import limits
+from workers.engine.logits_processors import limits
 from workers.engine.sequence import Sequence
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

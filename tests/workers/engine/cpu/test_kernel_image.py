@@ -90,7 +90,7 @@ def test_code_cannot_be_changed_once_it_is_loaded(image_path: Path) -> None:
     image = read_image(image_path)
     assert image is not None
     loaded = load(image)
-    address = loaded.functions["sample"].address
+    address = loaded.functions["sample"]
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, end = (int(part, 16) for part in line.split()[0].split("-"))
         if start <= address < end:

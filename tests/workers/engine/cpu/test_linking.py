@@ -48,7 +48,7 @@ def test_linked_code_finds_its_data_itself_and_the_c_library() -> None:
     objects = {"kernel": compiled("large")}
     linked = link(objects, frozenset({"exp", "abort"}), frozenset({"never"}))
     loaded = load(KernelImage(*linked, has_dot_products=False, has_amx=False))
-    kernel = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(loaded.functions["kernel"].address)
+    kernel = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(loaded.functions["kernel"])
     assert [kernel(x) for x in range(4)] == [2, 11, 101, 1001]
 
 

@@ -31,11 +31,13 @@ from workers.engine.cuda.graphs import Batch, Program, StepResult
 from workers.engine.cuda.kv_cache import KVCache, SlotLayout
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.cuda.step_kernels import AT, ID, POINT, POSITION, START, WIDTH, draw
+from workers.engine.draw import Draw
 from workers.engine.engine import Engine
 from workers.engine.kv_copies import SUFFIX_TOKENS
 from workers.engine.loader import LoadedModel, build, load_model
+from workers.engine.logits_processors import limits
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
-from workers.engine.sampling import Draw, limits, sample
+from workers.engine.sampling import sample
 
 DEVICE = "cpu:0"
 CPU = torch.device(DEVICE)

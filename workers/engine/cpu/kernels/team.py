@@ -13,20 +13,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workers.engine.cpu.kernel_files import kernels
-from workers.engine.cpu.kernel_image import Kernel
 from workers.engine.cpu.layouts import CALL, ENTRY, PROGRAM
 from workers.engine.interrupt import Interrupt
 
 _RUN_PROGRAM = kernels().functions["run_program"]
-_RUN = ctypes.CFUNCTYPE(None, ctypes.c_int64)(_RUN_PROGRAM.address)
-_RUN_WITH_GIL = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(_RUN_PROGRAM.address)
+_RUN = ctypes.CFUNCTYPE(None, ctypes.c_int64)(_RUN_PROGRAM)
+_RUN_WITH_GIL = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(_RUN_PROGRAM)
 _HEAD_BYTES = PROGRAM.itemsize
 
 
 class KernelCall(NamedTuple):
-    """A kernel and the addresses that it is called with; the kernel's docstring says what they are of."""
+    """A kernel's address and those that it is called with; the kernel's docstring says what they are of."""
 
-    kernel: Kernel
+    kernel: int
     step_at: int
     layer_at: int = 0
     product_at: int = 0
@@ -64,7 +63,7 @@ class ThreadTeam:
         """Runs the PROGRAM at this address."""
         if num_threads > 1:
             assert self._parallel is not None
-            self._parallel(_RUN_PROGRAM.address, program_at, num_threads, 0)
+            self._parallel(_RUN_PROGRAM, program_at, num_threads, 0)
         elif holds_gil:
             _RUN_WITH_GIL(program_at)
         else:
@@ -96,7 +95,7 @@ class Program:
 
     def replace(self, number: int, call: KernelCall) -> None:
         """Makes `call` the entry `number`."""
-        self._entries[number] = call.kernel.address, 0, 0
+        self._entries[number] = call.kernel, 0, 0
         self._calls[number] = call.step_at, call.layer_at, call.product_at, 0, 1
 
     def run(

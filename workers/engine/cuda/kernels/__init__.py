@@ -13,13 +13,6 @@ if TYPE_CHECKING:
     from workers.engine.cuda.kernels.triton_kernels import TritonKernels
     from workers.engine.model.gpt2 import GPT2Config
 
-# The package on PyPI that has a module.
-PACKAGES = {"triton": "triton", "cuda": "cuda-bindings"}
-
-
-class MissingPackage(ImportError):
-    """A package that the Triton kernels need is not installed."""
-
 
 def make_triton_kernels(config: GPT2Config, max_sequences: int, device: torch.device) -> TritonKernels:
     """The Triton kernels for a model, on a GPU, or on a CPU in Triton's interpreter.
@@ -28,17 +21,9 @@ def make_triton_kernels(config: GPT2Config, max_sequences: int, device: torch.de
         max_sequences: rows of the largest batch.
 
     Raises:
-        MissingPackage: if Triton or cuda-bindings is not installed; the text names the package.
+        ModuleNotFoundError: if Triton or cuda-bindings is not installed.
         RuntimeError: if the device is a CPU and Triton's interpreter is off, or the CUDA driver reports an error.
     """
-    try:
-        from workers.engine.cuda.kernels.triton_kernels import TritonKernels
+    from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 
-        return TritonKernels(config, max_sequences, device)
-    except ModuleNotFoundError as error:
-        package = PACKAGES.get((error.name or "").partition(".")[0])
-        if package is None:
-            raise
-        raise MissingPackage(
-            f"The Triton kernels need {package}, which is not installed: pip install {package}"
-        ) from error
+    return TritonKernels(config, max_sequences, device)

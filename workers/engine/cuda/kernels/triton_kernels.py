@@ -42,8 +42,6 @@ LOG_CANDIDATES = NUM_CANDIDATES.bit_length() - 1
 class TritonKernels:
     """`StepKernels` on a GPU, or on a CPU in Triton's interpreter. For one stream and thread at a time."""
 
-    name = "triton"
-
     def __init__(
         self, config: GPT2Config, max_sequences: int, device: torch.device, launcher: Launcher | None = None
     ) -> None:

@@ -15,15 +15,12 @@ import torch
 pytest.importorskip("triton")
 real_driver = pytest.importorskip("cuda.bindings.driver")
 
-from workers.engine.cuda.kernels import MissingPackage, make_triton_kernels  # noqa: E402 - needs Triton
 from workers.engine.cuda.kernels.launch import Launcher  # noqa: E402
 from workers.engine.cuda.kernels.norm import ADD_NORM  # noqa: E402
-from workers.engine.model.gpt2 import GPT2Config  # noqa: E402
 
 GPU = torch.device("cuda", 0)
 STREAM = 4242
 FUNCTION, CONTEXT = 77, 99
-CONFIG = GPT2Config(vocab_size=64, n_embd=64, n_head=1, n_positions=64)
 
 
 class Code(IntEnum):
@@ -134,13 +131,3 @@ def test_an_error_names_the_call(call: str) -> None:
 def test_a_cpu_needs_the_interpreter() -> None:
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1"):
         launch(Launcher(torch.device("cpu")))
-
-
-@pytest.mark.parametrize(("module", "package"), [("cuda.bindings", "cuda-bindings"), ("triton", "triton")])
-def test_a_missing_package_is_named(module: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(sys.modules):
-        if name.startswith(("workers.engine.cuda.kernels.", "cuda.bindings")):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingPackage, match=f"pip install {package}$"):
-        make_triton_kernels(CONFIG, 1, GPU)
