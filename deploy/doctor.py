@@ -10,10 +10,8 @@ import os
 import platform
 import resource
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,7 +21,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from deploy.gpus import DEVICE_NODES, check_gpus, has_mps, list_gpus
+from deploy.gpus import DEVICE_NODES, check_gpus, has_mps, list_gpus, query_gpus
 from deploy.planning import count_gpus
 from deploy.terminal import make_console
 from shared import cpu_features
@@ -155,16 +153,9 @@ def _load(root: Path) -> Iterator[Finding]:
     if not text:
         return
     load = float(text.split()[0])
-    if load > cores / 2:
-        yield Finding(
-            "load",
-            f"{load:g} processes want to run on {cores} cores",
-            "advice",
-            "Other processes take time from every token.",
-            "ps -eo pcpu,args --sort=-pcpu | head",
-        )
-    else:
-        yield Finding("load", f"{load:g} processes want to run on {cores} cores")
+    fact = f"{load:g} processes want to run on {cores} cores"
+    why = "Other processes take time from every token."
+    yield _judged("load", fact, load > cores / 2, why, "ps -eo pcpu,args --sort=-pcpu | head")
 
 
 def _memory(root: Path) -> Iterator[Finding]:
@@ -176,11 +167,9 @@ def _memory(root: Path) -> Iterator[Finding]:
         total = int(limit)
         available = min(available, total - int(_read(root / "sys/fs/cgroup/memory.current") or 0))
     fact = f"{available / GIB:.1f} of {total / GIB:.1f} GiB available"
-    if available < MIN_MEMORY_BYTES:
-        why = "A worker may be killed while it loads its model: serve the small checkpoint in small batches."
-        yield Finding("memory", fact, "advice", why, "TERCET_MODELS=embedded TERCET_MAX_BATCH=12 tercet serve")
-    else:
-        yield Finding("memory", fact)
+    why = "A worker may be killed while it loads its model: serve the small checkpoint in small batches."
+    command = "TERCET_MODELS=embedded TERCET_MAX_BATCH=12 tercet serve"
+    yield _judged("memory", fact, available < MIN_MEMORY_BYTES, why, command)
     pages = _read(root / "sys/kernel/mm/transparent_hugepage/enabled")
     if "[never]" in pages:
         yield Finding(
@@ -196,12 +185,11 @@ def _memory(root: Path) -> Iterator[Finding]:
 
 def _limits(root: Path) -> Iterator[Finding]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    descriptors = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
-    if hard != resource.RLIM_INFINITY and hard < MIN_DESCRIPTORS:
-        why = "A connection is a descriptor: with few, idle clients are disconnected."
-        yield Finding("limits", f"{descriptors} open files", "advice", why, "ulimit -Hn 16384 (systemd: LimitNOFILE=)")
-    else:
-        yield Finding("limits", f"{descriptors} open files")
+    is_unlimited = hard == resource.RLIM_INFINITY
+    fact = f"{'unlimited' if is_unlimited else hard} open files"
+    why = "A connection is a descriptor: with few, idle clients are disconnected."
+    is_low = not is_unlimited and hard < MIN_DESCRIPTORS
+    yield _judged("limits", fact, is_low, why, "ulimit -Hn 16384 (systemd: LimitNOFILE=)")
     backlog = _read(root / "proc/sys/net/core/somaxconn")
     if backlog.isdigit() and int(backlog) < BACKLOG:
         why = f"Tercet asks for a backlog of {BACKLOG} connections, which wait in it while a gateway is replaced."
@@ -240,7 +228,7 @@ def _gpus(settings: Settings, environ: Mapping[str, str], root: Path) -> Iterato
     _, cuda = installed_cuda()
     for gpu in gpus:
         yield Finding("gpu", f"{gpu.index}: {gpu.name}, driver {gpu.driver}; torch is built for CUDA {cuda}")
-    if "Disabled" in _nvidia_smi("persistence_mode"):
+    if ["Disabled"] in query_gpus("persistence_mode"):
         why = "The driver forgets the card whenever no process uses it, and the next start waits for it."
         yield Finding("gpu", "persistence mode is off", "advice", why, "nvidia-smi -pm 1")
     if has_mps(environ, root):
@@ -257,13 +245,6 @@ def _gpus(settings: Settings, environ: Mapping[str, str], root: Path) -> Iterato
 
 def _is_nvidia_card(device: Path) -> bool:
     return _read(device / "vendor") == _NVIDIA and _read(device / "class").startswith("0x03")
-
-
-def _nvidia_smi(field: str) -> str:
-    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
-    with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-    return ""
 
 
 def _caches(settings: Settings) -> Iterator[Finding]:
@@ -295,10 +276,13 @@ def _caches(settings: Settings) -> Iterator[Finding]:
         existing = next(path for path in (place, *place.parents) if os.path.exists(path))
         free = shutil.disk_usage(existing).free
         fact = f"{free / GIB:.1f} GiB free at {existing} ({use})"
-        if free < MIN_DISK_BYTES and use == "checkpoints":
-            yield Finding("disk", fact, "advice", "A checkpoint of GPT-2 small takes 0.6 GB.", "export HF_HOME=/path")
-        else:
-            yield Finding("disk", fact)
+        is_low = free < MIN_DISK_BYTES and use == "checkpoints"
+        yield _judged("disk", fact, is_low, "A checkpoint of GPT-2 small takes 0.6 GB.", "export HF_HOME=/path")
+
+
+def _judged(topic: str, fact: str, is_advised: bool, why: str, command: str) -> Finding:
+    """A fact, with the advice only where it can be improved."""
+    return Finding(topic, fact, "advice", why, command) if is_advised else Finding(topic, fact)
 
 
 def _read(path: Path) -> str:

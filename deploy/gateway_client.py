@@ -15,22 +15,26 @@ from shared.errors import StartError
 from shared.settings import Settings
 
 
-def local_client(settings: Settings, environ: Mapping[str, str], timeout_s: float = 5.0) -> httpx.Client:
-    """A client of this instance's gateway. It trusts the instance's certificate and no other.
+def gateway_client(
+    settings: Settings, environ: Mapping[str, str], url: str | None = None, timeout_s: float = 5.0
+) -> httpx.Client:
+    """A client of this instance's gateway, which trusts the instance's certificate and no other; or of that at `url`.
+
+    At a URL it trusts the machine's certificate authorities, or those of `SSL_CERT_FILE`.
 
     Raises:
         StartError: the certificate cannot be read, or the key has characters that no key has.
     """
-    return _client(settings.url, environ, _trust(settings), timeout_s)
-
-
-def remote_client(url: str, environ: Mapping[str, str], timeout_s: float = 5.0) -> httpx.Client:
-    """A client of the gateway at `url`. It trusts the machine's certificate authorities, or those of `SSL_CERT_FILE`.
-
-    Raises:
-        StartError: the key has characters that no key has.
-    """
-    return _client(url, environ, ssl.create_default_context(), timeout_s)
+    key = environ.get("TERCET_API_KEY", "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise StartError("TERCET_API_KEY is not an API key: it has characters other than letters, digits, - and _.")
+    return httpx.Client(
+        base_url=url or settings.url,
+        headers={"Authorization": f"Bearer {key}"} if key else None,
+        verify=ssl.create_default_context() if url else _trust(settings),
+        timeout=timeout_s,
+        trust_env=False,
+    )
 
 
 def server_url(text: str | None) -> str | None:
@@ -46,19 +50,6 @@ def server_url(text: str | None) -> str | None:
     if url is not None and not (url.scheme in {"http", "https"} and url.host):
         raise typer.BadParameter("it must be like http://127.0.0.1:8000 or https://tercet.example")
     return text
-
-
-def _client(url: str, environ: Mapping[str, str], verify: ssl.SSLContext | bool, timeout_s: float) -> httpx.Client:
-    key = environ.get("TERCET_API_KEY", "").strip()
-    if not (key.isascii() and key.isprintable()):
-        raise StartError("TERCET_API_KEY is not an API key: it has characters other than letters, digits, - and _.")
-    return httpx.Client(
-        base_url=url,
-        headers={"Authorization": f"Bearer {key}"} if key else None,
-        verify=verify,
-        timeout=timeout_s,
-        trust_env=False,
-    )
 
 
 def _trust(settings: Settings) -> ssl.SSLContext | bool:

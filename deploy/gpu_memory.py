@@ -10,12 +10,14 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from rich.table import Table
 
+from deploy.gpus import query_gpus, run_nvidia_smi, visible_entry
 from shared.errors import StartError
 from shared.memory_plan import Division, Gpu, ModelShape, divide, largest, needed_bytes, usable_bytes, worker_needs
 from shared.plan import Model, Plan, Slot
@@ -25,8 +27,8 @@ from workers.engine.kv_copies import SUFFIX_TOKENS
 
 GIB = 1 << 30
 # Layers and width of the models with random weights, which have no config.json.
+SYNTHETIC_HEAD_SIZE = 64
 SYNTHETIC_SHAPES = {"synthetic:small": (12, 768), "synthetic:medium": (24, 1024)}
-MAX_COUNT = 64  # up to which the largest count that fits is searched for
 _MIG_LINE = re.compile(r"\s+MIG (?P<name>\S+\.(?P<gigabytes>\d+)gb\S*) .*\(UUID: (?P<uuid>[^)]+)\)")
 
 
@@ -98,50 +100,48 @@ def _divide(card: Card, slots: Sequence[Slot], plan: Plan, settings: Settings) -
     )
 
 
-def model_shape(model: Model) -> ModelShape:
+@dataclass(frozen=True, slots=True)
+class Shape(ModelShape):
+    """The sizes that determine a model's memory, and those that its kernels depend on (`kernel_store.Shape`)."""
+
+    n_head: int
+
+    @property
+    def n_positions(self) -> int:
+        return self.n_ctx
+
+
+def model_shape(model: Model) -> Shape:
     """The sizes of a model of the plan."""
     if model.source == "synthetic":
         num_layers, width = SYNTHETIC_SHAPES[model.name]
-        return ModelShape(num_layers, width, 4 * width, model.n_ctx, model.vocab_size)
+        return Shape(num_layers, width, 4 * width, model.n_ctx, model.vocab_size, width // SYNTHETIC_HEAD_SIZE)
     sizes = read_config(Path(model.directory))
-    return ModelShape(sizes["n_layer"], sizes["n_embd"], sizes["n_inner"], model.n_ctx, model.vocab_size)
+    return Shape(sizes["n_layer"], sizes["n_embd"], sizes["n_inner"], model.n_ctx, model.vocab_size, sizes["n_head"])
 
 
 def list_cards() -> list[Card]:
     """The GPUs of this machine; none where `nvidia-smi` is missing or fails."""
-    listed = _run("--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits")
-    cards = []
-    for line in listed.splitlines():
-        parts = [part.strip() for part in line.split(",", 3)]
-        if len(parts) == 4:
-            index, uuid, mebibytes, name = parts
-            cards.append(Card(index, uuid, name, int(mebibytes) << 20 if mebibytes.isdecimal() else None))
-    return cards
+    return [
+        Card(index, uuid, name, int(mebibytes) << 20 if mebibytes.isdecimal() else None)
+        for index, uuid, mebibytes, name in query_gpus("index,uuid,memory.total,name")
+    ]
 
 
 def list_mig_instances() -> list[Card]:
     """The MIG instances of this machine. Their memory is that in their name, which is at most what they have."""
-    matches = map(_MIG_LINE.match, _run("-L").splitlines())
-    return [
-        Card("", match["uuid"], f"MIG {match['name']}", int(match["gigabytes"]) * 10**9) for match in matches if match
-    ]
-
-
-def _run(*arguments: str) -> str:
-    try:
-        return subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
+    with suppress(OSError, subprocess.SubprocessError):
+        matches = map(_MIG_LINE.match, run_nvidia_smi("-L").splitlines())
+        return [
+            Card("", match["uuid"], f"MIG {match['name']}", int(match["gigabytes"]) * 10**9)
+            for match in matches
+            if match
+        ]
+    return []
 
 
 def _card_of(device: str, cards: Sequence[Card], environ: Mapping[str, str]) -> Card:
-    """The card of `cuda:<n>`: entry n of `CUDA_VISIBLE_DEVICES` if that is set, else GPU n."""
-    number = int(device.partition(":")[2])
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    entry = str(number)
-    if visible is not None:
-        entries = [part.strip() for part in visible.split(",")]
-        entry = entries[number] if number < len(entries) and entries[number] else entry
+    entry = visible_entry(device, environ) or device.partition(":")[2]
     if entry.startswith("MIG-"):
         cards = list_mig_instances()
     # A UUID may be shortened, as long as it is unique.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
@@ -41,10 +42,12 @@ def list_gpus(nodes: Iterable[Sequence[str]] = DEVICE_NODES, timeout_s: float = 
     """
     try:
         try:
-            rows = _query(f"{_FIELDS},compute_cap", timeout_s)
+            rows = _query(f"{_FIELDS},compute_cap", timeout_s=timeout_s)
         except subprocess.CalledProcessError:  # drivers before 510 (not verified) have no such field
-            rows = [[*row, ""] for row in _query(_FIELDS, timeout_s)]
-        found = [InstalledGpu(index, uuid, name, driver, _capability(text)) for index, uuid, name, driver, text in rows]
+            rows = [[*row, ""] for row in _query(_FIELDS, timeout_s=timeout_s)]
+        found = [
+            InstalledGpu(index, uuid, name, driver, read_capability(text)) for index, uuid, name, driver, text in rows
+        ]
         reason = "lists no GPU"
     except FileNotFoundError:
         found, reason = [], "is not installed"
@@ -104,26 +107,48 @@ def has_mps(environ: Mapping[str, str], root: Path = Path("/")) -> bool:
 
 def _gpu_of(device: str, gpus: Sequence[InstalledGpu], environ: Mapping[str, str]) -> InstalledGpu | None:
     """The GPU of `cuda:<n>`; None if it is a MIG instance, or not listed."""
-    entry = device.partition(":")[2]
-    if (visible := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        entries = [text.strip() for text in visible.split(",")]
-        entry = entries[int(entry)] if int(entry) < len(entries) else ""
+    entry = visible_entry(device, environ)
     is_uuid = entry.startswith("GPU-")
     return next((gpu for gpu in gpus if (gpu.uuid.startswith(entry) if is_uuid else gpu.index == entry)), None)
 
 
-def _query(fields: str, timeout_s: float) -> list[list[str]]:
-    """Rows of as many values as there are fields.
+def visible_entry(device: str, environ: Mapping[str, str]) -> str:
+    """The GPU that CUDA takes for `cuda:<n>`: entry n of `CUDA_VISIBLE_DEVICES` if that is set, else n itself.
 
+    It is empty if there are fewer entries.
+    """
+    number = device.partition(":")[2]
+    if (visible := environ.get("CUDA_VISIBLE_DEVICES")) is None:
+        return number
+    entries = [text.strip() for text in visible.split(",")]
+    return entries[int(number)] if int(number) < len(entries) else ""
+
+
+def query_gpus(fields: str, *options: str) -> list[list[str]]:
+    """The values of these fields for each GPU; no row if `nvidia-smi` is missing, fails or hangs."""
+    with suppress(OSError, subprocess.SubprocessError):
+        return _query(fields, *options)
+    return []
+
+
+def run_nvidia_smi(*arguments: str, timeout_s: float = TIMEOUT_S) -> str:
+    """
     Raises:
         OSError, subprocess.SubprocessError: nvidia-smi is missing, fails or hangs.
     """
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
-    listed = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True).stdout
-    rows = [[value.strip() for value in line.split(",")] for line in listed.splitlines()]
-    return [row for row in rows if len(row) == len(fields.split(","))]
+    command = ["nvidia-smi", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True).stdout
 
 
-def _capability(text: str) -> Capability | None:
+def read_capability(text: str) -> Capability | None:
+    """A compute capability like 9.0; None if the driver does not say."""
     major, _, minor = text.partition(".")
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
+
+
+def _query(fields: str, *options: str, timeout_s: float = TIMEOUT_S) -> list[list[str]]:
+    """Rows of as many values as there are fields; raises as `run_nvidia_smi`. Only the last may contain commas."""
+    listed = run_nvidia_smi(*options, f"--query-gpu={fields}", "--format=csv,noheader,nounits", timeout_s=timeout_s)
+    num_commas = fields.count(",")
+    rows = [[value.strip() for value in line.split(",", num_commas)] for line in listed.splitlines()]
+    return [row for row in rows if len(row) > num_commas]

@@ -8,7 +8,7 @@ import httpx
 import msgspec
 from rich.table import Table
 
-from deploy.gateway_client import local_client
+from deploy.gateway_client import gateway_client
 from gateway.pool.client import BranchError, SlotClient
 from shared.plan import Plan
 from shared.protocol import State
@@ -25,7 +25,7 @@ class SlotStates:
         self._gateway: httpx.Client | None = None
         self._workers: list[SlotClient] = []
         if "gateway" in roles:
-            self._gateway = local_client(settings, environ, timeout_s=TIMEOUT_S)
+            self._gateway = gateway_client(settings, environ, timeout_s=TIMEOUT_S)
         else:
             self._workers = [SlotClient(slot, TIMEOUT_S) for slot in plan.slots]
 

@@ -34,6 +34,7 @@ from shared.masters.run_directory import (
     device_lock_name,
     lock_holder,
     lock_run_directory,
+    prepare_run_directory,
     remove_lock_file,
     remove_run_files,
 )
@@ -103,9 +104,11 @@ class Supervisor:
         _check_roles(self._settings, self._roles)
         if "gateway" in self._roles:
             check_access(self._settings)
+        was_killed = (
+            prepare_run_directory(self._settings) / "serve.lock"
+        ).exists()  # an instance removes it at its end
         # Orphans become children of this process: it reaps them, and sees when a process group has ended.
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        was_killed = (self._run_path / "serve.lock").exists()  # an instance removes it at its end
         with lock_run_directory(self._settings, "serve"):
             self._wait_for_orphans()
             # A pool may run here without a supervisor: refuse before overwriting or removing its files.

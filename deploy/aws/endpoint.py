@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from deploy.aws.calls import Account, AwsError
@@ -142,11 +143,11 @@ class Endpoint:
         service, operation, parameters = wanted.role()
         try:
             self.account.call(service, operation, **parameters)
-            self._created(f"role {wanted.role_name}", self._delete_role)
+            self._created(f"role {role_name(wanted.name)}", self._delete_role)
         except AwsError as error:
             if not error.is_name_taken:
                 raise
-            self._require_own(self._owns_role(), f"A role {wanted.role_name}")
+            self._require_own(self._owns_role(), f"A role {role_name(wanted.name)}")
         service, operation, parameters = wanted.role_policy()
         self.account.call(service, operation, **parameters)
 
@@ -284,7 +285,7 @@ class Endpoint:
             steps = [self._delete_scaling, self._delete_endpoint]
         steps += self._named_resources()
         steps += [self._delete_role, self._delete_repository]
-        steps.append(lambda: self._delete("logs", "delete_log_group", logGroupName=log_group(self.name)))
+        steps.append(partial(self._delete, "logs", "delete_log_group", logGroupName=log_group(self.name)))
         self._remove(steps)
 
     def _remove(self, steps: list[Step]) -> None:
@@ -313,14 +314,11 @@ class Endpoint:
         ):
             found = self.account.all("sagemaker", f"list_{kind}s", listed, NameContains=f"{self.name}-")
             steps += [
-                self._deletion(kind, key, item[key])
+                partial(self._delete, "sagemaker", f"delete_{kind}", **{key: item[key]})
                 for item in found
                 if item[key] not in kept and self._is_own_arn(item[key.replace("Name", "Arn")])
             ]
         return steps
-
-    def _deletion(self, kind: str, key: str, name: str) -> Step:
-        return lambda: self._delete("sagemaker", f"delete_{kind}", **{key: name})
 
     def _delete(self, service: str, operation: str, **parameters: Any) -> None:
         if self.account.find(service, operation, **parameters) is not None:
@@ -332,12 +330,7 @@ class Endpoint:
         """Also while it is being created, when AWS refuses that: then it waits. Returns when it is gone."""
         self._settled()
         self._delete("sagemaker", "delete_endpoint", EndpointName=self.name)
-        waited_s = 0.0
-        while self.account.find("sagemaker", "describe_endpoint", EndpointName=self.name) is not None:
-            if waited_s >= self.wait_s:
-                raise StartError(f"Endpoint {self.name} is still being deleted after {waited_s:.0f} s.")
-            self.sleep(self.poll_s)
-            waited_s += self.poll_s
+        self._settled()
 
     def _delete_scaling(self) -> None:
         target = scaling_target(self.name)

@@ -56,12 +56,8 @@ class Wanted:
     ami: str | None = None
 
     @property
-    def role_name(self) -> str:
-        return role_name(self.name)
-
-    @property
     def execution_role_arn(self) -> str:
-        return self.role_arn or f"arn:aws:iam::{self.account_id}:role/{self.role_name}"
+        return self.role_arn or f"arn:aws:iam::{self.account_id}:role/{role_name(self.name)}"
 
     @property
     def is_scaled(self) -> bool:
@@ -78,7 +74,7 @@ class Wanted:
     def role(self) -> Request:
         trust = _policy({"Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"})
         role = {
-            "RoleName": self.role_name,
+            "RoleName": role_name(self.name),
             "AssumeRolePolicyDocument": trust,
             "Tags": tags(self.name),
             "Description": f"Execution role of the SageMaker endpoint {self.name}",
@@ -113,7 +109,7 @@ class Wanted:
             statements.append(
                 {"Action": "s3:GetObject", "Resource": f"arn:aws:s3:::{self.model_data.removeprefix('s3://')}"}
             )
-        policy = {"RoleName": self.role_name, "PolicyName": "tercet", "PolicyDocument": _policy(*statements)}
+        policy = {"RoleName": role_name(self.name), "PolicyName": "tercet", "PolicyDocument": _policy(*statements)}
         return "iam", "put_role_policy", policy
 
     def model(self) -> Request:

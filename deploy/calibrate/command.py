@@ -18,7 +18,7 @@ from deploy.calibrate import feedback
 from deploy.calibrate.feedback import Bucket, read_buckets
 from deploy.calibrate.fit import Group, Outcome, fit_temperature, fit_threshold, log_loss
 from deploy.calibrate.predictions import Moment, judge, read_moments
-from deploy.gateway_client import local_client
+from deploy.gateway_client import gateway_client
 from deploy.load.passages import choose_passages
 from deploy.terminal import make_console
 from shared.errors import StartError
@@ -154,7 +154,7 @@ def _exposition(source: str) -> str:
             return Path(source).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise StartError(f"--metrics {source} cannot be read ({error}).") from error
-    with local_client(Settings.load(os.environ), os.environ) as client:
+    with gateway_client(Settings.load(os.environ), os.environ) as client:
         try:
             response = client.get(source)
         except (httpx.TransportError, httpx.InvalidURL) as error:

@@ -60,11 +60,9 @@ def fit_temperature(outcomes: Sequence[Outcome]) -> float:
 
     The loss is convex in 1 ÷ temperature (−x is linear in it, −log(1 − eˣ) convex), so it has one minimum.
 
-    Raises:
-        ValueError: no outcomes.
+    Args:
+        outcomes: at least one.
     """
-    if not outcomes:
-        raise ValueError("There are no outcomes to fit a temperature to.")
     low, high = math.log(MIN_TEMPERATURE), math.log(MAX_TEMPERATURE)
     while (third := (high - low) / 3) > TOLERANCE:
         if log_loss(outcomes, math.exp(low + third)) < log_loss(outcomes, math.exp(high - third)):

@@ -16,7 +16,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.table import Table
 from rich.text import Text
 
-from deploy.gateway_client import local_client, remote_client, server_url
+from deploy.gateway_client import gateway_client, server_url
 from deploy.terminal import make_console
 from shared.errors import StartError
 from shared.settings import Settings
@@ -49,11 +49,7 @@ def complete(
     if explain:
         body["explain"] = NUM_LIKELIEST
     body |= {name: value for name, value in (("seed", seed), ("model_size", model)) if value is not None}
-    with (
-        local_client(settings, os.environ, settings.limits.timeout_s + 5)
-        if url is None
-        else remote_client(url, os.environ, settings.limits.timeout_s + 5)
-    ) as client:
+    with gateway_client(settings, os.environ, url, settings.limits.timeout_s + 5) as client:
         answer = _post(client, "/autocomplete", body)
     if as_json:
         make_console().print_json(json.dumps(answer))

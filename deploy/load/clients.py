@@ -95,18 +95,19 @@ class Clients:
 
     def send_concurrently(self, num_clients: int, num_requests: int) -> LoadResult:
         """Clients that start together and send `num_requests` requests each."""
-        return self._run_clients(num_clients, lambda: (self._new_body() for _ in range(num_requests)))
+        return self._run_clients(
+            num_clients, lambda connection, _: (connection.request(self._new_body()) for _ in range(num_requests))
+        )
 
     def send_for(self, num_clients: int, seconds: float, is_streamed: bool = False) -> LoadResult:
         """Clients that start together and send requests for `seconds`; requests in flight then are awaited."""
         more = {"stream": True} if is_streamed else {}
 
-        def bodies_until_timeout() -> Iterator[Body]:
-            end = time.perf_counter() + seconds
-            while time.perf_counter() < end:
-                yield self._new_body() | more
+        def send_until_timeout(connection: Connection, start_s: float) -> Iterator[Reply]:
+            while time.perf_counter() < start_s + seconds:
+                yield connection.request(self._new_body() | more)
 
-        return self._run_clients(num_clients, bodies_until_timeout)
+        return self._run_clients(num_clients, send_until_timeout)
 
     def send_at_rate(self, rate_qps: float, seconds: float) -> LoadResult:
         """Open loop: Poisson arrivals at `rate_qps` for `seconds`; requests in flight then are awaited.
@@ -117,36 +118,21 @@ class Clients:
         """
         num_requests = max(1, round(rate_qps * seconds))
         offsets_s = sorted(self._random.uniform(0, seconds) for _ in range(num_requests))
-        planned = [(offset_s, self._new_body()) for offset_s in offsets_s]
-        num_clients = min(num_requests, MAX_OPEN_LOOP_CLIENTS)
-        replies: list[Reply] = []
-        barrier, lock = threading.Barrier(num_clients + 1), threading.Lock()
-        arrivals = iter(planned)
-        start_s = 0.0
+        arrivals = iter([(offset_s, self._new_body()) for offset_s in offsets_s])
+        lock = threading.Lock()
 
-        def run_client() -> None:
-            with Connection(*self._address) as connection:
-                barrier.wait()  # all are connected
-                barrier.wait()  # and the start is set
-                while True:
-                    with lock:
-                        offset_s, body = next(arrivals, (0.0, None))
-                    if body is None:
-                        return
-                    time.sleep(max(0.0, start_s + offset_s - time.perf_counter()))
-                    reply = connection.request(body)
-                    wall_ms = 1e3 * (time.perf_counter() - start_s - offset_s)
-                    replies.append(msgspec.structs.replace(reply, wall_ms=wall_ms))
+        def send_planned(connection: Connection, start_s: float) -> Iterator[Reply]:
+            while True:
+                with lock:
+                    offset_s, body = next(arrivals, (0.0, None))
+                if body is None:
+                    return
+                time.sleep(max(0.0, start_s + offset_s - time.perf_counter()))
+                reply = connection.request(body)
+                wall_ms = 1e3 * (time.perf_counter() - start_s - offset_s)
+                yield msgspec.structs.replace(reply, wall_ms=wall_ms)
 
-        threads = [threading.Thread(target=run_client, daemon=True) for _ in range(num_clients)]
-        for thread in threads:
-            thread.start()
-        barrier.wait()
-        start_s, cpu_start = time.perf_counter(), time.process_time()
-        barrier.wait()
-        for thread in threads:
-            thread.join()
-        return LoadResult(replies, time.perf_counter() - start_s, time.process_time() - cpu_start)
+        return self._run_clients(min(num_requests, MAX_OPEN_LOOP_CLIENTS), send_planned)
 
     def send_batches_for(self, seconds: float) -> LoadResult:
         """One client that sends Patsnap's workload for `seconds`. Replies have no times of the engine."""
@@ -177,27 +163,29 @@ class Clients:
             context, seed = self._prompts.text(self._workload.num_prompt_tokens), self._prompts.seed()
         return self._workload.body(context, seed, **self._more)
 
-    def _run_clients(self, num_clients: int, make_bodies: Callable[[], Iterable[Body]]) -> LoadResult:
-        replies: list[list[Reply]] = [[] for _ in range(num_clients)]
-        barrier = threading.Barrier(num_clients + 1)
+    def _run_clients(self, num_clients: int, send: Callable[[Connection, float], Iterable[Reply]]) -> LoadResult:
+        """
+        Args:
+            send: sends one client's requests; gets its connection and the time of the start (`time.perf_counter`),
+                which is the same for all clients, once all are connected.
+        """
+        replies: list[list[Reply]] = []
+        started: list[float] = []
+        barrier = threading.Barrier(num_clients, lambda: started.extend((time.perf_counter(), time.process_time())))
 
-        def run_client(own: list[Reply]) -> None:
+        def run_client() -> None:
             with Connection(*self._address) as connection:
                 barrier.wait()
-                own.extend(connection.request(body) for body in make_bodies())
+                replies.append([*send(connection, started[0])])
 
-        threads = [threading.Thread(target=run_client, args=(own,), daemon=True) for own in replies]
+        threads = [threading.Thread(target=run_client, daemon=True) for _ in range(num_clients)]
         for thread in threads:
             thread.start()
-        barrier.wait()
-        start, cpu_start = time.perf_counter(), time.process_time()
         for thread in threads:
             thread.join()
-        return LoadResult(
-            [reply for own in replies for reply in own],
-            time.perf_counter() - start,
-            time.process_time() - cpu_start,
-        )
+        ended = time.perf_counter(), time.process_time()
+        elapsed_s, cpu_s = (end - start for start, end in zip(started, ended, strict=True))
+        return LoadResult([reply for own in replies for reply in own], elapsed_s, cpu_s)
 
 
 class Exchange(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -109,23 +109,20 @@ class Server:
         """All its processes, each with the id of its parent."""
         return descendants(self._process.pid)
 
-    def worker_pids(self) -> list[int]:
-        """The process of each slot's worker."""
-        return [slot["pid"] for slot in self.slots()]
-
     def _age_when_warm(self, other_than: int = 0) -> float:
-        slots = self._slots_when(lambda slot: slot["state"] == "warm" and slot["pid"] != other_than)
-        pid = slots[0]["pid"]
-        return process_age_s(pid) if pid else math.nan  # a pool on Ray has no process of its own
+        """The age of the first slot's worker once all slots are warm and none is served by the process `other_than`.
 
-    def _slots_when(self, condition: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+        Raises:
+            StartError: the server ended, could not load its model, or was not warm in time.
+        """
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise StartError(f"The server under test ended ({self._process.returncode}):\n{self._log_end()}")
             slots = self.slots()
-            if slots and all(condition(slot) for slot in slots):
-                return slots
+            if slots and all(slot["state"] == "warm" and slot["pid"] != other_than for slot in slots):
+                pid = slots[0]["pid"]
+                return process_age_s(pid) if pid else math.nan  # a pool on Ray has no process of its own
             if reason := next((slot["reason"] for slot in slots if slot["state"] == "failed"), None):
                 raise StartError(f"The server under test could not load its model: {reason}\n{self._log_end()}")
             time.sleep(POLL_S)

@@ -2,7 +2,7 @@
 
 Copies what the package's entry points import from gateway/static/, lets TypeScript make declarations (`.d.ts`) from the
 JSDoc, and packs the result. Requires npm, which installs the pinned tools into the directory. Knows the files' imports,
-not what they do. Imports nothing but the standard library.
+not what they do.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
+
+from deploy.version import tercet_version
 
 ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "gateway/static"
@@ -101,7 +102,7 @@ def build(directory: Path) -> Path:
     shutil.rmtree(package, ignore_errors=True)
     package.mkdir()
     manifest = json.loads(MANIFEST.read_text("utf-8"))
-    manifest["version"] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    manifest["version"] = tercet_version()
     (package / "package.json").write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
     entries = [path.removeprefix("./") for path in manifest["exports"].values()]
     files = [STATIC / name for name in imported(entries)]

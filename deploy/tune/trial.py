@@ -73,7 +73,7 @@ class Trial:
             if self.uses_gpu:
                 worker_bytes = max(slot["memory_bytes"] for slot in server.slots())
             else:
-                worker_bytes = max(_pss_bytes(pid) for pid in server.worker_pids())
+                worker_bytes = max(_pss_bytes(slot["pid"]) for slot in server.slots())
             total_bytes = sum(map(_pss_bytes, server.processes()))
             return Measurement(round(server.first_start_s, 2), worker_bytes, total_bytes, tuple(figures))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deploy.gateway_client import local_client, remote_client
+from deploy.gateway_client import gateway_client
 from shared.errors import StartError
 from shared.settings import Address, Settings
 from tests.settings import make_settings
@@ -55,16 +55,16 @@ def settings(certificate: Certificate) -> Iterator[Settings]:
 
 def test_it_trusts_the_certificate_of_the_settings_and_sends_the_key(settings: Settings) -> None:
     environ = {"TERCET_API_KEY": " tct_key\n", "SSL_CERT_FILE": "/nonexistent"}
-    with local_client(settings, environ) as client:
+    with gateway_client(settings, environ) as client:
         assert client.get("/").text == "Bearer tct_key"
-    with local_client(settings, {}) as client:
+    with gateway_client(settings, {}) as client:
         assert client.get("/").text == "none"
 
 
 def test_it_trusts_no_other_certificate(settings: Settings, tmp_path: Path) -> None:
     other = Certificate(tmp_path, "other").cert
     with (
-        local_client(make_settings(bind=settings.server.bind, tls_cert=other), {}) as client,
+        gateway_client(make_settings(bind=settings.server.bind, tls_cert=other), {}) as client,
         pytest.raises(httpx.ConnectError, match="certificate verify failed"),
     ):
         client.get("/")
@@ -74,16 +74,19 @@ def test_the_client_of_a_url_trusts_the_configured_authorities_and_sends_the_key
     settings: Settings, certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"https://localhost:{settings.server.bind.port}"
-    with remote_client(url, {}) as client, pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+    with (
+        gateway_client(Settings(), {}, url) as client,
+        pytest.raises(httpx.ConnectError, match="certificate verify failed"),
+    ):
         client.get("/")
     authority = tmp_path / "authority.crt"
     authority.write_bytes(certificate.authority_pem)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
-    with remote_client(url, {"TERCET_API_KEY": "tct_key"}) as client:
+    with gateway_client(Settings(), {"TERCET_API_KEY": "tct_key"}, url) as client:
         assert client.get("/").text == "Bearer tct_key"
     with (
         # 127.0.0.1 by a name that the certificate does not have.
-        remote_client(url.replace("localhost", "127.1"), {}) as client,
+        gateway_client(Settings(), {}, url.replace("localhost", "127.1")) as client,
         pytest.raises(httpx.ConnectError, match="mismatch"),
     ):
         client.get("/")
@@ -91,7 +94,7 @@ def test_the_client_of_a_url_trusts_the_configured_authorities_and_sends_the_key
 
 def test_a_certificate_or_key_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"TERCET_TLS_CERT. cannot be read"):
-        local_client(make_settings(tls_cert=tmp_path / "missing"), {})
+        gateway_client(make_settings(tls_cert=tmp_path / "missing"), {})
     with pytest.raises(StartError, match="TERCET_API_KEY") as caught:
-        local_client(Settings(), {"TERCET_API_KEY": "tct_é"})
+        gateway_client(Settings(), {"TERCET_API_KEY": "tct_é"})
     assert "é" not in str(caught.value)

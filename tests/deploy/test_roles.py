@@ -1,4 +1,4 @@
-"""`tercet serve --role`: which settings each role needs, and what it prints for the other."""
+"""`tercet serve`: what it refuses before it starts, which settings each role needs, and what it prints."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ BIND = Address("127.0.0.1", 8100)
 def test_a_role_without_a_way_to_the_other_is_refused(role: str, settings: Settings, refusal: str) -> None:
     with pytest.raises(StartError, match=refusal):
         Supervisor(settings, {}, Console(), (role,)).run()
+
+
+def test_a_run_directory_that_cannot_be_looked_into_is_refused(tmp_path: Path) -> None:
+    """Looking for the files of an earlier instance fails there, as in a directory of another user."""
+    with pytest.raises(StartError, match="set TERCET_RUN_DIR"):
+        Supervisor(make_settings(run_dir=tmp_path / ("x" * 300)), {}, Console()).run()
 
 
 def printed(settings: Settings, plan: Plan, roles: tuple[str, ...], failed_slots: dict[int, str]) -> str:

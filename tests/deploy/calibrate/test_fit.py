@@ -53,11 +53,6 @@ def test_a_certain_word_that_is_wrong_has_a_finite_loss() -> None:
     assert log_loss([Outcome(math.log(0.25), True)], 0.5) == pytest.approx(-math.log(0.0625))
 
 
-def test_no_outcomes_are_refused() -> None:
-    with pytest.raises(ValueError, match="no outcomes"):
-        fit_temperature([])
-
-
 @pytest.mark.parametrize(("price", "threshold"), [(0.0, 0.1), (0.2, 0.5), (1.5, 2.0), (4.0, None)])
 def test_the_threshold_is_where_showing_begins_to_pay(price: float, threshold: float | None) -> None:
     groups = [Group(0.5, 2, 1), Group(0.0, 1, 0), Group(2.0, 2, 6), Group(0.1, 5, 1)]
