@@ -148,7 +148,6 @@ class StubWorker:
 
     def __init__(self, address: str, respond: Respond, tokenize: Tokenize | None = None) -> None:
         self.calls: list[GenerateRequest] = []
-        self.call_times: list[float] = []
         self.num_running = 0
         self.max_running = 0
         self.num_hangups = 0
@@ -188,7 +187,6 @@ class StubWorker:
     def _serve(self, http: BaseHTTPRequestHandler, request: GenerateRequest) -> None:
         with self._changed:
             self.calls.append(request)
-            self.call_times.append(time.monotonic())
             self.num_running += 1
             self.max_running = max(self.max_running, self.num_running)
             self._changed.notify_all()
@@ -241,7 +239,6 @@ class StubPool:
         *responders: Respond,
         max_batch: int = 3,
         queue: int = 24,
-        ack_s: float = 10.0,
         n_ctx: int = 1024,
         num_threads: int = 16,
         num_retries: int = 1000,
@@ -256,7 +253,7 @@ class StubPool:
         for slot in slots:
             self.admission.update(slot.index, State(state="warm", ms_per_token=1.0))
         self.metrics = Metrics(self.admission.states, lambda: self.admission.num_waiting)
-        self.clients = [SlotClient(slot, ack_s) for slot in slots]
+        self.clients = [SlotClient(slot, ack_s=10.0) for slot in slots]
         self.fanout = Fanout(
             self.clients, self.admission, self.metrics, num_threads, RetryBudget(min_retries=num_retries)
         )
