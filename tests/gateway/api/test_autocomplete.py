@@ -18,7 +18,7 @@ from msgspec import structs
 
 from gateway.generation.request_starter import MAX_DRAWN_SEED
 from gateway.generation.trimming import MIN_TOKENS
-from shared.protocol import Accepted, Done, Failed, GenerateRequest, State
+from shared.protocol import Accepted, Done, Failed, GenerateRequest
 from tests.gateway.api.conftest import Api, MakeApi
 from tests.gateway.generation.stubs import TEXTS, Respond, Step, completion, hang, three_texts
 
@@ -193,14 +193,6 @@ def test_if_every_branch_fails_the_answer_is_503_with_the_reasons(make_api: Make
     assert (response.status_code, response.json["code"]) == (503, "no_completion")
     assert response.json["detail"] == "Generation failed. engine_error: Out of memory. Try again."
     assert 1 <= int(response.headers["retry-after"]) <= 3
-
-
-def test_a_model_that_failed_to_load_is_answered_503(make_api: MakeApi) -> None:
-    api = make_api(three_texts)
-    api.pool.admission.update(0, State(state="failed", reason="no such file"))
-    response = api.complete()
-    assert (response.status_code, response.json["code"]) == (503, "not_ready")
-    assert "no such file" in response.json["detail"]
 
 
 @contextmanager

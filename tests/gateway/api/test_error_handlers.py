@@ -49,11 +49,6 @@ def test_our_errors_carry_their_status_code_fields_and_headers(gateway: Gateway)
     }
 
 
-def test_retry_after_is_a_header(gateway: Gateway) -> None:
-    response = get(gateway, Overloaded("Too many.", retry_after_s=3))
-    assert (response.status_code, response.headers["Retry-After"]) == (503, "3")
-
-
 def test_an_unexpected_exception_is_logged_and_answered_generically(gateway: Gateway) -> None:
     error = ZeroDivisionError(SECRET)
     with structlog.testing.capture_logs() as events:
@@ -68,9 +63,10 @@ def test_an_unexpected_exception_is_logged_and_answered_generically(gateway: Gat
     assert (event["log_level"], event["request_id"], event["route"]) == ("error", "r-1", "/failing")
 
 
-def test_expected_errors_are_not_logged_as_exceptions(gateway: Gateway) -> None:
+def test_an_expected_error_has_retry_after_as_a_header_and_is_not_logged_as_an_exception(gateway: Gateway) -> None:
     with structlog.testing.capture_logs() as events:
-        get(gateway, Overloaded("Too many."))
+        response = get(gateway, Overloaded("Too many.", retry_after_s=3))
+    assert (response.status_code, response.headers["Retry-After"]) == (503, "3")
     assert [event["event"] for event in events] == ["request_finished"]
 
 

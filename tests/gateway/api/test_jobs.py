@@ -169,14 +169,6 @@ def test_a_running_job_is_cancelled_and_its_branches_end(make_jobs_api: MakeApi)
     assert (job["state"], "result" in job) == ("cancelled", False)
 
 
-def test_a_final_job_is_erased_on_request(api: Api) -> None:
-    job_id = api.post("/jobs", BODY).json["id"]
-    result_of(api, job_id)
-    assert api.request("DELETE", f"/jobs/{job_id}").status_code == 204
-    assert problem(api.request("GET", f"/jobs/{job_id}"))["code"] == "unknown_job"
-    assert problem(api.request("DELETE", f"/jobs/{job_id}"))["code"] == "unknown_job"
-
-
 def test_a_failed_job_has_the_error_of_autocomplete(make_jobs_api: MakeApi) -> None:
     api = make_jobs_api(lambda request: [Refusal(500, "internal_error")])
     ended = result_of(api, api.post("/jobs", BODY).json["id"])

@@ -80,7 +80,9 @@ def test_refusals_spread_the_clients_return(make_api: MakeApi) -> None:
 def test_a_model_without_workers_refuses_before_the_body_is_read(make_api: MakeApi) -> None:
     api = make_api(quick)
     api.pool.admission.update(0, State(state="failed", reason="it has no weights"))
-    assert api.post("/autocomplete", "not an object").json["code"] == "not_ready"
+    response = api.post("/autocomplete", "not an object")
+    assert (response.status_code, response.json["code"]) == (503, "not_ready")
+    assert "it has no weights" in response.json["detail"]
     assert num_refused(api, "not_ready") == 1
 
 

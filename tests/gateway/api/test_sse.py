@@ -9,14 +9,10 @@ import structlog
 
 from gateway.api.error_formats import PROBLEM_DETAILS
 from gateway.api.sse import EventStream, event
-from shared.errors import DeadlineExceeded
 
 
-def test_an_event_has_a_name_a_line_of_data_and_ends_with_an_empty_line() -> None:
+def test_an_event_has_a_line_of_its_name_one_of_data_and_ends_with_an_empty_line() -> None:
     assert event("token", {"text": "a"}) == b'event: token\ndata: {"text":"a"}\n\n'
-
-
-def test_an_event_without_a_name_has_only_data() -> None:
     assert event(None, {"text": "a"}) == b'data: {"text":"a"}\n\n'
 
 
@@ -30,16 +26,6 @@ def test_line_ends_in_texts_are_escaped() -> None:
 def failing(error: Exception) -> Iterator[bytes]:
     yield event("token", {"text": "a"})
     raise error
-
-
-def test_an_error_is_the_last_event_as_problem_details() -> None:
-    first, last = EventStream(failing(DeadlineExceeded("Too late.")), PROBLEM_DETAILS, "r1", lambda: None)
-    assert first.startswith(b"event: token\n")
-    name, data = last.decode().removesuffix("\n\n").split("\n", 1)
-    assert name == "event: error"
-    problem = json.loads(data.removeprefix("data: "))
-    assert (problem["status"], problem["code"], problem["detail"]) == (504, "deadline_exceeded", "Too late.")
-    assert problem["request_id"] == "r1"
 
 
 def test_an_unexpected_exception_is_logged_and_its_event_is_generic() -> None:

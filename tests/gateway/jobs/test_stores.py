@@ -190,17 +190,13 @@ def test_a_purge_expires_what_no_client_reads(
 
 def test_a_running_job_does_not_expire(make_queue: MakeQueue, clock: Clock) -> None:
     queue = make_queue(ttl_s=1.0)
-    job = lease_after_submit(queue)
+    submit(queue)
+    job = lease(queue)
     clock.offset_s += 2
     assert queue.purge() == 0
     assert queue.find(job.id, "o").state == "running"
     assert queue.finish(job, "succeeded", result=b"1")
     assert queue.find(job.id, "o").result == b"1"
-
-
-def lease_after_submit(queue: JobQueue) -> Job:
-    submit(queue)
-    return lease(queue)
 
 
 def test_an_idempotency_key_makes_one_job(queue: JobQueue) -> None:

@@ -43,10 +43,6 @@ def test_a_model_has_failed_when_all_its_slots_have() -> None:
     table.update(1, State(state="failed"))
     assert table.load_failure("small") == "no such file"
     assert table.load_failure("medium") is None
-
-
-def test_a_failure_without_a_reason_refers_to_the_log() -> None:
-    table = make()
     table.update(2, State(state="failed"))
     assert "log" in (table.load_failure("medium") or "")
 
@@ -61,6 +57,7 @@ def test_a_model_is_expected_while_a_slot_is_warm_or_on_its_way(state: Any, is_e
     table.update(0, State(state=state))
     assert table.is_expected("small") == is_expected
     assert not table.is_expected("medium")
+    assert bool(table.groups("small")) == (state == "warm")
 
 
 def test_a_slot_that_went_down_is_expected_back_for_a_while() -> None:
