@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import tomllib
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import msgspec
@@ -19,14 +17,16 @@ from shared.plan import Plan
 from shared.settings import Compute, ModelSpec, Settings
 from tests.cpus import ZEN_3, pretend
 from tests.e2e.harness import free_port
+from tests.gateway.pool.helpers import sends, serving_tcp
 from tests.settings import make_settings
 
 ROOT = Path(__file__).parents[2]
 
 
-def tercet(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_module(module: str, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A module as a program, with nothing of this process's environment."""
     return subprocess.run(
-        [sys.executable, "-m", "deploy", *args],
+        [sys.executable, "-m", module, *args],
         cwd=ROOT,
         env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environ},
         capture_output=True,
@@ -34,6 +34,10 @@ def tercet(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
         timeout=60,
         check=False,
     )
+
+
+def tercet(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return run_module("deploy", *args, **environ)
 
 
 def test_the_version_is_that_of_the_checkout() -> None:
@@ -79,10 +83,8 @@ def test_complete_refuses_what_is_not_the_url_of_a_server(url: str) -> None:
 
 
 def test_complete_says_that_a_server_is_not_tercet() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:  # answers POST with 501 and HTML
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        done = tercet("complete", "Once", "--url", f"http://127.0.0.1:{server.server_port}")
-        server.shutdown()
+    with serving_tcp(sends(b"HTTP/1.1 501 Unsupported method\r\nContent-Length: 6\r\n\r\n<html>")) as server:
+        done = tercet("complete", "Once", "--url", f"http://{server.address}")
     assert done.returncode == 1
     assert "is not Tercet" in done.stderr
 
@@ -196,15 +198,7 @@ def test_an_address_beyond_loopback_is_refused_however_the_gateway_is_started(tm
     # gunicorn's own option overrides TERCET_BIND.
     loopback = environ | {"TERCET_BIND": f"127.0.0.1:{port}"}
     for settings, args in ((environ, ()), (loopback, ("--bind", f"0.0.0.0:{port}"))):
-        gunicorn = subprocess.run(
-            [sys.executable, "-m", "gunicorn", *args],
-            cwd=ROOT,
-            env={"PATH": "/usr/bin:/bin", "TERCET_ROLE": "gateway", **settings},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        gunicorn = run_module("gunicorn", *args, TERCET_ROLE="gateway", **settings)
         assert gunicorn.returncode != 0
         assert refusal in gunicorn.stderr
     # The next check fails: this one has passed.

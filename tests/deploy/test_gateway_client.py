@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import ssl
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -14,22 +14,16 @@ import pytest
 from deploy.gateway_client import gateway_client
 from shared.errors import StartError
 from shared.settings import Address, Settings
+from tests.gateway.pool.helpers import port_of, serving_requests
 from tests.settings import make_settings
 from tests.tls import Certificate
 
 
-class EchoKey(BaseHTTPRequestHandler):
+def echo_key(connection: socket.socket, request: bytes) -> None:
     """Answers with the request's Authorization header."""
-
-    def do_GET(self) -> None:
-        body = (self.headers["Authorization"] or "none").encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        pass
+    found = re.search(rb"^authorization: (.*)\r$", request, re.IGNORECASE | re.MULTILINE)
+    body = found[1] if found else b"none"
+    connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
 
 
 @pytest.fixture
@@ -41,16 +35,10 @@ def certificate(tmp_path: Path) -> Certificate:
 def settings(certificate: Certificate) -> Iterator[Settings]:
     """Settings of a server that speaks HTTPS with a certificate of a private authority."""
     cert, key = certificate.cert, certificate.key
-    server = ThreadingHTTPServer(("127.0.0.1", 0), EchoKey)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield make_settings(bind=Address("0.0.0.0", server.server_port), tls_cert=cert, tls_key=key)
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving_requests(echo_key, context) as server:
+        yield make_settings(bind=Address("0.0.0.0", port_of(server)), tls_cert=cert, tls_key=key)
 
 
 def test_it_trusts_the_certificate_of_the_settings_and_sends_the_key(settings: Settings) -> None:

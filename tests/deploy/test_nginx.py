@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from tests.e2e.harness import free_port
+from tests.gateway.pool.helpers import Server, port_of, serving_requests
 from tests.nginx import nginx
 from tests.tls import Certificate
 
@@ -185,49 +186,20 @@ def test_the_lines_for_tls_serve_https(tmp_path: Path, upstream: int) -> None:
 # Several gateways ----------------------------------------------------------------------------
 
 
-class Named(BaseHTTPRequestHandler):
-    """Answers with the port of its server. A request whose header `X-Lose` names the port loses its connection."""
-
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1  # a response is one packet: the next would wait for an acknowledgement
-
-    def do_GET(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        assert isinstance(self.server, Counting)
-        port = self.server.server_port
-        self.server.num_requests += 1
-        if self.headers.get("X-Lose") == str(port):
-            self.close_connection = True
-            return
-        body = str(port).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_POST = do_DELETE = do_GET
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        pass
-
-
-class Counting(ThreadingHTTPServer):
-    daemon_threads = True
-    num_requests = 0
+def name_the_gateway(connection: socket.socket, request: bytes) -> None:
+    """Answer with the port of the gateway. A request whose header `X-Lose` names the port loses its connection."""
+    port = b"%d" % connection.getsockname()[1]
+    if b"X-Lose: " + port not in request:
+        head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(port)
+        connection.sendall(head + port)
 
 
 @contextmanager
-def gateways(count: int) -> Iterator[dict[int, Counting]]:
+def gateways(count: int) -> Iterator[dict[int, Server]]:
     """Servers by port."""
-    servers = [Counting(("127.0.0.1", 0), Named) for _ in range(count)]
-    for server in servers:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield {server.server_port: server for server in servers}
-    finally:
-        for server in servers:
-            server.shutdown()
-            server.server_close()
+    with ExitStack() as stack:
+        servers = [stack.enter_context(serving_requests(name_the_gateway)) for _ in range(count)]
+        yield {port_of(server): server for server in servers}
 
 
 AFFINITIES = [
@@ -291,4 +263,4 @@ def test_what_a_gateway_lost_is_repeated_where_that_is_safe(
         else:
             assert_problem(answer, 503, "not_ready")
         # The first request, the one that was lost, and its repetition.
-        assert sum(server.num_requests for server in servers.values()) == 2 + is_repeated
+        assert sum(server.num_connections for server in servers.values()) == 2 + is_repeated

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,7 @@ import pytest
 from deploy.planning import make_plan
 from shared.plan import MAX_REMOTE_BRANCHES, REMOTE, plan_inputs
 from shared.settings import Settings
-from tests.e2e.harness import ROOT
+from tests.deploy.test_cli import run_module
 
 POOL = "small=https://gpu-a.example:8100-8103,medium=https://gpu-b.example:8100"
 
@@ -55,11 +52,7 @@ def test_with_local_models_a_plan_has_both(tmp_path: Path) -> None:
 )
 def test_workers_without_a_slot_do_not_start(tmp_path: Path, command: list[str], role: str | None, text: str) -> None:
     """Without an address, gunicorn would bind its own default."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
-    environ |= {"TERCET_POOL": POOL, "TERCET_RUN_DIR": str(tmp_path / "r"), "TERCET_INSECURE": "1"}
-    environ |= {"TERCET_ROLE": role} if role else {}
-    result = subprocess.run(
-        [sys.executable, "-m", *command], env=environ, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
-    )
+    environ = {"TERCET_POOL": POOL, "TERCET_RUN_DIR": str(tmp_path / "r"), "TERCET_INSECURE": "1"}
+    result = run_module(*command, **environ | ({"TERCET_ROLE": role} if role else {}))
     assert result.returncode != 0
     assert text in " ".join((result.stdout + result.stderr).split())

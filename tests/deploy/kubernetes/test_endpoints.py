@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from openapi_spec_validator import OpenAPIV2SpecValidator
 from deploy.kubernetes.endpoints import CLOSED_PATHS, endpoints_document
 from shared.api_keys import new_key
 from tests.deploy.kubernetes.rendered import containers, environment, of_kind, workloads
-from tests.e2e.harness import ROOT
+from tests.deploy.test_cli import run_module
 from tests.gateway.conftest import MakeGateway
 
 Json = dict[str, Any]
@@ -42,13 +40,8 @@ def host() -> str:
 
 
 def test_the_command_prints_the_document_of_the_gateway(converted: Json) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "deploy.kubernetes.endpoints", "--host", host()],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_module("deploy.kubernetes.endpoints", "--host", host())
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == converted
 
 

@@ -6,27 +6,20 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from deploy.npm import build
+from tests.deploy.test_cli import run_module
 from tests.npm_package import NpmPackage
 
 PROGRAMS = [Path(__file__).with_name("consumer.ts"), *build.ROOT.glob("tests/browser/editors/*.ts")]
 
 
 def test_without_npm_the_command_says_so(tmp_path: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, "-m", "deploy.npm.build", str(tmp_path)],
-        cwd=build.ROOT,
-        env={"PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    process = run_module("deploy.npm.build", str(tmp_path), PATH=str(tmp_path))
     assert (process.returncode, process.stderr) == (1, "npm is not installed (apt-get install npm)\n")
 
 

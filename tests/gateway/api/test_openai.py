@@ -8,7 +8,6 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
-from falcon import testing
 
 from shared.protocol import Accepted, GenerateRequest, Token
 from tests.gateway.api.conftest import Api, MakeApi
@@ -64,13 +63,12 @@ def test_a_stream_is_the_answer_in_parts(api: Api, fields: dict[str, Any]) -> No
 
 
 def test_models(api: Api) -> None:
-    page = testing.TestClient(api.app, headers={"Host": "localhost"})
-    listed = page.simulate_get("/v1/models").json
+    listed = api.request("GET", "/v1/models").json
     [model] = listed["data"]
     assert (listed["object"], model["id"], model["object"], model["max_model_len"]) == ("list", "small", "model", N_CTX)
     assert isinstance(model["created"], int)
-    assert page.simulate_get("/v1/models/small").json == model
-    missing = page.simulate_get("/v1/models/gpt-4")
+    assert api.request("GET", "/v1/models/small").json == model
+    missing = api.request("GET", "/v1/models/gpt-4")
     assert (missing.status_code, missing.json["error"]["code"]) == (404, "model_not_found")
     assert "small" in missing.json["error"]["message"]
 

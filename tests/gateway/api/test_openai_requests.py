@@ -12,7 +12,6 @@ import msgspec
 import openai
 import pytest
 from falcon import testing
-from jsonschema import Draft202012Validator
 from openai import OpenAI
 
 from gateway.api.openai.schema import CompletionRequest
@@ -21,6 +20,7 @@ from shared.api_keys import new_key
 from shared.protocol import MAX_SEED, Accepted, GenerateRequest
 from tests.gateway.api.conftest import Api, MakeApi
 from tests.gateway.api.openai_stub import N_CTX, VOCAB_SIZE, chunks_of, complete, post, refuse, words
+from tests.gateway.api.test_openapi import declared_response, validator
 from tests.gateway.conftest import MakeGateway
 from tests.gateway.generation.stubs import Hang, Refusal, Step, completion
 
@@ -223,7 +223,7 @@ def test_a_text_that_is_cut_by_the_time_limit_has_the_reason_length(make_api: Ma
 
 
 def test_json_that_is_none_is_an_error_in_openais_shape(api: Api) -> None:
-    response = testing.TestClient(api.app, headers={"Host": "localhost"}).simulate_post("/v1/completions", body=b"{")
+    response = api.request("POST", "/v1/completions", body=b"{")
     assert (response.status_code, response.json["error"]["code"]) == (400, "invalid_json")
     assert response.headers["x-request-id"]
 
@@ -240,7 +240,7 @@ def test_json_that_is_none_is_an_error_in_openais_shape(api: Api) -> None:
 def test_what_is_not_served_is_an_error_that_says_what_is(
     api: Api, method: str, path: str, status: int, code: str
 ) -> None:
-    response = testing.TestClient(api.app, headers={"Host": "localhost"}).simulate_request(method, path, body=b"{}")
+    response = api.request(method, path, body=b"{}")
     assert (response.status_code, response.json["error"]["code"]) == (status, code)
     if status == 404:
         assert "POST /v1/completions" in response.json["error"]["message"]
@@ -265,25 +265,19 @@ def test_errors_of_keys_are_exceptions_of_the_sdk(make_gateway: MakeGateway, tmp
 
 
 def test_answers_chunks_and_errors_match_the_document(api: Api) -> None:
-    document = testing.TestClient(api.app, headers={"Host": "localhost"}).simulate_get("/openapi.json").json
-    responses = document["paths"]["/v1/completions"]["post"]["responses"]
+    document = api.request("GET", "/openapi.json").json
+    operation = document["paths"]["/v1/completions"]["post"]
 
     def check(response: testing.Result) -> None:
-        declared = responses[str(response.status_code)]
-        if "$ref" in declared:
-            declared = document["components"]["responses"][declared["$ref"].rpartition("/")[2]]
-        content = declared["content"][response.headers["content-type"]]
-        validator = Draft202012Validator({**content["schema"], "components": document["components"]})
+        declared = declared_response(document, operation, response.status_code)
+        validate = validator(document, declared["content"][response.headers["content-type"]]["schema"]).validate
         if response.headers["content-type"] == JSON:
-            validator.validate(response.json)
+            validate(response.json)
             return
-        completion = Draft202012Validator(
-            {"$ref": "#/components/schemas/Completion", "components": document["components"]}
-        )
         for chunk in chunks_of(response):
-            completion.validate(chunk)
-            validator.validate({"data": json.dumps(chunk)})
-        validator.validate({"data": "[DONE]"})
+            validator(document, {"$ref": "#/components/schemas/Completion"}).validate(chunk)
+            validate({"data": json.dumps(chunk)})
+        validate({"data": "[DONE]"})
 
     fields: dict[str, Any] = {"echo": True, "logprobs": 2, "suffix": "x", "stream_options": {"include_usage": True}}
     check(post(api, **fields, stream=True))

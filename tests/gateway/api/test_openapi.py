@@ -36,6 +36,12 @@ def validator(document: Json, schema: Json) -> Draft202012Validator:
     return Draft202012Validator({**schema, "components": document["components"]})
 
 
+def declared_response(document: Json, operation: Json, status: int) -> Json:
+    """What an operation declares for a status."""
+    declared: Json = operation["responses"][str(status)]
+    return document["components"]["responses"][declared["$ref"].rpartition("/")[2]] if "$ref" in declared else declared
+
+
 def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
@@ -144,9 +150,8 @@ def test_an_alias_is_described_as_another_name(gateway: Gateway) -> None:
 
 def test_a_dialects_errors_have_its_shape_and_status_or_the_default_ones(gateway: Gateway) -> None:
     document = document_of(gateway)
-    responses = document["paths"]["/generate"]["post"]["responses"]
-    for status in ("429", "503"):
-        response = document["components"]["responses"][responses[status]["$ref"].rpartition("/")[2]]
+    for status in (429, 503):
+        response = declared_response(document, document["paths"]["/generate"]["post"], status)
         assert "`overloaded`" in response["description"]
         assert response["content"][JSON]["schema"] == {"$ref": "#/components/schemas/TgiError"}
         assert response["content"]["application/problem+json"]["schema"] == {"$ref": "#/components/schemas/Problem"}
@@ -180,9 +185,7 @@ def test_answers_of_every_get_match_their_schemas(gateway: Gateway) -> None:
         if method != "GET":
             continue
         response = gateway.client.simulate_get(url_of(path))
-        declared = operation["responses"][str(response.status_code)]
-        if "$ref" in declared:
-            declared = document["components"]["responses"][declared["$ref"].rpartition("/")[2]]
+        declared = declared_response(document, operation, response.status_code)
         assert response.headers["content-type"] in declared["content"], path
         if response.headers["content-type"] == JSON:
             validator(document, declared["content"][JSON]["schema"]).validate(response.json)

@@ -112,9 +112,3 @@ def test_custom_attributes_carry_a_session(api: Api, attributes: str, session: s
     for body in ({"input": "He"}, {"inputs": "He"}, {"prompt": "He"}, {"context": "He"}):
         assert api.post("/invocations", body, headers=headers).status_code == 200
     assert {call.session for call in api.pool.workers[0].calls} == {session}
-
-
-def test_a_session_in_the_body_comes_first(api: Api) -> None:
-    headers = {"X-Amzn-SageMaker-Custom-Attributes": "session=s1"}
-    assert api.post("/invocations", {"context": "He", "session": "s2"}, headers=headers).status_code == 200
-    assert {call.session for call in api.pool.workers[0].calls} == {"s2"}

@@ -222,7 +222,6 @@ def test_a_streams_tokens_are_the_text(
 @pytest.mark.parametrize("path", PATHS)
 def test_a_body_without_inputs_has_the_published_text(make_api: MakeApi, path: str) -> None:
     api = make_api(respond)
-    client = testing.TestClient(api.app, headers={"Host": "localhost"})
     bodies = {
         b"": EMPTY_BODY,
         b" \n": EMPTY_BODY,
@@ -232,7 +231,7 @@ def test_a_body_without_inputs_has_the_published_text(make_api: MakeApi, path: s
         b'{"inputs": null}': NO_INPUTS,
     }
     for body, text in bodies.items():
-        answer = client.simulate_post(path, body=body, headers={"Content-Length": str(len(body))})
+        answer = api.request("POST", path, body=body, headers={"Content-Length": str(len(body))})
         assert answer.status_code == 400
         assert answer.json == {"error": text, "error_type": "validation"}
 
@@ -240,10 +239,9 @@ def test_a_body_without_inputs_has_the_published_text(make_api: MakeApi, path: s
 @pytest.mark.parametrize("path", PATHS)
 def test_errors_have_the_dialects_shape(make_api: MakeApi, path: str) -> None:
     api = make_api(respond, settings={"max_body_bytes": "1024"})
-    client = testing.TestClient(api.app, headers={"Host": "localhost"})
 
     def error(status: int, **request: Any) -> tuple[str, str | None]:
-        answer = client.simulate_post(path, **request)
+        answer = api.request("POST", path, **request)
         assert answer.status_code == status
         return answer.json["error"], answer.json["error_type"]
 
@@ -280,10 +278,10 @@ def test_a_full_queue_is_a_429_with_retry_after(make_api: MakeApi) -> None:
 
 
 def test_info_and_endpoint(make_api: MakeApi) -> None:
-    client = testing.TestClient(make_api(respond).app, headers={"Host": "localhost:81"})
-    info = client.simulate_get("/info").json
+    api = make_api(respond)
+    info = api.request("GET", "/info").json
     assert (info["model_id"], info["max_total_tokens"], info["max_stop_sequences"]) == ("small", 1024, 4)
-    endpoint = client.simulate_get("/endpoint")
+    endpoint = api.request("GET", "/endpoint", headers={"Host": "localhost:81"})
     assert endpoint.text == "http://localhost:81"
     assert endpoint.headers["content-type"].startswith("text/plain")
 
@@ -312,8 +310,7 @@ def test_tokenize_answers_each_dialect_in_its_shape(make_api: MakeApi) -> None:
 
 
 def test_tokenizer_info_names_the_special_tokens(make_api: MakeApi) -> None:
-    client = testing.TestClient(make_api(respond, tokenize=tokenize).app, headers={"Host": "localhost"})
-    info = client.simulate_get("/tokenizer_info").json
+    info = make_api(respond, tokenize=tokenize).request("GET", "/tokenizer_info").json
     assert (info["eos_token"], info["eos_token_id"], info["model_max_length"]) == ("<|endoftext|>", 0, 1024)
 
 

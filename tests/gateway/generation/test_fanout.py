@@ -253,13 +253,13 @@ def test_branches_that_have_not_started_wait_behind_other_requests(make_pool: Ma
     other = RequestContext(make_spec(request_id="other", num_completions=1))
     waiting = threading.Thread(target=pool.fanout.start, args=(other,))
     waiting.start()
-    while pool.admission.num_waiting == 0:
+    while pool.admission.num_arrived < 1 + MAX_BRANCHES_AT_ONCE:
         time.sleep(0.001)
     is_other_waiting.set()
     collect(batch, batch.spec.num_branches)
     collect(other, 1)
     waiting.join(5)
-    # The first branches were admitted together, before the other request came.
+    # The first branches, all of which wait now, were admitted with their request.
     assert order.index("other") == MAX_BRANCHES_AT_ONCE
 
 

@@ -42,7 +42,7 @@ def test_greedy_branches_start_with_tokens_of_different_rank_on_request() -> Non
 
 
 def test_events_come_in_the_order_of_delivery_until_the_deadline_and_its_grace() -> None:
-    context = RequestContext(make_spec(timeout_s=0.05, is_streamed=True))
+    context = RequestContext(make_spec(timeout_s=0.5, is_streamed=True))
     events: list[BranchEvent] = [TOKENS, TokenDelta(1, TOKENS.tokens), BranchFailure(0, "broken", "")]
     for event in events:
         context.deliver(event)

@@ -152,7 +152,7 @@ def test_branches_unfinished_at_the_deadline_fail_and_their_calls_end(make_pool:
         yield from steps if request.seed == FIRST_SEED else completion(request, THREE[request.seed - FIRST_SEED])
 
     pool = make_pool(respond)
-    _, outputs = outputs_of(pool, timeout_s=0.4)
+    _, outputs = outputs_of(pool, timeout_s=1.0)
     # Suggestions of later branches wait for the first until then.
     assert [output.result.branch for output in outputs if isinstance(output, Suggestion)] == [1, 2]
     result = final(outputs)
@@ -179,18 +179,9 @@ def test_a_completion_rejected_after_the_deadline_is_not_replaced(make_pool: Mak
     assert len(pool.workers[0].calls) == 1
 
 
-def verbatim_outputs(pool: StubPool, **fields: Any) -> list[Output]:
-    context = RequestContext(make_spec(**fields))
-    pool.fanout.start(context)
-    policy = SelectionPolicy(
-        prompt="", num_suggestions=context.spec.num_branches, length=20, similarity=80, is_verbatim=True
-    )
-    return list(suggest(context, pool.fanout, policy))
-
-
 def test_an_empty_verbatim_completion_is_a_suggestion(make_pool: MakePool) -> None:
     pool = make_pool(lambda request: completion(request, ""))
-    [suggestion] = final(verbatim_outputs(pool, num_completions=1)).suggestions
+    [suggestion] = final(streamed_outputs(pool, {}, is_verbatim=True)).suggestions
     assert (suggestion.text, suggestion.score) == ("", None)
 
 

@@ -15,7 +15,7 @@ import pytest
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
 from gateway.jobs.store import JobStore
-from tests.gateway.jobs.servers import AWS_ENVIRON, RedisServer, dynamodb_server, find_redis, redis_server
+from tests.gateway.jobs.servers import AWS_ENVIRON, RedisServer, dynamodb_server, redis_server
 
 
 class Clock:
@@ -30,8 +30,6 @@ class Clock:
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    if find_redis() is None:
-        pytest.skip("redis-server is not installed")
     with redis_server(tmp_path_factory.mktemp("redis")) as server:
         yield server
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,11 @@ from structlog.testing import capture_logs
 from gateway.app import READY_PATHS
 from shared.api_keys import new_key, read_keys
 from tests.bad_requests import HttpRequest, call_app
-from tests.gateway.conftest import Gateway
+from tests.gateway.conftest import Gateway, MakeGateway
 from tests.gateway.middleware.conftest import Echo
 
 OPEN = {"/", "/static/{name}", "/service_worker.js", "/docs", "/openapi.json", "/health/live", *READY_PATHS}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "NONSENSE")
-Make = Callable[..., Gateway]
 
 
 class Reached:
@@ -50,7 +49,7 @@ def key(key_path: Path) -> str:
 
 
 @pytest.fixture
-def keyed(make_echo: Make, key_path: Path, key: str) -> Gateway:
+def keyed(make_echo: MakeGateway, key_path: Path, key: str) -> Gateway:
     """A gateway that requires keys, with the routes of `make_echo`, which are not listed as open, and `/who`."""
     gateway = make_echo(keys=str(key_path), origins="https://notes.example")
     gateway.app.add_route("/who", WhoAmI())
@@ -151,7 +150,7 @@ def test_a_prefix_from_the_server_does_not_open_a_route(keyed: Gateway) -> None:
 @pytest.mark.parametrize(
     "host", ["localhost/health/live", "localhost?", "[::1]/", "127.0.0.1", "localhost:80", "", "*"]
 )
-def test_no_host_opens_a_route(make_echo: Make, key_path: Path, key: str, host: str) -> None:
+def test_no_host_opens_a_route(make_echo: MakeGateway, key_path: Path, key: str, host: str) -> None:
     for hosts in ("notes.example", "*"):
         gateway = make_echo(keys=str(key_path), hosts=hosts)
         response = gateway.client.simulate_get("/metrics", headers={"Host": host})
@@ -222,7 +221,7 @@ def test_the_answer_says_whether_a_key_was_sent(keyed: Gateway) -> None:
     assert wrong == "This API key is unknown or revoked."
 
 
-def test_without_a_key_file_no_key_is_needed_or_read(make_echo: Make) -> None:
+def test_without_a_key_file_no_key_is_needed_or_read(make_echo: MakeGateway) -> None:
     gateway = make_echo()
     gateway.app.add_route("/who", WhoAmI())
     assert gateway.client.simulate_get("/metrics").status_code == 200
@@ -251,7 +250,7 @@ def test_a_listed_page_may_read_a_refusal_and_needs_no_key_for_its_preflight(key
         assert keyed.client.simulate_options(path, headers=own).status_code == 401
 
 
-def test_a_key_has_its_own_rate_and_open_routes_do_not_count(make_echo: Make, key_path: Path) -> None:
+def test_a_key_has_its_own_rate_and_open_routes_do_not_count(make_echo: MakeGateway, key_path: Path) -> None:
     limited, other = new_key(key_path, "limited", rate=3)[0], new_key(key_path, "other")[0]
     unlimited = new_key(key_path, "unlimited", rate=0)[0]
     gateway = make_echo(keys=str(key_path), key_rate="2")

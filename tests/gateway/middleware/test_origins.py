@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.gateway.conftest import Gateway
+from tests.gateway.conftest import Gateway, MakeGateway
 
 LISTED = "https://notes.example"
 CORS = "Access-Control-Allow-Origin"
-Make = Callable[..., Gateway]
 
 
 @pytest.fixture
-def listed(make_echo: Make) -> Gateway:
+def listed(make_echo: MakeGateway) -> Gateway:
     return make_echo(origins=f"https://other.example,{LISTED}", hosts="tercet.example")
 
 
@@ -45,25 +42,25 @@ def test_other_hosts_are_refused_on_every_route(listed: Gateway, host: str) -> N
         assert response.json["detail"] == f"Host {host!r} is not served here; add its name to TERCET_HOSTS."
 
 
-def test_any_host_is_served_if_so_configured(make_echo: Make) -> None:
+def test_any_host_is_served_if_so_configured(make_echo: MakeGateway) -> None:
     response = make_echo(hosts="*").client.simulate_get("/echo", headers={"Host": "any.example"})
     assert response.status_code == 200
 
 
 @pytest.mark.parametrize("host", ["[localhost]evil.com", "localhost:evil.com", "any.example:80:90", "any example"])
-def test_a_malformed_host_is_refused_even_where_any_is_served(make_echo: Make, host: str) -> None:
+def test_a_malformed_host_is_refused_even_where_any_is_served(make_echo: MakeGateway, host: str) -> None:
     response = make_echo(hosts="*").client.simulate_get("/echo", headers={"Host": host})
     assert (response.status_code, response.json["code"]) == (421, "unknown_host")
 
 
 @pytest.mark.parametrize("origin", ["null", "", "http://", "https://", "://", "file://", "about:blank"])
 @pytest.mark.parametrize("host", ["", "localhost:8000"])
-def test_an_origin_without_a_host_is_never_our_own(make_echo: Make, host: str, origin: str) -> None:
+def test_an_origin_without_a_host_is_never_our_own(make_echo: MakeGateway, host: str, origin: str) -> None:
     response = make_echo(hosts="*").client.simulate_get("/echo", headers={"Host": host, "Origin": origin})
     assert (response.status_code, response.json["code"]) == (403, "forbidden_origin")
 
 
-def test_subdomains_of_a_listed_name_are_served(make_echo: Make) -> None:
+def test_subdomains_of_a_listed_name_are_served(make_echo: MakeGateway) -> None:
     get = make_echo(hosts="*.notes.example").client.simulate_get
     for host, status in (("a.notes.example", 200), ("a.b.notes.example:80", 200), ("notes.example", 421)):
         assert get("/echo", headers={"Host": host}).status_code == status

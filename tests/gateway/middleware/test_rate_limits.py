@@ -80,14 +80,6 @@ def test_retry_after_says_when_the_next_request_fits() -> None:
     assert is_taken(limits, 4)
 
 
-def test_keys_do_not_share_a_bucket_and_zero_is_no_limit() -> None:
-    limits = RateLimits(Clock())
-    assert is_taken(limits, 1, "a")
-    assert not is_taken(limits, 1, "a")
-    assert is_taken(limits, 1, "b")
-    assert all(is_taken(limits, 0, "a") for _ in range(5000))
-
-
 def test_a_changed_rate_counts_from_then_on() -> None:
     clock = Clock()
     limits = RateLimits(clock)

@@ -26,9 +26,9 @@ def logged() -> Iterator[Events]:
     lines += [event for event in events if event["event"] == "request_finished"]
 
 
-def post_stream(gateway: Gateway) -> tuple[Any, testing.StartResponseMock]:
+def post_stream(gateway: Gateway, path: str = "/stream") -> tuple[Any, testing.StartResponseMock]:
     """The body and the head of a streamed response, before anything has read the body."""
-    environ = testing.create_environ("/stream", method="POST", headers={"Host": "localhost"}, body="{}")
+    environ = testing.create_environ(path, method="POST", headers={"Host": "localhost"}, body="{}")
     start_response = testing.StartResponseMock()
     return gateway.app(environ, start_response), start_response
 
@@ -146,8 +146,7 @@ def test_a_stream_that_fails_to_close_is_logged_all_the_same(echo: Gateway) -> N
             raise OSError("a bug")
 
     echo.app.add_route("/broken", Broken())
-    environ = testing.create_environ("/broken", method="POST", headers={"Host": "localhost"}, body="{}")
-    body: Any = echo.app(environ, testing.StartResponseMock())
+    body, _ = post_stream(echo, "/broken")
     with logged() as lines, pytest.raises(OSError, match="a bug"):
         body.close()
     assert [line["route"] for line in lines] == ["/broken"]

@@ -97,6 +97,11 @@ class Server:
         return len(self.requests)
 
 
+def port_of(server: Server) -> int:
+    """The port of a server at one."""
+    return int(server.address.rpartition(":")[2])
+
+
 @contextmanager
 def serving(folder: Path, answer: Answer) -> Iterator[Server]:
     """A server in a folder, one thread per connection. On exit, the client must have closed its connections."""

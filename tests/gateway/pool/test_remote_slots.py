@@ -19,7 +19,7 @@ from shared.errors import NotReady
 from shared.plan import REMOTE, Model, Plan, make_slots
 from shared.protocol import Accepted, GenerateRequest, State
 from shared.settings import PoolUrl
-from tests.gateway.pool.helpers import DONE, END, HEAD, Server, line, serving_requests, until
+from tests.gateway.pool.helpers import DONE, END, HEAD, Server, line, port_of, serving_requests, until
 
 KEY = "k" * 40
 HOST = "workers.example"
@@ -89,10 +89,6 @@ class Pool:
 
     def reserve(self, num_branches: int = 1, timeout_s: float = 1.0) -> list[int]:
         return self.admission.reserve("small", num_branches, time.monotonic() + timeout_s)
-
-
-def port_of(server: Server) -> int:
-    return int(server.address.rpartition(":")[2])
 
 
 def test_a_gateway_without_workers_refuses_until_one_is_found(access: RemoteAccess) -> None:

@@ -297,12 +297,12 @@ def test_a_kept_connection_that_the_peer_closes_when_the_request_arrives_is_retr
         assert server.num_connections == 2
 
 
-def test_over_a_unix_socket_a_peer_that_closes_when_the_request_arrives_is_an_error(short_path: Path) -> None:
+def test_over_a_unix_socket_a_peer_that_closes_when_the_request_arrives_is_an_error(
+    authority: Authority, short_path: Path
+) -> None:
     """It was there: it has died with the request, and a connection to its socket would wait for its successor."""
-    with (
-        serving(short_path, close_when_the_second_request_arrives) as server,
-        closing(Transport(UnixAddress(server.address), 60.0)) as transport,
-    ):
+    serve = make_serve("unix", authority, short_path)
+    with serve(close_when_the_second_request_arrives) as (transport, server):
         assert read(transport) == b"hello"
         with pytest.raises(BROKEN, match="closed the connection"):
             read(transport)

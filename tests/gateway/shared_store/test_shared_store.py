@@ -30,7 +30,7 @@ from shared.errors import InvalidRequest, NotFound, QuotaExceeded, Superseded
 from tests.e2e.harness import free_port, until
 from tests.gateway.exposition import total
 from tests.gateway.generation.stubs import make_spec
-from tests.gateway.jobs.servers import RedisServer, find_redis, redis_server, volatile_redis
+from tests.gateway.jobs.servers import RedisServer, redis_server, volatile_redis
 from tests.tls import Certificate
 
 REQUEST_TIMEOUT_S = 2.0
@@ -72,8 +72,6 @@ MakeGateway = Callable[..., Gateway]
 
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    if find_redis() is None:
-        pytest.skip("redis-server is not installed")
     with volatile_redis(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
@@ -98,8 +96,6 @@ def make(redis: RedisServer) -> Iterator[MakeGateway]:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
     """A server of the test's own, which it may stop."""
-    if find_redis() is None:
-        pytest.skip("redis-server is not installed")
     with volatile_redis(tmp_path) as own:
         yield own
 
@@ -351,8 +347,6 @@ def test_a_gateway_starts_without_redis(make: MakeGateway) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a refused handshake's socket
 def test_password_and_tls(make: MakeGateway, tmp_path: Path) -> None:
-    if find_redis() is None:
-        pytest.skip("redis-server is not installed")
     certificate, tls_port, authority = Certificate(tmp_path), free_port(), tmp_path / "ca.crt"
     authority.write_bytes(certificate.authority_pem)
     options = {
