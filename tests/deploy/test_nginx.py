@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -28,53 +27,37 @@ pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="apt-get i
 # Addresses of this machine that the configuration treats as foreign.
 FOREIGN, CROWDED = "127.0.0.2", "127.0.0.3"
 
+arrivals: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+is_over, may_end = threading.Event(), threading.Event()
 
-class Echo(BaseHTTPRequestHandler):
-    """Answers with the request's path and headers; a path with `hold` waits for the end of the test. `/stream` is a
+
+def send(connection: socket.socket, kind: bytes, body: bytes) -> None:
+    """Send a response that ends with its connection."""
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nConnection: close\r\n\r\n%s" % (kind, body))
+
+
+def echo(connection: socket.socket, request: bytes) -> None:
+    """Answer with the request's path and headers; a path with `hold` waits for the end of the test. `/stream` is a
     response as Tercet streams it, whose second event waits for `may_end`."""
-
-    protocol_version = "HTTP/1.1"
-    is_over = threading.Event()
-    may_end = threading.Event()
-    arrivals: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def do_GET(self) -> None:
-        if self.path == "/stream":
-            self.stream()
-            return
-        if "hold" in self.path:
-            self.arrivals.put(self.path)
-            self.is_over.wait(10)
-        body = json.dumps({"path": self.path, **{name.lower(): value for name, value in self.headers.items()}}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def stream(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("X-Accel-Buffering", "no")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(b"data: 1\n\n")
-        self.wfile.flush()
-        self.may_end.wait(10)
-        self.wfile.write(b"data: 2\n\n")
-        self.close_connection = True
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        pass
+    line, *headers = request.partition(b"\r\n\r\n")[0].decode().split("\r\n")
+    path = line.split()[1]
+    if path == "/stream":
+        send(connection, b"text/event-stream\r\nX-Accel-Buffering: no", b"data: 1\n\n")
+        may_end.wait(10)
+        connection.sendall(b"data: 2\n\n")
+        return
+    if "hold" in path:
+        arrivals.put(request)
+        is_over.wait(10)
+    fields = {name.lower(): value for name, _, value in (header.partition(": ") for header in headers)}
+    send(connection, b"application/json", json.dumps({"path": path, **fields}).encode())
 
 
 @pytest.fixture(scope="module")
 def upstream() -> Iterator[int]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield server.server_port
-        Echo.is_over.set()
-        server.shutdown()
+    with serving_requests(echo) as server:
+        yield port_of(server)
+        is_over.set()
 
 
 @pytest.fixture(scope="module")
@@ -122,19 +105,19 @@ def test_an_address_with_too_many_connections_is_refused_and_others_are_not(prox
     with client(CROWDED) as crowded, client(FOREIGN) as other, ThreadPoolExecutor(4) as threads:
         held = [threads.submit(crowded.get, f"{proxy}/hold") for _ in range(4)]
         for _ in held:
-            Echo.arrivals.get(timeout=10)
+            arrivals.get(timeout=10)
         assert_problem(crowded.get(f"{proxy}/a"), 429, "quota_exceeded")
         assert other.get(f"{proxy}/a").status_code == 200
-        Echo.is_over.set()
+        is_over.set()
         assert [future.result().status_code for future in held] == [200] * 4
-        Echo.is_over.clear()
+        is_over.clear()
 
 
 def test_a_stream_is_passed_on_event_by_event(proxy: str) -> None:
     with client() as http, http.stream("GET", f"{proxy}/stream") as response:
         events = response.iter_lines()
         assert next(events) == "data: 1"
-        Echo.may_end.set()  # only now: a proxy that buffers would still wait
+        may_end.set()  # only now: a proxy that buffers would still wait
         assert [line for line in events if line] == ["data: 2"]
 
 
@@ -190,8 +173,7 @@ def name_the_gateway(connection: socket.socket, request: bytes) -> None:
     """Answer with the port of the gateway. A request whose header `X-Lose` names the port loses its connection."""
     port = b"%d" % connection.getsockname()[1]
     if b"X-Lose: " + port not in request:
-        head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(port)
-        connection.sendall(head + port)
+        send(connection, b"text/plain", port)
 
 
 @contextmanager

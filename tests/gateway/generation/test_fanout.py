@@ -437,16 +437,3 @@ def test_a_branch_fails_rather_than_mix_weights(make_pool: MakePool) -> None:
     assert isinstance(failure, BranchFailure)
     assert (failure.branch, failure.code) == (1, "not_ready")
     assert pool.workers[1].calls == []
-
-
-def test_requests_are_not_held_behind_a_busy_slot(make_pool: MakePool) -> None:
-    pool = make_pool(lambda _: [Accepted(), Hang()], by_seed)
-    pool.admission.update(1, State(state="loading"))
-    stuck = RequestContext(make_spec(timeout_s=60))
-    pool.fanout.start(stuck)
-    pool.admission.update(1, State(state="warm", ms_per_token=1.0))
-    for _ in range(12):
-        outcomes = start(pool, RequestContext(make_spec()))
-        assert {outcome.slot for outcome in outcomes if isinstance(outcome, BranchResult)} == {1}
-    stuck.cancel()
-    pool.wait_until_idle()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
 
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
@@ -55,10 +56,8 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:{tmp_path}/jobs.sqlite3"
     if request.param == "redis":
-        import redis
-
         url = str(request.getfixturevalue("redis").url)
-        with redis.Redis.from_url(url) as client:
+        with Redis.from_url(url) as client:
             client.flushall()
         return url
     endpoint = request.getfixturevalue("dynamodb_endpoint")

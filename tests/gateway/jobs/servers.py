@@ -77,6 +77,14 @@ def redis_server(directory: Path, **options: str) -> Iterator[RedisServer]:
         server.kill()
 
 
+def start_child(url: str, what: str) -> subprocess.Popen[str]:
+    """A process that uses a job store as `child.py` says."""
+    command = [sys.executable, str(Path(__file__).with_name("child.py")), url, what]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+
+
 @contextmanager
 def dynamodb_server() -> Iterator[str]:
     """

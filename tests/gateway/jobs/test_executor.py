@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -22,9 +20,9 @@ from gateway.jobs.opening import open_store
 from gateway.jobs.queue import LEASE_S, JobQueue
 from gateway.jobs.store import Job
 from shared.errors import InvalidRequest, JobsUnavailable, Overloaded
-from tests.e2e.harness import ROOT, until
+from tests.e2e.harness import until
 from tests.gateway.jobs.conftest import Clock, MakeQueue
-from tests.gateway.jobs.servers import RedisServer
+from tests.gateway.jobs.servers import RedisServer, start_child
 
 FINAL = {"succeeded", "failed", "cancelled"}
 MakeExecutor = Callable[..., JobExecutor]
@@ -72,15 +70,8 @@ def wait_for_end(queue: JobQueue, job_id: str, timeout_s: float = 10) -> Job:
 def test_a_job_whose_process_is_killed_reaches_one_final_state(
     make_queue: MakeQueue, make_executor: MakeExecutor, store_url: str, clock: Clock, moment: str
 ) -> None:
-    child = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("child.py")), store_url, moment],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert child.stdout is not None
-    with child:
+    with start_child(store_url, moment) as child:
+        assert child.stdout is not None
         job_id = child.stdout.readline().strip()
         announced = child.stdout.readline().strip()
         child.send_signal(signal.SIGKILL)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
+from redis import Redis
 
 from gateway.jobs.queue import LEASE_S, MAX_ATTEMPTS, JobQueue
 from gateway.jobs.sqlite import SqliteStore
 from gateway.jobs.store import REMEMBERED_S, Job, JobStore
 from shared.errors import InvalidRequest, JobExpired, Overloaded, QuotaExceeded, UnknownJob
-from tests.e2e.harness import ROOT
 from tests.gateway.jobs.conftest import Clock, MakeQueue
+from tests.gateway.jobs.servers import start_child
 
 CANARY = b"canary-3b1f60c2"
 
@@ -50,10 +50,7 @@ def test_jobs_are_leased_in_the_order_of_their_submission(queue: JobQueue) -> No
 
 def test_a_lease_is_exclusive_among_processes(queue: JobQueue, store_url: str) -> None:
     ids = [submit(queue).id for _ in range(12)]
-    command = [sys.executable, str(Path(__file__).with_name("child.py")), store_url, "lease-all"]
-    children = [
-        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
+    children = [start_child(store_url, "lease-all") for _ in range(2)]
     for child in children:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
@@ -250,12 +247,8 @@ def raw_bytes(url: str) -> bytes:
         path = Path(url.removeprefix("sqlite:"))
         return b"".join(file.read_bytes() for file in path.parent.glob(f"{path.name}*"))
     if url.startswith("redis:"):
-        import redis
-
-        with redis.Redis.from_url(url) as connection:
+        with Redis.from_url(url) as connection:
             return b"".join(connection.dump(name) or b"" for name in connection.scan_iter())
-    import boto3
-
     table, _, query = url.removeprefix("dynamodb://").partition("?")
     options = dict(part.split("=", 1) for part in query.split("&"))
     client: Any = boto3.client("dynamodb", region_name=options["region"], endpoint_url=options["endpoint"])

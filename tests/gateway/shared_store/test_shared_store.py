@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 import structlog
+from redis import Redis
 
 from gateway.api.feedback import FeedbackStore
 from gateway.api.feedback_answers import ACCEPTED_TTL_S
@@ -79,9 +80,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 @pytest.fixture
 def make(redis: RedisServer) -> Iterator[MakeGateway]:
     """Makes gateways over an empty store, or over that of another URL."""
-    import redis as library
-
-    with library.Redis.from_url(redis.url) as client:
+    with Redis.from_url(redis.url) as client:
         client.flushall()
     with ExitStack() as stack:
 
@@ -102,9 +101,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 def stored(url: str) -> dict[str, str]:
     """Everything in a store, as text, with the seconds that it will stay."""
-    import redis as library
-
-    with library.Redis.from_url(url, decode_responses=True) as client:
+    with Redis.from_url(url, decode_responses=True) as client:
         readers: dict[str, Callable[[str], Any]] = {
             "string": client.get,
             "hash": client.hgetall,
@@ -326,10 +323,8 @@ def test_a_server_that_does_not_answer_is_given_up_after_a_moment(make: MakeGate
 
 def test_a_replica_counts_as_lost(make: MakeGateway, server: RedisServer) -> None:
     """It answers reads, and no use of the store is one."""
-    import redis as library
-
     gateway = make(server.url)
-    with library.Redis.from_url(server.url) as client:
+    with Redis.from_url(server.url) as client:
         client.replicaof("127.0.0.1", "1")
         assert gateway.is_taken()
         assert gateway.failures["rate"] == 1
