@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from openai import OpenAI
 from openai.types import Completion
 
 from shared.api_keys import new_key
-from tests.e2e.harness import Tercet, running, until
+from tests.e2e.harness import Tercet, metric, running, until
 
 PROMPT = "The old man looked at the sea and"
 
@@ -37,35 +36,20 @@ def client_of(tercet: Tercet) -> OpenAI:
     return OpenAI(base_url=f"{tercet.url}/v1", api_key=tercet.environ["TERCET_API_KEY"])
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected", "parameter"),
-    [
-        ({"max_tokens": -1}, openai.BadRequestError, "max_tokens"),
-        ({"temperature": 9}, openai.BadRequestError, "temperature"),
-        ({"n": 0}, openai.BadRequestError, "n"),
-        ({"prompt": []}, openai.BadRequestError, "prompt"),
-        ({"prompt": [99_999]}, openai.BadRequestError, "prompt"),
-        ({"model": "no-such-model"}, openai.NotFoundError, "model"),
-    ],
-)
-def test_refusals_are_the_exceptions_of_the_sdk(
-    fields: dict[str, object], expected: type[openai.APIStatusError], parameter: str, client: OpenAI
-) -> None:
-    with pytest.raises(expected) as refused:
-        client.completions.create(**{"model": "embedded", "prompt": PROMPT, **fields})  # type: ignore[call-overload]
-    assert refused.value.param == parameter
+def test_a_refusal_is_an_exception_of_the_sdk_that_names_the_field(client: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.completions.create(model="no-such-model", prompt=PROMPT)
+    assert refused.value.param == "model"
     assert refused.value.code
     assert refused.value.type
-    assert parameter in refused.value.message
+    assert "model" in refused.value.message
 
 
 def test_an_overloaded_server_is_asked_again_after_the_time_that_it_names(small: Tercet) -> None:
     """The default delay before the first retry is at most half a second; `Retry-After` says one second or more."""
 
-    def num_refused() -> int:
-        page = small.client.get("/metrics", headers={"x-api-key": small.environ["TERCET_API_KEY"]}).text
-        counted = re.search(r'^tercet_refused_requests_total{reason="overloaded"} (\d+)', page, re.MULTILINE)
-        return int(counted[1]) if counted else 0
+    def num_refused() -> float:
+        return metric(small, 'tercet_refused_requests_total{reason="overloaded"}')
 
     with client_of(small) as client, ThreadPoolExecutor(1) as threads:
         stream = client.completions.create(model="embedded", prompt=PROMPT, max_tokens=256, stream=True)

@@ -105,14 +105,10 @@ def test_a_streamed_prediction_is_the_whole_one(tercet: Tercet) -> None:
         assert explained.lstrip(" w").startswith(sentence["value"][:3])
 
 
-def test_a_worker_reports_its_memory_and_its_branches(tercet: Tercet) -> None:
+def test_a_worker_reports_its_memory(tercet: Tercet) -> None:
     for row in tercet.slots():
         rss = psutil.Process(row["pid"]).memory_info().rss  # more than the proportional set size by what is shared
         assert 0.3 * rss < row["memory_bytes"] < 1.1 * rss
-    tercet.ask(length=60)
-    # For about a second after the request.
-    assert sum(row["peak_in_flight"] for row in tercet.slots()) >= 3
-    until(lambda: not any(row["peak_in_flight"] for row in tercet.slots()), 10, "slots at rest")
 
 
 def test_no_prompt_is_logged(tercet: Tercet) -> None:

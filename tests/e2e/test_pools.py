@@ -56,18 +56,6 @@ def test_killed_workers_are_replaced_in_their_slots_and_no_request_fails(
             assert (line["cuda_visible_devices"], line["omp_num_threads"]) == (gpus[index], "1")
 
 
-def test_no_master_and_no_gateway_has_torch_loaded(tercet: Tercet) -> None:
-    tercet.ask()
-    roles = tercet.processes()
-
-    def has_torch(process: psutil.Process) -> bool:
-        return any("libtorch" in region.path for region in process.memory_maps())
-
-    workers_master, *workers = roles["workers"]
-    assert all(map(has_torch, workers))
-    assert not any(map(has_torch, [workers_master, *roles["gateway"]]))
-
-
 def test_workers_listen_only_on_private_sockets(tercet: Tercet) -> None:
     for index in range(2):
         mode = (tercet.run_dir / f"slot-{index}.sock").stat().st_mode

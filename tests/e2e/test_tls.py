@@ -41,11 +41,6 @@ def test_a_client_that_trusts_the_authority_gets_answers_and_streams(tercet: Ter
         httpx.get(f"{tercet.url}/health/live", trust_env=False)
 
 
-def test_the_command_line_trusts_the_configured_certificate_alone(tercet: Tercet) -> None:
-    done = tercet.run("complete", "Once", "--seed", "1")
-    assert (done.returncode, done.stdout.count("Once")) == (0, 3), done.stderr
-
-
 def test_unfinished_handshakes_and_plain_text_are_closed(tercet: Tercet, certificate: Certificate) -> None:
     address = ("127.0.0.1", tercet.port)
     silent = [socket.create_connection(address) for _ in range(50)]

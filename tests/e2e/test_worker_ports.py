@@ -25,24 +25,9 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
         yield pool
 
 
-def test_it_prints_the_line_for_gateways_and_serves_the_protocol(workers: Workers) -> None:
-    assert f"TERCET_POOL=embedded=https://127.0.0.1:{workers.pool_port}\n" in workers.log()
-    with workers.tcp() as tcp, unix_client(workers) as unix:
-        texts = [client.post("/generate", json=PROMPT).text.splitlines()[-1] for client in (tcp, unix)]
-        assert texts[0].partition('"num_kept')[0] == texts[1].partition('"num_kept')[0]
-        assert (
-            tcp.post("/tokenize", json={"text": "The sea"}).json()
-            == unix.post("/tokenize", json={"text": "The sea"}).json()
-        )
-        with tcp.stream("GET", "/state") as stream:
-            line = next(stream.iter_lines())
-        assert '"vocab_size":8192' in line
-        assert '"num_gateways":1' in line
-
-
-def unix_client(workers: Workers) -> httpx.Client:
-    transport = httpx.HTTPTransport(uds=str(workers.run_dir / "slot-0.sock"))
-    return httpx.Client(transport=transport, base_url="http://slot", trust_env=False, timeout=30)
+def test_the_state_counts_gateways(workers: Workers) -> None:
+    with workers.tcp() as tcp, tcp.stream("GET", "/state") as stream:
+        assert '"num_gateways":1' in next(stream.iter_lines())
 
 
 @pytest.mark.parametrize("key", [None, "x" * 64])

@@ -80,19 +80,6 @@ def test_three_sentences_that_differ_and_end_at_a_word(tercet: Tercet) -> None:
     assert num_whole >= len(asked) - 1
 
 
-def test_duplicates_are_replaced_and_the_seed_reproduces_the_answer(tercet: Tercet) -> None:
-    """Eight branches of four tokens at a low temperature: most are equal."""
-    fields: dict[str, Any] = {"temperature": 0.4, "length": 4, "n_samples": 8}
-    answers = [tercet.ask(OPENING, seed=seed, **fields) for seed in range(12)]
-    refilled = [
-        answer for answer in answers if any(sentence["seed"] > answer["seed"] + 7 for sentence in answer["sentences"])
-    ]
-    assert refilled
-    for answer in refilled:
-        again = tercet.ask(OPENING, seed=answer["seed"], **fields)
-        assert texts(again) == texts(answer)
-
-
 def test_an_explanation_lists_the_most_likely_tokens(tercet: Tercet) -> None:
     answer = tercet.ask("The old man looked at the se", seed=3, explain=4)
     plain = tercet.ask("The old man looked at the se", seed=3)
