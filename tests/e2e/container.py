@@ -7,14 +7,14 @@ from pathlib import Path
 
 import httpx
 
-from tests.e2e.harness import START_S, Tercet, serving, until
+from tests.e2e.harness import START_S, TERCET, Tercet, serving, until
 from workers.checkpoints.resolve import EMBEDDED
 
 
 class Container(Tercet):
     """`tercet serve --sagemaker`, on a free port. It has a key file, which this mode ignores."""
 
-    options = ("--sagemaker", str(EMBEDDED))
+    command = (*TERCET, "serve", "--sagemaker", str(EMBEDDED))
 
     def __init__(self, base: Path) -> None:
         super().__init__(base, keys="/nowhere/keys", grace_s="20")

@@ -47,13 +47,9 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
 
 
 class Tercet:
-    """One instance under test; by default it serves the embedded checkpoint in fp32.
+    """One instance under test; by default it serves the embedded checkpoint in fp32."""
 
-    Attributes:
-        options: options of `tercet serve`.
-    """
-
-    options: tuple[str, ...] = ()
+    command: tuple[str, ...] = (*TERCET, "serve")
 
     def __init__(self, base: Path, certificate: Certificate | None = None, /, **settings: str) -> None:
         """An instance with a certificate serves HTTPS, and its client trusts it. Settings that begin with `test_` are
@@ -97,10 +93,10 @@ class Tercet:
         return self.log().count("Every slot is warm")
 
     def start(self, *command: str, pass_fds: Sequence[int] = ()) -> None:
-        """Start `command` (default: `tercet serve`) and do not wait for it; it inherits the descriptors."""
+        """Start `command` (default: the instance's) and do not wait for it; it inherits the descriptors."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                command or [*TERCET, "serve", *self.options],
+                command or self.command,
                 cwd=ROOT,
                 env=self.environ,
                 stdin=subprocess.DEVNULL,
@@ -188,6 +184,27 @@ class Tercet:
                 if role := master.environ().get("TERCET_ROLE"):  # else forked and not yet a master
                     roles[role] = [master, *master.children()]
         return roles
+
+
+class Gunicorn(Tercet):
+    """One of the two pools, started by plain gunicorn, without a supervisor."""
+
+    command = GUNICORN
+
+    def __init__(self, base: Path, role: str, **settings: str) -> None:
+        super().__init__(base, **settings)
+        self.environ["TERCET_ROLE"] = role
+
+    def wait_until_announced(self) -> None:
+        """Wait until the gateway answers, or a worker has loaded its model."""
+        is_gateway = self.environ["TERCET_ROLE"] == "gateway"
+        until(lambda: self.slots() if is_gateway else self.events("model_loaded"), START_S, "the pool has started")
+
+    def stop(self) -> int:
+        """Stop as a service manager does; returns the exit code."""
+        self.process.terminate()
+        self.client.close()
+        return self.process.wait(timeout=40)
 
 
 def running(base: Path, certificate: Certificate | None = None, /, **settings: str) -> AbstractContextManager[Tercet]:

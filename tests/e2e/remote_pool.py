@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.harness import START_S, Tercet, serving, until
+from tests.e2e.harness import START_S, TERCET, Tercet, serving, until
 from tests.tls import Certificate
 
 
@@ -44,7 +44,8 @@ class Workers(Tercet):
             is_alone: start no gateway.
         """
         base.mkdir(exist_ok=True)
-        self.options = ("--role", "workers") if is_alone else ()
+        if is_alone:
+            self.command = (*TERCET, "serve", "--role", "workers")
         self.num_slots = num_slots
         self.certificate = Certificate(base, "pool")
         self.key = secrets.token_hex(32)
@@ -103,7 +104,7 @@ def running_workers(
 class Gateway(Tercet):
     """`tercet serve --role gateway` for a pool of `Workers`."""
 
-    options = ("--role", "gateway")
+    command = (*TERCET, "serve", "--role", "gateway")
 
     def wait_until_announced(self) -> None:
         until(lambda: (page := self.ready()) and page["status"] == "ready", START_S, f"ready; {self.log()[-3000:]}")

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ import psutil
 import pytest
 
 from tests.chaos.measure import Jitter
-from tests.e2e.harness import Tercet, until
+from tests.e2e.harness import TERCET, Tercet, serving, until
 from workers.engine.cpu import kernel_files
 
 UNPRIVILEGED = 65534
@@ -43,19 +42,13 @@ def tercet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
     for compiled in (Path(kernel_files.__file__).parent / "__pycache__").glob("kernels-*.bin"):
         shutil.copy(compiled, cache)  # compiling takes half a minute
     instance.run_dir.mkdir(mode=0o700)
-    is_root = os.geteuid() == 0
-    if is_root:
+    instance.environ["HOME"] = "/nonexistent"
+    if os.geteuid() == 0:
         for path in (instance.run_dir, cache, *cache.rglob("*")):
             os.chown(path, UNPRIVILEGED, UNPRIVILEGED)
-    instance.environ["HOME"] = "/nonexistent"
-    instance.start(*(AS_NOBODY if is_root else ()), sys.executable, "-m", "deploy", "serve")
-    try:
-        instance.wait_until_warm()
+        instance.command = (*AS_NOBODY, *TERCET, "serve")
+    with serving(instance):
         yield instance
-        assert instance.stop() == 0
-    finally:
-        if instance.process.poll() is None:
-            instance.process.kill()
 
 
 def slot_socket(tercet: Tercet, index: int) -> httpx.Client:

@@ -13,12 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
 from shared.masters.run_directory import MARKER_FILE, prepare_run_directory
-from tests.e2e.harness import GUNICORN, ROOT, TERCET, Tercet, free_port, running, until
+from tests.e2e.harness import GUNICORN, ROOT, TERCET, Gunicorn, Tercet, free_port, running, serving, until
 from tests.e2e.lifecycle import loaded
 from tests.settings import make_settings
 
@@ -73,20 +72,11 @@ def test_workers_listen_only_on_private_sockets(tercet: Tercet) -> None:
 
 @pytest.mark.parametrize("order", [("gateway", "workers"), ("workers", "gateway")])
 def test_each_gunicorn_starts_without_a_supervisor(short_tmp_path: Path, order: tuple[str, str]) -> None:
-    tercet = Tercet(short_tmp_path)
-    masters = []
-    for role in order:
-        tercet.environ["TERCET_ROLE"] = role
-        tercet.start(*GUNICORN)
-        masters.append(tercet.process)
-    try:
-        tercet.wait_until_warm()
-        assert len(tercet.ask()["sentences"]) == 3
-    finally:
-        for master in masters:
-            master.terminate()
-        assert [master.wait(timeout=30) for master in masters] == [0, 0]
-        tercet.client.close()
+    pools = [Gunicorn(short_tmp_path, role) for role in order]  # in one run directory
+    gateway = pools[order.index("gateway")]
+    with serving(pools[0]), serving(pools[1]):
+        gateway.wait_until_warm()
+        assert len(gateway.ask()["sentences"]) == 3
 
 
 def test_a_stopped_worker_is_replaced_and_its_requests_answered(short_tmp_path: Path) -> None:
@@ -184,18 +174,10 @@ def test_a_refused_start_removes_no_file_of_others(short_tmp_path: Path) -> None
 
 def test_a_second_serve_leaves_a_running_pool_its_sockets(short_tmp_path: Path) -> None:
     """A pool without a supervisor (under systemd) holds no supervisor's lock, only its own."""
-    pool = Tercet(short_tmp_path)
-    pool.environ["TERCET_ROLE"] = "workers"
-    pool.start(*GUNICORN)
-    try:
-        until((pool.run_dir / "slot-0.sock").exists, 30, "the pool's socket")
+    with serving(Gunicorn(short_tmp_path, "workers")) as pool:
         before = {path.name for path in pool.run_dir.iterdir()}
         assert_refused(Tercet(short_tmp_path, run_dir=str(pool.run_dir)).run("serve"), "is in use by process")
         assert before <= {path.name for path in pool.run_dir.iterdir()}
-    finally:
-        pool.process.send_signal(signal.SIGTERM)
-        pool.process.wait(timeout=40)
-        pool.client.close()
 
 
 def test_gunicorn_without_a_supervisor_refuses_a_port_in_use(short_tmp_path: Path, tercet: Tercet) -> None:
@@ -220,25 +202,16 @@ def test_the_ready_message_names_the_page(tercet: Tercet) -> None:
 
 
 def test_a_gateway_without_workers_says_so(short_tmp_path: Path) -> None:
-    tercet = Tercet(short_tmp_path)
-    tercet.environ["TERCET_ROLE"] = "gateway"
-    tercet.start(*GUNICORN)
-
-    def post(**fields: object) -> httpx.Response:
-        return tercet.client.post("/autocomplete", json={"context": "The old man", **fields})
-
-    try:
-        until(tercet.slots, 30, "the gateway answers")
-        hasty = post(max_time=0.5)
-        patient = post()
-        for response in (hasty, patient):
-            assert (response.status_code, response.json()["code"]) == (503, "not_ready")
-            assert "No worker of embedded is ready (1 down)" in response.json()["detail"]
-            assert "max_time" not in response.json()["detail"]
-            assert int(response.headers["retry-after"]) > 0
-        assert "until an operator acts" in patient.json()["detail"]
-    finally:
-        tercet.stop()
+    context = {"context": "The old man"}
+    with serving(Gunicorn(short_tmp_path, "gateway")) as gateway:
+        hasty = gateway.client.post("/autocomplete", json={**context, "max_time": 0.5})
+        patient = gateway.client.post("/autocomplete", json=context)
+    for response in (hasty, patient):
+        assert (response.status_code, response.json()["code"]) == (503, "not_ready")
+        assert "No worker of embedded is ready (1 down)" in response.json()["detail"]
+        assert "max_time" not in response.json()["detail"]
+        assert int(response.headers["retry-after"]) > 0
+    assert "until an operator acts" in patient.json()["detail"]
 
 
 def test_a_pool_whose_workers_die_before_they_are_warm_is_not_waited_for(short_tmp_path: Path) -> None:
