@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Dialog, Error, Locator, Page, expect
 
-from tests.browser.driver import PHONE, TIMEOUT_MS, Editor, violations
+from tests.browser.driver import PHONE, Editor, violations
 from tests.e2e.harness import until
 
 OpenPage = Callable[..., Editor]
@@ -45,11 +45,9 @@ def start_new(editor: Editor, text: str = "") -> None:
 
 def second_window(editor: Editor) -> Editor:
     """Another window of the same browser."""
-    page = editor.page.context.new_page()
-    page.set_default_timeout(TIMEOUT_MS)
-    other = Editor(page, editor.tercet)
-    page.goto(editor.tercet.url)
-    expect(other.status).to_contain_text("ready")
+    other = Editor(editor.page.context.new_page(), editor.tercet)
+    other.page.goto(editor.tercet.url)
+    other.wait_until_ready()
     return other
 
 

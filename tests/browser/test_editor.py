@@ -12,27 +12,22 @@ import pytest
 from playwright.sync_api import Route, expect
 
 from tests.browser.driver import MIN_VISIBLE_MS, OPENING, Editor
-from tests.e2e.harness import Tercet, until
+from tests.e2e.harness import Tercet, metric, until
 
 OpenPage = Callable[..., Editor]
-SLOW_SLOT = 1
-
-
-def metric(tercet: Tercet, name: str, **labels: object) -> float:
-    """Sum of a metric over all series with these labels."""
-    total = 0.0
-    for line in tercet.client.get("/metrics").text.splitlines():
-        if line.startswith(f"{name}{{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
-            total += float(line.rpartition(" ")[2])
-    return total
 
 
 def num_in_flight(tercet: Tercet) -> float:
-    return metric(tercet, "tercet_slot_in_flight_branches", slot=SLOW_SLOT)
+    """Sequences in the slow slot."""
+    return metric(tercet, 'tercet_slot_in_flight_branches{slot="1"}')
 
 
 def num_cancelled(tercet: Tercet) -> float:
-    return metric(tercet, "tercet_slot_sequences_total", slot=SLOW_SLOT, finish_reason="cancelled")
+    return metric(tercet, 'tercet_slot_sequences_total{finish_reason="cancelled",slot="1"}')
+
+
+def num_suggestions(tercet: Tercet, action: str) -> float:
+    return metric(tercet, f'tercet_suggestions_total{{action="{action}"')
 
 
 def saved_characters(tercet: Tercet) -> float:
@@ -415,17 +410,16 @@ def test_the_status_line_counts_saved_keystrokes_and_an_undo_takes_them_back(edi
 
 def test_feedback_reports_accepted_and_rejected_suggestions(editor: Editor) -> None:
     tercet = editor.tercet
-    accepted = metric(tercet, "tercet_suggestions_total", action="accepted")
-    rejected = metric(tercet, "tercet_suggestions_total", action="rejected")
+    accepted, rejected = num_suggestions(tercet, "accepted"), num_suggestions(tercet, "rejected")
     characters = saved_characters(tercet)
     editor.request_suggestions()
     length = len(editor.ghost_text)
     editor.press("Enter")
-    until(lambda: metric(tercet, "tercet_suggestions_total", action="accepted") == accepted + 1, 3, "accepted")
+    until(lambda: num_suggestions(tercet, "accepted") == accepted + 1, 3, "accepted")
     assert saved_characters(tercet) == characters + length
     editor.request_suggestions()
     editor.press("Escape")
-    until(lambda: metric(tercet, "tercet_suggestions_total", action="rejected") == rejected + 1, 3, "rejected")
+    until(lambda: num_suggestions(tercet, "rejected") == rejected + 1, 3, "rejected")
 
 
 def test_feedback_reports_a_suggestion_accepted_while_it_was_streaming(slow_editor: Editor) -> None:

@@ -170,7 +170,9 @@ class PageServer:
         self._app = app
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self, page: Page) -> Iterator[None]:
+        """Serve the versions; the page is open and cached when the block begins."""
+
         def answer(environ: dict[str, Any], start_response: Any) -> Any:
             return self.answer(environ, start_response)
 
@@ -178,6 +180,8 @@ class PageServer:
             thread = threading.Thread(target=server.serve_forever)
             thread.start()
             try:
+                page.goto(f"http://127.0.0.1:{self.port}/")
+                wait_until_cached(page)
                 yield
             finally:
                 server.shutdown()
@@ -224,10 +228,7 @@ def num_cached(page: Page, version: str) -> int:
 
 
 def test_an_upgrade_replaces_page_and_cache_as_a_whole(server: PageServer, page: Page) -> None:
-    url = f"http://127.0.0.1:{server.port}/"
-    with server.running():
-        page.goto(url)
-        wait_until_cached(page)
+    with server.running(page):
         assert versions(page) == ("1", "1", "1")
         server.install("2")
         page.reload()
@@ -239,10 +240,7 @@ def test_an_upgrade_replaces_page_and_cache_as_a_whole(server: PageServer, page:
 
 def test_an_upgrade_under_way_is_not_cached(server: PageServer, page: Page) -> None:
     """The service worker is new, but a file is still old, as behind a balancer of two gateways."""
-    url = f"http://127.0.0.1:{server.port}/"
-    with server.running():
-        page.goto(url)
-        wait_until_cached(page)
+    with server.running(page):
         server.install("2", stale="page.js")
         page.evaluate("navigator.serviceWorker.ready.then(one => one.update()).catch(() => {})")
         until(
@@ -256,10 +254,7 @@ def test_an_upgrade_under_way_is_not_cached(server: PageServer, page: Page) -> N
 
 
 def test_a_page_of_a_new_version_gets_no_cached_file_of_the_old_one(server: PageServer, page: Page) -> None:
-    url = f"http://127.0.0.1:{server.port}/"
-    with server.running():
-        page.goto(url)
-        wait_until_cached(page)
+    with server.running(page):
         server.install("2")
         server.answer = server.refuse_all_but_the_page
         page.reload()

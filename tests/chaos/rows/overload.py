@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tests.chaos.http_client import Answer, find_fault
 from tests.chaos.load import Load, milliseconds, offer
 from tests.chaos.measure import Context, Findings
-from tests.e2e.harness import Tercet
+from tests.e2e.harness import Tercet, metric
 
 OVERLOAD = 10
 REFUSAL_P99_MS, REFUSAL_MAX_MS = 50.0, 250.0
@@ -83,8 +83,4 @@ class _Queue:
 
     def _watch(self) -> None:
         while not self._stop.wait(0.25):
-            response = self._tercet.client.get("/metrics")
-            if response.status_code == 200:
-                lines = response.text.splitlines()
-                waiting = [line for line in lines if line.startswith("tercet_waiting_branches ")]
-                self.max_branches = max(self.max_branches, *(float(line.split()[1]) for line in waiting))
+            self.max_branches = max(self.max_branches, metric(self._tercet, "tercet_waiting_branches "))
