@@ -62,8 +62,8 @@ def test_suggestions_stream_in(slow_editor: Editor) -> None:
 
 
 def _take_snapshot(editor: Editor, snapshots: list[list[str]]) -> bool:
-    """Append the suggestions if they changed; whether there are any."""
-    rows = editor.suggestions
+    """Append the suggestions, without their numbers, if they changed; whether there are any."""
+    rows = [re.sub(r"^Alt \d\s*", "", row) for row in editor.suggestions]
     if rows and (not snapshots or rows != snapshots[-1]):
         snapshots.append(rows)
     return bool(rows)
@@ -93,6 +93,7 @@ def test_tab_accepts_nothing_before_suggestions_are_visible(open_page: OpenPage)
     editor.page.route("**/autocomplete", lambda route: held.append(route))  # noqa: PLW0108
     editor.type(OPENING)
     expect(editor.page.locator("#latency")).to_have_text("…")
+    until(lambda: editor.status.inner_text() and held, 10, "the request")
     editor.press("Tab", "Tab")
     held[0].continue_()
     editor.wait_for_response()
