@@ -15,10 +15,6 @@ from tests.e2e.harness import Tercet, until
 
 pytestmark = pytest.mark.quick
 OPENING = "The old man looked at the sea and"
-PROSE = (
-    "It was a bright morning in the early spring, and the road ran white between the hedges. Nobody had passed "
-    "that way since dawn except the postman, who whistled as he went, and an old dog with nothing to do. "
-) * 12
 
 
 def test_three_different_continuations(tercet: Tercet) -> None:
@@ -60,19 +56,6 @@ def test_a_request_becomes_three_overlapping_branches_with_three_seeds(tercet: T
     assert sorted(branch["seed"] for branch in branches) == [4100, 4101, 4102]
     assert max(branch["started_at"] for branch in branches) < min(branch["ended_at"] for branch in branches)
     assert all(branch["role"] == "workers" for branch in branches)
-
-
-def test_a_seed_gives_the_same_text_alone_and_in_a_full_batch(tercet: Tercet) -> None:
-    def ask(seed: int) -> list[str]:
-        return [sentence["value"] for sentence in tercet.ask(OPENING, seed=seed, length=40)["sentences"]]
-
-    alone = [ask(seed) for seed in (11, 12)]
-    with ThreadPoolExecutor(10) as pool:
-        others = [pool.submit(tercet.ask, PROSE[: 40 * n], length=60) for n in range(1, 9)]
-        batched = list(pool.map(ask, (11, 12)))
-        for other in others:
-            other.result()
-    assert batched == alone
 
 
 def test_predictions_depend_on_the_text_alone(tercet: Tercet) -> None:

@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -25,22 +24,6 @@ def in_flight(tercet: Tercet) -> int:
     found = re.search(r'in_flight_branches\{slot="0"\} (\d+)', text)
     assert found is not None
     return int(found[1])
-
-
-def post(tercet: Tercet, **fields: object) -> httpx.Response:
-    return httpx.post(f"{tercet.url}/autocomplete", json={**LONG, **fields}, trust_env=False, timeout=60)
-
-
-def test_a_newer_request_of_a_session_cancels_the_older_in_mid_decode(slow: Tercet) -> None:
-    with ThreadPoolExecutor() as pool:
-        older = pool.submit(post, slow, session="s")
-        until(lambda: in_flight(slow) == 3, 5, "the older request in the engine")
-        newer = post(slow, session="s", length=5)
-        refused = older.result()
-    assert newer.status_code == 200
-    assert (refused.status_code, refused.json()["code"]) == (409, "superseded")
-    assert refused.headers["x-should-retry"] == "false"
-    assert in_flight(slow) == 0
 
 
 def test_a_client_that_hangs_up_frees_its_sequences(slow: Tercet) -> None:

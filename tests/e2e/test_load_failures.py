@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from pathlib import Path
 
-import pytest
-
-from tests.e2e.harness import Tercet, until
+from tests.e2e.harness import Gunicorn, Tercet, serving, until
 
 
 def test_a_worker_that_dies_while_loading_is_replaced_with_growing_pauses(short_tmp_path: Path) -> None:
     """Without the pauses a broken driver would fork processes without end. Each ends with exit code 70."""
-    instance = Tercet(short_tmp_path, models="embedded*2", test_load_faults="1=device")
-    instance.environ["TERCET_ROLE"] = "workers"
-    instance.start(sys.executable, "-m", "gunicorn", "--config", "gunicorn.conf.py")
-    try:
+    with serving(Gunicorn(short_tmp_path, "workers", models="embedded*2", test_load_faults="1=device")) as instance:
         delays = until(lambda: len(instance.events("load_delayed")) == 2 and instance.events("load_delayed"), 60, "two")
         assert [(line["slot"], line["failures"], line["pause_s"]) for line in delays] == [(1, 1, 1.0), (1, 2, 2.0)]
         ends = instance.events("worker_ended")
@@ -28,14 +20,10 @@ def test_a_worker_that_dies_while_loading_is_replaced_with_growing_pauses(short_
         assert len(failures) == 2  # one for each process: none was tried again in it
         loaded = [line["slot"] for line in instance.events("model_loaded")]
         assert loaded.count(0) == 1  # the other slot serves on
-    finally:
-        os.killpg(instance.process.pid, signal.SIGKILL)
-        instance.process.wait()
 
 
-@pytest.mark.parametrize("fault", ["device"])
-def test_a_first_load_that_ends_the_worker_stops_the_start_with_its_reason(short_tmp_path: Path, fault: str) -> None:
-    instance = Tercet(short_tmp_path, test_load_faults=f"0={fault}")
+def test_a_first_load_that_ends_the_worker_stops_the_start_with_its_reason(short_tmp_path: Path) -> None:
+    instance = Tercet(short_tmp_path, test_load_faults="0=device")
     instance.start()
     try:
         assert instance.process.wait(timeout=60) != 0

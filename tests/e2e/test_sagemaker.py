@@ -1,4 +1,4 @@
-"""`tercet serve --sagemaker` as a container runs it, invoked by boto3 through a stand-in for SageMaker's front."""
+"""`tercet serve --sagemaker` as a container runs it, invoked as documented through a stand-in for SageMaker's front."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import boto3
 import httpx
 import pytest
-from botocore.config import Config
 
 from tests.clients.blocks import SAGEMAKER, offline_environ, run_blocks, sections
 from tests.clients.sagemaker_front import sagemaker_front
@@ -38,30 +35,11 @@ def front_url(container: Container) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="module")
-def runtime(front_url: str) -> Any:
-    """boto3's client."""
-    return boto3.client(
-        "sagemaker-runtime",
-        region_name="eu-central-1",
-        endpoint_url=front_url,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-        config=Config(retries={"max_attempts": 0}, proxies={}),
-    )
-
-
-def invoke(runtime: Any, body: dict[str, Any], **options: Any) -> Any:
-    answer = runtime.invoke_endpoint(
-        EndpointName="tercet", ContentType="application/json", Body=json.dumps(body), **options
-    )
-    return json.loads(answer["Body"].read())
-
-
 def test_the_documented_block_runs(front_url: str, tmp_path: Path) -> None:
     environ = offline_environ(tmp_path, Path(sys.executable).parent)
     printed = run_blocks(sections()["boto3"], tmp_path, environ, {SAGEMAKER: front_url})
-    assert re.fullmatch(r"\['.+', '.+', '.+'\]\n", printed.replace('"', "'")), printed
+    text = f"'{PROMPT} .+'"
+    assert re.fullmatch(rf"\[{text}, {text}, {text}\]\n", printed.replace('"', "'")), printed
 
 
 def test_the_ready_message_names_no_page_and_there_is_none(container: Container) -> None:
@@ -75,12 +53,6 @@ def test_the_ping_answers_200_only_when_the_model_is_warm(container: Container) 
     assert before
     assert set(before) == {503}
     assert last == 200
-
-
-def test_the_patsnap_request_answers_three_strings(runtime: Any) -> None:
-    output = invoke(runtime, {"input": "amazon"})["output"]
-    assert len(output) == 3
-    assert all(text.startswith("amazon") and len(text) > len("amazon") for text in output)
 
 
 def test_the_container_ends_in_time_after_sigterm(container: Container) -> None:
