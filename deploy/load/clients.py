@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from deploy.load.prompts import PromptGenerator
-from deploy.load.workload import PATSNAP, Subject, Workload
+from deploy.load.workload import Subject, Workload
 from shared.errors import StartError
 
 LOOPBACK = "127.0.0.1"
@@ -133,30 +133,6 @@ class Clients:
                 yield msgspec.structs.replace(reply, wall_ms=wall_ms)
 
         return self._run_clients(min(num_requests, MAX_OPEN_LOOP_CLIENTS), send_planned)
-
-    def send_batches_for(self, seconds: float) -> LoadResult:
-        """One client that sends Patsnap's workload for `seconds`. Replies have no times of the engine."""
-        replies = []
-        start, cpu_start = time.perf_counter(), time.process_time()
-        with Connection(*self._address) as connection:
-            while time.perf_counter() < start + seconds:
-                done = connection.exchange(self._patsnap_body(), path="/v1/completions")
-                num_tokens = json.loads(done.answer)["usage"]["completion_tokens"] if done.status == 200 else 0
-                replies.append(Reply(done.status, done.ms, num_tokens=num_tokens))
-        return LoadResult(replies, time.perf_counter() - start, time.process_time() - cpu_start)
-
-    def _patsnap_body(self) -> Body:
-        with self._lock:
-            prompts = [self._prompts.text(PATSNAP.num_prompt_tokens) for _ in range(PATSNAP.num_samples)]
-            seed = self._prompts.seed()
-        return {
-            "prompt": prompts,
-            "max_tokens": PATSNAP.num_new_tokens,
-            "temperature": PATSNAP.temperature,
-            "top_k": PATSNAP.top_k,
-            "top_p": PATSNAP.top_p,
-            "seed": seed,
-        }
 
     def _new_body(self) -> Body:
         with self._lock:  # one generator for all threads, so that no two clients draw the same prompt

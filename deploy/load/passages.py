@@ -15,13 +15,12 @@ _WORD_START = re.compile(r"(?<=\s)\S")
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """`text[start:end]` is typed; `positions` are the starts of its words."""
+    """`text[start:end]` is typed."""
 
     file: str
     text: str
     start: int
     end: int
-    positions: tuple[int, ...]
 
     def context(self, position: int, num_characters: int | None = None) -> str:
         """The text before a position: as much as the editor sends, or this many characters."""
@@ -40,7 +39,7 @@ def choose_passages(texts: Mapping[str, str], num_passages: int, num_words: int,
             first = rng.randrange(min(100, last), last + 1)
             after = first + num_words
             end = starts[after] if after < len(starts) else len(text)
-            passages.append(Passage(file, text, starts[first], end, tuple(starts[first:after])))
+            passages.append(Passage(file, text, starts[first], end))
     return passages
 
 

@@ -14,15 +14,6 @@ from workers.checkpoints.resolve import Checkpoint
 from workers.text.tokenizer import Tokenizer
 
 
-class LinearPass(msgspec.Struct, frozen=True):
-    """All linear layers of the model, run `count` times: the blocks' layers on `num_rows` rows, the language-model head
-    on `num_head_rows` rows."""
-
-    num_rows: int
-    num_head_rows: int
-    count: int
-
-
 class Workload(msgspec.Struct, frozen=True):
     """Size and sampling parameters of one request. The defaults are W, which most figures refer to.
 
@@ -37,11 +28,6 @@ class Workload(msgspec.Struct, frozen=True):
     top_k: int = 50
     top_p: float = 0.95
 
-    @property
-    def num_steps(self) -> int:
-        """Decode steps; the prefill yields the first of the new tokens."""
-        return self.num_new_tokens - 1
-
     def body(self, context: str, seed: int, **more: Any) -> dict[str, Any]:
         """The body of `POST /autocomplete`."""
         return {
@@ -55,23 +41,8 @@ class Workload(msgspec.Struct, frozen=True):
             **more,
         }
 
-    def linear_passes(self, num_requests: int = 1) -> list[LinearPass]:
-        """The linear layers of concurrent requests: a prefill for each prompt, the decode steps batched.
-
-        The prefill needs the head only for the prompt's last position.
-        """
-        return [LinearPass(self.num_prompt_tokens, 1, num_requests), *self.decode_passes(num_requests)]
-
-    def decode_passes(self, num_requests: int = 1) -> list[LinearPass]:
-        """The linear layers of the decode steps alone."""
-        num_rows = self.num_samples * num_requests
-        return [LinearPass(num_rows, num_rows, self.num_steps)]
-
 
 W = Workload()
-# The test of Patsnap's post on GPT-2 autocompletion with TensorRT on SageMaker: a batch of ten sequences of at most 42
-# tokens. Here that is one `POST /v1/completions` with ten prompts of two tokens and 40 new tokens each.
-PATSNAP = Workload(num_prompt_tokens=2, num_samples=10, num_new_tokens=40)
 
 
 class Subject(msgspec.Struct, frozen=True):

@@ -12,7 +12,6 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,7 +29,7 @@ from tests.bench.gpu.cli import bench_gpu, choose
 from tests.bench.quality import replay
 from tests.bench.quality.suggestions import sample_openings, samples_table
 from tests.bench.quality.typist import RULES, TypistBench, TypistOptions, savings_table, usage_table
-from tests.bench.run import BenchDocument, Options, print_reasons, series_table, write
+from tests.bench.run import BenchDocument, Options, print_reasons, series_table
 from tests.bench.server import start_server
 from tests.bench.speed import against as other_checkout
 from tests.bench.speed import memory, writer, writer_session
@@ -107,7 +106,7 @@ def bench_engine(
     if against is not None:
         comparisons = other_checkout.compare(against.resolve(), QUICK_ROUNDS if quick else rounds, err)
         err.print(other_checkout.comparison_table(comparisons))
-        _write([{**asdict(row), "ratio": round(row.ratio, 4)} for row in comparisons])
+        _write(comparisons)
         return
     names = choose("--only", "row", only, TARGETS)
     options = _options(models, "cpu", rounds, quick, setting, seed)
@@ -162,7 +161,7 @@ def bench_cost(
         root = ROOT if against is None else against.resolve()
         rows = memory.measure_memory(models, _settings(setting), memory_after, root, seed)
         err.print(memory.memory_table(rows, memory_after))
-        _write([asdict(row) for row in rows])
+        _write(rows)
         return
     options = _options(models, "cpu", rounds, quick, setting, seed)
     runner = CostBench(options, err, against=None if against is None else against.resolve(), is_remote=remote)
@@ -331,11 +330,14 @@ def _report(document: BenchDocument, tables: Sequence[Table], plot: Path | None 
         from tests.bench.plot import save_plot  # imports Pillow, which a bare machine with a GPU lacks
 
         save_plot(document, plot)
-    write(document)
+    _write(document)
 
 
 def _write(result: object) -> None:
-    sys.stdout.write(json.dumps(result) + "\n")
+    """Write a JSON document as one line: `tail -n 1` extracts it."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
+    sys.stdout.buffer.flush()
 
 
 def _options(models: str, device: str, rounds: int, quick: bool, settings: Sequence[str] | None, seed: int) -> Options:

@@ -7,7 +7,6 @@ exist.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,13 +75,6 @@ class BenchDocument(Document, kw_only=True):
     series: dict[str, Series] = msgspec.field(default_factory=dict)
     rows: list[Any] = msgspec.field(default_factory=list)
     not_measured: dict[str, str] = msgspec.field(default_factory=dict)
-
-
-def write(document: BenchDocument) -> None:
-    """Write the JSON document as one line: `tail -n 1` extracts it."""
-    sys.stdout.flush()
-    sys.stdout.buffer.write(msgspec.json.encode(document) + b"\n")
-    sys.stdout.buffer.flush()
 
 
 def print_reasons(console: Console, document: BenchDocument) -> None:

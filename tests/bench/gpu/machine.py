@@ -8,17 +8,18 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
 from statistics import median
 from typing import Any
 
 import torch
 from structlog.testing import capture_logs
 
+from deploy.gpus import query_gpus
 from deploy.load import machine
 from tests.bench.gpu.context import Context, subject
 from tests.bench.gpu.record import Recorder, Skipped
-from tests.bench.gpu.steps import load, time_replays
+from tests.bench.gpu.steps import time_replays
+from tests.bench.speed.engine_alone import load
 from workers.engine.cuda.graphs import GraphRecorder
 from workers.engine.cuda.runner import CudaRunner
 
@@ -40,15 +41,9 @@ def run(context: Context, record: Recorder) -> None:
 
 
 def _driver() -> dict[str, Any]:
-    command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except OSError as error:
-        raise Skipped("nvidia-smi is not on the PATH: no driver, clocks and power") from error
-    if done.returncode:
-        raise RuntimeError(f"nvidia-smi ended with {done.returncode}: {done.stdout.strip()[:200]}")
-    lines = [[part.strip() for part in line.split(",")] for line in done.stdout.strip().splitlines()]
-    return {"gpus": [dict(zip(QUERY.split(","), line, strict=False)) for line in lines]}
+    if not (gpus := query_gpus(QUERY)):
+        raise Skipped("nvidia-smi is missing or fails: no driver, clocks and power")
+    return {"gpus": [dict(zip(QUERY.split(","), values, strict=True)) for values in gpus]}
 
 
 def _versions() -> dict[str, Any]:

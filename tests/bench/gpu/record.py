@@ -89,15 +89,15 @@ class Recorder:
 
     def write(self) -> None:
         self.result.elapsed_s = round(time.monotonic() - self._start_s, 1)
-        write_result(self._path, self.result)
+        write_json(self._path, self.result)
 
 
-def write_result(path: Path, result: StageResult) -> None:
+def write_json(path: Path, content: object) -> None:
     """Replace the file as a whole: a reader never sees a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     with part.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(result, enc_hook=str), indent=1))
+        file.write(msgspec.json.format(msgspec.json.encode(content, enc_hook=str), indent=1))
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)

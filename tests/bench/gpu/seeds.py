@@ -15,6 +15,7 @@ import torch
 
 from tests.bench.gpu.context import Context, subject
 from tests.bench.gpu.record import Recorder
+from tests.bench.quality.writers import common_length
 from tests.bench.speed.engine_alone import EngineAlone
 from workers.engine.engine import Engine
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
@@ -58,7 +59,7 @@ def _measure(context: Context, model: str, dtype: str) -> dict[str, Any]:
         process.engine.stop(0)
     pairs = list(zip(alone, crowd[:num_alone], strict=True))
     equal = [ours.token_ids == theirs.token_ids for ours, theirs in pairs]
-    prefixes = [_num_equal(ours.token_ids, theirs.token_ids) for ours, theirs in pairs]
+    prefixes = [common_length(ours.token_ids, theirs.token_ids) for ours, theirs in pairs]
     different = [at for at, is_same in zip(prefixes, equal, strict=True) if not is_same]
     repeated = [ours.token_ids == theirs.token_ids for ours, theirs in zip(crowd, again, strict=True)]
     return {
@@ -73,9 +74,3 @@ def _measure(context: Context, model: str, dtype: str) -> dict[str, Any]:
 def _run_together(engine: Engine, requests: Sequence[EngineRequest]) -> list[SequenceOutput]:
     """The outputs of requests that are submitted at once."""
     return [stream.result() for stream in [engine.submit(request) for request in requests]]
-
-
-def _num_equal(ours: Any, theirs: Any) -> int:
-    """The length of the longest common prefix."""
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    return next((at for at, (own, other) in pairs if own != other), min(len(ours), len(theirs)))

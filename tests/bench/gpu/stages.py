@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from tests.bench.gpu.commands import run_command
 from tests.bench.gpu.context import LOGS, RESULTS, Context
-from tests.bench.gpu.record import FINAL, StageResult, read_result, write_result
+from tests.bench.gpu.record import FINAL, StageResult, read_result, write_json
 
 MIN_STAGE_S = 10.0  # no stage is begun with less
 MAX_REASON_CHARS = 300
@@ -86,5 +86,5 @@ def _run_stage(context: Context, stage: Stage) -> StageResult:
         result.reason = f"exit code {done.code}: {done.last_line[:MAX_REASON_CHARS]}"
         if done.code is None:
             result.reason = f"ended after its limit of {context.limit_s:.0f} s"
-        write_result(context.out / RESULTS / f"{stage.name}.json", result)
+        write_json(context.out / RESULTS / f"{stage.name}.json", result)
     return result

@@ -11,12 +11,11 @@ import itertools
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Literal
 
 import torch
 
 from deploy.load.workload import Subject
+from tests.bench.speed.engine_alone import load
 from workers.engine.cuda.graphs import Batch, GraphRecorder, bucket_for
 from workers.engine.cuda.kernel_choice import choose_kernels, make_kernels
 from workers.engine.cuda.kernel_store import Kernels, KernelStore
@@ -35,15 +34,6 @@ from workers.engine.cuda.step_kernels import (
     TOP_P,
     WIDTH,
 )
-from workers.engine.loader import LoadedModel, load_model, random_model
-
-
-def load(subject: Subject, device: str, dtype: str) -> LoadedModel:
-    """The model under test on `device`."""
-    if subject.source != "synthetic":
-        return load_model(Path(subject.directory), device=device, dtype=dtype)
-    shape: Literal["small", "medium"] = "medium" if subject.name == "synthetic:medium" else "small"
-    return random_model(shape, device=device, dtype=dtype)
 
 
 class DecodeSteps:

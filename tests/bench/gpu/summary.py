@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tests.bench.gpu.context import LOGS, RESULTS
-from tests.bench.gpu.record import StageResult
+from tests.bench.gpu.record import StageResult, write_json
 from tests.bench.gpu.stages import Stage, step_key
 
 DOCUMENT, ARCHIVE = "gpu-results.json", "gpu-results.tar.gz"
@@ -81,7 +81,7 @@ def collect(out: Path, found: Mapping[str, Any], target: Path | None = None) -> 
     Args:
         target: directory that gets a copy of them.
     """
-    _replace(out / DOCUMENT, msgspec.json.format(msgspec.json.encode(found, enc_hook=str), indent=1))
+    write_json(out / DOCUMENT, found)
     part = out / f"{ARCHIVE}.part"
     with tarfile.open(part, "w:gz") as archive:
         results, logs = sorted((out / RESULTS).glob("*.json")), sorted((out / LOGS).glob("*"))
@@ -96,10 +96,3 @@ def collect(out: Path, found: Mapping[str, Any], target: Path | None = None) -> 
             shutil.copy2(path, target / f"{path.name}.part")
             os.replace(target / f"{path.name}.part", target / path.name)
     return files
-
-
-def _replace(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)

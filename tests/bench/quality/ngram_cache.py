@@ -7,11 +7,11 @@ probabilities; does not know text, tokenizers or the model.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 NUM_ORDERS = 4  # contexts of 0 to 3 tokens
-_ID_BITS = 21  # exceeds every vocabulary
 
 
 class Weight(NamedTuple):
@@ -32,18 +32,15 @@ class NgramIndex:
     """Counts of the tokens after each context of 0 to 3 tokens, in a sequence of tokens that grows at its end."""
 
     def __init__(self) -> None:
-        # For each length of context: context as one number → token → count.
-        self._followers: list[dict[int, dict[int, int]]] = [{} for _ in range(NUM_ORDERS)]
-        self._last: list[int] = []  # the newest first
-        self.num_tokens = 0
+        # For each length of context: context → token → count.
+        self._followers: list[dict[tuple[int, ...], Counter[int]]] = [{} for _ in range(NUM_ORDERS)]
+        self._last: tuple[int, ...] = ()  # the newest first
 
     def extend(self, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:
             for level, context in zip(self._followers, self._contexts(), strict=False):
-                followers = level.setdefault(context, {})
-                followers[token_id] = followers.get(token_id, 0) + 1
-            self._last = [token_id, *self._last[: NUM_ORDERS - 2]]
-            self.num_tokens += 1
+                level.setdefault(context, Counter())[token_id] += 1
+            self._last = (token_id, *self._last[: NUM_ORDERS - 2])
 
     def frequencies(self, token_id: int) -> list[Frequency]:
         """Counts of this token after the last tokens, `[number of contexts that occurred]`, the shortest context first.
@@ -55,16 +52,12 @@ class NgramIndex:
             followers = level.get(context)
             if followers is None:
                 break
-            found.append(Frequency(followers.get(token_id, 0), sum(followers.values())))
+            found.append(Frequency(followers[token_id], followers.total()))
         return found
 
-    def _contexts(self) -> Iterator[int]:
-        """The last 0, 1, 2 and 3 tokens, as one number each; fewer at the beginning."""
-        context = 0
-        yield context
-        for token_id in self._last:
-            context = context << _ID_BITS | token_id
-            yield context
+    def _contexts(self) -> Iterator[tuple[int, ...]]:
+        """The last 0, 1, 2 and 3 tokens; fewer at the beginning."""
+        return (self._last[:length] for length in range(1 + len(self._last)))
 
 
 def mix(probability: float, frequencies: Sequence[Frequency], weights: Sequence[Weight]) -> float:

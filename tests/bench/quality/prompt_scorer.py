@@ -7,13 +7,10 @@ not know where they come from.
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from pathlib import Path
 
 from shared.errors import StartError
 from tests.bench.run import Options
-from workers.checkpoints.resolve import resolve
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
-from workers.text.tokenizer import Tokenizer
 
 _ONE_TOKEN = SamplingParams(max_new_tokens=1, temperature=0)
 
@@ -26,15 +23,14 @@ class PromptScorer:
         Raises:
             StartError: the model is not on this machine and cannot be downloaded.
         """
-        from workers.engine.cpu.runner import CpuRunner  # imports torch, which the other benchmarks do without
+        # These import torch, which the other benchmarks do without.
+        from tests.bench.speed.engine_alone import load
+        from workers.engine.cpu.runner import CpuRunner
         from workers.engine.interrupt import Interrupt
-        from workers.engine.loader import load_model
 
-        [spec] = options.load_settings().model.models
-        checkpoint = resolve(spec.name, spec.source)
-        directory = Path(checkpoint.directory)
-        self.tokenizer = Tokenizer.from_directory(directory, checkpoint.vocab_size)
-        loaded = load_model(directory, dtype=options.settings.get("dtype", "int8"), tokenizer=self.tokenizer)
+        subject = options.subject()
+        self.tokenizer = subject.tokenizer()
+        loaded = load(subject, "cpu", options.settings.get("dtype", "int8"), tokenizer=self.tokenizer)
         self._n_ctx = loaded.config.n_positions
         self._runner = CpuRunner(loaded, 1, Interrupt())
 

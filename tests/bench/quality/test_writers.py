@@ -13,8 +13,7 @@ LATENCY_MS = 12.0
 
 
 def passage(text: str, end: int | None = None) -> Passage:
-    positions = [0, *(at + 1 for at, letter in enumerate(text) if letter == " ")]
-    return Passage("f", text, 0, len(text) if end is None else end, tuple(positions))
+    return Passage("f", text, 0, len(text) if end is None else end)
 
 
 def answers(by_position: dict[int, list[str]], latency_ms: float = LATENCY_MS) -> Suggest:

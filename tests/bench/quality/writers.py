@@ -204,7 +204,7 @@ def _takes_on_page(visible: Sequence[_OnPage], text: str, at: int, end: int, now
 
 def _page_take(taken: str, text: str, at: int, end: int, take_keys: int) -> _Take:
     """Taking this much of a suggestion, with its space, and deleting what does not fit."""
-    num_equal = _num_equal(taken, text, at)
+    num_equal = common_length(taken, text, at)
     num_deleted = len(taken) - num_equal
     if not taken[-1:].isspace():
         follows = text[at + num_equal : at + num_equal + 1]
@@ -227,16 +227,16 @@ class _Take:
 
 def matching_length(suggestion: str, text: str) -> int:
     """The length of the longest common prefix that ends inside a word of neither."""
-    num_equal = _num_equal(suggestion, text)
+    num_equal = common_length(suggestion, text)
     return max(
         (at for at in range(num_equal + 1) if not _is_inside_word(suggestion, at) and not _is_inside_word(text, at)),
         default=0,
     )
 
 
-def _num_equal(suggestion: str, text: str, at: int = 0) -> int:
-    """The length of the longest common prefix of the suggestion and the text from `at` on."""
-    pairs = zip(suggestion, text[at : at + len(suggestion)], strict=False)
+def common_length(one: Sequence[object], other: Sequence[object], at: int = 0) -> int:
+    """The length of the longest common prefix of one sequence and the other from `at` on."""
+    pairs = zip(one, other[at : at + len(one)], strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 

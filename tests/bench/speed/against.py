@@ -47,11 +47,8 @@ class Comparison:
     unit: str
     ours: float
     other: float
+    ratio: float
     num_samples: int
-
-    @property
-    def ratio(self) -> float:
-        return self.ours / self.other
 
 
 def compare(other: Path, num_rounds: int, console: Console) -> list[Comparison]:
@@ -68,11 +65,12 @@ def compare(other: Path, num_rounds: int, console: Console) -> list[Comparison]:
         results = interleave(contenders, num_rounds, console)
     for name, reason in results.failures.items():
         raise StartError(f"{name}: {reason}")
-    return [
-        Comparison(label, unit, median(ours), median(results.samples[f"other {key}"]), len(ours))
-        for key, (label, unit) in SERIES.items()
-        for ours in [results.samples[f"ours {key}"]]
-    ]
+    comparisons = []
+    for key, (label, unit) in SERIES.items():
+        samples = results.samples[f"ours {key}"]
+        ours, theirs = median(samples), median(results.samples[f"other {key}"])
+        comparisons.append(Comparison(label, unit, ours, theirs, round(ours / theirs, 4), len(samples)))
+    return comparisons
 
 
 def _start(stack: ExitStack, name: str, root: Path) -> Contender:

@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deploy.load.workload import LinearPass, Subject
+from deploy.load.workload import Subject
+from tests.bench.speed.contenders import LinearPass
 from workers.engine.loader import read_config
 from workers.engine.model.gpt2 import SHAPES, GPT2Config
 

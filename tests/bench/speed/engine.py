@@ -13,11 +13,18 @@ from rich.console import Console
 from deploy.load.clients import LOOPBACK, Clients, LoadResult, raise_for_status
 from deploy.load.prompts import PromptGenerator
 from deploy.load.run import progress
-from deploy.load.workload import LinearPass, Subject
+from deploy.load.workload import Subject
 from tests.bench.rounds import Contender, Results, Series, interleave
 from tests.bench.run import BenchDocument, Options
 from tests.bench.server import MeasuredServer
-from tests.bench.speed.contenders import BASELINES, Contenders, linear_layers
+from tests.bench.speed.contenders import (
+    BASELINES,
+    Contenders,
+    LinearPass,
+    decode_passes,
+    linear_layers,
+    linear_passes,
+)
 from tests.bench.speed.rows import NUM_CLIENTS, NUM_WORDS, rows
 from workers.checkpoints.resolve import resolve
 
@@ -121,12 +128,12 @@ class EngineBench:
         whole_head = LinearPass(workload.num_prompt_tokens, workload.num_prompt_tokens, 1)
         sequences = {}
         if self._needs("engine"):
-            sequences["linears-request"] = workload.linear_passes()
-            sequences["linears-request-whole-head"] = [whole_head, *workload.decode_passes()]
+            sequences["linears-request"] = linear_passes(workload)
+            sequences["linears-request-whole-head"] = [whole_head, *decode_passes(workload)]
         if self._needs("keystroke", "document"):
-            sequences["linears-steps"] = workload.decode_passes()
+            sequences["linears-steps"] = decode_passes(workload)
         if self._needs("clients"):
-            sequences["linears-crowd"] = workload.linear_passes(NUM_CLIENTS)
+            sequences["linears-crowd"] = linear_passes(workload, NUM_CLIENTS)
         return sequences
 
     def _start_contenders(self) -> list[Contender]:
@@ -215,7 +222,7 @@ class EngineBench:
                 replies = raise_for_status(self._clients.call("send", bodies[begin : begin + WORDS_PER_TURN]))
                 samples["document"] += [reply.wall_ms for reply in replies]
                 samples["document-cached"] += [reply.cached_tokens for reply in replies]
-                samples["document-linears-steps"] += self._ceiling.call("run", self._workload.decode_passes(), 1)
+                samples["document-linears-steps"] += self._ceiling.call("run", decode_passes(self._workload), 1)
         return samples
 
     def _measure_embedded(self) -> dict[str, list[float]]:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import os
 import sys
 import time
-from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 from deploy.load.workload import Subject, Workload
 from workers.engine.engine import Engine, EngineConfig
-from workers.engine.loader import load_model, random_model
+from workers.engine.loader import LoadedModel, load_model, random_model
 from workers.engine.request import EngineRequest, SamplingParams
 from workers.gunicorn_worker import SWITCH_INTERVAL_S
 
 LOAD_S = 600.0
 MAX_TRIES = 8
+
+
+def load(subject: Subject, device: str, dtype: str, **more: Any) -> LoadedModel:
+    """The model under test on `device`."""
+    if subject.source != "synthetic":
+        return load_model(Path(subject.directory), device=device, dtype=dtype, **more)
+    shape: Literal["small", "medium"] = "medium" if subject.name == "synthetic:medium" else "small"
+    return random_model(shape, device=device, dtype=dtype, **more)
 
 
 class EngineAlone:
@@ -31,15 +39,10 @@ class EngineAlone:
             RuntimeError: the engine does not become warm.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        make = (
-            partial(random_model, "medium" if subject.name == "synthetic:medium" else "small")
-            if subject.source == "synthetic"
-            else partial(load_model, Path(subject.directory))
-        )
         tokenizer = subject.tokenizer()
         self.engine = Engine(
             EngineConfig(device=device, dtype=dtype, max_batch=max_batch, num_threads=num_threads),
-            lambda progress: make(device=device, dtype=dtype, progress=progress, tokenizer=tokenizer),
+            lambda progress: load(subject, device, dtype, progress=progress, tokenizer=tokenizer),
             on_fatal=lambda _error: os._exit(70),
         )
         self.engine.start()

@@ -19,7 +19,7 @@ from shared.errors import StartError
 from tests.bench.contender_process import ContenderProcess
 from tests.bench.rounds import Contender, Series, interleave, percentile
 from tests.bench.run import BenchDocument, Options, format_number
-from tests.bench.speed.contenders import BASELINES, Contenders, linear_layers
+from tests.bench.speed.contenders import BASELINES, Contenders, linear_layers, linear_passes
 
 LEVELS = (1, 2, 3, 4, 8, 16)
 SECONDS = 6.0  # per level and round
@@ -74,7 +74,7 @@ class HttpBench:
         options, subject = self._options, self._options.subject()
         turns = []
         if document.device == "cpu":
-            passes = {number: options.workload.linear_passes(number) for number in self._levels}
+            passes = {number: linear_passes(options.workload, number) for number in self._levels}
             all_passes = [linear_pass for level_passes in passes.values() for linear_pass in level_passes]
             ceiling, document.ceiling = contenders.start_ceiling(subject, all_passes)
             turns += [
@@ -89,7 +89,12 @@ class HttpBench:
         server = contenders.start_server(options.models)
         document.settings |= server.in_effect()
         clients = contenders.start_clients((LOOPBACK, server.port), options.subject(), options.seed)
-        return [*(self._level(clients, number) for number in self._levels), self._patsnap(clients)]
+
+        def measure_patsnap() -> Mapping[str, Sequence[float]]:
+            return _samples("patsnap", clients.call("send_batches_for", self._seconds))
+
+        patsnap = Contender("patsnap.wall", "Patsnap's workload", measure_patsnap)
+        return [*(self._level(clients, number) for number in self._levels), patsnap]
 
     def _level(self, clients: ContenderProcess, number: int) -> Contender:
         def measure() -> Mapping[str, Sequence[float]]:
@@ -100,18 +105,11 @@ class HttpBench:
 
         return Contender(f"{number}.wall", f"{number} clients", measure)
 
-    def _patsnap(self, clients: ContenderProcess) -> Contender:
-        def measure() -> Mapping[str, Sequence[float]]:
-            return _samples("patsnap", clients.call("send_batches_for", self._seconds))
-
-        return Contender("patsnap.wall", "Patsnap's workload", measure)
-
 
 def _samples(name: str, load: LoadResult) -> dict[str, list[float]]:
     answered = [reply for reply in load.replies if reply.status == 200]
     return {
         f"{name}.wall": [reply.wall_ms for reply in answered],
-        f"{name}.tokens": [reply.num_tokens for reply in answered],
         f"{name}.errors": [len(load.replies) - len(answered)],
         f"{name}.elapsed": [load.elapsed_s],
         f"{name}.cpu": [load.client_cpu_s],
@@ -126,7 +124,6 @@ class Level(msgspec.Struct, kw_only=True):
     num_requests: int  # successful
     num_errors: int
     qps: float
-    tokens_per_s: float
     max_ms: float
     min_ms: float
     mean_ms: float
@@ -158,7 +155,6 @@ def summarise(
     qps = len(walls) / elapsed_s
     figures = {
         "qps": qps,
-        "tokens_per_s": sum(samples[f"{prefix}.tokens"]) / elapsed_s,
         **latency_figures(walls),
         "client_share_of_cores": sum(samples[f"{prefix}.cpu"]) / elapsed_s / num_cores,
     }

@@ -9,8 +9,8 @@ and the times in its log.
 
 from __future__ import annotations
 
+import json
 import random
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,7 +27,6 @@ from tests.bench.speed.writer_session import (
     WriterSession,
     ends_at_word,
     latency_figures,
-    read_body,
 )
 
 NUM_KEYS = 500
@@ -62,7 +61,7 @@ def measure_streams(session: WriterSession) -> list[Part]:
                 streamed.append(session.request(context, seed=number, stream=True))
     branches = session.log_lines("branch_finished")
     delays_ms = [
-        1e3 * (done.first_text_at - min(line["first_token_at"] for line in branches[read_body(done)["id"]]))
+        1e3 * (done.first_text_at - min(line["first_token_at"] for line in branches[json.loads(done.answer)["id"]]))
         for done in streamed
     ]
     samples_ms = {
@@ -151,11 +150,8 @@ def _type(session: WriterSession, texts: Sequence[str], name: str) -> list[dict[
         context, editor = texts[writer][: context_chars + key], f"{name}-{writer}"
         found[writer][key] = session.request(context, session=editor, request_id=f"{editor}-{key}")
 
-    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(len(texts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(texts)) as pool:
+        list(pool.map(write, range(len(texts))))
     return [
         {f"{name}-{writer}-{key}": exchanges[key] for key in sorted(exchanges)}
         for writer, exchanges in enumerate(found)
@@ -184,7 +180,7 @@ def measure_distinct(session: WriterSession) -> list[Part]:
             )
     lines = session.log_lines("request_finished")
     logged = [lines[f"distinct-{number}"][-1] for number in range(len(contexts))]
-    answers = [[sentence["value"] for sentence in read_body(done).get("sentences", [])] for done in exchanges]
+    answers = [[sentence["value"] for sentence in json.loads(done.answer).get("sentences", [])] for done in exchanges]
     sentences = [(context, value) for context, values in zip(contexts, answers, strict=True) for value in values]
     similarity = Settings.load({}).model.similarity
     added_ms = [float(line.get("added_ms", 0.0)) for line in logged]

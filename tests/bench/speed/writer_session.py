@@ -5,7 +5,6 @@ Knows prose, HTTP and the server's log. Does not know which parts exist and what
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -122,12 +121,6 @@ def run_parts(
             session.request(context)
         for run_part in parts:
             document.rows += run_part(session)
-
-
-def read_body(exchange: Exchange) -> dict[str, Any]:
-    """The response's JSON document."""
-    body: dict[str, Any] = json.loads(exchange.answer)
-    return body
 
 
 def latency_figures(samples_ms: Sequence[float]) -> dict[str, float]:

@@ -37,7 +37,7 @@ def test_words_are_right_as_a_whole_and_with_all_before_them(text: str, followin
 def test_moments_are_predictions_at_each_character() -> None:
     text = PROSE.read_text(encoding="utf-8")
     start = text.index(" ", 700) + 1
-    passages = [Passage("page", text, start, start + 4, (start,)), Passage("page", text, 10, 12, (10,))]
+    passages = [Passage("page", text, start, start + 4), Passage("page", text, 10, 12)]
     moments = read_moments(ModelSpec("embedded"), passages, 3, Console(quiet=True))
     assert [moment.following[:4] for moment in moments] == [
         text[at : at + 4] for at in (*range(start, start + 4), 10, 11)
