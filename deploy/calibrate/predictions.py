@@ -20,6 +20,7 @@ from rich.console import Console
 
 from deploy.calibrate.fit import Outcome
 from deploy.load.passages import Passage
+from deploy.load.prompts import tokenizer_of
 from deploy.load.run import progress
 from gateway.api.autocompletion import DEFAULT_MAX_TOKENS
 from shared.errors import StartError
@@ -29,7 +30,6 @@ from workers.checkpoints.resolve import resolve
 from workers.codec import Codec
 from workers.text.predicted_words import PredictedWords, predict_words
 from workers.text.token_healing import TokenHealing
-from workers.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from workers.predictor import Predictor
@@ -113,9 +113,8 @@ def _running_predictor(spec: ModelSpec) -> Iterator[tuple[Predictor, Codec]]:
     from workers.predictor import Predictor
 
     checkpoint = resolve(spec.name, spec.source)
-    directory = Path(checkpoint.directory)
-    tokenizer = Tokenizer.from_directory(directory, checkpoint.vocab_size)
-    loaded = load_model(directory, dtype="int8", tokenizer=tokenizer)
+    tokenizer = tokenizer_of(checkpoint)
+    loaded = load_model(Path(checkpoint.directory), dtype="int8", tokenizer=tokenizer)
     config = EngineConfig(max_batch=MAX_WRITERS * MAX_BRANCHES, num_threads=len(os.sched_getaffinity(0)), hang_s=0)
     engine = Engine(config, lambda _: loaded, on_fatal=lambda _: None)
     engine.start()

@@ -17,8 +17,9 @@ from typing import Any
 import msgspec
 
 from deploy.load.prompts import PromptGenerator
-from deploy.load.workload import Subject, Workload
+from deploy.load.workload import Workload
 from shared.errors import StartError
+from workers.checkpoints.resolve import Checkpoint
 
 LOOPBACK = "127.0.0.1"
 TIMEOUT_S = 120.0
@@ -70,7 +71,7 @@ def raise_for_status(replies: list[Reply]) -> list[Reply]:
 class Clients:
     """Clients of one gateway; created in a process of its own."""
 
-    def __init__(self, host: str, port: int, subject: Subject, workload: Workload, seed: int, more: Body) -> None:
+    def __init__(self, host: str, port: int, subject: Checkpoint, workload: Workload, seed: int, more: Body) -> None:
         """
         Args:
             host, port: the gateway, on the loopback interface.
@@ -79,7 +80,7 @@ class Clients:
         """
         self._address = host, port
         self._workload = workload
-        self._prompts = PromptGenerator(subject.tokenizer(), seed)
+        self._prompts = PromptGenerator(subject, seed)
         self._random = random.Random(seed)
         self._more = more
         self._lock = threading.Lock()

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 
+from workers.checkpoints.resolve import Checkpoint
 from workers.text.tokenizer import Tokenizer
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
+    """A model's tokenizer. A synthetic model has the directory of the tokenizer that it borrows."""
+    return Tokenizer.from_directory(Path(checkpoint.directory), checkpoint.vocab_size)
 
 
 class PromptGenerator:
     """Draws meaningless prose from a tokenizer's ordinary words, each of which is one token."""
 
-    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, seed: int) -> None:
         """
         Raises:
             ValueError: the tokenizer has too few ordinary words.
         """
-        self._tokenizer = tokenizer
+        self._tokenizer = tokenizer = tokenizer_of(checkpoint)
         self._random = random.Random(seed)
         self._words: list[str] = []  # " word"
         self._openings: list[str] = []  # "word": one token without the space as well

@@ -1,17 +1,13 @@
-"""The workload W and the model under test, as plain values that can be sent to another process.
+"""The workload W, as a plain value that can be sent to another process.
 
 Knows token counts and sampling parameters. Does not know who answers, and does not import torch.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
-
-from workers.checkpoints.resolve import Checkpoint
-from workers.text.tokenizer import Tokenizer
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -43,21 +39,3 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 W = Workload()
-
-
-class Subject(msgspec.Struct, frozen=True):
-    """The model under test."""
-
-    name: str
-    source: str  # hub, directory, embedded or synthetic
-    directory: str
-    n_ctx: int
-    vocab_size: int
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint) -> Subject:
-        return cls(*(getattr(checkpoint, name) for name in cls.__struct_fields__))
-
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. A synthetic model has the directory of the tokenizer that it borrows."""
-        return Tokenizer.from_directory(Path(self.directory), self.vocab_size)

@@ -19,7 +19,7 @@ import typer
 from deploy.gpus import has_mps
 from deploy.load.run import Document, measured_run
 from deploy.load.server import ROOT
-from deploy.load.workload import Subject, W, Workload
+from deploy.load.workload import W, Workload
 from deploy.planning import find_devices
 from deploy.terminal import labelled, make_console
 from deploy.tune.report import encode_result, environment, notes, print_result, unmet
@@ -32,7 +32,7 @@ from shared.free_memory import free_bytes
 from shared.settings import PREFIX, ModelSpec, Settings
 from shared.weights import weights_digest
 from shared.worker_environment import cache_directory
-from workers.checkpoints.resolve import resolve, resolve_default
+from workers.checkpoints.resolve import Checkpoint, resolve, resolve_default
 
 CLIENTS = (1, 2, 4, 8)
 MAX_CLIENTS = 256
@@ -161,7 +161,7 @@ def _passed(environ: Mapping[str, str]) -> dict[str, str]:
     return {name.removeprefix(PREFIX).lower(): value for name, value in environ.items() if name in variables}
 
 
-def _model(text: str | None, settings: Settings) -> tuple[ModelSpec, Subject, str]:
+def _model(text: str | None, settings: Settings) -> tuple[ModelSpec, Checkpoint, str]:
     """The model to serve, and the digest of its weights.
 
     Raises:
@@ -186,7 +186,7 @@ def _model(text: str | None, settings: Settings) -> tuple[ModelSpec, Subject, st
     else:
         checkpoint = resolve(spec.name, spec.source)
     revision = "" if checkpoint.source == "synthetic" else weights_digest(Path(checkpoint.directory))
-    return ModelSpec(spec.name, spec.source), Subject.of(checkpoint), revision
+    return ModelSpec(spec.name, spec.source), checkpoint, revision
 
 
 def _identity(document: Document, trial: Trial, revision: str, devices: tuple[str, ...]) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from deploy.load.clients import LOOPBACK, Clients
 from deploy.load.server import Server
-from deploy.load.workload import Subject, Workload
+from deploy.load.workload import Workload
 from deploy.tune.results import Candidate, Figures, Load, Measurement
 from shared.process import proportional_set_size
 from shared.settings import ModelSpec
+from workers.checkpoints.resolve import Checkpoint
 
 OnTurn = Callable[[str], None]
 # Arrivals are random: an open loop needs more time than a closed one for a mean that can be relied on.
@@ -32,7 +33,7 @@ class Trial:
     """
 
     model: ModelSpec
-    subject: Subject
+    subject: Checkpoint
     uses_gpu: bool
     workload: Workload
     settings: Mapping[str, str]

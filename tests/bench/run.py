@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.load.run import Document, print_notes
-from deploy.load.workload import Subject, W, Workload
+from deploy.load.workload import W, Workload
 from deploy.terminal import labelled
 from shared.errors import StartError
 from shared.settings import Settings
 from tests.bench.rounds import Series
-from workers.checkpoints.resolve import resolve
+from workers.checkpoints.resolve import Checkpoint, resolve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +58,14 @@ class Options:
         """Compute threads of the only worker on this machine."""
         return self.load_settings().pool.cpu_threads or len(os.sched_getaffinity(0))
 
-    def subject(self) -> Subject:
+    def subject(self) -> Checkpoint:
         """The model under test.
 
         Raises:
             StartError: the model is not on this machine and cannot be downloaded.
         """
         [spec] = self.load_settings().model.models
-        return Subject.of(resolve(spec.name, spec.source))
+        return resolve(spec.name, spec.source)
 
 
 class BenchDocument(Document, kw_only=True):

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.load.workload import Subject
-from workers.checkpoints.resolve import resolve
+from workers.checkpoints.resolve import Checkpoint, resolve
 from workers.engine.cuda.kernel_store import Kernels
 
 RESULTS, LOGS = "results", "logs"
@@ -89,6 +88,6 @@ class Context:
 
 
 @functools.cache
-def subject(model: str) -> Subject:
+def subject(model: str) -> Checkpoint:
     """A model under test by its name."""
-    return Subject.of(resolve(model))
+    return resolve(model)

@@ -46,7 +46,7 @@ def compare(context: Context, baseline: str) -> dict[str, Any]:
         RuntimeError: one of them failed.
     """
     options = _options(context)
-    prompts = PromptGenerator(options.subject().tokenizer(), options.seed)
+    prompts = PromptGenerator(options.subject(), options.seed)
     with Contenders(options, console) as contenders:
         server = contenders.start_server(options.models)
         clients = contenders.start_clients((LOOPBACK, server.port), options.subject(), prompts.seed())

@@ -14,8 +14,8 @@ from functools import partial
 
 import torch
 
-from deploy.load.workload import Subject
 from tests.bench.speed.engine_alone import load
+from workers.checkpoints.resolve import Checkpoint
 from workers.engine.cuda.graphs import Batch, GraphRecorder, bucket_for
 from workers.engine.cuda.kernel_choice import choose_kernels, make_kernels
 from workers.engine.cuda.kernel_store import Kernels, KernelStore
@@ -46,7 +46,7 @@ class DecodeSteps:
 
     @torch.inference_mode()
     def __init__(
-        self, subject: Subject, device: str, dtype: str, max_rows: int, kernels: Kernels | None = None
+        self, subject: Checkpoint, device: str, dtype: str, max_rows: int, kernels: Kernels | None = None
     ) -> None:
         """
         Args:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
+from deploy.load.prompts import tokenizer_of
 from shared.errors import StartError
 from tests.bench.run import Options
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
@@ -29,7 +30,7 @@ class PromptScorer:
         from workers.engine.interrupt import Interrupt
 
         subject = options.subject()
-        self.tokenizer = subject.tokenizer()
+        self.tokenizer = tokenizer_of(subject)
         loaded = load(subject, "cpu", options.settings.get("dtype", "int8"), tokenizer=self.tokenizer)
         self._n_ctx = loaded.config.n_positions
         self._runner = CpuRunner(loaded, 1, Interrupt())

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from deploy.load.clients import LOOPBACK, Clients, raise_for_status
 from deploy.load.server import ROOT
-from deploy.load.workload import Subject, W
+from deploy.load.workload import W
 from shared.errors import StartError
 from tests.bench.rounds import Contender, interleave
 from tests.bench.server import MeasuredServer
@@ -78,7 +78,7 @@ def _start(stack: ExitStack, name: str, root: Path) -> Contender:
     servers, clients = {}, {}
     for model in ("embedded", "synthetic:small"):
         servers[model] = server = stack.enter_context(MeasuredServer(model, {"devices": "cpu"}, root))
-        clients[model] = Clients(LOOPBACK, server.port, Subject.of(resolve(model)), W, server.port, {})
+        clients[model] = Clients(LOOPBACK, server.port, resolve(model), W, server.port, {})
 
     def measure() -> Mapping[str, list[float]]:
         replies = raise_for_status(clients["synthetic:small"].send_new(NUM_REQUESTS))

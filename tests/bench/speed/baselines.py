@@ -14,8 +14,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 
-from deploy.load.workload import Subject, Workload
+from deploy.load.workload import Workload
 from tests.bench.speed.ceiling import config_of
+from workers.checkpoints.resolve import Checkpoint
 
 # A random model may sample the end-of-text token; such a run did less work and is repeated.
 MAX_TRIES = 8
@@ -24,7 +25,7 @@ MAX_TRIES = 8
 class Baselines:
     """`run` times one whole request of the workload."""
 
-    def __init__(self, subject: Subject, workload: Workload, device: str, num_threads: int) -> None:
+    def __init__(self, subject: Checkpoint, workload: Workload, device: str, num_threads: int) -> None:
         torch.set_num_threads(num_threads)
         torch.manual_seed(0)
         logging.set_verbosity_error()

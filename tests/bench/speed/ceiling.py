@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deploy.load.workload import Subject
 from tests.bench.speed.contenders import LinearPass
+from workers.checkpoints.resolve import Checkpoint
 from workers.engine.loader import read_config
 from workers.engine.model.gpt2 import SHAPES, GPT2Config
 
@@ -37,7 +37,7 @@ class LayerKind:
     num_layers: int
 
 
-def config_of(subject: Subject) -> GPT2Config:
+def config_of(subject: Checkpoint) -> GPT2Config:
     """The shape of the model under test."""
     if subject.source == "synthetic":
         return SHAPES[subject.name.removeprefix("synthetic:")]
@@ -59,7 +59,7 @@ def layer_kinds(config: GPT2Config) -> list[LayerKind]:
 class Ceiling:
     """Times kernels and layers; returns plain values only."""
 
-    def __init__(self, subject: Subject, num_threads: int) -> None:
+    def __init__(self, subject: Checkpoint, num_threads: int) -> None:
         torch.set_num_threads(num_threads)
         torch.set_grad_enabled(False)
         torch.manual_seed(0)

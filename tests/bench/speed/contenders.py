@@ -15,11 +15,12 @@ from rich.console import Console
 
 from deploy.load.clients import Body, Clients, Connection, LoadResult, Reply
 from deploy.load.prompts import PromptGenerator
-from deploy.load.workload import Subject, Workload
+from deploy.load.workload import Workload
 from tests.bench.contender_process import ContenderProcess
 from tests.bench.rounds import Contender
 from tests.bench.run import Options
 from tests.bench.server import MeasuredServer, start_server
+from workers.checkpoints.resolve import Checkpoint
 
 # How each baseline answers W; `tests.bench.speed.baselines` runs them.
 BASELINES = {
@@ -97,12 +98,12 @@ class Contenders(ExitStack):
         """
         return self.enter_context(start_server(self._console, models, self._options.server_settings))
 
-    def start_clients(self, address: tuple[str, int], subject: Subject, seed: int) -> ContenderProcess:
+    def start_clients(self, address: tuple[str, int], subject: Checkpoint, seed: int) -> ContenderProcess:
         """`Clients` of the gateway at `address`, which send the options' workload."""
         factory = f"{__name__}:{BenchClients.__name__}"
         return self.start_process(factory, *address, subject, self._options.workload, seed, {})
 
-    def start_baselines(self, names: Sequence[str], subject: Subject, prompts: PromptGenerator) -> list[Contender]:
+    def start_baselines(self, names: Sequence[str], subject: Checkpoint, prompts: PromptGenerator) -> list[Contender]:
         """One contender for each name of `BASELINES`, all in one process. Tokenization is not timed."""
         options = self._options
         process = self.start_process(
@@ -117,7 +118,9 @@ class Contenders(ExitStack):
 
         return [contender(name) for name in names]
 
-    def start_ceiling(self, subject: Subject, passes: Sequence[LinearPass]) -> tuple[ContenderProcess, dict[str, Any]]:
+    def start_ceiling(
+        self, subject: Checkpoint, passes: Sequence[LinearPass]
+    ) -> tuple[ContenderProcess, dict[str, Any]]:
         """The ceiling of the CPU, with its kernels chosen for the row counts of `passes`, and its figures.
 
         The bandwidth is printed: what follows is to be read against it.

@@ -13,7 +13,6 @@ from rich.console import Console
 from deploy.load.clients import LOOPBACK, Clients, LoadResult, raise_for_status
 from deploy.load.prompts import PromptGenerator
 from deploy.load.run import progress
-from deploy.load.workload import Subject
 from tests.bench.rounds import Contender, Results, Series, interleave
 from tests.bench.run import BenchDocument, Options
 from tests.bench.server import MeasuredServer
@@ -81,7 +80,7 @@ class EngineBench:
         self._num_repeats, self._num_client_requests, self._num_renewals = (1, 1, 0) if options.is_quick else (3, 2, 4)
         self._workload = options.workload
         self._subject = options.subject()
-        self._prompts = PromptGenerator(self._subject.tokenizer(), options.seed)
+        self._prompts = PromptGenerator(self._subject, options.seed)
         self._is_small = False
         self._dtypes: set[str] = set()  # in effect
         self._contenders = Contenders(options, console)
@@ -247,7 +246,7 @@ class EngineBench:
     def _measure_strategies(self, server: MeasuredServer) -> dict[str, list[float]]:
         """Milliseconds of W with the embedded checkpoint, by row; every prompt is new."""
         strategies = {"embedded": "sample", "predict": "predict"}
-        subject, seed = Subject.of(resolve("embedded")), self._prompts.seed()
+        subject, seed = resolve("embedded"), self._prompts.seed()
         clients = {
             row: Clients(LOOPBACK, server.port, subject, self._workload, seed + number, {"strategy": strategy})
             for number, (row, strategy) in enumerate(strategies.items())

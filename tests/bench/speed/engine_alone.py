@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-from deploy.load.workload import Subject, Workload
+from deploy.load.prompts import tokenizer_of
+from deploy.load.workload import Workload
+from workers.checkpoints.resolve import Checkpoint
 from workers.engine.engine import Engine, EngineConfig
 from workers.engine.loader import LoadedModel, load_model, random_model
 from workers.engine.request import EngineRequest, SamplingParams
@@ -18,7 +20,7 @@ LOAD_S = 600.0
 MAX_TRIES = 8
 
 
-def load(subject: Subject, device: str, dtype: str, **more: Any) -> LoadedModel:
+def load(subject: Checkpoint, device: str, dtype: str, **more: Any) -> LoadedModel:
     """The model under test on `device`."""
     if subject.source != "synthetic":
         return load_model(Path(subject.directory), device=device, dtype=dtype, **more)
@@ -33,13 +35,13 @@ class EngineAlone:
         engine: warm.
     """
 
-    def __init__(self, subject: Subject, device: str, dtype: str, max_batch: int, num_threads: int | None) -> None:
+    def __init__(self, subject: Checkpoint, device: str, dtype: str, max_batch: int, num_threads: int | None) -> None:
         """
         Raises:
             RuntimeError: the engine does not become warm.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        tokenizer = subject.tokenizer()
+        tokenizer = tokenizer_of(subject)
         self.engine = Engine(
             EngineConfig(device=device, dtype=dtype, max_batch=max_batch, num_threads=num_threads),
             lambda progress: load(subject, device, dtype, progress=progress, tokenizer=tokenizer),

@@ -81,7 +81,7 @@ class HttpBench:
                 linear_layers(ceiling, ceiling_series(number), f"linear layers of {number} requests", level_passes, 1)
                 for number, level_passes in passes.items()
             ]
-        prompts = PromptGenerator(subject.tokenizer(), options.seed)
+        prompts = PromptGenerator(subject, options.seed)
         return turns + contenders.start_baselines(["a"], subject, prompts)
 
     def _start_clients(self, document: BenchDocument, contenders: Contenders) -> list[Contender]:

@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from deploy.load.prompts import PromptGenerator
-from deploy.load.workload import Subject
 from shared.errors import StartError
+from workers.checkpoints.resolve import Checkpoint
 
 READ_BYTES = 1 << 16
 SILENCE_S = 30.0
@@ -38,7 +38,7 @@ class LoadClients:
     """Clients of one gateway; created in a process of its own."""
 
     def __init__(
-        self, host: str, port: int, path: str, body: Mapping[str, Any], subject: Subject, num_tokens: int, seed: int
+        self, host: str, port: int, path: str, body: Mapping[str, Any], subject: Checkpoint, num_tokens: int, seed: int
     ) -> None:
         """
         Args:
@@ -52,7 +52,7 @@ class LoadClients:
         self._address = host, port
         self._head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
         self._body = body
-        self._prompts = PromptGenerator(subject.tokenizer(), seed)
+        self._prompts = PromptGenerator(subject, seed)
         self._num_tokens = num_tokens
         self._requests: deque[bytes] = deque()
 

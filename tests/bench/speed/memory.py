@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.table import Table
 
 from deploy.load.clients import LOOPBACK, Clients, raise_for_status
-from deploy.load.workload import Subject, W
+from deploy.load.workload import W
 from shared.process import proportional_set_size
 from shared.settings import Settings
 from tests.bench.server import MeasuredServer, pool_of
@@ -51,7 +51,7 @@ def measure_memory(
         pids = _names(server)
         before = {pid: (_pss_mb(pid), proportional_set_size(pid, "Pss_Anon") / 1e6) for pid in pids}
         for spec in specs:
-            subject = Subject.of(resolve(spec.name, spec.source))
+            subject = resolve(spec.name, spec.source)
             more = {"model_size": spec.name} if len(specs) > 1 else {}
             clients = Clients(LOOPBACK, server.port, subject, W, seed, more)
             raise_for_status(clients.send_new(num_requests // len(specs)))

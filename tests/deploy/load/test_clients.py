@@ -15,7 +15,7 @@ import pytest
 
 from deploy.load import clients as clients_module
 from deploy.load.clients import LOOPBACK, Clients, Connection, raise_for_status, read_reply
-from deploy.load.workload import Subject, W
+from deploy.load.workload import W
 from gateway.api.schema import AutocompleteResponse, Sentence
 from shared.errors import StartError
 from workers.checkpoints.resolve import resolve
@@ -93,7 +93,7 @@ def test_a_reply_is_read_from_the_gateways_response() -> None:
 def test_concurrent_clients_send_new_prompts_and_count_every_reply() -> None:
     bodies: list[dict[str, Any]] = []
     with gateway(bodies) as port:
-        clients = Clients(LOOPBACK, port, Subject.of(resolve("embedded")), W, 1, {"session": "s"})
+        clients = Clients(LOOPBACK, port, resolve("embedded"), W, 1, {"session": "s"})
         load = clients.send_concurrently(4, 3)
         streamed = clients.send_for(2, 0.05, True)
     assert len(load.replies) == 12
@@ -116,7 +116,7 @@ def test_a_lost_connection_counts_as_status_0_and_the_next_request_reconnects() 
 def test_arrivals_do_not_wait_for_responses() -> None:
     bodies: list[dict[str, Any]] = []
     with gateway(bodies, delay_s=0.2) as port:
-        clients = Clients(LOOPBACK, port, Subject.of(resolve("embedded")), W, 1, {})
+        clients = Clients(LOOPBACK, port, resolve("embedded"), W, 1, {})
         load = clients.send_at_rate(100, 0.2)
     assert len(load.replies) == 20  # one after another they would take 4 s
     assert load.elapsed_s < 2
@@ -128,7 +128,7 @@ def test_a_request_that_is_sent_late_has_waited(monkeypatch: pytest.MonkeyPatch)
     """No coordinated omission: here a single client must send what arrives while it waits for responses."""
     monkeypatch.setattr(clients_module, "MAX_OPEN_LOOP_CLIENTS", 1)
     with gateway([], delay_s=0.05) as port:
-        clients = Clients(LOOPBACK, port, Subject.of(resolve("embedded")), W, 1, {})
+        clients = Clients(LOOPBACK, port, resolve("embedded"), W, 1, {})
         load = clients.send_at_rate(100, 0.2)
     # The last of 20 requests ends after 1 s at the earliest, and was planned within the first 0.2 s.
     assert load.replies[-1].wall_ms >= 800
@@ -137,5 +137,5 @@ def test_a_request_that_is_sent_late_has_waited(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_open_loop_sends_one_request_at_least() -> None:
     with gateway([]) as port:
-        clients = Clients(LOOPBACK, port, Subject.of(resolve("embedded")), W, 1, {})
+        clients = Clients(LOOPBACK, port, resolve("embedded"), W, 1, {})
         assert len(clients.send_at_rate(0.01, 0.1).replies) == 1

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console, RenderableType
 
-from deploy.load.workload import Subject, W
+from deploy.load.workload import W
 from deploy.tune.report import environment, table, unmet
 from deploy.tune.results import Candidate, Load
 from deploy.tune.search import Choice, Goal
@@ -34,7 +34,7 @@ def test_a_table_has_patsnaps_columns() -> None:
 
 def test_the_lines_to_paste_are_settings() -> None:
     on_gpus = Candidate(("cuda:0", "cuda:1"), 2, 0, 24, "spread")
-    subject = Subject.of(resolve("embedded"))
+    subject = resolve("embedded")
     trial = Trial(ModelSpec("small"), subject, True, W, {}, [1], None, 1.0)
     lines = environment(trial, Result({}, {}, [], Choice(on_gpus, "the best")))
     assert lines == [
