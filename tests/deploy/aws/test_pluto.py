@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from deploy.aws import command
-from deploy.aws.inline import DIRECTORY, MAX_SOURCE_BYTES, TEMPLATE, inlined
 from shared.errors import StartError
 from tests.clients.sagemaker_front import sagemaker_front
 from tests.deploy.aws.cloud import INVOKE, REGION, Cloud
+from tests.deploy.aws.inline import DIRECTORY, MAX_SOURCE_BYTES, TEMPLATE, inlined
 from tests.deploy.aws.stacks import load_template, role_actions
 from tests.e2e.container import running_container
 from tests.gateway.jobs.servers import AWS_ENVIRON
@@ -130,7 +130,7 @@ def test_the_template_holds_the_functions_as_they_are() -> None:
 
 
 def test_a_source_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.aws.inline.MAX_SOURCE_BYTES", 100)
+    monkeypatch.setattr("tests.deploy.aws.inline.MAX_SOURCE_BYTES", 100)
     assert MAX_SOURCE_BYTES == 4096
     with pytest.raises(StartError, match=r"pluto/generate\.py must be at most 100 bytes"):
         inlined(TEMPLATE.read_text())

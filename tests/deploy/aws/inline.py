@@ -1,4 +1,4 @@
-"""`python -m deploy.aws.inline`: puts the functions of deploy/aws/pluto/ into the template pluto.yaml.
+"""`python -m tests.deploy.aws.inline`: puts the functions of deploy/aws/pluto/ into the template pluto.yaml.
 
 CloudFormation takes a function's source in the template itself if it is short, so the template needs no bucket. Where a
 line of the template ends with `# pluto/NAME.py`, the source stands below it, one level deeper.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shared.errors import StartError
 
-DIRECTORY = Path(__file__).parent
+DIRECTORY = Path(__file__).parents[3] / "deploy" / "aws"
 TEMPLATE = DIRECTORY / "pluto.yaml"
 # docs.aws.amazon.com/AWSCloudFormation: the property ZipFile of AWS::Lambda::Function's Code.
 MAX_SOURCE_BYTES = 4096
