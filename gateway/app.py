@@ -154,7 +154,10 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         if self._jobs is not None:
             self._jobs.join(timeout_s)
 
-    def add_route(self, uri_template: str, resource: object, **kwargs: Any) -> None:
+    def add_route(self, uri_template: str, resource: Any, **kwargs: Any) -> None:
+        """As Falcon's; what answers GET answers HEAD too, of which the server sends no body."""
+        if hasattr(resource, "on_get"):
+            resource.on_head = resource.on_get
         super().add_route(uri_template, resource, **kwargs)
         self.resources[uri_template] = resource
 

@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,16 +21,14 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import structlog
 from msgspec import Meta
 
 from shared.errors import StartError
-from shared.watched_files import POLL_S, Signature, file_signature
+from shared.watched_files import WatchedFiles
 
 KEY_PREFIX = "tct_"
 NUM_KEY_BYTES = 32
 _NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,100}")
-log = structlog.get_logger()
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -63,21 +60,14 @@ class KeyFile:
         Args:
             clock: monotonic seconds.
         """
-        self._path = path
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._keys: tuple[ApiKey, ...] = ()
-        self._signature: Signature | None = None
-        self._next_look_at = 0.0
-        self._read()
+        self._keys = WatchedFiles("TERCET_KEYS", (path,), lambda: _valid_keys(path), clock, initial=())
 
     def find(self, candidates: Sequence[str]) -> ApiKey | None:
         """The record of the first candidate that is a valid key.
 
         Every candidate is compared with every key, in constant time, so the time does not depend on which key matches.
         """
-        self._read_if_changed()
-        keys = self._keys
+        keys = self._keys.value
         found: ApiKey | None = None
         for candidate in reversed(candidates):
             digest = _digest(candidate)
@@ -86,29 +76,9 @@ class KeyFile:
                     found = key
         return found
 
-    def _read_if_changed(self) -> None:
-        # Another thread is already looking: this one uses the keys that are known.
-        if self._clock() < self._next_look_at or not self._lock.acquire(blocking=False):
-            return
-        try:
-            if file_signature(self._path) != self._signature:
-                self._read()
-            else:
-                self._next_look_at = self._clock() + POLL_S
-        finally:
-            self._lock.release()
 
-    def _read(self) -> None:
-        self._next_look_at = self._clock() + POLL_S
-        # Taken before the file is read: a change in between is seen at the next look.
-        self._signature = file_signature(self._path)
-        try:
-            keys = read_keys(self._path)
-        except StartError as error:
-            log.error("keys_not_read", reason=str(error), keys_kept=len(self._keys))  # no contents
-            return
-        self._keys = tuple(key for key in keys if key.revoked is None)
-        log.info("keys_read", keys=len(self._keys))
+def _valid_keys(path: Path) -> tuple[ApiKey, ...]:
+    return tuple(key for key in read_keys(path) if key.revoked is None)
 
 
 def read_keys(path: Path) -> list[ApiKey]:

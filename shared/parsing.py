@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -81,7 +81,7 @@ class BodyParser(Generic[T]):
             InvalidJson: the body is not a JSON object; the message gives line and column.
             InvalidRequest: a field is missing, unknown, sent twice or out of its range; the message names it.
         """
-        members = _members(raw)
+        members = members_of(raw)
         if unknown := members.keys() - self._names:
             raise self._unknown(sorted(unknown))
         if _has_repeated_member(raw, members):
@@ -142,15 +142,6 @@ class BodyParser(Generic[T]):
         return invalid_field(name, f"{wanted}, not {shown}")
 
 
-def member_names(raw: bytes) -> Collection[str]:
-    """The names of the members of a body, before it is known what kind of request it is.
-
-    Raises:
-        InvalidJson: the body is not a JSON object.
-    """
-    return _members(raw).keys()
-
-
 def _locate(name: str, annotation: Any, value: Any, path: str) -> tuple[str, Any, Any, str]:
     """The innermost field on a path of msgspec's, with dots in its name: name, annotation, value, and the rest of the
     path, which leads to an item of a list."""
@@ -167,11 +158,11 @@ def _fields_of(annotation: Any) -> dict[str, Any]:
     return next((fields for part in get_args(annotation) if (fields := _fields_of(part))), {})
 
 
-def _members(raw: bytes) -> dict[str, Raw]:
+def members_of(raw: bytes) -> dict[str, Raw]:
     """The members of the body's object, not decoded. Of a repeated name, the last member.
 
     Raises:
-        InvalidJson: as `BodyParser`.
+        InvalidJson: the body is not a JSON object; the message gives line and column.
     """
     try:
         return _decode_members(raw)

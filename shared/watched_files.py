@@ -28,23 +28,35 @@ class WatchedFiles(Generic[T]):
     """
 
     def __init__(
-        self, name: str, paths: Sequence[Path], read: Callable[[], T], clock: Callable[[], float] = time.monotonic
+        self,
+        name: str,
+        paths: Sequence[Path],
+        read: Callable[[], T],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        initial: T | None = None,
     ) -> None:
         """
         Args:
             name: what the log calls the files.
             read: raises `StartError` where the files are wrong; its text holds no contents of them.
             clock: monotonic seconds.
+            initial: the value until the files can be read; None: they must be readable now.
 
         Raises:
-            StartError: of the first `read`.
+            StartError: of the first `read`, if there is no initial value.
         """
         self._name, self._paths, self._read, self._clock = name, tuple(paths), read, clock
         self._lock = threading.Lock()
         self._next_look_at = clock() + POLL_S
-        # Taken before the files are read: a change in between is seen at the next look.
-        self._signatures = self._look()
-        self._value = read()
+        self._signatures: list[Signature | None] = []
+        if initial is not None:
+            self._value = initial
+            self._read_if_changed()
+        else:
+            # Taken before the files are read: a change in between is seen at the next look.
+            self._signatures = self._look()
+            self._value = read()
 
     @property
     def value(self) -> T:

@@ -70,8 +70,6 @@ class LiveResource:
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         resp.data = _encode(Liveness())
 
-    on_head = on_get
-
 
 class ReadyResource:
     """`GET /health/ready`: 200 while every model has a warm slot and the server does not drain, else 503.
@@ -133,8 +131,6 @@ class ReadyResource:
         ]
         resp.data = _encode(Readiness(status=status, models=models, slots=slots))
 
-    on_head = on_get
-
 
 class MetricsResource:
     """`GET /metrics`: the gateway's metrics and every slot's, in Prometheus' text format."""
@@ -153,5 +149,3 @@ class MetricsResource:
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         resp.content_type = CONTENT_TYPE_LATEST
         resp.data = self._metrics.exposition()
-
-    on_head = on_get

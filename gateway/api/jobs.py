@@ -182,8 +182,6 @@ class JobResource:
         """
         _render(resp, self._jobs.queue.find(job_id, req.context.owner))
 
-    on_head = on_get
-
     def on_delete(self, req: falcon.Request, resp: falcon.Response, job_id: str) -> None:
         """Cancel a job that is queued or running; erase one that is final.
 

@@ -95,8 +95,6 @@ class DocumentResource:
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         send_asset(self._asset, req, resp)
 
-    on_head = on_get
-
 
 def build_document(resources: Mapping[str, object], *, open_routes: Collection[str], needs_keys: bool) -> Json:
     """The OpenAPI document of an app.

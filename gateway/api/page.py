@@ -75,8 +75,6 @@ class AssetResource:
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         send_asset(self._asset, req, resp)
 
-    on_head = on_get
-
 
 def service_worker(assets: Mapping[str, Asset]) -> Asset:
     """The editor's service worker, with the files that it keeps.
@@ -118,8 +116,6 @@ class StaticResource:
         if asset is None:
             raise falcon.HTTPNotFound
         send_asset(asset, req, resp)
-
-    on_head = on_get
 
 
 def _hash(data: bytes) -> str:

@@ -30,7 +30,5 @@ class RootResource:
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         self._page.on_get(req, resp)
 
-    on_head = on_get
-
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         self._responder.respond(req, resp, req.bounded_stream.read())

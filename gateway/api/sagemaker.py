@@ -23,7 +23,7 @@ from gateway.generation.request import GenerationSpec
 from gateway.generation.request_starter import RequestStarter, document_key, draw_seed
 from gateway.generation.selection import SelectionPolicy, SelectionResult
 from shared.errors import FieldError, InvalidRequest
-from shared.parsing import BodyParser, member_names
+from shared.parsing import BodyParser, members_of
 from shared.protocol import Sampling
 
 # SageMaker passes it on from the client's `CustomAttributes`.
@@ -70,7 +70,7 @@ class InvocationsResource:
         dialect.respond(req, resp, body)
 
     def _field(self, body: bytes) -> str:
-        members = member_names(body)
+        members = members_of(body)
         for name in self._dialects:
             if name in members:
                 return name

@@ -93,5 +93,3 @@ class SlotsResource:
         bounds_s, counts = self._metrics.answer_times(ROUTES)
         answers = AnswerTimes(bounds_s=bounds_s, counts=counts)
         resp.data = _encode(Slots(slots=rows, waiting=self._admission.num_waiting, answers=answers))
-
-    on_head = on_get

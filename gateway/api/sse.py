@@ -8,6 +8,7 @@ have events without a name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import falcon
 import msgspec
@@ -47,27 +48,25 @@ def stream(
     resp.stream = EventStream(events, error_format, request_id, close)
 
 
+@dataclass(slots=True)
 class EventStream:
-    """A WSGI response body of events. An error becomes its last event, in the dialect's format."""
+    """A WSGI response body of events. An error becomes its last event, in the dialect's format.
 
-    def __init__(
-        self, events: Iterator[bytes], error_format: ErrorFormat, request_id: str, close: Callable[[], None]
-    ) -> None:
-        """As `stream`."""
-        self._events = events
-        self._error_format = error_format
-        self._request_id = request_id
-        self._close = close
+    Attributes:
+        events: encoded; may raise.
+        close: ends the request. The WSGI server calls this in every case, even if it sent no event.
+    """
+
+    events: Iterator[bytes]
+    error_format: ErrorFormat
+    request_id: str
+    close: Callable[[], None]
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            yield from self._events
+            yield from self.events
         except TercetError as error:
-            yield self._error_format.event(error, self._request_id)
+            yield self.error_format.event(error, self.request_id)
         except Exception as error:  # the response has begun, so the error handlers cannot answer
-            log.error("unhandled_exception", request_id=self._request_id, exc_info=error)
-            yield self._error_format.event(internal_error(self._request_id), self._request_id)
-
-    def close(self) -> None:
-        """End the request. The WSGI server calls this in every case, even if it sent no event."""
-        self._close()
+            log.error("unhandled_exception", request_id=self.request_id, exc_info=error)
+            yield self.error_format.event(internal_error(self.request_id), self.request_id)

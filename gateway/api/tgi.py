@@ -255,8 +255,6 @@ class InfoResource:
             )
         )
 
-    on_head = on_get
-
 
 class EndpointResource:
     """`GET /endpoint`: the address of this service, as the request names it."""
@@ -268,5 +266,3 @@ class EndpointResource:
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         resp.content_type = TEXT
         resp.text = f"{req.scheme}://{req.get_header('Host')}"
-
-    on_head = on_get

@@ -157,8 +157,6 @@ class TokenizerInfoResource:
             )
         )
 
-    on_head = on_get
-
 
 def _text_tokens(text: str, found: TokenizeResponse) -> list[TextToken]:
     return [

@@ -166,7 +166,7 @@ def test_a_file_that_breaks_later_keeps_its_keys_and_is_logged_once(path: Path, 
             clock.pass_poll()
             assert key_file.find([key]) is not None
     [event] = logs
-    assert (event["event"], event["log_level"], event["keys_kept"]) == ("keys_not_read", "error", 1)
+    assert (event["event"], event["log_level"], event["files"]) == ("files_not_read", "error", "TERCET_KEYS")
     assert "canary" not in str(event)
     path.unlink(missing_ok=True)
     mended, _ = new_key(path, "mended")

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import StartError
-from shared.weights import weights_digest
-
-Shape = list[int]
+from shared.weights import Shape, weight_shapes, weights_digest
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -198,7 +196,7 @@ def _check_weights(directory: Path, config: Mapping[str, int]) -> None:
         if not path.is_file():
             raise Incomplete(f"{path}, which {INDEX} names, is missing: copy all files there.")
         held |= _read_header(path)
-    expected = _expected_shapes(config)
+    expected = weight_shapes(config)
     if absent := [name for name in expected if name not in held]:
         more = f" and {len(absent) - 1} more weights" if len(absent) > 1 else ""
         raise CheckpointError(
@@ -212,30 +210,6 @@ def _check_weights(directory: Path, config: Mapping[str, int]) -> None:
                 f"In {directory}, {name} is {dtype} {found} where config.json asks for {shape} in "
                 f"{' or '.join(DTYPES)}: save the model again together with its own config.json."
             )
-
-
-def _expected_shapes(config: Mapping[str, int]) -> dict[str, Shape]:
-    """The shape of every weight of a GPT-2. Linear layers are `[in, out]`, as transformers' Conv1D stores them."""
-    width, inner = config["n_embd"], config["n_inner"]
-    shapes: dict[str, Shape] = {
-        "wte.weight": [config["vocab_size"], width],
-        "wpe.weight": [config["n_positions"], width],
-        "ln_f.weight": [width],
-        "ln_f.bias": [width],
-    }
-    linear = {
-        "attn.c_attn": (width, 3 * width),
-        "attn.c_proj": (width, width),
-        "mlp.c_fc": (width, inner),
-        "mlp.c_proj": (inner, width),
-    }
-    for layer in range(config["n_layer"]):
-        for norm in ("ln_1", "ln_2"):
-            shapes[f"h.{layer}.{norm}.weight"] = shapes[f"h.{layer}.{norm}.bias"] = [width]
-        for name, (num_in, num_out) in linear.items():
-            shapes[f"h.{layer}.{name}.weight"] = [num_in, num_out]
-            shapes[f"h.{layer}.{name}.bias"] = [num_out]
-    return shapes
 
 
 def _read_header(path: Path) -> dict[str, tuple[str, Shape]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -15,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from shared.weights import Shape, weight_shapes
 from workers.engine.cpu_check import check_cpu
 from workers.engine.failures import LoadFailure
 from workers.engine.gpu_check import check_gpu
@@ -98,31 +100,13 @@ def _checked_dtype(dtype: str, device: str) -> str:
 def random_weights(config: GPT2Config, seed: int = 0) -> dict[str, Tensor]:
     """Weights as GPT-2 is initialized (normal, standard deviation 0.02), by their names in checkpoints."""
     generator = torch.Generator().manual_seed(seed)
-    width, inner = config.n_embd, config.n_inner
 
-    def normal(*shape: int) -> Tensor:
-        return torch.empty(shape).normal_(0, 0.02, generator=generator)
+    def initial(name: str, shape: Shape) -> Tensor:
+        if len(shape) > 1:
+            return torch.empty(shape).normal_(0, 0.02, generator=generator)
+        return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
 
-    weights = {
-        "wte.weight": normal(config.vocab_size, width),
-        "wpe.weight": normal(config.n_positions, width),
-        "ln_f.weight": torch.ones(width),
-        "ln_f.bias": torch.zeros(width),
-    }
-    for layer in range(config.n_layer):
-        prefix = f"h.{layer}."
-        for norm in ("ln_1", "ln_2"):
-            weights[f"{prefix}{norm}.weight"] = torch.ones(width)
-            weights[f"{prefix}{norm}.bias"] = torch.zeros(width)
-        for name, rows, columns in (
-            ("attn.c_attn", width, 3 * width),
-            ("attn.c_proj", width, width),
-            ("mlp.c_fc", width, inner),
-            ("mlp.c_proj", inner, width),
-        ):
-            weights[f"{prefix}{name}.weight"] = normal(rows, columns)
-            weights[f"{prefix}{name}.bias"] = torch.zeros(columns)
-    return weights
+    return {name: initial(name, shape) for name, shape in weight_shapes(asdict(config)).items()}
 
 
 def build(

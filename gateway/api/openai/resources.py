@@ -265,8 +265,6 @@ class ModelsResource:
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         resp.data = _encode(ModelList(data=[self.card(model) for model in self._models.all()])) + b"\n"
 
-    on_head = on_get
-
 
 class ModelResource:
     """Answers `GET /v1/models/{model}`."""
@@ -292,5 +290,3 @@ class ModelResource:
             UnknownModel: it is not served.
         """
         resp.data = _encode(self._models.card(self._starter.served_model(model, "model"))) + b"\n"
-
-    on_head = on_get

@@ -183,16 +183,17 @@ def make_kernels(kernels: Kernels, model: GPT2, max_sequences: int, device: torc
     """
     if kernels == "torch":
         return PLAIN_KERNELS
-    from workers.engine.cuda.kernels import make_triton_kernels
+    from workers.engine.cuda.kernels.triton_kernels import TritonKernels  # which imports Triton
 
-    step_kernels = make_triton_kernels(model.config, max_sequences, device)
+    step_kernels = TritonKernels(model.config, max_sequences, device)
     return DecodeKernels(lambda _length: step_kernels, is_length_bound=False)
 
 
 def _self_check(config: GPT2Config, dtype: torch.dtype, max_sequences: int, device: torch.device) -> str | None:
-    from workers.engine.cuda.kernels import make_triton_kernels, self_check
+    from workers.engine.cuda.kernels import self_check
+    from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 
-    kernels = make_triton_kernels(config, max_sequences, device)
+    kernels = TritonKernels(config, max_sequences, device)
     setting = self_check.CheckSetting(config, dtype, max_sequences, device)
     for result in self_check.check_kernels(kernels, setting):
         if not result.is_correct:

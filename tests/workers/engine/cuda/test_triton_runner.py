@@ -19,7 +19,7 @@ import torch
 from tests.workers.engine.helpers import TINY, peaked_weights, random_ids
 from workers.engine.core import EngineCore
 from workers.engine.cuda.forward import PLAIN_KERNELS, DecodeKernels
-from workers.engine.cuda.kernels import make_triton_kernels
+from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.loader import LoadedModel, build
 from workers.engine.request import EngineRequest, SamplingParams
@@ -30,7 +30,7 @@ from workers.engine.sequence import Sequence
 torch.set_num_threads(1)
 config = replace(TINY, vocab_size=500)
 loaded = LoadedModel(build(config, peaked_weights(config), "fp32", device="cpu:0"), "cpu:0", "fp32")
-triton = make_triton_kernels(config, 4, torch.device("cpu:0"))
+triton = TritonKernels(config, 4, torch.device("cpu:0"))
 rng = random.Random(3)
 prompts = [tuple(random_ids(rng, length, 500)) for length in (5, 70)]
 kinds = [SamplingParams(7), SamplingParams(7, temperature=0), SamplingParams(7, top_k=0, top_p=0.9)]

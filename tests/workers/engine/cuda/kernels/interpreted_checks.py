@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from workers.engine.cuda.kernels import make_triton_kernels
 from workers.engine.cuda.kernels.self_check import CHECKS, CheckSetting
+from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 from workers.engine.cuda.step_kernels import StepKernels
 from workers.engine.model.gpt2 import SHAPES, GPT2Config
 
@@ -38,13 +38,13 @@ def main() -> None:
     torch.set_num_threads(1)
     results = []
     for shape, (config, max_sequences) in LAYERS.items():
-        kernels = make_triton_kernels(config, max_sequences, CPU)
+        kernels = TritonKernels(config, max_sequences, CPU)
         for dtype in DTYPES:
             setting = CheckSetting(config, dtype, max_sequences, CPU)
             results += [{"dtype": str(dtype), **run(name, kernels, setting, shape)} for name in OF_LAYERS]
     for shape, (config, max_sequences) in DRAWS.items():
         setting = CheckSetting(config, torch.float32, max_sequences, CPU)
-        results.append(run("draw", make_triton_kernels(config, max_sequences, CPU), setting, shape))
+        results.append(run("draw", TritonKernels(config, max_sequences, CPU), setting, shape))
     print(json.dumps(results))
 
 

@@ -192,9 +192,9 @@ def test_an_error_of_the_device_is_raised() -> None:
 @pytest.mark.parametrize("heads", [4, 12])
 def test_kernels_equal_plain_torch_on_a_gpu(dtype: torch.dtype, heads: int) -> None:
     pytest.importorskip("triton")
-    from workers.engine.cuda.kernels import make_triton_kernels
+    from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 
     config = replace(CONFIG, n_embd=64 * heads, n_head=heads, n_positions=1024, vocab_size=50257)
     setting = CheckSetting(config, dtype, 96, torch.device("cuda"))
-    checks = check_kernels(make_triton_kernels(config, 96, setting.device), setting)
+    checks = check_kernels(TritonKernels(config, 96, setting.device), setting)
     assert [check for check in checks if not check.is_correct] == []
