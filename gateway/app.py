@@ -61,7 +61,7 @@ from gateway.pool.client import SlotClient
 from gateway.pool.quota import OwnerQuota
 from gateway.pool.tokenizing import PoolTokenizer
 from gateway.pool.watcher import PoolWatcher
-from gateway.server.early_refusals import EarlyRefusals
+from gateway.server.early_refusals import find_early_refusal
 from gateway.server.served_app import ServedApp
 from gateway.shared_store.connection import SharedStore
 from shared.api_keys import KeyFile
@@ -115,10 +115,10 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         self._fanout = fanout
         self._metrics = metrics
         self._jobs = jobs
-        self._early_refusals = EarlyRefusals(fanout, metrics, needs_keys=needs_keys)
+        self._needs_keys = needs_keys
 
     def find_early_refusal(self, request: bytes) -> TercetError | None:
-        return self._early_refusals.find(request)
+        return find_early_refusal(request, self._fanout, self._metrics, needs_keys=self._needs_keys)
 
     @property
     def has_warm_slot(self) -> bool:
@@ -243,7 +243,7 @@ def create_app(
         **dict.fromkeys(READY_PATHS, ready),
         "/slots": SlotsResource(admission, metrics, assets),
         "/metrics": MetricsResource(metrics),
-        "/": RootResource(AssetResource(assets[INDEX], "The web editor"), tgi),
+        "/": RootResource(assets[INDEX], tgi),
         "/docs": AssetResource(assets[DOCS], "The documentation of this API, with a form to try each request"),
         "/service_worker.js": AssetResource(
             service_worker(assets), "The service worker of the web editor", "The script."

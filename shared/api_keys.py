@@ -60,7 +60,9 @@ class KeyFile:
         Args:
             clock: monotonic seconds.
         """
-        self._keys = WatchedFiles("TERCET_KEYS", (path,), lambda: _valid_keys(path), clock, initial=())
+        self._keys = WatchedFiles[tuple[ApiKey, ...]](
+            "TERCET_KEYS", (path,), lambda: _valid_keys(path), clock, initial=()
+        )
 
     def find(self, candidates: Sequence[str]) -> ApiKey | None:
         """The record of the first candidate that is a valid key.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
@@ -137,24 +137,17 @@ class Predictor:
         return Search(request, engine_request, self._engine.submit_group(requests))
 
 
+@dataclass(slots=True)
 class PredictedBranch:
     """One branch of a prediction, with the interface of `workers.service.Branch`."""
 
-    def __init__(
-        self,
-        request: GenerateRequest,
-        search: Search,
-        codec: Codec,
-        leave: Callable[[], None],
-        on_finish: Callable[[EngineRequest, SequenceOutput], None],
-    ) -> None:
-        self._request = request
-        self._search = search
-        self._codec = codec
-        self._leave = leave
-        self._on_finish = on_finish
-        self._lock = threading.Lock()
-        self._has_left = False
+    _request: GenerateRequest
+    _search: Search
+    _codec: Codec
+    _leave: Callable[[], None]
+    _on_finish: Callable[[EngineRequest, SequenceOutput], None]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _has_left: bool = False
 
     def __iter__(self) -> Iterator[list[GenerateLine]]:
         yield [Accepted()]

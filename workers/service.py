@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -370,24 +370,16 @@ class SlotService:
         return dtype
 
 
+@dataclass(slots=True)
 class Branch:
     """A submitted request. Iterate over it, then `close` it; `cancel` may be called from any thread."""
 
-    def __init__(
-        self,
-        request: GenerateRequest,
-        engine_request: EngineRequest,
-        results: ResultStream,
-        codec: Codec,
-        on_finish: Callable[[SequenceOutput], None],
-        accepted_delay_s: float,
-    ) -> None:
-        self._request = request
-        self._engine_request = engine_request
-        self._results = results
-        self._codec = codec
-        self._on_finish = on_finish
-        self._accepted_delay_s = accepted_delay_s
+    _request: GenerateRequest
+    _engine_request: EngineRequest
+    _results: ResultStream
+    _codec: Codec
+    _on_finish: Callable[[SequenceOutput], None]
+    _accepted_delay_s: float
 
     def __iter__(self) -> Iterator[list[GenerateLine]]:
         """Batches of lines: first `Accepted`, then tokens as they are generated, last `Done` or `Failed`.

@@ -6,8 +6,7 @@ Knows no HTTP: a resource answers at once or as a stream, a job later. It does n
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from gateway.api.schema import AutocompleteRequest, AutocompleteResponse, FailedBranch, Sentence, TokenExplanation
@@ -58,8 +57,9 @@ class Autocompletion:
         """
         self._spec(request, caller, time.monotonic())
 
-    @contextmanager
-    def started(self, caller: Caller, request: AutocompleteRequest, started_at: float) -> Iterator[StartedRequest]:
+    def started(
+        self, caller: Caller, request: AutocompleteRequest, started_at: float
+    ) -> AbstractContextManager[StartedRequest]:
         """Start a request, which ends with the block.
 
         Args:
@@ -69,9 +69,7 @@ class Autocompletion:
             UnknownModel, InvalidRequest: as `check`.
             TercetError: as `RequestStarter.started`.
         """
-        spec = self._spec(request, caller, started_at)
-        with self._starter.started(caller, spec, self._policy(request)) as started:
-            yield started
+        return self._starter.started(caller, self._spec(request, caller, started_at), self._policy(request))
 
     def response(self, spec: GenerationSpec, result: SelectionResult, started_at: float) -> AutocompleteResponse:
         """The whole answer.
@@ -134,7 +132,6 @@ class Autocompletion:
             sampling=sampling_of(request),
             ranks_first_token=True,
             heals=request.clean,
-            echoes=False,
             num_top_logprobs=request.explain,
             is_streamed=request.stream,
             deadline=deadline,

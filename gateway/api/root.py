@@ -11,24 +11,20 @@ from typing import ClassVar
 import falcon
 
 from gateway.api.error_formats import ErrorFormat
-from gateway.api.operation import Operations
-from gateway.api.page import AssetResource
+from gateway.api.page import Asset, AssetResource
 from gateway.api.tgi import COMPLETE_AT_ROOT, TgiResponder
 from gateway.api.tgi_schema import TGI_ERRORS
 
 
-class RootResource:
+class RootResource(AssetResource):
     """`GET /` and `POST /`: the answer to a POST is a list with a single completion."""
 
     error_formats: ClassVar[Mapping[str, ErrorFormat]] = {"POST": TGI_ERRORS}
 
-    def __init__(self, page: AssetResource, responder: TgiResponder) -> None:
-        self._page = page
+    def __init__(self, index: Asset, responder: TgiResponder) -> None:
+        super().__init__(index, "The web editor")
+        self.operations = {**self.operations, "POST": COMPLETE_AT_ROOT}
         self._responder = responder
-        self.operations: Operations = {**page.operations, "POST": COMPLETE_AT_ROOT}
-
-    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        self._page.on_get(req, resp)
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         self._responder.respond(req, resp, req.bounded_stream.read())

@@ -137,7 +137,6 @@ class TgiResponder:
             num_completions=parameters.best_of or 1,
             seed=draw_seed() if parameters.seed is None else parameters.seed,
             sampling=_sampling(parameters, max_new_tokens, model.vocab_size),
-            ranks_first_token=False,
             heals=bool(parameters.clean),
             echoes=bool(parameters.details and parameters.decoder_input_details),
             num_top_logprobs=(parameters.top_n_tokens or 0) if has_tokens else None,

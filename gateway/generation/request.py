@@ -70,15 +70,15 @@ class GenerationSpec:
     num_completions: int
     seed: int
     sampling: Sampling
-    ranks_first_token: bool
-    heals: bool
-    echoes: bool
-    num_top_logprobs: int | None
-    is_streamed: bool
     deadline: float
     owner: str
     session: str | None
     document: int | None
+    ranks_first_token: bool = False
+    heals: bool = False
+    echoes: bool = False
+    num_top_logprobs: int | None = None
+    is_streamed: bool = False
     predict: Prediction | None = None
 
     @property

@@ -28,24 +28,16 @@ _NEEDS_PARSING = re.compile(
 )
 
 
-class EarlyRefusals:
-    """Thread-safe."""
-
-    def __init__(self, fanout: Fanout, metrics: Metrics, *, needs_keys: bool) -> None:
-        self._fanout = fanout
-        self._metrics = metrics
-        self._needs_keys = needs_keys
-
-    def find(self, request: bytes) -> TercetError | None:
-        """The error to answer a complete HTTP request with now; None: the ordinary way answers it."""
-        if self._needs_keys or not request.startswith(_REQUEST_LINE):
-            return None
-        try:
-            self._fanout.check("")
-        except TercetError as error:
-            if _NEEDS_PARSING.search(request, 0, request.index(b"\r\n\r\n") + 2):
-                return None
-            self._metrics.requests.labels(route=ROUTE, status=str(error.status)).inc()
-            self._metrics.refused_requests.labels(reason=error.code).inc()
-            return error
+def find_early_refusal(request: bytes, fanout: Fanout, metrics: Metrics, *, needs_keys: bool) -> TercetError | None:
+    """The error to answer a complete HTTP request with now; None: the ordinary way answers it. Thread-safe."""
+    if needs_keys or not request.startswith(_REQUEST_LINE):
         return None
+    try:
+        fanout.check("")
+    except TercetError as error:
+        if _NEEDS_PARSING.search(request, 0, request.index(b"\r\n\r\n") + 2):
+            return None
+        metrics.requests.labels(route=ROUTE, status=str(error.status)).inc()
+        metrics.refused_requests.labels(reason=error.code).inc()
+        return error
+    return None

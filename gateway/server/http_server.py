@@ -93,15 +93,6 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _PLAIN_REQUEST = SimpleNamespace(method="POST", version=(1, 1), should_close=lambda: False)
 
 
-class _Answered:
-    """What gunicorn's `handle_request` needs of a connection: its response socket and the addresses."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.sock = connection.response
-        self.client = connection.client
-        self.server = connection.server
-
-
 class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
     """`gunicorn.conf.py` sets `leases`, `slot_index`, `settings` and `activity_fd` before the fork."""
 
@@ -458,7 +449,8 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     def _respond(self, connection: Connection, data: bytes) -> bool:
         """Answer one request. Returns whether the connection may carry another."""
-        answered = _Answered(connection)
+        # What gunicorn's `handle_request` needs of a connection.
+        answered = SimpleNamespace(sock=connection.response, client=connection.client, server=connection.server)
         try:
             if (environ := self._plain_environ(connection, data)) is not None:
                 return self._respond_plainly(connection, environ)

@@ -121,12 +121,14 @@ def prepare(
     """
     if vocab_size > 1 << 16:
         raise StartError("--vocab-size is at most 65,536.")
-    try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise StartError(f"{path} cannot be read: {error.strerror}.") from error
     source = _digest(tokenizer_from / "tokenizer.json") if tokenizer_from else f"{vocab_size} tokens"
-    key = {"sha256": digest, "seed": seed, "filter": SLUR.pattern, "held_out": list(HELD_OUT), "tokenizer": source}
+    key = {
+        "sha256": _digest(path),
+        "seed": seed,
+        "filter": SLUR.pattern,
+        "held_out": list(HELD_OUT),
+        "tokenizer": source,
+    }
     facts_path = run / "corpus.json"
     facts = json.loads(facts_path.read_text(encoding="utf-8")) if facts_path.is_file() else {}
     if facts.get("key") != key:

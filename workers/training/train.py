@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import platform
 import shlex
 import signal
 import sys
@@ -30,6 +29,7 @@ from rich.text import Text
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from shared import cpu_features
 from shared.errors import StartError
 from shared.weights import weights_digest
 from workers.training.corpus import END_ID, Book, Corpus, prepare, read_books, split_books, write_text
@@ -319,12 +319,7 @@ def _machine(device: torch.device) -> str:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:
-        try:
-            lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        except OSError:
-            lines = []
-        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-        name = f"{models[0] if models else platform.machine()}, {torch.get_num_threads()} threads"
+        name = f"{cpu_features.read().name}, {torch.get_num_threads()} threads"
     return f"{name}, torch {torch.__version__}, transformers {transformers.__version__}"
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gateway.server.early_refusals import EarlyRefusals
+from gateway.server.early_refusals import find_early_refusal
 from shared.errors import NotReady, Overloaded, ShuttingDown, TercetError
 from shared.protocol import State
 from tests.gateway.exposition import samples
@@ -24,7 +24,7 @@ def make_full(make_pool: MakePool) -> StubPool:
 
 
 def find(pool: StubPool, request: bytes, *, needs_keys: bool = False) -> TercetError | None:
-    return EarlyRefusals(pool.fanout, pool.metrics, needs_keys=needs_keys).find(request)
+    return find_early_refusal(request, pool.fanout, pool.metrics, needs_keys=needs_keys)
 
 
 @pytest.mark.parametrize(

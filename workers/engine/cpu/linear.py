@@ -190,8 +190,12 @@ def int8_product(weight: Tensor, memory: HugePages) -> PackedInt8Linear | Int8Pr
     """
     scales = (weight.abs().amax(1) / 127).clamp_min(TINY)  # each row's largest value is ±127
     weight8 = (weight / scales[:, None]).round().to(torch.int8)
-    packed = PackedInt8Linear.of(weight8, scales, memory)
-    return Int8Product(weight8, scales) if packed is None else packed
+    from workers.engine.cpu import kernels  # compiles on the first import
+
+    fits = len(weight8) >= BLOCK and weight8.shape[1] % 4 == 0
+    if kernels.HAS_DOT_PRODUCTS and fits:
+        return PackedInt8Linear.pack(weight8, scales, memory)
+    return Int8Product(weight8, scales)
 
 
 class Int8Product:
@@ -297,14 +301,6 @@ class PackedInt8Linear:
         starts = (-128 * weight8.sum(1, dtype=torch.int32)).contiguous()
         factors = scales * torch.tensor(1 / 127)  # both scales in one, multiplied in oneDNN's and fbgemm's order
         return cls(packed, starts, factors, can_use_amx=can_use_amx)
-
-    @classmethod
-    def of(cls, weight8: Tensor, scales: Tensor, memory: HugePages) -> PackedInt8Linear | None:
-        """None where the CPU lacks the instructions or the shape does not fit the layout."""
-        from workers.engine.cpu import kernels
-
-        fits = len(weight8) >= BLOCK and weight8.shape[1] % 4 == 0
-        return cls.pack(weight8, scales, memory) if kernels.HAS_DOT_PRODUCTS and fits else None
 
     def mode(self, num_rows: int) -> int:
         return UINT8
