@@ -2,26 +2,6 @@
 
 This module renders an error for a client (RFC 9457 problem details) and does not know what raises it. A dialect may
 render the same error in its own shape.
-
-    TercetError
-    ├── MalformedRequest 400        ├── HeadersTooLarge 431
-    ├── InvalidJson 400             ├── Superseded 409
-    ├── Unauthorized 401            ├── ClientGone 499
-    ├── ForbiddenOrigin 403         ├── NotReady 503
-    ├── NotFound 404                ├── SlotFull 503
-    │   └── UnknownJob 404          ├── JobsUnavailable 503
-    ├── MethodNotAllowed 405        ├── Overloaded 503
-    ├── RequestTimeout 408          ├── NoCompletion 503
-    ├── JobExpired 410              ├── ShuttingDown 503
-    ├── LengthRequired 411          ├── DeadlineExceeded 504
-    ├── BodyTooLarge 413            └── JobAbandoned 500
-    ├── UrlTooLong 414
-    ├── UnknownHost 421
-    ├── InvalidRequest 422
-    │   ├── PromptTooLong 422
-    │   └── UnknownModel 422
-    └── QuotaExceeded 429
-    StartError                      (never sent to a client: stops the start)
 """
 
 from __future__ import annotations
@@ -40,13 +20,14 @@ PROBLEM_JSON = "application/problem+json"
 _encode = msgspec.json.Encoder().encode
 
 
-def retry_after_s(minimum: int = 1, spread: int = 3) -> int:
+def draw_retry_after_s(minimum: int = 1) -> int:
     """Seconds for a `Retry-After` header: random, so that clients that were refused together do not return together."""
-    return minimum + secrets.randbelow(spread)
+    return minimum + secrets.randbelow(3)
 
 
 class StartError(Exception):
-    """Tercet cannot start with these settings. The message is one sentence that says what to change."""
+    """Tercet cannot start with these settings. The message is one sentence that says what to change. Never sent to a
+    client."""
 
 
 @contextmanager
@@ -98,21 +79,12 @@ class TercetError(Exception):
         detail: str,
         *,
         fields: tuple[FieldError, ...] = (),
-        retry_after_s: int | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
         self.detail = detail
         self.fields = fields
-        self.retry_after_s = retry_after_s
-        self._headers = headers or {}
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """HTTP headers of the response."""
-        if self.retry_after_s is None:
-            return self._headers
-        return {**self._headers, "Retry-After": str(self.retry_after_s)}
+        self.headers = headers or {}
 
     def problem(self, request_id: str | None = None) -> bytes:
         """Body of the response, `application/problem+json` (RFC 9457)."""
@@ -126,6 +98,17 @@ class TercetError(Exception):
             request_id=request_id,
         )
         return _encode(problem) + b"\n"
+
+
+class TemporaryError(TercetError):
+    """An error that may be gone when the request is sent again; the response says when to (`Retry-After`)."""
+
+    def __init__(self, detail: str, *, retry_after_s: int = 1) -> None:
+        """
+        Args:
+            retry_after_s: the time to wait at least.
+        """
+        super().__init__(detail, headers={"Retry-After": str(draw_retry_after_s(retry_after_s))})
 
 
 def internal_error(request_id: str) -> TercetError:
@@ -208,7 +191,7 @@ class UnknownModel(InvalidRequest):
     code, title = "unknown_model", "Unknown model"
 
 
-class QuotaExceeded(TercetError):
+class QuotaExceeded(TemporaryError):
     status, code, title = 429, "quota_exceeded", "The limit of this API key is exceeded"
 
 
@@ -222,31 +205,31 @@ class ClientGone(TercetError):
     status, code, title = 499, "client_gone", "The client closed the connection"
 
 
-class NotReady(TercetError):
+class NotReady(TemporaryError):
     status, code, title = 503, "not_ready", "No model is ready yet"
 
 
-class SlotFull(TercetError):
+class SlotFull(TemporaryError):
     status, code, title = 503, "slot_full", "This worker's batch is full"
 
 
-class Overloaded(TercetError):
+class Overloaded(TemporaryError):
     status, code, title = 503, "overloaded", "Too many requests are waiting"
 
 
-class NoCompletion(TercetError):
+class NoCompletion(TemporaryError):
     status, code, title = 503, "no_completion", "No branch returned a completion"
 
 
-class JobsUnavailable(TercetError):
+class JobsUnavailable(TemporaryError):
     status, code, title = 503, "jobs_unavailable", "The job store is unavailable"
 
 
-class ShuttingDown(TercetError):
+class ShuttingDown(TemporaryError):
     status, code, title = 503, "shutting_down", "The server is shutting down"
 
 
-class DeadlineExceeded(TercetError):
+class DeadlineExceeded(TemporaryError):
     status, code, title = 504, "deadline_exceeded", "The time limit was exceeded"
 
 

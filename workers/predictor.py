@@ -137,17 +137,17 @@ class Predictor:
         return Search(request, engine_request, self._engine.submit_group(requests))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PredictedBranch:
     """One branch of a prediction, with the interface of `workers.service.Branch`."""
 
-    _request: GenerateRequest
-    _search: Search
-    _codec: Codec
-    _leave: Callable[[], None]
-    _on_finish: Callable[[EngineRequest, SequenceOutput], None]
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _has_left: bool = False
+    request: GenerateRequest
+    search: Search
+    codec: Codec
+    leave: Callable[[], None]
+    on_finish: Callable[[EngineRequest, SequenceOutput], None]
+    _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
+    _has_left: bool = field(init=False, default=False)
 
     def __iter__(self) -> Iterator[list[GenerateLine]]:
         yield [Accepted()]
@@ -155,9 +155,9 @@ class PredictedBranch:
 
     def last_line(self) -> Done | Failed:
         """The prediction of the request's rank; one without text if there are fewer. Waits for the search."""
-        assert self._request.predict is not None
-        ranked = self._search.result(self._codec)
-        rank = self._request.predict.rank
+        assert self.request.predict is not None
+        ranked = self.search.result(self.codec)
+        rank = self.request.predict.rank
         prediction = ranked[min(rank, len(ranked) - 1)]
         line, words = prediction.line, prediction.words
         if isinstance(line, Failed):
@@ -165,7 +165,7 @@ class PredictedBranch:
         if words is None or rank >= len(ranked):
             return msgspec.structs.replace(line, text="", ends=[0] * len(line.ends), usefulness=0.0)
         usefulness = round(words.usefulness, 3)
-        if self._request.predict.is_verbatim:
+        if self.request.predict.is_verbatim:
             return msgspec.structs.replace(line, usefulness=usefulness)
         ends = [min(end, len(words.text)) for end in line.ends]
         return msgspec.structs.replace(line, text=words.text, ends=ends, usefulness=usefulness)
@@ -175,14 +175,14 @@ class PredictedBranch:
         with self._lock:
             has_left, self._has_left = self._has_left, True
         if not has_left:
-            self._leave()
+            self.leave()
 
     def close(self) -> None:
         """As `workers.service.Branch.close`."""
         self.cancel()
-        assert self._request.predict is not None
-        ranked = self._search.result(self._codec)
-        self._on_finish(self._search.engine_request, ranked[min(self._request.predict.rank, len(ranked) - 1)].output)
+        assert self.request.predict is not None
+        ranked = self.search.result(self.codec)
+        self.on_finish(self.search.engine_request, ranked[min(self.request.predict.rank, len(ranked) - 1)].output)
 
 
 def _key(request: GenerateRequest) -> tuple[object, ...]:

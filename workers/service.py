@@ -18,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from shared.errors import InvalidRequest, NotReady, PromptTooLong, SlotFull, StartError, retry_after_s
+from shared.errors import InvalidRequest, NotReady, PromptTooLong, SlotFull, StartError
 from shared.plan import Model, Slot
 from shared.process import proportional_set_size
 from shared.protocol import Accepted, GenerateLine, GenerateRequest, State, TokenizeRequest, TokenizeResponse
@@ -147,9 +147,9 @@ class SlotService:
             engine_request = codec.request(request, now)
             results = self._engine.submit(engine_request)
         except EngineFull as error:
-            raise SlotFull(str(error), retry_after_s=retry_after_s()) from error
+            raise SlotFull(str(error)) from error
         except EngineNotReady as error:
-            raise NotReady(str(error), retry_after_s=retry_after_s()) from error
+            raise NotReady(str(error)) from error
         except ContextExceeded as error:
             raise PromptTooLong(f"Too many tokens: {error}; shorten the prompt, or lower max_new_tokens.") from error
         except InvalidPrompt as error:
@@ -167,7 +167,7 @@ class SlotService:
 
     def _loaded_codec(self) -> Codec:
         if self._codec is None:
-            raise NotReady("The slot's model is not loaded yet.", retry_after_s=retry_after_s())
+            raise NotReady("The slot's model is not loaded yet.")
         return self._codec
 
     @property
@@ -370,16 +370,16 @@ class SlotService:
         return dtype
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Branch:
     """A submitted request. Iterate over it, then `close` it; `cancel` may be called from any thread."""
 
-    _request: GenerateRequest
-    _engine_request: EngineRequest
-    _results: ResultStream
-    _codec: Codec
-    _on_finish: Callable[[SequenceOutput], None]
-    _accepted_delay_s: float
+    request: GenerateRequest
+    engine_request: EngineRequest
+    results: ResultStream
+    codec: Codec
+    on_finish: Callable[[SequenceOutput], None]
+    accepted_delay_s: float
 
     def __iter__(self) -> Iterator[list[GenerateLine]]:
         """Batches of lines: first `Accepted`, then tokens as they are generated, last `Done` or `Failed`.
@@ -388,31 +388,31 @@ class Branch:
         batch of its own only if nothing follows within the delay that the service allows.
         """
         lines: list[GenerateLine] = [Accepted()]
-        output = self._results.next(self._accepted_delay_s)
+        output = self.results.next(self.accepted_delay_s)
         if output is None:
             yield lines
             lines = []
-            output = self._results.next()
-        stream = self._codec.token_stream(self._request, self._engine_request) if self._request.stream else None
+            output = self.results.next()
+        stream = self.codec.token_stream(self.request, self.engine_request) if self.request.stream else None
         while not isinstance(output, SequenceOutput):
             assert output is not None  # without a timeout
             assert stream is not None  # tokens are delivered of streamed requests only
             if (line := stream.feed(output)) is not None:
                 lines.append(line)
-            if lines and not self._results.has_more:
+            if lines and not self.results.has_more:
                 yield lines
                 lines = []
-            output = self._results.next()
-        yield [*lines, self._codec.last_line(self._request, self._engine_request, output)]
+            output = self.results.next()
+        yield [*lines, self.codec.last_line(self.request, self.engine_request, output)]
 
     def cancel(self) -> None:
         """End the sequence after at most one more decode step."""
-        self._results.cancel()
+        self.results.cancel()
 
     def close(self) -> None:
         """Cancel the sequence if it still runs, wait for its end, count it and log it. To be called once."""
-        self._results.cancel()
-        self._on_finish(self._results.result())
+        self.results.cancel()
+        self.on_finish(self.results.result())
 
 
 def _to_wall_clock(monotonic_s: float | None) -> float | None:

@@ -34,7 +34,6 @@ from shared.errors import (
     StartError,
     TercetError,
     Unauthorized,
-    retry_after_s,
 )
 from shared.pool_keys import is_pool_key, watch_pool_keys
 from shared.protocol import Failed, State
@@ -136,7 +135,7 @@ class Ingress:
             return _response(refusal_of(TercetError("The worker failed; its log has the reason."), request_id))
         except (RayError, RayServeException) as error:
             log.warning("worker_not_reached", path=path, reason=type(error).__name__)
-            return _response(refusal_of(NotReady(WORKER_GONE, retry_after_s=retry_after_s()), request_id))
+            return _response(refusal_of(NotReady(WORKER_GONE), request_id))
 
     async def _start_branch(self, content: bytes, request: Request) -> Response:
         """The response to `POST /generate`, once a worker has accepted or refused the branch.
@@ -264,7 +263,7 @@ def _summary(state: State) -> tuple[str, int, int]:
 
 
 def _full() -> SlotFull:
-    return SlotFull("Every worker of the pool computes as many branches as it can.", retry_after_s=retry_after_s())
+    return SlotFull("Every worker of the pool computes as many branches as it can.")
 
 
 def _response(content: bytes | Refusal, media_type: str | None = None) -> Response:

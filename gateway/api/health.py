@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from gateway.api.operation import JSON, Answer, Operation, Operations
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
-from shared.errors import retry_after_s
+from shared.errors import draw_retry_after_s
 from shared.protocol import SlotState
 
 TAG = "Health and metrics"
@@ -124,7 +124,7 @@ class ReadyResource:
             status = "starting"
         if status != "ready":
             resp.status = falcon.HTTP_503
-            resp.set_header("Retry-After", str(retry_after_s()))
+            resp.set_header("Retry-After", str(draw_retry_after_s()))
         models = [
             ServedModel(model=model.name, source=model.source, warning=model.warning)
             for model in self._admission.models.all()

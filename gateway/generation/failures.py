@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gateway.generation.request import BranchFailure
 from gateway.generation.selection import REJECTION_DETAILS
-from shared.errors import DeadlineExceeded, InvalidRequest, NoCompletion, PromptTooLong, TercetError, retry_after_s
+from shared.errors import DeadlineExceeded, InvalidRequest, NoCompletion, PromptTooLong, TercetError
 
 
 def are_rejections(failures: Sequence[BranchFailure]) -> bool:
@@ -26,11 +26,10 @@ def no_completion_error(failures: Sequence[BranchFailure], *, faster: str) -> Te
         if codes == {refusal.code}:
             return refusal(failures[0].detail)  # the same for all: the worker refuses what its model cannot compute
     if codes == {DeadlineExceeded.code}:
-        return DeadlineExceeded(f"No completion was ready in time; {faster}.", retry_after_s=retry_after_s())
+        return DeadlineExceeded(f"No completion was ready in time; {faster}.")
     reasons = " ".join(sorted({f"{failure.code}: {failure.detail}" for failure in failures}))
     if are_rejections(failures):
         return NoCompletion(
             f"No completion was worth showing. {reasons} Try another seed, a higher temperature, or more context.",
-            retry_after_s=retry_after_s(),
         )
-    return NoCompletion(f"Generation failed. {reasons} Try again.", retry_after_s=retry_after_s())
+    return NoCompletion(f"Generation failed. {reasons} Try again.")

@@ -21,7 +21,7 @@ from gateway.generation.started_request import StartedRequest
 from gateway.pool.admission import Cancelling
 from gateway.pool.models import ServedModels
 from gateway.pool.quota import OwnerQuota
-from shared.errors import ClientGone, FieldError, NotReady, UnknownModel, invalid_field, retry_after_s
+from shared.errors import ClientGone, FieldError, NotReady, UnknownModel, invalid_field
 from shared.hangups import HangupWatcher
 from shared.plan import Model
 
@@ -130,7 +130,6 @@ class RequestStarter:
             raise NotReady(
                 f"No worker of {model.name} has been reached yet. Repeat the request in a moment; GET /health/ready "
                 "shows why.",
-                retry_after_s=retry_after_s(),
             )
         return model
 

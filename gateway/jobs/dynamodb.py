@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from gateway.jobs.store import REMEMBERED_S, Job, Queue, decode_job
-from shared.errors import JobsUnavailable, retry_after_s
+from shared.errors import JobsUnavailable
 
 CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 5.0
@@ -164,7 +164,7 @@ class DynamoDbStore:
                     self._client = client
             yield self._client
         except self._errors as error:
-            raise JobsUnavailable("The job store (DynamoDB) cannot be used.", retry_after_s=retry_after_s()) from error
+            raise JobsUnavailable("The job store (DynamoDB) cannot be used.") from error
 
     def _create_table(self, client: Any) -> None:
         try:

@@ -27,7 +27,6 @@ from shared.errors import (
     TercetError,
     UnknownJob,
     invalid_field,
-    retry_after_s,
 )
 
 # An executor that has not renewed its lease for this long has lost the job.
@@ -246,13 +245,11 @@ class JobQueue:
             raise QuotaExceeded(
                 f"{max_owned} jobs of this API key are queued or running, its share of the queue (TERCET_JOB_QUEUE). "
                 "Wait for one of them to end.",
-                retry_after_s=retry_after_s(),
             )
         if self._store.num_open() >= self._max_open:
             raise Overloaded(
                 f"The job queue is full: at most {self._max_open} jobs may be queued or running (TERCET_JOB_QUEUE). "
                 "Try again later.",
-                retry_after_s=retry_after_s(),
             )
 
     def _update(self, leased: Job, change: Callable[[Job], Job]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.jobs.store import Job, Queue, decode_job, encode_job
 from gateway.shared_store.scripts import DELETE_JOB, INSERT_JOB, REPLACE_JOB
-from shared.errors import JobsUnavailable, retry_after_s
+from shared.errors import JobsUnavailable
 
 TIMEOUT_S = 5.0
 PREFIX = "{tercet}"  # of all keys
@@ -92,7 +92,7 @@ class RedisStore:
         try:
             yield
         except self._error as error:
-            raise JobsUnavailable("The job store (Redis) cannot be used.", retry_after_s=retry_after_s()) from error
+            raise JobsUnavailable("The job store (Redis) cannot be used.") from error
 
 
 def _arguments(job: Job) -> list[Any]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gateway.jobs.store import Job, Queue, decode_job, encode_job
-from shared.errors import JobsUnavailable, retry_after_s
+from shared.errors import JobsUnavailable
 
 # How long a write waits for another process.
 BUSY_TIMEOUT_S = 5.0
@@ -110,7 +110,6 @@ class SqliteStore:
             except (sqlite3.Error, OSError) as error:
                 raise JobsUnavailable(
                     "The job store of this server cannot be used: its file (TERCET_JOBS) must be writable.",
-                    retry_after_s=retry_after_s(),
                 ) from error
 
 

@@ -20,7 +20,7 @@ from pyrate_limiter import Duration, Rate, RedisStateStore, TokenBucket
 from pyrate_limiter.abstracts.algorithm import Decision
 
 from gateway.shared_store.connection import SharedStore, SharedStoreAway
-from shared.errors import QuotaExceeded, retry_after_s
+from shared.errors import QuotaExceeded
 
 _BUCKET = TokenBucket()
 
@@ -58,7 +58,7 @@ class RateLimits:
             wait_s = math.ceil((decision.retry_after_ms or 0) / 1e3)
             raise QuotaExceeded(
                 f"This API key may send {per_minute} requests a minute; the next one fits in {wait_s} s.",
-                retry_after_s=retry_after_s(minimum=max(1, wait_s)),
+                retry_after_s=max(1, wait_s),
             )
 
     def _take_own(self, key_id: str, per_minute: int) -> Decision:

@@ -25,7 +25,7 @@ from gateway.pool.models import ServedModels
 from gateway.pool.placement import place_on_one_revision
 from gateway.pool.revision_pin import RevisionPin
 from gateway.pool.slot_table import MAX_DOWN_S, SlotTable
-from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, TercetError, retry_after_s
+from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, TercetError
 from shared.plan import Plan, Slot
 from shared.protocol import State
 from shared.settings import Placement
@@ -239,12 +239,10 @@ class Admission:
             if self._table.groups(model):
                 return DeadlineExceeded(
                     f"No slot of {model} had room before the deadline; allow a longer max_time, or run more workers.",
-                    retry_after_s=retry_after_s(),
                 )
             return NotReady(
                 f"No worker of {model} is ready ({self._table.describe(model)}). Repeat the request in a moment; "
                 "GET /health/ready shows how far each has got.",
-                retry_after_s=retry_after_s(),
             )
 
     def release(self, index: int, pin: RevisionPin | None = None) -> None:
@@ -332,18 +330,16 @@ class Admission:
         if self._table.is_expected(model, revision):
             return None
         if (failure := self._table.load_failure(model)) is not None:
-            return NotReady(f"{model} could not be loaded: {failure}", retry_after_s=retry_after_s())
+            return NotReady(f"{model} could not be loaded: {failure}")
         if pin is not None and revision is not None and self._table.is_expected(model):
             if not pin.has_output and pin.num_running:
                 return None  # if these branches fail too, the request may start again with other weights
             return NotReady(
                 f"No slot has the version of {model} any more that this answer began with; repeat the request.",
-                retry_after_s=retry_after_s(),
             )
         return NotReady(
             f"No worker of {model} is ready ({self._table.describe(model)}), and none is expected soon; it may stay so "
             "until an operator acts. GET /health/ready shows the state of each; the workers' log has the reason.",
-            retry_after_s=retry_after_s(),
         )
 
     def _has_room(self, model: str) -> bool:
@@ -373,5 +369,4 @@ class Admission:
     def _overloaded(self) -> Overloaded:
         return Overloaded(
             f"The queue is full: at most {self._queue_bound} branches may wait (TERCET_QUEUE). Try again shortly.",
-            retry_after_s=retry_after_s(),
         )

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 from gateway.shared_store.connection import SharedStore, SharedStoreAway
 from gateway.shared_store.scripts import LEASE
-from shared.errors import QuotaExceeded, retry_after_s
+from shared.errors import QuotaExceeded
 
 
 class OwnerQuota:
@@ -82,5 +82,4 @@ def _refusal(limit: int) -> QuotaExceeded:
     return QuotaExceeded(
         f"{limit} requests of this API key run or wait already, which is its limit "
         "(TERCET_KEY_CONCURRENCY, unless the key has its own). Wait for one of them to end.",
-        retry_after_s=retry_after_s(),
     )

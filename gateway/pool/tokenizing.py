@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
-from shared.errors import NotReady, retry_after_s
+from shared.errors import NotReady
 from shared.protocol import TokenizeResponse
 
 # A worker needs 0.6 s for 1 MiB of text, and may be busy.
@@ -38,4 +38,4 @@ class PoolTokenizer:
             if row.slot.model == model and row.state.state == "warm":
                 with suppress(BranchError, KeyError):  # a slot of another machine may have been removed
                     return self._clients[row.slot.index].tokenize(text, TIMEOUT_S)
-        raise NotReady(f"No slot of {model} is ready to tokenize; try again.", retry_after_s=retry_after_s())
+        raise NotReady(f"No slot of {model} is ready to tokenize; try again.")

@@ -50,7 +50,6 @@ from shared.errors import (
     ShuttingDown,
     TercetError,
     UrlTooLong,
-    retry_after_s,
 )
 from shared.masters.leases import Leases
 from shared.settings import Settings
@@ -212,9 +211,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             self._end_unaccepted(now)
         if elapsed >= self.settings.server.grace_s - CANCEL_MARGIN_S and not self._is_cancelled:
             self._is_cancelled = True
-            self.wsgi.cancel_all(
-                ShuttingDown("The server is shutting down; send the request again.", retry_after_s=retry_after_s())
-            )
+            self.wsgi.cancel_all(ShuttingDown("The server is shutting down; send the request again."))
         is_done = not self._is_listening and not self._connections
         return is_done or elapsed >= self.settings.server.grace_s - EXIT_MARGIN_S
 
@@ -225,9 +222,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 if now - connection.since > IDLE_LINGER_S / 2 and connection.phase is not Phase.ANSWERING:
                     self._close(connection)
             elif connection.phase is Phase.READING:
-                self._refuse(
-                    connection, ShuttingDown("The server is shutting down.", retry_after_s=retry_after_s()), now
-                )
+                self._refuse(connection, ShuttingDown("The server is shutting down."), now)
             elif connection.phase in {Phase.IDLE, Phase.HANDSHAKE}:
                 self._close(connection)
 
@@ -399,7 +394,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     def _overloaded(self, reason: str) -> Overloaded:
         self.wsgi.count_refused_connection(Overloaded.code)
-        return Overloaded(f"{reason} Try again shortly.", retry_after_s=retry_after_s())
+        return Overloaded(f"{reason} Try again shortly.")
 
     def _refuse(
         self, connection: Connection, error: TercetError, now: float, *, keeps_connection: bool = False

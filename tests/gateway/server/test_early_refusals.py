@@ -49,7 +49,7 @@ def test_every_reason_to_refuse_counts(make_pool: MakePool) -> None:
     assert find(pool, REQUEST) is None
     pool.admission.update(0, State(state="failed"))
     assert isinstance(find(pool, REQUEST), NotReady)
-    pool.fanout.cancel_all(ShuttingDown("The server is shutting down.", retry_after_s=1))
+    pool.fanout.cancel_all(ShuttingDown("The server is shutting down."))
     assert isinstance(find(pool, REQUEST), ShuttingDown)
 
 
