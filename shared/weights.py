@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 Shape = list[int]
-_CHUNK_BYTES = 1 << 20
 
 
 def weights_digest(directory: Path) -> str:
@@ -19,8 +18,7 @@ def weights_digest(directory: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 

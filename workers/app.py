@@ -148,11 +148,6 @@ def _render_unknown(req: falcon.Request, resp: falcon.Response, error: Exception
     _render_error(req, resp, TercetError("The worker failed; its log has the reason."), params)
 
 
-def create_app(service: SlotService, hangups: HangupWatcher) -> SlotApp:
-    """The app over `service`, which its caller starts."""
-    return SlotApp(service, hangups)
-
-
 def build(runners: RunnerFactory = DEVICE_RUNNERS) -> SlotApp:
     """The app for this process's environment (`gunicorn.conf.py` sets `TERCET_SLOT`).
 
@@ -163,7 +158,7 @@ def build(runners: RunnerFactory = DEVICE_RUNNERS) -> SlotApp:
     configure_structlog("workers", settings.server.log)
     plan = read_plan(settings.run_path)
     slot = plan.slots[int(os.environ["TERCET_SLOT"])]
-    return create_app(make_service(plan, slot, settings, runners), HangupWatcher())
+    return SlotApp(make_service(plan, slot, settings, runners), HangupWatcher())
 
 
 def make_service(plan: Plan, slot: Slot, settings: Settings, runners: RunnerFactory = DEVICE_RUNNERS) -> SlotService:

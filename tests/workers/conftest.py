@@ -12,13 +12,13 @@ from transformers import AutoTokenizer, GPT2LMHeadModel
 
 from tests.workers.helpers import EMBEDDED
 from tests.workers.slots import HANGUPS, warm_service
-from workers.app import create_app
+from workers.app import SlotApp
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[testing.TestClient]:
     with warm_service() as service:
-        yield testing.TestClient(create_app(service, HANGUPS))
+        yield testing.TestClient(SlotApp(service, HANGUPS))
 
 
 @pytest.fixture(scope="module")

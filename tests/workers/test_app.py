@@ -33,7 +33,7 @@ from tests.workers.slots import (
     problem,
     warm_service,
 )
-from workers.app import create_app
+from workers.app import SlotApp
 from workers.engine.engine import EngineConfig
 from workers.service import Branch, SlotService
 
@@ -135,7 +135,7 @@ def test_unknown_paths_and_methods(client: testing.TestClient) -> None:
 
 
 def test_a_slot_without_a_model_is_not_ready() -> None:
-    client = testing.TestClient(create_app(make_service(), HANGUPS))
+    client = testing.TestClient(SlotApp(make_service(), HANGUPS))
     assert problem(client.simulate_post("/tokenize", json={"text": "a"}))["code"] == "not_ready"
     result = client.simulate_post("/generate", json={"prompt": "a"})
     assert problem(result)["code"] == "not_ready"
@@ -149,7 +149,7 @@ def test_a_slot_without_a_model_is_not_ready() -> None:
 
 def test_a_full_slot_refuses_until_a_branch_has_ended() -> None:
     with warm_service(max_batch=1, step_delay_s=0.02) as service:
-        client = testing.TestClient(create_app(service, HANGUPS))
+        client = testing.TestClient(SlotApp(service, HANGUPS))
         with open_stream(client, "/generate", prompt=PROMPT, sampling={"max_new_tokens": 200}) as lines:
             assert next(lines) == {"event": "accepted"}
             result = client.simulate_post("/generate", json={"prompt": PROMPT})
@@ -167,7 +167,7 @@ def test_an_unexpected_exception_is_answered_without_its_text() -> None:
     slot = Slot(index=0, device="cpu", model="embedded", socket="", max_batch=1)
     model = Model(name="embedded", directory=str(EMBEDDED), source="embedded", n_ctx=1024, vocab_size=8192)
     service = BrokenService(slot, model, EngineConfig(), Path("unused"), on_fatal=lambda _: None)
-    client = testing.TestClient(create_app(service, HANGUPS))
+    client = testing.TestClient(SlotApp(service, HANGUPS))
     result = client.simulate_post("/generate", json={"prompt": "a"})
     assert (problem(result)["code"], result.status) == ("internal_error", falcon.HTTP_500)
     assert "secret" not in result.text
@@ -185,7 +185,7 @@ def slow() -> Iterator[SlotService]:
 
 @pytest.fixture
 def slow_client(slow: SlotService) -> testing.TestClient:
-    return testing.TestClient(create_app(slow, HANGUPS))
+    return testing.TestClient(SlotApp(slow, HANGUPS))
 
 
 def test_lines_come_while_the_sequence_runs(slow: SlotService, slow_client: testing.TestClient) -> None:
@@ -215,7 +215,7 @@ def test_a_client_that_hangs_up_cancels_its_sequence(slow: SlotService, slow_cli
 
 def test_the_chunk_with_the_last_line_is_known_as_the_last(slow: SlotService) -> None:
     content = json.dumps({"prompt": PROMPT, "sampling": GREEDY}).encode()
-    lines = create_app(slow, HANGUPS).generate(content, None)
+    lines = SlotApp(slow, HANGUPS).generate(content, None)
     seen = [(chunk.splitlines()[-1][:20], lines.is_complete) for chunk in lines]
     lines.close()
     assert seen == [(b'{"event":"accepted"}', False), (b'{"event":"done","tex', True)]
@@ -229,7 +229,7 @@ def test_a_branch_that_ends_at_once_is_one_chunk(client: testing.TestClient) -> 
 
 def test_the_state_stream_ends_when_the_slot_drains_and_running_sequences_finish() -> None:
     with warm_service(step_delay_s=0.02) as service:
-        client = testing.TestClient(create_app(service, HANGUPS))
+        client = testing.TestClient(SlotApp(service, HANGUPS))
         seen: list[dict[str, Any]] = []
 
         def read_states() -> None:
