@@ -113,8 +113,8 @@ def _prompt_logprobs(runner: CpuRunner, token_ids: tuple[int, ...]) -> tuple[flo
     core = EngineCore(Scheduler(runner.num_entries, 1), runner, eos_id=None)
     request = EngineRequest(token_ids, SamplingParams(max_new_tokens=1), seed=0, echo_logprobs=True)
     stream = ResultStream()
-    core.add(Sequence(request, stream, start_id=0, healing=None))
-    while core.sequences:
+    core.scheduler.add(Sequence(request, stream, start_id=0, healing=None))
+    while core.scheduler.sequences:
         core.step()
     return stream.result().prompt_logprobs
 

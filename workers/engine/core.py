@@ -54,7 +54,11 @@ class StepTiming:
 
 
 class EngineCore:
-    """The sequences of one runner, advanced step by step. Not thread-safe."""
+    """The sequences of one runner, advanced step by step. Not thread-safe.
+
+    Attributes:
+        scheduler: takes the sequences in; the next step may already run a new one.
+    """
 
     def __init__(
         self,
@@ -71,31 +75,12 @@ class EngineCore:
             on_finish: called with a sequence after it has left the scheduler, before its result is delivered.
             on_failure: called for a failure that ends a single sequence.
         """
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._runner = runner
         self._eos_id = eos_id
         self._on_finish = on_finish
         self._on_failure = on_failure
         self._decode_step_s = 0.0  # duration of the latest step without prefill
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        """All unfinished sequences, waiting ones included."""
-        return self._scheduler.sequences
-
-    @property
-    def num_running(self) -> int:
-        """Sequences that have been scheduled."""
-        return self._scheduler.num_running
-
-    @property
-    def wake_at(self) -> float:
-        """When to try again after a `step` that had nothing to run, in `time.monotonic()` seconds."""
-        return self._scheduler.wake_at
-
-    def add(self, sequence: Sequence) -> None:
-        """Adds a sequence; the next step may already run it."""
-        self._scheduler.add(sequence)
 
     def step(self) -> StepTiming | None:
         """Runs one step and delivers its tokens. None if there was nothing to run.
@@ -109,11 +94,11 @@ class EngineCore:
         """
         start = time.monotonic()
         self._finish_interrupted(start)
-        scheduled = self._scheduler.schedule(start)
+        scheduled = self.scheduler.schedule(start)
         if not scheduled:
             return None
         output = self._runner.run(scheduled)
-        self._scheduler.complete(scheduled, output.num_steps, [sequence for sequence, _ in output.failures])
+        self.scheduler.complete(scheduled, output.num_steps, [sequence for sequence, _ in output.failures])
         num_first_tokens = len({sequence for sequence, _ in output.tokens if not sequence.token_ids})
         self._postprocess(output)
         duration_s = time.monotonic() - start
@@ -127,19 +112,19 @@ class EngineCore:
 
         Sequences that have not been scheduled stay.
         """
-        for sequence in self._scheduler.scheduled:
+        for sequence in self.scheduler.scheduled:
             self._finish(sequence, "error", failure)
-        self._scheduler.clear_cache()
+        self.scheduler.clear_cache()
         self._runner.drop_caches()
 
     def finish_all(self, reason: str, failure: EngineFailure | None = None) -> None:
         """Ends every sequence with `reason`."""
-        for sequence in self.sequences:
+        for sequence in self.scheduler.sequences:
             self._finish(sequence, reason, failure)
 
     def _finish_interrupted(self, now: float) -> None:
         """Ends sequences that are cancelled, past their deadline, or would be before the next step ends."""
-        for sequence in self.sequences:
+        for sequence in self.scheduler.sequences:
             # A sequence that has tokens to return must return them in time; one without has nothing to lose.
             ends_at = now + max(0.0, self._decode_step_s - DEADLINE_TOLERANCE_S) if sequence.token_ids else now
             reason = sequence.interruption(ends_at)
@@ -175,6 +160,6 @@ class EngineCore:
 
     def _finish(self, sequence: Sequence, reason: str, failure: EngineFailure | None = None) -> None:
         sequence.finish_reason = reason
-        self._scheduler.remove(sequence)
+        self.scheduler.remove(sequence)
         self._on_finish(sequence)
         sequence.result_stream.deliver(sequence.output(reason, time.monotonic(), failure))

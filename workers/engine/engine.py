@@ -332,8 +332,8 @@ class Engine:
         core = EngineCore(Scheduler(runner.num_entries, self._config.max_batch), runner, eos_id=None)
         request = EngineRequest((0,) * WARM_UP_PROMPT_TOKENS, SamplingParams(WARM_UP_TOKENS), seed=0)
         for _ in range(min(3, self._config.max_batch)):
-            core.add(Sequence(request, ResultStream(), start_id=0, healing=None))
-        while core.sequences:
+            core.scheduler.add(Sequence(request, ResultStream(), start_id=0, healing=None))
+        while core.scheduler.sequences:
             timing = core.step()
             assert timing is not None  # they wait for no sibling
             self._ms_per_token = 1e3 * timing.s_per_step
@@ -370,7 +370,7 @@ class Engine:
     def _wait_for_sequences(self, core: EngineCore) -> bool:
         """Moves submitted sequences into `core`; waits while it has none. False once the engine has drained."""
         with self._lock:
-            while not self._incoming and not core.sequences:
+            while not self._incoming and not core.scheduler.sequences:
                 if self._is_stopping:
                     return False
                 self._watchdog.rest()
@@ -378,17 +378,17 @@ class Engine:
                 self._lock.wait()
             self._admit(core)
             self._interrupt.clear()
-            self._num_running = core.num_running
+            self._num_running = core.scheduler.num_running
             return True
 
     def _admit(self, core: EngineCore) -> None:
         """Moves submitted sequences into `core`; the lock is held."""
         while self._incoming:
-            core.add(self._incoming.popleft())
+            core.scheduler.add(self._incoming.popleft())
 
     def _wait_for_siblings(self, core: EngineCore) -> None:
         """Waits until another sequence is submitted, or no prefill group waits for siblings any longer."""
-        pause_s = core.wake_at - time.monotonic()
+        pause_s = core.scheduler.wake_at - time.monotonic()
         with self._lock:
             if not self._incoming and 0 < pause_s < float("inf"):
                 self._lock.wait(pause_s)

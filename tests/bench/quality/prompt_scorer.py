@@ -57,7 +57,7 @@ class PromptScorer:
 
         core = EngineCore(Scheduler(self._runner.num_entries, 1), self._runner, eos_id=None)
         stream = ResultStream()
-        core.add(Sequence(request, stream, start_id=0, healing=None))
-        while core.sequences:
+        core.scheduler.add(Sequence(request, stream, start_id=0, healing=None))
+        while core.scheduler.sequences:
             core.step()
         return stream.result()

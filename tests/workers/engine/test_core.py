@@ -79,7 +79,7 @@ def make_core(
 
 def add(core: EngineCore, request: EngineRequest, healing: TokenHealing | None = None) -> ResultStream:
     stream = ResultStream()
-    core.add(Sequence(request, stream, start_id=0, healing=healing))
+    core.scheduler.add(Sequence(request, stream, start_id=0, healing=healing))
     return stream
 
 
@@ -89,7 +89,7 @@ def request(max_new_tokens: int = 4, prompt: tuple[int, ...] = (1, 2, 3), **more
 
 def run_to_end(core: EngineCore) -> None:
     for _ in range(1000):
-        if not core.sequences:
+        if not core.scheduler.sequences:
             return
         core.step()
     raise AssertionError("1000 steps did not finish the sequences")
@@ -110,7 +110,7 @@ def test_a_step_prefills_and_delivers_the_first_token_then_one_token_each() -> N
     result = stream.result()
     assert (result.token_ids, result.finish_reason, finished.count) == ((100, 101, 102), "length", 1)
     assert min(result.prefill_ms, result.decode_ms) > 0
-    assert core.sequences == []
+    assert core.scheduler.sequences == []
     assert core.step() is None
 
 
@@ -246,7 +246,7 @@ def test_finish_all_ends_running_and_waiting_sequences() -> None:
     core.finish_all("cancelled")
     assert [stream.result().finish_reason for stream in (running, waiting)] == ["cancelled"] * 2
     assert finished.count == 2
-    assert core.sequences == []
+    assert core.scheduler.sequences == []
 
 
 def test_a_step_has_nothing_to_run_while_a_prefill_group_waits_for_siblings() -> None:
@@ -255,11 +255,11 @@ def test_a_step_has_nothing_to_run_while_a_prefill_group_waits_for_siblings() ->
     streams = [ResultStream(), ResultStream()]
     siblings = [Sequence(request(2, group_size=2), stream, start_id=0, healing=None) for stream in streams]
     siblings[0].submitted_at += 1000  # so that its group waits long enough
-    core.add(siblings[0])
+    core.scheduler.add(siblings[0])
     assert core.step() is not None  # the prompt is prefilled meanwhile
     assert core.step() is None
-    assert core.wake_at > time.monotonic() + 900
-    core.add(siblings[1])
+    assert core.scheduler.wake_at > time.monotonic() + 900
+    core.scheduler.add(siblings[1])
     run_to_end(core)
     assert [stream.result().finish_reason for stream in streams] == ["length", "length"]
     assert sum(len(scheduled.chunks) for scheduled in runner.steps) == 1

@@ -114,8 +114,8 @@ def in_chunks(runner: CpuRunner, request: EngineRequest, max_chunk: int) -> Outc
     """What a request gives if its prompt is prefilled in chunks."""
     core = EngineCore(Scheduler(runner.num_entries, 4, max_chunk=max_chunk), runner, eos_id=None)
     stream = ResultStream()
-    core.add(Sequence(request, stream, start_id=0, healing=None))
-    while core.sequences:
+    core.scheduler.add(Sequence(request, stream, start_id=0, healing=None))
+    while core.scheduler.sequences:
         core.step()
     return outcome(stream.result())
 

@@ -131,8 +131,8 @@ def test_they_are_transformers_in_chunks_of_any_size(
     streams = {length: ResultStream() for length in (1, 2, 17, 300)}
     for length, stream in streams.items():
         request = EngineRequest(tuple(prompts[length]), PARAMS, 0, echo_logprobs=True)
-        core.add(Sequence(request, stream, start_id=0, healing=None))
-    while core.sequences:
+        core.scheduler.add(Sequence(request, stream, start_id=0, healing=None))
+    while core.scheduler.sequences:
         core.step()
     for length, stream in streams.items():
         assert_is(stream.result(), prompts[length], expected[length])

@@ -59,11 +59,11 @@ class Harness:
         stream = ResultStream()
         params = SamplingParams(**{"max_new_tokens": 12, **sampling})
         request = EngineRequest(prompt, params, seed, echo_logprobs=echo)
-        self.core.add(Sequence(request, stream, start_id=0, healing=None))
+        self.core.scheduler.add(Sequence(request, stream, start_id=0, healing=None))
         return stream
 
     def run(self) -> None:
-        while self.core.sequences:
+        while self.core.scheduler.sequences:
             self.core.step()
 
 
@@ -83,7 +83,7 @@ def test_a_prefill_without_memory_fails_its_siblings_and_nothing_else() -> None:
     victims = [harness.add(prompt, seed) for seed in range(2)]
     late = harness.add((9, 9, 9), 2)
     with FullMemory(is_marked_prefill) as memory:
-        while harness.core.sequences:
+        while harness.core.scheduler.sequences:
             timing = harness.core.step()
             assert timing is not None
             if timing.failures:

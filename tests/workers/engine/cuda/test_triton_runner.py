@@ -42,8 +42,8 @@ for kernels in (PLAIN_KERNELS, DecodeKernels(lambda _: triton, is_length_bound=F
     for seed, params in enumerate(kinds):
         streams.append(ResultStream())
         request = EngineRequest(prompts[seed % 2], params, seed)
-        core.add(Sequence(request, streams[-1], start_id=0, healing=None))
-    while core.sequences:
+        core.scheduler.add(Sequence(request, streams[-1], start_id=0, healing=None))
+    while core.scheduler.sequences:
         core.step()
     texts.append([[*stream.result().token_ids] for stream in streams])
 print(json.dumps(texts))
