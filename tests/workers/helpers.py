@@ -11,7 +11,8 @@ from workers.text.detokenizer import Detokenizer
 from workers.text.token_healing import TokenHealing
 from workers.text.tokenizer import Tokenizer
 
-EMBEDDED = Path(__file__).parents[2] / "workers/checkpoints/embedded"
+ROOT = Path(__file__).parents[2]
+EMBEDDED = ROOT / "workers/checkpoints/embedded"
 PATIENCE_S = 240.0  # the first start on a machine compiles the kernels
 
 

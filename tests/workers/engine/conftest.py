@@ -7,12 +7,18 @@ import structlog
 
 from tests.workers.engine.helpers import CHECKPOINT, TINY, peaked_weights
 from workers.engine.loader import LoadedModel, build, load_model
+from workers.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _plain_log() -> None:
     """structlog's default renders each frame's variables, which takes the engine's thread a second."""
     structlog.configure(processors=[structlog.processors.format_exc_info, structlog.processors.JSONRenderer()])
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_directory(CHECKPOINT, 8192)
 
 
 @pytest.fixture(scope="session")

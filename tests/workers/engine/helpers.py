@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from tests.workers.faults import Faults
-from workers.engine.engine import Engine, EngineConfig
-from workers.engine.loader import LoadedModel, random_weights
+from tests.workers.helpers import EMBEDDED, wait_until
+from workers.engine.core import EngineCore, Runner
+from workers.engine.engine import DEVICE_RUNNERS, Engine, EngineConfig, RunnerFactory
+from workers.engine.failures import EngineFailure
+from workers.engine.loader import LoadedModel, ProgressFn, random_weights
 from workers.engine.model.gpt2 import GPT2Config
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
+from workers.engine.result_stream import ResultStream
+from workers.engine.scheduler import MAX_CHUNK, Scheduler
+from workers.engine.sequence import Sequence
+from workers.text.token_healing import TokenHealing
 
-CHECKPOINT = Path(__file__).parents[3] / "workers/checkpoints/embedded"
+CHECKPOINT = EMBEDDED
 TINY = GPT2Config(
     vocab_size=512,
     n_positions=640,
@@ -27,31 +32,65 @@ TINY = GPT2Config(
     n_inner=256,
     eos_token_id=None,
 )
-PATIENCE_S = 60.0
+PROSE = (
+    "The old man looked at the sea and said nothing for a long while. His daughter, who had come "
+    "down from the house with a lamp, stood behind him; and neither of them moved until the last "
+    "of the boats was in. “They are late,” he said at length, “and the wind is rising.” "
+)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Waits for something that another thread does; fails rather than hang."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.002)
+@contextmanager
+def loading_engine(
+    load: Callable[[ProgressFn], LoadedModel], runners: RunnerFactory = DEVICE_RUNNERS, **settings: Any
+) -> Iterator[tuple[Engine, list[EngineFailure]]]:
+    """An engine that has been started, and its fatal failures; by default a step may take any time."""
+    fatal: list[EngineFailure] = []
+    engine = Engine(EngineConfig(**{"hang_s": 0.0, **settings}), load, runners=runners, on_fatal=fatal.append)
+    engine.start()
+    try:
+        yield engine, fatal
+    finally:
+        engine.stop(grace_s=0)
 
 
 @contextmanager
 def running_engine(loaded: LoadedModel, *, step_delay_s: float = 0.0, **settings: Any) -> Iterator[Engine]:
-    """A warm engine around `loaded`."""
-    settings = {"hang_s": 0.0, "num_threads": 2, **settings}
-    fatal: list[BaseException] = []
-    config = EngineConfig(**settings)
-    engine = Engine(config, lambda _: loaded, runners=Faults(step_delay_s), on_fatal=fatal.append)
-    engine.start()
-    try:
+    """A warm engine around `loaded`, which must not fail."""
+    settings = {"num_threads": 2, **settings}
+    with loading_engine(lambda _: loaded, Faults(step_delay_s), **settings) as (engine, fatal):
         wait_until(lambda: engine.status().state == "warm")
         yield engine
-    finally:
-        engine.stop(grace_s=0)
     assert not fatal
+
+
+def make_core(
+    runner: Runner, max_sequences: int = 4, *, max_chunk: int = MAX_CHUNK, eos_id: int | None = None, **hooks: Any
+) -> EngineCore:
+    """An engine's core, whose steps the test's own thread computes."""
+    return EngineCore(Scheduler(runner.num_entries, max_sequences, max_chunk=max_chunk), runner, eos_id=eos_id, **hooks)
+
+
+def make_sequence(request: EngineRequest, stream: ResultStream | None = None) -> Sequence:
+    return Sequence(request, stream or ResultStream(), start_id=0, healing=None)
+
+
+def add(core: EngineCore, request: EngineRequest, healing: TokenHealing | None = None) -> ResultStream:
+    stream = ResultStream()
+    core.scheduler.add(Sequence(request, stream, start_id=0, healing=healing))
+    return stream
+
+
+def run_to_end(core: EngineCore) -> None:
+    for _ in range(1000):
+        if not core.scheduler.sequences:
+            return
+        core.step()
+    raise AssertionError("1000 steps did not finish the sequences")
+
+
+def results(engine: Engine, requests: Iterable[EngineRequest]) -> list[SequenceOutput]:
+    """What the requests give if they are made at once."""
+    return [stream.result() for stream in [engine.submit(request) for request in requests]]
 
 
 def generate(engine: Engine, prompt: list[int], params: SamplingParams, seed: int = 0, **more: Any) -> SequenceOutput:

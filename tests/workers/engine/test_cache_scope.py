@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.protocol import GenerateRequest
-from tests.workers.engine.helpers import random_ids, running_engine
+from tests.workers.engine.helpers import make_sequence, random_ids, running_engine
 from workers.codec import Codec
 from workers.engine.batch import SchedulerOutput
 from workers.engine.kv_copies import EntryCopy, SuffixCopy, SuffixMove
 from workers.engine.loader import LoadedModel
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput
-from workers.engine.result_stream import ResultStream
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Sequence
 
@@ -91,7 +90,7 @@ def run_all(num_entries: int, requests: list[tuple[str, tuple[int, ...], int, in
         while len(scheduler.sequences) == MAX_SEQUENCES:
             step()
         request = EngineRequest(prompt, SamplingParams(num_tokens), 0, cache_scope=scope)
-        sequence = Sequence(request, ResultStream(), start_id=0, healing=None)
+        sequence = make_sequence(request)
         numbers[sequence] = number
         scheduler.add(sequence)
     while scheduler.sequences:
@@ -131,7 +130,7 @@ def test_equal_prompts_of_one_scope_share_their_prefill_and_those_of_two_do_not(
         scheduler = Scheduler(4, MAX_SEQUENCES)
         for scope in scopes:
             request = EngineRequest((1, 2, 3), SamplingParams(2), 0, cache_scope=scope)
-            scheduler.add(Sequence(request, ResultStream(), start_id=0, healing=None))
+            scheduler.add(make_sequence(request))
         assert len(scheduler.schedule(float("inf")).chunks) == num_chunks
 
 

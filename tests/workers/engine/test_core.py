@@ -8,16 +8,23 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.workers.engine.helpers import CHECKPOINT, generate, random_ids, running_engine
+from tests.workers.engine.helpers import (
+    CHECKPOINT,
+    add,
+    generate,
+    make_core,
+    make_sequence,
+    random_ids,
+    run_to_end,
+    running_engine,
+)
 from workers.engine.batch import RunnerOutput, SchedulerOutput
-from workers.engine.core import EngineCore
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.failures import DeviceFailure, InvalidOutput, OutOfMemory, SequenceFailure
 from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel
 from workers.engine.request import EngineRequest, GeneratedToken, PromptLogprobs, SamplingParams, SequenceOutput
 from workers.engine.result_stream import ResultStream
-from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Sequence
 from workers.text.token_healing import TokenHealing
 from workers.text.tokenizer import Tokenizer
@@ -61,46 +68,16 @@ class FakeRunner:
         self.num_drops += 1
 
 
-class Finished:
-    """Counts calls of `on_finish`."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, _sequence: Sequence) -> None:
-        self.count += 1
-
-
-def make_core(
-    runner: FakeRunner, *, eos_id: int | None = None, on_finish: Callable[[Sequence], None] | None = None
-) -> EngineCore:
-    return EngineCore(Scheduler(runner.num_entries, 8), runner, eos_id=eos_id, on_finish=on_finish or Finished())
-
-
-def add(core: EngineCore, request: EngineRequest, healing: TokenHealing | None = None) -> ResultStream:
-    stream = ResultStream()
-    core.scheduler.add(Sequence(request, stream, start_id=0, healing=healing))
-    return stream
-
-
 def request(max_new_tokens: int = 4, prompt: tuple[int, ...] = (1, 2, 3), **more: object) -> EngineRequest:
     return EngineRequest(prompt, SamplingParams(max_new_tokens), 0, **more)  # type: ignore[arg-type]
 
 
-def run_to_end(core: EngineCore) -> None:
-    for _ in range(1000):
-        if not core.scheduler.sequences:
-            return
-        core.step()
-    raise AssertionError("1000 steps did not finish the sequences")
-
-
 def test_a_step_prefills_and_delivers_the_first_token_then_one_token_each() -> None:
-    runner, finished = FakeRunner(), Finished()
-    core = make_core(runner, on_finish=finished)
+    runner, finished = FakeRunner(), list[Sequence]()
+    core = make_core(runner, on_finish=finished.append)
     stream = add(core, request(3, stream=True))
     for number in range(3):
-        assert finished.count == 0
+        assert finished == []
         timing = core.step()
         assert timing is not None
         assert timing.num_steps == 1
@@ -108,7 +85,7 @@ def test_a_step_prefills_and_delivers_the_first_token_then_one_token_each() -> N
     assert [len(scheduled.chunks) for scheduled in runner.steps] == [1, 0, 0]
     assert [len(scheduled.rows) for scheduled in runner.steps] == [0, 1, 1]
     result = stream.result()
-    assert (result.token_ids, result.finish_reason, finished.count) == ((100, 101, 102), "length", 1)
+    assert (result.token_ids, result.finish_reason, len(finished)) == ((100, 101, 102), "length", 1)
     assert min(result.prefill_ms, result.decode_ms) > 0
     assert core.scheduler.sequences == []
     assert core.step() is None
@@ -238,14 +215,14 @@ def test_a_prompt_log_probability_that_is_no_number_fails_the_step() -> None:
 
 
 def test_finish_all_ends_running_and_waiting_sequences() -> None:
-    finished = Finished()
-    core = make_core(FakeRunner(), on_finish=finished)
+    finished: list[Sequence] = []
+    core = make_core(FakeRunner(), on_finish=finished.append)
     running = add(core, request(50))
     core.step()
     waiting = add(core, request(50, prompt=(9, 9)))
     core.finish_all("cancelled")
     assert [stream.result().finish_reason for stream in (running, waiting)] == ["cancelled"] * 2
-    assert finished.count == 2
+    assert len(finished) == 2
     assert core.scheduler.sequences == []
 
 
@@ -253,7 +230,7 @@ def test_a_step_has_nothing_to_run_while_a_prefill_group_waits_for_siblings() ->
     runner = FakeRunner()
     core = make_core(runner)
     streams = [ResultStream(), ResultStream()]
-    siblings = [Sequence(request(2, group_size=2), stream, start_id=0, healing=None) for stream in streams]
+    siblings = [make_sequence(request(2, group_size=2), stream) for stream in streams]
     siblings[0].submitted_at += 1000  # so that its group waits long enough
     core.scheduler.add(siblings[0])
     assert core.step() is not None  # the prompt is prefilled meanwhile
@@ -277,7 +254,7 @@ def test_prompt_logprobs_are_collected_over_all_chunks() -> None:
 def test_a_model_gives_the_same_text_as_in_the_engines_thread(tiny: LoadedModel, params: SamplingParams) -> None:
     prompt = random_ids(random.Random(4), 30, tiny.config.vocab_size)
     runner = CpuRunner(tiny, 4, Interrupt())
-    core = EngineCore(Scheduler(runner.num_entries, 4), runner, eos_id=None)
+    core = make_core(runner)
     streams = [add(core, EngineRequest(tuple(prompt), params, seed)) for seed in range(3)]
     run_to_end(core)
     with running_engine(tiny) as engine:

@@ -10,18 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engine.helpers import generate, random_ids, running_engine
+from tests.workers.engine.helpers import add, generate, make_core, random_ids, run_to_end, running_engine
 from workers.engine.batch import RunnerOutput, SchedulerOutput
-from workers.engine.core import EngineCore
 from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS
 from workers.engine.cpu.linear import ROW_COUNTS, LinearMaker
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
-from workers.engine.result_stream import ResultStream
-from workers.engine.scheduler import Scheduler
-from workers.engine.sequence import Sequence
 
 PLAIN: dict[str, Any] = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "logit_bias": ()}
 Outcome = tuple[tuple[int, ...], tuple[float, ...]]
@@ -112,11 +108,9 @@ def test_multi_step_decode_changes_nothing(
 
 def in_chunks(runner: CpuRunner, request: EngineRequest, max_chunk: int) -> Outcome:
     """What a request gives if its prompt is prefilled in chunks."""
-    core = EngineCore(Scheduler(runner.num_entries, 4, max_chunk=max_chunk), runner, eos_id=None)
-    stream = ResultStream()
-    core.scheduler.add(Sequence(request, stream, start_id=0, healing=None))
-    while core.scheduler.sequences:
-        core.step()
+    core = make_core(runner, max_chunk=max_chunk)
+    stream = add(core, request)
+    run_to_end(core)
     return outcome(stream.result())
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.workers.engine.helpers import generate, running_engine, wait_until
+from tests.workers.engine.helpers import generate, loading_engine, running_engine
+from tests.workers.helpers import wait_until
 from workers.engine.engine import Engine, EngineConfig
 from workers.engine.failures import EngineFull, EngineNotReady, InvalidPrompt
 from workers.engine.loader import LoadedModel, ProgressFn
@@ -129,10 +130,8 @@ def test_stop_ends_an_engine_whose_model_never_loads() -> None:
     def load(_: ProgressFn) -> LoadedModel:
         raise OSError("never")
 
-    engine = Engine(EngineConfig(hang_s=0), load, on_fatal=lambda _: None)
-    engine.start()
-    wait_until(lambda: engine.status().state == "failed")
-    engine.stop(0)
+    with loading_engine(load) as (engine, _):
+        wait_until(lambda: engine.status().state == "failed")
     wait_until(lambda: not any(thread.name == "engine" for thread in threading.enumerate()))
 
 

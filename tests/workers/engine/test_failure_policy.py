@@ -6,16 +6,15 @@ from itertools import islice
 
 import pytest
 
+from tests.workers.engine.helpers import make_sequence
 from workers.engine.failure_policy import MAX_SIBLING_DELAY_S, StepFailures, load_pauses, restart_pause_s
 from workers.engine.failures import DeviceFailure, EngineFailure, OutOfMemory
 from workers.engine.request import EngineRequest, SamplingParams
-from workers.engine.result_stream import ResultStream
 from workers.engine.sequence import Sequence
 
 
 def failed(*prompt: int) -> list[tuple[Sequence, EngineFailure]]:
-    sequence = Sequence(EngineRequest(prompt, SamplingParams(), 0), ResultStream(), start_id=0, healing=None)
-    return [(sequence, OutOfMemory())]
+    return [(make_sequence(EngineRequest(prompt, SamplingParams(), 0)), OutOfMemory())]
 
 
 def test_pauses_double_up_to_half_a_minute() -> None:

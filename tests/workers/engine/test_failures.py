@@ -16,9 +16,10 @@ import torch
 from structlog.testing import capture_logs
 
 from tests.chaos.measure import Jitter
-from tests.workers.engine.helpers import TINY, peaked_weights, running_engine, wait_until
+from tests.workers.engine.helpers import TINY, loading_engine, peaked_weights, running_engine
 from tests.workers.faults import Fault, Faults
-from workers.engine.engine import Engine, EngineConfig, EngineState
+from tests.workers.helpers import wait_until
+from workers.engine.engine import Engine, EngineState
 from workers.engine.failures import (
     DeviceFailure,
     EngineFailure,
@@ -34,7 +35,6 @@ from workers.engine.request import EngineRequest, SamplingParams
 
 GOOD, OOM, DEVICE, OOM_STEP = 1, 900, 901, 902
 FAULTS: dict[int, Fault] = {OOM: "oom", DEVICE: "device", OOM_STEP: "oom_step"}
-Fatal = tuple[float, EngineFailure]  # time and failure
 ROOT = Path(__file__).parents[3]
 
 
@@ -45,21 +45,11 @@ def request(seed: int, num_tokens: int = 5, prompt: tuple[int, ...] = (1, 2, 3))
 @contextmanager
 def faulty_engine(
     loaded: LoadedModel, *, step_delay_s: float = 0.0, max_batch: int = 48
-) -> Iterator[tuple[Engine, list[tuple[float, EngineFailure]]]]:
-    """A warm engine with FAULTS, and its fatal failures with their times."""
-    fatal: list[Fatal] = []
-    engine = Engine(
-        EngineConfig(hang_s=0.0, max_batch=max_batch),
-        lambda _: loaded,
-        runners=Faults(step_delay_s, FAULTS),
-        on_fatal=lambda failure: fatal.append((time.monotonic(), failure)),
-    )
-    engine.start()
-    wait_until(lambda: engine.status().state == "warm")
-    try:
+) -> Iterator[tuple[Engine, list[EngineFailure]]]:
+    """A warm engine with FAULTS, and its fatal failures."""
+    with loading_engine(lambda _: loaded, Faults(step_delay_s, FAULTS), max_batch=max_batch) as (engine, fatal):
+        wait_until(lambda: engine.status().state == "warm")
         yield engine, fatal
-    finally:
-        engine.stop(0)
 
 
 def test_out_of_memory_in_one_request_fails_that_request_only(tiny: LoadedModel) -> None:
@@ -114,7 +104,7 @@ def test_a_second_out_of_memory_in_a_row_is_fatal(tiny: LoadedModel) -> None:
         assert engine.status().state == "warm"
         assert isinstance(engine.submit(request(OOM, prompt=(4, 5))).result().failure, OutOfMemory)
         wait_until(lambda: bool(fatal))
-        assert [type(failure) for _, failure in fatal] == [OutOfMemory]
+        assert [type(failure) for failure in fatal] == [OutOfMemory]
         assert engine.status().state == "failed"
         with pytest.raises(EngineNotReady):
             engine.submit(request(GOOD))
@@ -134,8 +124,8 @@ def test_after_a_fatal_device_error_no_later_request_is_served(tiny: LoadedModel
             assert isinstance(output.failure.__cause__, RuntimeError)
             assert [type(mate.result().failure) for mate in mates] == [DeviceFailure] * 3
             wait_until(lambda: bool(fatal))
-            [(at, failure)] = fatal
-            assert at - began < 0.1
+            assert time.monotonic() - began < 0.1
+            [failure] = fatal
             assert [line["kind"] for line in logs if line["event"] == "engine_failed"] == ["device_error"]
             status = engine.status()
             assert (status.state, status.reason) == (EngineState.FAILED, failure.detail)
@@ -169,16 +159,9 @@ def test_weights_that_are_not_numbers_never_reach_a_sampling_kernels_memory(dtyp
     weights = peaked_weights(TINY)
     loaded = LoadedModel(build(TINY, weights, dtype), "cpu", dtype)
     loaded.model.norm.weight[:] = float("nan")
-    reasons = []
-
-    def on_change() -> None:
-        reasons.append(engine.status().reason)
-
-    engine = Engine(EngineConfig(hang_s=0), lambda _: loaded, on_change=on_change, on_fatal=lambda _: None)
-    engine.start()
-    wait_until(lambda: engine.status().state == "failed")
-    engine.stop(0)
-    assert "not numbers" in (engine.status().reason or "")
+    with loading_engine(lambda _: loaded) as (engine, _):
+        wait_until(lambda: engine.status().state == "failed")
+        assert "not numbers" in (engine.status().reason or "")
 
 
 HANGS = {"looping": "time.sleep(60)", "holding the interpreter lock": "ctypes.PyDLL(None).sleep(60)"}

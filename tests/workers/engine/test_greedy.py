@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
 from transformers import GPT2Config as HfConfig
 from transformers import GPT2LMHeadModel
 
-from tests.workers.engine.helpers import CHECKPOINT, generate, random_ids, running_engine
+from tests.workers.engine.helpers import PROSE, generate, random_ids, results, running_engine
 from workers.engine.loader import LoadedModel, build, random_weights
 from workers.engine.model.gpt2 import SHAPES
 from workers.engine.request import EngineRequest, SamplingParams
-
-TEXT = (
-    "The old man looked at the sea and said nothing for a long while. His daughter, who had come "
-    "down from the house with a lamp, stood behind him; and neither of them moved until the last "
-    "of the boats was in. “They are late,” he said at length, “and the wind is rising.” "
-)
 
 
 def hf_greedy(model: GPT2LMHeadModel, prompt: list[int], number: int) -> list[int]:
@@ -34,19 +29,18 @@ def hf_greedy(model: GPT2LMHeadModel, prompt: list[int], number: int) -> list[in
     return tokens
 
 
-def test_embedded_checkpoint_continues_as_transformers_does(embedded: LoadedModel) -> None:
+def test_embedded_checkpoint_continues_as_transformers_does(embedded: LoadedModel, reference: Any) -> None:
     """20 prompts of 1 to 500 tokens, 40 new tokens each, all 20 at once in our engine."""
-    reference = GPT2LMHeadModel.from_pretrained(CHECKPOINT, dtype=torch.float32)
     assert embedded.tokenizer is not None
-    text = embedded.tokenizer.encode(TEXT * 12)
+    text = embedded.tokenizer.encode(PROSE * 12)
     rng = random.Random(1)
     lengths = [1, 2, 3, 15, 16, 17, 64, 127, 128, 129, 255, 256, 257, 300, 384, 400, 450, 490, 500]
     prompts = [text[start : start + length] for length in [*lengths, 33] for start in [rng.randrange(60)]]
     with running_engine(embedded) as engine:
         params = SamplingParams(max_new_tokens=40, temperature=0)
-        ours = [engine.submit(EngineRequest(tuple(ids), params, 0)) for ids in prompts]
-        for prompt, generation in zip(prompts, ours, strict=True):
-            assert list(generation.result().token_ids) == hf_greedy(reference, prompt, 40)
+        ours = results(engine, [EngineRequest(tuple(ids), params, 0) for ids in prompts])
+    for prompt, finished in zip(prompts, ours, strict=True):
+        assert list(finished.token_ids) == hf_greedy(reference, prompt, 40)
 
 
 def test_gpt2_small_shape_continues_as_transformers_does() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.workers.engine.helpers import CHECKPOINT, running_engine
+from tests.workers.engine.helpers import running_engine
 from tests.workers.helpers import healing_of
 from workers.engine.engine import Engine
 from workers.engine.loader import LoadedModel
@@ -16,11 +16,6 @@ from workers.text.token_healing import MAX_FORCED_BYTES, ForcedPrefix
 from workers.text.tokenizer import Tokenizer
 
 SENTENCE = "The old man looked at the sea, and said: “They are late; the wind—it's rising.”\n\n  In 1851 it rained. "
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_directory(CHECKPOINT, 8192)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.workers.engine.helpers import TINY, wait_until
+from tests.workers.engine.helpers import TINY, loading_engine
 from tests.workers.faults import FaultyRunner
+from tests.workers.helpers import wait_until
 from workers.engine.core import Runner
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.engine import Engine, EngineConfig, RunnerFactory
@@ -48,26 +49,22 @@ def load_tiny(_: ProgressFn) -> LoadedModel:
 @pytest.mark.parametrize("error", DEVICE_ERRORS.values(), ids=DEVICE_ERRORS)
 def test_a_device_error_while_loading_is_fatal_and_not_retried(error: BaseException) -> None:
     attempts: list[int] = []
-    fatal: list[EngineFailure] = []
 
     def load(_: ProgressFn) -> LoadedModel:
         attempts.append(1)
         raise error
 
-    engine = Engine(EngineConfig(device="cpu:0", hang_s=0), load, on_fatal=fatal.append)
-    engine.start()
-    wait_until(lambda: bool(fatal) or len(attempts) > 1)
-    assert [type(failure) for failure in fatal] == [DeviceFailure]
-    assert len(attempts) == 1
-    assert engine.status().state == "failed"
-    assert engine.status().failures == {"device_error": 1}
-    assert str(error) not in (engine.status().reason or "")
-    engine.stop(0)
+    with loading_engine(load, device="cpu:0") as (engine, fatal):
+        wait_until(lambda: bool(fatal) or len(attempts) > 1)
+        assert [type(failure) for failure in fatal] == [DeviceFailure]
+        assert len(attempts) == 1
+        assert engine.status().state == "failed"
+        assert engine.status().failures == {"device_error": 1}
+        assert str(error) not in (engine.status().reason or "")
 
 
 @pytest.mark.parametrize("stage", ["runner", "warm-up"])
 def test_a_device_error_of_the_runner_or_its_warm_up_is_fatal(stage: str) -> None:
-    fatal: list[EngineFailure] = []
     attempts: list[int] = []
 
     class Runners(RunnerFactory):
@@ -77,12 +74,9 @@ def test_a_device_error_of_the_runner_or_its_warm_up_is_fatal(stage: str) -> Non
                 raise torch.AcceleratorError("CUDA error: device-side assert triggered")
             return FaultyRunner(CudaRunner(loaded, config.max_batch), {0: "device"})  # 0 is the warm-up's seed
 
-    config = EngineConfig(device="cpu:0", hang_s=0, max_batch=3)
-    engine = Engine(config, load_tiny, runners=Runners(), on_fatal=fatal.append)
-    engine.start()
-    wait_until(lambda: bool(fatal) or len(attempts) > 1)
-    assert [type(failure) for failure in fatal] == [DeviceFailure]
-    engine.stop(0)
+    with loading_engine(load_tiny, Runners(), device="cpu:0", max_batch=3) as (_, fatal):
+        wait_until(lambda: bool(fatal) or len(attempts) > 1)
+        assert [type(failure) for failure in fatal] == [DeviceFailure]
 
 
 def test_only_errors_of_a_device_count_as_such() -> None:
@@ -130,15 +124,11 @@ def test_a_retried_load_has_released_what_the_failed_one_made(stage: str) -> Non
 
     gc.disable()  # the engine must not depend on a collection that happens by chance
     try:
-        config = EngineConfig(device="cpu:0", hang_s=0, max_batch=3)
-        engine = Engine(config, load, runners=Runners(), on_fatal=lambda _: None)
-        engine.start()
-        wait_until(lambda: len(alive) == 2)
+        with loading_engine(load, Runners(), device="cpu:0", max_batch=3) as (engine, _):
+            wait_until(lambda: engine.status().state == "warm")
     finally:
         gc.enable()
-    wait_until(lambda: engine.status().state == "warm")
     assert alive == [0, 0]
-    engine.stop(0)
 
 
 HANGS = {"sleeping": "time.sleep(60)", "holding the interpreter lock": "ctypes.PyDLL(None).sleep(60)"}

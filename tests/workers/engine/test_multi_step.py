@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.workers.engine.helpers import generate, running_engine, wait_until
+from tests.workers.engine.helpers import generate, running_engine
+from tests.workers.helpers import wait_until
 from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS
 from workers.engine.cpu.runner import CpuRunner

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel
 
 from tests.workers.engine.helpers import CHECKPOINT, running_engine
 from tests.workers.helpers import healing_of
@@ -17,11 +17,6 @@ from workers.engine.failures import InvalidPrompt
 from workers.engine.loader import LoadedModel, load_model
 from workers.engine.request import MAX_PATH_RANK, EngineRequest, SamplingParams, SequenceOutput
 from workers.text.tokenizer import Tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_directory(CHECKPOINT, 8192)
 
 
 @pytest.fixture(scope="module", params=["cpu", "cpu:0"])
@@ -55,14 +50,13 @@ def paths(engine: Engine, tokenizer: Tokenizer, text: str) -> list[SequenceOutpu
     "text", ["The old man looked at the sea and s", "She was sai", "The sea ", "It was the", "“Oh"]
 )
 def test_paths_are_ranked_by_the_probability_of_all_their_tokens(
-    engine: Engine, tokenizer: Tokenizer, text: str
+    engine: Engine, tokenizer: Tokenizer, reference: Any, text: str
 ) -> None:
     outputs = paths(engine, tokenizer, text)
     head, typed = healing_of(tokenizer).split(text)
     prompt, forced = tokenizer.encode(head), tokenizer.encode(typed.decode())
-    model = GPT2LMHeadModel.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
     with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *forced]])).logits[0]
+        logits = reference(torch.tensor([[*prompt, *forced]])).logits[0]
     logprobs = torch.log_softmax(logits, -1)[len(prompt) - 1 :]
     found: dict[tuple[int, ...], float] = {}
     for depth in range(len(forced) + 1):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tests.workers.engine.helpers import generate, random_ids, running_engine
+from tests.workers.engine.helpers import generate, random_ids, results, running_engine
 from workers.engine.batch import PrefillGroup
 from workers.engine.cpu.kv_cache import CacheShape
 from workers.engine.engine import Engine
@@ -20,10 +20,9 @@ from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 
 def uncached(engine: Engine, requests: list[EngineRequest]) -> list[SequenceOutput]:
     """What the requests give without the cache: a prompt whose log-probabilities are echoed is prefilled whole."""
-    streams = [engine.submit(replace(request, echo_logprobs=True)) for request in requests]
-    results = [stream.result() for stream in streams]
-    assert all(result.cached_tokens == 0 for result in results)
-    return results
+    outputs = results(engine, [replace(request, echo_logprobs=True) for request in requests])
+    assert all(output.cached_tokens == 0 for output in outputs)
+    return outputs
 
 
 @dataclass
@@ -105,7 +104,7 @@ def test_random_edits_give_the_text_of_uncached_prompts(tiny_of: dict[str, Loade
         for editor, rng in edits(1, loaded, 300 if dtype == "fp32" else 100):
             editor.edit(suggestions)
             requests = requests_of(editor, rng)
-            finished = [g.result() for g in [engine.submit(one) for one in requests]]
+            finished = results(engine, requests)
             suggestions = [one.token_ids for one in finished]
             asked.append((requests, finished))
             num_cached += finished[0].cached_tokens
@@ -151,14 +150,14 @@ def test_texts_longer_than_a_kv_suffix_continue_in_an_entry(tiny: LoadedModel, m
     requests = [EngineRequest(tuple(prompt), params, seed) for seed in range(3)]
     with running_engine(tiny) as engine:
         alone = [engine.submit(one).result() for one in requests]
-        together = [g.result() for g in [engine.submit(one) for one in requests]]
+        together = results(engine, requests)
         assert all(map(same, together, alone))
         typed = [*prompt, *alone[0].token_ids[:390]]
         rest = generate(engine, typed, SamplingParams(10, top_k=20), 0)
         assert rest.cached_tokens > 200
     monkeypatch.setattr(CacheShape, "max_entry_tokens", lambda shape, *_: shape.entry_positions)
     with running_engine(tiny) as engine:
-        crowded = [g.result() for g in [engine.submit(one) for one in requests]]
+        crowded = results(engine, requests)
         assert all(map(same, crowded, alone))
 
 

@@ -10,32 +10,26 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel
 
-from tests.workers.engine.helpers import CHECKPOINT, generate, random_ids, running_engine
-from workers.engine.core import EngineCore
+from tests.workers.engine.helpers import (
+    CHECKPOINT,
+    PROSE,
+    add,
+    generate,
+    make_core,
+    random_ids,
+    run_to_end,
+    running_engine,
+)
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.engine import Engine
 from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel, load_model
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
-from workers.engine.result_stream import ResultStream
-from workers.engine.scheduler import Scheduler
-from workers.engine.sequence import Sequence
 
 LENGTHS = (1, 2, 17, 300, 1000)
 NUM_TOPS = 5
 PARAMS = SamplingParams(1, temperature=0, top_logprobs=NUM_TOPS)
-TEXT = (
-    "The old man looked at the sea and said nothing for a long while. His daughter, who had come "
-    "down from the house with a lamp, stood behind him; and neither of them moved until the last "
-    "of the boats was in. “They are late,” he said at length, “and the wind is rising.” "
-)
-
-
-@pytest.fixture(scope="module")
-def reference() -> Any:
-    return GPT2LMHeadModel.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
@@ -126,14 +120,12 @@ def test_they_are_transformers_beside_other_sequences(
 def test_they_are_transformers_in_chunks_of_any_size(
     embedded: LoadedModel, prompts: dict[int, list[int]], expected: dict[int, torch.Tensor], chunk: int
 ) -> None:
-    runner = CpuRunner(embedded, 4, Interrupt())
-    core = EngineCore(Scheduler(runner.num_entries, 4, max_chunk=chunk), runner, eos_id=None)
-    streams = {length: ResultStream() for length in (1, 2, 17, 300)}
-    for length, stream in streams.items():
-        request = EngineRequest(tuple(prompts[length]), PARAMS, 0, echo_logprobs=True)
-        core.scheduler.add(Sequence(request, stream, start_id=0, healing=None))
-    while core.scheduler.sequences:
-        core.step()
+    core = make_core(CpuRunner(embedded, 4, Interrupt()), max_chunk=chunk)
+    streams = {
+        length: add(core, EngineRequest(tuple(prompts[length]), PARAMS, 0, echo_logprobs=True))
+        for length in (1, 2, 17, 300)
+    }
+    run_to_end(core)
     for length, stream in streams.items():
         assert_is(stream.result(), prompts[length], expected[length])
 
@@ -143,7 +135,7 @@ def test_in_prose_they_are_as_exact_as_those_of_transformers(
 ) -> None:
     """This checkpoint amplifies rounding in repeated prose, so that transformers' own float32 can be off by 1e-3."""
     assert embedded.tokenizer is not None
-    prompt = embedded.tokenizer.encode(TEXT * 40)[:1000]
+    prompt = embedded.tokenizer.encode(PROSE * 40)[:1000]
     output = generate(engine, prompt, PARAMS, echo_logprobs=True)
     exact = of_prompt(log_probabilities(copy.deepcopy(reference).double(), prompt), prompt)
     their_error = (of_prompt(log_probabilities(reference, prompt), prompt) - exact).abs()

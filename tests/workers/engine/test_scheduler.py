@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.workers.engine.helpers import make_sequence
 from workers.engine.batch import SchedulerOutput
 from workers.engine.kv_copies import EntryCopy, SuffixCopy
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams
-from workers.engine.result_stream import ResultStream
 from workers.engine.scheduler import MAX_CHUNK, MAX_CHUNK_WITH_ROWS, MAX_SIBLING_WAIT_S, Scheduler
 from workers.engine.sequence import Sequence
 
 
 def sequence(prompt: tuple[int, ...], number: int = 4, group_size: int = 1) -> Sequence:
-    request = EngineRequest(prompt, SamplingParams(number), 0, group_size=group_size)
-    return Sequence(request, ResultStream(), start_id=0, healing=None)
+    return make_sequence(EngineRequest(prompt, SamplingParams(number), 0, group_size=group_size))
 
 
 def step(scheduler: Scheduler, now: float = float("inf"), token: int = 7) -> SchedulerOutput:

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ENVIRONMENT = "FAKE_CUDA"  # JSON: the arguments of FakeCuda, and "failures": a list of arguments of `fail`
+ENVIRONMENT = "FAKE_CUDA"  # JSON: the arguments of FakeCuda
 _FACTORIES = (
     *("arange", "empty", "empty_like", "full", "full_like", "ones", "ones_like", "rand", "randint", "randn", "tensor"),
     *("zeros", "zeros_like"),
@@ -442,7 +442,7 @@ def process_environment(**options: Any) -> dict[str, str]:
     """What to add to the environment of processes that shall have the stand-in instead of CUDA.
 
     Args:
-        options: those of FakeCuda, and `failures`: a list of the arguments of `FakeCuda.fail`, as dictionaries.
+        options: those of FakeCuda.
     """
     root = Path(__file__).parents[4]
     path = [str(Path(__file__).with_name("fake_site")), str(root), os.environ.get("PYTHONPATH", "")]
@@ -451,12 +451,7 @@ def process_environment(**options: Any) -> dict[str, str]:
 
 def install_from_environment(environment: Mapping[str, str] = os.environ) -> FakeCuda:
     """Replaces torch's CUDA for the rest of this process, with the options of `process_environment`."""
-    options = json.loads(environment[ENVIRONMENT])
-    failures = options.pop("failures", [])
-    fake = install(FakeCuda(**options))
-    for failure in failures:
-        fake.fail(**failure)
-    return fake
+    return install(FakeCuda(**json.loads(environment[ENVIRONMENT])))
 
 
 def _bound(kind: type, fake: FakeCuda) -> type:

@@ -10,16 +10,13 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tests.workers.engine.helpers import TINY, peaked_weights
+from tests.workers.engine.helpers import TINY, add, make_core, peaked_weights, run_to_end
 from workers.engine import sampling
-from workers.engine.core import EngineCore
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.failures import OutOfMemory
 from workers.engine.loader import LoadedModel, build
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.result_stream import ResultStream
-from workers.engine.scheduler import Scheduler
-from workers.engine.sequence import Sequence
 
 MODEL = LoadedModel(build(TINY, peaked_weights(TINY), "fp32", device="cpu:0"), "cpu:0", "fp32")
 MARKER = 500  # no healthy prompt of these tests has this token
@@ -53,18 +50,14 @@ def is_marked_prefill(name: str, args: tuple[Any, ...]) -> bool:
 class Harness:
     def __init__(self) -> None:
         self.runner = CudaRunner(MODEL, 6)
-        self.core = EngineCore(Scheduler(self.runner.num_entries, 6), self.runner, eos_id=None)
+        self.core = make_core(self.runner, 6)
 
     def add(self, prompt: tuple[int, ...], seed: int = 0, *, echo: bool = False, **sampling: Any) -> ResultStream:
-        stream = ResultStream()
         params = SamplingParams(**{"max_new_tokens": 12, **sampling})
-        request = EngineRequest(prompt, params, seed, echo_logprobs=echo)
-        self.core.scheduler.add(Sequence(request, stream, start_id=0, healing=None))
-        return stream
+        return add(self.core, EngineRequest(prompt, params, seed, echo_logprobs=echo))
 
     def run(self) -> None:
-        while self.core.scheduler.sequences:
-            self.core.step()
+        run_to_end(self.core)
 
 
 def alone(prompt: tuple[int, ...], seed: int, **sampling: Any) -> SequenceOutput:

@@ -16,10 +16,12 @@ from structlog.testing import capture_logs
 
 from tests.workers.engine.helpers import (
     CHECKPOINT,
+    PROSE,
     TINY,
     generate,
     peaked_weights,
     random_ids,
+    results,
     running_engine,
 )
 from workers.engine.arithmetic_code import MIN_WIDTH, Code, first_code, uniform
@@ -32,7 +34,6 @@ from workers.engine.cuda.kv_cache import KVCache, SlotLayout
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.cuda.step_kernels import AT, ID, POINT, POSITION, START, WIDTH, draw
 from workers.engine.draw import Draw
-from workers.engine.engine import Engine
 from workers.engine.kv_copies import SUFFIX_TOKENS
 from workers.engine.loader import LoadedModel, build, load_model
 from workers.engine.logits_processors import limits
@@ -41,10 +42,6 @@ from workers.engine.sampling import sample
 
 DEVICE = "cpu:0"
 CPU = torch.device(DEVICE)
-TEXT = (
-    "The old man looked at the sea and said nothing for a long while. His daughter, who had come "
-    "down from the house with a lamp, stood behind him; and neither of them moved until the last "
-)
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +62,6 @@ def budget_for(num_entries: int, max_sequences: int) -> int:
     """Bytes that hold `num_entries` entries and `max_sequences` suffixes of TINY, and no other entry."""
     slot_bytes = TINY.n_layer * 2 * TINY.n_embd * 4
     return SlotLayout(num_entries, max_sequences, TINY.n_positions).num_slots * slot_bytes
-
-
-def results(engine: Engine, requests: list[EngineRequest]) -> list[SequenceOutput]:
-    return [stream.result() for stream in [engine.submit(one) for one in requests]]
 
 
 def assert_same(ours: SequenceOutput, theirs: SequenceOutput) -> None:
@@ -369,7 +362,7 @@ def test_greedy_text_on_a_gpu_is_that_of_the_cpu() -> None:
     for device in ("cpu", "cuda"):
         loaded = load_model(CHECKPOINT, device=device, dtype="fp32")
         assert loaded.tokenizer is not None
-        prompt = tuple(loaded.tokenizer.encode(TEXT))
+        prompt = tuple(loaded.tokenizer.encode(PROSE))
         requests = [EngineRequest(prompt[:length], params, 0) for length in (1, 20, 40)]
         with running_engine(loaded) as engine:
             texts.append([one.token_ids for one in results(engine, requests)])
