@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from workers.engine import sampling
-from workers.engine.arithmetic_code import MIN_WIDTH, first_code
+from workers.engine.arithmetic_code import MIN_WIDTH, Code, first_code
 from workers.engine.cpu.kernels import ThreadTeam
 from workers.engine.cpu.sampler import CpuSampler
 from workers.engine.draw import Draw
@@ -182,6 +182,15 @@ def test_kernel_and_torch_draw_the_same(rows: list[tuple[SamplingParams, int]]) 
     assert [step.logprob for step in ours] == pytest.approx([step.logprob for step in theirs], abs=1e-5)
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.code == pytest.approx(other.code, abs=1e-6)
+
+
+@pytest.mark.parametrize("point", [0.0, 1.0])
+def test_a_code_at_the_ends_of_its_range_stays_within_the_candidates(sample: SampleFn, point: float) -> None:
+    """The last candidate's probability is 0 in float64: not even 1 draws it."""
+    params = SamplingParams(temperature=1, top_k=50, top_p=1)
+    (step,) = sample(torch.tensor([[1.0, 0.0, -2000.0]]), [Draw(params, 0, 0, Code(point, 1.0))])
+    assert step.code is not None
+    assert (step.token_id, step.code.point) == (int(point), point)
 
 
 @pytest.mark.parametrize("vocab", [3, 64, 1000, 1024, 1025, 50257])

@@ -1,7 +1,4 @@
-"""The CPU backend as a whole against transformers, and that neither threads nor programs change a bit.
-
-Single kernels are compared with their NumPy twins in `test_twins.py`.
-"""
+"""The CPU backend as a whole against transformers, and that neither threads nor programs change a bit."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import GPT2Config as TheirConfig
@@ -16,12 +14,15 @@ from transformers import GPT2LMHeadModel
 
 from tests.workers.engine.helpers import TINY, generate, peaked_weights, running_engine
 from workers.engine.cpu import forward, kernels
-from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS, Program
+from workers.engine.cpu.kernels import HAS_AMX, HAS_DOT_PRODUCTS, Program
+from workers.engine.cpu.linear import HugePages, PackedInt8Linear
 from workers.engine.loader import LoadedModel, build
 from workers.engine.model.gpt2 import GPT2Config
 from workers.engine.request import SamplingParams
 
 PROMPT = [*range(7, 300, 3)]
+TOLERANCE = {"fp32": 1e-5, "int8": 0.1}  # of log-probabilities
+needs_amx = pytest.mark.skipif(not HAS_AMX, reason="this CPU has no AMX for 8-bit integers")
 
 
 def theirs(config: GPT2Config, weights: dict[str, torch.Tensor]) -> GPT2LMHeadModel:
@@ -40,30 +41,58 @@ def theirs(config: GPT2Config, weights: dict[str, torch.Tensor]) -> GPT2LMHeadMo
     return model
 
 
-def check_logprobs(config: GPT2Config, tolerance: float, dtype: str = "fp32") -> None:
+def check_logprobs(config: GPT2Config, dtype: str, weights: dict[str, torch.Tensor] | None = None) -> None:
     """A prompt's log-probabilities, computed in chunks of rows and after a decode step, are transformers'."""
-    weights = peaked_weights(config, seed=5)
+    weights = weights or peaked_weights(config, seed=5)
     with running_engine(LoadedModel(build(config, weights, dtype), "cpu", dtype)) as engine:
-        text = generate(engine, PROMPT, SamplingParams(8, temperature=0))
+        text = generate(engine, PROMPT, SamplingParams(40, temperature=0))
         ids = [*PROMPT, *text.token_ids]
         echoed = generate(engine, ids, SamplingParams(1), echo_logprobs=True)
     with torch.inference_mode():
         logprobs = theirs(config, weights)(torch.tensor([ids])).logits[0].log_softmax(-1)
     reference = [float(logprobs[at, token]) for at, token in enumerate(ids[1:])]
-    assert list(echoed.prompt_logprobs[1:]) == pytest.approx(reference, abs=tolerance)
-    assert list(text.logprobs) == pytest.approx(reference[-8:], abs=tolerance)
+    assert list(echoed.prompt_logprobs[1:]) == pytest.approx(reference, abs=TOLERANCE[dtype])
+    assert list(text.logprobs) == pytest.approx(reference[-40:], abs=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("activation", ["gelu_new", "gelu", "relu", "silu", "tanh"])
-def test_every_activation_is_transformers(activation: str) -> None:
-    check_logprobs(replace(TINY, activation_function=activation), 2e-3)
+def test_every_activation_is_transformers(activation: str, dtype: str) -> None:
+    check_logprobs(replace(TINY, activation_function=activation), dtype)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("heads", "head_size"), [(2, 8), (3, 16), (1, 24), (2, 48), (5, 20), (1, 144)])
-def test_any_head_size_is_served(heads: int, head_size: int) -> None:
+def test_any_head_size_is_served(heads: int, head_size: int, dtype: str) -> None:
     """A value's width, the one behind it and the padding depend on it, and so do a row's last lanes."""
     width = heads * head_size
-    check_logprobs(replace(TINY, n_embd=width, n_head=heads, n_inner=4 * width), 2e-3)
+    check_logprobs(replace(TINY, n_embd=width, n_head=heads, n_inner=4 * width), dtype)
+
+
+def test_keys_beyond_float16_are_stored_as_its_largest_number() -> None:
+    """All keys have the same number there, so attention does not depend on it, unless it becomes infinite."""
+    weights = peaked_weights(TINY, seed=5)
+    weights["h.0.attn.c_attn.weight"][:, TINY.n_embd] = 0
+    weights["h.0.attn.c_attn.bias"][TINY.n_embd] = 1e5
+    check_logprobs(TINY, "int8", weights)
+
+
+@pytest.mark.skipif(not HAS_DOT_PRODUCTS, reason="this CPU has no AVX-512 VNNI, so the kernel does not exist")
+@pytest.mark.parametrize("can_use_amx", [False, pytest.param(True, marks=needs_amx)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 4), (100, 64), (768, 3072), (8200, 256)])
+def test_packed_products_are_exact(outputs: int, inputs: int, can_use_amx: bool) -> None:
+    """To the bit, for any number of rows; 100 outputs are two blocks that overlap."""
+    rng = np.random.default_rng(3)
+    weight = rng.integers(-127, 128, (outputs, inputs), np.int8)
+    scales = np.abs(rng.standard_normal(outputs, np.float32))
+    x = rng.integers(0, 256, (100, inputs), np.uint8)
+    product = PackedInt8Linear.pack(
+        torch.from_numpy(weight), torch.from_numpy(scales), HugePages(), can_use_amx=can_use_amx
+    )
+    sums = (x.astype(np.int64) - 128) @ weight.astype(np.int64).T
+    expected = sums.astype(np.float32) * (scales * np.float32(1 / 127))
+    for num_rows in (*range(1, 10), 15, 16, 17, 31, 32, 33, 48, 49, 64, 100):
+        assert np.array_equal(product(torch.from_numpy(x[:num_rows])).numpy(), expected[:num_rows])
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "int8"])
