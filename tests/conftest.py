@@ -39,7 +39,6 @@ TIER_BY_PATH = {
     "tests/gateway/shared_store": "integration",
     "tests/workers/engine/cuda/kernels/test_compile.py": "full",
     "tests/workers/engine/cuda/kernels/test_self_check.py": "full",
-    "tests/workers/engine/cuda/test_kernel_choice_interpreted.py": "full",
     "tests/workers/engine/cuda/test_triton_runner.py": "full",
 }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -14,6 +17,19 @@ from workers.text.tokenizer import Tokenizer
 ROOT = Path(__file__).parents[2]
 EMBEDDED = ROOT / "workers/checkpoints/embedded"
 PATIENCE_S = 240.0  # the first start on a machine compiles the kernels
+
+
+def run_python(program: str, timeout_s: float = 60, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own, with `environ` added to the environment."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -25,9 +25,11 @@ GREEDY = {"max_new_tokens": 8, "temperature": 0.0}
 HANGUPS = HangupWatcher()
 
 
-def make_service(directory: Path = EMBEDDED, *, max_batch: int = 4, step_delay_s: float = 0.0) -> SlotService:
+def make_service(
+    directory: Path = EMBEDDED, *, max_batch: int = 4, step_delay_s: float = 0.0, revision: str = ""
+) -> SlotService:
     slot = Slot(index=3, device="cpu", model="embedded", socket="", max_batch=max_batch)
-    model = Model(name="embedded", directory=str(directory), source="embedded", n_ctx=1024, vocab_size=8192)
+    model = Model("embedded", str(directory), "embedded", n_ctx=1024, vocab_size=8192, revision=revision)
     config = EngineConfig(dtype="fp32", max_batch=max_batch, hang_s=0.0)
 
     def fail(error: BaseException) -> None:

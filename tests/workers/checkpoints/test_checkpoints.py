@@ -32,9 +32,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from shared.weights import weights_digest
+from tests.workers.helpers import ROOT, run_python
 from workers.checkpoints.resolve import EMBEDDED, EMBEDDED_SHA256, CheckpointError, resolve, resolve_default
 
-ROOT = Path(__file__).parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONFIG: dict[str, Any] = {
     "model_type": "gpt2",
@@ -102,8 +102,7 @@ def test_resolving_imports_no_heavy_library() -> None:
         "import sys; from workers.checkpoints.resolve import resolve; resolve('embedded'); "
         "print({'torch', 'transformers', 'huggingface_hub', 'numpy', 'falcon', 'gunicorn'} & sys.modules.keys())"
     )
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "set()"
+    assert run_python(code).stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize("source", ["{}", "models/legal", "./models/legal", "~/models/legal"])

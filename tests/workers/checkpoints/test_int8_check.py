@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2LMHeadModel
 
 from shared import cpu_features
 from tests.cpus import ZEN_3, pretend
+from tests.workers.helpers import EMBEDDED, run_python
 from workers.checkpoints import int8_check
 from workers.checkpoints.int8_check import PAGE, Int8Check, cached_int8_check, check_int8, perplexity
 from workers.engine.cpu import kernels
@@ -26,16 +24,13 @@ from workers.engine.loader import load_model, smooth_quant
 from workers.engine.model.gpt2 import Norm
 from workers.text.tokenizer import Tokenizer
 
-ROOT = Path(__file__).parents[3]
-EMBEDDED = ROOT / "workers/checkpoints/embedded"
 TOKENIZER = Tokenizer.from_directory(EMBEDDED, 8192)
 
 
-def test_perplexity_is_that_of_transformers() -> None:
+def test_perplexity_is_that_of_transformers(reference: Any) -> None:
     ids = TOKENIZER.encode(PAGE.read_text(encoding="utf-8"))[:512]
-    model = GPT2LMHeadModel.from_pretrained(EMBEDDED, dtype=torch.float32).eval()
     with torch.inference_mode():
-        loss = model(torch.tensor([ids]), labels=torch.tensor([ids])).loss
+        loss = reference(torch.tensor([ids]), labels=torch.tensor([ids])).loss
     ours = perplexity(load_model(EMBEDDED, dtype="fp32"), ids)
     assert ours == pytest.approx(math.exp(float(loss)), rel=1e-4)
 
@@ -130,10 +125,6 @@ def test_bf16_is_refused_before_anything_is_loaded(tmp_path: Path, monkeypatch: 
 def test_a_limit_of_onednn_counts_as_well() -> None:
     """The variable is read once in a process, so another process has to try."""
     code = "from workers.engine.cpu_check import cpu_dtype_problem as p; print(p('bf16'), p('int8'), p('fp32'))"
-    environ = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    problem, int8, fp32 = done.stdout.rsplit(maxsplit=2)
+    problem, int8, fp32 = run_python(code, ONEDNN_MAX_CPU_ISA="AVX2").stdout.rsplit(maxsplit=2)
     assert "bf16" in problem
     assert (int8, fp32) == ("None", "None")

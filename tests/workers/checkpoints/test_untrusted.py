@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.plan import Model, Slot
 from shared.weights import weights_digest
-from tests.workers.helpers import EMBEDDED, wait_until
+from tests.workers.helpers import EMBEDDED, run_python, wait_until
+from tests.workers.slots import make_service, warm_service
 from workers.checkpoints.int8_check import cached_int8_check
 from workers.checkpoints.resolve import CheckpointError, resolve
-from workers.engine.engine import EngineConfig
 from workers.engine.failures import LoadFailure
 from workers.engine.loader import load_model
-from workers.service import SlotService
 from workers.text.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
@@ -49,12 +45,7 @@ def change_config(directory: Path, **values: object) -> None:
 
 def failed_reason(directory: Path, revision: str = "") -> str:
     """The reason in the state of a worker that is to load this checkpoint."""
-    slot = Slot(index=0, device="cpu", model="mine", socket="", max_batch=2)
-    model = Model(
-        name="mine", directory=str(directory), source="directory", n_ctx=1024, vocab_size=8192, revision=revision
-    )
-    config = EngineConfig(dtype="fp32", max_batch=2, hang_s=0.0)
-    service = SlotService(slot, model, config, directory / "int8", on_fatal=lambda _: None)
+    service = make_service(directory, revision=revision)
     states = [service.state()]
 
     def is_settled() -> bool:
@@ -138,10 +129,7 @@ def test_a_huge_layer_count_is_refused_at_once(tmp_path: Path) -> None:
     directory = copy_of_embedded(tmp_path / "mine")
     change_config(directory, n_layer=10**9)
     code = f"from workers.checkpoints.resolve import resolve; resolve('mine', {str(directory)!r})"
-    command = [sys.executable, "-c", code]
-    root = Path(__file__).parents[3]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=10, check=False)
-    assert "no usable n_layer (a whole number from 1 to 512)" in done.stderr
+    assert "no usable n_layer (a whole number from 1 to 512)" in run_python(code, 10).stderr
     assert "n_layer" in failed_reason(directory)
 
 
@@ -167,13 +155,5 @@ def test_weights_that_changed_since_the_plan_are_refused(tmp_path: Path) -> None
 
 def test_the_state_names_the_revision_of_the_loaded_weights() -> None:
     revision = weights_digest(EMBEDDED)
-    slot = Slot(index=0, device="cpu", model="embedded", socket="", max_batch=2)
-    model = Model(
-        name="embedded", directory=str(EMBEDDED), source="embedded", n_ctx=1024, vocab_size=8192, revision=revision
-    )
-    config = EngineConfig(dtype="fp32", max_batch=2, hang_s=0.0)
-    service = SlotService(slot, model, config, Path("unused"), on_fatal=lambda _: None)
-    service.start()
-    wait_until(lambda: service.is_warm)
-    assert service.state().revision == revision
-    service.close()
+    with warm_service(revision=revision) as service:
+        assert service.state().revision == revision

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +15,7 @@ from structlog.testing import capture_logs
 from tests.chaos.measure import Jitter
 from tests.workers.engine.helpers import TINY, loading_engine, peaked_weights, running_engine
 from tests.workers.faults import Fault, Faults
-from tests.workers.helpers import wait_until
+from tests.workers.helpers import run_python, wait_until
 from workers.engine.engine import Engine, EngineState
 from workers.engine.failures import (
     DeviceFailure,
@@ -35,7 +32,6 @@ from workers.engine.request import EngineRequest, SamplingParams
 
 GOOD, OOM, DEVICE, OOM_STEP = 1, 900, 901, 902
 FAULTS: dict[int, Fault] = {OOM: "oom", DEVICE: "device", OOM_STEP: "oom_step"}
-ROOT = Path(__file__).parents[3]
 
 
 def request(seed: int, num_tokens: int = 5, prompt: tuple[int, ...] = (1, 2, 3)) -> EngineRequest:
@@ -198,8 +194,7 @@ def test_a_hang_is_reported_as_fatal_and_ends_the_process_in_any_case(how: str) 
         engine.submit(request).result()
         """
     )
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = run_python(script)
     assert done.stdout.startswith("warm\n")
     assert done.stdout.endswith("Hang failed {'hang': 1}\n" if how == "looping" else "warm\n")
     assert done.returncode == (70 if how == "looping" else 1)

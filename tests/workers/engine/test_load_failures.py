@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import textwrap
 import time
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.workers.engine.helpers import TINY, loading_engine
 from tests.workers.faults import FaultyRunner
-from tests.workers.helpers import wait_until
+from tests.workers.helpers import run_python, wait_until
 from workers.engine.core import Runner
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.engine import Engine, EngineConfig, RunnerFactory
 from workers.engine.failures import DeviceFailure, EngineFailure, LoadFailure
 from workers.engine.foreign_errors import is_device_error, load_failure
 from workers.engine.loader import LoadedModel, ProgressFn, random_model
-
-ROOT = Path(__file__).parents[3]
 
 
 def chained(error: BaseException, cause: BaseException) -> BaseException:
@@ -156,8 +151,7 @@ def test_a_load_that_hangs_is_ended_by_its_own_deadline(how: str) -> None:
         """
     )
     began = time.monotonic()
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = run_python(script)
     assert done.stdout.startswith("started\n")
     assert done.returncode == (70 if how == "sleeping" else 1), done.stderr
     assert "<lambda>" in done.stderr  # the stack shows where it hung

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from tests.workers.engine.helpers import make_sequence
+from tests.workers.helpers import run_python
 from workers.engine.batch import SchedulerOutput
 from workers.engine.kv_copies import EntryCopy, SuffixCopy
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams
@@ -48,7 +45,7 @@ def chunks(output: SchedulerOutput) -> list[tuple[int, int]]:
 
 def test_scheduling_and_stepping_need_no_torch() -> None:
     script = "import sys, workers.engine.core, workers.engine.scheduler; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[3], check=True)
+    assert run_python(script).returncode == 0
 
 
 def test_a_prompt_is_prefilled_in_chunks_and_then_decoded_token_by_token() -> None:

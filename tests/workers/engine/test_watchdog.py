@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from tests.workers.helpers import run_python
 
-ROOT = Path(__file__).parents[3]
 HEADER = """
 import os, time
 from workers.engine.watchdog import Watchdog
@@ -16,7 +13,7 @@ watchdog.arm(time.monotonic())
 
 
 def run(code: str) -> int:
-    return subprocess.run([sys.executable, "-c", HEADER + code], cwd=ROOT, timeout=30, check=False).returncode
+    return run_python(HEADER + code, 30).returncode
 
 
 def test_a_step_that_hangs_ends_the_process() -> None:

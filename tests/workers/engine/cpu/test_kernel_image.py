@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,11 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.workers.helpers import run_python
 from workers.engine.cpu import kernel_files, layouts
 from workers.engine.cpu.kernel_files import content_key, cpu_type, kernels, remove_others, sources
 from workers.engine.cpu.kernel_image import KernelImage, load, read_image, write_image
-
-ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +33,6 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     kernels.cache_clear()
     yield tmp_path
     kernels.cache_clear()
-
-
-def in_a_new_process(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout
 
 
 def test_a_changed_source_file_changes_the_key(tmp_path: Path) -> None:
@@ -67,7 +60,7 @@ def test_every_module_of_the_kernels_counts() -> None:
 
 def test_a_worker_runs_kernels_without_the_compiler(image_path: Path) -> None:
     code = "import sys, workers.app, workers.engine.cpu.kernels; print({'numba', 'llvmlite', 'scipy'} & {*sys.modules})"
-    assert in_a_new_process(code) == "set()\n"
+    assert run_python(code).stdout == "set()\n"
 
 
 def test_only_its_owner_may_change_an_image_and_a_damaged_one_counts_as_none(tmp_path: Path, image_path: Path) -> None:

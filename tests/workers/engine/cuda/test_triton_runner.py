@@ -1,62 +1,62 @@
-"""`CudaRunner` with the Triton kernels, in Triton's interpreter: the texts are those of plain torch."""
+"""The Triton kernels in Triton's interpreter: their check, and texts of `CudaRunner`, which are those of plain torch.
+
+`kernels/test_self_check.py` has the checks of each kernel.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[4]
-# In a process of its own: Triton reads TRITON_INTERPRET when it is imported.
+from tests.workers.helpers import run_python
+
+# In a process of its own: Triton reads TRITON_INTERPRET when it is imported. The stand-in for `torch.cuda` only answers
+# what a check asks of the device. As in a worker, the check makes the kernels once and the steps once more.
 PROGRAM = """
-import json, random, sys
+import json, random
 from dataclasses import replace
 import torch
-from tests.workers.engine.helpers import TINY, peaked_weights, random_ids
-from workers.engine.core import EngineCore
-from workers.engine.cuda.forward import PLAIN_KERNELS, DecodeKernels
+from tests.workers.engine.cuda.fake_cuda import fake_cuda
+from tests.workers.engine.helpers import TINY, add, make_core, peaked_weights, random_ids, run_to_end
+from workers.engine.cuda.kernel_choice import check_kernels, make_kernels
 from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.loader import LoadedModel, build
+from workers.engine.model.gpt2 import GPT2Config
 from workers.engine.request import EngineRequest, SamplingParams
-from workers.engine.result_stream import ResultStream
-from workers.engine.scheduler import Scheduler
-from workers.engine.sequence import Sequence
 
+def check():
+    with fake_cuda(), torch.inference_mode():
+        return check_kernels(GPT2Config(vocab_size=200, n_positions=32, n_embd=32, n_head=2), torch.float32, 1, cpu)
+
+cpu = torch.device("cpu:0")
 torch.set_num_threads(1)
+found = [check()]
 config = replace(TINY, vocab_size=500)
 loaded = LoadedModel(build(config, peaked_weights(config), "fp32", device="cpu:0"), "cpu:0", "fp32")
-triton = TritonKernels(config, 4, torch.device("cpu:0"))
 rng = random.Random(3)
 prompts = [tuple(random_ids(rng, length, 500)) for length in (5, 70)]
 kinds = [SamplingParams(7), SamplingParams(7, temperature=0), SamplingParams(7, top_k=0, top_p=0.9)]
 texts = []
-for kernels in (PLAIN_KERNELS, DecodeKernels(lambda _: triton, is_length_bound=False)):
-    runner = CudaRunner(loaded, 4, kernels=kernels)
-    core = EngineCore(Scheduler(runner.num_entries, 4), runner, eos_id=None)
-    streams = []
-    for seed, params in enumerate(kinds):
-        streams.append(ResultStream())
-        request = EngineRequest(prompts[seed % 2], params, seed)
-        core.scheduler.add(Sequence(request, streams[-1], start_id=0, healing=None))
-    while core.scheduler.sequences:
-        core.step()
+for name in ("torch", "triton"):
+    core = make_core(CudaRunner(loaded, 4, kernels=make_kernels(name, loaded.model, 4, cpu)))
+    streams = [add(core, EngineRequest(prompts[seed % 2], params, seed)) for seed, params in enumerate(kinds)]
+    run_to_end(core)
     texts.append([[*stream.result().token_ids] for stream in streams])
-print(json.dumps(texts))
+right = TritonKernels.add_norm
+TritonKernels.add_norm = lambda self, x, y, norm: right(self, x, y, norm) + 0.1
+found.append(check())
+print(json.dumps([found, texts]))
 """
 
 
-def test_texts_with_the_triton_kernels_are_those_with_plain_torch() -> None:
+def test_right_kernels_are_accepted_and_give_the_texts_of_plain_torch_and_a_wrong_kernel_is_named() -> None:
     pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_python(PROGRAM, 300, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr[-2000:]
-    plain, triton = json.loads(done.stdout.splitlines()[-1])
+    (right, wrong), (plain, triton) = json.loads(done.stdout.splitlines()[-1])
+    assert right is None
+    assert wrong.startswith("add_norm: differs from plain torch by 0.1")
     assert [len(text) for text in plain] == [7, 7, 7]
     assert triton == plain
