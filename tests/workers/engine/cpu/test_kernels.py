@@ -14,8 +14,9 @@ from transformers import GPT2LMHeadModel
 
 from tests.workers.engine.helpers import TINY, generate, peaked_weights, running_engine
 from workers.engine.cpu import forward, kernels
-from workers.engine.cpu.kernels import HAS_AMX, HAS_DOT_PRODUCTS, Program
-from workers.engine.cpu.linear import HugePages, PackedInt8Linear
+from workers.engine.cpu.kernels import HAS_AMX, HAS_DOT_PRODUCTS, KernelCall, Program, ThreadTeam
+from workers.engine.cpu.layouts import ACTIVATIONS, LAYER, STEP, UINT8
+from workers.engine.cpu.linear import HugePages, PackedInt8Linear, prepare
 from workers.engine.loader import LoadedModel, build
 from workers.engine.model.gpt2 import GPT2Config
 from workers.engine.request import SamplingParams
@@ -93,6 +94,31 @@ def test_packed_products_are_exact(outputs: int, inputs: int, can_use_amx: bool)
     expected = sums.astype(np.float32) * (scales * np.float32(1 / 127))
     for num_rows in (*range(1, 10), 15, 16, 17, 31, 32, 33, 48, 49, 64, 100):
         assert np.array_equal(product(torch.from_numpy(x[:num_rows])).numpy(), expected[:num_rows])
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])  # without and with negative numbers
+def test_activated_rows_are_rounded_to_uint8_exactly(activation: str) -> None:
+    """To the bit: the scale is max |x|, zero is 128, ties go to even."""
+    rng = np.random.default_rng(3)
+    inner = 100_001  # enough for some ties
+    product, bias = 3 * rng.standard_normal((5, inner), np.float32), rng.standard_normal(inner, np.float32)
+    scales = np.array([1, 0.5, 2, 0.25, 4], np.float32)
+    product[4] = -bias / 4  # a row of zeros has a scale, too
+    activated = product * scales[:, None] + bias
+    prepared = np.zeros(product.shape, np.uint8)
+    step, layer = np.zeros(1, STEP), np.zeros(1, LAYER)
+    step["num_rows"], step["inner"] = product.shape
+    step["mode"], step["activation"] = UINT8, ACTIVATIONS[activation]
+    step["prepared_at"], step["scales_at"] = prepared.ctypes.data, scales.ctypes.data
+    layer["up_bias_at"] = bias.ctypes.data
+    ThreadTeam(1).run(KernelCall(kernels.activate, step.ctypes.data, layer.ctypes.data, product.ctypes.data), False)
+    if activation == "relu":
+        assert np.array_equal(product, np.maximum(activated, 0))
+    largest = np.maximum(np.abs(product).max(1, keepdims=True), np.finfo(np.float32).tiny)
+    levels = np.rint((np.float64(product / largest) * 127 + 128).astype(np.float32))
+    assert np.array_equal(scales, largest[:, 0])
+    assert np.array_equal(prepared, levels)
+    assert np.array_equal(prepare(torch.from_numpy(product), UINT8)[0].numpy(), levels)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "int8"])
