@@ -130,18 +130,6 @@ def test_the_first_valid_candidate_counts(path: Path) -> None:
     assert key_file.find(["\udcff", "é", ""]) is None
 
 
-def test_a_changed_file_is_read_again_within_a_second(path: Path) -> None:
-    clock = Clock()
-    key, record = new_key(path, "n")
-    key_file = KeyFile(path, clock)
-    revoke_key(path, record.id)
-    added = new_key(path, "added")[0]
-    assert key_file.find([key]) is not None  # the file is looked at once a second
-    clock.pass_poll()
-    assert key_file.find([key]) is None
-    assert key_file.find([added]) is not None
-
-
 def remove(path: Path) -> None:
     path.unlink()
 

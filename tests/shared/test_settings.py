@@ -73,7 +73,6 @@ def test_all_wrong_variables_are_named_at_once() -> None:
         ("TIMEOUT_S", "nan"),
         ("TIMEOUT_S", "-1"),
         ("DTYPE", "int4"),
-        ("BIND", "127.0.0.1:99999"),
         ("JOBS", "sqlite:"),
         ("JOBS", "postgres://db"),
         ("JOBS", "redis:///0"),
@@ -147,20 +146,6 @@ def test_instances_on_different_ports_have_different_run_directories() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("127.0.0.1:8000", Address("127.0.0.1", 8000)),
-        ("[::1]:8000", Address("::1", 8000)),
-        ("[::]:1", Address("::", 1)),
-        ("localhost:65535", Address("localhost", 65535)),
-    ],
-)
-def test_an_address(text: str, address: Address) -> None:
-    assert Settings.load({"TERCET_BIND": text}).server.bind == address
-    assert str(address) == text
-
-
-@pytest.mark.parametrize(
     "text",
     [
         *("127.0.0.1:٨٠٠٠", "127.0.0.1:８０００", "127.0.0.1:8000²", "127.0.0.1:", "127.0.0.1", ":8000", "127.0.0.1:0"),
@@ -179,7 +164,7 @@ def test_other_addresses_are_refused(text: str) -> None:
         ("127.0.0.1:1", True, "http://127.0.0.1:1"),
         ("127.1.2.3:1", True, "http://127.1.2.3:1"),
         ("[::1]:1", True, "http://[::1]:1"),
-        ("localhost:1", True, "http://localhost:1"),
+        ("localhost:65535", True, "http://localhost:65535"),
         ("0.0.0.0:1", False, "http://127.0.0.1:1"),
         ("[::]:1", False, "http://[::1]:1"),
         ("192.0.2.7:1", False, "http://192.0.2.7:1"),

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from shared.errors import StartError
 from shared.telemetry import format_traceback
+from tests.workers.helpers import run_python
 
-ROOT = Path(__file__).parents[2]
 SECRET = "the old man looked at the sea"
 
 
@@ -72,7 +69,8 @@ except KeyError as error:
     logging.getLogger("gunicorn.error").exception("Error handling request")
     logging.getLogger("other").exception("it failed")
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = run_python(program)
+    assert done.returncode == 0
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert [line["event"] for line in lines] == ["unhandled_exception", "Error handling request", "it failed"]
     for line in lines:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import StartError
-from shared.pool_keys import is_pool_key, watch_pool_keys
+from shared.pool_keys import is_pool_key
 from shared.watched_files import POLL_S, WatchedFiles
 
 
@@ -45,10 +45,3 @@ def test_a_change_is_seen_after_the_poll_period_and_a_mistake_keeps_the_value(tm
 )
 def test_a_bearer_key_of_the_file_is_valid(header: str, is_valid: bool) -> None:
     assert is_pool_key(header, ("a" * 32, "b" * 32)) is is_valid
-
-
-def test_keys_are_replaced_while_they_are_used(tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    path.touch(0o600)
-    path.write_text("a" * 32)
-    assert watch_pool_keys(path).value == ("a" * 32,)

@@ -6,6 +6,7 @@ import pytest
 
 from shared import wire
 from shared.protocol import Accepted, Failed, State, TokenizeResponse
+from tests.workers.helpers import run_python
 
 LOCAL = b"POST /generate HTTP/1.1\r\nHost: slot\r\nContent-Length: 12\r\nX-Request-Id: r-1\r\n\r\n"
 REMOTE = (
@@ -76,3 +77,21 @@ def test_tokens_in_parts_are_one_object(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(wire, "TOKENS_PER_PART", 2)
     tokens = TokenizeResponse(ids=[5, 6, 7], texts=["a", " b", "\u00e9"], ends=[1, 3, 4], n_ctx=64, eos_id=0)
     assert wire.decode_tokens(b"".join(wire.encode_tokens(tokens))) == tokens
+
+
+def test_concurrent_first_requests_do_not_crash() -> None:
+    """Runs in fresh processes: msgspec builds a type's table at its first use in a process."""
+    program = """
+import sys, threading
+from shared.wire import parse_generate_request
+sys.setswitchinterval(1e-6)
+body = b'{"prompt": "a", "sampling": {"top_k": 3}, "group": {"id": "g", "size": 3}, "request_id": "r"}'
+together = threading.Barrier(8)
+def first():
+    together.wait()
+    parse_generate_request(body)
+threads = [threading.Thread(target=first) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    assert [run_python(program).returncode for _ in range(5)] == [0] * 5

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,7 +19,9 @@ EMBEDDED = ROOT / "workers/checkpoints/embedded"
 PATIENCE_S = 240.0  # the first start on a machine compiles the kernels
 
 
-def run_python(program: str, timeout_s: float = 60, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_python(
+    program: str, timeout_s: float = 60, *, pass_fds: Sequence[int] = (), **environ: str
+) -> subprocess.CompletedProcess[str]:
     """Run a program in a process of its own, with `environ` added to the environment."""
     return subprocess.run(
         [sys.executable, "-c", program],
@@ -29,6 +31,7 @@ def run_python(program: str, timeout_s: float = 60, **environ: str) -> subproces
         text=True,
         timeout=timeout_s,
         check=False,
+        pass_fds=pass_fds,
     )
 
 

@@ -61,13 +61,17 @@ class Arbiter:
         return {name: count for name, count in self.generations.leases.counts(slot).items() if count}
 
 
+def serving(num_slots: int, max_successors: Sequence[tuple[set[int], int]] = ()) -> Arbiter:
+    """Each slot has a warm worker; their ages begin with 1."""
+    made = Arbiter(num_slots, max_successors)
+    made.manage_workers()
+    made.warm(*range(1, num_slots + 1))
+    return made
+
+
 @pytest.fixture
 def arbiter() -> Arbiter:
-    """Two slots with a warm worker each: 1 and 2."""
-    made = Arbiter(2)
-    made.manage_workers()
-    made.warm(1, 2)
-    return made
+    return serving(2)
 
 
 def test_a_worker_is_stopped_once_when_its_own_successor_is_warm(arbiter: Arbiter) -> None:
@@ -139,9 +143,7 @@ def test_a_stop_is_known_to_the_workers_before_they_are_signalled(arbiter: Arbit
 
 def test_the_workers_of_a_gpu_are_replaced_one_after_another() -> None:
     """Its memory holds one successor. A predecessor keeps its memory until its process has ended."""
-    arbiter = Arbiter(3, [({0, 1}, 1)])
-    arbiter.manage_workers()
-    arbiter.warm(1, 2, 3)
+    arbiter = serving(3, [({0, 1}, 1)])
     arbiter.reload()
     assert sorted(arbiter.WORKERS) == [1, 2, 3, 4, 5]
     assert [arbiter.WORKERS[age].slot_index for age in (4, 5)] == [0, 2]
@@ -158,9 +160,7 @@ def test_the_workers_of_a_gpu_are_replaced_one_after_another() -> None:
 
 
 def test_a_second_reload_adds_no_third_generation_to_a_gpu() -> None:
-    arbiter = Arbiter(2, [({0, 1}, 1)])
-    arbiter.manage_workers()
-    arbiter.warm(1, 2)
+    arbiter = serving(2, [({0, 1}, 1)])
     for _ in range(2):
         arbiter.reload()
         arbiter.manage_workers()
@@ -174,9 +174,7 @@ def test_a_second_reload_adds_no_third_generation_to_a_gpu() -> None:
 
 
 def test_a_successor_that_failed_makes_room_for_the_next() -> None:
-    arbiter = Arbiter(2, [({0, 1}, 1)])
-    arbiter.manage_workers()
-    arbiter.warm(1, 2)
+    arbiter = serving(2, [({0, 1}, 1)])
     arbiter.reload()
     arbiter.end(3)
     arbiter.manage_workers()
@@ -190,9 +188,7 @@ def test_a_successor_that_failed_makes_room_for_the_next() -> None:
 
 
 def test_a_reload_without_memory_for_a_successor_is_refused() -> None:
-    arbiter = Arbiter(3, [({0, 1}, 0)])
-    arbiter.manage_workers()
-    arbiter.warm(1, 2, 3)
+    arbiter = serving(3, [({0, 1}, 0)])
     with capture_logs() as logs:
         arbiter.reload()
     refused = [entry for entry in logs if entry["event"] == "reload_finished"]
@@ -204,9 +200,7 @@ def test_a_reload_without_memory_for_a_successor_is_refused() -> None:
 
 
 def test_a_stop_ends_a_reload_in_progress() -> None:
-    arbiter = Arbiter(2, [({0, 1}, 1)])
-    arbiter.manage_workers()
-    arbiter.warm(1, 2)
+    arbiter = serving(2, [({0, 1}, 1)])
     arbiter.reload()
     arbiter.stop()
     arbiter.end(3)

@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from shared.settings import Address, ModelSpec, Settings
 from tests.e2e.harness import ROOT, free_port
 from tests.settings import make_settings
 from tests.tls import Certificate
+from tests.workers.helpers import run_python
 
 
 def test_an_address_in_use_is_refused() -> None:
@@ -131,31 +131,24 @@ def test_tls_files_must_be_a_readable_pair(tmp_path: Path) -> None:
             check_access(make_settings(tls_cert=wrong_cert, tls_key=wrong_key))
 
 
-def run_child(program: str, *arguments: str, pass_fds: Sequence[int] = ()) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        pass_fds=pass_fds,
-    )
-
-
 LISTEN = """
-import os, sys
+import os
 from shared.errors import StartError
 from shared.extras import install_command
 from shared.settings import Address
 from shared.masters.startup import listen
-os.dup2(int(sys.argv[1]), 3)
+os.dup2(int(os.environ["PASSED"]), 3)
 try:
-    found = listen(Address("127.0.0.1", int(sys.argv[2])), {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": sys.argv[3]})
+    systemd = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": os.environ["COUNT"]}
+    found = listen(Address("127.0.0.1", int(os.environ["PORT"])), systemd)
     print(found.fileno(), found.getsockname()[1])
 except StartError as error:
     print(error)
 """
+
+
+def listen_in_child(passed: int, port: int, count: str) -> str:
+    return run_python(LISTEN, pass_fds=[passed], PASSED=str(passed), PORT=str(port), COUNT=count).stdout
 
 
 def test_a_socket_of_the_service_manager_is_taken_if_it_is_the_gateways() -> None:
@@ -169,12 +162,10 @@ def test_a_socket_of_the_service_manager_is_taken_if_it_is_the_gateways() -> Non
             (listener, port, "2", "exactly one socket"),
         ]
         for passed, wanted_port, count, printed in cases:
-            done = run_child(LISTEN, str(passed.fileno()), str(wanted_port), count, pass_fds=[passed.fileno()])
-            assert printed in done.stdout, done
+            assert printed in listen_in_child(passed.fileno(), wanted_port, count)
     with socket.socket() as idle, Path(os.devnull).open() as file:
         for number in (idle.fileno(), file.fileno()):
-            done = run_child(LISTEN, str(number), "1", "1", pass_fds=[number])
-            assert "is no" in done.stdout, done
+            assert "is no" in listen_in_child(number, 1, "1")
 
 
 def test_sockets_for_another_process_are_not_taken() -> None:
@@ -257,9 +248,3 @@ def test_a_port_without_protection_or_with_unusable_files_is_refused(
     with pytest.raises(StartError, match=refusal) as caught:
         check_pool_port(pool_settings(tmp_path, **settings), 2)
     assert KEY not in str(caught.value)
-
-
-def test_a_certificate_and_the_key_of_another_are_refused(tmp_path: Path) -> None:
-    one, other = Certificate(tmp_path, "one"), Certificate(tmp_path, "other")
-    with pytest.raises(StartError, match="are not a certificate and its"):
-        check_pool_port(pool_settings(tmp_path, pool_tls_cert=one.cert, pool_tls_key=other.key), 1)
