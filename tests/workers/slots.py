@@ -26,16 +26,24 @@ HANGUPS = HangupWatcher()
 
 
 def make_service(
-    directory: Path = EMBEDDED, *, max_batch: int = 4, step_delay_s: float = 0.0, revision: str = ""
+    directory: Path = EMBEDDED,
+    *,
+    kind: type[SlotService] = SlotService,
+    source: str = "embedded",
+    revision: str = "",
+    dtype: str = "fp32",
+    cache: Path = Path("unused"),
+    max_batch: int = 4,
+    step_delay_s: float = 0.0,
 ) -> SlotService:
     slot = Slot(index=3, device="cpu", model="embedded", socket="", max_batch=max_batch)
-    model = Model("embedded", str(directory), "embedded", n_ctx=1024, vocab_size=8192, revision=revision)
-    config = EngineConfig(dtype="fp32", max_batch=max_batch, hang_s=0.0)
+    model = Model("embedded", str(directory), source, n_ctx=1024, vocab_size=8192, revision=revision)
+    config = EngineConfig(dtype=dtype, max_batch=max_batch, hang_s=0.0)
 
     def fail(error: BaseException) -> None:
         raise error
 
-    return SlotService(slot, model, config, Path("unused"), runners=Faults(step_delay_s), on_fatal=fail)
+    return kind(slot, model, config, cache, runners=Faults(step_delay_s), on_fatal=fail)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import inspect
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -105,23 +106,29 @@ class App:
         return [content]
 
 
-@pytest.fixture
-def connected() -> Iterator[tuple[SlotWorker, TConn, socket.socket]]:
-    """A worker's object without its process, and a connection whose first request gunicorn has parsed."""
+@contextmanager
+def slot_worker() -> Iterator[SlotWorker]:
+    """A worker's object without its process."""
     config = Config()
     worker = SlotWorker(1, 2, [], None, 10, config, Logger(config))
     worker.wsgi = App()  # type: ignore[assignment]
     worker.max_keepalived = 10
+    yield worker
+    worker.tmp.close()
+
+
+@pytest.fixture
+def connected() -> Iterator[tuple[SlotWorker, TConn, socket.socket]]:
+    """A worker, and a connection whose first request gunicorn has parsed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     theirs.settimeout(5)
-    with ours, theirs:
-        conn = TConn(config, ours, "", "")
+    with ours, theirs, slot_worker() as worker:
+        conn = TConn(worker.cfg, ours, "", "")
         conn.data_ready = True
         theirs.sendall(request(b"first"))
         assert ThreadWorker.handle(worker, conn) is True
         assert theirs.recv(1 << 16).endswith(b"first")
         yield worker, conn, theirs
-    worker.tmp.close()
 
 
 def request(content: bytes, head: bytes = b"POST /generate HTTP/1.1\r\nHost: slot\r\n") -> bytes:

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gunicorn.config import Config
-from gunicorn.glogging import Logger
 from gunicorn.workers.gthread import ThreadWorker
 
 from shared.masters.startup import PortAccess, server_tls
 from shared.pool_keys import watch_pool_keys
 from shared.watched_files import POLL_S, WatchedFiles
 from tests.tls import Certificate
-from tests.workers.test_gunicorn_worker import CHUNK, HEAD, LAST_CHUNK, App
+from tests.workers.test_gunicorn_worker import CHUNK, HEAD, LAST_CHUNK, slot_worker
 from workers.gunicorn_worker import SlotWorker
 from workers.tcp_port import ENTRY_S, ENTRY_THREADS, MAX_STRANGERS, TcpConnection, TcpPort
 
@@ -94,15 +92,11 @@ def port(tmp_path: Path, certificate: Certificate) -> TcpPort:
 
 @pytest.fixture
 def worker(port: TcpPort, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlotWorker]:
-    config = Config()
-    made = SlotWorker(1, 2, [], None, 10, config, Logger(config))
-    made.wsgi = App()  # type: ignore[assignment]
-    made.max_keepalived = 10
-    made._port = port
-    made._num_busy, made._count_lock = 0, threading.Lock()
-    monkeypatch.setattr(made, "_wait_for_next_request", lambda _: False)
-    yield made
-    made.tmp.close()
+    with slot_worker() as made:
+        made._port = port
+        made._num_busy, made._count_lock = 0, threading.Lock()
+        monkeypatch.setattr(made, "_wait_for_next_request", lambda _: False)
+        yield made
 
 
 @pytest.fixture
