@@ -3,10 +3,9 @@
 `fake_cuda()` replaces the parts of torch that Tercet's CUDA path calls. Tensors "on cuda" are CPU tensors. It is a
 fake because a GPU cannot be had; it imitates what decides whether code written for CUDA graphs is right:
 
-- A capture records the aten operations that the code calls, and the launches of functions wrapped by
-  `FakeCuda.launcher`. As on a GPU it executes none that writes, Python does not run again at a replay, and an operation
-  that waits for the device fails and invalidates the capture. Leaving a capture that was invalidated raises before the
-  stream is restored, as torch 2.13 does.
+- A capture records the aten operations that the code calls. As on a GPU it executes none that writes, Python does not
+  run again at a replay, and an operation that waits for the device fails and invalidates the capture. Leaving a capture
+  that was invalidated raises before the stream is restored, as torch 2.13 does.
 - A replay executes what was recorded on the same memory. All graphs share a memory pool: a replay overwrites (poisons)
   the results of every other graph.
 - A copy to pinned memory is done only when an event recorded after it, or the device, is synchronized; until then the
@@ -71,7 +70,6 @@ class FakeCuda:
     """The state of the device, and the failures to come.
 
     Attributes:
-        mem_get_info: → free and total bytes; to be replaced by tests of memory.
         num_captures: graphs captured.
         num_replays: graphs replayed.
         current: the current stream.
@@ -80,19 +78,15 @@ class FakeCuda:
     def __init__(
         self,
         *,
-        should_poison: bool = True,
         free_bytes: int = 1 << 30,
         total_bytes: int = 2 << 30,
         capability: tuple[int, int] = (9, 0),
         name: str = "Stand-in",
-        num_devices: int = 1,
     ) -> None:
-        self.should_poison = should_poison
-        self.mem_get_info: Callable[[], tuple[int, int]] = lambda: (free_bytes, total_bytes)
-        self.capability, self.name, self.num_devices = tuple(capability), name, num_devices
-        self.total_bytes = total_bytes
+        self.capability, self.name = tuple(capability), name
+        self.free_bytes, self.total_bytes = free_bytes, total_bytes
         self.num_captures = self.num_replays = 0
-        self.current = self.default = FakeStream(self)
+        self.current = FakeStream(self)
         self.recording: _Recording | None = None
         self._failures: list[tuple[str, list[int], Callable[[], Exception]]] = []
         self._broken_by: Exception | None = None
@@ -129,22 +123,6 @@ class FakeCuda:
                 self._broken_by = raised
             raise raised
 
-    def launcher(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, which launches kernels other than torch's, as something that a capture records.
-
-        Its arguments must be static: tensors that it writes, and values that never change.
-        """
-
-        @functools.wraps(function)
-        def launch(*args: Any, **kwargs: Any) -> Any:
-            recording = self.recording
-            if recording is None:
-                return function(*args, **kwargs)
-            recording.calls.append(lambda: function(*args, **kwargs))
-            return None
-
-        return launch
-
     def copy_later(self, target: Tensor, source: Tensor) -> None:
         """A copy to pinned memory, which is done when the device is synchronized."""
         self._pending.append((target, source.clone()))
@@ -173,8 +151,6 @@ class FakeCuda:
 
     def mark_written(self, graph: FakeGraph) -> None:
         """Poisons the results of all other graphs."""
-        if not self.should_poison:
-            return
         for other in self._unpoisoned:
             if other is not graph:
                 other.poison()
@@ -259,12 +235,6 @@ class FakeGraph:
         for tensor in self._recording.results:
             _poison(tensor)
 
-    @property
-    def num_calls(self) -> int:
-        """Operations and launches of a replay."""
-        assert self._recording is not None
-        return len(self._recording.calls)
-
     def replay(self) -> None:
         assert self._recording is not None, "replayed before it was captured"
         self._fake.reach("replay")
@@ -273,9 +243,6 @@ class FakeGraph:
             self._fake.mark_written(self)
             for call in self._recording.calls:
                 call()
-
-    def reset(self) -> None:
-        self._recording = None
 
 
 class _GraphContext:
@@ -316,12 +283,6 @@ class FakeStream:
     def wait_stream(self, _stream: FakeStream) -> None:
         self._fake.reach("wait_stream")
 
-    def wait_event(self, _event: FakeEvent) -> None:
-        self._fake.reach("wait_event")
-
-    def synchronize(self) -> None:
-        self._fake.finish_copies()
-
 
 class _StreamContext:
     """`torch.cuda.stream`."""
@@ -355,10 +316,6 @@ class FakeEvent:
     def synchronize(self) -> None:
         assert self._at is not None, "synchronized before it was recorded"
         self._fake.finish_copies(self._num_copies)
-
-    def query(self) -> bool:
-        self.synchronize()
-        return True
 
     def elapsed_time(self, other: FakeEvent) -> float:
         assert self._at is not None
@@ -395,19 +352,15 @@ def install(fake: FakeCuda, replace: Callable[[Any, str, Any], None] = setattr) 
         "stream": functools.partial(_StreamContext, fake),
         "set_stream": lambda stream: setattr(fake, "current", stream),
         "current_stream": lambda _device=None: fake.current,
-        "default_stream": lambda _device=None: fake.default,
         "synchronize": lambda _device=None: fake.finish_copies(),
-        "mem_get_info": lambda _device=None: fake.mem_get_info(),
-        "memory_allocated": lambda _device=None: 0,
+        "mem_get_info": lambda _device=None: (fake.free_bytes, fake.total_bytes),
         "memory_reserved": lambda _device=None: 0,
         "empty_cache": lambda: None,
         "set_device": lambda _device: None,
         "current_device": lambda: 0,
-        "device_count": lambda: fake.num_devices,
+        "device_count": lambda: 1,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "init": lambda: None,
-        "is_current_stream_capturing": lambda: fake.recording is not None,
         "get_device_capability": lambda _device=None: fake.capability,
         "get_device_name": lambda _device=None: fake.name,
         "get_device_properties": lambda _device=None: properties,
@@ -417,11 +370,9 @@ def install(fake: FakeCuda, replace: Callable[[Any, str, Any], None] = setattr) 
         replace(torch.cuda, name, value)
     for name in _FACTORIES:
         replace(torch, name, _on_cpu(fake, getattr(torch, name)))
-    for name in ("to", "new_empty", "new_full", "new_tensor", "new_zeros"):
+    for name in ("to", "new_tensor"):
         replace(Tensor, name, _on_cpu(fake, getattr(Tensor, name)))
-    replace(Tensor, "cuda", lambda self, *_: self.to("cuda"))
     replace(Tensor, "pin_memory", lambda self, *_: fake.pin(self.clone()))
-    replace(Tensor, "is_pinned", lambda self, *_: fake.is_pinned(self))
     copy = Tensor.copy_
 
     def copy_(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
