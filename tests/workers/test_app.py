@@ -32,7 +32,7 @@ from tests.workers.slots import (
     problem,
     warm_service,
 )
-from workers.app import create_app
+from workers.app import SlotApp
 from workers.service import Branch, SlotService
 
 # Answers -----------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_an_unexpected_exception_is_answered_without_its_text() -> None:
         def submit(self, request: GenerateRequest) -> Branch:
             raise RuntimeError("the secret")
 
-    client = testing.TestClient(create_app(make_service(kind=BrokenService), HANGUPS))
+    client = testing.TestClient(SlotApp(make_service(kind=BrokenService), HANGUPS))
     result = client.simulate_post("/generate", json={"prompt": "a"})
     assert (problem(result)["code"], result.status) == ("internal_error", falcon.HTTP_500)
     assert "secret" not in result.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
 
+from tests.workers.engine.test_sampling import SampleFn, by_kernel
 from workers.engine import sampling
 from workers.engine.arithmetic_code import MIN_WIDTH, Code, first_code, uniform
-from workers.engine.cpu.kernels import ThreadTeam
-from workers.engine.cpu.sampler import CpuSampler
 from workers.engine.draw import Draw
-from workers.engine.request import GeneratedToken, SamplingParams
+from workers.engine.request import SamplingParams
 
 NUM_SEEDS = 20_000
 VOCAB = 6
@@ -28,11 +27,6 @@ NUM_BRANCHES = 3
 WARPED = SamplingParams(temperature=1, top_k=5, top_p=0.9)
 FREE = SamplingParams(temperature=1, top_k=50, top_p=1)  # of six tokens
 Text = tuple[int, ...]
-SampleFn = Callable[[torch.Tensor, list[Draw]], list[GeneratedToken]]
-
-
-def by_kernel(logits: torch.Tensor, draws: list[Draw]) -> list[GeneratedToken]:
-    return CpuSampler(ThreadTeam(num_threads=2), VOCAB).sample(logits, range(len(draws)), draws)
 
 
 def next_logits(texts: Sequence[Text]) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 
@@ -11,18 +10,12 @@ import pytest
 from tests.workers.engine.helpers import (
     CHECKPOINT,
     add,
-    generate,
     make_core,
     make_sequence,
-    random_ids,
     run_to_end,
-    running_engine,
 )
 from workers.engine.batch import RunnerOutput, SchedulerOutput
-from workers.engine.cpu.runner import CpuRunner
-from workers.engine.failures import DeviceFailure, InvalidOutput, OutOfMemory, SequenceFailure
-from workers.engine.interrupt import Interrupt
-from workers.engine.loader import LoadedModel
+from workers.engine.failures import InvalidOutput, OutOfMemory, SequenceFailure
 from workers.engine.request import EngineRequest, GeneratedToken, PromptLogprobs, SamplingParams, SequenceOutput
 from workers.engine.result_stream import ResultStream
 from workers.engine.sequence import Sequence
@@ -153,19 +146,6 @@ def test_a_fault_of_one_sequence_ends_that_sequence_only() -> None:
     assert after.result().finish_reason == "length"
 
 
-def test_an_error_of_the_runner_is_the_callers() -> None:
-    def broken(*_: object) -> int:
-        raise RuntimeError("an illegal memory access was encountered")
-
-    core = make_core(FakeRunner(broken))
-    stream = add(core, request())
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        core.step()
-    failure = DeviceFailure()
-    core.finish_all("error", failure)
-    assert (stream.result().finish_reason, stream.result().failure) == ("error", failure)
-
-
 def test_after_a_failed_step_the_scheduled_sequences_end_and_the_waiting_continue_without_a_cache() -> None:
     runner = FakeRunner(lambda one, position: 1 // (1 - one.request.seed) + position)
     core = make_core(runner)
@@ -240,24 +220,3 @@ def test_a_step_has_nothing_to_run_while_a_prefill_group_waits_for_siblings() ->
     run_to_end(core)
     assert [stream.result().finish_reason for stream in streams] == ["length", "length"]
     assert sum(len(scheduled.chunks) for scheduled in runner.steps) == 1
-
-
-def test_prompt_logprobs_are_collected_over_all_chunks() -> None:
-    core = make_core(FakeRunner())
-    stream = add(core, request(1, prompt=(7,) * 600, echo_logprobs=True))
-    run_to_end(core)
-    assert stream.result().prompt_logprobs == (None, *[-2.0] * 599)
-    assert stream.result().prompt_tops == (None, *[((1, -2.0),)] * 599)
-
-
-@pytest.mark.parametrize("params", [SamplingParams(12, temperature=0), SamplingParams(12, top_k=20)], ids=str)
-def test_a_model_gives_the_same_text_as_in_the_engines_thread(tiny: LoadedModel, params: SamplingParams) -> None:
-    prompt = random_ids(random.Random(4), 30, tiny.config.vocab_size)
-    runner = CpuRunner(tiny, 4, Interrupt())
-    core = make_core(runner)
-    streams = [add(core, EngineRequest(tuple(prompt), params, seed)) for seed in range(3)]
-    run_to_end(core)
-    with running_engine(tiny) as engine:
-        for seed, stream in enumerate(streams):
-            theirs = generate(engine, prompt, params, seed)
-            assert (stream.result().token_ids, stream.result().logprobs) == (theirs.token_ids, theirs.logprobs)

@@ -9,14 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
-from transformers import (
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
+from tests.workers.engine.test_logits_processors import transformers_probabilities
 from workers.engine import sampling
 from workers.engine.arithmetic_code import MIN_WIDTH, Code, first_code
 from workers.engine.cpu.kernels import ThreadTeam
@@ -48,22 +42,6 @@ def logits_for(seed: int, spread: float = 2.0) -> torch.Tensor:
     return spread * torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed))
 
 
-def warped(logits: torch.Tensor, params: SamplingParams, seen: list[int]) -> torch.Tensor:
-    """The distribution that transformers' own warpers give."""
-    ids, scores = torch.tensor([seen]), logits[None].clone()
-    if params.repetition_penalty != 1:
-        scores = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(ids, scores)
-    scores = TemperatureLogitsWarper(float(params.temperature))(ids, scores)
-    if params.top_k:
-        scores = TopKLogitsWarper(params.top_k)(ids, scores)
-    if 0 < params.top_p < 1:
-        scores = TopPLogitsWarper(params.top_p)(ids, scores)
-    if params.min_p:
-        scores = MinPLogitsWarper(params.min_p)(ids, scores)
-    probs: torch.Tensor = scores[0].double().softmax(-1)
-    return probs
-
-
 @pytest.mark.parametrize(
     "params",
     [
@@ -83,7 +61,7 @@ def warped(logits: torch.Tensor, params: SamplingParams, seen: list[int]) -> tor
 def test_draws_follow_transformers_distribution(sample: SampleFn, params: SamplingParams) -> None:
     logits = logits_for(1)
     seen = logits.topk(5).indices.tolist()
-    expected = warped(logits, params, seen)
+    expected = transformers_probabilities(logits, params, seen)
     counts = torch.zeros(VOCAB, dtype=torch.long)
     size = 500
     for first in range(0, NUM_DRAWS, size):

@@ -191,13 +191,3 @@ def test_a_prompt_waits_until_an_entry_is_unused() -> None:
     while first.finish_reason is None:
         assert second not in step(scheduler).sampled_sequences
     assert step(scheduler).sampled_sequences == [second]
-
-
-def test_a_removed_sequence_leaves_nothing_to_schedule() -> None:
-    scheduler = Scheduler(2, 4)
-    one = sequence((1, 2, 3))
-    scheduler.add(one)
-    scheduler.schedule(float("inf"))
-    scheduler.remove(one)
-    assert scheduler.sequences == []
-    assert not scheduler.schedule(float("inf"))

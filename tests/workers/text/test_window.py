@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.workers.helpers import EMBEDDED
 from workers.text.tokenizer import Tokenizer
 from workers.text.window import encode_window
 
-EMBEDDED = Path(__file__).parents[3] / "workers/checkpoints/embedded"
 TOKENIZER = Tokenizer.from_directory(EMBEDDED, 8192)
 PROSE = (
     "It was a bright morning in the early spring, and the road ran white between the hedges. Nobody had passed "

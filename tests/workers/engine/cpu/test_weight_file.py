@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -113,27 +114,17 @@ def test_a_damaged_file_is_made_again(tmp_path: Path, damage: Callable[[bytes], 
 def test_a_full_disk_leaves_private_memory_a_log_line_and_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class FullDisk:
-        """A temporary file whose file system is full; a real one would need the rights to mount it."""
+    make = tempfile.NamedTemporaryFile
 
-        def __init__(self, **options: Any) -> None:
-            self._path = Path(options["dir"]) / f"{options['prefix']}x"
-            self.name = str(self._path)
+    def fail(_content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-        def __enter__(self) -> FullDisk:
-            self._path.touch()
-            return self
+    def on_full_disk(**options: Any) -> Any:
+        file = make(**options)
+        file.write = fail  # type: ignore[method-assign, assignment]
+        return file
 
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def write(self, _content: bytes) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr("workers.engine.cpu.weight_file.tempfile.NamedTemporaryFile", FullDisk)
+    monkeypatch.setattr("workers.engine.cpu.weight_file.tempfile.NamedTemporaryFile", on_full_disk)
     with capture_logs() as logs:
         model = shared_model(tmp_path, "small", "1", load)
     assert texts(model) == texts(load())
