@@ -101,7 +101,7 @@ def _divide(card: Card, slots: Sequence[Slot], plan: Plan, settings: Settings) -
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(ModelShape):
+class GpuModelShape(ModelShape):
     """The sizes that determine a model's memory, and those that its kernels depend on (`kernel_store.Shape`)."""
 
     n_head: int
@@ -111,13 +111,15 @@ class Shape(ModelShape):
         return self.n_ctx
 
 
-def model_shape(model: Model) -> Shape:
+def model_shape(model: Model) -> GpuModelShape:
     """The sizes of a model of the plan."""
     if model.source == "synthetic":
         num_layers, width = SYNTHETIC_SHAPES[model.name]
-        return Shape(num_layers, width, 4 * width, model.n_ctx, model.vocab_size, width // SYNTHETIC_HEAD_SIZE)
+        return GpuModelShape(num_layers, width, 4 * width, model.n_ctx, model.vocab_size, width // SYNTHETIC_HEAD_SIZE)
     sizes = read_config(Path(model.directory))
-    return Shape(sizes["n_layer"], sizes["n_embd"], sizes["n_inner"], model.n_ctx, model.vocab_size, sizes["n_head"])
+    return GpuModelShape(
+        sizes["n_layer"], sizes["n_embd"], sizes["n_inner"], model.n_ctx, model.vocab_size, sizes["n_head"]
+    )
 
 
 def list_cards() -> list[Card]:

@@ -188,10 +188,10 @@ def int8_product(weight: Tensor, memory: HugePages) -> PackedInt8Linear | Int8Pr
     for many. Elsewhere fbgemm does, which quantizes by itself, or oneDNN. All sum integers and do the same in floating
     point, so their results are equal to the bit.
     """
-    scales = (weight.abs().amax(1) / 127).clamp_min(TINY)  # each row's largest value is ±127
-    weight8 = (weight / scales[:, None]).round().to(torch.int8)
     from workers.engine.cpu import kernels  # compiles on the first import
 
+    scales = (weight.abs().amax(1) / 127).clamp_min(TINY)  # each row's largest value is ±127
+    weight8 = (weight / scales[:, None]).round().to(torch.int8)
     fits = len(weight8) >= BLOCK and weight8.shape[1] % 4 == 0
     if kernels.HAS_DOT_PRODUCTS and fits:
         return PackedInt8Linear.pack(weight8, scales, memory)
