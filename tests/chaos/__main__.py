@@ -20,7 +20,7 @@ from tests.e2e.harness import ROOT
 
 
 def main() -> int:
-    """Exit code 1 if a row falls short."""
+    """Exit code 1 if a row falls short in more than speed, and docs/RELIABILITY.md does not admit it."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--only", default="", help="rows to measure, like R1,R14; by default all")
     parser.add_argument("--seed", type=int, default=1, help="of every random choice (default: %(default)s)")
@@ -37,7 +37,7 @@ def main() -> int:
     # A short path, for the Unix sockets in it.
     base = Path(tempfile.mkdtemp(prefix="chaos-"))
     context = Context(base, size, options.seed)
-    has_held = True
+    has_failed = False
     try:
         for row in ROWS:
             if wanted and row.name not in wanted:
@@ -47,7 +47,7 @@ def main() -> int:
             print(result.markdown(), flush=True)
             for shortfall in result.shortfalls:
                 console.print(f"  {shortfall}", style="red", highlight=False, markup=False)
-            has_held &= result.held
+            has_failed |= bool(result.failures)
     finally:
         context.close()
         shutil.rmtree(base, ignore_errors=True)
@@ -60,7 +60,7 @@ def main() -> int:
 - commit: {commit or "unknown (no git checkout)"}
 - machine: {machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 1e9:.0f} GB memory; {machine.system}
 - versions: {", ".join(f"{name} {number}" for name, number in versions().items())}""")
-    return int(not has_held)
+    return int(has_failed)
 
 
 if __name__ == "__main__":
