@@ -15,25 +15,25 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from deploy.load.clients import LOOPBACK, Clients, raise_for_status
+from deploy.load.clients import LOOPBACK, raise_for_status
 from deploy.load.server import ROOT
 from deploy.load.workload import W
 from shared.errors import StartError
 from tests.bench.rounds import Contender, interleave
 from tests.bench.server import MeasuredServer
+from tests.bench.speed.contenders import BenchClients
 from workers.checkpoints.resolve import resolve
 
 NUM_CLIENTS = 16
 # Per round and version.
 NUM_REQUESTS, NUM_EMBEDDED_REQUESTS, NUM_CLIENT_REQUESTS = 4, 20, 2
-STREAM_S = 0.5
+STREAM_S, PATSNAP_S = 0.5, 3.0
 # Series: label, unit.
 SERIES = {
     "gateway": ("W through the gateway, cold", "ms"),
-    "overhead": ("gateway and HTTP: request − engine time", "ms"),
     "clients": (f"{NUM_CLIENTS} closed-loop clients", "tokens/s"),
+    "patsnap": ("Patsnap's workload", "ms"),
     "embedded": ("W through the gateway, cold, embedded checkpoint", "ms"),
-    "embedded-overhead": ("gateway and HTTP, embedded checkpoint", "ms"),
     "first-text": ("time to first text, embedded checkpoint, streamed", "ms"),
     "start": ("worker from fork to warm, embedded checkpoint", "s"),
 }
@@ -78,22 +78,22 @@ def _start(stack: ExitStack, name: str, root: Path) -> Contender:
     servers, clients = {}, {}
     for model in ("embedded", "synthetic:small"):
         servers[model] = server = stack.enter_context(MeasuredServer(model, {"devices": "cpu"}, root))
-        clients[model] = Clients(LOOPBACK, server.port, resolve(model), W, server.port, {})
+        clients[model] = BenchClients(LOOPBACK, server.port, resolve(model), W, server.port, {})
 
     def measure() -> Mapping[str, list[float]]:
         replies = raise_for_status(clients["synthetic:small"].send_new(NUM_REQUESTS))
         load = clients["synthetic:small"].send_concurrently(NUM_CLIENTS, NUM_CLIENT_REQUESTS)
         num_tokens = sum(reply.num_tokens for reply in raise_for_status(load.replies))
+        batches = raise_for_status(clients["synthetic:small"].send_batches_for(PATSNAP_S).replies)
         embedded = raise_for_status(clients["embedded"].send_new(NUM_EMBEDDED_REQUESTS))
         streamed = raise_for_status(clients["embedded"].send_for(1, STREAM_S, is_streamed=True).replies)
         start_s = servers["embedded"].renew_worker()
         raise_for_status(clients["embedded"].send_new(1))  # the new worker's first request
         samples = {
             "gateway": [reply.wall_ms for reply in replies],
-            "overhead": [reply.overhead_ms for reply in replies],
             "clients": [num_tokens / load.elapsed_s],
+            "patsnap": [reply.wall_ms for reply in batches],
             "embedded": [reply.wall_ms for reply in embedded],
-            "embedded-overhead": [reply.overhead_ms for reply in embedded],
             "first-text": [reply.first_text_ms for reply in streamed],
             "start": [start_s],
         }
