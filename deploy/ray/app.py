@@ -17,8 +17,17 @@ DRAIN_POLL_S = 0.2
 SAMPLES_PER_WINDOW = 5
 
 
-def build(args: dict[str, object], worker_class: type[WorkerReplica] = WorkerReplica) -> Any:
-    """The application for `args` (`deploy.ray.config.RayConfig`), with workers of this class.
+def build(args: dict[str, object]) -> Any:
+    """The application for `args` (`deploy.ray.config.RayConfig`); Serve takes builders with one parameter only.
+
+    Raises:
+        StartError: an argument is wrong.
+    """
+    return application(args, WorkerReplica)
+
+
+def application(args: dict[str, object], worker_class: type[WorkerReplica]) -> Any:
+    """As `build`, with workers of this class.
 
     Raises:
         StartError: an argument is wrong.

@@ -19,7 +19,7 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from deploy.ray.app import build
+from deploy.ray.app import application
 from deploy.ray.replica import WorkerReplica
 from tests.deploy.ray.faulty_worker import FaultyWorker
 from tests.e2e.harness import ROOT, free_port, until
@@ -86,7 +86,7 @@ class RayPool:
 
     def deploy(self, **args: object) -> None:
         """Deploy the application anew with these arguments; returns when Serve has its replicas."""
-        serve.run(build({"model": "embedded", **args}, self._worker_class), name="embedded", route_prefix=PREFIX)
+        serve.run(application({"model": "embedded", **args}, self._worker_class), name="embedded", route_prefix=PREFIX)
 
     def wait_for_workers(self, number: int, timeout_s: float = START_S) -> float:
         """Wait until this number of workers is warm; returns seconds."""
