@@ -103,7 +103,7 @@ def run(suite: str, tree: str) -> Result:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     lines = log.read_text(errors="replace").split("\n")
-    last_line = next((line.strip("= ") for line in reversed(lines) if line.strip()), "")
+    last_line = next((line.strip("= ") for line in reversed(lines) if line.strip() and not line.startswith("make")), "")
     result = Result(suite, tree, exit_code, round((time.monotonic() - began) / 60, 1), last_line[:160])
     (RESULTS / f"{suite}.json").write_text(json.dumps(asdict(result)))
     return result
@@ -127,6 +127,8 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="forget the results of earlier runs")
     parser.add_argument("--only", nargs="+", choices=SUITES, default=list(SUITES), help="suites to run")
     options = parser.parse_args()
+    # A shell lets what it starts in the background ignore Ctrl-C, and so would the commands that suites interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # An exception, so that `run` ends what it started.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     RESULTS.mkdir(parents=True, exist_ok=True)

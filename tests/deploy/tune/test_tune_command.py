@@ -34,7 +34,6 @@ def tune(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
         env=environ(**settings),
         capture_output=True,
         text=True,
-        timeout=280,
         check=False,
     )
 
@@ -128,6 +127,7 @@ def test_an_interrupted_run_continues(tmp_path: Path) -> None:
 
 
 @pytest.mark.deploy
+@pytest.mark.timeout(900)  # five starts of a server, half a minute each
 def test_rehearsal_on_a_gpu(tmp_path: Path) -> None:
     """There is no GPU: a stand-in takes the place of `torch.cuda`. No figure means anything."""
     fake = process_environment(name="NVIDIA Stand-in")
