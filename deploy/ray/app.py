@@ -27,11 +27,7 @@ def build(args: dict[str, object]) -> Any:
 
 
 def application(args: dict[str, object], worker_class: type[WorkerReplica]) -> Any:
-    """As `build`, with workers of this class.
-
-    Raises:
-        StartError: an argument is wrong.
-    """
+    """As `build`, with workers of this class."""
     config = parse_config(args)
     worker = serve.deployment(worker_class).options(name="Worker", **worker_options(config))
     ingress = serve.deployment(Ingress).options(

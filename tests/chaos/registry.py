@@ -36,7 +36,6 @@ ROWS = (
         "R14",
         "Soak: after warm-up memory grows at most 5 MB a process, descriptors and threads by 0",
         hold_no_more_after_many_requests,
-        known=("memory growth", "descriptors grown"),
     ),
     Row(
         "R16",

@@ -28,4 +28,4 @@ def test_the_promise_holds_in_the_short_form(name: str, context: Context) -> Non
     [row] = [row for row in ROWS if row.name == name]
     result = row.run(context)
     print(f"\n{result.markdown()}")
-    assert result.failures == []
+    assert [shortfall for shortfall in result.shortfalls if shortfall not in result.slow] == []

@@ -73,7 +73,7 @@ def _measure_others(
             f"{name}: closed by the server": slow.counts["closed by the server"],
             f"{name}: calm p99 ms": calm_p99_ms,
         }
-        findings.at_most(f"{name}: others' p99 ms", milliseconds(others, 0.99), 2 * calm_p99_ms, is_speed=True)
+        findings.at_most(f"{name}: others' p99 ms", milliseconds(others, 0.99), 2 * calm_p99_ms)
         at_end()
 
 

@@ -11,7 +11,7 @@ from tests.chaos.measure import Context, Findings
 from tests.e2e.harness import usages
 
 NUM_CLIENTS = 6
-MAX_GROWTH_MB = 5.0
+MAX_GROWTH_MB, ADMITTED_GROWTH_MB = 5.0, 40.0
 
 
 def short_answers(rng: random.Random) -> bytes:
@@ -39,6 +39,8 @@ def hold_no_more_after_many_requests(context: Context, findings: Findings) -> No
     findings.none_of("failed requests", dict(count_failures(load.answers + measured.answers)))
     for name, was in before.items():
         grown_mb = (after[name].rss_bytes - was.rss_bytes) / 1e6
-        findings.at_most(f"{name}: memory growth MB", grown_mb, MAX_GROWTH_MB)
-        findings.at_most(f"{name}: descriptors grown", after[name].num_descriptors - was.num_descriptors, 0)
+        admitted_mb = None if name == "gateway" else ADMITTED_GROWTH_MB
+        findings.at_most(f"{name}: memory growth MB", grown_mb, MAX_GROWTH_MB, admitted=admitted_mb)
+        num_descriptors = after[name].num_descriptors - was.num_descriptors
+        findings.at_most(f"{name}: descriptors grown", num_descriptors, 0, admitted=1)
         findings.at_most(f"{name}: threads grown", after[name].num_threads - was.num_threads, 0)

@@ -97,7 +97,7 @@ def serve(*arguments: object) -> str:
 
 def is_running(status: str) -> bool:
     assert "DEPLOY_FAILED" not in status, status
-    time.sleep(2)  # each `serve status` keeps a core busy for as long, which the workers need
+    time.sleep(2)  # each `serve status` keeps a core busy, which the workers need
     return "status: RUNNING" in status
 
 
