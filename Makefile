@@ -6,8 +6,12 @@ VENV := .venv
 # other than pip's default: make serve CUDA_PINS=/dev/null
 CUDA_PINS := requirements/cuda.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Container images often set it. Without bytecode, each start compiles torch's sources again, which takes 2 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 SERVE := $(VENV)/serve.stamp
+KERNEL_SOURCES := $(wildcard workers/engine/cpu/kernel_source/*.* workers/engine/cpu/kernel_source/sets/*) \
+	workers/engine/cpu/layouts.py shared/cpu_features.py
 DEV := $(VENV)/dev.stamp
 # pip-audit, cyclonedx-py, check-jsonschema and uv, apart from what Tercet imports.
 TOOLS := build/tools/tools.stamp
@@ -56,7 +60,7 @@ help-all: help
 
 # `exec`: make forwards signals to its child, which must be Tercet, not a shell.
 serve: $(SERVE)
-	@exec $(VENV)/bin/tercet serve
+	@exec $(VENV)/bin/tercet serve --fetch
 
 # GOMP_SPINCOUNT as in the workers (shared/worker_environment.py), because tests run more processes than cores.
 PYTEST = GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest
@@ -99,6 +103,8 @@ npm: $(DEV)
 gpu-wheels:
 	@$(PYTHON) -m tests.bench.gpu.wheels build/gpu-wheels
 
+C_SOURCES = $(wildcard workers/engine/cpu/kernel_source/*.[ch] workers/engine/cpu/kernel_source/sets/*.h)
+
 # In a directory that `make clean` keeps, because training takes hours. The same command resumes an interrupted run.
 embedded: $(SERVE)
 	@test -n '$(CORPUS)' || { echo 'CORPUS is not set: make embedded CORPUS=path/to/train.txt.xz' >&2; exit 1; }
@@ -110,11 +116,13 @@ lint: $(DEV)
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-logo --no-cache
 	@$(VENV)/bin/oxlint
+	@$(VENV)/bin/clang-format --dry-run -Werror $(C_SOURCES)
 
 format: $(DEV)
 	@$(VENV)/bin/ruff check --fix
 	@$(VENV)/bin/ruff format
 	@$(VENV)/bin/oxlint --fix
+	@$(VENV)/bin/clang-format -i $(C_SOURCES)
 
 setup: $(DEV)
 
@@ -123,7 +131,8 @@ setup-serve: $(SERVE)
 # A stamp is removed first and written last, so an interrupted set-up is never mistaken for a finished one. The next
 # resumes it, unless the environment was made in another directory or with another Python. pip writes a package's RECORD
 # last: a package without one was interrupted, and pip must not mistake it for an installed one.
-$(SERVE): requirements/pip.txt requirements/serve.txt requirements/torch.txt requirements/cuda.txt pyproject.toml
+$(SERVE): requirements/pip.txt requirements/serve.txt requirements/torch.txt requirements/cuda.txt \
+		requirements/compiler.txt pyproject.toml $(KERNEL_SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo 'Tercet needs Python 3.11 or newer, which $(PYTHON) is not: install it, or name one with PYTHON=/path/to/python3.' >&2; \
 		exit 1; }
@@ -139,8 +148,8 @@ $(SERVE): requirements/pip.txt requirements/serve.txt requirements/torch.txt req
 	fi
 	@for info in $(VENV)/lib/python*/site-packages/*.dist-info; do [ -e "$$info/RECORD" ] || rm -rf "$$info"; done
 	@$(PIP) $(INSTALL) --require-hashes -r requirements/pip.txt
-	@$(PIP) $(INSTALL) --require-hashes -c requirements/serve.txt $(KERNELS_REQUIRE)
-	@$(VENV)/bin/python -m workers.engine.cpu.kernel_files & compiler=$$!; \
+	@$(PIP) $(INSTALL) --require-hashes -c requirements/serve.txt numpy
+	@$(COMPILE_KERNELS) & compiler=$$!; \
 		$(PIP) $(INSTALL) --require-hashes -c requirements/serve.txt $(TORCH_REQUIRES) && \
 		$(PIP) $(INSTALL) -r requirements/torch.txt -c $(CUDA_PINS) && \
 		$(PIP) $(INSTALL) --require-hashes -r requirements/serve.txt && \
@@ -148,14 +157,18 @@ $(SERVE): requirements/pip.txt requirements/serve.txt requirements/torch.txt req
 		wait $$compiler
 	@printf '%s\n' '$(CURDIR)' >$(SERVE)
 
-# What compiling the CPU kernels imports. It is installed first: they are compiled, once for all workers, while pip
-# installs the rest. torch's own requirements come before torch, so that their hashes are checked.
-KERNELS_REQUIRE = numba msgspec
+# The CPU kernels are compiled while pip installs the rest, which is why numpy comes first. The compiler is not kept, but
+# in an environment for developing, whose tests compile for other machines. torch's own requirements come before torch,
+# so that their hashes are checked.
+BUILD_KERNELS = $(VENV)/bin/python -m workers.engine.cpu.kernel_source.build
+COMPILE_KERNELS = { if $(VENV)/bin/python -c 'import ziglang' 2>/dev/null; then $(BUILD_KERNELS); else \
+		$(PIP) $(INSTALL) --require-hashes --target build/compiler -r requirements/compiler.txt && \
+		PYTHONPATH=build/compiler $(BUILD_KERNELS) && rm -rf build/compiler; fi; }
 TORCH_REQUIRES = filelock fsspec jinja2 networkx setuptools sympy typing-extensions
 
 $(DEV): $(SERVE) requirements/dev.txt
 	@rm -f $(DEV)
-	@$(PIP) $(INSTALL) --require-hashes -r requirements/serve.txt -r requirements/dev.txt
+	@$(PIP) $(INSTALL) --require-hashes -r requirements/serve.txt -r requirements/dev.txt -r requirements/compiler.txt
 	@$(VENV)/bin/python -c 'import triton, cuda.bindings' 2>/dev/null || \
 		$(PIP) $(INSTALL) -c requirements/cuda.txt $(GPU_COMPILER)
 	@touch $(DEV)
@@ -203,11 +216,12 @@ lock: $(TOOLS)
 	@$(COMPILE) $(OLDEST) pyproject.toml --extra dev --generate-hashes $(call NOT,torch cuda serve) -o build/lock/dev.txt
 	@cp build/lock/all.txt build/lock/ray.txt
 	@$(COMPILE) $(OLDEST) pyproject.toml --extra ray --generate-hashes $(call NOT,torch cuda serve) -o build/lock/ray.txt
-	@cp requirements/pip.txt requirements/tools.txt requirements/clients.txt build/lock
+	@cp requirements/compiler.txt requirements/pip.txt requirements/tools.txt requirements/clients.txt build/lock
+	@$(COMPILE) $(OLDEST) --group compiler --generate-hashes $(ARGS) -o build/lock/compiler.txt
 	@$(COMPILE) $(OLDEST) --group pip --generate-hashes $(ARGS) -o build/lock/pip.txt
 	@$(COMPILE) $(OLDEST) --group tools --generate-hashes $(ARGS) -o build/lock/tools.txt
 	@$(COMPILE) $(OLDEST) --group clients $(CLIENT_SOURCES:%=--no-binary %) --generate-hashes $(ARGS) -o build/lock/clients.txt
-	@for name in pip serve torch cuda dev ray tools clients; do cp build/lock/$$name.txt requirements; done
+	@for name in compiler pip serve torch cuda dev ray tools clients; do cp build/lock/$$name.txt requirements; done
 
 COMPILE = build/tools/bin/uv pip compile --quiet --python build/tools/bin/python --only-binary :all: --custom-compile-command 'make lock'
 OLDEST = --python-version 3.11 --python-platform x86_64-manylinux_2_28

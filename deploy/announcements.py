@@ -5,11 +5,14 @@ from __future__ import annotations
 import shlex
 import socket
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
 
 from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn
+from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from deploy.terminal import labelled
@@ -20,6 +23,19 @@ from shared.settings import PoolUrl, Settings
 def progress_line(stage: str, share: float) -> str:
     """What the search for a model does at present, and how much of it is done."""
     return f"{stage} … {share:.0%}" if share else f"{stage} …"
+
+
+@contextmanager
+def model_progress(console: Console) -> Iterator[Callable[[str, float], None]]:
+    """A bar that shows what the search for a model does; on a terminal only."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
+    with RichProgress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("Looking for models …", total=None)
+
+        def show(stage: str, share: float) -> None:
+            bar.update(task, description=f"{stage} …", completed=share, total=1.0 if share else None)
+
+        yield show
 
 
 def print_ready(

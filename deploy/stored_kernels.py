@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deploy.gpu_memory import model_shape
+from deploy.gpu_memory import model_config
 from deploy.gpus import query_gpus, read_capability
 from shared.plan import Plan, Slot
 from shared.settings import Settings
@@ -36,7 +36,7 @@ def _stored(store: KernelStore, slot: Slot, plan: Plan, settings: Settings, envi
     dtype = settings.model.dtype
     if dtype == "auto":
         dtype = "bf16" if gpu.capability >= FIRST_BF16_CAPABILITY else "fp16"
-    choice = store.read(kernel_key(gpu, model_shape(plan.model(slot.model)), dtype))
+    choice = store.read(kernel_key(gpu, model_config(plan.model(slot.model)), dtype))
     if choice is not None and choice.kernels is not None:
         return f"{choice.kernels}: {choice.reason}" if choice.reason else choice.kernels
     if choice is not None and choice.status == CHECKING:

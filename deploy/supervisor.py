@@ -8,7 +8,6 @@ workers' master once the gateway has ended too: both pools of an instance end in
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
 import signal
@@ -23,10 +22,9 @@ from pathlib import Path
 import structlog
 from rich.console import Console
 from rich.live import Live
-from rich.text import Text
 
-from deploy.announcements import print_ready, progress_line
-from deploy.planning import make_plan
+from deploy.announcements import model_progress, print_ready
+from deploy.planning import Downloads, make_plan, remember_served
 from deploy.slot_states import SlotStates, slot_table
 from deploy.terminal import labelled
 from shared.errors import StartError
@@ -40,6 +38,7 @@ from shared.masters.run_directory import (
 )
 from shared.masters.startup import check_access, check_pool_port, listen
 from shared.plan import PLAN_FILE, PLAN_LOCK_FILE, Plan, write_plan
+from shared.process import prctl
 from shared.settings import CLIENT, Settings
 
 ROOT = Path(__file__).parent.parent
@@ -58,7 +57,6 @@ ORPHAN_GRACE_S = 3.0
 ORPHAN_LISTENER_S = 3.0
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _PR_SET_CHILD_SUBREAPER = 36
-_libc = ctypes.CDLL(None, use_errno=True)
 log = structlog.get_logger()
 
 
@@ -73,12 +71,15 @@ class Supervisor:
         roles: tuple[str, ...] = ROLES,
         *,
         idle_status: int = 0,
+        downloads: Downloads = "named",
     ) -> None:
         """
         Args:
             roles: the pools to start, in the order of `ROLES`; one of them where the other is on another machine.
             idle_status: the exit code of an idle stop.
+            downloads: when SmolLM2 may be downloaded.
         """
+        self._downloads: Downloads = downloads
         self._roles = roles
         self._settings = settings
         self._idle_status = idle_status
@@ -108,7 +109,7 @@ class Supervisor:
             prepare_run_directory(self._settings) / "serve.lock"
         ).exists()  # an instance removes it at its end
         # Orphans become children of this process: it reaps them, and sees when a process group has ended.
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)
         with lock_run_directory(self._settings, "serve"):
             self._wait_for_orphans()
             # A pool may run here without a supervisor: refuse before overwriting or removing its files.
@@ -183,16 +184,15 @@ class Supervisor:
             self._stop()
 
     def _prepare(self) -> Plan:
-        with self._console.status("Looking for models …") as status:
-
-            def show(stage: str, share: float) -> None:
-                status.update(Text(progress_line(stage, share)))
-
-            plan = make_plan(self._settings, self._environ, show)
+        with model_progress(self._console) as show:
+            plan = make_plan(self._settings, self._environ, show, self._downloads)
         for model in plan.models:
+            if model.note:
+                self._console.print(model.note, highlight=False, soft_wrap=True)
             if model.warning:
                 self._console.print(labelled("Note:", "yellow", model.warning))
         write_plan(plan, self._run_path)
+        remember_served(plan, self._settings)
         self._own_files += [PLAN_FILE, PLAN_LOCK_FILE, *(Path(slot.socket).name for slot in plan.slots)]
         self._own_files += {device_lock_name(slot.device) for slot in plan.slots if slot.device != "cpu"}
         return plan
@@ -201,7 +201,7 @@ class Supervisor:
         supervisor = os.getpid()
 
         def die_with_parent() -> None:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() != supervisor:  # it died before the call
                 os._exit(1)
 
@@ -372,6 +372,8 @@ class Supervisor:
     def _reap(self) -> None:
         """Take the exit status of each child that has ended: masters, and workers whose master is dead."""
         masters = {master.pid: master for master in self._masters.values()}
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13: orphans are init's, and `poll` reaps the masters
+            return
         with suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if (master := masters.get(ended.si_pid)) is not None:

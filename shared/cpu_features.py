@@ -6,7 +6,9 @@ import torch: what is planned without torch must get the same answers as a worke
 
 from __future__ import annotations
 
+import os
 import platform
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +19,41 @@ KERNEL_FLAGS = (
     *("avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8"),
     *("asimddp", "i8mm", "bf16", "sve"),
 )
-# oneDNN multiplies bf16 with any of these groups, and raises an error without: the first is AVX-512 as of Skylake-SP,
-# the second AVX-NE-CONVERT, the third ARM's.
-BF16_FLAGS = (frozenset({"avx512bw", "avx512dq", "avx512vl"}), frozenset({"avx_ne_convert"}), frozenset({"bf16"}))
+# Instructions that multiply bf16, of x86 and ARM. oneDNN also emulates them, which is slower than fp32.
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionSet:
+    """One that the CPU kernels are compiled for.
+
+    Attributes:
+        name: also of its header in `workers/engine/cpu/kernel_source/sets`.
+        machine: architecture, x86_64 or aarch64.
+        compiler_cpu: what the compiler may use.
+        flags: what a CPU needs, by Linux's names.
+        title: for people.
+    """
+
+    name: str
+    machine: str
+    compiler_cpu: str
+    flags: frozenset[str]
+    title: str
+
+
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
+_AVX512_CPU = "x86_64+avx2+fma+f16c+avx512f+avx512bw+avx512dq+avx512vl+avx512vnni+amx_tile+amx_int8"
+# The fastest first. All compute the same bits.
+INSTRUCTION_SETS = (
+    InstructionSet("avx512_vnni", "x86_64", _AVX512_CPU, _AVX512, "AVX-512 VNNI"),
+    InstructionSet("avx_vnni", "x86_64", "x86_64+avx2+fma+f16c+avxvnni", _AVX2 | {"avx_vnni"}, "AVX-VNNI"),
+    InstructionSet("avx2", "x86_64", "x86_64+avx2+fma+f16c", _AVX2, "AVX2"),
+    InstructionSet("scalar", "x86_64", "x86_64", frozenset(), "no vector instructions that the kernels know"),
+    InstructionSet("neon_dotprod", "aarch64", "generic+dotprod", frozenset({"asimddp"}), "NEON with dot products"),
+    InstructionSet("scalar", "aarch64", "generic", frozenset(), "NEON without dot products"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +63,12 @@ class CpuFeatures:
     Attributes:
         name: the model's name, with family, model and stepping where there are such.
         flags: all flags of its instruction sets, by Linux's names.
+        prefetches_well: whether it reads ahead of a program without being told, as AMD's Zen does.
     """
 
     name: str
     flags: frozenset[str]
+    prefetches_well: bool = False
 
     @property
     def kernel_flags(self) -> list[str]:
@@ -41,12 +77,14 @@ class CpuFeatures:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether oneDNN multiplies bf16 on this CPU."""
-        return any(flags <= self.flags for flags in BF16_FLAGS)
+        """Whether this CPU multiplies bf16."""
+        return bool(BF16_FLAGS & self.flags)
 
     @property
-    def has_avx512_vnni(self) -> bool:
-        return "avx512_vnni" in self.flags
+    def instruction_sets(self) -> list[InstructionSet]:
+        """Those of `INSTRUCTION_SETS` that this CPU has, the fastest first."""
+        machine = platform.machine().replace("arm64", "aarch64")  # macOS's name, Linux's name
+        return [found for found in INSTRUCTION_SETS if found.machine == machine and found.flags <= self.flags]
 
 
 def read() -> CpuFeatures:
@@ -54,7 +92,13 @@ def read() -> CpuFeatures:
     try:
         return parse(CPUINFO.read_text(encoding="utf-8"))
     except OSError:  # not Linux, or /proc is hidden
-        return CpuFeatures(platform.processor() or platform.machine(), frozenset())
+        is_apple = sys.platform == "darwin" and platform.machine() == "arm64"  # all of Apple's ARM CPUs have it
+        return CpuFeatures(platform.processor() or platform.machine(), frozenset({"asimddp"} if is_apple else ()))
+
+
+def num_cores() -> int:
+    """Cores that this process may use; all of the machine where the system does not say (macOS)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def parse(cpuinfo: str) -> CpuFeatures:
@@ -65,7 +109,8 @@ def parse(cpuinfo: str) -> CpuFeatures:
     numbers = " ".join(fields[field] for field in ("cpu family", "model", "stepping") if field in fields)
     if numbers:
         name += f" (family, model, stepping: {numbers})"
-    return CpuFeatures(name, frozenset(fields.get("flags", fields.get("Features", "")).split()))
+    flags = frozenset(fields.get("flags", fields.get("Features", "")).split())
+    return CpuFeatures(name, flags, prefetches_well=fields.get("vendor_id") == "AuthenticAMD")
 
 
 def dtype_problem(cpu: CpuFeatures, dtype: str) -> str | None:
@@ -74,8 +119,8 @@ def dtype_problem(cpu: CpuFeatures, dtype: str) -> str | None:
         return "Tercet computes no fp16 on a CPU: set TERCET_DTYPE=auto, int8, bf16 or fp32."
     if dtype == "bf16" and not cpu.has_bf16:
         return (
-            f"This CPU computes no bf16, which needs AVX-512 (avx512bw, avx512dq, avx512vl), AVX-NE-CONVERT or ARM's "
-            f"bf16: {cpu.name} has {', '.join(cpu.kernel_flags) or 'none of the flags that Tercet knows'}. Set "
+            f"This CPU multiplies no bf16, which needs avx512_bf16, amx_bf16 or ARM's bf16: {cpu.name} has "
+            f"{', '.join(cpu.kernel_flags) or 'none of the flags that Tercet knows'}. Set "
             "TERCET_DTYPE=auto, int8 or fp32."
         )
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 # Share of the free memory; weights and the other processes of the machine need memory, too.
@@ -14,7 +15,7 @@ def cache_budget_bytes(num_workers: int = 1) -> int:
 
 
 def free_bytes() -> int:
-    """The memory that is available, on the machine and in this process's cgroup.
+    """The memory that is available, on the machine and in this process's cgroup; on macOS half of the machine's.
 
     Raises:
         OSError: if /proc/meminfo does not say.
@@ -30,7 +31,9 @@ def free_bytes() -> int:
 
 
 def _meminfo_available() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    if not (meminfo := Path("/proc/meminfo")).exists():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    for line in meminfo.read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable":
             return int(value.split()[0]) * 1024

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_CLOSED_EVENTS = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+from shared.sockets import ONESHOT, PEER_CLOSED, Poller
 
 
 class HangupWatcher:
@@ -23,7 +23,7 @@ class HangupWatcher:
     """
 
     def __init__(self) -> None:
-        self._epoll = select.epoll()
+        self._poller = Poller()
         self._watched: dict[int, tuple[socket.socket, Callable[[], None]]] = {}
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name="hangups", daemon=True).start()
@@ -37,17 +37,17 @@ class HangupWatcher:
         fd = sock.fileno()
         with self._lock:
             self._watched[fd] = (sock, on_hangup)
-            self._epoll.register(fd, _CLOSED_EVENTS | select.EPOLLONESHOT)
+            self._poller.register(fd, PEER_CLOSED | ONESHOT)
         try:
             yield
         finally:
             with self._lock:
                 del self._watched[fd]
-                self._epoll.unregister(fd)
+                self._poller.unregister(fd)
 
     def _run(self) -> None:
         while True:
-            for fd, _ in self._epoll.poll():
+            for fd, _ in self._poller.poll():
                 with self._lock:
                     sock, on_hangup = self._watched.get(fd, (None, None))
                     # Another connection may have got this descriptor since the event was fetched.
@@ -58,5 +58,5 @@ class HangupWatcher:
 
 def _is_closed(fd: int) -> bool:
     poll = select.poll()
-    poll.register(fd, select.POLLRDHUP)
+    poll.register(fd, PEER_CLOSED)
     return bool(poll.poll(0))

@@ -5,13 +5,13 @@ allocates follows from the plan, not from what was free when it started, so it d
 
 A worker needs
 
-    weights   (vocab · E + n_ctx · E + layers · (4 E² + 2 E · I + 9 E + I) + 2 E + head) · bytes of a number
+    weights   numbers of the checkpoint and of its head · bytes of a number
     suffixes  (max_batch · tokens of a KV suffix + 1 dummy slot) · bytes of a token
     entries   num_entries · n_ctx · bytes of a token, from 1 to max_batch prefix-cache entries
     other     PROCESS_BYTES + LOGITS_COPIES · max_batch · vocab · 4
 
-where E is the model's width, I its inner width, and a token's keys and values take layers · 2 · E numbers. The head is
-counted as a matrix of its own: a checkpoint may have one, and the runner may keep a padded copy.
+where a token's keys and values take layers · 2 · width of its keys numbers. The head is counted as a matrix of its own:
+a checkpoint may have one, and the runner may keep a padded copy.
 
 All workers of a GPU get the same number of entries, the largest with
 
@@ -64,18 +64,18 @@ class Gpu(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of a GPT-2 that determine its memory. `n_inner`: width between the two layers of the MLP."""
+    """The sizes of a model that determine its memory.
+
+    Attributes:
+        kv_width: numbers in a token's keys, of one layer.
+        num_weights: with a head of its own.
+    """
 
     n_layer: int
-    n_embd: int
-    n_inner: int
+    kv_width: int
     n_ctx: int
     vocab_size: int
-
-    @property
-    def num_weights(self) -> int:
-        layer = 4 * self.n_embd**2 + 2 * self.n_embd * self.n_inner + 9 * self.n_embd + self.n_inner
-        return (2 * self.vocab_size + self.n_ctx + 2) * self.n_embd + self.n_layer * layer
+    num_weights: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def worker_needs(shape: ModelShape, dtype: str, max_batch: int, suffix_tokens: i
         suffix_tokens: tokens of one KV suffix.
     """
     number_bytes = 4 if dtype == "fp32" else 2
-    token_bytes = shape.n_layer * 2 * shape.n_embd * number_bytes
+    token_bytes = shape.n_layer * 2 * shape.kv_width * number_bytes
     return WorkerNeeds(
         weight_bytes=shape.num_weights * number_bytes,
         suffix_bytes=(max_batch * suffix_tokens + 1) * token_bytes,

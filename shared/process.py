@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import resource
+import sys
 from pathlib import Path
 from typing import Literal
 
 _PR_SET_DUMPABLE = 4  # <linux/prctl.h>
+prctl = getattr(ctypes.CDLL(None), "prctl", lambda *_: 0)  # only Linux has it
 
 
 def forbid_core_dumps() -> None:
     """A core dump would hold prompts and keys. The limit covers dumps to files; the flag also those to a handler."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def proportional_set_size(pid: int | None = None, field: Literal["Pss", "Pss_Anon"] = "Pss") -> int:
@@ -35,6 +37,7 @@ def proportional_set_size(pid: int | None = None, field: Literal["Pss", "Pss_Ano
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files to the hard limit."""
+    """Raise the soft limit of open files to the hard limit, which is infinite on macOS: there to its OPEN_MAX."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft = hard if sys.platform == "linux" else min(hard, 10240)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

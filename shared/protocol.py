@@ -54,6 +54,9 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
     With `heal`, the worker backs up to the last word boundary of the prompt and constrains the output to match what was
     typed (token healing). The returned text still starts at the end of the prompt.
 
+    With `suffix`, the text that follows the gap, the returned text is cut where it runs into that, and no `token` lines
+    are sent.
+
     `traceparent` (W3C Trace Context) is the parent of the spans that the worker records; "" records none.
 
     `owner` is the id of the API key of the request, "" without keys. The prefix cache is scoped by owner and session: a
@@ -64,6 +67,7 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
     prompt_ids: list[Annotated[int, Meta(ge=0)]] | None = None
     max_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
     heal: bool = False
+    suffix: str = ""
     sampling: Sampling = Sampling()
     predict: Prediction | None = None
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] = 0
@@ -119,6 +123,9 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     With `logprobs` 0, the lists of most likely tokens are empty.
 
     `usefulness` of a prediction: keys that showing it should save. Its `text` is empty if there is no such word.
+
+    `fit` of a text before a `suffix`: the higher, the better it stands between both; comparable among the branches of a
+    request. Null if the branch ended before it was known, or if no beginning of the text fits, and `text` is empty.
     """
 
     text: str
@@ -128,6 +135,7 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     num_kept_tokens: int
     num_typed_tokens: int = 0
     usefulness: float | None = None
+    fit: float | None = None
     finish_reason: str
     num_prompt_tokens: int
     cached_tokens: int
@@ -159,13 +167,14 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
 
 class TokenizeResponse(Struct, kw_only=True):
     """`texts` holds each token's text by itself, `ends` the length of the text after each token, in characters; where
-    several tokens make up one character, only the last counts it."""
+    several tokens make up one character, only the last counts it. `eos_token` is the text of the token `eos_id`."""
 
     ids: list[int]
     texts: list[str]
     ends: list[int]
     n_ctx: int
     eos_id: int
+    eos_token: str = "<|endoftext|>"
 
 
 GenerateLine = Accepted | Token | Done | Failed

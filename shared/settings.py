@@ -298,8 +298,8 @@ class ServerSettings:
     Attributes:
         bind: address of the gateway; loopback by default, because any client that can connect may use the server
         run_dir: directory of sockets, slot plan and locks; each running instance needs its own
-        cache_dir: compiled kernels, results of the int8 check, and int8 weights, which workers of a model share; where
-            it cannot be written to, each worker compiles at its start
+        cache_dir: models converted from GGUF, which need it; the choice of GPU kernels, results of the int8 check, and
+            int8 weights, which workers of a model share: where it cannot be written to, each start makes them anew
         grace_s: time that a stopping or outgoing worker has to finish accepted requests
         drain_s: time from readiness turning 503 to the gateway closing its listener; set it above the load balancer's
             probe interval
@@ -327,7 +327,8 @@ class ModelSettings:
     """Models: what is served, in which data type, and which completions are shown.
 
     Attributes:
-        models: models on each device, like small*2,medium or legal=/models/legal-gpt2; *2 means two workers
+        models: models on each device, like small*2,medium, legal=/models/legal-gpt2 or x=/models/x.gguf; *2 means two
+            workers
         dtype: data type of the weights; auto takes the fastest that keeps the model's quality on its device
         similarity: sentences at least this similar, character by character, are duplicates: the second is replaced
         predict_temperature: divisor of the logits that calibrates the probabilities of predicted words (strategy
@@ -335,7 +336,9 @@ class ModelSettings:
         min_usefulness: predictions that should save fewer keys are not shown; `tercet calibrate` fits it
     """
 
-    models: tuple[ModelSpec, ...] = _setting((), "list", shown="small if available, else embedded", parse=_models)
+    models: tuple[ModelSpec, ...] = _setting(
+        (), "list", shown="small if available, else smollm2, else embedded", parse=_models
+    )
     dtype: Dtype = _setting("auto", "")
     similarity: Annotated[float, Meta(ge=1, le=100)] = _setting(80.0, "percent")
     predict_temperature: Annotated[float, Meta(ge=0.1, le=10)] = _setting(1.0, "ratio")
@@ -358,7 +361,7 @@ class PoolSettings:
         ack_ms: a branch that its worker does not acknowledge in this time is retried on another slot
         hang_s: an engine that completes no step in this time is killed and replaced; 0 disables this check
         load_s: a worker whose model is not loaded and warmed up in this time is killed and replaced; the default allows
-            for a slow disk and a first compilation of kernels; 0 disables this check
+            for a slow disk; 0 disables this check
     """
 
     devices: tuple[str, ...] = _setting((), "list", shown="all visible GPUs, else cpu", parse=_devices)

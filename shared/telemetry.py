@@ -99,8 +99,6 @@ def logging_config(role: str, level: str) -> dict[str, Any]:
             "gunicorn.access": {"level": "CRITICAL", "handlers": ["stderr"], "propagate": False},
             "httpx": {"level": "WARNING"},
             "httpcore": {"level": "WARNING"},
-            # At debug, it logs every statement that it compiles, for minutes.
-            "numba": {"level": "WARNING"},
         },
     }
 

@@ -182,7 +182,8 @@ def encode_tokens(response: TokenizeResponse) -> Iterator[bytes]:
         for start in range(0, len(items), TOKENS_PER_PART):
             part = _encoder.encode(items[start : start + TOKENS_PER_PART])[1:-1]
             yield b"," + part if start else part
-    yield b'],"n_ctx":%d,"eos_id":%d}' % (response.n_ctx, response.eos_id)
+    yield b'],"n_ctx":%d,"eos_id":%d,"eos_token":' % (response.n_ctx, response.eos_id)
+    yield _encoder.encode(response.eos_token) + b"}"
 
 
 decode_tokens = msgspec.json.Decoder(TokenizeResponse).decode

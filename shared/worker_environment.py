@@ -6,10 +6,10 @@ no CUDA.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from shared.cpu_features import num_cores
 from shared.plan import Plan, Slot
 from shared.settings import Settings
 
@@ -37,7 +37,7 @@ def worker_environment(slot: Slot, plan: Plan, settings: Settings, environ: Mapp
         index = int(slot.device.partition(":")[2])
         entries = [entry.strip() for entry in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
         visible = entries[index] if index < len(entries) else str(index)
-    num_threads = settings.pool.cpu_threads or max(1, len(os.sched_getaffinity(0)) // len(plan.slots))
+    num_threads = settings.pool.cpu_threads or max(1, num_cores() // len(plan.slots))
     if not settings.pool.cpu_threads and plan.model(slot.model).weight_bytes < SINGLE_THREAD_WEIGHT_BYTES:
         num_threads = 1
     caches = {}

@@ -37,6 +37,7 @@ TIER_BY_PATH = {
     "tests/deploy/tune/test_tune_command.py": "integration",
     "tests/e2e": "integration",
     "tests/gateway/shared_store": "integration",
+    "tests/workers/engine/cpu/test_neon.py": "integration",
     "tests/workers/engine/cuda/kernels/test_compile.py": "full",
     "tests/workers/engine/cuda/kernels/test_self_check.py": "full",
     "tests/workers/engine/cuda/test_triton_runner.py": "full",

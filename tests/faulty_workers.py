@@ -1,4 +1,4 @@
-"""gunicorn's worker classes for tests: slots that are slow or fail, and a gateway that allows few connections.
+"""gunicorn's worker classes for tests: slots that are slow, fail or use other kernels, a gateway with few connections.
 
 gunicorn takes the class from GUNICORN_CMD_ARGS, and the faults come from variables that Tercet does not read, so the
 product has no setting for them. `tests.e2e.harness.Tercet` sets both.
@@ -18,6 +18,7 @@ VARIABLES = {
     "TEST_STEP_DELAY_MS": "slot=milliseconds,…: a delay before each decode step of a slot",
     "TEST_FAULTS": "seed=fault,…: how a step with this seed fails (`tests.workers.faults.Fault`)",
     "TEST_LOAD_FAULTS": "slot=fault,…: how each load of this slot's model fails",
+    "TEST_INSTRUCTION_SET": "a name of shared.cpu_features.INSTRUCTION_SETS: the workers' CPU kernels",
     "TEST_MAX_CONNECTIONS": "bound of the gateway's open connections",
 }
 
@@ -44,7 +45,7 @@ def read_faults(slot: int) -> Faults:
 def build() -> SlotApp:
     from workers import app
 
-    return app.build(read_faults(int(os.environ["TERCET_SLOT"])))
+    return app.build(read_faults(int(os.environ["TERCET_SLOT"])), os.environ.get("TEST_INSTRUCTION_SET"))
 
 
 def _pairs(variable: str) -> dict[int, str]:

@@ -28,11 +28,9 @@ from shared.settings import Settings
 from shared.telemetry import configure_structlog
 from shared.tracing import NO_TRACING, start_tracing
 from shared.worker_environment import cache_directory
-from workers.engine.cpu import kernel_files
 from workers.engine.engine import DEVICE_RUNNERS, EngineConfig, RunnerFactory
 from workers.engine.failures import EngineFailure
-from workers.predictor import PredictedBranch
-from workers.service import Branch, SlotService
+from workers.service import AnyBranch, SlotService
 
 # gunicorn replaces a process that exits, but halts the whole pool on exit codes 3 and 4.
 FATAL_EXIT_CODE = 70
@@ -113,7 +111,7 @@ class BranchLines:
         is_complete: the chunk that came last is the last one.
     """
 
-    def __init__(self, branch: Branch | PredictedBranch, hangups: HangupWatcher, client: socket.socket | None) -> None:
+    def __init__(self, branch: AnyBranch, hangups: HangupWatcher, client: socket.socket | None) -> None:
         self._branch = branch
         self._hangups = hangups
         self._client = client
@@ -148,30 +146,36 @@ def _render_unknown(req: falcon.Request, resp: falcon.Response, error: Exception
     _render_error(req, resp, TercetError("The worker failed; its log has the reason."), params)
 
 
-def build(runners: RunnerFactory = DEVICE_RUNNERS) -> SlotApp:
+def build(runners: RunnerFactory = DEVICE_RUNNERS, instruction_set: str | None = None) -> SlotApp:
     """The app for this process's environment (`gunicorn.conf.py` sets `TERCET_SLOT`).
 
     Args:
         runners: makes the engine's runner. A test's app passes a factory of its own (`tests/faulty_workers.py`).
+        instruction_set: of the CPU kernels; by default this CPU's best. A test's app can force a lower one.
     """
     settings = Settings.load(os.environ)
     configure_structlog("workers", settings.server.log)
     plan = read_plan(settings.run_path)
     slot = plan.slots[int(os.environ["TERCET_SLOT"])]
-    return SlotApp(make_service(plan, slot, settings, runners), HangupWatcher())
+    return SlotApp(make_service(plan, slot, settings, runners, instruction_set), HangupWatcher())
 
 
-def make_service(plan: Plan, slot: Slot, settings: Settings, runners: RunnerFactory = DEVICE_RUNNERS) -> SlotService:
+def make_service(
+    plan: Plan,
+    slot: Slot,
+    settings: Settings,
+    runners: RunnerFactory = DEVICE_RUNNERS,
+    instruction_set: str | None = None,
+) -> SlotService:
     """The service of one slot of `plan`, which its caller starts. It ends this process where a device has failed.
 
     The process's variables are those of `shared.worker_environment.worker_environment`.
 
     Args:
         runners: makes the engine's runner.
+        instruction_set: of the CPU kernels; by default this CPU's best.
     """
     cache = cache_directory(settings)
-    if settings.server.cache_dir is not None:
-        kernel_files.use_directory(settings.server.cache_dir)
     is_on_cpu = slot.device == "cpu" or settings.pool.compute == "cpu"
     config = EngineConfig(
         # CUDA_VISIBLE_DEVICES leaves this process one GPU, whatever its number in the plan.
@@ -184,6 +188,7 @@ def make_service(plan: Plan, slot: Slot, settings: Settings, runners: RunnerFact
         hang_s=settings.pool.hang_s,
         load_s=settings.pool.load_s,
         num_threads=int(os.environ["OMP_NUM_THREADS"]) if is_on_cpu else None,
+        instruction_set=instruction_set,
     )
     log.info(
         "worker_started",

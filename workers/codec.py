@@ -23,6 +23,8 @@ from workers.text.window import encode_window
 
 # Requests whose branches arrive at the same time. A request's last branch comes within milliseconds of its first.
 MAX_ENCODED_PROMPTS = 32
+# Left free in the context for the text after a gap (`workers.gap_filler`).
+SUFFIX_ROOM = 16
 
 # The prompt's token ids; with token healing the typed bytes that the output must begin with, and their token ids.
 _EncodedPrompt: TypeAlias = tuple[tuple[int, ...], bytes, tuple[int, ...]]
@@ -78,7 +80,14 @@ class Codec:
             ends=[*starts[1:], len(text)] if ids else [],
             n_ctx=self._n_ctx,
             eos_id=tokenizer.eos_id or 0,
+            eos_token=tokenizer.text_of(tokenizer.eos_id or 0),
         )
+
+    def prompt_end(self, request: GenerateRequest) -> str:
+        """The last character of the prompt's text; empty if there is none."""
+        if request.prompt_ids:
+            return self._tokenizer.text_of(request.prompt_ids[-1])[-1:]
+        return (request.prompt or "")[-1:]
 
     def token_stream(self, request: GenerateRequest, engine_request: EngineRequest) -> TokenStream:
         """The converter for one streamed sequence, token by token."""
@@ -152,7 +161,8 @@ class Codec:
         if request.prompt_ids is not None:
             limit = request.max_prompt_tokens
             return tuple(request.prompt_ids[-limit:] if limit else request.prompt_ids), b"", ()
-        args = request.prompt or "", request.max_prompt_tokens, request.sampling.max_new_tokens, request.heal
+        num_new = request.sampling.max_new_tokens + (SUFFIX_ROOM if request.suffix else 0)
+        args = request.prompt or "", request.max_prompt_tokens, num_new, request.heal
         # Scoped like the prefix cache: whether a prompt was encoded before shows in the time that it takes.
         key = args, request.owner, request.session
         with self._lock:  # the branches of a request arrive together: the first encodes for all

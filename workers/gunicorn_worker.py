@@ -83,7 +83,9 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         self._is_warm = False
         self._num_busy = 0  # threads that answer a request or wait for their connection's next
         self._count_lock = threading.Lock()
-        self._release_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # ends a wait for the next request
+        self._released, self._release = os.pipe()  # what is in it ends waits for the next request
+        os.set_blocking(self._released, False)
+        os.set_blocking(self._release, False)
         access = self.pool_access
         if access is not None:
             self._port = TcpPort(access, partial(self.method_queue.defer, self._enter_waiting))
@@ -142,7 +144,7 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             for listener in self.sockets:
                 if listener.sock.family != socket.AF_UNIX:
                     listener.close()  # connections are refused, and do not wait in it until the process ends
-            os.eventfd_write(self._release_event, 1)
+            self._end_waits()
             self.service.drain(self.cfg.graceful_timeout)
 
     def accept(self, listener: Any) -> None:
@@ -164,7 +166,7 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         if self._port is not None and isinstance(conn, TcpConnection) and not self._port.try_enter(conn):
             return
         if self._num_busy >= self.cfg.threads:
-            os.eventfd_write(self._release_event, 1)
+            self._end_waits()
         super().enqueue_req(conn)
 
     def _enter_waiting(self) -> None:
@@ -255,12 +257,16 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             return True
         poll = select.poll()
         poll.register(conn.sock, select.POLLIN)
-        poll.register(self._release_event, select.POLLIN)
+        poll.register(self._released, select.POLLIN)
         ready = dict(poll.poll(NEXT_REQUEST_WAIT_MS))
-        if self._release_event in ready and self.alive:  # a stopping worker leaves it set, for later waits
+        if self._released in ready and self.alive:  # a stopping worker leaves it set, for later waits
             with suppress(BlockingIOError):  # another thread has reset it
-                os.eventfd_read(self._release_event)
+                os.read(self._released, READ_BYTES)
         return conn.sock.fileno() in ready
+
+    def _end_waits(self) -> None:
+        with suppress(BlockingIOError):  # it is full
+            os.write(self._release, b".")
 
     def _start_branch(self, content: bytes, sock: socket.socket) -> BranchLines | None:
         """None: it is refused."""

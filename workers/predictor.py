@@ -1,9 +1,9 @@
 """Predictions: for each branch of a request, the continuation that begins with another of the likeliest next words.
 
 Branches do not talk to each other, so each computes the same `NUM_PATHS` greedy continuations, which start with the
-likeliest paths (`engine.paths`), ranks their first words, and answers the one of its own rank. Branches of a request
-that meet in one worker share the computation; the result does not depend on it. Knows the engine and the codec; does
-not know HTTP.
+likeliest paths (`engine.paths`), ranks their first words, and answers the one of its own rank. Before a `suffix` they
+are cut and ranked by how well they fill the gap (`workers.gap_filler`). Branches of a request that meet in one worker
+share the computation; the result does not depend on it. Knows the engine and the codec; does not know HTTP.
 """
 
 from __future__ import annotations
@@ -21,16 +21,39 @@ from workers.codec import Codec
 from workers.engine.engine import Engine
 from workers.engine.request import EngineRequest, SequenceOutput
 from workers.engine.result_stream import ResultStream
-from workers.text.predicted_words import PredictedWords, predict_words, rank_predictions
+from workers.gap_filler import GapFiller
+from workers.text.predicted_words import (
+    PredictedWords,
+    distinct_first_words,
+    first_word,
+    predict_words,
+    rank_predictions,
+)
 
 # More paths find no more of the right words (docs/QUALITY.md).
 NUM_PATHS = 8
-# A word or two beyond the first: the probability that all are right falls fast.
+# A word or two beyond the first: the probability that all are right falls fast. On a CPU, a large model predicts fewer
+# tokens, so that it can answer at every key: one step for each, which reads all its weights (135 million: 5 ms at 30
+# GB/s). It follows from the model alone, not from a measured time: every worker must find the same words.
 MAX_TOKENS = 8
+MIN_TOKENS = 3
+MAX_WEIGHTS_READ = 1_200_000_000
 # A continuation that is less likely than this is not continued: its next word would save next to nothing.
 MIN_PROBABILITY = 0.003
 # The same for the paths beyond the branches of the request: they compete by their first word, and few are answered.
 MIN_OTHER_PROBABILITY = 0.01
+# In a gap, the words after it tell which continuation is right, so unlikely ones are continued, and longer ones found.
+GAP_TOKENS = 2
+MIN_GAP_PROBABILITY = 1e-5
+
+
+def max_predicted_tokens(num_weights_read: int) -> int:
+    """The longest prediction.
+
+    Args:
+        num_weights_read: by a step, on a CPU; 0 on a GPU, which is fast enough for all.
+    """
+    return max(MIN_TOKENS, min(MAX_TOKENS, MAX_WEIGHTS_READ // max(num_weights_read, 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +69,17 @@ class Search:
     """The continuations of one prompt. Any thread may wait for the result; the last member to leave cancels it."""
 
     def __init__(
-        self, request: GenerateRequest, engine_request: EngineRequest, streams: Sequence[ResultStream]
+        self,
+        request: GenerateRequest,
+        engine_request: EngineRequest,
+        streams: Sequence[ResultStream],
+        filler: GapFiller,
     ) -> None:
         self.request = request
         self.engine_request = engine_request
         self.num_members = 0
         self._streams = streams
+        self._filler = filler
         self._lock = threading.Lock()
         self._ranked: list[Prediction] = []
 
@@ -59,6 +87,7 @@ class Search:
         """End the sequences after at most one more decode step."""
         for stream in self._streams:
             stream.cancel()
+        self._filler.cancel()
 
     def result(self, codec: Codec) -> list[Prediction]:
         """Best first; waits for all sequences. Not empty: if there is no whole word, the first has none."""
@@ -71,12 +100,16 @@ class Search:
         assert self.request.predict is not None
         temperature = self.request.predict.temperature
         lines = [codec.last_line(self.request, self.engine_request, output) for output in outputs]
-        predictions = [
-            Prediction(output, line, _words(line, temperature)) for output, line in zip(outputs, lines, strict=True)
-        ]
+        if self.request.suffix:
+            lines = self._filler.cut(lines)
+            words = _fills(lines)
+            order = distinct_first_words(sorted(range(len(lines)), key=lambda index: -_fit(lines[index])), words)
+        else:
+            words = [_words(line, temperature) for line in lines]
+            order = rank_predictions(words)
+        predictions = [Prediction(*each) for each in zip(outputs, lines, words, strict=True)]
         # Without one of the paths, the ranks would differ from those of a sibling on another worker.
         failed = [prediction for prediction in predictions if isinstance(prediction.line, Failed)]
-        order = rank_predictions([prediction.words for prediction in predictions])
         return failed[:1] or [predictions[index] for index in order] or predictions[:1]
 
 
@@ -123,8 +156,12 @@ class Predictor:
             search.cancel()
 
     def _start(self, request: GenerateRequest, codec: Codec, now: float) -> Search:
+        max_tokens = max_predicted_tokens(self._engine.num_weights_read) + GAP_TOKENS * bool(request.suffix)
         sampling = Sampling(
-            max_new_tokens=min(request.sampling.max_new_tokens, MAX_TOKENS), temperature=0.0, stop=request.sampling.stop
+            max_new_tokens=min(request.sampling.max_new_tokens, max_tokens),
+            temperature=0.0,
+            stop=request.sampling.stop,
+            single_line=bool(request.suffix),  # other predictions end with their line, too
         )
         request = msgspec.structs.replace(request, sampling=sampling, stream=False)
         engine_request = replace(codec.request(request, now), group_size=NUM_PATHS)
@@ -132,9 +169,12 @@ class Predictor:
         requests = []
         for rank in range(NUM_PATHS):
             min_probability = MIN_PROBABILITY if rank < num_branches else MIN_OTHER_PROBABILITY
+            if request.suffix:
+                min_probability = MIN_GAP_PROBABILITY
             sampling_params = replace(engine_request.sampling, path_rank=rank, min_logprob=math.log(min_probability))
             requests.append(replace(engine_request, sampling=sampling_params))
-        return Search(request, engine_request, self._engine.submit_group(requests))
+        filler = GapFiller(self._engine, codec, request, engine_request)
+        return Search(request, engine_request, self._engine.submit_group(requests), filler)
 
 
 @dataclass(slots=True, eq=False)
@@ -165,7 +205,7 @@ class PredictedBranch:
         if words is None or rank >= len(ranked):
             return msgspec.structs.replace(line, text="", ends=[0] * len(line.ends), usefulness=0.0)
         usefulness = round(words.usefulness, 3)
-        if self.request.predict.is_verbatim:
+        if self.request.predict.is_verbatim or self.request.suffix:
             return msgspec.structs.replace(line, usefulness=usefulness)
         ends = [min(end, len(words.text)) for end in line.ends]
         return msgspec.structs.replace(line, text=words.text, ends=ends, usefulness=usefulness)
@@ -191,7 +231,24 @@ def _key(request: GenerateRequest) -> tuple[object, ...]:
     if request.group is None or request.predict is None:
         return (object(),)
     own = request.owner, request.session, request.group, prompt, request.max_prompt_tokens, request.heal
-    return (*own, request.sampling, request.logprobs, request.predict.temperature)
+    return (*own, request.suffix, request.sampling, request.logprobs, request.predict.temperature)
+
+
+def _fills(lines: Sequence[Done | Failed]) -> list[PredictedWords | None]:
+    """The fills of a gap as predictions. Their probabilities are their shares among each other."""
+    best = max(map(_fit, lines))
+    shares = [0.0 if math.isinf(_fit(line)) else math.exp(_fit(line) - best) for line in lines]
+    total = sum(shares) or 1.0
+    return [
+        PredictedWords(line.text, first_word(line.text), (), share / total * max(0, len(line.text) - 1))
+        if isinstance(line, Done) and line.text
+        else None
+        for line, share in zip(lines, shares, strict=True)
+    ]
+
+
+def _fit(line: Done | Failed) -> float:
+    return line.fit if isinstance(line, Done) and line.fit is not None else -math.inf
 
 
 def _words(line: Done | Failed, temperature: float) -> PredictedWords | None:

@@ -12,11 +12,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import structlog
+from msgspec import structs
 
 from shared.errors import InvalidRequest, NotReady, PromptTooLong, SlotFull, StartError
 from shared.plan import Model, Slot
@@ -27,6 +30,7 @@ from workers.checkpoints.files import check_revision, inspect
 from workers.checkpoints.int8_check import cached_int8_check
 from workers.codec import Codec
 from workers.engine.cpu.weight_file import shared_model
+from workers.engine.cpu_kernels import load_kernels
 from workers.engine.engine import DEVICE_RUNNERS, Engine, EngineConfig, RunnerFactory
 from workers.engine.failure_policy import restart_pause_s
 from workers.engine.failures import (
@@ -41,6 +45,7 @@ from workers.engine.loader import LoadedModel, load_model, random_model
 from workers.engine.memory import device_bytes
 from workers.engine.request import EngineRequest, SequenceOutput
 from workers.engine.result_stream import ResultStream
+from workers.gap_filler import GapBranch, GapFiller
 from workers.predictor import PredictedBranch, Predictor
 from workers.text.tokenizer import Tokenizer
 
@@ -131,7 +136,7 @@ class SlotService:
             log.warning("load_delayed", slot=self.slot.index, failures=num_failures, pause_s=pause_s)
         self._engine.start(pause_s)
 
-    def submit(self, request: GenerateRequest) -> Branch | PredictedBranch:
+    def submit(self, request: GenerateRequest) -> AnyBranch:
         """Queue a sequence; its deadline counts from this call.
 
         Raises:
@@ -144,6 +149,8 @@ class SlotService:
         try:
             if request.predict is not None:
                 return self._predictor.join(request, codec, now, partial(self._finish, request, started_at))
+            if request.suffix:
+                request = structs.replace(request, stream=False)
             engine_request = codec.request(request, now)
             results = self._engine.submit(engine_request)
         except EngineFull as error:
@@ -155,6 +162,9 @@ class SlotService:
         except InvalidPrompt as error:
             raise InvalidRequest(str(error)) from error
         on_finish = partial(self._finish, request, started_at, engine_request)
+        if request.suffix:
+            filler = GapFiller(self._engine, codec, request, engine_request)
+            return GapBranch(request, engine_request, results, codec, filler, on_finish)
         return Branch(request, engine_request, results, codec, on_finish, self._accepted_delay_s)
 
     def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
@@ -207,7 +217,8 @@ class SlotService:
         period_s = WARM_MEMORY_PERIOD_S if is_warm else MEMORY_PERIOD_S
         if is_warm != self._memory_is_of_warm or now - self._memory_read_at >= period_s:
             self._memory_is_of_warm, self._memory_read_at = is_warm, now
-            self._memory_bytes = proportional_set_size() if self._config.device == "cpu" else device_bytes()
+            with suppress(OSError):  # macOS does not say
+                self._memory_bytes = proportional_set_size() if self._config.device == "cpu" else device_bytes()
 
     def states(self) -> Iterator[State]:
         """The current state, then each change of it, and at least one line per 0.5 s; ends with `draining`."""
@@ -324,10 +335,14 @@ class SlotService:
             else partial(load_model, Path(self._model.directory))
         )
         dtype = self._choose_dtype(tokenizer)
-        load = partial(make, device=self._config.device, dtype=dtype, progress=progress, tokenizer=tokenizer)
-        if self._weights is not None and self._config.device == "cpu" and dtype in {"auto", "int8"}:
+        is_on_cpu = self._config.device == "cpu"
+        kernels = load_kernels(self._config.instruction_set) if is_on_cpu else None
+        load = partial(
+            make, device=self._config.device, dtype=dtype, progress=progress, tokenizer=tokenizer, kernels=kernels
+        )
+        if self._weights is not None and is_on_cpu and dtype in {"auto", "int8"}:
             name, revision = self._model.name, self._weights_revision()
-            shared = shared_model(self._weights, name, revision, load, is_only_worker=self._is_only_worker)
+            shared = shared_model(self._weights, name, revision, load, kernels, is_only_worker=self._is_only_worker)
             loaded = replace(shared, tokenizer=tokenizer)
         else:
             loaded = load()
@@ -359,7 +374,8 @@ class SlotService:
     def _choose_dtype(self, tokenizer: Tokenizer) -> str:
         """The configured dtype; for `auto` on a CPU, the one that `int8_check` chooses for this checkpoint."""
         is_open = self._config.dtype == "auto" and self._config.device == "cpu"
-        # A test measures the embedded checkpoint in int8, and random weights have no quality to lose.
+        # A test measures the embedded checkpoint in int8, whose bits are the same on every CPU; random weights have no
+        # quality to lose.
         if not is_open or self._model.source in {"embedded", "synthetic"}:
             return self._config.dtype
         check = cached_int8_check(Path(self._model.directory), tokenizer, self._int8_results)
@@ -413,6 +429,9 @@ class Branch:
         """Cancel the sequence if it still runs, wait for its end, count it and log it. To be called once."""
         self.results.cancel()
         self.on_finish(self.results.result())
+
+
+AnyBranch: TypeAlias = Branch | GapBranch | PredictedBranch
 
 
 def _to_wall_clock(monotonic_s: float | None) -> float | None:

@@ -26,6 +26,7 @@ from shared import wire
 from shared.errors import PROBLEM_JSON, MethodNotAllowed, NotFound, TercetError, Unauthorized
 from shared.masters.startup import PortAccess
 from shared.pool_keys import is_pool_key
+from shared.sockets import TCP_KEEPIDLE
 from shared.watched_files import WatchedFiles
 
 # From the accepting of a connection to its first request with a key. A handshake across the world takes half a second.
@@ -68,9 +69,10 @@ class TcpPort:
             if len(self._strangers) >= MAX_STRANGERS:
                 util.close(sock)
                 return None
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENCE_S)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENCE_S)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_PERIOD_S)
+            sock.setsockopt(socket.IPPROTO_TCP, TCP_KEEPIDLE, PROBE_PERIOD_S)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_PERIOD_S)
             connection = TcpConnection(self, cfg, sock, client, server, self._access.tls)
             self._strangers.add(connection)

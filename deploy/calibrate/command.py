@@ -23,6 +23,7 @@ from deploy.load.passages import choose_passages
 from deploy.terminal import make_console
 from shared.errors import StartError
 from shared.settings import Settings
+from shared.worker_environment import cache_directory
 
 # An assumption, not a measurement. A glance takes about a quarter of a second: 1.25 keys, at five keys a second. A
 # writer who glances at three suggestions at every fourth moment pays 0.1 keys for each.
@@ -68,7 +69,8 @@ def calibrate(
         raise typer.BadParameter("name one model, without a count", param_hint="--models")
     texts = {path.name: path.read_text(encoding="utf-8") for path in files}
     chosen = choose_passages(texts, passages, words, random.Random(SEED))
-    _calibrate_by_prose(read_moments(specs[0], chosen, NUM_PREDICTIONS, err), price)
+    cache = cache_directory(Settings.load(os.environ))
+    _calibrate_by_prose(read_moments(specs[0], chosen, NUM_PREDICTIONS, err, cache), price)
 
 
 def _calibrate_by_prose(moments: Sequence[Moment], price: float) -> None:

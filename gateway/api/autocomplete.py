@@ -42,10 +42,12 @@ class AutocompleteResource:
             summary="Complete a text",
             description="Answers up to `n_samples` sentences that continue `context`, best first; none if no"
             " completion was worth showing. The body is parsed as"
-            " JSON, whatever its `Content-Type`. With `stream`, errors after the first event are its last event.",
+            " JSON, whatever its `Content-Type`. Before a `suffix`, sentences end where they run into it, and those"
+            " that fit best come first. With `stream`, errors after the first event are its last event.",
             bodies=(parse_autocomplete_request,),
             examples={
                 "three sentences": {"context": "The old man looked at the sea and"},
+                "a gap": {"context": "The old man looked at ", "suffix": " and said nothing."},
                 "a line, streamed": {"context": "Dear Sir or ", "single_line": True, "stream": True},
             },
             parameters=(SESSION_PARAMETER, *JOB_HEADERS),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gateway.api.schema import AutocompleteRequest, AutocompleteResponse, FailedBranch, Sentence, TokenExplanation
 from gateway.generation.failures import are_rejections, no_completion_error
-from gateway.generation.request import GenerationSpec
+from gateway.generation.request import GenerationSpec, cut_suffix
 from gateway.generation.request_starter import Caller, RequestStarter, document_key, draw_seed
 from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
 from gateway.generation.started_request import StartedRequest
@@ -101,6 +101,7 @@ class Autocompletion:
             similarity=self._similarity,
             keeps_greedy_text=request.temperature == 0,
             is_verbatim=not request.clean,
+            fills_gap=bool(cut_suffix(request.suffix)),
             min_usefulness=self._prediction.min_usefulness if request.strategy == "predict" else None,
         )
 
@@ -141,6 +142,7 @@ class Autocompletion:
             predict=Prediction(temperature=self._prediction.temperature, is_verbatim=not request.clean)
             if request.strategy == "predict"
             else None,
+            suffix=cut_suffix(request.suffix),
         )
 
 

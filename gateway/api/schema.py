@@ -28,6 +28,13 @@ class JobRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
             description=f"a string of up to {MAX_CONTEXT_CHARS} characters: the document before the cursor",
         ),
     ]
+    suffix: Annotated[
+        Annotated[str, Meta(max_length=MAX_CONTEXT_CHARS)] | None,
+        Meta(
+            description=f"a string of up to {MAX_CONTEXT_CHARS} characters: the text after the cursor, before which the"
+            " sentences have to fit"
+        ),
+    ] = None
     n_samples: Annotated[int, Meta(ge=1, le=8, description="a whole number from 1 to 8")] = 3
     length: Annotated[int, Meta(ge=1, le=256, description="a whole number of tokens from 1 to 256")] = 20
     max_time: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="a number of seconds above 0")] = None

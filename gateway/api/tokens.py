@@ -23,7 +23,6 @@ from shared.parsing import BodyParser
 from shared.protocol import TokenizeResponse
 
 # The special token of every GPT-2, with which texts begin and end.
-END_OF_TEXT = "<|endoftext|>"
 _TEXT = f"a string of up to {MAX_INPUT_CHARS} characters"
 _encode = msgspec.json.Encoder().encode
 
@@ -144,12 +143,12 @@ class TokenizerInfoResource:
         Raises:
             NotReady: no slot of the model is warm.
         """
-        found = self._tokenizer.tokenize(self._model, END_OF_TEXT)
+        found = self._tokenizer.tokenize(self._model, "")
         resp.data = _encode(
             TokenizerInfo(
                 tokenizer_class="GPT2TokenizerFast",
-                bos_token=END_OF_TEXT,
-                eos_token=END_OF_TEXT,
+                bos_token=found.eos_token,
+                eos_token=found.eos_token,
                 pad_token=None,
                 eos_token_id=found.eos_id,
                 model_max_length=found.n_ctx,

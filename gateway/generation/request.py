@@ -23,6 +23,9 @@ from shared.protocol import MAX_SEED, Done, Group, Prediction, Sampling, Token
 COLLECT_GRACE_S = 0.03
 
 
+# Of the text after a gap, workers read some tokens.
+MAX_SUFFIX_CHARS = 200
+
 # A prompt as text, or as token ids.
 Prompt: TypeAlias = str | list[int]
 
@@ -56,6 +59,7 @@ class GenerationSpec:
             output to match it.
         echoes: report the prompt's tokens and their log-probabilities.
         num_top_logprobs: most likely tokens to report at each step; None: report no token texts either.
+        suffix: the beginning of the text after the gap that completions fill; blank if there is no gap.
         deadline: `time.monotonic()` time.
         owner: id of the request's API key, "" without keys. Quotas, fairness, sessions and the prefix cache are per
             owner.
@@ -80,6 +84,7 @@ class GenerationSpec:
     num_top_logprobs: int | None = None
     is_streamed: bool = False
     predict: Prediction | None = None
+    suffix: str = ""
 
     @property
     def num_branches(self) -> int:
@@ -93,6 +98,11 @@ class GenerationSpec:
         group = Group(id=f"{self.request_id}.{number}", size=self.num_completions)
         predict = None if self.predict is None else msgspec.structs.replace(self.predict, rank=k)
         return BranchSpec(index, self.prompts[number], (self.seed + k) % (MAX_SEED + 1), sampling, group, predict)
+
+
+def cut_suffix(text: str | None) -> str:
+    """What workers need of the text after a gap; empty if it is blank."""
+    return text[:MAX_SUFFIX_CHARS] if text and not text.isspace() else ""
 
 
 def rank_first_token(sampling: Sampling, index: int) -> Sampling:

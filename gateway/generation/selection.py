@@ -3,12 +3,14 @@
 Or every completion, as the model ended it, for a request that wants them unchanged.
 
 A suggestion's score is the mean log-probability of its tokens under the model's unmodified distribution: completions of
-different lengths compare, and sampling settings do not favour unlikely tokens.
+different lengths compare, and sampling settings do not favour unlikely tokens. Fills of a gap are ranked by how well
+they fit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from gateway.generation.request import BranchFailure, BranchOutcome, BranchResult
 from gateway.generation.trimming import is_alike, rejection_reason, trim
@@ -23,6 +25,7 @@ REJECTION_DETAILS = {
     "no_word": "It did not contain a whole word; allow a greater length.",
     "empty": "The model ended the text here.",
     "no_prediction": "There was no other word to predict.",
+    "no_fit": "No beginning of it fits before the text after the cursor.",
     "not_useful": "It would save too few keys (TERCET_MIN_USEFULNESS).",
 }
 
@@ -39,6 +42,7 @@ class SelectionPolicy:
         keeps_greedy_text: keep loops, repetitions and a partial word: for greedy decoding, where the most likely text
             is what is wanted, whatever it is.
         is_verbatim: every completion is a suggestion, with its text unchanged.
+        fills_gap: the worker has cut each completion where it runs into the text after a gap; the best fit comes first.
         min_usefulness: completions are predictions, ranked by usefulness; those below this many keys are rejected, and
             none is replaced. None: they are samples.
     """
@@ -49,6 +53,7 @@ class SelectionPolicy:
     similarity: float
     keeps_greedy_text: bool = False
     is_verbatim: bool = False
+    fills_gap: bool = False
     min_usefulness: float | None = None
 
 
@@ -121,7 +126,7 @@ class Selection:
 
         An empty completion (the model ended the text at once) is a suggestion only if there is no other.
         """
-        suggestions = sorted(self._selected.values(), key=_rank)
+        suggestions = sorted(self._selected.values(), key=partial(_rank, fills_gap=self._policy.fills_gap))
         if not suggestions and self._empty:
             suggestions = [_suggestion(self._empty[0], "")]
         failures = list(self._failures)
@@ -157,6 +162,8 @@ class Selection:
         if self._policy.is_verbatim:
             return None
         if not text:
+            if self._policy.fills_gap:
+                return "no_fit"
             return "empty" if done.finish_reason in {"eos", "stop"} else "no_word"
         policy = self._policy
         if not policy.keeps_greedy_text and (reason := rejection_reason(text, policy.prompt)) is not None:
@@ -164,7 +171,7 @@ class Selection:
         for other in self._selected.values():
             if text == other.text:
                 return "duplicate"
-            if is_alike(text, other.text, policy.similarity):
+            if not policy.fills_gap and is_alike(text, other.text, policy.similarity):
                 return "near_duplicate"
         return None
 
@@ -182,7 +189,7 @@ def deadline_failure(branch: int) -> BranchFailure:
 
 def trim_completion(done: Done, policy: SelectionPolicy) -> str:
     """A completion's text, trimmed by the policy's length, unless it is verbatim or the worker has trimmed it."""
-    if policy.is_verbatim or policy.min_usefulness is not None:
+    if policy.is_verbatim or policy.fills_gap or policy.min_usefulness is not None:
         return done.text
     ends = done.ends[done.num_typed_tokens :]
     return trim(done.text, ends, policy.length, done.finish_reason, keeps_partial_word=policy.keeps_greedy_text)
@@ -208,7 +215,10 @@ def _score(done: Done, num_tokens: int) -> float | None:
     return sum(logprobs) / len(logprobs) if logprobs else None
 
 
-def _rank(suggestion: Suggestion) -> tuple[float, int]:
+def _rank(suggestion: Suggestion, *, fills_gap: bool) -> tuple[float, int]:
+    if fills_gap:
+        fit = suggestion.result.done.fit
+        return (-fit if fit is not None else float("inf"), suggestion.result.branch)
     if suggestion.result.done.usefulness is not None:
         return (-suggestion.result.done.usefulness, suggestion.result.branch)
     return (-suggestion.score if suggestion.score is not None else float("inf"), suggestion.result.seed)

@@ -267,8 +267,8 @@ class _Connection:
         Raises:
             httpx.WriteTimeout, httpx.WriteError: it is closed then.
         """
-        self._set_timeout(socket.SO_SNDTIMEO, timeout_s)
         try:
+            self._set_timeout(socket.SO_SNDTIMEO, timeout_s)  # fails on macOS if the peer has closed
             self._socket.sendall(data)
         except (BlockingIOError, TimeoutError) as error:
             self.close()
@@ -278,8 +278,8 @@ class _Connection:
             raise httpx.WriteError(_reason(error)) from error
 
     def receive(self, timeout_s: float) -> bytes:
-        self._set_timeout(socket.SO_RCVTIMEO, timeout_s)
         try:
+            self._set_timeout(socket.SO_RCVTIMEO, timeout_s)
             data = self._socket.recv(READ_BYTES)
         except (BlockingIOError, TimeoutError) as error:
             raise httpx.ReadTimeout(f"Read timed out after {timeout_s:g} s.") from error

@@ -53,6 +53,7 @@ from shared.errors import (
 )
 from shared.masters.leases import Leases
 from shared.settings import Settings
+from shared.sockets import ONESHOT, Poller
 
 log = structlog.get_logger()
 
@@ -85,6 +86,7 @@ JOBS_STOP_S = 1.0
 # A new worker reports itself as ready once it knows a warm slot, or after this time: the pool may be down.
 MAX_WARM_WAIT_S = 5.0
 _ACCEPTS_AT_ONCE = 64
+_DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
@@ -124,7 +126,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
             self._tls.load_cert_chain(self.cfg.certfile, self.cfg.keyfile)
-        self._epoll = select.epoll()
+        self._poller = Poller()
         self._threads = CallThreads("answer", self.cfg.threads)
         self._check_threads = CallThreads("check", MAX_CHECKING)
         try:
@@ -155,7 +157,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 ),
                 "busy_threads": ("Threads that answer a request", lambda: self._num_answering),
                 "max_busy_threads": ("Bound of threads that answer", lambda: self._max_answering),
-                "open_descriptors": ("Open file descriptors", lambda: len(os.listdir("/proc/self/fd"))),
+                "open_descriptors": ("Open file descriptors", lambda: len(os.listdir(_DESCRIPTORS))),
                 "max_descriptors": ("Limit of open file descriptors", lambda: soft),
             }
         )
@@ -163,7 +165,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def _derive_limits(self) -> None:
         """How many connections may be open and how many requests may be answered, so that descriptors suffice."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        free = max(16, soft - len(os.listdir("/proc/self/fd")) - SPARE_DESCRIPTORS)
+        free = max(16, soft - len(os.listdir(_DESCRIPTORS)) - SPARE_DESCRIPTORS)
         for_clients = min(MAX_CONNECTIONS, int(CLIENT_SHARE * free))
         self._max_connections = min(self.max_connections, for_clients)
         self._max_answering = max(2, min(self.cfg.threads, self._max_connections, (free - for_clients) // 3))
@@ -171,14 +173,14 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     # The main loop.
 
     def run(self) -> None:
-        self._epoll.register(self.method_queue.fileno(), select.EPOLLIN)
+        self._poller.register(self.method_queue.fileno(), select.POLLIN)
         for listener in self.sockets:
             listener.setblocking(False)
-            self._epoll.register(listener.fileno(), select.EPOLLIN)
+            self._poller.register(listener.fileno(), select.POLLIN)
         listeners = {listener.fileno(): listener for listener in self.sockets}
         sweep_at = 0.0
         while not self._is_finished(time.monotonic()):
-            events = self._epoll.poll(POLL_S)
+            events = self._poller.poll(POLL_S)
             now = time.monotonic()
             for descriptor, _ in events:
                 if descriptor == self.method_queue.fileno():
@@ -282,7 +284,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 continue
             self._connections[connection.fileno()] = connection
             connection.response.on_unsent = partial(self.method_queue.defer, self._watch_unsent, connection)
-            self._epoll.register(connection.fileno(), 0)
+            self._poller.register(connection.fileno(), 0)
             self._advance(connection, now)
         return True
 
@@ -322,11 +324,11 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def _act(self, connection: Connection, step: Step, now: float) -> None:
         match step:
             case Step.WAIT_TO_READ:
-                self._arm(connection, select.EPOLLIN)
+                self._arm(connection, select.POLLIN)
                 if connection.num_buffered_bytes > MAX_HEAD_BYTES and self._num_buffered_bytes() > MAX_BUFFERED_BYTES:
                     self._refuse(connection, self._overloaded("Too many incomplete requests."), now)
             case Step.WAIT_TO_WRITE:
-                self._arm(connection, select.EPOLLOUT)
+                self._arm(connection, select.POLLOUT)
             case Step.ANSWER if (refusal := self._early_refusal(connection)) is not None:
                 connection.take_request(now)
                 self._refuse(connection, refusal, now, keeps_connection=True)
@@ -372,12 +374,12 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         return sum(connection.num_buffered_bytes for connection in self._connections.values())
 
     def _arm(self, connection: Connection, events: int) -> None:
-        self._epoll.modify(connection.fileno(), events | select.EPOLLONESHOT)
+        self._poller.modify(connection.fileno(), events | ONESHOT)
 
     def _watch_unsent(self, connection: Connection) -> None:
         if connection.phase is Phase.ANSWERING:
             connection.since = time.monotonic()
-            self._arm(connection, select.EPOLLOUT)
+            self._arm(connection, select.POLLOUT)
 
     def _drop(self, connection: Connection) -> None:
         """The client is gone. A thread that still answers notices by itself and then `_finish` closes."""
@@ -387,8 +389,8 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             self._close(connection)
 
     def _close(self, connection: Connection) -> None:
-        with suppress(OSError, ValueError):
-            self._epoll.unregister(connection.fileno())
+        with suppress(OSError, ValueError, KeyError):
+            self._poller.unregister(connection.fileno())
         self._connections.pop(connection.fileno(), None)
         connection.close()
 
@@ -552,7 +554,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             while self._accept(listener, now):
                 pass
             with suppress(OSError):
-                self._epoll.unregister(listener.fileno())
+                self._poller.unregister(listener.fileno())
             listener.close()
 
 

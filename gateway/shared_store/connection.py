@@ -21,6 +21,8 @@ from urllib.parse import unquote, urlsplit
 
 import structlog
 
+from shared.sockets import TCP_KEEPIDLE
+
 # Timeout of a connection and of a command. A request waits that long once at most, when Redis is lost.
 TIMEOUT_S = 0.1
 # Between two attempts to reach Redis again.
@@ -29,7 +31,7 @@ RETRY_S = 0.5
 MAX_CONNECTIONS = 16
 PREFIX = "tercet"
 # A peer that is gone without a word is noticed after 11 s.
-_KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
+_KEEPALIVE = {TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
 log = structlog.get_logger()
 
 

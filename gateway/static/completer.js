@@ -10,7 +10,7 @@ import { FeedbackReports } from "./feedback_reports.js";
 import { ListTiming } from "./list_timing.js";
 import { ShownSuggestions } from "./shown_suggestions.js";
 import { DEFAULT_NUM_SUGGESTIONS, SuggestionSession } from "./suggestion_session.js";
-import { firstWord, trimContext } from "./text.js";
+import { firstWord, trimContext, trimSuffix } from "./text.js";
 
 /** @typedef {import("./client.js").RequestFields} RequestFields */
 /** @typedef {import("./client.js").Sentence} Sentence */
@@ -95,8 +95,8 @@ export class Completer {
   /**
    * @param {object} editor
    * @param {() => string} editor.context  Returns all text before the caret.
-   * @param {() => string} [editor.after]  Returns the text after the caret, at least to the end of its line. Unasked,
-   *   nothing is suggested before text on the same line. Default: none.
+   * @param {() => string} [editor.after]  Returns the text after the caret, at least to the end of its line. Before text
+   *   on the same line nothing is suggested unasked, and what is asked for fits before it. Default: none.
    * @param {(text: string, numReplaced: number) => void} editor.insert  Inserts text at the caret, in place of the
    *   `numReplaced` characters before it (0 or 1), as one undo step. May call `changed` synchronously.
    * @param {(view: View) => void} editor.show  Shows suggestions; called after every change.
@@ -244,7 +244,7 @@ export class Completer {
     this.#fixOrder();
     const rest = this.#shown.rest(chosen);
     const word = firstWord(rest);
-    if (word.length === rest.length) {
+    if (word.length >= rest.trimEnd().length) { // before text on the same line, a suggestion may end with a space
       this.accept();
       return;
     }
@@ -454,9 +454,15 @@ export class Completer {
   #start(fields, isExplicit) {
     this.#abort();
     const context = this.#getContext();
+    const after = this.#getAfter();
+    const suffix = trimSuffix(after);
     // Always send a seed, so that `explain` can repeat the request: a seed chosen by the server may exceed 2⁵³.
-    const request = { seed: randomSeed(), ...this.#getRequestFields(), ...fields, context: trimContext(context) };
-    const session = new SuggestionSession(context, this.#getAfter(), request, isExplicit);
+    const request = {
+      seed: randomSeed(), ...this.#getRequestFields(), ...fields, context: trimContext(context),
+      // Predictions are more often what is missing before a text than ideas are.
+      ...(suffix && { suffix, strategy: "predict" }),
+    };
+    const session = new SuggestionSession(context, after, request, isExplicit);
     this.#inFlight = this.#latest = session;
     return session;
   }

@@ -24,7 +24,7 @@ export class ShownSuggestions {
 
   /**
    * Predictions are held back until their usefulness, in keystrokes, and the number of their characters that the writer
-   * has typed reach this together. Those requested after an acceptance are not.
+   * has typed reach this together. Those requested by the writer or after an acceptance are not.
    */
   minUsefulness = 0;
 
@@ -110,14 +110,14 @@ export class ShownSuggestions {
 
   /** @param {Candidate} candidate */
   #isWorthShowing({ sentence, session }) {
-    if (session.isAfterAcceptance) return true;
+    if (session.isAfterAcceptance || session.isExplicit) return true;
     const numTyped = this.#context.length - session.context.length;
     return (sentence?.usefulness ?? Infinity) + numTyped >= this.minUsefulness;
   }
 
   /** @param {Candidate} candidate @param {number} place @returns {Suggestion} */
   #describe(candidate, place) {
-    const { fitting, sentence } = candidate;
-    return { place, text: fitting, rest: this.rest(candidate), isFinished: sentence !== null, sentence };
+    const { text, sentence } = candidate;
+    return { place, text, rest: this.rest(candidate), isFinished: sentence !== null, sentence };
   }
 }

@@ -1,7 +1,7 @@
 // One request and its suggestions: streamed text, and what of it still agrees with the document.
 // It does not know HTTP, timers or the editor.
 
-import { fitBefore, isInsideWord } from "./text.js";
+import { isInsideWord } from "./text.js";
 
 /** @typedef {import("./client.js").AutocompleteResponse} AutocompleteResponse */
 /** @typedef {import("./client.js").RequestFields} RequestFields */
@@ -36,12 +36,6 @@ export class Candidate {
     this.branch = branch;
   }
 
-  /** The text that would be inserted where the request was sent: before text on the same line, only what fits. */
-  get fitting() {
-    const { context, after } = this.session;
-    return fitBefore(this.text, context, after, this.sentence !== null);
-  }
-
   /** Whether it fills a gap in a word. */
   get isInsideWord() {
     return isInsideWord(this.session.context, this.session.after);
@@ -55,7 +49,7 @@ export class Candidate {
   rest(context) {
     if (this.isDropped || !context.startsWith(this.session.context)) return null;
     const typed = context.slice(this.session.context.length);
-    const text = this.fitting;
+    const { text } = this;
     return text.startsWith(typed) ? text.slice(typed.length) : null;
   }
 }

@@ -1,8 +1,10 @@
-// Pure functions on text: the part of a document that is sent to the server, the next word of a suggestion, and what of
-// a suggestion fits before the text that follows it.
+// Pure functions on text: the part of a document that is sent to the server, and the next word of a suggestion.
 
 /** The server reads only the last few hundred tokens of a document, so the client does not send more than this. */
 const MAX_CONTEXT_CHARS = 8192;
+
+/** The server reads only the first words of the text after the caret. */
+const MAX_SUFFIX_CHARS = 200;
 
 /**
  * The start of a trimmed context is a multiple of this. It moves rarely while the writer types at the end, so that
@@ -39,33 +41,14 @@ export function firstWord(text) {
 }
 
 /**
- * What of a suggestion fits between the text before the caret and the text after it on the same line. Inside a word,
- * the part of its first word before the rest of the word: "erful" fits into "wond|ful" as "er". Before other text, the
- * words up to where it meets the next word, or up to the end of the sentence.
- * @param {string} text  A suggestion for what follows `before`.
- * @param {string} before  Everything before the caret.
+ * The text after the caret, as sent to the server: the rest of its line, before which a suggestion has to fit.
  * @param {string} after  Text after the caret, at least to the end of its line.
- * @param {boolean} isFinished  The suggestion is complete; false: its last word may still grow.
- * @returns {string}  All of the text if nothing follows on the line; empty if nothing fits.
+ * @returns {string}  At most `MAX_SUFFIX_CHARS` UTF-16 code units; empty if the rest of the line is blank.
  */
-export function fitBefore(text, before, after, isFinished) {
-  const line = after.split("\n", 1)[0] ?? "";
-  if (!line.trim()) return text;
-  if (isInsideWord(before, after)) {
-    const word = leadingWord(text);
-    const restOfWord = leadingWord(line);
-    if (!isFinished && word.length === text.length) return "";
-    return word.endsWith(restOfWord) ? word.slice(0, word.length - restOfWord.length) : "";
-  }
-  const nextWord = leadingWord(line.trimStart());
-  // The full stop of a sentence stays only before another sentence.
-  const isBeforeSentence = /^\p{Lu}/u.test(nextWord);
-  const sentence = text.match(isBeforeSentence ? /^[^.!?\n]*[.!?]*/ : /^[^.!?\n]*/)?.[0] ?? "";
-  const words = sentence.matchAll(/[\p{L}\p{N}'’]+/gu);
-  for (const { 0: word, index } of words) {
-    if (word === nextWord) return sentence.slice(0, index).trimEnd();
-  }
-  return sentence.trimEnd();
+export function trimSuffix(after) {
+  const [line = ""] = after.split("\n", 1);
+  const end = line.slice(0, MAX_SUFFIX_CHARS).replace(/[\ud800-\udbff]$/, ""); // do not split a surrogate pair
+  return end.trim() ? end : "";
 }
 
 /** Whether the caret is inside a word. @param {string} before @param {string} after */

@@ -35,7 +35,6 @@ MAX_PORT = 65535
 FIRST_PASSED_FD = 3  # SD_LISTEN_FDS_START in <systemd/sd-daemon.h>
 # The extra of pyproject.toml and the package that a store needs, by the scheme of its URL.
 _STORE_LIBRARIES = {"redis": ("redis", "redis"), "rediss": ("redis", "redis"), "dynamodb": ("dynamodb", "boto3")}
-_F_SETSIG = 10  # <asm-generic/fcntl.h>; Python's `fcntl` does not have it
 
 
 def listen(address: Address, environ: Mapping[str, str]) -> socket.socket:
@@ -95,11 +94,12 @@ def _bind(address: Address, who: str = "The gateway", setting: str = "TERCET_BIN
 def stop_with_holders(pipe: int) -> None:
     """Send SIGTERM to this process when no process holds the write end of `pipe` any more.
 
-    The kernel sends it, so that it needs no thread and comes however the holders end.
+    The kernel sends it, so that it needs no thread and comes however the holders end; macOS does not.
     """
-    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(pipe, _F_SETSIG, signal.SIGTERM)
-    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGTERM)
+        fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     if poll.poll(0):  # they were gone before

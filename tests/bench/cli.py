@@ -8,10 +8,13 @@ allocator or interpreter lock is shared, and the contenders take turns.
 from __future__ import annotations
 
 import json
+import os
+import random
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,14 +24,25 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.load.machine import gpus
+from deploy.load.passages import choose_passages
 from deploy.load.run import measured_run
 from deploy.load.server import ROOT
 from deploy.tune.command import MAX_CLIENTS, parse_clients
 from shared.errors import StartError
 from tests.bench.gpu.cli import bench_gpu, choose
 from tests.bench.quality import replay
+from tests.bench.quality.gap import gap_table, run_gaps
 from tests.bench.quality.suggestions import sample_openings, samples_table
-from tests.bench.quality.typist import RULES, TypistBench, TypistOptions, savings_table, usage_table
+from tests.bench.quality.typist import (
+    KINDS,
+    PUBLISHED,
+    RULES,
+    TypistBench,
+    TypistOptions,
+    read_kind,
+    savings_table,
+    usage_table,
+)
 from tests.bench.run import BenchDocument, Options, print_reasons, series_table
 from tests.bench.server import start_server
 from tests.bench.speed import against as other_checkout
@@ -38,6 +52,7 @@ from tests.bench.speed.engine import EngineBench
 from tests.bench.speed.http import LEVELS, HttpBench, levels_table
 from tests.bench.speed.page import PageBench, page_tables
 from tests.bench.speed.rows import TARGETS, rows_table
+from tests.instruction_sets import limits
 from workers.training.corpus import read_books, split_books
 
 bench = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure Tercet, its ceiling and its baselines.")
@@ -47,6 +62,7 @@ err = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
 
 QUICK_ROUNDS = 1
 QUICK_PASSAGES, QUICK_WORDS = 2, 5
+QUICK_SENTENCES = 2
 QUICK_KEYS = 40
 # `writer` takes contexts of up to 1,200 characters.
 MIN_TEXT_CHARS = 2000
@@ -98,11 +114,13 @@ def bench_engine(
     setting: Setting = None,
     seed: Seed = 0,
     plot: Plot = None,
+    instruction_set: Annotated[str | None, typer.Option(help="avx2, avx_vnni or another lower than the CPU's.")] = None,
 ) -> None:
     """Latency and throughput on the CPU, as ratios to baselines (transformers) and ceilings (linear layers).
 
     With --against: latency and throughput of this checkout as ratios to another's.
     """
+    os.environ.update(limits(instruction_set) if instruction_set else {})
     if against is not None:
         comparisons = other_checkout.compare(against.resolve(), QUICK_ROUNDS if quick else rounds, err)
         err.print(other_checkout.comparison_table(comparisons))
@@ -211,14 +229,27 @@ def bench_writer(
 def bench_typist(
     files: Files = None,
     corpus: Corpus = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Kinds of text, repeatable or separated by commas: {', '.join(KINDS)}. "
+            "Novels are passages of FILES or of the corpus; the others come with the benchmark and are typed whole."
+        ),
+    ] = None,
     openings: Annotated[
         bool, typer.Option("--openings", help="Instead: fifty suggestions for everyday openings, for a person to read.")
     ] = False,
     rule: Annotated[
         list[str] | None, typer.Option(help=f"Rules, repeatable or separated by commas: {', '.join(RULES)}.")
     ] = None,
-    passages: Annotated[int, typer.Option(min=2, help="Number of passages of each file.")] = 12,
-    words: Annotated[int, typer.Option(min=1, help="Number of words of each passage.")] = 100,
+    passages: Annotated[
+        int | None,
+        typer.Option(min=2, help="Passages of each file, by default 12, or texts of each kind, by default all."),
+    ] = None,
+    words: Annotated[
+        int | None,
+        typer.Option(min=1, help="Words of each passage, by default 100; of a kind's texts, by default all."),
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, max=8, help="Suggestions of each request.")] = 3,
     writers: Annotated[
         int, typer.Option(min=1, max=MAX_CLIENTS, help="Writers at the same time; latencies are longer with several.")
@@ -233,23 +264,24 @@ def bench_typist(
     ] = None,
     field: Fields = None,
     quick: Quick = False,
-    models: Models = "embedded",
+    models: Annotated[
+        str, typer.Option(help="Models under test, as in TERCET_MODELS, one after the other.")
+    ] = "embedded",
     device: Device = "auto",
     setting: Setting = None,
     seed: Seed = 0,
     plot: Plot = None,
 ) -> None:
-    """Keystroke savings: the share of keystrokes that a writer saves by accepting suggestions, by two rules."""
-    options = _options(models, device, 1, quick, setting, seed)
+    """Keystroke savings: the share of keystrokes that a writer saves by accepting suggestions, by three rules."""
+    all_options = [_options(model, device, 1, quick, setting, seed) for model in models.split(",")]
     fields = _fields(field)
     if openings:
+        options = _options(models, device, 1, quick, setting, seed)
         with _run("typist", options) as result:
             sample_openings(options, fields, result, err)
         _report(result, [samples_table(result.rows)])
         return
     typist = TypistOptions(
-        num_passages=QUICK_PASSAGES if quick else passages,
-        num_words=QUICK_WORDS if quick else words,
         rules=choose("--rule", "rule", rule, RULES),
         num_samples=samples,
         num_writers=writers,
@@ -257,10 +289,45 @@ def bench_typist(
         context_chars=context_chars,
         fields=fields,
     )
-    texts = _read_prose(files, corpus)
-    with _run("typist", options) as result:
-        TypistBench(options, typist, texts, err).run(result)
+    kinds = choose("--kind", "kind", kind, KINDS) if kind else []
+    if "novels" in kinds and not files and corpus is None:
+        raise typer.BadParameter("novels need FILES or --corpus", param_hint="--kind")
+    if quick:
+        passages, words = QUICK_PASSAGES, QUICK_WORDS
+    rng = random.Random(seed)
+    chosen = []
+    if not kinds or "novels" in kinds:
+        books = choose_passages(_read_prose(files, corpus), passages or 12, words or 100, rng)
+        chosen = [replace(passage, file="novels") for passage in books] if kinds else books
+    for folder in (name for name in kinds if name != "novels"):
+        chosen += read_kind(folder, passages, words, rng)
+    with _run("typist", replace(all_options[0], models=models)) as result:
+        for options in all_options:
+            TypistBench(options, typist, chosen, err).run(result)
+        result.notes.append(PUBLISHED)
     _report(result, [savings_table(result.rows), usage_table(result.rows)], plot)
+
+
+@bench.command("gap")
+def bench_gap(
+    files: Files = None,
+    corpus: Corpus = None,
+    sentences: Annotated[
+        int, typer.Option(min=1, help="Sentences of each file; each has a gap of one to six words in turn.")
+    ] = 50,
+    field: Fields = None,
+    quick: Quick = False,
+    models: Models = "embedded",
+    device: Device = "auto",
+    setting: Setting = None,
+    seed: Seed = 0,
+) -> None:
+    """Words missing inside a sentence: how often three suggestions have them, with the text after them and without."""
+    options = _options(models, device, 1, quick, setting, seed)
+    texts = _read_prose(files, corpus)
+    with _run("gap", options) as result:
+        run_gaps(options, texts, QUICK_SENTENCES if quick else sentences, _fields(field), result, err)
+    _report(result, [gap_table(result.rows)])
 
 
 @bench.command("page")

@@ -68,7 +68,7 @@ def _typist(document: BenchDocument) -> list[Panel]:
         (
             f"Keystroke savings, %: {file}",
             {
-                f"{row.rule}, suggestions: {row.num_suggestions}": 100 * row.share
+                f"{row.rule}, {row.model}, suggestions: {row.num_suggestions}": 100 * row.share
                 for row in document.rows
                 if row.file == file
             },

@@ -108,9 +108,24 @@ def test_writer() -> None:
 def test_typist() -> None:
     document, shown = run("typist", "--quick", "--field", "length=8", "--writers", "2")
     rows = {(row["rule"], row["num_suggestions"]): row for row in document["rows"]}
-    assert set(rows) == {(rule, number) for rule in ("literature", "page") for number in (1, 2, 3)}
+    assert set(rows) == {(rule, number) for rule in ("literature", "page", "pause") for number in (1, 2, 3)}
     assert all(row["low"] <= row["share"] <= row["high"] for row in rows.values())
     assert "Keystroke savings" in shown
+
+
+def test_typist_by_kind_of_text_and_model() -> None:
+    document, shown = run("typist", "--quick", "--kind", "letters,essays", "--models", "embedded,synthetic:small")
+    keys = {(row["file"], row["model"], row["dtype"]) for row in document["rows"]}
+    assert keys == {
+        (kind, model, "int8") for kind in ("letters", "essays") for model in ("embedded", "synthetic:small")
+    }
+    assert len(document["rows"]) == 3 * 3 * len(keys)
+    assert (document["workload"]["passages"], document["workload"]["words"]) == (4, 20)
+    assert "÷ embedded" in shown
+
+
+def test_typist_needs_books_for_novels() -> None:
+    assert "novels need FILES or --corpus" in run("typist", "--kind", "novels", code=2)[1]
 
 
 def test_typist_shows_fifty_different_suggestions() -> None:
@@ -118,6 +133,17 @@ def test_typist_shows_fifty_different_suggestions() -> None:
     suggestions = [text for row in document["rows"] for text in row["suggestions"]]
     assert len(set(suggestions)) == len(suggestions) == 50
     assert "It was raining when we" in shown
+
+
+def test_gap() -> None:
+    document, shown = run("gap", "--quick", "--field", "strategy=predict")
+    rows = document["rows"]
+    assert [(row["num_words"], row["has_suffix"]) for row in rows] == [
+        (num_words, has_suffix) for num_words in (1, 2, 3, 4, 5, 6, 0) for has_suffix in (False, True)
+    ]
+    assert all(0 <= row["exact"] <= row["first_word"] <= 1 for row in rows)
+    assert rows[-1]["num_gaps"] == 12
+    assert "first word, with suffix" in shown
 
 
 def test_page() -> None:

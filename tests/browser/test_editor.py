@@ -180,6 +180,7 @@ def test_a_suggestion_can_be_accepted_in_the_middle_of_a_text(editor: Editor) ->
     editor.press("Tab")
     editor.wait_for_response()
     assert editor.requests[-1]["context"] == "Once there was a king who"
+    assert editor.requests[-1]["suffix"] == " lived alone."
     assert editor.ghost_text == ""  # there is no room for it
     [first, *_] = editor.suggestions
     editor.press("Enter")

@@ -28,7 +28,7 @@ def run_module(module: str, *args: str, **environ: str) -> subprocess.CompletedP
     return subprocess.run(
         [sys.executable, "-m", module, *args],
         cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environ},
+        env={"PATH": "/usr/bin:/bin", "HOME": "/dev/null/home", **environ},
         capture_output=True,
         text=True,
         timeout=60,

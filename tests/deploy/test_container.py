@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -20,8 +21,10 @@ from typing import Any
 import httpx
 import pytest
 
+from shared.cpu_features import INSTRUCTION_SETS
 from tests.deploy.needs import need
 from tests.e2e.harness import ROOT, free_port, until
+from workers.engine.cpu_kernels import compiled_path
 
 MAX_IMAGE_BYTES = 1_200_000_000
 USER = 10001
@@ -115,8 +118,11 @@ def test_the_image_is_small_and_has_no_tools_of_a_build(image: Path) -> None:
     print(f"image: {size / 1e6:.0f} MB\n{parts}")
     assert size <= MAX_IMAGE_BYTES, parts
     packages = {path.name for path in (image / "opt/tercet/.venv").glob("lib/python3*/site-packages/*")}
-    assert {"torch", "numba", "falcon"} <= packages
-    assert "pip" not in packages
+    assert {"torch", "falcon"} <= packages
+    assert not {"pip", "ziglang"} & packages
+    kernels = {path.name for path in (image / "opt/tercet/workers/engine/cpu/compiled").iterdir()}
+    sets = [one for one in INSTRUCTION_SETS if one.machine == platform.machine()]
+    assert kernels == {compiled_path(one, Path(), "linux").name for one in sets}
     assert not (image / "opt/tercet/tests").exists()
     assert not list(image.glob("etc/pip.conf"))
 

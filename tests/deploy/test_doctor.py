@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from deploy import doctor
 from deploy.doctor import Finding, examine
 from tests.deploy.test_cli import tercet
-from tests.e2e.harness import ROOT
-from workers.engine.cpu import kernel_files
+from workers.engine.cpu_kernels import COMPILED
 
 CPUINFO = "model name : Some CPU\nflags : fpu avx2 {flags}\n\n"
 
@@ -23,7 +21,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The root of a machine with nothing to improve. It hides this machine's `nvidia-smi`."""
     monkeypatch.setenv("PATH", str(tmp_path))
     files = {
-        "proc/cpuinfo": CPUINFO.format(flags="avx512_vnni amx_int8"),
+        "proc/cpuinfo": CPUINFO.format(flags="fma f16c avx512f avx512bw avx512dq avx512vl avx512_vnni amx_int8"),
         "proc/loadavg": "0.00 0.01 0.05 1/100 1",
         "proc/meminfo": "MemTotal: 16777216 kB\nMemAvailable: 12582912 kB\n",
         "proc/sys/net/core/somaxconn": "4096",
@@ -58,7 +56,7 @@ def test_a_machine_with_nothing_to_improve_gets_no_advice(machine: Path) -> None
 @pytest.mark.parametrize(
     ("file", "text", "words"),
     [
-        ("proc/cpuinfo", CPUINFO.format(flags=""), "grep -c avx512_vnni"),
+        ("proc/cpuinfo", CPUINFO.format(flags="fma f16c"), "/proc/cpuinfo"),
         ("proc/loadavg", "64.00 1 1 1/100 1", "ps -eo pcpu"),
         ("proc/meminfo", "MemTotal: 16777216 kB\nMemAvailable: 1048576 kB", "TERCET_MODELS=embedded"),
         ("sys/fs/cgroup/memory.max", "1073741824", "TERCET_MODELS=embedded"),
@@ -88,23 +86,24 @@ def test_a_gpu_that_a_start_would_refuse_is_a_problem_unless_it_is_not_used(mach
     assert examine({"TERCET_DEVICES": "cpu"}, machine).can_run
 
 
-def test_kernels_that_are_not_compiled_come_with_a_command_that_compiles_them_there(
-    machine: Path, tmp_path: Path
-) -> None:
+def test_the_instruction_set_in_use_is_named_with_what_a_better_one_would_bring(machine: Path) -> None:
     def kernels() -> Finding:
-        found = examine({"TERCET_CACHE_DIR": str(tmp_path / "cache")}, machine).findings
-        return next(each for each in found if each.topic == "caches")
+        return next(found for found in examine({}, machine).findings if "int8 kernels" in found.fact)
 
-    command = kernels().command
-    kernel_files.kernels()
-    # The command takes half a minute unless it finds the file.
-    image = max((ROOT / "workers/engine/cpu/__pycache__").glob("kernels-*.bin"), key=lambda path: path.stat().st_mtime)
-    (tmp_path / "cache").mkdir()
-    shutil.copy(image, tmp_path / "cache")
-    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "cache" / image.with_suffix(".lock").name).exists(), "it looked elsewhere"
-    assert kernels() == Finding("caches", f"compiled kernels in {tmp_path / 'cache'}")
+    assert kernels() == Finding("cpu", "int8 kernels for AVX-512 VNNI and AMX")
+    write(machine, "proc/cpuinfo", CPUINFO.format(flags="fma f16c"))
+    assert (kernels().severity, kernels().fact) == ("advice", "int8 kernels for AVX2")
+    assert "AVX-512 VNNI" in kernels().why
+
+
+def test_kernels_that_are_not_compiled_are_a_problem(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(COMPILED.iterdir())
+    monkeypatch.setattr(doctor, "COMPILED", tmp_path)
+    (problem,) = (found for found in examine({}, machine).findings if found.severity == "problem")
+    assert problem.fact == "int8 kernels for AVX-512 VNNI and AMX: not compiled"
+    assert problem.command == "make setup"
 
 
 def test_this_machine_can_run_it() -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from deploy.gpu_memory import memory_shape
 from deploy.planning import make_plan
 from deploy.rolling_reload import reload_slots
 from shared.errors import StartError
 from shared.free_memory import cache_budget_bytes
 from shared.masters.run_directory import lock_run_directory
-from shared.memory_plan import ModelShape, needed_bytes
+from shared.memory_plan import needed_bytes
 from shared.plan import Plan, write_plan
 from shared.settings import ModelSpec
 from tests.deploy.test_cli import tercet
@@ -23,7 +24,7 @@ from tests.workers.engine.helpers import TINY
 from workers.engine.cuda import kv_cache
 from workers.engine.cuda.kv_cache import KVCache
 from workers.engine.loader import random_weights
-from workers.engine.model.gpt2 import SHAPES
+from workers.engine.model.config import SHAPES
 
 T4 = "0, GPU-4a4a, 15360, Tesla T4"
 H100 = "1, GPU-9b9b, 81559, NVIDIA H100 80GB HBM3"
@@ -99,8 +100,7 @@ def test_the_kv_cache_takes_exactly_what_the_plan_says(
 
 def test_weights_are_those_that_are_loaded() -> None:
     weights = sum(tensor.numel() for tensor in random_weights(TINY).values())
-    shape = ModelShape(TINY.n_layer, TINY.n_embd, TINY.n_inner, TINY.n_positions, TINY.vocab_size)
-    assert shape.num_weights == weights + TINY.vocab_size * TINY.n_embd  # a head of its own
+    assert memory_shape(TINY).num_weights == weights + TINY.vocab_size * TINY.n_embd  # a head of its own
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.settings import make_settings
 from workers.checkpoints.resolve import resolve
 from workers.engine.cuda.kernel_store import Gpu, KernelStore, StoredChoice, kernel_key
 from workers.engine.loader import read_config
-from workers.engine.model.gpt2 import SHAPES
+from workers.engine.model.config import SHAPES
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), "580.65.06")
 EMBEDDED = resolve("embedded")

@@ -88,6 +88,32 @@ def test_a_streamed_prediction_is_the_whole_one(tercet: Tercet) -> None:
         assert explained.lstrip(" w").startswith(sentence["value"][:3])
 
 
+@pytest.mark.parametrize("strategy", ["predict", "sample"])
+def test_the_text_after_a_gap_is_met_and_never_repeated(tercet: Tercet, strategy: str) -> None:
+    """Branches on one slot and on two, alone and in a crowd, streamed and not."""
+    fields = {"strategy": strategy, "suffix": " and said nothing.", "seed": 7}
+    first = tercet.ask("The old man looked at", **fields)
+    values = [sentence["value"] for sentence in first["sentences"]]
+    assert len(set(values)) == 3
+    assert not any(value.endswith(" and") or " and said nothing" in value for value in values)
+    with ThreadPoolExecutor(8) as pool:
+        again = list(pool.map(lambda _: tercet.ask("The old man looked at", **fields), range(6)))
+    for answer in again:
+        assert [sentence["value"] for sentence in answer["sentences"]] == values
+    body = {"context": "The old man looked at", "stream": True, **fields}
+    text = tercet.client.post("/autocomplete", json=body).text
+    done = json.loads(text[text.rindex("data: ") + len("data: ") :])
+    assert [sentence["value"] for sentence in done["sentences"]] == values
+
+
+def test_completions_before_a_suffix(tercet: Tercet) -> None:
+    body = {"prompt": "The old man looked at", "suffix": " and said nothing.", "n": 3, "seed": 7}
+    answer = tercet.client.post("/v1/completions", json=body).json()
+    assert len(answer["choices"]) == 3
+    assert "warnings" not in answer
+    assert not any(" and said nothing" in choice["text"] for choice in answer["choices"])
+
+
 def test_a_worker_reports_its_memory(tercet: Tercet) -> None:
     for row in tercet.slots():
         rss = psutil.Process(row["pid"]).memory_info().rss  # more than the proportional set size by what is shared

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,7 +19,6 @@ import pytest
 
 from tests.chaos.measure import Jitter
 from tests.e2e.harness import TERCET, Tercet, serving, until
-from workers.engine.cpu import kernel_files
 
 UNPRIVILEGED = 65534
 DEVICE, HANG = 901, 902
@@ -39,8 +36,6 @@ def tercet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
     faults = f"{DEVICE}=device,{HANG}=hang"
     instance = Tercet(base, models="embedded*2", hang_s="1", test_faults=faults, cache_dir=str(cache))
     cache.mkdir()
-    for compiled in (Path(kernel_files.__file__).parent / "__pycache__").glob("kernels-*.bin"):
-        shutil.copy(compiled, cache)  # compiling takes half a minute
     instance.run_dir.mkdir(mode=0o700)
     instance.environ["HOME"] = "/nonexistent"
     if os.geteuid() == 0:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from shared import cpu_features
 from tests.e2e.harness import running
 
 EMBEDDED = "workers/checkpoints/embedded"
@@ -17,9 +16,6 @@ def test_an_own_checkpoint_starts_without_a_dtype(tmp_path: Path, monkeypatch: p
     with running(tmp_path, models=f"x={EMBEDDED}", dtype="") as tercet:
         [slot] = tercet.slots()
         assert len(tercet.ask(length=4)["sentences"]) == 3
-    cpu = cpu_features.read()
-    # Without VNNI this checkpoint loses 2.4 % in int8, more than the check allows.
-    expected = "int8" if cpu.has_avx512_vnni else "bf16" if cpu.has_bf16 else "fp32"
-    assert (slot["model"], slot["dtype"]) == ("x", expected)
+    assert (slot["model"], slot["dtype"]) == ("x", "int8")  # on every CPU
     [measured] = tercet.events("int8_measured")
-    assert measured["ratio"] < 1.03
+    assert measured["ratio"] < 1.01

@@ -6,12 +6,13 @@ import random
 
 import pytest
 
+from deploy.gpu_memory import memory_shape
 from shared.memory_plan import ModelShape, SlotMemory, divide, largest, needed_bytes, usable_bytes, worker_needs
+from workers.engine.model.config import SHAPES
 
 GIB = 1 << 30
 CARDS = {"T4": int(14.6 * GIB), "A10": 22 * GIB, "H100": 79 * GIB}  # as torch reports them
-SMALL = ModelShape(n_layer=12, n_embd=768, n_inner=3072, n_ctx=1024, vocab_size=50257)
-MEDIUM = ModelShape(n_layer=24, n_embd=1024, n_inner=4096, n_ctx=1024, vocab_size=50257)
+SMALL, MEDIUM = (memory_shape(SHAPES[name]) for name in ("small", "medium"))
 SUFFIX_TOKENS = 255
 BATCH = 48
 

@@ -315,7 +315,7 @@ def test_every_setting_is_listed_with_its_default_unit_and_reason() -> None:
         "jobs that may be queued or running; an API key may have a quarter of them",
     )
     assert rows["TERCET_DTYPE"].unit == "auto, fp32, bf16, fp16, int8"
-    assert rows["TERCET_CACHE_DIR"].reason.endswith("where it cannot be written to, each worker compiles at its start")
+    assert rows["TERCET_CACHE_DIR"].reason.endswith("where it cannot be written to, each start makes them anew")
     assert all(text for row in rows.values() for text in row)
 
 

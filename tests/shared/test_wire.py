@@ -75,7 +75,8 @@ def test_a_body_that_ends_within_a_line_is_broken() -> None:
 
 def test_tokens_in_parts_are_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "TOKENS_PER_PART", 2)
-    tokens = TokenizeResponse(ids=[5, 6, 7], texts=["a", " b", "\u00e9"], ends=[1, 3, 4], n_ctx=64, eos_id=0)
+    texts = ["a", " b", "\u00e9"]
+    tokens = TokenizeResponse(ids=[5, 6, 7], texts=texts, ends=[1, 3, 4], n_ctx=64, eos_id=2, eos_token="<end>")
     assert wire.decode_tokens(b"".join(wire.encode_tokens(tokens))) == tokens
 
 

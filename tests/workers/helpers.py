@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,13 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from tokenizers import Tokenizer as BpeTokenizer
+
+from workers.checkpoints.gguf_tokenizer import PRE_TOKENIZERS
 from workers.text.detokenizer import Detokenizer
 from workers.text.token_healing import TokenHealing
 from workers.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
 EMBEDDED = ROOT / "workers/checkpoints/embedded"
-PATIENCE_S = 240.0  # the first start on a machine compiles the kernels
+PATIENCE_S = 240.0
 
 
 def run_python(
@@ -44,6 +48,14 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 healing_of = lru_cache(TokenHealing)
+
+
+def with_pre_tokenizer(name: str) -> BpeTokenizer:
+    """The embedded vocabulary under the pre-tokenizer of another model."""
+    values = json.loads((EMBEDDED / "tokenizer.json").read_text())
+    values["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[name]}
+    values["normalizer"] = {"type": "NFC"} if name == "qwen2" else None
+    return BpeTokenizer.from_str(json.dumps(values))
 
 
 def decode(tokenizer: Tokenizer, ids: Iterable[int]) -> str:

@@ -10,6 +10,8 @@ import pytest
 from shared.protocol import Done, GenerateRequest, Group, Prediction, Sampling
 from tests.workers.helpers import wait_until
 from tests.workers.slots import PROMPT, warm_service
+from workers.engine.model.config import SHAPES
+from workers.predictor import max_predicted_tokens
 from workers.service import SlotService
 
 
@@ -67,6 +69,14 @@ def test_requests_with_the_same_id_have_searches_of_their_own(service: SlotServi
         for _ in range(5):
             found = list(pool.map(lambda prompt: predict(service, prompt, group="same", size=3).text, prompts))
             assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tokens"), [("small", 8), ("medium", 3)], ids=["124 million weights", "355 million weights"]
+)
+def test_a_large_model_predicts_fewer_tokens_on_a_cpu(name: str, num_tokens: int) -> None:
+    assert max_predicted_tokens(SHAPES[name].num_weights_read) == num_tokens
+    assert max_predicted_tokens(0) == 8  # a GPU
 
 
 def test_beyond_the_last_prediction_the_text_is_empty(service: SlotService) -> None:

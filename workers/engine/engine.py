@@ -65,6 +65,7 @@ class EngineConfig:
     kernel_directory: Path | None = None  # where the choice of a GPU's kernels is stored; None stores nothing
     load_s: float = 0.0  # loading and warming up that take longer end the process; 0 disables this deadline
     num_threads: int | None = None  # of torch; None leaves torch's setting unchanged
+    instruction_set: str | None = None  # of the CPU kernels (`shared.cpu_features`); None: the CPU's best
 
 
 class EngineState(enum.StrEnum):
@@ -169,12 +170,27 @@ class Engine:
         """Whether the engine's thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def start_id(self) -> int:
+        """The token that stands for an empty prompt, once the model is loaded."""
+        assert self._loaded is not None
+        return self._loaded.start_id
+
+    @property
+    def num_weights_read(self) -> int:
+        """Weights that a step reads on a CPU, once the model is loaded; 0 on a GPU."""
+        assert self._loaded is not None
+        return self._loaded.config.num_weights_read if self._loaded.device == "cpu" else 0
+
     def submit(self, request: EngineRequest) -> ResultStream:
         """Queues a request for the next step; raises as `submit_group`."""
         return self.submit_group([request])[0]
 
-    def submit_group(self, requests: Items[EngineRequest]) -> list[ResultStream]:
+    def submit_group(self, requests: Items[EngineRequest], *, is_follow_up: bool = False) -> list[ResultStream]:
         """Queues requests that together count as one. Where there are more sequences than rows, they wait for a row.
+
+        Args:
+            is_follow_up: they continue the work of a request that was in the engine; there is room for them.
 
         Raises:
             EngineNotReady: if no model is warm, or the engine drains.
@@ -187,13 +203,13 @@ class Engine:
         for request in requests:
             _check(request, loaded)
         sequences = [
-            Sequence(request, ResultStream(on_cancel=self._wake), start_id=loaded.eos_id or 0, healing=loaded.healing)
+            Sequence(request, ResultStream(on_cancel=self._wake), start_id=loaded.start_id, healing=loaded.healing)
             for request in requests
         ]
         with self._lock:
             if self._state is not EngineState.WARM:
                 raise EngineNotReady(f"the engine is {self._state}")
-            if self._num_groups >= self._config.max_batch:
+            if self._num_groups >= self._config.max_batch and not is_follow_up:
                 raise EngineFull(f"the engine already has {self._config.max_batch} sequences, its maximum")
             self._num_groups += 1
             num_left = [len(sequences)]
@@ -314,7 +330,7 @@ class Engine:
         if loaded.device == "cpu":
             release_memory()  # what only loading needed
         self._core = EngineCore(
-            scheduler, runner, eos_id=loaded.eos_id, on_finish=self._count_finished, on_failure=self._record
+            scheduler, runner, eos_ids=loaded.eos_ids, on_finish=self._count_finished, on_failure=self._record
         )
         self._loaded = loaded
         self._kernels = kernels
@@ -329,7 +345,7 @@ class Engine:
 
     def _warm_up(self, runner: Runner) -> None:
         """Runs three short siblings, so that lazy initialisation is over and the time per step is known."""
-        core = EngineCore(Scheduler(runner.num_entries, self._config.max_batch), runner, eos_id=None)
+        core = EngineCore(Scheduler(runner.num_entries, self._config.max_batch), runner, eos_ids=())
         request = EngineRequest((0,) * WARM_UP_PROMPT_TOKENS, SamplingParams(WARM_UP_TOKENS), seed=0)
         for _ in range(min(3, self._config.max_batch)):
             core.scheduler.add(Sequence(request, ResultStream(), start_id=0, healing=None))

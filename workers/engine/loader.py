@@ -1,28 +1,34 @@
 """Loads a model from the files of a checkpoint, or makes it with random weights.
 
-Knows the names and shapes of weights, and which backend makes the linear layers of a device; not how they compute.
+Knows the names of weights, and which backend makes the linear layers of a device; not how they compute.
 """
 
 from __future__ import annotations
 
 import json
-import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shared.weights import Shape, weight_shapes
+from shared.end_tokens import read_end_ids
 from workers.engine.cpu_check import check_cpu
 from workers.engine.failures import LoadFailure
 from workers.engine.gpu_check import check_gpu
-from workers.engine.model.gpt2 import GPT2, MAX_HEAD_ROWS, SHAPES, GPT2Config, Layer, Linear, LoadedModel, Norm
-from workers.engine.model.linear import DeviceHead, device_dtype, device_linear
+from workers.engine.model.config import SHAPES, ModelConfig
+from workers.engine.model.linear import DeviceHead, DeviceLinear, device_dtype
+from workers.engine.model.rotation import rotate, rotate_input, rotate_layer
+from workers.engine.model.transformer import Layer, Linear, LoadedModel, Norm, Transformer, rotations
+from workers.engine.model.weights import Affine, WeightReader
 from workers.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from workers.engine.cpu_kernels import Kernels
 
 __all__ = [
     "LoadedModel",
@@ -47,11 +53,15 @@ def load_model(
     dtype: str = "auto",
     progress: ProgressFn = lambda _: None,
     tokenizer: Tokenizer | None = None,
+    kernels: Kernels | None = None,
 ) -> LoadedModel:
     """The checkpoint in `directory`: `config.json`, `*.safetensors`, a tokenizer if there is one.
 
+    Args:
+        kernels: of the CPU backend; by default those for this CPU's best instruction set.
+
     Raises:
-        LoadFailure: if it is not a GPT-2 language model, incomplete or damaged, or holds values that are not numbers,
+        LoadFailure: if it is a model that is not served, incomplete or damaged, or holds values that are not numbers,
             or if the device does not compute in `dtype`.
         OSError: if a file cannot be read.
         ValueError: if the device does not support `dtype`.
@@ -61,24 +71,28 @@ def load_model(
     weights = read_weights(directory, lambda done: progress(0.5 * done))
     if tokenizer is None and _has_tokenizer(directory):
         tokenizer = Tokenizer.from_directory(directory, config.vocab_size)
-    model = build(config, weights, dtype, lambda done: progress(0.5 + 0.5 * done), device)
-    return LoadedModel(model, device, dtype, tokenizer)
+    if tokenizer is not None and tokenizer.eos_id is not None:
+        # First: of a chat model, `config.json` names the end of a message only.
+        config = replace(config, eos_token_ids=tuple(dict.fromkeys((tokenizer.eos_id, *config.eos_token_ids))))
+    model = build(config, weights, dtype, lambda done: progress(0.5 + 0.5 * done), device, kernels)
+    return LoadedModel(model, device, dtype, tokenizer, kernels)
 
 
 def random_model(
-    shape: Literal["small", "medium"] | GPT2Config,
+    shape: Literal["small", "medium"] | ModelConfig,
     *,
     device: str = "cpu",
     dtype: str = "auto",
     progress: ProgressFn = lambda _: None,
     tokenizer: Tokenizer | None = None,
     seed: int = 0,
+    kernels: Kernels | None = None,
 ) -> LoadedModel:
     """A model of a real shape with random weights, for benchmarks that have no checkpoint."""
     config = SHAPES[shape] if isinstance(shape, str) else shape
     dtype = _checked_dtype(dtype, device)
-    model = build(config, random_weights(config, seed), dtype, progress, device)
-    return LoadedModel(model, device, dtype, tokenizer)
+    model = build(config, random_weights(config, seed), dtype, progress, device, kernels)
+    return LoadedModel(model, device, dtype, tokenizer, kernels)
 
 
 def default_dtype(device: str) -> str:
@@ -97,108 +111,77 @@ def _checked_dtype(dtype: str, device: str) -> str:
     return default_dtype(device) if dtype == "auto" else dtype
 
 
-def random_weights(config: GPT2Config, seed: int = 0) -> dict[str, Tensor]:
+def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
     """Weights as GPT-2 is initialized (normal, standard deviation 0.02), by their names in checkpoints."""
     generator = torch.Generator().manual_seed(seed)
 
-    def initial(name: str, shape: Shape) -> Tensor:
+    def initial(name: str, shape: list[int]) -> Tensor:
         if len(shape) > 1:
             return torch.empty(shape).normal_(0, 0.02, generator=generator)
         return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
 
-    return {name: initial(name, shape) for name, shape in weight_shapes(asdict(config)).items()}
+    return {name: initial(name, shape) for name, shape in config.weight_shapes().items()}
 
 
 def build(
-    config: GPT2Config,
+    config: ModelConfig,
     weights: Mapping[str, Tensor],
     dtype: str,
     progress: ProgressFn = lambda _: None,
     device: str = "cpu",
-) -> GPT2:
-    """A model from its weights, by their names in checkpoints (without `transformer.`).
+    kernels: Kernels | None = None,
+) -> Transformer:
+    """A model from its weights, by their names in checkpoints (without `transformer.` or `model.`).
 
     Raises:
         LoadFailure: if a weight is missing, has the wrong shape, or holds values that are not finite numbers.
         ValueError: if the device does not support `dtype`.
     """
-    width, inner = config.n_embd, config.n_inner
-    make_linear = _linear_maker(dtype, device)
-    is_quantized = dtype == "int8"
+    make_linear = _linear_maker(dtype, device, kernels)
     float_dtype = torch.float32 if device == "cpu" else device_dtype(dtype, device)
+    read = WeightReader(config, weights)
+    is_rotated = dtype == "int8" and config.is_rms_norm
+    is_smoothed = dtype == "int8" and not is_rotated
 
-    def get(name: str, *shape: int) -> Tensor:
-        if name not in weights:
-            raise LoadFailure(f"The checkpoint lacks the weight {name}: save the model again.")
-        tensor = weights[name]
-        if tensor.shape != shape:
-            raise LoadFailure(
-                f"The weight {name} has the shape {tuple(tensor.shape)} where config.json asks for {shape}: use the "
-                "config.json that was saved with the weights."
-            )
-        tensor = tensor.float()
-        # One pass without a copy: a NaN or an infinity makes the sum one.
-        if not math.isfinite(tensor.sum()):
-            raise LoadFailure(
-                f"The weight {name} holds values that are not numbers (NaN or infinity): the checkpoint is damaged, or "
-                "its training failed; serve another."
-            )
-        return tensor
+    def ready(norm: Norm) -> Norm:
+        bias = None if norm.bias is None else norm.bias.to(device, float_dtype)
+        return Norm(norm.weight.to(device, float_dtype), bias, norm.epsilon)
 
-    def norm(name: str) -> Norm:
-        epsilon = config.layer_norm_epsilon
-        weight, bias = get(f"{name}.weight", width), get(f"{name}.bias", width)
-        return Norm(weight.to(device, float_dtype), bias.to(device, float_dtype), epsilon)
-
-    def linear(name: str, num_in: int, num_out: int) -> Linear:
-        # Checkpoints store these as Conv1D, [in, out].
-        weight = get(f"{name}.weight", num_in, num_out).T.contiguous()
-        return make_linear(weight, get(f"{name}.bias", num_out))
-
-    def normed_linear(norm_name: str, name: str, num_out: int, query_scale: float = 1.0) -> tuple[Norm, Linear]:
-        """A norm and the linear layer after it, whose first `width` outputs are multiplied with `query_scale`."""
-        layer_norm, weight = norm(norm_name), get(f"{name}.weight", width, num_out).T.contiguous()
-        bias = get(f"{name}.bias", num_out).clone()
-        weight[:width] *= query_scale
-        bias[:width] *= query_scale
-        if is_quantized:
-            layer_norm, weight = smooth_quant(layer_norm, weight)
-        return layer_norm, make_linear(weight, bias)
+    def normed(norm: Norm, linear: Affine, *, is_head: bool = False) -> tuple[Norm, Linear]:
+        """A norm and the linear layer after it."""
+        weight = linear.weight
+        if is_smoothed:
+            norm, weight = smooth_quant(norm, weight)
+        return ready(norm), make_linear(weight, linear.bias, is_head)
 
     layers = []
     for index in range(config.n_layer):
-        prefix = f"h.{index}."
-        norm_1, qkv = normed_linear(
-            prefix + "ln_1", prefix + "attn.c_attn", 3 * width, query_scale=config.query_scale(index)
-        )
-        norm_2, up = normed_linear(prefix + "ln_2", prefix + "mlp.c_fc", inner)
-        layers.append(
-            Layer(
-                norm_1=norm_1,
-                qkv=qkv,
-                out=linear(prefix + "attn.c_proj", width, width),
-                norm_2=norm_2,
-                up=up,
-                down=linear(prefix + "mlp.c_proj", inner, width),
-            )
-        )
+        layer = read.layer(index)
+        if is_rotated:
+            layer = rotate_layer(layer, config)
+        norm_1, qkv = normed(layer.norm_1, layer.qkv)
+        norm_2, up = normed(layer.norm_2, layer.up)
+        out, down = make_linear(*layer.out), make_linear(*layer.down)
+        head_norms = [norm and ready(norm) for norm in (layer.query_norm, layer.key_norm)]
+        layers.append(Layer(norm_1, qkv, out, norm_2, up, down, *head_norms))
         progress((index + 1) / (config.n_layer + 1))
-    embedding = get("wte.weight", config.vocab_size, width).to(device, float_dtype)
-    has_own_head = "lm_head.weight" in weights
-    head = get("lm_head.weight", config.vocab_size, width) if has_own_head else embedding
-    last_norm = norm("ln_f")
-    if is_quantized:
-        last_norm, head = smooth_quant(last_norm, head)
-    head_linear = make_linear(head, None, MAX_HEAD_ROWS)
-    if isinstance(head_linear, DeviceHead) and not has_own_head:
-        embedding = head_linear.weight[: config.vocab_size]  # the same numbers are kept once
-    model = GPT2(
+    embedding, head_weight = read.embedding_and_head()
+    has_own_head, last_norm = head_weight is not embedding, read.last_norm()
+    if is_rotated:
+        embedding = rotate(embedding)
+        last_norm, head_weight = rotate_input(last_norm, head_weight)
+    last_norm, head = normed(last_norm, Affine(head_weight, None), is_head=True)
+    if isinstance(head, DeviceHead) and not has_own_head:
+        embedding = head.weight[: config.vocab_size]  # the same numbers are kept once
+    turns = rotations(config)
+    model = Transformer(
         config=config,
-        token_embedding=embedding,
-        position_embedding=get("wpe.weight", config.n_positions, width).to(device, float_dtype),
+        token_embedding=embedding.to(device, float_dtype),
+        position_embedding=None if config.rotary else read.tensor("wpe.weight").to(device, float_dtype),
+        rotations=None if turns is None else turns.to(device),
         layers=tuple(layers),
         norm=last_norm,
-        head=head_linear,
+        head=head,
     )
     progress(1.0)
     return model
@@ -207,20 +190,22 @@ def build(
 class LinearMaker(Protocol):
     """Makes linear layers in one dtype on one device."""
 
-    def __call__(self, weight: Tensor, bias: Tensor | None, max_rows: int = ..., /) -> Linear:
-        """A layer from its float32 weight [out, in] and bias [out]; `max_rows` as in `cpu.linear.LinearMaker`."""
+    def __call__(self, weight: Tensor, bias: Tensor | None, is_head: bool = ..., /) -> Linear:
+        """A layer from its float32 weight [out, in] and bias [out]. The head gives float32 logits."""
 
 
-def _linear_maker(dtype: str, device: str) -> LinearMaker:
+def _linear_maker(dtype: str, device: str, kernels: Kernels | None) -> LinearMaker:
     if device == "cpu":
         # Imported only here: a worker on a GPU does not load the CPU backend.
         from workers.engine.cpu.linear import LinearMaker as CpuLinearMaker
 
-        return CpuLinearMaker(dtype)
+        return CpuLinearMaker(dtype, kernels)
     kept = device_dtype(dtype, device)
 
-    def make(weight: Tensor, bias: Tensor | None, _max_rows: int = 0, /) -> Linear:
-        return device_linear(weight.to(device, kept), None if bias is None else bias.to(device, kept))
+    def make(weight: Tensor, bias: Tensor | None, is_head: bool = False, /) -> Linear:
+        if is_head:
+            return DeviceHead.pad(weight.to(device, kept))
+        return DeviceLinear(weight.to(device, kept), None if bias is None else bias.to(device, kept))
 
     return make
 
@@ -237,27 +222,44 @@ def smooth_quant(norm: Norm, weight: Tensor) -> tuple[Norm, Tensor]:
     Source: Xiao et al. 2023, arXiv:2211.10438, equation 4. Instead of max |x[:, j]| over a calibration text it uses
     √(norm.weight[j]² + norm.bias[j]²): the root mean square of channel j if its normalized input has variance 1.
     """
-    magnitude = torch.hypot(norm.weight, norm.bias).clamp_min(MIN_MAGNITUDE)
+    magnitude = norm.weight.abs() if norm.bias is None else torch.hypot(norm.weight, norm.bias)
+    magnitude = magnitude.clamp_min(MIN_MAGNITUDE)
     column_max = weight.abs().amax(0).clamp_min(MIN_MAGNITUDE)
     scale = magnitude.pow(SMOOTH_QUANT_ALPHA) / column_max.pow(1 - SMOOTH_QUANT_ALPHA)
-    return Norm(norm.weight / scale, norm.bias / scale, norm.epsilon), weight * scale
+    bias = None if norm.bias is None else norm.bias / scale
+    return Norm(norm.weight / scale, bias, norm.epsilon), weight * scale
 
 
-def read_config(directory: Path) -> GPT2Config:
-    """The `config.json` in `directory`; raises as `load_model`."""
+def read_config(directory: Path) -> ModelConfig:
+    """The `config.json` in `directory`, and the ends of texts that `generation_config.json` adds.
+
+    Raises:
+        LoadFailure, OSError: as `load_model`.
+    """
     path = directory / "config.json"
+    try:
+        config = ModelConfig.from_json(_read_json(path))
+    except ValueError as error:  # its texts are ours
+        raise LoadFailure(f"{path} cannot be served: {error}.") from error
+    return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *read_end_ids(directory)))))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_bytes())
     except ValueError as error:
         raise LoadFailure(f"{path} is damaged, it is not JSON: copy or download it again.") from error
-    try:
-        return GPT2Config.from_json(values)
-    except ValueError as error:  # its texts are ours
-        raise LoadFailure(f"{path} cannot be served: {error}.") from error
+    if not isinstance(values, dict):
+        raise LoadFailure(f"{path} does not hold a JSON object: copy the right file there.")
+    return values
+
+
+# What older versions of transformers, wrapped models and peft's merged models write before a weight's own name.
+_PREFIX = re.compile(r"^(base_model\.)?(transformer\.|model\.)*")
 
 
 def read_weights(directory: Path, progress: ProgressFn = lambda _: None) -> dict[str, Tensor]:
-    """All weights of the checkpoint in `directory`, without the prefix `transformer.`.
+    """All weights of the checkpoint in `directory`, without the prefixes of their names.
 
     Raises:
         LoadFailure: if there is no safetensors file, or a file is damaged.
@@ -270,7 +272,7 @@ def read_weights(directory: Path, progress: ProgressFn = lambda _: None) -> dict
             with safe_open(path, framework="pt") as file:
                 names = list(file.keys())
                 for index, name in enumerate(names):
-                    weights[name.removeprefix("transformer.")] = file.get_tensor(name)
+                    weights[_PREFIX.sub("", name)] = file.get_tensor(name)
                     progress((number + (index + 1) / len(names)) / len(paths))
         except SafetensorError as error:
             raise LoadFailure(f"{path} is damaged: copy or download it again.") from error

@@ -54,14 +54,15 @@ class PrefixCache:
         self._num_placements = 0
 
     def find(self, tokens: tuple[int, ...], scope: CacheScope) -> CachedPrefix:
-        """The longest prefix of `tokens` that requests of this scope have written."""
+        """The longest prefix of `tokens` that requests of this scope have written, if possible in an unused entry."""
         best = CachedPrefix(0)
         lengths = {}
         for entry in self._entries:
             if entry.scope != scope:
                 continue
             length = lengths[entry.index] = _common_length(entry.tokens, tokens)
-            if length > best.length:
+            is_free_equal = length == best.length > 0 and entry.is_unused and not (best.entry and best.entry.is_unused)
+            if length > best.length or is_free_equal:
                 best = CachedPrefix(length, entry, None, length)
         for suffix, cached in self.suffixes.cached():
             start = cached.start

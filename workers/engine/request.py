@@ -102,7 +102,8 @@ class EngineRequest:
             what is computed and never the text.
         stream: the tokens are delivered as they are generated.
         echo_logprobs: the log-probabilities of the prompt's tokens, and the likeliest tokens at their positions
-            (`top_logprobs`), are part of the result. Prefills the whole prompt.
+            (`top_logprobs`), are part of the result. Prefills the prompt from `echo_from` on.
+        echo_from: the first token of the prompt whose log-probability is wanted. What precedes it may be cached.
     """
 
     prompt_ids: tuple[int, ...]
@@ -115,6 +116,7 @@ class EngineRequest:
     cache_scope: CacheScope = None
     stream: bool = False
     echo_logprobs: bool = False
+    echo_from: int = 0
 
 
 TopLogprobs = tuple[tuple[int, float], ...]  # (token id, log-probability), likeliest first
@@ -160,8 +162,8 @@ class SequenceOutput:
         queue_ms: time from submission to the first step.
         prefill_ms: time from the first step to the first token.
         decode_ms: time from the first token to the last.
-        prompt_logprobs: log-probabilities of the prompt's tokens, if requested; None for the first. Fewer than
-            the prompt has tokens if the sequence ended during prefill.
+        prompt_logprobs: log-probabilities of the prompt's tokens from `echo_from` on, if requested; None for the first
+            of the prompt. Fewer, or none, if the sequence ended during prefill.
         prompt_tops: the likeliest tokens at the positions of `prompt_logprobs`; None for the first.
         failure: why the sequence ended, if `finish_reason` is error.
         first_token_at: `time.monotonic()` time. None if there was no token.

@@ -17,13 +17,16 @@ from functools import partial
 from workers.engine.batch import BatchRow, PrefillChunk, PrefillGroup, SchedulerOutput
 from workers.engine.kv_copies import SUFFIX_TOKENS, Copy
 from workers.engine.kv_suffixes import CachedSuffix
-from workers.engine.prefix_cache import CachedPrefix, PrefixCache
+from workers.engine.prefix_cache import PrefixCache
 from workers.engine.sequence import Sequence
 
 MAX_CHUNK = 256  # prompt tokens prefilled in one step
 MAX_CHUNK_WITH_ROWS = 128  # the same while running sequences wait for their next token
 # Three requests of one gateway arrive within two or three milliseconds. A later one joins the group a step behind.
 MAX_SIBLING_WAIT_S = 0.003
+# Prompts that are prefilled at the same time to score their ends. Each takes an entry, which others lose; the next ones
+# use the same entries again.
+MAX_SCORED_AT_ONCE = 4
 
 
 class Scheduler:
@@ -95,6 +98,7 @@ class Scheduler:
                 group_size=1 if request.echo_logprobs else request.group_size,  # no sibling joins it
                 sibling_deadline=sequence.submitted_at + MAX_SIBLING_WAIT_S,
                 is_echoed=request.echo_logprobs,
+                echo_from=request.echo_from if request.echo_logprobs else 0,
             )
         )
 
@@ -169,7 +173,9 @@ class Scheduler:
     def _start_prefill(self, group: PrefillGroup, copies: list[Copy]) -> None:
         """Gives a waiting group an entry, if one is unused or has its prompt."""
         tokens = group.tokens
-        found = CachedPrefix(0) if group.is_echoed else self._cache.find(tokens, group.scope)
+        if group.echo_from and sum(other.echo_from > 0 for other in self._prefilling) >= MAX_SCORED_AT_ONCE:
+            return
+        found = self._cache.find(tokens[: group.num_cacheable], group.scope)
         whole = found.entry if found.num_in_entry == len(tokens) else None
         if whole is not None and whole.writers:
             whole = None  # an entry keeps the logits of one position, which its writers draw from

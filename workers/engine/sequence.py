@@ -7,6 +7,8 @@ bytes and seconds. Does not know tensors, the device, scheduling and the wire.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
+from typing import TypeVar
 
 from workers.engine.arithmetic_code import first_code
 from workers.engine.failures import EngineFailure
@@ -15,6 +17,8 @@ from workers.engine.result_stream import ResultStream
 from workers.text.stop_strings import StopMatcher
 from workers.text.token_healing import AllowedTokens, ForcedPrefix, TokenHealing
 from workers.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 
 class Sequence:
@@ -140,7 +144,7 @@ class Sequence:
             self._scheduled_at = now
             self._cached_tokens = cached_tokens
 
-    def append(self, token: GeneratedToken, eos_id: int | None, now: float) -> None:
+    def append(self, token: GeneratedToken, eos_ids: Collection[int], now: float) -> None:
         """Adds a generated token, and sets `finish_reason` if it is the last.
 
         Raises:
@@ -160,7 +164,7 @@ class Sequence:
         if constraint is not None:
             num_forced_bytes = constraint.accept(token_id)
             num_new -= constraint.num_forced
-        if token_id == eos_id:
+        if token_id in eos_ids:
             self.num_kept -= 1
             self.finish_reason = "eos"
         elif self._stop_search is not None and self._stop_search.feed(token_id, num_forced_bytes):
@@ -203,14 +207,20 @@ class Sequence:
             prefill_ms=1e3 * (first_token_at - scheduled_at),
             decode_ms=1e3 * (now - first_token_at),
             tops=tuple(self._tops),
-            prompt_logprobs=tuple(self._prompt_logprobs),
-            prompt_tops=tuple(self._prompt_tops),
+            prompt_logprobs=self._echoed(self._prompt_logprobs),
+            prompt_tops=self._echoed(self._prompt_tops),
             failure=failure,
             num_kept=self.num_kept,
             num_forced=self.num_forced,
             first_token_at=self._first_token_at,
             ended_at=now,
         )
+
+    def _echoed(self, items: list[T]) -> tuple[T, ...]:
+        """The items of the prompt's tokens from `echo_from` on. More were computed if less was cached."""
+        if not self.request.echo_from:
+            return tuple(items)
+        return tuple(items[self.request.echo_from - len(self.prompt) :]) if self.token_ids else ()
 
 
 class _StopSearch:

@@ -74,18 +74,28 @@ def predict_words(
     return PredictedWords(text[:begin], text[: words[0][0]], tuple(logprob for _, logprob in words), usefulness)
 
 
+def first_word(text: str) -> str:
+    """`text` to the end of its first word; all of it if it has none."""
+    found = _WORD.match(text)
+    return found[0] if found else text
+
+
 def rank_predictions(predictions: Sequence[PredictedWords | None]) -> list[int]:
     """Indices of the predictions with distinct first words, those first that should be shown first."""
     order = sorted(
         (index for index, words in enumerate(predictions) if words is not None),
         key=lambda index: _sort_key(predictions[index], index),
     )
+    return distinct_first_words(order, predictions)
+
+
+def distinct_first_words(order: Sequence[int], predictions: Sequence[PredictedWords | None]) -> list[int]:
+    """The indices of `order` without those that are None or begin with the first word of an earlier prediction."""
     ranked: list[int] = []
     seen: set[str] = set()
     for index in order:
         words = predictions[index]
-        assert words is not None
-        if words.first_word not in seen:
+        if words is not None and words.first_word not in seen:
             seen.add(words.first_word)
             ranked.append(index)
     return ranked

@@ -92,7 +92,6 @@ class TokenHealing:
         self._sorted_bytes = [data for data, _ in by_bytes]
         self._sorted_ids = [id_ for _, id_ in by_bytes]
         self._id_of = dict(reversed(by_bytes))  # of tokens with equal bytes, the smallest id
-        self._has_all_bytes = all(bytes([byte]) in self._id_of for byte in range(256))
         self.allowed_tokens = lru_cache(maxsize=1024)(self._allowed_tokens)
 
     def split(self, text: str) -> tuple[str, bytes]:
@@ -100,15 +99,18 @@ class TokenHealing:
 
         A word is what the pre-tokenizer never joins with what precedes it: letters, digits, marks or white space.
         If the text is a single word, its first token stays in the prompt. Of a word longer than MAX_FORCED_BYTES only
-        the last tokens are forced. With a vocabulary that lacks some byte nothing is: it could not spell the prefix.
+        the last tokens are forced. A word with a byte that is no token of its own is not healed: tokens that begin it
+        might not lead to its end. SmolLM2 lacks 21 bytes: of control characters, and of no assigned character's UTF-8.
         """
-        if not text or not self._has_all_bytes:
+        if not text:
             return text, b""
         end = text[-_MAX_WORD_CHARS:].encode("utf-8", "replace").decode()
         start = self.tokenizer.last_word_start(end)
         word = end[start:]
         if start == 0 or len(word.encode()) > MAX_FORCED_BYTES:
             word = self._last_tokens(word)
+        if not all(bytes([byte]) in self._id_of for byte in word.encode()):
+            return text, b""
         return text[: len(text) - len(word)], word.encode()
 
     def _last_tokens(self, word: str) -> str:

@@ -1,4 +1,4 @@
-"""GPT-2's byte-level BPE: text to token ids, token ids to bytes and text.
+"""Byte-level BPE, as GPT-2, Llama 3, Qwen and SmolLM have it: text to token ids, token ids to bytes and text.
 
 Does not know models, sampling, the protocol, and what is built on it: detokenizer and token healing.
 """
@@ -6,18 +6,23 @@ Does not know models, sampling, the protocol, and what is built on it: detokeniz
 from __future__ import annotations
 
 import codecs
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Encoding, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as BpeTokenizer
 
+from shared.end_tokens import read_end_ids
+
 END_OF_TEXT = "<|endoftext|>"
 PART_CHARS = 4096  # of a long text are encoded at once, in about 3 ms
-# Byte-level BPE never joins a word with what precedes it, and a space or line feed before a word belongs to the word or
-# is a token's end. Other white space is left out: regular expressions differ on what is white space.
-_WORD_START = re.compile(r"[ \n](?=\S)")
+# Where every pre-tokenizer splits: between a letter or digit and white space, and before a single space. Not before all
+# white space: Llama's and Qwen's join line feeds with the punctuation before them, and SmolLM's, which splits off
+# digits first, joins the spaces before a number.
+_WORD_START = re.compile(r"(?<=[^\W_])\s|(?<=\S) (?=\S)")
 
 
 class Tokenizer:
@@ -28,12 +33,15 @@ class Tokenizer:
 
     Attributes:
         max_token_bytes: bytes of text that one token can stand for, at most.
+        eos_id: the token between two texts: END_OF_TEXT, or the checkpoint's end where the tokenizer has no such token.
+        end_ids: all tokens after which a text has ended; those of the checkpoint first.
     """
 
-    def __init__(self, bpe: BpeTokenizer, vocab_size: int) -> None:
+    def __init__(self, bpe: BpeTokenizer, vocab_size: int, end_ids: Sequence[int] = ()) -> None:
         """
         Args:
             vocab_size: the model's.
+            end_ids: tokens that end a text, as the checkpoint names them.
 
         Raises:
             ValueError: the tokenizer has more tokens than the model.
@@ -42,9 +50,16 @@ class Tokenizer:
         if own_size > vocab_size:
             raise ValueError(f"the tokenizer has {own_size} tokens, the model only {vocab_size}")
         self._bpe = bpe
+        bpe.no_truncation()  # a tokenizer.json keeps what a script had set for training
+        bpe.no_padding()
         bpe.post_processor = processors.ByteLevel(trim_offsets=False)  # a token's offset includes its leading space
         self.vocab_size = vocab_size
-        self.eos_id: int | None = bpe.token_to_id(END_OF_TEXT)
+        known = [id_ for id_ in end_ids if id_ < vocab_size]
+        self.eos_id: int | None = next(iter(known), None)
+        if (end_of_text := bpe.token_to_id(END_OF_TEXT)) is not None:
+            self.eos_id = end_of_text
+            known.append(end_of_text)
+        self.end_ids = tuple(dict.fromkeys(known))
         self._bytes = _byte_table(bpe, vocab_size)
         self._special = {id_: token.content for id_, token in bpe.get_added_tokens_decoder().items() if token.special}
         literals = [token.content.encode() for token in bpe.get_added_tokens_decoder().values()]
@@ -56,17 +71,18 @@ class Tokenizer:
 
         Raises:
             FileNotFoundError: neither exists.
-            ValueError: as in the constructor.
+            ValueError: as in the constructor, or a file is damaged.
         """
+        end_ids = read_end_ids(path)
         if (path / "tokenizer.json").is_file():
-            return cls(BpeTokenizer.from_file(str(path / "tokenizer.json")), vocab_size)
+            return cls(BpeTokenizer.from_file(str(path / "tokenizer.json")), vocab_size, end_ids)
         if not (path / "vocab.json").is_file() or not (path / "merges.txt").is_file():
             raise FileNotFoundError(f"{path} has neither tokenizer.json nor vocab.json, merges.txt")
         bpe = BpeTokenizer(models.BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt")))
         bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         bpe.decoder = decoders.ByteLevel()
-        bpe.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
-        return cls(bpe, vocab_size)
+        _add_tokens(bpe, path)
+        return cls(bpe, vocab_size, end_ids)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; an unpaired surrogate is encoded as a question mark."""
@@ -119,6 +135,30 @@ class Tokenizer:
         pre_tokenizer = self._bpe.pre_tokenizer
         words = pre_tokenizer.pre_tokenize_str(text) if pre_tokenizer is not None else []
         return int(words[-1][1][0]) if words else 0
+
+
+def _add_tokens(bpe: BpeTokenizer, path: Path) -> None:
+    """Add the special tokens of a slow tokenizer, and those that were added to its vocabulary.
+
+    Raises:
+        ValueError: they have other ids here than in `added_tokens.json`.
+    """
+    added: dict[str, int] = _read_json(path / "added_tokens.json")
+    named = _read_json(path / "special_tokens_map.json").values()
+    special = {token.get("content") if isinstance(token, dict) else token for token in named}
+    for token, id_ in sorted(added.items(), key=lambda item: item[1]):
+        bpe.add_tokens([AddedToken(token, special=token in special | {END_OF_TEXT}, normalized=False)])
+        if bpe.token_to_id(token) != id_:
+            raise ValueError(f"added_tokens.json gives {token!r} the id {id_}, which does not follow the vocabulary")
+    known = [token for token in dict.fromkeys((END_OF_TEXT, *special)) if isinstance(token, str)]
+    bpe.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in known if bpe.token_to_id(token) is not None]
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    values = json.loads(path.read_bytes()) if path.is_file() else {}
+    return values if isinstance(values, dict) else {}
 
 
 def _byte_table(bpe: BpeTokenizer, vocab_size: int) -> list[bytes]:

@@ -57,6 +57,7 @@ def _is_stop(value: Any) -> bool:
 _FLAG: Check = (lambda value: isinstance(value, bool), "must be true or false")
 FIELDS: dict[str, Check] = {
     "context": _text(MAX_CONTEXT_CHARS),
+    "suffix": _text(MAX_CONTEXT_CHARS, optional=True),
     "n_samples": _whole(1, 8),
     "length": _whole(1, 256),
     "max_time": (_is_time, "must be a number of seconds above 0"),

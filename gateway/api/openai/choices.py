@@ -67,11 +67,13 @@ def part(index: int, delta: TextDelta, offset: int, *, prefix: str, has_logprobs
 def best(spec: GenerationSpec, suggestions: Sequence[Suggestion], num_choices: int) -> list[Suggestion]:
     """What to answer of verbatim completions, prompt by prompt: all in the order of their branches, or the likeliest.
 
+    Before a suffix: the best fits, best first.
+
     Args:
         suggestions: best first, of all prompts.
         num_choices: number of choices for each prompt.
     """
-    if num_choices == spec.num_completions:
+    if num_choices == spec.num_completions and not spec.suffix:
         return sorted(suggestions, key=lambda suggestion: suggestion.result.branch)
     by_prompt = _by_prompt(spec, suggestions)
     return [suggestion for number in sorted(by_prompt) for suggestion in by_prompt[number][:num_choices]]

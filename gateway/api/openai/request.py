@@ -7,7 +7,7 @@ import re
 from msgspec.structs import replace
 
 from gateway.api.openai.schema import MAX_COMPLETIONS, MAX_LOGPROBS, MAX_PROMPTS, CompletionRequest
-from gateway.generation.request import GenerationSpec, Prompt
+from gateway.generation.request import GenerationSpec, Prompt, cut_suffix
 from gateway.generation.request_starter import Caller, RequestStarter, document_key, draw_seed
 from gateway.generation.trimming import MIN_TOKENS
 from shared.errors import FieldError, PromptTooLong, invalid_field
@@ -52,7 +52,8 @@ def generation_spec(
     num_completions = _num_completions(request, prompts)
     _check_num_logprobs(request, prompts, num_completions, model)
     is_text = _is_text(request.prompt)
-    has_parts = not request.clean and request.max_tokens > 0
+    suffix = cut_suffix(request.suffix) if request.max_tokens else ""
+    has_parts = not request.clean and request.max_tokens > 0 and not suffix
     if request.echo:  # the worker sends the prompt's tokens with its last line
         has_parts = has_parts and is_text and request.logprobs is None
     session = request.session or caller.session
@@ -73,6 +74,7 @@ def generation_spec(
         owner=caller.owner,
         session=session,
         document=document_key(caller.owner, session, prompts[0] if len(prompts) == 1 else ""),
+        suffix=suffix,
     )
 
 

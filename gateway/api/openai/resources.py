@@ -42,7 +42,6 @@ from shared.errors import (
 )
 from shared.plan import Model
 
-_SUFFIX_WARNING = "suffix was ignored: the model continues a text and cannot fill a gap."
 _encode = msgspec.json.Encoder().encode
 
 
@@ -59,7 +58,9 @@ class CompletionsResource:
             " half of it, with a warning. With `echo`, or as token ids, it is an error."
             " An empty prompt starts a text. Prompt `i` has the choices from `i·n` on. Seeds count from `seed` for each"
             " prompt. With `stream`, chunks end with `data: [DONE]`; an error after the first chunk is the last event,"
-            " and `echo` of token ids or with `logprobs` sends each choice as a whole, as `clean` does.",
+            " and `echo` of token ids or with `logprobs` sends each choice as a whole, as `clean` and `suffix` do."
+            " Completions before a `suffix` end where they run into it; `logprobs` has all generated tokens. Unless"
+            " streamed, the choices of a prompt are in the order of how well they fit.",
             bodies=(parse_completion_request,),
             examples={
                 "a text": {"prompt": "The old man looked at the sea and", "n": 3},
@@ -132,6 +133,7 @@ class CompletionsResource:
             similarity=self._similarity,
             keeps_greedy_text=request.temperature == 0,
             is_verbatim=not request.clean,
+            fills_gap=bool(spec.suffix),
         )
 
 
@@ -149,11 +151,11 @@ class _Answer:
         self._log = log
         self._id = f"cmpl-{self._spec.request_id}"
         self._created = int(time.time())
-        warnings = [_SUFFIX_WARNING] if request.suffix else []
         num_new_tokens = self._spec.sampling.max_new_tokens
+        self._warnings: dict[str, Any] = {}
         if request.max_tokens > num_new_tokens:
-            warnings.append(f"max_tokens was lowered to {num_new_tokens}, half of the model's context.")
-        self._warnings = {"warnings": warnings} if warnings else {}
+            warning = f"max_tokens was lowered to {num_new_tokens}, half of the model's context."
+            self._warnings = {"warnings": [warning]}
         # State of a stream: characters sent, by branch, and choices that were sent as a whole.
         self._num_chars: dict[int, int] = {}
         self._num_whole = 0

@@ -32,8 +32,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True, frozen=Tru
 
 
 class CompletionRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """`POST /v1/completions`. Optional fields may be null, which is as leaving them out. `suffix` is ignored with a
-    warning, because GPT-2 cannot infill.
+    """`POST /v1/completions`. Optional fields may be null, which is as leaving them out.
 
     The upper bounds of `max_tokens`, `max_time`, `top_k` and token ids depend on a setting or the model; the resource
     checks them."""
@@ -77,7 +76,14 @@ class CompletionRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen
     stream_options: Annotated[
         StreamOptions | None, Meta(description="an object with include_usage, true or false; only with stream")
     ] = None
-    suffix: Annotated[str, Meta(description="a string; it is ignored with a warning")] = ""
+    suffix: Annotated[
+        str,
+        Meta(
+            max_length=MAX_PROMPT_CHARS,
+            description=f"a string of up to {MAX_PROMPT_CHARS} characters: the text after the gap that the completions"
+            " fill; they end where they run into it",
+        ),
+    ] = ""
     clean: Annotated[
         bool,
         Meta(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.load import machine
-from deploy.load.server import ROOT
 from shared.errors import StartError
 from tests.bench.gpu import summary
 from tests.bench.gpu.context import RESULTS, Context
@@ -24,8 +22,6 @@ from tests.bench.gpu.record import StageResult
 from tests.bench.gpu.stages import STAGES, run_stages, stored
 
 err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 150)
-# The CPU's kernels, which some GPU tests compare with, are compiled while the first stages use the GPU.
-COMPILE_CPU_KERNELS = "import workers.engine.cpu.kernels"
 
 
 def bench_gpu(
@@ -69,13 +65,9 @@ def bench_gpu(
         err.print(line.strip(), soft_wrap=True)
         write_summary()
 
-    quiet = subprocess.DEVNULL
-    compiling = subprocess.Popen([sys.executable, "-c", COMPILE_CPU_KERNELS], cwd=ROOT, stdout=quiet, stderr=quiet)
     try:
         run_stages(context, stages, budget_s, report)
     finally:
-        compiling.kill()
-        compiling.wait()
         found, files = write_summary()
         table = Table("target", "ceiling or baseline", "Tercet", "ratio", "wanted")
         for row in found["targets"]:

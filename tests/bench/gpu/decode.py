@@ -14,14 +14,14 @@ from tests.bench.gpu.machine import measured_gb_s
 from tests.bench.gpu.record import Recorder
 from tests.bench.gpu.stages import step_key
 from tests.bench.gpu.steps import DecodeSteps
-from workers.engine.model.gpt2 import GPT2Config
+from workers.engine.model.config import ModelConfig
 
 TENTHS = 10
 BYTES_PER_VALUE = 2  # bf16, or fp16 where the card has no bf16
 VOCABULARY_MULTIPLE = 64  # the head is padded to it, so that rows of logits are aligned
 
 
-def step_bytes(config: GPT2Config, num_rows: int, num_tokens: int) -> int:
+def step_bytes(config: ModelConfig, num_rows: int, num_tokens: int) -> int:
     """Bytes that a decode step of `num_rows` different prompts of `num_tokens` tokens reads.
 
     The weights of the linear layers, the head with its padded vocabulary, and the keys and values.

@@ -2,8 +2,9 @@
 # `make gpu` on a bare machine without a network:  tests/bench/gpu/run.sh [OPTION …]
 #
 # Installs the wheels of `make gpu-wheels` from WHEELS (default build/gpu-wheels) into a directory of their own; PYTHON
-# (default python3) is the Python that has torch. A directory, not a virtual environment: where PYTHON is in a virtual
-# environment itself, another one would not see its packages. Results go to RESULTS (default build/gpu); the few files
+# (default python3) is the Python that has torch. The compiled CPU kernels travel, too: workers/engine/cpu/compiled.
+# A directory, not a virtual environment: where PYTHON is in a virtual environment itself, another one would not see its
+# packages. Results go to RESULTS (default build/gpu); the few files
 # that must come back are copied to OUT, if it is set.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."

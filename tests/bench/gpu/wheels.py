@@ -27,7 +27,7 @@ MISSING = (
 # What it has of what the stages import; nothing of it travels.
 PRESENT = (
     *("certifi", "charset-normalizer", "click", "cuda-bindings", "filelock", "fsspec", "hf-xet", "httpcore"),
-    *("httpx", "huggingface-hub", "hypothesis", "jinja2", "llvmlite", "numba", "numpy", "packaging"),
+    *("httpx", "huggingface-hub", "hypothesis", "jinja2", "numpy", "packaging"),
     *("prometheus-client", "psutil", "pytest", "pytest-timeout", "pyyaml", "regex", "requests", "rich"),
     *("safetensors", "scipy", "setuptools", "tokenizers", "torch", "tqdm", "transformers", "triton", "typer"),
     "typing-extensions",

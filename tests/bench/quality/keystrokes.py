@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -57,8 +57,10 @@ class Usage:
 class SavingsRow(msgspec.Struct, kw_only=True, frozen=True):
     """One rule: keystroke savings with a 95 % confidence interval, and what the writer did with the suggestions."""
 
-    file: str  # or "all"
+    file: str  # or "all", or a kind of text
     rule: str
+    model: str
+    dtype: str  # that the model was served in
     num_suggestions: int
     share: float
     low: float
@@ -66,18 +68,17 @@ class SavingsRow(msgspec.Struct, kw_only=True, frozen=True):
     usage: Usage
 
 
-def savings_row(file: str, rule: str, num_suggestions: int, usages: Sequence[Usage]) -> SavingsRow:
+def savings_row(usages: Sequence[Usage], **key: Any) -> SavingsRow:
     """
     Args:
         usages: one for each passage.
+        key: the row's other fields.
     """
     counts = [(usage.num_keys, usage.num_characters) for usage in usages]
     rng = random.Random(0)
     resampled = [_savings(rng.choices(counts, k=len(counts))) for _ in range(NUM_RESAMPLES)]
     return SavingsRow(
-        file=file,
-        rule=rule,
-        num_suggestions=num_suggestions,
+        **key,
         share=round(_savings(counts), 4),
         low=round(percentile(resampled, 0.025), 4),
         high=round(percentile(resampled, 0.975), 4),

@@ -23,7 +23,7 @@ from deploy.load.server import ROOT
 from shared.errors import StartError
 from tests.bench.quality.keystrokes import Answer
 from tests.bench.run import BenchDocument, Options
-from tests.bench.server import ThreadConnections, start_server
+from tests.bench.server import MeasuredServer, ThreadConnections, start_server
 
 OPENINGS = ROOT / "workers" / "training" / "openings.txt"
 NUM_SUGGESTIONS = 5
@@ -37,21 +37,24 @@ RETRY_WAITS_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 class GatewaySource:
     """The gateway, over a connection of each thread's own."""
 
-    def __init__(self, port: int, fields: Mapping[str, Any]) -> None:
+    def __init__(self, server: MeasuredServer, fields: Mapping[str, Any]) -> None:
         """
         Args:
-            port: the gateway's, on the loopback interface.
             fields: fields of each request, as in `POST /autocomplete`.
         """
-        self._connections = ThreadConnections(port)
+        self.dtype = server.in_effect()["dtype in effect"]
+        self._connections = ThreadConnections(server.port)
         self._fields = fields
 
-    def suggest(self, context: str, seed: int) -> Answer:
+    def suggest(self, context: str, seed: int, **fields: Any) -> Answer:
         """
+        Args:
+            fields: further fields of this request.
+
         Raises:
             StartError: the request failed, so that savings would be too low.
         """
-        body = {"context": context, "seed": seed, **self._fields}
+        body = {"context": context, "seed": seed, **self._fields, **fields}
         done = self._connections.exchange(body)
         for wait_s in RETRY_WAITS_S:
             if done.status not in RETRIED:
@@ -69,7 +72,7 @@ class GatewaySource:
 def gateway_source(options: Options, fields: Mapping[str, Any], console: Console) -> Iterator[GatewaySource]:
     """A server of its own, warmed up."""
     with start_server(console, options.models, options.server_settings) as server:
-        source = GatewaySource(server.port, fields)
+        source = GatewaySource(server, fields)
         for seed in range(NUM_WARM_UPS):
             source.suggest("Once upon a time there was", seed)
         yield source

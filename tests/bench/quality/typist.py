@@ -1,14 +1,15 @@
 """`typist`: keystroke savings of a writer of prose unknown to the model, by several rules.
 
-Requests suggestions where the simulated writers (`writers`) want them.
+Requests suggestions where the simulated writers (`writers`) want them, for each model from a server of its own.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -17,16 +18,20 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from deploy.load.passages import Passage, choose_passages
+from deploy.load.passages import Passage
 from deploy.load.run import progress
+from deploy.load.server import ROOT
 from shared.errors import StartError
 from tests.bench.quality.keystrokes import Answer, SavingsRow, Usage, savings_row
 from tests.bench.quality.suggestions import SEEDS_APART, GatewaySource, gateway_source
-from tests.bench.quality.writers import KEY_INTERVAL_MS, PageWriter, Writer, write_by_literature
+from tests.bench.quality.writers import KEY_INTERVAL_MS, PageWriter, Writer, write_by_literature, write_by_pause
 from tests.bench.rounds import percentile
 from tests.bench.run import BenchDocument, Options
 
-RULES = ("literature", "page")
+RULES = ("literature", "page", "pause")
+# Kinds of text: the held-out books, and the folders of texts that are typed whole; their sources are beside them.
+TEXTS = ROOT / "tests" / "bench" / "quality" / "texts"
+KINDS = ("novels", "letters", "documentation", "essays")
 PUBLISHED = "For comparison: 8 to 15 %, published for a model fine-tuned on one contact centre's chats."
 
 # Results by rule and number of suggestions on show, for each passage.
@@ -38,8 +43,6 @@ class TypistOptions:
     """What is typed, and how.
 
     Attributes:
-        num_passages: number of passages of each text.
-        num_words: length of each passage.
         rules: a selection of `RULES`.
         num_samples: suggestions of each request, and on show at most.
         num_writers: writers who type at the same time, each another passage.
@@ -48,8 +51,6 @@ class TypistOptions:
         fields: fields of each request, as in `POST /autocomplete`.
     """
 
-    num_passages: int
-    num_words: int
     rules: Sequence[str] = RULES
     num_samples: int = 3
     num_writers: int = 1
@@ -61,40 +62,47 @@ class TypistOptions:
     def writers(self) -> dict[str, Writer]:
         """Results by rule."""
         all_writers: dict[str, Writer] = {"literature": write_by_literature, "page": PageWriter(self.min_usefulness)}
+        all_writers["pause"] = write_by_pause
         return {rule: all_writers[rule] for rule in self.rules}
 
 
 class TypistBench:
-    """One run. `run` fills the document."""
+    """One run of one model. `run` adds to the document."""
 
-    def __init__(self, options: Options, typist: TypistOptions, texts: Mapping[str, str], console: Console) -> None:
+    def __init__(self, options: Options, typist: TypistOptions, passages: Sequence[Passage], console: Console) -> None:
         """
         Args:
-            texts: texts to type, by file name.
+            passages: passages to type; those of one file or kind share a row.
         """
-        self._options, self._typist, self._texts, self._console = options, typist, texts, console
+        self._options, self._typist, self._passages, self._console = options, typist, passages, console
 
     def run(self, document: BenchDocument) -> None:
-        typist = self._typist
-        rng = random.Random(self._options.seed)
-        passages = choose_passages(self._texts, typist.num_passages, typist.num_words, rng)
-        document.workload = {**asdict(typist), "fields": self._fields}
-        usages, latencies_ms = self._type_with_tercet(passages)
-        document.rows = list(self._rows(passages, usages))
-        document.notes += [PUBLISHED, _describe_latencies(latencies_ms)]
+        words = sum(len(passage.text[passage.start : passage.end].split()) for passage in self._passages)
+        document.workload = {**asdict(self._typist), "passages": len(self._passages), "words": words}
+        document.workload["fields"] = self._fields
+        usages, latencies_ms, dtype = self._type_with_tercet()
+        files = list(dict.fromkeys(passage.file for passage in self._passages))
+        for file in [*files, *(["all"] if len(files) > 1 and not set(files) <= {*KINDS} else [])]:
+            own = [index for index, passage in enumerate(self._passages) if file in (passage.file, "all")]
+            for (rule, number), found in usages.items():
+                key = {"file": file, "rule": rule, "num_suggestions": number}
+                key |= {"model": self._options.models.partition("=")[0], "dtype": dtype}
+                document.rows.append(savings_row([found[index] for index in own], **key))
+        document.notes.append(f"{self._options.models}: {describe_latencies(latencies_ms)}")
 
     @property
     def _fields(self) -> dict[str, Any]:
         return {"n_samples": self._typist.num_samples, **self._typist.fields}
 
-    def _type_with_tercet(self, passages: Sequence[Passage]) -> tuple[_Usages, list[float]]:
-        """The usages, and the latencies of all requests in milliseconds."""
+    def _type_with_tercet(self) -> tuple[_Usages, list[float], str]:
+        """The usages, the latencies of all requests in milliseconds, and the dtype that the model was served in."""
+        passages = self._passages
         usages: _Usages = {}
         latencies_ms: list[float] = []
         is_over = threading.Event()  # after Ctrl-C or a failed request, no writer sends another
         with (
             gateway_source(self._options, self._fields, self._console) as source,
-            progress(self._console, "Passages", len(passages)) as turn,
+            progress(self._console, f"Passages, {self._options.models}", len(passages)) as turn,
             ThreadPoolExecutor(self._typist.num_writers) as pool,
         ):
             done = pool.map(partial(self._type, source, is_over), passages, _seeds(passages))
@@ -106,7 +114,7 @@ class TypistBench:
                     latencies_ms += passage_latencies_ms
             finally:
                 is_over.set()
-        return usages, latencies_ms
+        return usages, latencies_ms, source.dtype
 
     def _type(
         self, source: GatewaySource, is_over: threading.Event, passage: Passage, seeds: Mapping[int, int]
@@ -129,41 +137,45 @@ class TypistBench:
         }
         return found, latencies_ms
 
-    def _rows(self, passages: Sequence[Passage], usages: _Usages) -> Iterator[SavingsRow]:
-        for file in [*self._texts, *(["all"] if len(self._texts) > 1 else [])]:
-            own = [index for index, passage in enumerate(passages) if file in (passage.file, "all")]
-            for (rule, number), found in usages.items():
-                yield savings_row(file, rule, number, [found[index] for index in own])
+
+def read_kind(kind: str, num_texts: int | None, num_words: int | None, rng: random.Random) -> list[Passage]:
+    """A folder's texts, each to be typed whole: all of them or this many, all their words or this many."""
+    texts = [path.read_text(encoding="utf-8").strip() for path in sorted((TEXTS / kind).glob("*.txt"))]
+    chosen = texts if num_texts is None else rng.sample(texts, min(num_texts, len(texts)))
+    ends = ([word.end() for word in re.finditer(r"\S+", text)] for text in chosen)
+    return [Passage(kind, text, 0, own[:num_words][-1]) for text, own in zip(chosen, ends, strict=True)]
 
 
 def savings_table(rows: Sequence[SavingsRow]) -> Table:
-    """A row for each text and rule, a column for each number of suggestions."""
+    """A row for each text, rule and model, a column for each number of suggestions, the ratio to the first model."""
     numbers = sorted({row.num_suggestions for row in rows})
-    table = Table("text", "rule", title="Keystroke savings (95 % confidence interval)")
+    table = Table("text", "rule", "model", title="Keystroke savings (95 % confidence interval)")
     for number in numbers:
         table.add_column(f"{number} suggestion{'s' * (number > 1)}", justify="right")
-    lines: dict[tuple[str, str], dict[int, SavingsRow]] = {}
-    for row in rows:
-        lines.setdefault((row.file, row.rule), {})[row.num_suggestions] = row
-    files = list(dict.fromkeys(row.file for row in rows))
-    for key, own in sorted(lines.items(), key=lambda line: (files.index(line[0][0]), RULES.index(line[0][1]))):
-        cells = (f"{row.share:.1%} ({row.low:.1%}–{row.high:.1%})" for row in own.values())
-        table.add_row(*key, *cells)
+    first, is_comparison = rows[0].model, len({row.model for row in rows}) > 1
+    if is_comparison:
+        table.add_column(f"÷ {first}", justify="right")
+    by_key = {(row.file, row.rule, row.model, row.num_suggestions): row for row in rows}
+    for row in _ordered(rows):
+        own = [by_key[row.file, row.rule, row.model, number] for number in numbers]
+        cells = [f"{each.share:.1%} ({each.low:.1%}–{each.high:.1%})" for each in own]
+        if is_comparison:
+            against = by_key[row.file, row.rule, first, numbers[-1]].share
+            cells.append(f"{row.share / against:.2f}" if against > 0 else "")
+        table.add_row(row.file, row.rule, f"{row.model}, {row.dtype}", *cells)
     return table
 
 
 def usage_table(rows: Sequence[SavingsRow]) -> Table:
-    """How the suggestions were used, over all texts and with the most suggestions on show."""
-    table = Table("rule", title="Use of suggestions")
+    """How the suggestions were used with the most on show, by kind of text or over all texts."""
+    table = Table("text", "rule", "model", title="Use of suggestions")
     headings = ("shown at", "accepted", "characters accepted", "and kept", "words per acceptance", "flicker")
     for heading in headings:
         table.add_column(heading, justify="right")
-    last = max(row.num_suggestions for row in rows)
-    own = [row for row in rows if row.file == rows[-1].file and row.num_suggestions == last]
-    for row in sorted(own, key=lambda row: RULES.index(row.rule)):
+    for row in _ordered([row for row in rows if row.file == "all"] or rows):
         use = row.usage
         table.add_row(
-            row.rule,
+            *(row.file, row.rule, row.model),
             _share(use.num_moments_shown, use.num_moments),
             _share(use.num_accepted, use.num_moments_shown),
             _share(use.num_accepted_characters, use.num_characters),
@@ -172,6 +184,13 @@ def usage_table(rows: Sequence[SavingsRow]) -> Table:
             _share(use.num_replaced, use.num_holding),
         )
     return table
+
+
+def _ordered(rows: Sequence[SavingsRow]) -> list[SavingsRow]:
+    """Return the rows with the most suggestions, by text, rule and model."""
+    files, last = list(dict.fromkeys(row.file for row in rows)), max(row.num_suggestions for row in rows)
+    chosen = [row for row in rows if row.num_suggestions == last]
+    return sorted(chosen, key=lambda row: (files.index(row.file), RULES.index(row.rule)))
 
 
 def _seeds(passages: Sequence[Passage]) -> list[dict[int, int]]:
@@ -183,7 +202,8 @@ def _seeds(passages: Sequence[Passage]) -> list[dict[int, int]]:
     ]
 
 
-def _describe_latencies(latencies_ms: Sequence[float]) -> str:
+def describe_latencies(latencies_ms: Sequence[float]) -> str:
+    """The number of requests, and how long they took."""
     percentiles = ", ".join(f"p{share} {percentile(latencies_ms, share / 100):.0f} ms" for share in (50, 90, 99))
     late = sum(ms > KEY_INTERVAL_MS for ms in latencies_ms) / len(latencies_ms)
     return f"{len(latencies_ms)} requests: {percentiles}; {late:.1%} arrived after the writer's next key."

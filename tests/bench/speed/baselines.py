@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 
 from deploy.load.workload import Workload
@@ -107,6 +107,6 @@ class Baselines:
                     GPT2Config(n_embd=ours.n_embd, n_layer=ours.n_layer, n_head=ours.n_head, n_inner=ours.n_inner)
                 )
             else:
-                model = GPT2LMHeadModel.from_pretrained(Path(self._subject.directory), local_files_only=True)
+                model = AutoModelForCausalLM.from_pretrained(Path(self._subject.directory), local_files_only=True)
             self._models[dtype] = model.to(dtype).to(self._device).eval()
         return self._models[dtype]

@@ -1,7 +1,7 @@
 """The ceiling: achieved memory bandwidth, and a request's linear layers alone. Runs in a process of its own.
 
-Knows torch's matrix kernels and GPT-2's shapes. Does not know attention, sampling and caches, nor whether a kernel is
-fit for serving (row-exactness, quality): no server that multiplies with torch's kernels can be faster.
+Knows torch's matrix kernels and the shapes of a model. Does not know attention, sampling and caches, nor whether a
+kernel is fit for serving (row-exactness, quality): no server that multiplies with torch's kernels can be faster.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from tests.bench.speed.contenders import LinearPass
 from workers.checkpoints.resolve import Checkpoint
 from workers.engine.loader import read_config
-from workers.engine.model.gpt2 import SHAPES, GPT2Config
+from workers.engine.model.config import SHAPES, ModelConfig
 
 Kernel = Callable[[Tensor], Tensor]  # [rows, in] float32 → [rows, out]
 # A kernel that is slower than the fastest by this factor in its first round is not timed again.
@@ -37,21 +37,21 @@ class LayerKind:
     num_layers: int
 
 
-def config_of(subject: Checkpoint) -> GPT2Config:
+def config_of(subject: Checkpoint) -> ModelConfig:
     """The shape of the model under test."""
     if subject.source == "synthetic":
         return SHAPES[subject.name.removeprefix("synthetic:")]
     return read_config(Path(subject.directory))
 
 
-def layer_kinds(config: GPT2Config) -> list[LayerKind]:
-    """The linear layers of GPT-2: four in each block, and the language-model head."""
-    width, inner, depth = config.n_embd, config.n_inner, config.n_layer
+def layer_kinds(config: ModelConfig) -> list[LayerKind]:
+    """The linear layers: four in each block (a gate and what it multiplies are one), and the language-model head."""
+    width, depth = config.n_embd, config.n_layer
     return [
-        LayerKind("qkv", width, 3 * width, depth),
-        LayerKind("out", width, width, depth),
-        LayerKind("up", width, inner, depth),
-        LayerKind("down", inner, width, depth),
+        LayerKind("qkv", width, config.qkv_width, depth),
+        LayerKind("out", config.query_width, width, depth),
+        LayerKind("up", width, config.up_width, depth),
+        LayerKind("down", config.n_inner, width, depth),
         LayerKind("head", width, config.vocab_size, 1),
     ]
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from deploy.load.prompts import tokenizer_of
 from deploy.load.workload import Workload
 from workers.checkpoints.resolve import Checkpoint
+from workers.engine.cpu_kernels import load_kernels
 from workers.engine.engine import Engine, EngineConfig
 from workers.engine.loader import LoadedModel, load_model, random_model
 from workers.engine.request import EngineRequest, SamplingParams
@@ -21,7 +22,9 @@ MAX_TRIES = 8
 
 
 def load(subject: Checkpoint, device: str, dtype: str, **more: Any) -> LoadedModel:
-    """The model under test on `device`."""
+    """The model under test on `device`, for the instruction set that the environment names (`tests.faulty_workers`)."""
+    if device == "cpu":
+        more["kernels"] = load_kernels(os.environ.get("TEST_INSTRUCTION_SET"))
     if subject.source != "synthetic":
         return load_model(Path(subject.directory), device=device, dtype=dtype, **more)
     shape: Literal["small", "medium"] = "medium" if subject.name == "synthetic:medium" else "small"

@@ -12,15 +12,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+import pytest
 import structlog
 from falcon import testing
 from msgspec import structs
 
+from gateway.api.schema import MAX_CONTEXT_CHARS
 from gateway.generation.request_starter import MAX_DRAWN_SEED
 from gateway.generation.trimming import MIN_TOKENS
 from shared.protocol import Accepted, Done, Failed, GenerateRequest
 from tests.gateway.api.conftest import Api, MakeApi
-from tests.gateway.generation.stubs import TEXTS, Respond, Step, completion, hang, three_texts
+from tests.gateway.generation.stubs import TEXTS, Respond, Step, completion, hang, make_done, three_texts
 
 
 def always(text: str, finish_reason: str = "eos") -> Respond:
@@ -91,6 +93,62 @@ def test_workers_get_the_sampling_parameters_and_token_healing(make_api: MakeApi
         }
         assert (call.prompt, call.max_prompt_tokens, call.heal, call.echo) == ("He saw", 64, True, False)
         assert (call.session, call.stream, call.logprobs) == ("s", False, None)
+
+
+def fills(request: GenerateRequest) -> Iterator[Step]:
+    """A text that needs no trimming, whose fit is higher for higher seeds; none fits of every fifth."""
+    yield Accepted()
+    text = f" the door{request.seed} " if request.seed % 5 else ""
+    fit = float(request.seed) if text else None
+    yield make_done([text, " and", " left"], text=text, ends=[len(text)] * 3, fit=fit, finish_reason="stop")
+
+
+@pytest.mark.parametrize("strategy", ["sample", "predict"])
+def test_before_a_suffix_the_best_fits_come_first_as_the_worker_cut_them(make_api: MakeApi, strategy: str) -> None:
+    api = make_api(fills)
+    body = api.complete(seed=1, suffix=" and left.", strategy=strategy).json
+    values = [" the door3 ", " the door2 ", " the door1 "]
+    assert [sentence["value"] for sentence in body["sentences"]] == values
+    streamed = events_of(api.complete(seed=1, suffix=" and left.", strategy=strategy, stream=True).text)
+    texts = {data["branch"]: data["text"] for name, data in streamed if name == "token"}
+    assert texts == dict(enumerate(reversed(values)))
+    assert [sentence["value"] for sentence in streamed[-1][1]["sentences"]] == values
+    calls = api.pool.workers[0].calls
+    assert {(call.suffix, call.stream, call.predict is not None) for call in calls} == {
+        (" and left.", False, strategy == "predict")
+    }
+
+
+def test_a_sentence_without_a_fit_is_replaced(make_api: MakeApi) -> None:
+    api = make_api(fills)
+    body = api.complete(seed=4, suffix=" and left.").json
+    assert [sentence["seed"] for sentence in body["sentences"]] == [7, 6, 4]
+    body = api.complete(seed=5, n_samples=1, suffix=" and left.", strategy="predict").json
+    assert [error["code"] for error in body["errors"]] == ["no_prediction"]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "expected"),
+    [(None, ""), ("", ""), (" \n ", ""), ("a" * 5000, "a" * 200), ("\U0001f600" * 300, "\U0001f600" * 200)],
+)
+def test_workers_get_the_beginning_of_a_suffix_that_is_not_blank(
+    make_api: MakeApi, suffix: str | None, expected: str
+) -> None:
+    api = make_api(three_texts)
+    body = json.dumps({"context": "He saw", "suffix": suffix})
+    assert api.request("POST", "/autocomplete", body=body).status_code == 200
+    assert {call.suffix for call in api.pool.workers[0].calls} == {expected}
+
+
+def test_a_suffix_is_text_like_a_context(make_api: MakeApi) -> None:
+    api = make_api(three_texts, settings={"max_body_bytes": str(2 * MAX_CONTEXT_CHARS)})
+    for suffix in (1, ["a"], "a" * (MAX_CONTEXT_CHARS + 1)):
+        response = api.complete(suffix=suffix)
+        assert (response.status_code, response.json["errors"][0]["field"]) == (422, "suffix")
+    half_pair = "\ud83d and"
+    bodies = [json.dumps({"context": "He saw", name: half_pair}) for name in ("context", "suffix")]
+    of_context, of_suffix = (api.request("POST", "/autocomplete", body=body) for body in bodies)
+    assert of_context.status_code == of_suffix.status_code
 
 
 def test_defaults_leave_room_for_the_new_tokens_and_finish_a_word(make_api: MakeApi) -> None:

@@ -22,7 +22,7 @@ from tests.gateway.api.conftest import Api, MakeApi
 from tests.gateway.api.openai_stub import N_CTX, VOCAB_SIZE, chunks_of, complete, post, refuse, words
 from tests.gateway.api.test_openapi import declared_response, validator
 from tests.gateway.conftest import MakeGateway
-from tests.gateway.generation.stubs import Hang, Refusal, Step, completion
+from tests.gateway.generation.stubs import Hang, Refusal, Step, completion, make_done
 
 
 @pytest.fixture
@@ -94,12 +94,36 @@ def test_more_tokens_than_the_context_are_lowered_to_half_of_it_with_a_warning(a
     assert "warnings" not in complete(api, max_tokens=N_CTX - 1)
 
 
-def test_a_suffix_is_ignored_with_a_warning(api: Api) -> None:
-    [warning] = complete(api, suffix="the end")["warnings"]
-    assert "suffix" in warning
-    first, *others = chunks_of(post(api, suffix="the end", stream=True))
-    assert first["warnings"] == [warning]
-    assert not any("warnings" in chunk for chunk in others)
+def test_the_completions_before_a_suffix_are_in_the_order_of_their_fits(make_api: MakeApi) -> None:
+    def fills(request: GenerateRequest) -> Iterator[Step]:
+        yield Accepted()
+        yield make_done([f" w{request.seed}", " x"], text=f" w{request.seed}", fit=float(request.seed % 10))
+
+    api = make_api(fills)
+    answer = complete(api, suffix=" the end", n=3)
+    assert [choice["text"] for choice in answer["choices"]] == [" w42", " w41", " w40"]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert "warnings" not in answer
+    [best] = complete(api, suffix=" the end", best_of=3)["choices"]
+    assert best["text"] == " w42"
+    chunks = chunks_of(post(api, suffix=" the end", n=2, stream=True))
+    texts = {part["index"]: part["text"] for chunk in chunks for part in chunk["choices"]}
+    assert texts == {0: " w40", 1: " w41"}
+    assert {(call.suffix, call.stream) for call in api.pool.workers[0].calls} == {(" the end", False)}
+
+
+def test_what_workers_get_of_a_suffix(api: Api) -> None:
+    """They read a few tokens of it. A blank one is none; nothing is generated for `max_tokens` 0."""
+    for suffix, max_tokens, expected in [
+        ("x" * 10_000, 2, "x" * 200),
+        (" \n", 2, ""),
+        ("", 2, ""),
+        (None, 2, ""),
+        ("the end", 0, ""),
+    ]:
+        complete(api, suffix=suffix, max_tokens=max_tokens, echo=True)
+        assert api.pool.workers[0].calls[-1].suffix == expected
+    assert refuse(api, suffix=["x"])["param"] == "suffix"
 
 
 @pytest.mark.parametrize(

@@ -6,24 +6,18 @@ huggingface_hub itself, in the child process that `resolve` starts.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import os
 import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -33,39 +27,10 @@ import torch
 from safetensors.numpy import save_file
 
 from shared.weights import weights_digest
+from tests.workers.checkpoints.hub_server import COMMIT, Hub
+from tests.workers.checkpoints.small_checkpoints import CONFIG, weights, write
 from tests.workers.helpers import ROOT, run_python
-from workers.checkpoints.resolve import EMBEDDED, EMBEDDED_SHA256, CheckpointError, resolve, resolve_default
-from workers.engine.loader import random_weights
-from workers.engine.model.gpt2 import GPT2Config
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-CONFIG: dict[str, Any] = {
-    "model_type": "gpt2",
-    "vocab_size": 8192,
-    "n_positions": 32,
-    "n_embd": 4,
-    "n_layer": 2,
-    "n_head": 2,
-    "n_inner": None,
-}
-
-
-def weights() -> dict[str, Any]:
-    """All weights of a GPT-2 of CONFIG's sizes, as zeros."""
-    tensors = random_weights(GPT2Config.from_json(CONFIG))
-    return {name: np.zeros(tensor.shape, np.float32) for name, tensor in tensors.items()}
-
-
-def write(
-    directory: Path, config: Mapping[str, Any] = CONFIG, changed: Mapping[str, Any] = MappingProxyType({})
-) -> Path:
-    """A checkpoint in `directory`: whole, unless its `config` or the `changed` weights are not."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config))
-    shutil.copy(EMBEDDED / "tokenizer.json", directory)
-    save_file({**weights(), **changed}, directory / "model.safetensors")
-    return directory
-
+from workers.checkpoints.resolve import EMBEDDED_SHA256, CheckpointError, resolve
 
 # Named models and directories --------------------------------------------------------------------
 
@@ -86,7 +51,7 @@ def test_synthetic_has_gpt2s_vocabulary_and_the_embedded_tokenizer(name: str) ->
 
 
 def test_an_unknown_name_without_a_source_is_refused() -> None:
-    with pytest.raises(CheckpointError, match=r"legal=/path/to/checkpoint.* small, medium, embedded"):
+    with pytest.raises(CheckpointError, match=r"legal=/path/to/checkpoint.* small, medium, smollm2, embedded"):
         resolve("legal")
 
 
@@ -154,7 +119,8 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (_empty, r"lacks config\.json, model\.safetensors, tokenizer\.json"),
     "config not JSON": (lambda d: (d / "config.json").write_text("{"), r"config\.json is damaged"),
     "config no object": (lambda d: (d / "config.json").write_text("[]"), "not hold a JSON object"),
-    "not GPT-2": (lambda d: write(d, {**CONFIG, "model_type": "llama"}), "'llama'.*GPT-2 only"),
+    "not served": (lambda d: write(d, {**CONFIG, "model_type": "mamba"}), "'mamba'.*serves gpt2, llama, qwen2, qwen3"),
+    "no architecture": (lambda d: write(d, {"vocab_size": 8192}), "describes the architecture None"),
     "no sizes": (
         lambda d: write(d, {"model_type": "gpt2"}),
         r"no usable n_embd \(.*, n_head \(.*, n_inner \(.*, n_layer \(",
@@ -167,7 +133,15 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "deep JSON": (lambda d: (d / "config.json").write_text("[" * 100_000), r"config\.json is damaged, it is not JSON"),
     "heads": (lambda d: write(d, {**CONFIG, "n_head": 3}), "n_embd is no multiple of n_head"),
     "epsilon": (lambda d: write(d, {**CONFIG, "layer_norm_epsilon": float("nan")}), "layer_norm_epsilon is no number"),
-    "end token": (lambda d: write(d, {**CONFIG, "eos_token_id": [1]}), "eos_token_id is no token id"),
+    "end token": (lambda d: write(d, {**CONFIG, "eos_token_id": [1, "2"]}), "eos_token_id is no token id"),
+    "end token of generation": (
+        lambda d: (d / "generation_config.json").write_text('{"eos_token_id": -1}'),
+        "eos_token_id is no token id",
+    ),
+    "sentencepiece": (
+        lambda d: (d / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {"▁a": 0}}}'),
+        "not a byte-level BPE",
+    ),
     "another vocabulary": (
         lambda d: write(d, {**CONFIG, "vocab_size": 50257}),
         r"wte\.weight is F32 \[8192, 4\] where config\.json asks for \[50257, 4\]",
@@ -230,144 +204,6 @@ def test_a_pickle_is_refused_with_a_command_that_converts_it(tmp_path: Path) -> 
 
 
 # The hub -----------------------------------------------------------------------------------------
-
-
-class Hub(ThreadingHTTPServer):
-    """A model hub on 127.0.0.1. `repositories` maps names to files; the other attributes select faults."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _HubHandler)
-        self.repositories: dict[str, dict[str, bytes]] = {}
-        self.requests: list[str] = []
-        self.status = 200
-        self.page: bytes | None = None  # answers everything
-        self.is_dripping = False  # sends an answer that never ends
-        self.spoiled: str | None = None  # a file whose bytes do not match its digest
-        self.stalled: str | None = None  # a file of which half is sent
-        self.has_stalled = threading.Event()
-        self.may_continue = threading.Event()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class _HubHandler(BaseHTTPRequestHandler):
-    server: Hub
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        hub, path = self.server, self.path.partition("?")[0]
-        hub.requests.append(path)
-        if hub.is_dripping:
-            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
-            with contextlib.suppress(ConnectionError):  # the client is killed
-                while True:
-                    self.wfile.write(b"X-Drip: 1\r\n")
-                    time.sleep(0.1)
-        elif hub.status != 200 or hub.page is not None:
-            self._send(hub.page or b"no", status=hub.status)
-        elif match := re.fullmatch(r"/api/models/([\w-]+/\w+)(?:/revision/(.+))?", path):
-            self._send_listing(match[1], match[2])
-        elif match := re.fullmatch(rf"/api/models/([\w-]+/\w+)/tree/{COMMIT}", path):
-            self._send_tree(match[1])
-        elif match := re.fullmatch(rf"/([\w-]+/\w+)/resolve/(?:main|v1|{COMMIT})/(.+)", path):
-            self._send_file(match[1], match[2])
-        else:
-            self._send(b"unknown", status=404)
-
-    def _send_listing(self, repository: str, revision: str | None) -> None:
-        if revision not in (None, "main", "v1", COMMIT):
-            self._send(b"{}", status=404, headers={"X-Error-Code": "RevisionNotFound"})
-            return
-        files = self.server.repositories.get(repository)
-        if files is None:
-            # As the real hub answers for private and for missing repositories.
-            self._send(b"{}", status=401, headers={"X-Error-Code": "RepoNotFound"})
-            return
-        siblings = [{"rfilename": name, "size": len(data), **_digests(name, data)} for name, data in files.items()]
-        self._send(json.dumps({"id": repository, "sha": COMMIT, "siblings": siblings}).encode())
-
-    def _send_tree(self, repository: str) -> None:
-        files = self.server.repositories[repository]
-        entries = [
-            {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-            for name, data in files.items()
-        ]
-        self._send(json.dumps(entries).encode())
-
-    def _send_file(self, repository: str, file: str) -> None:
-        data = self.server.repositories[repository][file]
-        digest = hashlib.sha256(data).hexdigest()
-        headers = {
-            "X-Repo-Commit": COMMIT,
-            "ETag": f'"{digest if file.endswith(".safetensors") else digest[:40]}"',
-        }
-        if self.server.spoiled == file:
-            data = data[:-1] + b"?"
-        self._send(data, headers=headers, is_stalling=self.server.stalled == file)
-
-    def _send(
-        self,
-        data: bytes,
-        *,
-        status: int = 200,
-        headers: dict[str, str] | None = None,
-        is_stalling: bool = False,
-    ) -> None:
-        self.send_response(status)
-        for key, value in {**(headers or {}), "Content-Length": str(len(data))}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if self.command == "HEAD":
-            return
-        if is_stalling:
-            self.wfile.write(data[: len(data) // 2])
-            self.server.has_stalled.set()
-            self.server.may_continue.wait(20)
-        else:
-            self.wfile.write(data)
-
-    def log_request(self, code: object = None, size: object = None) -> None:
-        """No log."""
-
-
-def _digests(name: str, data: bytes) -> dict[str, Any]:
-    """What the hub lists: a git object id of small files, a SHA-256 of weights, which it keeps by git-lfs."""
-    if name.endswith(".safetensors"):
-        sha256 = hashlib.sha256(data).hexdigest()
-        return {"blobId": "0" * 40, "lfs": {"sha256": sha256, "size": len(data), "pointerSize": 130}}
-    return {"blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()}
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub with one small repository, `org/tiny`; an empty cache; a client configured for this hub only."""
-    for variable in [name for name in os.environ if name.startswith("HF_") or "proxy" in name.lower()]:
-        monkeypatch.delenv(variable)
-    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
-    # A busy machine may take longer than a person should wait for a hub; one test sets its own time.
-    monkeypatch.setattr(resolve, "__kwdefaults__", {**(resolve.__kwdefaults__ or {}), "hub_timeout_s": 60.0})
-    with Hub() as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        server.repositories["org/tiny"] = {
-            **{path.name: path.read_bytes() for path in write(tmp_path / "tiny").iterdir()},
-            "pytorch_model.bin": b"pickle",
-            "README.md": b"# tiny",
-            "custom.py": b"import os",
-            "onnx/model.safetensors": b"not wanted",
-        }
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
 
 
 def test_fetched_once_and_then_without_a_hub(hub: Hub) -> None:
@@ -476,54 +312,6 @@ def test_an_unavailable_model_is_refused_with_every_alternative(hub: Hub) -> Non
     assert message.startswith("The model hub has no openai-community/gpt2, or shows it only with a token")
     for way in ("hf download openai-community/gpt2 ", "TERCET_MODELS=small=/path", "TERCET_MODELS=embedded"):
         assert way in message
-
-
-def test_default_is_small_if_the_hub_has_it(hub: Hub) -> None:
-    hub.repositories["openai-community/gpt2"] = hub.repositories["org/tiny"]
-    found = resolve_default()
-    source = f"hub:openai-community/gpt2@{COMMIT}"
-    assert (found.name, found.source, found.warning, found.n_ctx) == ("small", source, None, 32)
-
-
-@pytest.mark.parametrize(
-    ("trouble", "reason"),
-    [
-        ("unreachable", "no model hub answered"),
-        ("offline", r"the model hub is switched off \(HF_HUB_OFFLINE\)"),
-        ("failing", "the model hub answered with status 503"),
-        ("a portal", "what answered is not a model hub"),
-        ("without it", "the model hub has no openai-community/gpt2"),
-    ],
-)
-def test_default_is_embedded_with_the_reason(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch, trouble: str, reason: str
-) -> None:
-    if trouble == "unreachable":
-        with socket.socket() as closed:
-            closed.bind(("127.0.0.1", 0))
-            monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
-    elif trouble == "offline":
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    elif trouble == "failing":
-        hub.status = 503
-    elif trouble == "a portal":
-        hub.page = b"<html>Please log in</html>"
-    found = resolve_default()
-    assert (found.name, found.source) == ("embedded", "embedded")
-    assert found.warning is not None
-    assert re.match(reason, found.warning)
-    assert found.warning.endswith(", so the embedded checkpoint is served instead of GPT-2 small")
-    if trouble == "offline":
-        assert hub.requests == []
-
-
-def test_a_hub_that_accepts_and_never_answers_costs_five_seconds(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        began = time.monotonic()
-        found = resolve_default()
-        assert time.monotonic() - began < 8
-    assert found.warning == "no model hub answered, so the embedded checkpoint is served instead of GPT-2 small"
 
 
 def test_a_hub_that_never_ends_its_answer_is_bounded(hub: Hub) -> None:

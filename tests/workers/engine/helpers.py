@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from workers.engine.core import EngineCore, Runner
 from workers.engine.engine import DEVICE_RUNNERS, Engine, EngineConfig, RunnerFactory
 from workers.engine.failures import EngineFailure
 from workers.engine.loader import LoadedModel, ProgressFn, random_weights
-from workers.engine.model.gpt2 import GPT2Config
+from workers.engine.model.config import ModelConfig
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.result_stream import ResultStream
 from workers.engine.scheduler import MAX_CHUNK, Scheduler
@@ -23,14 +23,14 @@ from workers.engine.sequence import Sequence
 from workers.text.token_healing import TokenHealing
 
 CHECKPOINT = EMBEDDED
-TINY = GPT2Config(
+TINY = ModelConfig(
     vocab_size=512,
     n_positions=640,
     n_embd=64,
     n_layer=2,
     n_head=4,
     n_inner=256,
-    eos_token_id=None,
+    eos_token_ids=(),
 )
 PROSE = (
     "The old man looked at the sea and said nothing for a long while. His daughter, who had come "
@@ -64,10 +64,12 @@ def running_engine(loaded: LoadedModel, *, step_delay_s: float = 0.0, **settings
 
 
 def make_core(
-    runner: Runner, max_sequences: int = 4, *, max_chunk: int = MAX_CHUNK, eos_id: int | None = None, **hooks: Any
+    runner: Runner, max_sequences: int = 4, *, max_chunk: int = MAX_CHUNK, eos_ids: Collection[int] = (), **hooks: Any
 ) -> EngineCore:
     """An engine's core, whose steps the test's own thread computes."""
-    return EngineCore(Scheduler(runner.num_entries, max_sequences, max_chunk=max_chunk), runner, eos_id=eos_id, **hooks)
+    return EngineCore(
+        Scheduler(runner.num_entries, max_sequences, max_chunk=max_chunk), runner, eos_ids=eos_ids, **hooks
+    )
 
 
 def make_sequence(request: EngineRequest, stream: ResultStream | None = None) -> Sequence:
@@ -103,7 +105,7 @@ def random_ids(rng: random.Random, length: int, vocab_size: int) -> list[int]:
     return [rng.randrange(vocab_size) for _ in range(length)]
 
 
-def peaked_weights(config: GPT2Config, seed: int = 0) -> dict[str, torch.Tensor]:
+def peaked_weights(config: ModelConfig, seed: int = 0) -> dict[str, torch.Tensor]:
     """Random weights ten times as large as usual: what comes out depends on what went in."""
     weights = random_weights(config, seed)
     return {

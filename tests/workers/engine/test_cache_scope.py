@@ -79,7 +79,7 @@ def run_all(num_entries: int, requests: list[tuple[str, tuple[int, ...], int, in
         memory.run(scheduled)
         scheduler.complete(scheduled)
         for drawn in scheduled.sampled_sequences:
-            drawn.append(GeneratedToken(len(drawn.token_ids) % 3, 0.0), None, 0.0)
+            drawn.append(GeneratedToken(len(drawn.token_ids) % 3, 0.0), (), 0.0)
             if drawn.finish_reason is not None:
                 scheduler.remove(drawn)
                 outputs[numbers[drawn]] = drawn.output(drawn.finish_reason, 0.0)

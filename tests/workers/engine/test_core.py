@@ -95,7 +95,7 @@ def test_only_streamed_sequences_deliver_single_tokens() -> None:
 
 def test_tokens_of_a_multi_step_decode_that_follow_the_end_are_dropped() -> None:
     runner = FakeRunner(num_steps=4)
-    core = make_core(runner, eos_id=102)
+    core = make_core(runner, eos_ids=(102,))
     ended, longer = add(core, request(20)), add(core, request(4))
     core.step()
     timing = core.step()

@@ -12,7 +12,6 @@ import torch
 
 from tests.workers.engine.helpers import add, generate, make_core, random_ids, run_to_end, running_engine
 from workers.engine.batch import RunnerOutput, SchedulerOutput
-from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS
 from workers.engine.cpu.linear import ROW_COUNTS, LinearMaker
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.interrupt import Interrupt
@@ -78,7 +77,6 @@ def test_other_sequences_change_nothing(tiny: LoadedModel, seed: int) -> None:
     assert concurrently(tiny, requests, rng) == alone
 
 
-@pytest.mark.skipif(not HAS_DOT_PRODUCTS, reason="this CPU has no AVX-512 VNNI, so each call computes one decode step")
 @pytest.mark.parametrize("seed", range(3))
 def test_multi_step_decode_changes_nothing(
     embedded_int8: LoadedModel, seed: int, monkeypatch: pytest.MonkeyPatch

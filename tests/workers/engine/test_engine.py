@@ -82,7 +82,7 @@ def test_requests_that_the_model_can_never_serve_are_refused(
 def test_an_empty_prompt_starts_from_end_of_text(embedded: LoadedModel) -> None:
     params = SamplingParams(5, temperature=0)
     with running_engine(embedded) as engine:
-        empty, eos = (generate(engine, prompt, params) for prompt in ([], [embedded.eos_id or 0]))
+        empty, eos = (generate(engine, prompt, params) for prompt in ([], [embedded.start_id]))
         assert empty.token_ids == eos.token_ids
 
 

@@ -132,6 +132,7 @@ def test_after_a_fatal_device_error_no_later_request_is_served(tiny: LoadedModel
 def test_values_that_are_not_numbers_fail_the_request_and_repeated_are_fatal(device: str) -> None:
     """Positions whose embedding is NaN: so are the keys and values that prompts of that length leave in the cache."""
     model = build(TINY, peaked_weights(TINY), "fp32", device=device)
+    assert model.position_embedding is not None
     embedding = model.position_embedding.clone()
     embedding[400:] = float("nan")
     damaged = LoadedModel(replace(model, position_embedding=embedding), device, "fp32")

@@ -12,7 +12,7 @@ from transformers import GPT2LMHeadModel
 
 from tests.workers.engine.helpers import PROSE, generate, random_ids, results, running_engine
 from workers.engine.loader import LoadedModel, build, random_weights
-from workers.engine.model.gpt2 import SHAPES
+from workers.engine.model.config import SHAPES
 from workers.engine.request import EngineRequest, SamplingParams
 
 

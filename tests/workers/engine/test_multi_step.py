@@ -11,7 +11,6 @@ import pytest
 from tests.workers.engine.helpers import generate, running_engine
 from tests.workers.helpers import wait_until
 from workers.engine.batch import RunnerOutput, SchedulerOutput
-from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.engine import Engine
 from workers.engine.loader import LoadedModel
@@ -20,9 +19,6 @@ from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams
 from workers.engine.result_stream import MAX_DELIVERY_DELAY_S, NUM_DELIVERED_SINGLY, ResultStream
 from workers.engine.sequence import Sequence
 
-pytestmark = pytest.mark.skipif(
-    not HAS_DOT_PRODUCTS, reason="this CPU has no AVX-512 VNNI, so each call computes one decode step"
-)
 PARAMS = SamplingParams(max_new_tokens=100)
 PROMPT = (40, 41, 42)
 MAX_STEPS = 16  # per call
@@ -114,7 +110,7 @@ def test_the_end_of_a_sequence_interrupts_a_multi_step_decode(embedded_int8: Loa
     with running_engine(embedded_int8) as engine:
         text = generate(engine, list(PROMPT), PARAMS).token_ids
     number = next(at for at in range(10, 100) if text[at] not in text[:at])
-    config = replace(embedded_int8.config, eos_token_id=text[number])
+    config = replace(embedded_int8.config, eos_token_ids=(text[number],))
     loaded = replace(embedded_int8, model=replace(embedded_int8.model, config=config))
     with running_engine(loaded) as engine:
         learn_step_duration(engine, calls)
@@ -141,5 +137,5 @@ def test_the_budget_follows_what_the_caller_waits_for(
     request = replace(EngineRequest(PROMPT, PARAMS, seed=0), **more)
     sequence = Sequence(request, ResultStream(), start_id=0, healing=embedded_int8.healing)
     for _ in range(num_tokens):
-        sequence.append(GeneratedToken(7, -1.0), None, 1000.0)
+        sequence.append(GeneratedToken(7, -1.0), (), 1000.0)
     assert multi_step_budget_s(sequence, 1000.0) == pytest.approx(budget_s)

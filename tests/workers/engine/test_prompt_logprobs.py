@@ -161,6 +161,23 @@ def test_forced_ids_are_not_part_of_the_prompt(
     assert_is(replace(output, tops=()), prompts[17], expected[17], 0)
 
 
+@pytest.mark.parametrize("length", [17, 300, 1000])
+@pytest.mark.parametrize("num_scored", [1, 9])
+def test_those_of_the_end_of_a_prompt_use_what_is_cached_of_its_beginning(
+    engine: Engine, prompts: dict[int, list[int]], expected: dict[int, torch.Tensor], length: int, num_scored: int
+) -> None:
+    prompt = prompts[length]
+    fields = {"echo_logprobs": True, "echo_from": length - num_scored}
+    generate(engine, prompt[:-num_scored], SamplingParams(3, temperature=0), cache_scope=(length, num_scored))
+    cached = generate(engine, prompt, PARAMS, cache_scope=(length, num_scored), **fields)
+    assert cached.cached_tokens == length - num_scored - 1
+    alone = generate(engine, prompt, PARAMS, cache_scope="nothing cached", **fields)
+    wanted = of_prompt(expected[length], prompt)[-num_scored:].tolist()
+    for output in (cached, alone):
+        assert list(output.prompt_logprobs) == pytest.approx(wanted, abs=1e-3)
+        assert len(output.prompt_tops) == num_scored
+
+
 def test_an_empty_prompt_has_none(engine: Engine) -> None:
     output = generate(engine, [], PARAMS, echo_logprobs=True)
     assert (output.prompt_logprobs, output.prompt_tops) == ((), ())

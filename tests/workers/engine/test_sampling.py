@@ -13,8 +13,9 @@ from scipy.stats import chisquare
 from tests.workers.engine.test_logits_processors import transformers_probabilities
 from workers.engine import sampling
 from workers.engine.arithmetic_code import MIN_WIDTH, Code, first_code
-from workers.engine.cpu.kernels import ThreadTeam
 from workers.engine.cpu.sampler import CpuSampler
+from workers.engine.cpu.team import ThreadTeam
+from workers.engine.cpu_kernels import load_kernels
 from workers.engine.draw import Draw
 from workers.engine.request import GeneratedToken, SamplingParams
 from workers.text.token_healing import AllowedTokens
@@ -27,7 +28,8 @@ SampleFn = Callable[[torch.Tensor, list[Draw]], list[GeneratedToken]]
 
 
 def by_kernel(logits: torch.Tensor, draws: list[Draw]) -> list[GeneratedToken]:
-    sampler = CpuSampler(ThreadTeam(num_threads=2), logits.shape[1])
+    kernels = load_kernels()
+    sampler = CpuSampler(kernels, ThreadTeam(kernels, num_threads=2), logits.shape[1])
     return sampler.sample(logits, range(len(draws)), draws)
 
 

@@ -9,7 +9,7 @@ from tests.workers.helpers import run_python
 from workers.engine.batch import SchedulerOutput
 from workers.engine.kv_copies import EntryCopy, SuffixCopy
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams
-from workers.engine.scheduler import MAX_CHUNK, MAX_CHUNK_WITH_ROWS, MAX_SIBLING_WAIT_S, Scheduler
+from workers.engine.scheduler import MAX_CHUNK, MAX_CHUNK_WITH_ROWS, MAX_SCORED_AT_ONCE, MAX_SIBLING_WAIT_S, Scheduler
 from workers.engine.sequence import Sequence
 
 
@@ -22,7 +22,7 @@ def step(scheduler: Scheduler, now: float = float("inf"), token: int = 7) -> Sch
     output = scheduler.schedule(now)
     scheduler.complete(output)
     for drawn in output.sampled_sequences:
-        drawn.append(GeneratedToken(token, 0.0), None, 0.0)
+        drawn.append(GeneratedToken(token, 0.0), (), 0.0)
         if drawn.finish_reason is not None:
             scheduler.remove(drawn)
     return output
@@ -69,6 +69,20 @@ def test_a_long_prompt_is_prefilled_in_smaller_chunks_between_decode_steps() -> 
     output = step(scheduler)
     assert len(output.rows) == 1
     assert chunks(output) == [(0, MAX_CHUNK_WITH_ROWS)]
+
+
+def test_few_prompts_are_scored_at_a_time_and_others_keep_their_entries() -> None:
+    scheduler = Scheduler(8, 8)
+    run(scheduler, sequence((9,) * 20))
+    scored = [
+        make_sequence(EngineRequest((1,) * 20 + (2, end), SamplingParams(1), 0, echo_logprobs=True, echo_from=20))
+        for end in range(10)
+    ]
+    scheduled = run(scheduler, *scored)
+    assert [len(output.chunks) for output in scheduled] == [MAX_SCORED_AT_ONCE, MAX_SCORED_AT_ONCE, 2]
+    assert {chunk for output in scheduled[1:] for chunk in chunks(output)} == {(19, 22)}
+    [again] = run(scheduler, sequence((9,) * 20, number=1))
+    assert chunks(again) == []
 
 
 @pytest.mark.parametrize("group_size", [3, 1])

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.workers.helpers import EMBEDDED
+from tests.workers.helpers import EMBEDDED, decode, with_pre_tokenizer
+from workers.checkpoints.gguf_tokenizer import PRE_TOKENIZERS
 from workers.text.tokenizer import Tokenizer
 from workers.text.window import encode_window
 
@@ -32,6 +33,16 @@ def test_the_window_is_a_suffix_of_at_most_max_tokens(text: str, max_tokens: int
         assert ids == whole
     else:
         assert len(ids) >= max_tokens // 2
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+@given(st.text(alphabet="aé1. \n\t'", min_size=60, max_size=600), st.integers(8, 32))
+def test_the_window_has_the_tokens_of_the_text_in_it(name: str, text: str, max_tokens: int) -> None:
+    tokenizer = Tokenizer(with_pre_tokenizer(name), 8192)
+    ids = encode_window(text, max_tokens, tokenizer.encode_with_starts)
+    inside = text[len(text) - len(decode(tokenizer, ids)) :]
+    if inside[:1].isspace() and not inside[1:2].isspace():  # else it may begin inside a word
+        assert ids == tokenizer.encode(inside)
 
 
 def test_the_start_rarely_moves_while_the_document_grows() -> None:

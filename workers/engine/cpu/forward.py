@@ -2,9 +2,9 @@
 
 Knows the model, the KV cache and the kernels' records; knows no scheduling policy and no requests.
 
-Where all layers' products are packed 8-bit ones, a step is one `Program`: one call without the interpreter lock, which
-may run several decode steps. Otherwise each kernel and each product is a call of its own. Both are built from
-`Layer.operations` and give the same bits.
+Where products are packed 8-bit ones, a step is one `Program`: one call without the interpreter lock, which may run
+several decode steps. Where torch multiplies (fp32, bf16), each kernel and each product is a call of its own. Both are
+built from `Layer.operations`.
 """
 
 from __future__ import annotations
@@ -24,23 +24,27 @@ from workers.engine.cpu.kv_cache import CacheShape, KVCache
 from workers.engine.cpu.layouts import (
     ACTIVATIONS,
     DRAW,
-    LANES,
+    INT8,
     LAYER,
+    LAYER_NORM,
     NORM,
     PLAIN,
+    RMS_NORM,
     ROW,
     ROW_TILE,
     STEP,
     TILE,
     TOTALS,
-    UINT8,
     VECTOR,
 )
 from workers.engine.cpu.linear import CpuLinear, PackedInt8Linear
 from workers.engine.cpu.sampler import CpuSampler, drawn_tokens
+from workers.engine.cpu.team import KernelCall, Program, ThreadTeam
+from workers.engine.cpu_kernels import Kernels
 from workers.engine.draw import Draw
 from workers.engine.interrupt import Interrupt
-from workers.engine.model.gpt2 import GPT2, MAX_HEAD_ROWS, Activate, AddAndNorm, Attend, Linear, Multiply
+from workers.engine.model.linear import MAX_HEAD_ROWS
+from workers.engine.model.transformer import Activate, AddAndNorm, Attend, Linear, Multiply, Transformer
 from workers.engine.request import GeneratedToken
 
 # Numbers that a kernel processes from which on it pays to divide them among threads: measured on two cores, for a call
@@ -81,39 +85,51 @@ class ForwardPass:
         max_decode_rows: the most rows that `decode` takes; 0 where there is no program.
     """
 
-    def __init__(self, model: GPT2, shape: CacheShape, cache: KVCache, max_rows: int, interrupt: Interrupt) -> None:
-        from workers.engine.cpu import kernels  # compiles on the first import on a machine, for half a minute
-
+    def __init__(
+        self,
+        model: Transformer,
+        shape: CacheShape,
+        cache: KVCache,
+        max_rows: int,
+        interrupt: Interrupt,
+        kernels: Kernels,
+    ) -> None:
         self._kernels = kernels
         self._model = model
-        self._team = kernels.ThreadTeam(torch.get_num_threads())
+        self._team = ThreadTeam(kernels, torch.get_num_threads())
         config = model.config
-        width, inner = config.n_embd, config.n_inner
+        width, query_width = config.n_embd, config.query_width
         num_padded = 2 * max_rows  # no row count is padded to more
         self._stream = torch.zeros(max_rows, width)
-        self._prepared = torch.zeros(num_padded * max(width, inner))
+        self._prepared = torch.zeros(num_padded * max(width, query_width, config.n_inner))
         self._scales = torch.zeros(max_rows, 1)
         self._rows, self._tiles = np.zeros(max_rows, ROW), np.zeros(max_rows, ROW_TILE)
-        query, mean = torch.zeros(max_rows, width), torch.zeros(max_rows, width)
+        query, mean = torch.zeros(max_rows, query_width), torch.zeros(max_rows, query_width)
         heads_done = np.zeros(max_rows, np.int64)
         score_stride = shape.entry_positions + shape.suffix_positions + 2 * VECTOR
-        scratch_stride = max(TILE * (shape.head_size + shape.value_width + TOTALS + score_stride), LANES + width)
+        scratch_stride = max(TILE * (shape.head_size + shape.value_width + TOTALS + score_stride), width + VECTOR)
         scratch = np.zeros((self._team.num_threads, scratch_stride), np.float32)
-        self._keep_alive = query, mean, heads_done, scratch  # kernels know only their addresses
+        end_ids = np.array(config.eos_token_ids, np.int64)
+        self._keep_alive = query, mean, heads_done, scratch, end_ids  # kernels know only their addresses
         steps = np.zeros(2, STEP)  # of the layers, and of the head
         self._step, self._head_step = step, head_step = steps[0], steps[1]
         self._step_at, self._head_step_at = _addresses(steps)
         item = shape.dtype.itemsize
         for name, value in {
             "width": width,
-            "inner": inner,
+            "inner": config.n_inner,
+            "is_gated": config.is_gated,
+            "norm": RMS_NORM if config.is_rms_norm else LAYER_NORM,
             "num_heads": config.n_head,
+            "num_kv_heads": config.num_kv_heads,
             "head_size": config.head_size,
             "activation": ACTIVATIONS[config.activation_function],
-            "epsilon": config.layer_norm_epsilon,
-            "end_id": -1 if config.eos_token_id is None else config.eos_token_id,
+            "epsilon": config.norm_epsilon,
+            "num_end_ids": len(end_ids),
+            "end_ids_at": _address(end_ids),
             "token_embedding_at": _address(model.token_embedding),
             "position_embedding_at": _address(model.position_embedding),
+            "rotations_at": _address(model.rotations),
             "stream_at": _address(self._stream),
             "prepared_at": _address(self._prepared),
             "scales_at": _address(self._scales),
@@ -133,13 +149,13 @@ class ForwardPass:
             "suffix_value_bytes": cache.suffixes.values.stride(1) * item,
         }.items():
             step[name] = value
-        self.sampler = CpuSampler(self._team, config.vocab_size)
+        self.sampler = CpuSampler(kernels, self._team, config.vocab_size)
         self._make_operations(cache)
         steps[1] = steps[0]
         # The head's norm reads some of the rows, and its scales must not replace those of the product that it adds.
         self._sources, self._head_scales = np.zeros(max_rows, np.int64), torch.zeros(max_rows, 1)
         head_step["sources_at"], head_step["scales_at"] = _address(self._sources), _address(self._head_scales)
-        head_step["mode"] = UINT8
+        head_step["mode"] = INT8
         self._max_program_rows = self._max_head_rows = self.max_decode_rows = 0
         if all(_packed(linear) for layer in model.layers for linear in (layer.qkv, layer.out, layer.up, layer.down)):
             self._make_program(max_rows, interrupt)
@@ -147,7 +163,7 @@ class ForwardPass:
     def _make_operations(self, cache: KVCache) -> None:
         """The layers' operations in order, as kernels and products, and the records that they take."""
         k, model = self._kernels, self._model
-        width, inner = model.config.n_embd, model.config.n_inner
+        width, query_width, inner = model.config.n_embd, model.config.query_width, model.config.n_inner
         self._layers, self._norms = np.zeros(len(model.layers), LAYER), np.zeros(2 * len(model.layers) + 1, NORM)
         layers_at, norms_at = _addresses(self._layers), _addresses(self._norms)
         num_norms = 0
@@ -170,10 +186,14 @@ class ForwardPass:
                         is_residual = following is None or isinstance(following, AddAndNorm)
                         added.append(_ProductOperation(_cpu(linear), num_inputs, is_residual, slot))
                         bias, slot, num_inputs = _cpu(linear).bias, slot + 1, width
-                    case Attend():
+                    case Attend(query_norm, key_norm):
                         parameters["qkv_bias_at"] = _address(bias)
+                        if query_norm is not None and key_norm is not None:
+                            parameters["query_norm_at"] = _address(query_norm.weight)
+                            parameters["key_norm_at"] = _address(key_norm.weight)
                         added.append(_KernelOperation(k.store_kv, at, _Size.WIDTH, True, slot))
                         added.append(_KernelOperation(k.attend, at, _Size.LENGTH, False, slot))
+                        num_inputs = query_width
                     case Activate():
                         parameters["up_bias_at"] = _address(bias)
                         added.append(_KernelOperation(k.activate, at, _Size.INNER, True, slot))
@@ -189,14 +209,14 @@ class ForwardPass:
         k, config = self._kernels, self._model.config
         self._max_program_rows = max_rows
         self._residual = torch.zeros(max_rows, config.n_embd)
-        self._wide = torch.zeros(max_rows, max(3 * config.n_embd, config.n_inner))
+        self._wide = torch.zeros(max_rows, max(config.qkv_width, config.up_width))
         residual_at, wide_at, prepared_at = map(_address, (self._residual, self._wide, self._prepared))
         calls: list[Any] = []
         sizes: list[_Size] = []
         products: list[PackedInt8Linear] = []
 
         def add(size: _Size, *call: Any) -> None:
-            calls.append(k.KernelCall(*call))
+            calls.append(KernelCall(*call))
             sizes.append(size)
 
         def add_product(linear: Linear, y_at: int) -> None:
@@ -228,7 +248,7 @@ class ForwardPass:
             add(_Size.NEVER, k.advance, self._step_at, interrupt.address, self.sampler.address)
         for product, following in pairwise([*products, products[0]]):
             product.precede(following)
-        self._program, self._program_sizes = k.Program(self._team, calls, interrupt), np.array(sizes)
+        self._program, self._program_sizes = Program(self._team, calls, interrupt), np.array(sizes)
 
     def decode(self, rows: Sequence[BatchRow], draws: Sequence[Draw], num_steps: int) -> list[list[GeneratedToken]]:
         """Up to `num_steps` decode steps of `rows`, each step's input being the token that the one before it drew.
@@ -277,26 +297,22 @@ class ForwardPass:
         """The layers, a call for each kernel and product; returns the last product [padded rows, n_embd]."""
         is_shared = self._is_shared(num_rows, MIN_SHARED_SIZE)
         padded = [slot.linear.padded(num_rows) for slot in self._slots]
-        modes = [slot.linear.mode(number) for slot, number in zip(self._slots, padded, strict=True)]
-        inputs = [
-            self._input(mode, number, slot.num_inputs)
-            for slot, mode, number in zip(self._slots, modes, padded, strict=True)
-        ]
+        inputs = [self._input(number, slot.num_inputs) for slot, number in zip(self._slots, padded, strict=True)]
+        self._step["mode"] = PLAIN
         y: Tensor | None = None
         for operation in self._operations:
             if isinstance(operation, _ProductOperation):
                 y = operation.linear.multiply(inputs[operation.slot])
                 continue
-            self._step["mode"] = modes[operation.slot]
             product_at = y.data_ptr() if y is not None and operation.reads_product else 0
-            call = self._kernels.KernelCall(operation.kernel, self._step_at, operation.parameters_at, product_at)
+            call = KernelCall(operation.kernel, self._step_at, operation.parameters_at, product_at)
             self._team.run(call, is_shared[operation.size])
         assert y is not None
         return y
 
     def _run_program(self, num_rows: int, num_entries: int, wanted: Sequence[int] = (), num_times: int = 1) -> int:
         """Runs the program's first entries `num_times` times, the head's for the rows `wanted`; returns how often."""
-        self._step["mode"] = UINT8
+        self._step["mode"] = INT8
         is_shared = np.array(self._is_shared(num_rows, MIN_SHARED_SIZE_IN_PROGRAM))[self._program_sizes]
         entry_rows = np.full(num_entries, num_rows)
         if wanted:
@@ -331,10 +347,10 @@ class ForwardPass:
             step["num_rows"] = num_wanted
         head = _cpu(self._model.head)
         padded = head.padded(num_wanted)
-        step["mode"] = mode = head.mode(padded)
-        call = self._kernels.KernelCall(self._kernels.add_and_norm, self._step_at, self._last_norm_at, y.data_ptr())
+        step["mode"] = mode = head.product.mode
+        call = KernelCall(self._kernels.add_and_norm, self._step_at, self._last_norm_at, y.data_ptr())
         self._team.run(call, num_wanted * config.n_embd > MIN_SHARED_SIZE, holds_gil=True)
-        logits = head.multiply(self._input(mode, padded, config.n_embd))[:num_wanted]
+        logits = head.multiply(self._input(padded, config.n_embd, mode))[:num_wanted]
         return logits if mode == PLAIN else logits.mul_(self._scales[:num_wanted])
 
     def _load_batch(self, scheduled: SchedulerOutput) -> int:
@@ -364,10 +380,12 @@ class ForwardPass:
         self._step["num_rows"], self._step["num_tiles"] = num_rows, len(tiles)
         return num_rows
 
-    def _input(self, mode: int, num_rows: int, width: int) -> Tensor:
+    def _input(self, num_rows: int, width: int, mode: int = PLAIN) -> Tensor:
         """The prepared rows as a product takes them."""
-        prepared = self._prepared.view(torch.uint8) if mode == UINT8 else self._prepared
-        return prepared[: num_rows * width].view(num_rows, width)
+        if mode == PLAIN:
+            return self._prepared[: num_rows * width].view(num_rows, width)
+        width = -(-width // 4) * 4
+        return self._prepared.view(torch.uint8)[: num_rows * width].view(num_rows, width)
 
 
 def _cpu(linear: Linear) -> CpuLinear:

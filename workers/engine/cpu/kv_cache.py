@@ -26,7 +26,7 @@ class CacheShape:
     """The dimensions of a KV cache, and the memory that it will take."""
 
     num_layers: int
-    num_heads: int
+    num_heads: int  # of keys and values
     head_size: int
     n_ctx: int
     dtype: torch.dtype = torch.float32

@@ -1,7 +1,6 @@
 """Memory layouts that the CPU backend and its compiled kernels share: records, block sizes, quantization modes.
 
-NumPy only: knows neither numba nor torch, so that a module may describe memory without loading the compiler. The
-kernel image is keyed by this file and the kernels' source together.
+NumPy only. `kernel_source.build` writes the numbers and the records as a header for the kernels' C.
 
 Kernels take addresses. A field that ends in `_at` holds the address of an array, 0 where there is none; the comment
 gives the array's shape and dtype.
@@ -18,22 +17,24 @@ ROW_GROUP = 8  # rows whose keys and values a thread stores together
 NUM_CANDIDATES = 64  # most tokens that the sampling kernel can choose among (`sampling.NUM_CANDIDATES`)
 MIN_WIDTH = 2.0**-6  # of an arithmetic code whose point is not replaced (`arithmetic_code.MIN_WIDTH`)
 NUM_GROUPS = 1024  # groups of the vocabulary whose maxima preselect the candidates
-TOTALS = 2 * VECTOR  # floats after a row's weighted values: the sum of its weights, and an unused vector
-BLOCK = 4 * VECTOR  # outputs of a packed 8-bit weight that are computed together
-DOT_ROWS = 6  # rows multiplied with a block at once by VNNI: their sums fill the vector registers
+TOTALS = VECTOR  # floats after a row's weighted values: the first is the sum of its weights
+DOT_ROWS = 6  # rows multiplied with a block of packed 8-bit weights at once: their sums fill the vector registers
 AMX_ROWS, AMX_BYTES = 16, 64  # of a tile register
 
-# How a row is handed to a matrix product. UNIT: divided by its largest absolute value. UINT8: UNIT in steps of 1/127,
-# zero at 128.
-PLAIN, UNIT, UINT8 = range(3)
+# How a row is handed to a matrix product: as float32, or as `norms.c` quantizes it.
+PLAIN, INT8 = range(2)
+
+# Kinds of norm (`step.norm`).
+LAYER_NORM, RMS_NORM = range(2)
 
 # Codes of `step.activation`, by the names that `config.json` uses.
+GELU_TANH, GELU, RELU, SILU, TANH = range(5)
 ACTIVATIONS = {
-    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), 0),
-    "gelu": 1,
-    "relu": 2,
-    **dict.fromkeys(("silu", "swish"), 3),
-    "tanh": 4,
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), GELU_TANH),
+    "gelu": GELU,
+    "relu": RELU,
+    **dict.fromkeys(("silu", "swish"), SILU),
+    "tanh": TANH,
 }
 
 
@@ -46,21 +47,25 @@ def _record(*fields: str, **typed: str) -> np.dtype[np.void]:
 STEP = _record(
     "num_rows",
     "num_tiles",
-    "mode",  # PLAIN, UNIT or UINT8: how the next product takes its rows
+    "mode",  # PLAIN or INT8: how the next product takes its rows
+    "norm",  # LAYER_NORM or RMS_NORM
     "width",  # n_embd
     "inner",  # n_inner
-    "num_heads",
+    "is_gated",  # 1: a product before an activation has the gate's outputs, then as many others to multiply with
+    "num_heads",  # of queries
+    "num_kv_heads",  # of keys and values; `num_heads` is a multiple
     "head_size",
     "activation",  # a code of ACTIVATIONS
     "token_embedding_at",  # [vocab, width] float32
-    "position_embedding_at",  # [positions, width] float32
+    "position_embedding_at",  # [positions, width] float32; 0: none
+    "rotations_at",  # [positions, 2, head_size / 2] float32, cosines and sines; 0: none
     "stream_at",  # [rows, width] float32, the residual stream
-    "prepared_at",  # [rows, width or inner] float32 or uint8, input of the next product
+    "prepared_at",  # [rows, inputs] float32 or 8 bits, input of the next product
     "scales_at",  # [rows] float32, factors of the next product's rows
     "scales_in_at",  # [rows] float32, factors of the product that is added to the stream
     "sources_at",  # [rows] int64, rows of the stream and of that product to read; 0: row i reads row i
-    "query_at",  # [rows, width] float32
-    "mean_at",  # [rows, width] float32, result of attention
+    "query_at",  # [rows, heads · head_size] float32
+    "mean_at",  # [rows, heads · head_size] float32, result of attention
     "rows_at",  # [rows] ROW
     "tiles_at",  # [tiles] ROW_TILE
     "heads_done_at",  # [tiles] int64, heads that attention has finished, modulo num_heads
@@ -72,7 +77,8 @@ STEP = _record(
     "suffix_key_bytes",  # from a KV suffix's keys to the next one's
     "suffix_value_bytes",
     "item_bytes",  # of a cached number: 4 is float32, 2 float16
-    "end_id",  # the end-of-text token; -1: none
+    "num_end_ids",
+    "end_ids_at",  # [num_end_ids] int64, tokens that end a text
     epsilon="f4",  # of the norms
 )
 
@@ -91,29 +97,32 @@ ROW_TILE = np.dtype([("num_rows", "i8"), ("rows", "i8", (TILE,))], align=True)
 
 # A layer's norm. `bias_in` belongs to the product that is added to the stream before the norm.
 NORM = _record(
-    "bias_in_at",  # [width] float32
+    "bias_in_at",  # [width] float32; 0: none
     "weight_at",  # [width] float32
-    "bias_at",  # [width] float32
+    "bias_at",  # [width] float32; 0: none
 )
 
 # A layer's attention and activation.
 LAYER = _record(
-    "qkv_bias_at",  # [3 · width] float32
-    "up_bias_at",  # [inner] float32
-    "entry_keys_at",  # [entries, heads, blocks, head_size, VECTOR] float32 or float16
-    "entry_values_at",  # [entries, heads, positions, value_width] float32 or float16
+    "qkv_bias_at",  # [(heads + 2 · KV heads) · head_size] float32; 0: none
+    "query_norm_at",  # [head_size] float32, weights of the norm of each query; 0: none
+    "key_norm_at",  # the same of each key
+    "up_bias_at",  # [inner, with a gate twice as many] float32; 0: none
+    "entry_keys_at",  # [entries, KV heads, blocks, head_size, VECTOR] float32 or float16
+    "entry_values_at",  # [entries, KV heads, positions, value_width] float32 or float16
     "suffix_keys_at",  # as `entry_keys_at`
     "suffix_values_at",  # as `entry_values_at`
 )
 
-# A packed 8-bit product.
+# A packed 8-bit product. BLOCK is the instruction set's; the last block is padded with zeros.
 PRODUCT = _record(
-    "num_inputs",
+    "num_inputs",  # a multiple of 4: rows are padded, too
     "num_outputs",
-    "weights_at",  # [blocks, inputs / 4, BLOCK, 4] int8; the last block ends with the last output, so it may overlap
-    "starts_at",  # [outputs] int32, initial value of each sum
-    "factors_at",  # [outputs] float32, factor of each sum
+    "weights_at",  # [blocks, inputs / 4, BLOCK, 4] int8
+    "starts_at",  # [blocks · BLOCK] int32, initial value of each sum
+    "factors_at",  # [blocks · BLOCK] float32, factor of each sum
     "max_dot_rows",  # more rows than this are multiplied by AMX
+    "prefetches_all",  # 1: each block prefetches the next; 0: the CPU does it better by itself, for few rows
     "next_at",  # the PRODUCT that follows in the step, for prefetching; 0: none
 )
 
@@ -122,10 +131,7 @@ SAMPLER = _record(
     "num_draws",
     "vocab_size",
     "draws_at",  # [draws] DRAW
-    "scratch_at",  # [threads, SAMPLER_SCRATCH] float32
 )
-# float32 of a thread: group maxima, partial sums, and the candidates' ids, probabilities (8 bytes each) and logits
-SAMPLER_SCRATCH = NUM_GROUPS + LANES + 5 * NUM_CANDIDATES
 
 # One draw; the kernel writes `token_id` and `logprob`, and replaces the code by that of the sequence's next draw.
 DRAW = _record(
@@ -162,7 +168,6 @@ PROGRAM = _record(
     "num_arrivals",  # at the barrier, of all threads since the start
     "num_asleep",  # threads that sleep at the barrier
     "team_size_at",  # the function `omp_get_num_threads`; 0: one thread
-    "syscall_at",  # the function `syscall`
     "interrupt_at",  # int64; a value other than 0 stops the program after the current run of its entries
 )
 

@@ -20,8 +20,9 @@ from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.cpu.forward import ForwardPass
 from workers.engine.cpu.kv_cache import CacheShape, KVCache
 from workers.engine.cpu.sampler import can_draw
+from workers.engine.cpu_kernels import load_kernels
 from workers.engine.interrupt import Interrupt
-from workers.engine.model.gpt2 import LoadedModel
+from workers.engine.model.transformer import LoadedModel
 from workers.engine.multi_step import MAX_MULTI_STEP_S, multi_step_budget_s, num_left
 from workers.engine.paths import PathRanking
 from workers.engine.request import PromptLogprobs
@@ -58,7 +59,7 @@ class CpuRunner:
         config = loaded.config
         # float16 halves the bytes to read at each step. With fp32 weights, tokens must equal Hugging Face's in fp32.
         dtype = torch.float32 if loaded.dtype == "fp32" else torch.float16
-        shape = CacheShape(config.n_layer, config.n_head, config.head_size, config.n_positions, dtype)
+        shape = CacheShape(config.n_layer, config.num_kv_heads, config.head_size, config.n_positions, dtype)
         self.num_entries = max_sequences
         self.max_entry_tokens = shape.max_entry_tokens(
             cache_budget_bytes() if cache_bytes is None else cache_bytes, max_sequences
@@ -75,7 +76,8 @@ class CpuRunner:
             )
             >> 20,
         )
-        self._forward = ForwardPass(loaded.model, shape, self._cache, max_sequences + MAX_CHUNK, interrupt)
+        kernels = loaded.kernels or load_kernels()
+        self._forward = ForwardPass(loaded.model, shape, self._cache, max_sequences + MAX_CHUNK, interrupt, kernels)
         self._kept_logits: dict[int, Tensor] = {}  # entry → [1 + forced ids, vocab], at the end of its prompt
         self._step_s: dict[int, float] = {}  # number of rows → duration of a decode step, last measured
 

@@ -6,20 +6,19 @@ Knows rows of logits and draws; knows no models and no sequences.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from workers.engine.arithmetic_code import Code
-from workers.engine.cpu.layouts import DRAW, SAMPLER, SAMPLER_SCRATCH
+from workers.engine.cpu.layouts import DRAW, SAMPLER
+from workers.engine.cpu.team import KernelCall, ThreadTeam
+from workers.engine.cpu_kernels import Kernels
 from workers.engine.draw import NUM_CANDIDATES, Draw, num_needed, rank
 from workers.engine.logits_processors import limits
 from workers.engine.request import GeneratedToken, PromptLogprobs
 from workers.engine.sampling import sample, score
-
-if TYPE_CHECKING:
-    from workers.engine.cpu.kernels import ThreadTeam
 
 # A kernel over fewer logits takes less time than waking a second thread, and than getting the interpreter lock back.
 MAX_LOGITS_WITH_GIL = 1 << 18
@@ -32,13 +31,10 @@ class CpuSampler:
         address: address of the SAMPLER record.
     """
 
-    def __init__(self, team: ThreadTeam, vocab_size: int) -> None:
-        from workers.engine.cpu import kernels  # compiles on the first import
-
+    def __init__(self, kernels: Kernels, team: ThreadTeam, vocab_size: int) -> None:
         self._kernels, self._team = kernels, team
-        self._scratch = np.zeros((team.num_threads, SAMPLER_SCRATCH), np.float32)
         self._parameters = np.zeros(1, SAMPLER)
-        self._parameters["vocab_size"], self._parameters["scratch_at"] = vocab_size, self._scratch.ctypes.data
+        self._parameters["vocab_size"] = vocab_size
         self.address = self._parameters.ctypes.data
 
     def describe(self, draw: Draw, row: int) -> tuple[float, ...]:
@@ -83,7 +79,7 @@ class CpuSampler:
         logits = logits.contiguous()
         self.use(draws)
         holds_gil = len(draws) * logits.shape[1] <= MAX_LOGITS_WITH_GIL
-        call = self._kernels.KernelCall(self._kernels.sample, self.address, 0, logits.data_ptr())
+        call = KernelCall(self._kernels.sample, self.address, 0, logits.data_ptr())
         self._team.run(call, len(draws) > 1 and not holds_gil, holds_gil=holds_gil)
 
 

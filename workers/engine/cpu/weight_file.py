@@ -1,8 +1,8 @@
 """A model's packed weights in a file that every worker of the model maps, so that they share its memory.
 
 A worker that is the only one of its model copies the products' weights to private memory, whose larger pages are read
-faster, and maps the rest: of an embedding few rows are ever read. Only models whose products are all
-`linear.PackedInt8Linear` have a file: torch's libraries keep others in layouts of their own.
+faster, and maps the rest: of an embedding few rows are ever read. Only int8 models have a file: torch's libraries keep
+other weights in layouts of their own.
 
 The file's name says what it was made from. It is written once and never changed, so a mapping stays valid when a
 changed checkpoint gets a file of its own and this one is removed. Where it cannot be written, a worker keeps private
@@ -32,8 +32,10 @@ import structlog
 import torch
 from torch import Tensor
 
-from workers.engine.cpu.linear import CpuLinear, HugePages, PackedInt8Linear, int8_kernels
-from workers.engine.model.gpt2 import GPT2, GPT2Config, Layer, LoadedModel, Norm
+from workers.engine.cpu.linear import CpuLinear, HugePages, PackedInt8Linear
+from workers.engine.cpu_kernels import Kernels, load_kernels
+from workers.engine.model.config import ModelConfig
+from workers.engine.model.transformer import Layer, LoadedModel, Norm, Transformer, rotations
 
 ALIGNMENT = 64  # a cache line
 MAX_OTHERS = 1
@@ -43,7 +45,8 @@ _MADV_COLLAPSE = 25  # <linux/mman.h>, since Linux 6.1; Python does not have it
 _PACKAGE = Path(__file__).parents[1]
 # What determines the weights' values and layout, besides the checkpoint.
 _SOURCES = (
-    *(_PACKAGE / "loader.py", _PACKAGE / "model" / "gpt2.py"),
+    _PACKAGE / "loader.py",
+    *sorted((_PACKAGE / "model").glob("*.py")),
     *(_PACKAGE / "cpu" / name for name in ("layouts.py", "linear.py", "weight_file.py")),
 )
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -57,12 +60,18 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 class _Index(msgspec.Struct, frozen=True):
-    config: GPT2Config
+    config: ModelConfig
     arrays: dict[str, _Place]
 
 
 def shared_model(
-    directory: Path, name: str, revision: str, make: Callable[[], LoadedModel], *, is_only_worker: bool = False
+    directory: Path,
+    name: str,
+    revision: str,
+    make: Callable[[], LoadedModel],
+    kernels: Kernels | None = None,
+    *,
+    is_only_worker: bool = False,
 ) -> LoadedModel:
     """A model whose weights are a mapping of its file, which is made first if there is none.
 
@@ -72,11 +81,14 @@ def shared_model(
         directory: made if missing.
         name: the model's name in the plan.
         revision: revision of its checkpoint, `config.json` included.
-        make: loads the model in int8 to private memory; its tokenizer is not shared.
+        make: loads the model in int8 to private memory, for `kernels`; its tokenizer is not shared.
+        kernels: that multiply; by default this CPU's best.
         is_only_worker: copies the products' weights.
     """
     prefix = f"weights-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    digest = hashlib.sha256(f"{torch.__version__} {int8_kernels()} {revision}".encode())
+    kernels = kernels or load_kernels()
+    layout = f"{kernels.block} {kernels.zero_point}"
+    digest = hashlib.sha256(f"{torch.__version__} {layout} {revision}".encode())
     for source in _SOURCES:
         digest.update(source.read_bytes())
     path = directory / f"{prefix}-{digest.hexdigest()[:16]}.bin"
@@ -88,7 +100,7 @@ def shared_model(
         return make()
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # workers that start together make it once
-        model = read(path, is_only_worker)
+        model = read(path, kernels, is_only_worker)
         if model is None:
             loaded = make()
             if (arrays := _arrays(loaded.model)) is None:
@@ -99,14 +111,14 @@ def shared_model(
                 log.warning("weights_not_shared", model=name, reason=error.strerror)
                 return loaded
             del arrays
-            loaded = replace(loaded, model=read(path, is_only_worker) or loaded.model)
+            loaded = replace(loaded, model=read(path, kernels, is_only_worker) or loaded.model)
             model = loaded.model
             log.info("weights_written", model=name, bytes=path.stat().st_size)
         _remove_others(path, prefix)
-    return LoadedModel(model, "cpu", "int8")
+    return LoadedModel(model, "cpu", "int8", kernels=kernels)
 
 
-def read(path: Path, copies_products: bool = False) -> GPT2 | None:
+def read(path: Path, kernels: Kernels | None = None, copies_products: bool = False) -> Transformer | None:
     """The model in a file, mapped read-only but for what is copied; None if there is no file, or it is damaged."""
     products: dict[str, Array] = {}
     try:
@@ -140,17 +152,28 @@ def read(path: Path, copies_products: bool = False) -> GPT2 | None:
             warnings.simplefilter("ignore")  # torch warns that it cannot know a tensor that must not be written to
             return torch.from_numpy(array(name))
 
+    def tensor_if_any(name: str) -> Tensor | None:
+        return tensor(name) if name in index.arrays else None
+
+    config = index.config
+    num_outputs = {"qkv": config.qkv_width, "up": config.up_width, "head": config.vocab_size}
+
     def linear(name: str) -> CpuLinear:
-        product = PackedInt8Linear(array(f"{name}.packed"), tensor(f"{name}.starts"), tensor(f"{name}.factors"))
-        return CpuLinear(product, tensor(f"{name}.bias") if f"{name}.bias" in index.arrays else None, None)
+        arrays = array(f"{name}.packed"), tensor(f"{name}.starts"), tensor(f"{name}.factors")
+        width = num_outputs.get(name.rpartition(".")[2], config.n_embd)
+        return CpuLinear(PackedInt8Linear(*arrays, width, kernels), tensor_if_any(f"{name}.bias"), None)
 
     def norm(name: str) -> Norm:
-        return Norm(tensor(f"{name}.weight"), tensor(f"{name}.bias"), index.config.layer_norm_epsilon)
+        return Norm(tensor(f"{name}.weight"), tensor_if_any(f"{name}.bias"), config.norm_epsilon)
 
-    return GPT2(
-        config=index.config,
+    def norm_if_any(name: str) -> Norm | None:
+        return norm(name) if f"{name}.weight" in index.arrays else None
+
+    return Transformer(
+        config=config,
         token_embedding=tensor("token_embedding"),
-        position_embedding=tensor("position_embedding"),
+        position_embedding=tensor_if_any("position_embedding"),
+        rotations=rotations(config),
         layers=tuple(
             Layer(
                 norm_1=norm(f"{layer}.norm_1"),
@@ -159,8 +182,10 @@ def read(path: Path, copies_products: bool = False) -> GPT2 | None:
                 norm_2=norm(f"{layer}.norm_2"),
                 up=linear(f"{layer}.up"),
                 down=linear(f"{layer}.down"),
+                query_norm=norm_if_any(f"{layer}.query_norm"),
+                key_norm=norm_if_any(f"{layer}.key_norm"),
             )
-            for layer in range(index.config.n_layer)
+            for layer in range(config.n_layer)
         ),
         norm=norm("norm"),
         head=linear("head"),
@@ -176,7 +201,7 @@ def _remove_others(path: Path, prefix: str) -> None:
             old.unlink(missing_ok=True)
 
 
-def _arrays(model: GPT2) -> dict[str, Array] | None:
+def _arrays(model: Transformer) -> dict[str, Array] | None:
     """A model's weights by name, packed ones first; None if some are in a layout of torch's."""
     linears = dict(_linears(model))
     products = {
@@ -188,20 +213,25 @@ def _arrays(model: GPT2) -> dict[str, Array] | None:
     for name, product in products.items():
         arrays[f"{name}.starts"], arrays[f"{name}.factors"] = product.starts.numpy(), product.factors.numpy()
     arrays |= {f"{name}.bias": linear.bias.numpy() for name, linear in linears.items() if linear.bias is not None}
-    norms = {
-        f"{index}.norm_{number}": norm
-        for index, layer in enumerate(model.layers)
-        for number, norm in ((1, layer.norm_1), (2, layer.norm_2))
-    }
-    for name, norm in {**norms, "norm": model.norm}.items():
-        arrays[f"{name}.weight"], arrays[f"{name}.bias"] = norm.weight.numpy(), norm.bias.numpy()
-    return arrays | {
-        "position_embedding": model.position_embedding.numpy(),
-        "token_embedding": model.token_embedding.numpy(),
-    }
+    for name, norm in _norms(model):
+        arrays[f"{name}.weight"] = norm.weight.numpy()
+        if norm.bias is not None:
+            arrays[f"{name}.bias"] = norm.bias.numpy()
+    if model.position_embedding is not None:
+        arrays["position_embedding"] = model.position_embedding.numpy()
+    return arrays | {"token_embedding": model.token_embedding.numpy()}
 
 
-def _linears(model: GPT2) -> Iterator[tuple[str, CpuLinear]]:
+def _norms(model: Transformer) -> Iterator[tuple[str, Norm]]:
+    """The norms by name."""
+    for index, layer in enumerate(model.layers):
+        for name in ("norm_1", "norm_2", "query_norm", "key_norm"):
+            if (norm := getattr(layer, name)) is not None:
+                yield f"{index}.{name}", norm
+    yield "norm", model.norm
+
+
+def _linears(model: Transformer) -> Iterator[tuple[str, CpuLinear]]:
     """The linear layers by name, in the order in which a step computes them."""
     for index, layer in enumerate(model.layers):
         for name in ("qkv", "out", "up", "down"):
@@ -210,7 +240,7 @@ def _linears(model: GPT2) -> Iterator[tuple[str, CpuLinear]]:
     yield "head", model.head
 
 
-def _write(path: Path, config: GPT2Config, arrays: dict[str, Array]) -> None:
+def _write(path: Path, config: ModelConfig, arrays: dict[str, Array]) -> None:
     """Write the file under another name, and rename it; only its owner may read it.
 
     Raises:

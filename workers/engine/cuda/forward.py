@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from workers.engine.cuda.step_kernels import StepKernels, TorchKernels
-from workers.engine.model.gpt2 import (
-    GPT2,
+from workers.engine.cuda.step_kernels import POSITION, StepKernels, TorchKernels, embed
+from workers.engine.model.linear import DeviceLinear
+from workers.engine.model.transformer import (
     Activate,
     AddAndNorm,
     Attend,
@@ -24,11 +23,10 @@ from workers.engine.model.gpt2 import (
     Multiply,
     Norm,
     Operation,
-    gelu_new,
+    Transformer,
 )
-from workers.engine.model.linear import DeviceLinear
 
-# layer, [rows, 3 · n_embd] queries (scaled), keys and values → [rows, n_embd]; stores the keys and values
+# layer, [rows, qkv_width] queries (scaled), keys and values → [rows, heads · head_size]; stores the keys and values
 AttendFn = Callable[[int, Tensor], Tensor]
 # (x, y, norm) → norm(x), after y is added to x in place, if there is one
 AddNormFn = Callable[[Tensor, Tensor | None, Norm], Tensor]
@@ -58,7 +56,7 @@ class MultiplyAndActivate:
     linear: Linear
 
 
-def decode(model: GPT2, layers: Tensor, table: Tensor, kernels: StepKernels) -> tuple[Tensor, Tensor]:
+def decode(model: Transformer, layers: Tensor, table: Tensor, kernels: StepKernels) -> tuple[Tensor, Tensor]:
     """One decode step: draws each sequence's next token, and advances the table.
 
     Args:
@@ -69,19 +67,27 @@ def decode(model: GPT2, layers: Tensor, table: Tensor, kernels: StepKernels) -> 
         Logits [sequences, vocab] float32, and the tokens, as `StepKernels.draw` gives them.
     """
     integers, x = kernels.begin(table, model.token_embedding, model.position_embedding)
-    y = run_layers(model, x, kernels.add_norm, lambda layer, qkv: kernels.attend(qkv, layers[layer], integers))
+    y = run_layers(
+        model,
+        x,
+        integers[POSITION],
+        kernels.add_norm,
+        lambda layer, qkv: kernels.attend(qkv, layers[layer], integers),
+    )
     logits = model.head(kernels.add_norm(x, y, model.norm))
     return logits, kernels.draw(logits, table)
 
 
-def prefill(model: GPT2, token_ids: Tensor, positions: Tensor, attend: AttendFn) -> Tensor:
+def prefill(model: Transformer, token_ids: Tensor, positions: Tensor, attend: AttendFn) -> Tensor:
     """[rows] token ids and positions → [rows, n_embd], the residual stream after the last layer."""
-    x = F.embedding(token_ids, model.token_embedding) + F.embedding(positions, model.position_embedding)
-    y = run_layers(model, x, _add_norm, attend)
+    x = embed(token_ids, positions, model.token_embedding, model.position_embedding)
+    y = run_layers(model, x, positions, _add_norm, attend)
     return x if y is None else x + y
 
 
-def run_layers(model: GPT2, x: Tensor, add_norm: AddNormFn, attend: AttendFn) -> Tensor | None:
+def run_layers(
+    model: Transformer, x: Tensor, positions: Tensor, add_norm: AddNormFn, attend: AttendFn
+) -> Tensor | None:
     """Computes all layers on x [rows, n_embd], the residual stream, which is changed in place.
 
     Returns:
@@ -100,9 +106,9 @@ def run_layers(model: GPT2, x: Tensor, add_norm: AddNormFn, attend: AttendFn) ->
                 case MultiplyAndActivate(linear):
                     y = _activated_product(model, linear, y)
                 case Attend():
-                    y = attend(index, y)
+                    y = attend(index, model.place(operation, y, positions))
                 case Activate():
-                    y = model.activation(y)
+                    y = model.activate(y)
     return y
 
 
@@ -126,10 +132,12 @@ def has_gelu_epilogue(weight: Tensor) -> bool:
     return weight.is_cuda
 
 
-def _activated_product(model: GPT2, linear: Linear, y: Tensor) -> Tensor:
-    if model.activation is gelu_new and isinstance(linear, DeviceLinear) and has_gelu_epilogue(linear.weight):
-        return torch._addmm_activation(linear.bias, y, linear.weight.T, use_gelu=True)
-    return model.activation(linear(y))
+def _activated_product(model: Transformer, linear: Linear, y: Tensor) -> Tensor:
+    if model.has_tanh_gelu and isinstance(linear, DeviceLinear):
+        weight, bias = linear.weight, linear.bias
+        if bias is not None and has_gelu_epilogue(weight):
+            return torch._addmm_activation(bias, y, weight.T, use_gelu=True)
+    return model.activate(linear(y))
 
 
 def _add_norm(x: Tensor, y: Tensor | None, norm: Norm) -> Tensor:

@@ -19,8 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from workers.engine.cuda.forward import AttendFn, DecodeKernels, decode, prefill
 from workers.engine.cuda.kv_cache import KVCache
-from workers.engine.cuda.step_kernels import MAX_STEPS, POSITION, SUFFIX, TABLE_ROWS, StepKernels
-from workers.engine.model.gpt2 import GPT2
+from workers.engine.cuda.step_kernels import MAX_STEPS, POSITION, SUFFIX, TABLE_ROWS, StepKernels, split_heads
+from workers.engine.model.transformer import Transformer
 
 # Without cuDNN, whose attention is compiled for each new shape, while a request waits.
 BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -119,7 +119,7 @@ class StepResult:
 class Batch:
     """The decode step of `size` sequences. The token drawn is the input of the next step, without the host."""
 
-    def __init__(self, model: GPT2, cache: KVCache, size: int, kernels: DecodeKernels) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, size: int, kernels: DecodeKernels) -> None:
         self.size = size
         self._model, self._cache = model, cache
         self.padding = padding_column(cache.layout.dummy_slot)
@@ -151,7 +151,7 @@ def padding_column(dummy_slot: int) -> tuple[float, ...]:
 class PrefillProgram:
     """The prefill of up to `size` consecutive tokens of one prompt, after those that are in its entry."""
 
-    def __init__(self, model: GPT2, cache: KVCache, size: int) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, size: int) -> None:
         self.size = size
         self._model, self._cache = model, cache
         # Rows: token ids, positions, slots; then [the entry's first slot, index of the last token].
@@ -202,12 +202,14 @@ def _attention(cache: KVCache, writes: Tensor, reads: Tensor, is_seen: Tensor, n
     bias.masked_fill_(~is_seen, float("-inf"))
 
     def attend(layer: int, qkv: Tensor) -> Tensor:
-        split = qkv.view(len(qkv), 3, *cache.layers.shape[-2:])
-        cache.write(layer, writes, split[:, 1:])
+        queries, keys_values = split_heads(qkv, cache.layers)
+        cache.write(layer, writes, keys_values)
         keys, values = cache.read(layer, reads)
-        query = split[:, 0].view(len(reads), num_queries, *split.shape[2:]).transpose(1, 2)
+        queries = queries.view(len(reads), num_queries, *queries.shape[1:]).transpose(1, 2)
         # The model scales its queries.
-        mean = F.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=1.0)
+        mean = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=bias, scale=1.0, enable_gqa=queries.shape[1] != keys.shape[1]
+        )
         return mean.transpose(1, 2).reshape(len(qkv), -1)
 
     return attend

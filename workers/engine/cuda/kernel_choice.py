@@ -26,7 +26,8 @@ from workers.engine.cuda.kernel_store import (
     refusal,
 )
 from workers.engine.failures import LoadFailure
-from workers.engine.model.gpt2 import GPT2, GPT2Config
+from workers.engine.model.config import ModelConfig
+from workers.engine.model.transformer import Transformer
 
 # Module → the package that has it.
 REQUIRED_PACKAGES = {"triton": "triton", "cuda.bindings": "cuda-bindings"}
@@ -35,12 +36,13 @@ PROCESS_ENDED = (
 )
 CHECK_FAILED = "the kernels could not be compiled or launched; the worker's log has the reason"
 NOT_COMPILED = "the compiled kernels cannot be written: set TERCET_CACHE_DIR to a directory that can be written to"
+NOT_BUILT = "the kernels are built for GPT-2 only"
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 log = structlog.get_logger()
 
 # The first difference between the Triton kernels and plain torch on a device, in words; None if they agree. The number
 # is that of the rows of the largest batch.
-CheckFn = Callable[[GPT2Config, torch.dtype, int, torch.device], str | None]
+CheckFn = Callable[[ModelConfig, torch.dtype, int, torch.device], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class KernelChoice:
 
 
 def choose_kernels(
-    config: GPT2Config,
+    config: ModelConfig,
     dtype: torch.dtype,
     max_sequences: int,
     device: torch.device,
@@ -78,7 +80,7 @@ def choose_kernels(
     if device.type != "cuda":
         return KernelChoice("torch")
     gpu = gpu_of(device)
-    if reason := refusal(gpu.capability):
+    if reason := refusal(gpu.capability) or (None if config.architecture == "gpt2" else NOT_BUILT):
         log.warning("kernels_rejected", device=gpu.name, reason=reason)
         return KernelChoice("torch", reason)
     require_packages()
@@ -146,7 +148,7 @@ def _settled(stored: StoredChoice | None) -> KernelChoice | None:
 
 
 def check_kernels(
-    config: GPT2Config,
+    config: ModelConfig,
     dtype: torch.dtype,
     max_sequences: int,
     device: torch.device,
@@ -175,7 +177,7 @@ def check_kernels(
     return reason
 
 
-def make_kernels(kernels: Kernels, model: GPT2, max_sequences: int, device: torch.device) -> DecodeKernels:
+def make_kernels(kernels: Kernels, model: Transformer, max_sequences: int, device: torch.device) -> DecodeKernels:
     """The kernels of a decode step.
 
     Args:
@@ -189,7 +191,7 @@ def make_kernels(kernels: Kernels, model: GPT2, max_sequences: int, device: torc
     return DecodeKernels(lambda _length: step_kernels, is_length_bound=False)
 
 
-def _self_check(config: GPT2Config, dtype: torch.dtype, max_sequences: int, device: torch.device) -> str | None:
+def _self_check(config: ModelConfig, dtype: torch.dtype, max_sequences: int, device: torch.device) -> str | None:
     from workers.engine.cuda.kernels import self_check
     from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 

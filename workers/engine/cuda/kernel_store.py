@@ -34,7 +34,7 @@ CHECKING = "checking"  # a process runs the kernels for the first time, or ended
 
 
 class Shape(Protocol):
-    """The part of `GPT2Config` that kernels depend on."""
+    """The part of `ModelConfig` that kernels depend on."""
 
     @property
     def n_layer(self) -> int: ...

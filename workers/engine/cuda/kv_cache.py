@@ -15,7 +15,7 @@ from torch import Tensor
 from shared import free_memory
 from workers.engine.failures import LoadFailure
 from workers.engine.kv_copies import SUFFIX_TOKENS, Copy, EntryCopy, EntryRelease, SuffixCopy, SuffixMove
-from workers.engine.model.gpt2 import GPT2Config
+from workers.engine.model.config import ModelConfig
 
 # Share of the free memory for an engine without a memory plan: CUDA graphs and other processes need some, too.
 MEMORY_SHARE = 0.3
@@ -60,11 +60,11 @@ class SlotLayout:
 
 
 class KVCache:
-    """Memory that stays where it is: `layers` [layers, slots, 2, heads, head_size]."""
+    """Memory that stays where it is: `layers` [layers, slots, 2, KV heads, head_size]."""
 
     def __init__(
         self,
-        config: GPT2Config,
+        config: ModelConfig,
         max_sequences: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -78,8 +78,8 @@ class KVCache:
             LoadFailure: if `memory_bytes` are not free.
             MemoryError: if the suffixes and one entry do not fit in `memory_bytes`.
         """
-        slot_shape = (2, config.n_head, config.head_size)
-        slot_bytes = config.n_layer * 2 * config.n_embd * dtype.itemsize
+        slot_shape = (2, config.num_kv_heads, config.head_size)
+        slot_bytes = config.n_layer * 2 * config.kv_width * dtype.itemsize
         if memory_bytes is None:
             memory_bytes = device_budget_bytes(device)
         else:

@@ -45,8 +45,8 @@ from workers.engine.cuda.step_table import StepTable, first_column
 from workers.engine.draw import NUM_CANDIDATES, num_needed
 from workers.engine.failures import EngineFailure, LoadFailure
 from workers.engine.foreign_errors import request_failure
-from workers.engine.model.gpt2 import LoadedModel
 from workers.engine.model.linear import HEAD_ROWS_MULTIPLE
+from workers.engine.model.transformer import LoadedModel
 from workers.engine.multi_step import multi_step_budget_s, num_left
 from workers.engine.paths import PathRanking
 from workers.engine.request import GeneratedToken, PromptLogprobs

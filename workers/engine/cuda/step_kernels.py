@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workers.engine.draw import NUM_CANDIDATES
-from workers.engine.model.gpt2 import Norm
+from workers.engine.model.transformer import Norm
 from workers.engine.sampling import pick
 
 # Decode steps that can be launched together: a table has their next code points.
@@ -31,13 +31,13 @@ TABLE_ROWS = NEXT_POINTS + MAX_STEPS
 class StepKernels(Protocol):
     """What a decode step computes between its matrix products."""
 
-    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor) -> tuple[Tensor, Tensor]:
+    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> tuple[Tensor, Tensor]:
         """The start of a step.
 
         Args:
             table: [TABLE_ROWS, sequences] float64.
             token_embedding: [vocab, n_embd].
-            position_embedding: [n_positions, n_embd].
+            position_embedding: [n_positions, n_embd]; None: positions are not embedded.
 
         Returns:
             The table's integer rows, [TEMPERATURE, sequences] int64, and the embedded tokens, [sequences, n_embd].
@@ -52,12 +52,12 @@ class StepKernels(Protocol):
         """Stores the keys and values of each sequence's new token, and attends to it and all tokens before.
 
         Args:
-            qkv: [sequences, 3 · n_embd] queries (scaled), keys and values.
-            slots: [slots, 2, heads, head_size], the KV slots of one layer.
+            qkv: [sequences, (heads + 2 · KV heads) · head_size] queries (scaled), keys and values.
+            slots: [slots, 2, KV heads, head_size], the KV slots of one layer.
             integers: as `begin` returns them.
 
         Returns:
-            [sequences, n_embd].
+            [sequences, heads · head_size].
         """
         ...
 
@@ -114,10 +114,9 @@ class TorchKernels:
         self._length = length
         self._places: _Places | None = None  # of the step that is being computed
 
-    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor) -> tuple[Tensor, Tensor]:
+    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> tuple[Tensor, Tensor]:
         integers = table[:TEMPERATURE].long()
-        x = F.embedding(integers[ID], token_embedding) + F.embedding(integers[POSITION], position_embedding)
-        return integers, x
+        return integers, embed(integers[ID], integers[POSITION], token_embedding, position_embedding)
 
     def add_norm(self, x: Tensor, y: Tensor | None, norm: Norm) -> Tensor:
         if y is not None:
@@ -128,10 +127,11 @@ class TorchKernels:
         places = self._places
         if places is None or places.integers is not integers:  # once for all layers
             places = self._places = _Places.of(integers, self._length)
-        split = qkv.view(len(qkv), 3, *slots.shape[-2:])
-        slots.index_copy_(0, places.writes, split[:, 1:])
-        keys, values = slots[places.reads].float().permute(2, 0, 3, 1, 4)  # [sequences, heads, length, head_size]
-        scores = split[:, 0].float()[:, :, None] @ keys.mT
+        queries, keys_values = split_heads(qkv, slots)
+        slots.index_copy_(0, places.writes, keys_values)
+        keys, values = slots[places.reads].float().permute(2, 0, 3, 1, 4)  # [sequences, KV heads, length, head_size]
+        # [sequences, KV heads, queries of each, head_size]
+        scores = queries.float().view(len(qkv), keys.shape[1], -1, keys.shape[3]) @ keys.mT
         weights = scores.masked_fill(places.is_hidden, float("-inf")).softmax(-1)
         mean: Tensor = weights @ values
         return mean.to(qkv.dtype).reshape(len(qkv), -1)
@@ -144,6 +144,19 @@ class TorchKernels:
         for moving in (POSITION, AT):
             table[moving] += table[MOVES]
         return drawn
+
+
+def embed(token_ids: Tensor, positions: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> Tensor:
+    """[rows] token ids and positions → [rows, n_embd]."""
+    x = F.embedding(token_ids, token_embedding)
+    return x if position_embedding is None else x + F.embedding(positions, position_embedding)
+
+
+def split_heads(qkv: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries [rows, heads, head_size], and keys and values [rows, 2, KV heads, head_size], as `slots` have them."""
+    num_kv_heads, head_size = slots.shape[-2:]
+    queries, keys_values = qkv.tensor_split((qkv.shape[1] - 2 * num_kv_heads * head_size,), 1)
+    return queries.view(len(qkv), -1, head_size), keys_values.view(len(qkv), 2, num_kv_heads, head_size)
 
 
 def draw(logits: Tensor, limits: Tensor, codes: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ def device_dtype(dtype: str, device: str) -> torch.dtype:
     return dtypes[dtype]
 
 
+MAX_HEAD_ROWS = 64  # rows of logits at once; more of them would only evict other data from the caches
 # Rows of a head's weight: where a row of logits is a multiple of 256 bytes, cuBLAS and kernels read it aligned.
 HEAD_ROWS_MULTIPLE = 64
 
@@ -30,7 +31,7 @@ class DeviceLinear:
     """A layer in the dtype and on the device of its weight."""
 
     weight: Tensor  # [out, in]
-    bias: Tensor  # [out]
+    bias: Tensor | None  # [out]
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -43,6 +44,11 @@ class DeviceHead:
     weight: Tensor  # [padded vocab, n_embd]; the padding is 0
     vocab_size: int
 
+    @classmethod
+    def pad(cls, weight: Tensor) -> DeviceHead:
+        """The head from its weight [vocab, n_embd], which is copied."""
+        return cls(F.pad(weight, (0, 0, 0, -len(weight) % HEAD_ROWS_MULTIPLE)), len(weight))
+
     def __call__(self, x: Tensor) -> Tensor:
         # In bf16, logits near -100 would be rounded to multiples of 0.5.
         if self.weight.is_cuda and self.weight.dtype != torch.float32:
@@ -50,10 +56,3 @@ class DeviceHead:
         else:
             logits = F.linear(x.float(), self.weight.float())
         return logits[:, : self.vocab_size]
-
-
-def device_linear(weight: Tensor, bias: Tensor | None) -> DeviceLinear | DeviceHead:
-    """A layer from its weight [out, in]; without a bias it is the head, which copies the weight."""
-    if bias is not None:
-        return DeviceLinear(weight, bias)
-    return DeviceHead(F.pad(weight, (0, 0, 0, -len(weight) % HEAD_ROWS_MULTIPLE)), len(weight))

@@ -14,15 +14,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.workers.engine.helpers import TINY, generate, peaked_weights, running_engine
-from workers.engine.cpu import kernels
-from workers.engine.cpu.kernels import HAS_DOT_PRODUCTS
 from workers.engine.cpu.linear import CpuLinear, PackedInt8Linear
 from workers.engine.cpu.weight_file import read, shared_model
+from workers.engine.cpu_kernels import load_kernels
 from workers.engine.loader import LoadedModel, build
 from workers.engine.request import SamplingParams
 
 CONFIG = replace(TINY, n_embd=128, n_head=2, n_inner=512)
-pytestmark = pytest.mark.skipif(not HAS_DOT_PRODUCTS, reason="this CPU has no packed 8-bit products")
 
 
 def load() -> LoadedModel:
@@ -54,14 +52,19 @@ def test_a_mapped_model_gives_the_bits_of_a_private_one(tmp_path: Path) -> None:
     assert all(line.split()[1] == "r--s" for line in maps)
 
 
-def test_a_cpu_with_other_kernels_does_not_read_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The directory may be in a home that machines with other CPUs share; they cannot multiply packed weights."""
-    shared_model(tmp_path, "small", "1", load)
-    monkeypatch.setattr(kernels, "HAS_DOT_PRODUCTS", False)
-    head = shared_model(tmp_path, "small", "1", load).model.head
-    assert isinstance(head, CpuLinear)
-    assert not isinstance(head.product, PackedInt8Linear)
-    assert len(files(tmp_path)) == 1
+def test_a_cpu_with_other_kernels_has_a_file_of_its_own_and_the_same_texts(tmp_path: Path) -> None:
+    """The directory may be in a home that machines with other CPUs share, whose weights are packed otherwise."""
+    made = texts(shared_model(tmp_path, "small", "1", load))
+    scalar = load_kernels("scalar")
+
+    def load_for_scalar() -> LoadedModel:
+        model = build(CONFIG, peaked_weights(CONFIG), "int8", kernels=scalar)
+        return LoadedModel(model, "cpu", "int8", kernels=scalar)
+
+    other = shared_model(tmp_path, "small", "1", load_for_scalar, scalar)
+    assert other.kernels is scalar
+    assert texts(other) == made
+    assert len(files(tmp_path)) == 1 + (load_kernels().block != scalar.block)
 
 
 def test_an_only_worker_copies_the_products_and_maps_the_rest(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from workers.engine.cuda.kernel_choice import KernelChoice, choose_kernels
 from workers.engine.cuda.kernel_store import Gpu, KernelStore, StoredChoice, driver_version, kernel_key, source_digest
 from workers.engine.failures import LoadFailure
 from workers.engine.loader import LoadedModel, build
-from workers.engine.model.gpt2 import SHAPES
+from workers.engine.model.config import SHAPES
 
 SMALL, MEDIUM = SHAPES["small"], SHAPES["medium"]
 CUDA = torch.device("cuda")

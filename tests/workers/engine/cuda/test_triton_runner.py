@@ -23,12 +23,12 @@ from workers.engine.cuda.kernel_choice import check_kernels, make_kernels
 from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.loader import LoadedModel, build
-from workers.engine.model.gpt2 import GPT2Config
+from workers.engine.model.config import ModelConfig
 from workers.engine.request import EngineRequest, SamplingParams
 
 def check():
     with fake_cuda(), torch.inference_mode():
-        return check_kernels(GPT2Config(vocab_size=200, n_positions=32, n_embd=32, n_head=2), torch.float32, 1, cpu)
+        return check_kernels(ModelConfig(vocab_size=200, n_positions=32, n_embd=32, n_head=2), torch.float32, 1, cpu)
 
 cpu = torch.device("cpu:0")
 torch.set_num_threads(1)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from workers.engine.arithmetic_code import MIN_WIDTH
 from workers.engine.cuda.step_kernels import AT, MAX_STEPS, POINT, TEMPERATURE, StepKernels, TorchKernels
-from workers.engine.model.gpt2 import GPT2Config, Norm
+from workers.engine.model.config import ModelConfig
+from workers.engine.model.transformer import Norm
 
 # Bounds of the difference, relative to a number if that exceeds 1. About four units in the last place of 16-bit types.
 BOUNDS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
@@ -57,7 +58,7 @@ class CheckSetting:
         max_sequences: rows of the largest batch.
     """
 
-    config: GPT2Config
+    config: ModelConfig
     dtype: torch.dtype
     max_sequences: int
     device: torch.device
@@ -116,7 +117,7 @@ def check_begin(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
 def check_add_norm(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
     config = setting.config
     weight, bias = (setting.random(config.n_embd, seed=seed) / 4 for seed in (0, 1))
-    norm = Norm(1 + weight, bias, config.layer_norm_epsilon)
+    norm = Norm(1 + weight, bias, config.norm_epsilon)
     x, y = (setting.random(setting.max_sequences, config.n_embd, seed=seed) for seed in (2, 3))
     sums, expected_sums = x.clone(), x.clone()
     out = [kernels.add_norm(sums, y, norm), kernels.add_norm(x.clone(), None, norm)]

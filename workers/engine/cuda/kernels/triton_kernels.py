@@ -34,7 +34,8 @@ from workers.engine.cuda.step_kernels import (
     WIDTH,
 )
 from workers.engine.draw import NUM_CANDIDATES
-from workers.engine.model.gpt2 import GPT2Config, Norm
+from workers.engine.model.config import ModelConfig
+from workers.engine.model.transformer import Norm
 
 LOG_CANDIDATES = NUM_CANDIDATES.bit_length() - 1
 
@@ -43,7 +44,7 @@ class TritonKernels:
     """`StepKernels` on a GPU, or on a CPU in Triton's interpreter. For one stream and thread at a time."""
 
     def __init__(
-        self, config: GPT2Config, max_sequences: int, device: torch.device, launcher: Launcher | None = None
+        self, config: ModelConfig, max_sequences: int, device: torch.device, launcher: Launcher | None = None
     ) -> None:
         """
         Args:
@@ -68,7 +69,8 @@ class TritonKernels:
         self._keys = torch.empty(keys, dtype=torch.int64, device=device)
         self._sums = torch.empty(max_sequences, 2, self._num_blocks, device=device)
 
-    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor) -> tuple[Tensor, Tensor]:
+    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert position_embedding is not None
         size, width = table.shape[1], token_embedding.shape[1]
         integers = torch.empty(TEMPERATURE, size, dtype=torch.int64, device=table.device)
         x = torch.empty(size, width, dtype=token_embedding.dtype, device=table.device)
@@ -93,6 +95,7 @@ class TritonKernels:
 
     def add_norm(self, x: Tensor, y: Tensor | None, norm: Norm) -> Tensor:
         size, width = x.shape
+        assert norm.bias is not None
         out = torch.empty_like(x)
         self._launcher.launch(
             ADD_NORM,

@@ -19,7 +19,8 @@ from workers.engine.cuda.kernels.compile import CompiledKernel, Kernel, compile_
 from workers.engine.cuda.kernels.launch import Grid, argument_types
 from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 from workers.engine.cuda.step_kernels import TABLE_ROWS
-from workers.engine.model.gpt2 import GPT2Config, Norm
+from workers.engine.model.config import ModelConfig
+from workers.engine.model.transformer import Norm
 
 CPU = torch.device("cpu")
 
@@ -43,7 +44,7 @@ class CompilingLauncher:
 
 
 def compile_step_kernels(
-    config: GPT2Config, dtype: torch.dtype, capability: int, logits_stride: int | None = None
+    config: ModelConfig, dtype: torch.dtype, capability: int, logits_stride: int | None = None
 ) -> dict[str, CompiledKernel]:
     """
     Args:

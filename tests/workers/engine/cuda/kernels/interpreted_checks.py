@@ -13,10 +13,10 @@ import torch
 from workers.engine.cuda.kernels.self_check import CHECKS, CheckSetting
 from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 from workers.engine.cuda.step_kernels import StepKernels
-from workers.engine.model.gpt2 import SHAPES, GPT2Config
+from workers.engine.model.config import SHAPES, ModelConfig
 
 CPU = torch.device("cpu")
-EMBEDDED = GPT2Config(n_embd=256, n_head=4, n_inner=1024)
+EMBEDDED = ModelConfig(n_embd=256, n_head=4, n_inner=1024)
 OF_LAYERS = ("begin", "add_norm", "attend")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Fewer positions and tokens than in a model, as the interpreter takes milliseconds for a block.
@@ -25,12 +25,12 @@ LAYERS = {
     "medium": (replace(SHAPES["medium"], n_positions=72, vocab_size=64), 1),
     "embedded": (replace(EMBEDDED, n_positions=256, vocab_size=64), 7),
     # Head size and width are no powers of two; splits of 128 positions.
-    "odd": (GPT2Config(n_embd=72, n_head=3, n_positions=1100, vocab_size=64), 2),
+    "odd": (ModelConfig(n_embd=72, n_head=3, n_positions=1100, vocab_size=64), 2),
 }
 DRAWS = {
     "small": (SHAPES["small"], 1),
-    "three blocks": (GPT2Config(vocab_size=5000, n_positions=256, n_embd=8, n_head=1), 5),
-    "few tokens": (GPT2Config(vocab_size=40, n_positions=256, n_embd=8, n_head=1), 5),
+    "three blocks": (ModelConfig(vocab_size=5000, n_positions=256, n_embd=8, n_head=1), 5),
+    "few tokens": (ModelConfig(vocab_size=40, n_positions=256, n_embd=8, n_head=1), 5),
 }
 
 

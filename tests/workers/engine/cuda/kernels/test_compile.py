@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.workers.engine.cuda.kernels.ahead_of_time import compile_step_kernels, read_resources
-from workers.engine.model.gpt2 import SHAPES
+from workers.engine.model.config import SHAPES
 
 # In the order of a step.
 KERNELS = ("begin", "add_norm", "attend", "find_candidates", "draw")
@@ -46,8 +46,8 @@ def test_kernels_are_compiled_without_a_c_compiler(tmp_path: Path) -> None:
     program = (
         "import torch\n"
         "from tests.workers.engine.cuda.kernels.ahead_of_time import compile_step_kernels\n"
-        "from workers.engine.model.gpt2 import GPT2Config\n"
-        "config = GPT2Config(vocab_size=64, n_embd=64, n_head=1, n_positions=64)\n"
+        "from workers.engine.model.config import ModelConfig\n"
+        "config = ModelConfig(vocab_size=64, n_embd=64, n_head=1, n_positions=64)\n"
         "print(*compile_step_kernels(config, torch.float16, 90))\n"
     )
     empty = tmp_path / "bin"

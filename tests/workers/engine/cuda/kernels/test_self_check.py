@@ -17,11 +17,12 @@ from torch import Tensor
 
 from workers.engine.cuda.kernels.self_check import CHECKS, CheckSetting, check_kernels
 from workers.engine.cuda.step_kernels import AT, ID, POINT, POSITION, START, TOP_P, WIDTH, TorchKernels
-from workers.engine.model.gpt2 import GPT2Config, Norm
+from workers.engine.model.config import ModelConfig
+from workers.engine.model.transformer import Norm
 
 CPU = torch.device("cpu")
 CODE = [POINT, WIDTH]
-CONFIG = GPT2Config(vocab_size=300, n_embd=32, n_head=2, n_positions=256)
+CONFIG = ModelConfig(vocab_size=300, n_embd=32, n_head=2, n_positions=256)
 SETTING = CheckSetting(CONFIG, torch.float32, 9, CPU)
 
 
@@ -49,13 +50,13 @@ class _RowByRow(TorchKernels):
 
 
 class _WrongPosition(_RowByRow):
-    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor) -> tuple[Tensor, Tensor]:
+    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> tuple[Tensor, Tensor]:
         integers, x = super().begin(table, token_embedding, position_embedding)
         return integers, x + 1e-3
 
 
 class _WrongIntegers(_RowByRow):
-    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor) -> tuple[Tensor, Tensor]:
+    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> tuple[Tensor, Tensor]:
         integers, x = super().begin(table, token_embedding, position_embedding)
         integers[START] = 0
         return integers, x

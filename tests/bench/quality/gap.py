@@ -1,0 +1,143 @@
+"""`gap`: words missing inside a sentence of prose unknown to the model, and how often a suggestion has them.
+
+Each gap is requested twice, with the text after it and without. The text before it ends with a space, the text after it
+begins with one, as where a writer has deleted words.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from deploy.load.passages import trim_context
+from deploy.load.run import progress
+from tests.bench.quality.suggestions import SEEDS_APART, gateway_source
+from tests.bench.quality.typist import describe_latencies
+from tests.bench.run import BenchDocument, Options
+
+MAX_GAP_WORDS = 6
+NUM_SUGGESTIONS = 3
+# Words of a sentence that stay before a gap and after it, at least.
+MIN_WORDS_AROUND = 2
+# Characters after the gap: to the end of the line, as the client library sends, or as many as the gateway passes on.
+NUM_AFTER_CHARS = 200
+_SENTENCE = re.compile(r"(?<=[.!?]\s)[A-Z](?:[^.!?\n]|\n(?!\n))+[.!?]")
+_WORD = re.compile(r"\w+(?:['’]\w+)*")
+
+
+class GapRow(msgspec.Struct, kw_only=True, frozen=True):
+    """Gaps of one length: shares with the missing words, and with the first of them, among three suggestions.
+
+    A suggestion that only begins with the missing words is no exact match; without the text after the gap it is counted
+    as one: the writer would delete the rest of it.
+    """
+
+    num_words: int  # 0: gaps of all lengths
+    has_suffix: bool
+    num_gaps: int
+    exact: float
+    first_word: float
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """`text[start:end]` is missing."""
+
+    text: str
+    start: int
+    end: int
+    num_words: int
+
+
+def choose_gaps(texts: Mapping[str, str], num_sentences: int, rng: random.Random) -> list[Gap]:
+    """A gap of each length in each of `num_sentences` random sentences of each text; fewer if the text has fewer."""
+    gaps = []
+    for text in texts.values():
+        sentences = [_word_spans(found) for found in _SENTENCE.finditer(text)]
+        long = [words for words in sentences if len(words) >= MAX_GAP_WORDS + 2 * MIN_WORDS_AROUND]
+        for words in rng.sample(long, min(num_sentences, len(long))):
+            for num_words in range(1, MAX_GAP_WORDS + 1):
+                first = rng.randint(MIN_WORDS_AROUND, len(words) - MIN_WORDS_AROUND - num_words)
+                gaps.append(Gap(text, words[first][0], words[first + num_words - 1][1], num_words))
+    return gaps
+
+
+def run_gaps(
+    options: Options,
+    texts: Mapping[str, str],
+    num_sentences: int,
+    fields: Mapping[str, Any],
+    document: BenchDocument,
+    console: Console,
+) -> None:
+    """Fill the document.
+
+    Args:
+        fields: fields of each request, as in `POST /autocomplete`.
+
+    Raises:
+        StartError: a request failed.
+    """
+    gaps = choose_gaps(texts, num_sentences, random.Random(options.seed))
+    document.workload = {"num_sentences": num_sentences, "fields": {"n_samples": NUM_SUGGESTIONS, **fields}}
+    matches: dict[tuple[bool, int], list[tuple[bool, bool]]] = {}
+    latencies_ms: dict[bool, list[float]] = {False: [], True: []}
+    with (
+        gateway_source(options, document.workload["fields"], console) as source,
+        progress(console, "Gaps", len(gaps)) as turn,
+    ):
+        for number, gap in enumerate(gaps):
+            turn(f"{gap.num_words} words")
+            context, wanted = trim_context(gap.text[: gap.start]), gap.text[gap.start : gap.end].split()
+            after = gap.text[gap.end :].split("\n\n", 1)[0][:NUM_AFTER_CHARS]
+            for has_suffix in (False, True):
+                suffix = {"suffix": after} if has_suffix else {}
+                answer = source.suggest(context, options.seed + SEEDS_APART * number, **suffix)
+                found = _match([text.split() for text in answer.suggestions], wanted, is_whole=has_suffix)
+                matches.setdefault((has_suffix, gap.num_words), []).append(found)
+                latencies_ms[has_suffix].append(answer.latency_ms)
+    document.rows = list(_rows(matches))
+    for has_suffix, name in ((False, "Without"), (True, "With")):
+        document.notes.append(f"{name} the text after the gap: {describe_latencies(latencies_ms[has_suffix])}")
+
+
+def gap_table(rows: Sequence[GapRow]) -> Table:
+    table = Table("words", "gaps", title="Gaps that one of three suggestions fills")
+    for heading in ("exact", "exact, with suffix", "first word", "first word, with suffix"):
+        table.add_column(heading, justify="right")
+    for without, with_suffix in zip(rows[::2], rows[1::2], strict=True):
+        shares = (without.exact, with_suffix.exact, without.first_word, with_suffix.first_word)
+        table.add_row(str(without.num_words or "all"), str(without.num_gaps), *(f"{share:.1%}" for share in shares))
+    return table
+
+
+def _rows(matches: Mapping[tuple[bool, int], Sequence[tuple[bool, bool]]]) -> Iterator[GapRow]:
+    for num_words in (*range(1, MAX_GAP_WORDS + 1), 0):
+        for has_suffix in (False, True):
+            lengths = [num_words] if num_words else range(1, MAX_GAP_WORDS + 1)
+            own = [found for length in lengths for found in matches.get((has_suffix, length), ())]
+            shares = [round(sum(column) / max(1, len(own)), 4) for column in zip(*own, strict=True)] or [0.0, 0.0]
+            yield GapRow(
+                num_words=num_words, has_suffix=has_suffix, num_gaps=len(own), exact=shares[0], first_word=shares[1]
+            )
+
+
+def _match(suggestions: Sequence[Sequence[str]], wanted: Sequence[str], *, is_whole: bool) -> tuple[bool, bool]:
+    """Whether a suggestion has the missing words, and whether one has the first of them, without its punctuation."""
+    exact = any(words[: None if is_whole else len(wanted)] == wanted for words in suggestions)
+    return exact, _first_word(wanted) in map(_first_word, suggestions)
+
+
+def _first_word(words: Sequence[str]) -> str:
+    found = _WORD.search(" ".join(words))
+    return found[0] if found else ""
+
+
+def _word_spans(sentence: re.Match[str]) -> list[tuple[int, int]]:
+    start = sentence.start()
+    return [(start + found.start(), start + found.end()) for found in re.finditer(r"\S+", sentence[0])]

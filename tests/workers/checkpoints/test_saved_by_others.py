@@ -1,0 +1,227 @@
+"""Checkpoints as transformers, peft and old scripts write them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.workers.checkpoints.gguf_files import random_model
+from tests.workers.checkpoints.small_checkpoints import CONFIG, weights, write
+from tests.workers.helpers import EMBEDDED
+from workers.checkpoints.resolve import CheckpointError, resolve
+from workers.text.tokenizer import Tokenizer
+
+WEIGHTS = "model.safetensors"
+
+
+def save(directory: Path, architecture: str = "llama", *, shards: str = "1GB", **values: Any) -> Path:
+    """A random model as transformers saves it, with the embedded tokenizer."""
+    random_model(architecture, **values).save_pretrained(directory, max_shard_size=shards)
+    shutil.copy(EMBEDDED / "tokenizer.json", directory)
+    return directory
+
+
+def change(directory: Path, name: str, **values: object) -> None:
+    path = directory / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def rename(directory: Path, new_name: Callable[[str], str | None]) -> None:
+    """Rename the weights; None leaves one out."""
+    found = {new_name(name): tensor for name, tensor in load_file(directory / WEIGHTS).items()}
+    save_file({name: tensor for name, tensor in found.items() if name}, directory / WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values"),
+    [
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True, "head_dim": 32, "attention_bias": True}),
+        ("qwen2", {}),
+        ("qwen3", {"tie_word_embeddings": True}),
+        ("gpt2", {}),
+    ],
+)
+def test_each_architecture_whole_and_in_shards(architecture: str, values: dict[str, Any], tmp_path: Path) -> None:
+    whole = resolve("x", str(save(tmp_path / "whole", architecture, **values)))
+    shards = resolve("x", str(save(tmp_path / "shards", architecture, shards="500KB", **values)))
+    assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 1
+    assert (whole.n_ctx, whole.vocab_size) == (shards.n_ctx, shards.vocab_size) == (128, 8192)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_weights(dtype: torch.dtype, tmp_path: Path) -> None:
+    random_model("llama").to(dtype).save_pretrained(tmp_path)
+    shutil.copy(EMBEDDED / "tokenizer.json", tmp_path)
+    assert resolve("x", str(tmp_path)).n_ctx == 128
+
+
+PREFIXES: dict[str, tuple[str, Callable[[str], str]]] = {
+    "none": ("llama", lambda name: name.removeprefix("model.")),
+    "peft's": ("llama", lambda name: f"base_model.model.{name}"),
+    "none of GPT-2": ("gpt2", lambda name: name.removeprefix("transformer.")),
+    "peft's of GPT-2": ("gpt2", lambda name: f"base_model.model.{name}"),
+    "another of GPT-2": ("gpt2", lambda name: name.replace("transformer.", "model.")),
+}
+
+
+@pytest.mark.parametrize("case", PREFIXES)
+def test_names_of_weights_with_other_prefixes(case: str, tmp_path: Path) -> None:
+    architecture, new_name = PREFIXES[case]
+    rename(save(tmp_path, architecture), new_name)
+    assert resolve("x", str(tmp_path)).vocab_size == 8192
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_the_head_alone_stands_for_a_tied_embedding(architecture: str, tmp_path: Path) -> None:
+    save(tmp_path, architecture, tie_word_embeddings=True)
+    embedding = "transformer.wte.weight" if architecture == "gpt2" else "model.embed_tokens.weight"
+    rename(tmp_path, lambda name: "lm_head.weight" if name == embedding else name)
+    assert resolve("x", str(tmp_path)).vocab_size == 8192
+    change(tmp_path, "config.json", tie_word_embeddings=False)
+    with pytest.raises(CheckpointError, match=r"lack (wte|embed_tokens)\.weight"):
+        resolve("x", str(tmp_path))
+
+
+def test_a_head_that_is_not_tied_must_be_there(tmp_path: Path) -> None:
+    save(tmp_path)
+    rename(tmp_path, lambda name: None if name == "lm_head.weight" else name)
+    with pytest.raises(CheckpointError, match=r"lack lm_head\.weight"):
+        resolve("x", str(tmp_path))
+
+
+@pytest.mark.parametrize("ends", [0, [0, 1], [0], None])
+def test_ends_of_a_text_are_an_id_or_a_list(ends: object, tmp_path: Path) -> None:
+    directory = write(tmp_path, {**CONFIG, "eos_token_id": ends})
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    assert resolve("x", str(directory)).n_ctx == 32
+
+
+BAD_LLAMA = {
+    "num_key_value_heads": (3, "num_attention_heads is no multiple of num_key_value_heads"),
+    "hidden_size": (10**9, r"no usable hidden_size \(a whole number from 1 to 32768\)"),
+    "num_hidden_layers": (10**9, "no usable num_hidden_layers"),
+    "num_attention_heads": (0, "no usable num_attention_heads"),
+    "intermediate_size": ("96", "no usable intermediate_size"),
+    "max_position_embeddings": (None, "no usable max_position_embeddings"),
+    "vocab_size": (-1, "no usable vocab_size"),
+    "head_dim": (10**6, "no usable head_dim"),
+    "rms_norm_eps": (True, "rms_norm_eps is no number"),
+    "tie_word_embeddings": ("yes", "tie_word_embeddings is neither true nor false"),
+    "attention_bias": (1, "attention_bias is neither true nor false"),
+}
+
+
+@pytest.mark.parametrize("key", BAD_LLAMA)
+def test_values_that_no_llama_can_have(key: str, tmp_path: Path) -> None:
+    value, sentence = BAD_LLAMA[key]
+    change(save(tmp_path), "config.json", **{key: value})
+    with pytest.raises(CheckpointError, match=sentence):
+        resolve("x", str(tmp_path))
+
+
+UNSERVED: dict[str, tuple[dict[str, Any], str]] = {
+    "positions": ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "scaling 'yarn' are not served"),
+    "positions of old": ({"rope_parameters": None, "rope_scaling": {"type": "dynamic"}}, "scaling 'dynamic'"),
+    "positions of no kind": ({"rope_parameters": ["linear"]}, "cannot be served"),
+    "no factor": ({"rope_parameters": {"rope_type": "linear"}}, "it lacks factor"),
+    "window": ({"use_sliding_window": True, "sliding_window": 64}, "sliding window is not served"),
+    "activation": ({"hidden_act": "xielu"}, "unknown activation function 'xielu'"),
+}
+
+
+@pytest.mark.parametrize("case", UNSERVED)
+def test_what_the_engine_does_not_compute_is_refused_before_the_weights_are_fetched(case: str, tmp_path: Path) -> None:
+    values, sentence = UNSERVED[case]
+    change(save(tmp_path), "config.json", **values)
+    (tmp_path / WEIGHTS).unlink()
+    with pytest.raises(CheckpointError, match=sentence):
+        resolve("x", str(tmp_path))
+
+
+def test_a_llama_needs_its_tokenizer_json(tmp_path: Path) -> None:
+    """vocab.json and merges.txt do not say how texts are split into words; only GPT-2's do it all alike."""
+    (save(tmp_path) / "tokenizer.json").rename(tmp_path / "vocab.json")
+    (tmp_path / "merges.txt").touch()
+    with pytest.raises(CheckpointError, match=r"lacks tokenizer\.json:"):
+        resolve("x", str(tmp_path))
+
+
+def test_a_chat_model_says_how_it_is_served(tmp_path: Path) -> None:
+    save(tmp_path)
+    assert resolve("x", str(tmp_path)).note is None
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    note = "x is a chat model, served as a plain text model without its chat template."
+    assert resolve("x", str(tmp_path)).note == note
+
+
+def test_an_adapter_alone_is_refused_with_the_command_that_merges_it(tmp_path: Path) -> None:
+    directory = tmp_path / "my adapter"
+    directory.mkdir()
+    (directory / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "org/base"}')
+    save_file({"base_model.model.x.lora_A.weight": torch.zeros(2, 2)}, directory / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"an adapter alone .*\(pip install peft\)") as caught:
+        resolve("x", str(directory))
+    found = re.search(r"merge it with (.*) and serve the directory \./my adapter-merged\.$", str(caught.value))
+    assert found is not None
+    program = shlex.split(found[1])[2]
+    compile(program, "command", "exec")
+    assert "'org/base'" in program
+    assert repr(str(directory)) in program
+    # Beside a whole model it does no harm: the model is what is served.
+    write(directory)
+    assert resolve("x", str(directory)).n_ctx == 32
+
+
+@pytest.mark.parametrize("has_slow_tokenizer", [True, False])
+def test_a_checkpoint_of_2019_gets_a_command_that_works(has_slow_tokenizer: bool, tmp_path: Path) -> None:
+    """No model_type, the weights as a pickle of the old format with the mask as a weight, a slow tokenizer."""
+    directory = tmp_path / "old"
+    directory.mkdir()
+    config = {key: CONFIG[key] for key in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")}
+    (directory / "config.json").write_text(json.dumps({**config, "n_ctx": 32, "layer_norm_epsilon": 1e-5}))
+    tokenizer = json.loads((EMBEDDED / "tokenizer.json").read_text())
+    if has_slow_tokenizer:
+        (directory / "vocab.json").write_text(json.dumps(tokenizer["model"]["vocab"]))
+        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]]
+        (directory / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    else:
+        shutil.copy(EMBEDDED / "tokenizer.json", directory)
+    state = {f"transformer.{name}": torch.from_numpy(value) for name, value in weights().items()}
+    state |= {f"transformer.h.{layer}.attn.bias": torch.ones(1, 1, 32, 32) for layer in range(2)}
+    state["lm_head.weight"] = state["transformer.wte.weight"]
+    torch.save(state, directory / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    with pytest.raises(CheckpointError, match=r"only as a pickle \(pytorch_model\.bin\)") as caught:
+        resolve("legal", str(directory))
+    found = re.search(r"convert it with (.*) and serve the directory \./(\S+)\.$", str(caught.value))
+    assert found is not None
+    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    subprocess.run(shlex.split(found[1]), cwd=tmp_path, env=environ, check=True, capture_output=True)
+    served = resolve("legal", str(tmp_path / found[2]))
+    assert (served.n_ctx, served.vocab_size) == (32, 8192)
+    text = "The old man's  sea,\n and 日本 <|endoftext|> again"
+    ids = Tokenizer.from_directory(Path(served.directory), 8192).encode(text)
+    assert ids == Tokenizer.from_directory(EMBEDDED, 8192).encode(text)
+
+
+def test_a_config_of_2019_is_a_gpt2s(tmp_path: Path) -> None:
+    directory = write(tmp_path, {key: value for key, value in CONFIG.items() if key != "model_type"})
+    assert resolve("legal", str(directory)).n_ctx == 32
+
+
+def test_a_repository_of_gguf_files_says_how_to_serve_one(tmp_path: Path) -> None:
+    from workers.checkpoints.files import Incomplete, check_files
+
+    with pytest.raises(Incomplete, match=r"`hf download org/x x\.Q4_K_M\.gguf` and serve it by its path"):
+        check_files("org/x", ["README.md", "config.json", "x.Q4_K_M.gguf"])

@@ -1,0 +1,23 @@
+/* AVX-512 VNNI: `vpdpbusd` sums four products of unsigned by signed bytes, in registers of 64 bytes.
+
+   The kernels of this set use AMX as well, where Linux has granted it. */
+
+#pragma once
+#include <immintrin.h>
+
+#define DOT_LANES 16   /* int32 of a register */
+#define BLOCK 64       /* outputs whose sums for DOT_ROWS rows the registers hold */
+#define ZERO_POINT 128 /* of x */
+#define SUM_VECTORS 24 /* `floats` that the registers hold, with room for what is added to them */
+
+typedef __m512i dot_sums, dot_inputs, dot_weights;
+
+INLINE dot_inputs spread(const uint8_t *four) {
+    int32_t inputs;
+    __builtin_memcpy(&inputs, four, 4);
+    return _mm512_set1_epi32(inputs);
+}
+
+INLINE dot_weights load_weights(const int8_t *from) { return _mm512_loadu_si512(from); }
+
+INLINE dot_sums dot(dot_sums sums, dot_inputs x, dot_weights weights) { return _mm512_dpbusd_epi32(sums, x, weights); }

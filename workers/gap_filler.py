@@ -1,0 +1,185 @@
+"""Fills of a gap: continuations of a prompt, each cut where it runs best into the text that follows the gap.
+
+No model here was trained to fill gaps. So every cut is scored: a prefill of the prompt, the cut text and the first
+tokens of the text after it gives the probability of both. Branches do not talk to each other; a score depends on the
+prompt, the cut text and the text after it alone, so scores of branches on different workers compare. Knows the engine
+and the codec; does not know HTTP, and how a continuation was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+import msgspec
+
+from shared.errors import NotReady
+from shared.protocol import Accepted, Done, Failed, GenerateLine, GenerateRequest
+from workers.codec import Codec
+from workers.engine.engine import Engine
+from workers.engine.failures import EngineNotReady
+from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
+from workers.engine.result_stream import ResultStream
+from workers.text.gap import gap_fills
+
+# Tokens of the text after the gap that are scored.
+MAX_SUFFIX_TOKENS = 8
+# Share of the evidence in a fill's fit. With 1, the fit would be the probability of prompt, fill and following text;
+# but where the right words are not among the candidates, which is the rule in gaps of several words, the evidence tells
+# wrong ones apart by chance, and the model's first word alone is right more often (docs/QUALITY.md).
+EVIDENCE_WEIGHT = 0.4
+# The same for the words of a fill after its first: with 1, fills would end too early, because each word lowers the
+# probability.
+REST_WEIGHT = 0.5
+_SCORED = SamplingParams(max_new_tokens=1, temperature=0.0)
+
+
+class _Score(NamedTuple):
+    """Log-probabilities: of a fill after the prompt, and of the beginning of the text after the gap, given both."""
+
+    fill: float
+    evidence: float
+
+
+class GapFiller:
+    """Cuts the continuations of one request. Any thread may cancel it."""
+
+    def __init__(self, engine: Engine, codec: Codec, request: GenerateRequest, engine_request: EngineRequest) -> None:
+        self._engine = engine
+        self._codec = codec
+        self._request = request
+        self._engine_request = engine_request
+        self._streams: Sequence[ResultStream] = ()
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """End what is being scored."""
+        self._is_cancelled = True
+        for stream in self._streams:
+            stream.cancel()
+
+    def cut(self, lines: Sequence[Done | Failed]) -> list[Done | Failed]:
+        """Each continuation, cut to its best fill; waits for the scores.
+
+        Text and fit of a line are empty if no beginning of it fits. If the deadline passes before the scores are known,
+        the text is the shortest fill, without a fit. Lines that failed stay; if scoring fails, all fail.
+        """
+        request = self._request
+        before = self._codec.prompt_end(request)
+        fills = [
+            []
+            if isinstance(line, Failed)
+            else gap_fills(line.text, before, request.suffix, is_complete=line.finish_reason in {"eos", "stop"})
+            for line in lines
+        ]
+        try:
+            scores = self._score(dict.fromkeys(chain.from_iterable(fills)))
+        except EngineNotReady as error:
+            return [Failed(code=NotReady.code, detail=str(error))] * len(lines)
+        if isinstance(scores, Failed):
+            return [scores] * len(lines)
+        return [
+            line if isinstance(line, Failed) else _cut(line, own, scores)
+            for line, own in zip(lines, fills, strict=True)
+        ]
+
+    def _score(self, fills: Iterable[str]) -> dict[str, _Score] | Failed:
+        """Scores of the fills, without those that were not scored in time.
+
+        Raises:
+            EngineNotReady: the engine drains.
+        """
+        engine_request, typed = self._engine_request, self._engine_request.forced_prefix.decode()
+        prompt = engine_request.prompt_ids or (self._engine.start_id,)
+        head = self._suffix_head()
+        texts, requests, lengths = [], [], []
+        for fill in fills:
+            stem = typed + fill.rstrip()
+            tokens = self._codec.tokenize(typed + fill + head)
+            # One token more is generated. A prompt that fills the context loses its beginning.
+            own_prompt = prompt[max(0, len(prompt) + len(tokens.ids) + 1 - tokens.n_ctx) :]
+            if not own_prompt:
+                continue
+            texts.append(fill)
+            lengths.append(sum(begin < len(stem) for begin in [0, *tokens.ends[:-1]]))
+            requests.append(
+                EngineRequest(
+                    (*own_prompt, *tokens.ids),
+                    _SCORED,
+                    seed=0,
+                    deadline=engine_request.deadline,
+                    cache_scope=engine_request.cache_scope,
+                    echo_logprobs=True,
+                    echo_from=len(own_prompt),
+                )
+            )
+        if not requests or self._is_cancelled:
+            return {}
+        self._streams = streams = self._engine.submit_group(requests, is_follow_up=True)
+        if self._is_cancelled:
+            self.cancel()
+        scores = {}
+        for fill, length, output in zip(texts, lengths, [stream.result() for stream in streams], strict=True):
+            if output.failure is not None:
+                return Failed(code=output.failure.kind, detail=output.failure.detail)
+            logprobs = [logprob for logprob in output.prompt_logprobs if logprob is not None]
+            if logprobs:
+                scores[fill] = _Score(sum(logprobs[:length]), sum(logprobs[length:]))
+        return scores
+
+    def _suffix_head(self) -> str:
+        """The beginning of the text after the gap that is scored, to the end of a word: the same for all fills."""
+        suffix = self._request.suffix
+        ends = self._codec.tokenize(suffix).ends[:MAX_SUFFIX_TOKENS]
+        whole = [end for end in ends if not suffix[end - 1 : end + 1].isalnum() or end == len(suffix)]
+        return suffix[: (whole or ends)[-1]]
+
+
+def _cut(line: Done, fills: Sequence[str], scores: dict[str, _Score]) -> Done:
+    """A line with the best of its fills as its text."""
+    if not fills:
+        return msgspec.structs.replace(line, text="", ends=[0] * len(line.ends))
+    fits = {fill: _fit(scores[fills[0]], scores[fill]) for fill in fills if fill in scores and fills[0] in scores}
+    fill = max(fits, key=fits.__getitem__, default=fills[0])
+    num_chars = len(fill.rstrip())  # the white space after it is not the last token's, but no other has it
+    ends = [end if end < num_chars else len(fill) for end in line.ends]
+    finish_reason = "stop" if line.finish_reason == "length" else line.finish_reason
+    return msgspec.structs.replace(line, text=fill, ends=ends, fit=fits.get(fill), finish_reason=finish_reason)
+
+
+def _fit(first: _Score, score: _Score) -> float:
+    """How well a fill stands in the gap.
+
+    Args:
+        first: the score of the shortest fill that begins like it: of its first word.
+    """
+    return first.fill + EVIDENCE_WEIGHT * (REST_WEIGHT * (score.fill - first.fill) + score.evidence)
+
+
+@dataclass(slots=True, eq=False)
+class GapBranch:
+    """A submitted request with a `suffix`, with the interface of `workers.service.Branch`."""
+
+    request: GenerateRequest
+    engine_request: EngineRequest
+    results: ResultStream
+    codec: Codec
+    filler: GapFiller
+    on_finish: Callable[[SequenceOutput], None]
+
+    def __iter__(self) -> Iterator[list[GenerateLine]]:
+        yield [Accepted()]
+        line = self.codec.last_line(self.request, self.engine_request, self.results.result())
+        yield [*self.filler.cut([line])]
+
+    def cancel(self) -> None:
+        """As `workers.service.Branch.cancel`."""
+        self.results.cancel()
+        self.filler.cancel()
+
+    def close(self) -> None:
+        """As `workers.service.Branch.close`."""
+        self.cancel()
+        self.on_finish(self.results.result())
