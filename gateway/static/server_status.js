@@ -1,7 +1,7 @@
 // Whether the server responds and is ready: asks it at intervals, and learns it from requests. The only place that says
 // so, so that no two statuses contradict each other. It does not know suggestions.
 
-/** Requests of `GET /health/ready` in milliseconds: while the server responds, and while it does not. */
+/** Requests of `GET /health/ready` in milliseconds: while a slot is warm, and while none is or the server is gone. */
 const INTERVAL_MS = 10_000;
 const RETRY_MS = 2000;
 
@@ -61,6 +61,6 @@ export class ServerStatus {
     this.#isReachable = status.isReachable;
     this.#show(status);
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => void this.check(), status.isReachable ? INTERVAL_MS : RETRY_MS);
+    this.#timer = setTimeout(() => void this.check(), status.numWarm ? INTERVAL_MS : RETRY_MS);
   }
 }

@@ -66,7 +66,14 @@ def prompts() -> list[list[int]]:
     return [random_ids(rng, length, SHAPE["vocab_size"]) for length in (1, 5, 40, 300)]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cpu:0"], ids=["CPU path", "GPU path on a CPU"])
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("cpu", id="CPU path"),
+        pytest.param("cpu:0", id="GPU path on a CPU"),
+        pytest.param("cuda", id="GPU", marks=pytest.mark.gpu),
+    ],
+)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_continues_as_transformers_does(variant: str, device: str) -> None:
     model, config, weights = make(variant)
