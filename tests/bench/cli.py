@@ -32,6 +32,7 @@ from shared.errors import StartError
 from tests.bench.gpu.cli import bench_gpu, choose
 from tests.bench.quality import replay
 from tests.bench.quality.gap import gap_table, run_gaps
+from tests.bench.quality.history import history_table, run_history
 from tests.bench.quality.suggestions import sample_openings, samples_table
 from tests.bench.quality.typist import (
     KINDS,
@@ -49,6 +50,7 @@ from tests.bench.speed import against as other_checkout
 from tests.bench.speed import memory, writer, writer_session
 from tests.bench.speed.cost import CostBench, cost_table
 from tests.bench.speed.engine import EngineBench
+from tests.bench.speed.first_start import measure_starts, starts_table
 from tests.bench.speed.http import LEVELS, HttpBench, levels_table
 from tests.bench.speed.page import PageBench, page_tables
 from tests.bench.speed.rows import TARGETS, rows_table
@@ -330,6 +332,24 @@ def bench_gap(
     _report(result, [gap_table(result.rows)])
 
 
+@bench.command("history")
+def bench_history(
+    corpus: Annotated[Path, typer.Option(help="Training corpus, as for `make embedded`.", exists=True)],
+    passages: Annotated[int, typer.Option(min=2, help="Passages of each book.")] = 6,
+    words: Annotated[int, typer.Option(min=1, help="Words of each passage.")] = 60,
+    quick: Quick = False,
+    models: Models = "embedded",
+) -> None:
+    """Whether the words of a writer's other book would improve predictions: a study of what Tercet does not have."""
+    options = _options(models, "cpu", 1, quick, None, 0)
+    books = {book.title: book.text for book in read_books(corpus)}
+    if quick:
+        passages, words = QUICK_PASSAGES, QUICK_WORDS
+    with _run("history", options) as result:
+        run_history(options.load_settings().model.models[0], books, passages, words, result, err)
+    _report(result, [history_table(result.rows)])
+
+
 @bench.command("page")
 def bench_page(
     files: Files = None,
@@ -347,6 +367,15 @@ def bench_page(
     with _run("page", options) as result:
         PageBench(options, texts, QUICK_KEYS if quick else keys, err).run(result)
     _report(result, page_tables(result.rows))
+
+
+@bench.command("start")
+def bench_start() -> None:
+    """From `make serve` to a suggestion, in an installation that has served nothing yet, and once more."""
+    with _run("start", _options("embedded", "cpu", 1, False, None, 0)) as result:
+        result.model = "default"
+        result.rows = measure_starts(err)
+    _report(result, [starts_table(result.rows)])
 
 
 @bench.command("replay")

@@ -1,8 +1,8 @@
 """Trains the embedded checkpoint: `python -m workers.training.train --corpus train.txt.xz --run DIR`.
 
-Run the same command again to resume a stopped run; the weights are those of an uninterrupted run. At the end of its
-token budget, a run writes to its directory `checkpoint/` (what Tercet serves), `report.json` (evaluation on held-out
-books, samples) and `card.json` (facts for the model card). During training, `log.jsonl` gets one line per evaluation.
+Run the same command again to resume a stopped run; the weights are those of an uninterrupted run. When it stops or ends,
+a run writes to its directory `checkpoint/` (what Tercet serves), and at the end of its token budget `report.json`
+(evaluation on held-out books, samples) and `card.json` (facts for the model card). During training, `log.jsonl` gets one line per evaluation.
 
 Nothing that serves imports this module.
 """
@@ -126,6 +126,8 @@ def _run(options: argparse.Namespace, device: torch.device, began: float) -> int
         deadline = began + 60 * options.budget_minutes if options.budget_minutes else float("inf")
         signal_number = _train(trainer, corpus, run, 60 * options.eval_minutes, deadline, facts)
         if trainer.step < settings.num_steps:
+            # A lent machine may keep nothing but the files that are copied from it now.
+            export(trainer.model, run, run / "checkpoint", options.shard_mb)
             err.print(f"Stopped at token {trainer.step * settings.tokens_per_step:,}; run the same command to resume.")
             return 128 + signal_number if signal_number else 0
     export(trainer.model, run, run / "checkpoint", options.shard_mb)

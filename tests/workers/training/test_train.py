@@ -110,13 +110,14 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_run(
     monkeypatch.setattr(Trainer, "train_step", step_then_signal)
     assert run(corpus, tmp_path) == 128 + signal.SIGTERM
     monkeypatch.undo()
-    assert not (tmp_path / "checkpoint").exists()
+    stopped = load_file(tmp_path / "checkpoint/model.safetensors")
     assert run(corpus, tmp_path, "--budget-minutes=1e-9") == 0
     assert run(corpus, tmp_path) == 0
     assert [line["tokens"] // TOKENS_PER_STEP for line in log_of(tmp_path)] == [10, 11, NUM_STEPS]
     expected, actual = (load_file(run_dir / "checkpoint/model.safetensors") for run_dir in (finished, tmp_path))
     assert expected.keys() == actual.keys()
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
+    assert not all(torch.equal(expected[name], stopped[name]) for name in expected)
     assert (finished / "report.json").read_bytes() == (tmp_path / "report.json").read_bytes()
 
 

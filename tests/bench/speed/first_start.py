@@ -1,0 +1,82 @@
+"""`start`: from `make serve` to the first suggestion, on an installation that has served nothing yet, and once more.
+
+The environment is set up; HOME and caches are new, so the first start downloads and converts the default model. Set
+HF_ENDPOINT to an address where nothing answers to measure without a hub.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from deploy.load.server import POLL_S, ROOT, START_S, free_port
+from shared.errors import StartError
+
+STARTS = ("first", "second")
+STOP_S = 40.0
+REQUEST = {"context": "Thank you for your letter. I", "length": 8, "seed": 0}
+
+
+class StartRow(msgspec.Struct, kw_only=True, frozen=True):
+    start: str
+    seconds: float
+    model: str  # that was taken
+
+
+def measure_starts(console: Console) -> list[StartRow]:
+    """
+    Raises:
+        StartError: the server ended, or gave no suggestion in time.
+    """
+    with tempfile.TemporaryDirectory(prefix="tercet-bench-") as home:
+        rows = []
+        for start in STARTS:
+            console.print(f"The {start} start …")
+            rows.append(_measure(start, Path(home)))
+        return rows
+
+
+def _measure(start: str, home: Path) -> StartRow:
+    port = free_port()
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("TERCET_", "XDG_"))}
+    environ = {**own, "HOME": str(home), "TERCET_BIND": f"127.0.0.1:{port}", "TERCET_RUN_DIR": str(home / "run")}
+    with (home / "log").open("wb") as log:
+        began = time.monotonic()
+        process = subprocess.Popen(
+            ["make", "--no-print-directory", "serve"], cwd=ROOT, env=environ, stdout=log, stderr=log, process_group=0
+        )
+    try:
+        while time.monotonic() - began < START_S:
+            if process.poll() is not None:
+                raise StartError(f"make serve ended with {process.returncode}: {(home / 'log').read_text()[-1000:]}")
+            if model := _model_that_suggests(port):
+                return StartRow(start=start, seconds=round(time.monotonic() - began, 2), model=model)
+            time.sleep(POLL_S)
+        raise StartError(f"make serve gave no suggestion in {START_S:.0f} s.")
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(STOP_S)
+
+
+def _model_that_suggests(port: int) -> str:
+    try:
+        answer = httpx.post(f"http://127.0.0.1:{port}/autocomplete", json=REQUEST, timeout=STOP_S, trust_env=False)
+    except httpx.TransportError:
+        return ""
+    return str(answer.json()["model"]) if answer.is_success else ""
+
+
+def starts_table(rows: list[StartRow]) -> Table:
+    table = Table("start", "seconds", "model", title="From make serve to a suggestion")
+    for row in rows:
+        table.add_row(row.start, f"{row.seconds:.1f}", row.model)
+    return table
