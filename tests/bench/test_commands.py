@@ -158,7 +158,7 @@ def test_history(tmp_path: Path) -> None:
     document, shown = run("history", "--quick", "--corpus", str(corpus))
     points = {(row["book"], row["source"], row["weight"], row["is_growing"]): row["points"] for row in document["rows"]}
     assert points["all", "none", 0.0, False] == 0
-    assert points["all", "history", 0.2, True] > points["all", "document", 0.2, True]
+    assert points["all", "history", 0.2, True] > points["all", "sent", 0.2, True]
     assert "points more than the model alone" in shown.lower()
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.calibrate.predictions import Moment, read_moments
-from deploy.load.passages import Passage, choose_passages
+from deploy.load.passages import Passage, choose_passages, trim_context
 from shared.errors import StartError
 from shared.settings import ModelSpec
 from tests.bench.quality.keystrokes import Answer, Usage, savings_row
@@ -36,7 +36,8 @@ PAIRS = {
     "P. G. Wodehouse": ("A Damsel in Distress", "Leave It to Psmith"),
     "Sinclair Lewis": ("Main Street", "Babbitt"),
 }
-SOURCES = ("document", "history", "both")
+# The text before the cursor that an editor sends, all text before it, the other book, and all of these.
+SOURCES = ("sent", "document", "history", "both")
 WEIGHTS = (0.02, 0.05, 0.1, 0.2)  # of the index in the mixture
 NUM_PATHS = 8  # predictions of the model that compete (workers.predictor.NUM_PATHS)
 NUM_SUGGESTIONS = 3
@@ -138,10 +139,11 @@ def _type(
     predicted = [[each for each in own if each is not None] for own in words]
     yield ("none", 0.0, False), _write(passage, [_choose(own, {}, 0.0) for own in predicted])
     for source in SOURCES:
-        index = WordIndex(learned if source != "document" else ())
+        index = WordIndex(learned if source in {"history", "both"} else ())
         has_document = source != "history"
         if has_document:
-            index.add(_TOKEN.findall(passage.text[: passage.start]))
+            text = passage.text[: passage.start]
+            index.add(_TOKEN.findall(trim_context(text) if source == "sent" else text))
         found, done = [], passage.start
         for at in range(passage.start, passage.end):
             tokens = list(_TOKEN.finditer(passage.text, max(0, at - 200), at))

@@ -63,7 +63,7 @@ def _measure(start: str, home: Path) -> StartRow:
             time.sleep(POLL_S)
         raise StartError(f"make serve gave no suggestion in {START_S:.0f} s.")
     finally:
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
         process.wait(STOP_S)
 
 
