@@ -2,8 +2,8 @@
 
 Run the same command again to resume a stopped run; the weights are those of an uninterrupted run. When it stops or
 ends, a run writes to its directory `checkpoint/` (what Tercet serves), and at the end of its token budget `report.json`
-(evaluation on held-out books, samples) and `card.json` (facts for the model card). During training, `log.jsonl` gets one
-line per evaluation.
+(evaluation on held-out books, samples) and `card.json` (facts for the model card). During training, `log.jsonl` gets
+one line per evaluation.
 
 Nothing that serves imports this module.
 """
