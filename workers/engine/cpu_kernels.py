@@ -32,12 +32,14 @@ class Kernels:
     Attributes:
         block: outputs of a packed 8-bit weight that are computed together.
         zero_point: the 8-bit activation that stands for 0.
+        inverts: where a weight is negative, products invert the activation: −x − 1.
         has_amx: the CPU has AMX, and Linux has granted it to this process.
     """
 
     instruction_set: InstructionSet
     block: int
     zero_point: int
+    inverts: bool
     has_amx: bool
     activate: int
     add_and_norm: int
@@ -81,6 +83,7 @@ def _load(found: InstructionSet, *, has_amx: bool) -> Kernels:
         instruction_set=found,
         block=ctypes.c_int64.in_dll(library, "block_outputs").value,
         zero_point=ctypes.c_int64.in_dll(library, "zero_point").value,
+        inverts=bool(ctypes.c_int64.in_dll(library, "inverts").value),
         has_amx=has_amx and found.name == "avx512_vnni" and _request_amx(),
         **{symbol: address(symbol) for symbol in _FUNCTIONS},
     )

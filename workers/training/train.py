@@ -1,8 +1,9 @@
 """Trains the embedded checkpoint: `python -m workers.training.train --corpus train.txt.xz --run DIR`.
 
-Run the same command again to resume a stopped run; the weights are those of an uninterrupted run. When it stops or ends,
-a run writes to its directory `checkpoint/` (what Tercet serves), and at the end of its token budget `report.json`
-(evaluation on held-out books, samples) and `card.json` (facts for the model card). During training, `log.jsonl` gets one line per evaluation.
+Run the same command again to resume a stopped run; the weights are those of an uninterrupted run. When it stops or
+ends, a run writes to its directory `checkpoint/` (what Tercet serves), and at the end of its token budget `report.json`
+(evaluation on held-out books, samples) and `card.json` (facts for the model card). During training, `log.jsonl` gets
+one line per evaluation.
 
 Nothing that serves imports this module.
 """

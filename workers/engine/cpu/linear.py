@@ -260,8 +260,9 @@ class PackedInt8Linear:
         packed = memory.take(padded.numel())
         by_block = padded.numpy().reshape(num_blocks, kernels.block, num_fours, 4)
         packed.reshape(num_blocks, num_fours, kernels.block, 4)[:] = by_block.swapaxes(1, 2)
-        # The zero point of x may be 128: each sum then contains 128 · Σ weights too much.
-        starts = (-kernels.zero_point * padded.sum(1, dtype=torch.int32)).contiguous()
+        # What each sum contains too much or too little (`int8.c`).
+        weights = padded.clamp(max=0) if kernels.inverts else kernels.zero_point * padded.int()
+        starts = (-weights.sum(1, dtype=torch.int32)).contiguous()
         factors = F.pad(scales * torch.tensor(1 / 127), (0, missing))  # both scales in one
         return cls(packed, starts, factors, num_outputs, kernels, can_use_amx=can_use_amx)
 

@@ -87,7 +87,7 @@ def shared_model(
     """
     prefix = f"weights-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     kernels = kernels or load_kernels()
-    layout = f"{kernels.block} {kernels.zero_point}"
+    layout = f"{kernels.block} {kernels.zero_point} {kernels.inverts}"
     digest = hashlib.sha256(f"{torch.__version__} {layout} {revision}".encode())
     for source in _SOURCES:
         digest.update(source.read_bytes())

@@ -9,4 +9,4 @@
 #include "program.c"
 
 /* What Python must know of the set. */
-__attribute__((visibility("default"))) const int64_t block_outputs = BLOCK, zero_point = ZERO_POINT;
+__attribute__((visibility("default"))) const int64_t block_outputs = BLOCK, zero_point = ZERO_POINT, inverts = INVERTS;

@@ -5,7 +5,8 @@
        out[row, o] = float32(Σᵢ (x[row, i] − ZERO_POINT) · W[o, i]) · factors[o]
 
    Sums are int32 and exact, whatever their order; each output is rounded twice, to float32 and by the factor. Where an
-   instruction set multiplies unsigned x, ZERO_POINT is 128, and a sum begins at starts[o] = −128 · Σᵢ W[o, i].
+   instruction set multiplies unsigned x, ZERO_POINT is 128, and a sum begins at starts[o] = −128 · Σᵢ W[o, i]. Where it
+   INVERTS, it multiplies |W| by x, or by −x − 1 where W is negative, and a sum begins at minus the sum of these W.
 
    A set's header has: DOT_LANES sums of a register, BLOCK outputs that are computed together, so that their sums for
    DOT_ROWS rows fill the registers, and `dot`, which adds four products to each sum. A block's weights lie in the order
@@ -55,7 +56,7 @@ INLINE void dot_products(int num_rows, int num_lines, const Block *block, const 
     UNROLLED(row, num_rows)
         UNROLLED(column, COLUMNS) {
             sums[row][column] = (dot_sums){0};
-            if (ZERO_POINT)
+            if (ZERO_POINT || INVERTS)
                 __builtin_memcpy(&sums[row][column], block->starts + DOT_LANES * column, sizeof sums[row][column]);
         }
     for (int64_t four = 0; four < num_inputs / 4; four++) {

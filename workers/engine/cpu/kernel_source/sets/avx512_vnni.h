@@ -8,6 +8,7 @@
 #define DOT_LANES 16   /* int32 of a register */
 #define BLOCK 64       /* outputs whose sums for DOT_ROWS rows the registers hold */
 #define ZERO_POINT 128 /* of x */
+#define INVERTS 0
 #define SUM_VECTORS 24 /* `floats` that the registers hold, with room for what is added to them */
 
 typedef __m512i dot_sums, dot_inputs, dot_weights;

@@ -6,7 +6,8 @@
 #define DOT_LANES 8    /* int32 of a register */
 #define BLOCK 16       /* outputs whose sums for DOT_ROWS rows the registers hold */
 #define ZERO_POINT 128 /* of x */
-#define SUM_VECTORS 6  /* `floats` that the registers hold, with room for what is added to them */
+#define INVERTS 0
+#define SUM_VECTORS 6 /* `floats` that the registers hold, with room for what is added to them */
 
 typedef __m256i dot_sums, dot_inputs, dot_weights;
 

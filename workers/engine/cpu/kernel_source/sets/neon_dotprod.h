@@ -3,9 +3,10 @@
 #pragma once
 #include <arm_neon.h>
 
-#define DOT_LANES 4   /* int32 of a register */
-#define BLOCK 16      /* outputs whose sums for DOT_ROWS rows the registers hold */
-#define ZERO_POINT 0  /* of x */
+#define DOT_LANES 4  /* int32 of a register */
+#define BLOCK 16     /* outputs whose sums for DOT_ROWS rows the registers hold */
+#define ZERO_POINT 0 /* of x */
+#define INVERTS 0
 #define SUM_VECTORS 6 /* `floats` that the registers hold, with room for what is added to them */
 
 typedef int32x4_t dot_sums;

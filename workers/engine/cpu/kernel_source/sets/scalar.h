@@ -2,9 +2,10 @@
 
 #pragma once
 
-#define DOT_LANES 16  /* int32 of a register */
-#define BLOCK 16      /* outputs whose sums for DOT_ROWS rows the registers hold */
-#define ZERO_POINT 0  /* of x */
+#define DOT_LANES 16 /* int32 of a register */
+#define BLOCK 16     /* outputs whose sums for DOT_ROWS rows the registers hold */
+#define ZERO_POINT 0 /* of x */
+#define INVERTS 0
 #define SUM_VECTORS 2 /* `floats` that the registers hold, with room for what is added to them */
 
 typedef ints dot_sums, dot_inputs, dot_weights;
