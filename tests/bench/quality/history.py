@@ -85,7 +85,7 @@ class WordIndex:
             if own:
                 probabilities = {
                     word: (own.get(word, 0) + kinds * probabilities.get(word, 0.0)) / (count + kinds)
-                    for word in probabilities.keys() | own.keys()
+                    for word in sorted(probabilities.keys() | own.keys())  # an order for words that are equally likely
                 }
         return probabilities, count
 
@@ -166,7 +166,7 @@ def _type(
 def _choose(predicted: Sequence[PredictedWords], likely: Mapping[str, float], weight: float) -> Answer:
     """The three suggestions of the mixture, ranked as predictions are."""
     texts = {word: word for word in likely}
-    mixed = {word: weight * probability for word, probability in likely.items()}
+    mixed = {word: weight * probability for word, probability in likely.items() if weight}
     for words in predicted:  # with distinct first words
         texts[words.first_word] = words.text
         mixed[words.first_word] = mixed.get(words.first_word, 0.0) + (1 - weight) * math.exp(words.logprobs[0])
