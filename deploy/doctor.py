@@ -41,8 +41,8 @@ PACKAGES = ("torch", "tokenizers", "transformers", "gunicorn", "falcon")
 # What a better instruction set would bring, by the one in use; no text depends on it.
 _BETTER = {
     "avx_vnni": "With AVX-512 VNNI a prompt takes two thirds of the time; the other tokens take as long.",
-    "avx2": "With AVX-VNNI a prompt takes half the time, with AVX-512 VNNI a third; other tokens take as long where "
-    "memory limits them. In a virtual machine the host may hide the instructions (QEMU: -cpu host).",
+    "avx2": "With AVX-VNNI or AVX-512 VNNI prompts, and many requests at once, take less time; other tokens take as "
+    "long where memory limits them. In a virtual machine the host may hide the instructions (QEMU: -cpu host).",
     "scalar": "With AVX2, or dot products on ARM, everything is ten times as fast. In a virtual machine the host may "
     "hide the instructions (QEMU: -cpu host).",
 }

@@ -39,7 +39,6 @@ PAIRS = {
 # The text before the cursor that an editor sends, all text before it, the other book, and all of these.
 SOURCES = ("sent", "document", "history", "both")
 WEIGHTS = (0.02, 0.05, 0.1, 0.2)  # of the index in the mixture
-NUM_PATHS = 8  # predictions of the model that compete (workers.predictor.NUM_PATHS)
 NUM_SUGGESTIONS = 3
 NUM_UNIGRAMS = 50  # the most frequent words, where no word before them is known
 _TOKEN = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
@@ -98,6 +97,8 @@ def run_history(
     Raises:
         StartError: a book is missing, or the engine fails.
     """
+    from workers.predictor import NUM_PATHS  # imports torch
+
     usages: dict[tuple[str, str, float, bool], list[Usage]] = defaultdict(list)
     for learned, written in PAIRS.values():
         if not {learned, written} <= books.keys():

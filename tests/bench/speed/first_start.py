@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -63,7 +64,8 @@ def _measure(start: str, home: Path) -> StartRow:
             time.sleep(POLL_S)
         raise StartError(f"make serve gave no suggestion in {START_S:.0f} s.")
     finally:
-        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
+        with suppress(ProcessLookupError):  # it has ended
+            os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
         process.wait(STOP_S)
 
 

@@ -127,8 +127,7 @@ class ModelConfig:
     def weight_shapes(self) -> dict[str, list[int]]:
         """The shape of every weight by its name in a checkpoint, without `transformer.` or `model.`.
 
-        GPT-2's linear layers are [in, out], as transformers' Conv1D
-        stores them; the others are [out, in].
+        GPT-2's linear layers are [in, out], as transformers' Conv1D stores them; the others are [out, in].
         """
         shapes = _gpt2_shapes(self) if self.architecture == "gpt2" else _llama_shapes(self)
         return shapes | ({HEAD: [self.vocab_size, self.n_embd]} if self.has_own_head else {})
