@@ -29,7 +29,7 @@ from gateway.api.openai.resources import CompletionsResource, ModelResource, Mod
 from gateway.api.openapi import DocumentResource, build_document
 from gateway.api.page import DOCS, INDEX, AssetResource, StaticResource, read_assets, service_worker
 from gateway.api.root import RootResource
-from gateway.api.sagemaker import Dialect, InvocationsResource, PatsnapResponder
+from gateway.api.sagemaker import Dialect, InvocationsResource, JumpStartResponder, PatsnapResponder
 from gateway.api.slots import SlotsResource, wants_page
 from gateway.api.tgi import (
     COMPLETE,
@@ -212,19 +212,20 @@ def create_app(
     autocompletion = Autocompletion(starter, settings.model.similarity, prediction)
     autocomplete = AutocompleteResource(starter, autocompletion, feedback_store, submitter)
     completions = CompletionsResource(starter, settings.model.similarity)
-    tgi = TgiResponder(starter, settings.model.similarity)
+    tokenizer = PoolTokenizer(admission, clients)
+    tgi = TgiResponder(starter, tokenizer, settings.model.similarity)
     if settings.server.sagemaker:
         app.add_route("/ping", ReadyResource(admission, app.draining.is_set, needs_every_model=False))
         dialects = {
             "input": Dialect(PatsnapResponder(starter).respond),
             "inputs": Dialect(tgi.respond, TGI_ERRORS),
+            "text_inputs": Dialect(JumpStartResponder(tgi).respond, TGI_ERRORS),
             "prompt": Dialect(completions.respond, OPENAI_ERRORS),
             "context": Dialect(autocomplete.respond),
         }
         app.add_route("/invocations", InvocationsResource(dialects))
         return app
     models = ModelsResource(starter)
-    tokenizer = PoolTokenizer(admission, clients)
     ready = ReadyResource(admission, app.draining.is_set)
     assets = read_assets()
     routes: dict[str, object] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -37,7 +37,13 @@ _KINDS = {
     "null": "null",
     "NoneType": "null",
 }
-_UNPAIRED_SURROGATE_AT_END = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}[^\\]{0,5}$")
+# A pair of surrogates, or half of one, behind an even number of backslashes, which escape each other.
+_SURROGATES = re.compile(
+    rb"(?<!\\)((?:\\\\)*)"
+    rb"(?:(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
+# A surrogate as three bytes, which is not UTF-8 (CESU-8 and WTF-8 have it).
+_ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 # Python's floats hold whole numbers up to this exactly.
 _MAX_EXACT = 2**53
 
@@ -58,21 +64,29 @@ _decode_value = msgspec.json.Decoder(float_hook=_number).decode
 class BodyParser(Generic[T]):
     """Decodes and validates the bodies of one kind of request. Create it at import time, not at the first request.
 
+    A null is as leaving the field out. Half of a surrogate pair, which some clients send where they cut a text, is
+    U+FFFD.
+
     Attributes:
         kind: the struct of the request.
         aliases: alternative names of fields, as alias to field name.
-        ignores_nulls: a null is as leaving the field out.
+        neutral: values by the name of a field, an alias or a member of a nested object, which are as leaving it out.
 
     msgspec builds its table of a struct's types at the first use, and two threads doing so at once crash the process
     (msgspec 0.22: the second thread reads a half-built table). The constructor builds it.
     """
 
-    def __init__(self, kind: type[T], aliases: Mapping[str, str] | None = None, *, ignores_nulls: bool = False) -> None:
+    def __init__(
+        self,
+        kind: type[T],
+        aliases: Mapping[str, str] | None = None,
+        neutral: Mapping[str, Collection[object]] | None = None,
+    ) -> None:
         self.kind = kind
-        self.ignores_nulls = ignores_nulls
         self.aliases: Mapping[str, str] = aliases or {}
-        self._fields = get_type_hints(kind, include_extras=True)
-        self._names = self._fields.keys() | self.aliases.keys()
+        self.neutral: Mapping[str, Collection[object]] = neutral or {}
+        self.fields = get_type_hints(kind, include_extras=True)
+        self._names = self.fields.keys() | self.aliases.keys()
         msgspec.json.Decoder(kind)
 
     def __call__(self, raw: bytes) -> T:
@@ -81,31 +95,64 @@ class BodyParser(Generic[T]):
             InvalidJson: the body is not a JSON object; the message gives line and column.
             InvalidRequest: a field is missing, unknown, sent twice or out of its range; the message names it.
         """
-        members = members_of(raw)
+        raw = replace_lone_surrogates(raw)
+        members = self.members(raw)
         if unknown := members.keys() - self._names:
             raise self._unknown(sorted(unknown))
-        if _has_repeated_member(raw, members):
-            raise _repeated(raw)
-        body = {name: self._value(name, value, raw) for name, value in members.items()}
-        if self.ignores_nulls:
-            body = {name: value for name, value in body.items() if value is not None}
+        body = {}
+        for name, member in members.items():
+            value = self.value(name, member, raw)
+            if not self.is_neutral(name, value):
+                body[name] = value
         for alias, name in self.aliases.items():
             if alias in body:
                 if name in body:
                     raise invalid_field(alias, f"is another name of {name}; send one of them")
                 body[name] = body.pop(alias)
+        return self.convert(body)
+
+    def members(self, raw: bytes) -> dict[str, Raw]:
+        """The members of the body's object, not decoded.
+
+        Raises:
+            InvalidJson: the body is not a JSON object; the message gives line and column.
+            InvalidRequest: a member is sent twice.
+        """
+        members = members_of(raw)
+        if _has_repeated_member(raw, members):
+            raise _repeated(raw)
+        return members
+
+    def is_neutral(self, name: str, value: object) -> bool:
+        """Whether a value is as leaving the field out. 0 is not false, and 1 not true."""
+        return value is None or any(
+            type(value) is type(other) and value == other for other in self.neutral.get(name, ())
+        )
+
+    def convert(self, body: dict[str, Any]) -> T:
+        """The request, from decoded values by field name.
+
+        Raises:
+            InvalidRequest: a field is missing or out of its range; the message names it.
+        """
         try:
             return msgspec.convert(body, self.kind)
         except msgspec.ValidationError as error:
             raise self._explain(body, str(error)) from error
 
-    def _value(self, name: str, value: Raw, raw: bytes) -> Any:
+    def value(self, name: str, value: Raw, raw: bytes) -> Any:
+        """Decode the value of a field or an alias.
+
+        Raises:
+            InvalidJson: its arrays are nested too deeply, or it is not UTF-8.
+            InvalidRequest: it is a number that is too large.
+        """
         try:
             return _decode_value(value)
         except msgspec.ValidationError as error:  # a number that no float and no Python integer holds
             name = self.aliases.get(name, name)
             raise invalid_field(
-                name, f"must be {_description(self._fields[name])}, not a number of that size"
+                name, f"must be {_description(self.fields[name])}, not a number of that size"
             ) from error
         except UnicodeDecodeError as error:
             raise _not_utf8(raw, name) from error
@@ -113,23 +160,23 @@ class BodyParser(Generic[T]):
             raise InvalidJson(_TOO_DEEP) from error
 
     def _unknown(self, names: list[str]) -> InvalidRequest:
-        shown = [_cut(name) for name in names[:MAX_SHOWN_NAMES]]
+        shown = [cut(name) for name in names[:MAX_SHOWN_NAMES]]
         more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
         return InvalidRequest(
-            f"Unknown field {', '.join(shown)}{more}; the fields are {', '.join(self._fields)}.",
+            f"Unknown field {', '.join(shown)}{more}; the fields are {', '.join(self.fields)}.",
             fields=tuple(FieldError(name, "unknown field") for name in shown),
         )
 
     def _explain(self, body: dict[str, Any], message: str) -> InvalidRequest:
         if match := re.search(r"missing required field `(\w+)`", message):
-            return invalid_field(match[1], f"is required: {_description(self._fields[match[1]])}")
+            return invalid_field(match[1], f"is required: {_description(self.fields[match[1]])}")
         match = re.search(r"at `\$\.(\w+)([^`]*)`", message)
-        if match is None or match[1] not in self._fields:
+        if match is None or match[1] not in self.fields:
             return InvalidRequest(message)
-        name, annotation, value, rest = _locate(match[1], self._fields[match[1]], body.get(match[1]), match[2])
+        name, annotation, value, rest = _locate(match[1], self.fields[match[1]], body.get(match[1]), match[2])
         if match := re.search(r"unknown field `([^`]*)`", message):
-            unknown = f"{name}.{_cut(match[1])}"
-            known = ", ".join(_fields_of(annotation))
+            unknown = f"{name}.{cut(match[1])}"
+            known = ", ".join(fields_of(annotation))
             return InvalidRequest(
                 f"Unknown field {unknown}; the fields of {name} are {known}.",
                 fields=(FieldError(unknown, "unknown field"),),
@@ -137,25 +184,43 @@ class BodyParser(Generic[T]):
         wanted = f"must be {_description(annotation)}"
         if rest or "`key`" in message:  # an item of the value is wrong
             return invalid_field(name, wanted)
-        is_shown = isinstance(value, int | float | bool) or value is None
-        shown = _cut(json.dumps(value)) if is_shown else _KINDS[type(value).__name__]
-        return invalid_field(name, f"{wanted}, not {shown}")
+        return invalid_field(name, f"{wanted}, not {_shown(value, is_kind_wrong=', got `' in message)}")
+
+
+def _shown(value: Any, *, is_kind_wrong: bool) -> str:
+    """What an error says was sent: a number, a literal, a value's kind, or the size of a value of the right kind."""
+    if isinstance(value, int | float | bool) or value is None:
+        return cut(json.dumps(value))
+    kind = _KINDS[type(value).__name__]
+    if is_kind_wrong:
+        return kind
+    if not value:
+        return f"an empty {kind.partition(' ')[2]}"
+    units = {"a string": "characters", "an array": "items", "an object": "members"}
+    return f"one of {len(value):,} {units[kind]}"
 
 
 def _locate(name: str, annotation: Any, value: Any, path: str) -> tuple[str, Any, Any, str]:
     """The innermost field on a path of msgspec's, with dots in its name: name, annotation, value, and the rest of the
     path, which leads to an item of a list."""
-    while (match := re.match(r"\.(\w+)", path)) and (fields := _fields_of(annotation)).get(match[1]) is not None:
+    while (match := re.match(r"\.(\w+)", path)) and (fields := fields_of(annotation)).get(match[1]) is not None:
         name, annotation, path = f"{name}.{match[1]}", fields[match[1]], path[match.end() :]
         value = value.get(match[1])
     return name, annotation, value, path
 
 
-def _fields_of(annotation: Any) -> dict[str, Any]:
+def fields_of(annotation: Any) -> dict[str, Any]:
     """The annotated fields of the struct that an annotation contains; empty if it contains none."""
     if isinstance(annotation, type) and issubclass(annotation, Struct):
         return get_type_hints(annotation, include_extras=True)
-    return next((fields for part in get_args(annotation) if (fields := _fields_of(part))), {})
+    return next((fields for part in get_args(annotation) if (fields := fields_of(part))), {})
+
+
+def replace_lone_surrogates(raw: bytes) -> bytes:
+    """The body with U+FFFD in place of each half of a surrogate pair. Its length stays, so positions in errors do."""
+    if b"\\ud" in raw or b"\\uD" in raw:
+        raw = _SURROGATES.sub(lambda match: match[0] if match[2] else match[1] + rb"\ufffd", raw)
+    return _ENCODED_SURROGATE.sub("\ufffd".encode(), raw) if b"\xed" in raw else raw
 
 
 def members_of(raw: bytes) -> dict[str, Raw]:
@@ -217,7 +282,7 @@ def _not_utf8(raw: bytes, name: str) -> InvalidJson:
     return InvalidJson(f"{name} must be UTF-8.")
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
 
 
@@ -234,8 +299,7 @@ def _syntax_error(raw: bytes, message: str) -> str:
         return f"{message[: match.start()].removeprefix('JSON is malformed: ')}{_at(raw, int(match[1]))}."
     if not raw.strip():
         return "it is empty."
-    what = "unpaired surrogate" if _UNPAIRED_SURROGATE_AT_END.search(raw) else "it ends too early"
-    return f"{what}{_at(raw, len(raw))}."
+    return f"it ends too early{_at(raw, len(raw))}."
 
 
 def _at(raw: bytes, position: int) -> str:

@@ -9,10 +9,17 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from gateway.api.schema import AutocompleteRequest, AutocompleteResponse, FailedBranch, Sentence, TokenExplanation
+from gateway.api.schema import (
+    MAX_SENT_SEED,
+    AutocompleteRequest,
+    AutocompleteResponse,
+    FailedBranch,
+    Sentence,
+    TokenExplanation,
+)
 from gateway.generation.failures import are_rejections, no_completion_error
 from gateway.generation.request import GenerationSpec, cut_suffix
-from gateway.generation.request_starter import Caller, RequestStarter, document_key, draw_seed
+from gateway.generation.request_starter import Caller, RequestStarter, document_key, settle_seed
 from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
 from gateway.generation.started_request import StartedRequest
 from gateway.generation.trimming import MIN_TOKENS
@@ -21,6 +28,8 @@ from shared.protocol import Done, Prediction, Sampling
 
 # Prompt tokens, where the request does not say.
 DEFAULT_MAX_TOKENS = 256
+# By these, clients mean a random seed, and as many tokens as there is room for.
+RANDOM = ALL = -1
 _SAMPLING_FIELDS = tuple(set(Sampling.__struct_fields__) & set(AutocompleteRequest.__struct_fields__))
 
 
@@ -120,17 +129,21 @@ class Autocompletion:
                 "max_tokens",
                 f"must be at most {max_prompt_tokens}: {model.name} has room for {model.n_ctx} tokens, length included",
             )
-        if request.top_k > model.vocab_size:
-            raise invalid_field("top_k", f"must be at most {model.vocab_size}, the vocabulary of {model.name}")
+        if request.max_tokens == 0:
+            raise invalid_field("max_tokens", f"must be 1 to {max_prompt_tokens}, or -1, not 0")
+        if request.seed is not None and request.seed > MAX_SENT_SEED:
+            raise invalid_field("seed", f"must be at most {MAX_SENT_SEED}")
         session = request.session or caller.session
         return GenerationSpec(
             request_id=caller.request_id,
             model=model.name,
             prompts=(request.context,),
-            max_prompt_tokens=request.max_tokens or min(DEFAULT_MAX_TOKENS, max_prompt_tokens),
+            max_prompt_tokens=max_prompt_tokens
+            if request.max_tokens == ALL
+            else request.max_tokens or min(DEFAULT_MAX_TOKENS, max_prompt_tokens),
             num_completions=request.n_samples,
-            seed=draw_seed() if request.seed is None else request.seed,
-            sampling=sampling_of(request),
+            seed=settle_seed(None if request.seed == RANDOM else request.seed),
+            sampling=sampling_of(request, model.vocab_size),
             ranks_first_token=True,
             heals=request.clean,
             num_top_logprobs=request.explain,
@@ -146,11 +159,14 @@ class Autocompletion:
         )
 
 
-def sampling_of(request: AutocompleteRequest) -> Sampling:
+def sampling_of(request: AutocompleteRequest, vocab_size: int) -> Sampling:
     """A request's sampling parameters, for every branch."""
     # The public schema and the internal protocol give a parameter the same name.
     shared = {name: getattr(request, name) for name in _SAMPLING_FIELDS}
-    return Sampling(**{**shared, "max_new_tokens": _num_new_tokens(request), "stop": tuple(request.stop)})
+    top_k = request.top_k if 0 < request.top_k < vocab_size else 0
+    return Sampling(
+        **{**shared, "top_k": top_k, "max_new_tokens": _num_new_tokens(request), "stop": tuple(request.stop)}
+    )
 
 
 def _num_new_tokens(request: AutocompleteRequest) -> int:

@@ -5,7 +5,7 @@ Translates between HTTP and the queue of jobs. Knows neither where jobs are stor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, cast
 
 import falcon
@@ -14,7 +14,14 @@ from msgspec import Raw, Struct
 
 from gateway.api.callers import caller_of
 from gateway.api.operation import JSON, Answer, Operation, Operations, Parameter
-from gateway.api.schema import AutocompleteRequest, AutocompleteResponse, JobRequest, parse_job_request
+from gateway.api.schema import (
+    OTHERS_NAMES,
+    AutocompleteRequest,
+    AutocompleteResponse,
+    JobRequest,
+    parse_job_request,
+    parse_others_job_request,
+)
 from gateway.generation.request_starter import Caller
 from gateway.jobs.executor import JobExecutor
 from gateway.jobs.store import Job, JobState
@@ -32,6 +39,7 @@ from shared.errors import (
     UnknownModel,
     invalid_field,
 )
+from shared.parsing import members_of, replace_lone_surrogates
 
 # Seconds after which a client should ask again for a job that is not final.
 RETRY_AFTER_S = 1
@@ -44,7 +52,7 @@ class JobResponse(Struct, kw_only=True, omit_defaults=True):
     """A job. Times are in seconds since the epoch.
 
     `result` is present if it succeeded: the answer of `POST /autocomplete`. `error` is present if it failed: problem
-    details. Both are erased at `expires_at`.
+    details. Both are erased at `expires_at`. `warnings` of the answer to `POST` says which fields were ignored.
     """
 
     id: str
@@ -55,6 +63,7 @@ class JobResponse(Struct, kw_only=True, omit_defaults=True):
     finished_at: float | None = None
     result: AutocompleteResponse | None = None
     error: Problem | None = None
+    warnings: list[str] = []
 
 
 _RETRY_AFTER = {"Retry-After": "While the job is not final: seconds after which to read it again."}
@@ -84,10 +93,13 @@ class JobSubmitter:
     def __init__(self, jobs: JobExecutor) -> None:
         self._jobs = jobs
 
-    def respond(self, req: falcon.Request, resp: falcon.Response, request: AutocompleteRequest) -> None:
+    def respond(
+        self, req: falcon.Request, resp: falcon.Response, request: AutocompleteRequest, warnings: Sequence[str] = ()
+    ) -> None:
         """
         Args:
             request: checked.
+            warnings: what of it was ignored.
 
         Raises:
             InvalidRequest: a job cannot have one of its fields, or its `Idempotency-Key` cannot be used.
@@ -100,7 +112,7 @@ class JobSubmitter:
         job, is_new = self._jobs.queue.submit(req.context.owner, body, _idempotency_key(req))
         if is_new:
             self._jobs.wake()
-        _render(resp, job)
+        _render(resp, job, warnings)
         if job.queue == "open":
             resp.status = falcon.HTTP_202
         resp.set_header("Location", f"/jobs/{job.id}")
@@ -115,7 +127,8 @@ class JobsResource:
             tag="Jobs",
             summary="Complete a text later",
             description="The answer is read at `/jobs/{job_id}`. A client that sends `Idempotency-Key` may repeat the"
-            " request and gets the same job.",
+            " request and gets the same job. Unknown fields are an error, unless the body has one of the names"
+            " `prompt`, `num_samples` and `top_n` of another deployment: then they are ignored, with `warnings`.",
             bodies=(parse_job_request,),
             examples={"two texts": {"prompt": "The old man looked at the sea and", "num_samples": 2, "length": 40}},
             parameters=JOB_HEADERS[1:],
@@ -146,10 +159,16 @@ class JobsResource:
             InvalidJson, InvalidRequest, UnknownModel: the request is wrong.
             TercetError: as `JobSubmitter.respond`.
         """
-        parsed = parse_job_request(req.bounded_stream.read())
+        body = req.bounded_stream.read()
+        warnings: list[str] = []
+        if members_of(replace_lone_surrogates(body)).keys() & OTHERS_NAMES:
+            tolerated = parse_others_job_request(body)
+            parsed, warnings, req.context.num_ignored = tolerated.request, tolerated.warnings, tolerated.num_unknown
+        else:
+            parsed = parse_job_request(body)
         request = AutocompleteRequest(**msgspec.structs.asdict(parsed))
         self._check(request, caller_of(req))
-        self._submitter.respond(req, resp, request)
+        self._submitter.respond(req, resp, request, warnings)
 
 
 class JobResource:
@@ -199,7 +218,7 @@ def prefers_async(req: falcon.Request) -> bool:
     return any(preference.partition(";")[0].strip().lower() == "respond-async" for preference in preferences)
 
 
-def _render(resp: falcon.Response, job: Job) -> None:
+def _render(resp: falcon.Response, job: Job, warnings: Sequence[str] = ()) -> None:
     body = JobResponse(
         id=job.id,
         state=job.state,
@@ -210,6 +229,7 @@ def _render(resp: falcon.Response, job: Job) -> None:
         # Stored as they are sent.
         result=cast(AutocompleteResponse, Raw(job.result)) if job.result else None,
         error=cast(Problem, Raw(job.error.strip())) if job.error else None,
+        warnings=list(warnings),
     )
     resp.content_type = JSON
     resp.data = _encode(body) + b"\n"

@@ -19,6 +19,7 @@ import msgspec
 from gateway.api.error_formats import PROBLEM_DETAILS, ErrorFormat, error_format_of
 from gateway.api.operation import JSON, Answer, Events, Operation, Operations, Parameter
 from gateway.api.page import HEADERS_OF_FILES, NOT_MODIFIED, Asset, send_asset
+from gateway.api.tolerance import TolerantParser
 from shared.errors import (
     BodyTooLarge,
     ForbiddenOrigin,
@@ -188,17 +189,20 @@ def _cleaned(schema: Json) -> Json:
     return schema
 
 
-def _describe_parser(schema: Json, parser: BodyParser[Any]) -> None:
-    """What a parser adds to its struct: it refuses unknown fields, takes a field by one of its names, and may ignore
-    nulls."""
-    schema["additionalProperties"] = False
-    if parser.ignores_nulls:
-        required = schema.get("required", ())
-        schema["properties"] = {
-            name: field if name in required else _nullable(field) for name, field in schema["properties"].items()
-        }
+def _describe_parser(schema: Json, parser: BodyParser[Any] | TolerantParser[Any]) -> None:
+    """What a parser adds to its struct: a strict one refuses unknown fields, each takes a field by one of its names and
+    ignores nulls."""
+    is_strict = isinstance(parser, BodyParser)
+    if is_strict:
+        schema["additionalProperties"] = False
+    required = schema.get("required", ())
+    schema["properties"] = {
+        name: field if name in required else _nullable(field) for name, field in schema["properties"].items()
+    }
     names: dict[str, list[str]] = {}
     for alias, name in parser.aliases.items():
+        if name not in schema["properties"]:  # a field of a nested object
+            continue
         names.setdefault(name, [name]).append(alias)
         schema["properties"][alias] = {
             **{key: value for key, value in schema["properties"][name].items() if key != "default"},
@@ -209,7 +213,7 @@ def _describe_parser(schema: Json, parser: BodyParser[Any]) -> None:
         if name in schema.get("required", ()):
             schema["required"].remove(name)
             rules.append({"oneOf": [{"required": [one]} for one in group]})
-        else:
+        elif is_strict:
             rules += [{"not": {"required": list(pair)}} for pair in combinations(group, 2)]
     if rules:
         schema["allOf"] = rules

@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gateway.api.tolerance import TolerantParser
 from shared.errors import (
     DeadlineExceeded,
     InvalidJson,
@@ -105,7 +106,7 @@ class Operation:
     tag: str
     summary: str
     description: str = ""
-    bodies: tuple[BodyParser[Any], ...] = ()
+    bodies: tuple[BodyParser[Any] | TolerantParser[Any], ...] = ()
     examples: Mapping[str, Any] = field(default_factory=dict)
     parameters: tuple[Parameter, ...] = ()
     answers: Mapping[int, Answer]

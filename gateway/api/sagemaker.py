@@ -1,11 +1,14 @@
 """The two routes of a SageMaker container: `GET /ping` is `gateway.api.health`'s, `POST /invocations` is here.
 
 An endpoint has a single route for all clients: the body's field decides on the dialect that answers, errors included.
-Knows the fields of the dialects, not what they do.
+The content type decides only whether a body is JSON lines, CSV or plain text, as batch transforms and SageMaker's own
+containers have them. Knows the fields of the dialects, not what they do.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -14,16 +17,21 @@ from typing import Annotated
 
 import falcon
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.api.callers import caller_of
 from gateway.api.error_formats import PROBLEM_DETAILS, ErrorFormat
+from gateway.api.peer_fields import PEER_FIELDS
+from gateway.api.tgi import TgiResponder
+from gateway.api.tgi_schema import ALIASES, NEUTRAL, TgiParameters, TgiRequest, check_parameters
+from gateway.api.tgi_schema import MAX_INPUTS as MAX_TEXTS
+from gateway.api.tolerance import PeerField, TolerantParser
 from gateway.generation.failures import no_completion_error
 from gateway.generation.request import GenerationSpec
 from gateway.generation.request_starter import RequestStarter, document_key, draw_seed
 from gateway.generation.selection import SelectionPolicy, SelectionResult
-from shared.errors import FieldError, InvalidRequest
-from shared.parsing import BodyParser, members_of
+from shared.errors import FieldError, InvalidJson, InvalidRequest, TercetError
+from shared.parsing import members_of, replace_lone_surrogates
 from shared.protocol import Sampling
 
 # SageMaker passes it on from the client's `CustomAttributes`.
@@ -35,8 +43,24 @@ MAX_INPUTS = 10
 MAX_INPUT_CHARS = 1 << 20
 MAX_PROMPT_TOKENS = 256
 _Input = Annotated[str, Meta(max_length=MAX_INPUT_CHARS)]
+_Text = Annotated[str, Meta(min_length=1, max_length=MAX_INPUT_CHARS)]
 _encode = msgspec.json.Encoder().encode
 Respond = Callable[[falcon.Request, falcon.Response, bytes], None]
+
+
+# Media types of a body with one request per line.
+JSON_LINES = frozenset(
+    {
+        "application/jsonlines",
+        "application/x-jsonlines",
+        "application/jsonl",
+        "application/x-ndjson",
+        "application/ndjson",
+    }
+)
+# The body is a text, unless it is a JSON object: browsers send JSON as text/plain, too.
+PLAIN_TEXT = frozenset({"text/plain", "application/x-text"})
+MAX_LINES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +89,47 @@ class InvocationsResource:
         """
         body = req.bounded_stream.read()
         req.context.session = _session(req.get_header(ATTRIBUTES_HEADER) or "")
-        dialect = self._dialects[self._field(body)]
+        media_type = (req.get_header("Content-Type") or "").partition(";")[0].strip().lower()
+        if media_type in JSON_LINES:
+            self._respond_lines(req, resp, body)
+            resp.content_type = media_type
+            return
+        if media_type == "text/csv":
+            body = _encode({"inputs": _column(body)})
+        elif media_type in PLAIN_TEXT and not _is_object(body):
+            body = _encode({"inputs": body.decode(errors="replace")})
+        self._respond(req, resp, body)
+
+    def _respond(self, req: falcon.Request, resp: falcon.Response, body: bytes) -> None:
+        dialect = self._dialects[self._field(replace_lone_surrogates(body))]
         req.context.error_format = dialect.error_format
         dialect.respond(req, resp, body)
+
+    def _respond_lines(self, req: falcon.Request, resp: falcon.Response, body: bytes) -> None:
+        """Answer a request per line, with a line for each.
+
+        Raises:
+            TercetError: a line's request failed; the message has the line's number.
+        """
+        lines = [(number, line) for number, line in enumerate(body.splitlines(), 1) if line.strip()]
+        if not 1 <= len(lines) <= MAX_LINES:
+            raise InvalidJson(f"The body must have 1 to {MAX_LINES} lines with a JSON object each, not {len(lines)}.")
+        answers = []
+        for number, line in lines:
+            one = falcon.Response()
+            try:
+                self._respond(req, one, line)
+            except TercetError as error:
+                error.detail = f"Line {number}: {error.detail}"
+                raise
+            if (close := getattr(one.stream, "close", None)) is not None:
+                close()
+                raise InvalidRequest(
+                    f"Line {number}: stream must be false in JSON lines.",
+                    fields=(FieldError("stream", "must be false"),),
+                )
+            answers.append((one.data or b"").strip() + b"\n")
+        resp.data = b"".join(answers)
 
     def _field(self, body: bytes) -> str:
         members = members_of(body)
@@ -81,13 +143,37 @@ class InvocationsResource:
         )
 
 
+def _is_object(body: bytes) -> bool:
+    try:
+        members_of(replace_lone_surrogates(body))
+    except InvalidJson:
+        return False
+    return True
+
+
+def _column(body: bytes) -> list[str]:
+    """The texts of a CSV body: its column `inputs`.
+
+    Raises:
+        InvalidJson: it has no such column, or no rows.
+    """
+    rows = list(csv.reader(io.StringIO(body.decode("utf-8-sig", errors="replace"), newline="")))
+    header = [name.strip() for name in rows[0]] if rows else []
+    if "inputs" not in header or len(rows) < 2:
+        raise InvalidJson(
+            "A body of text/csv must begin with a header that has a column inputs, and have 1 row or more."
+        )
+    index = header.index("inputs")
+    return [row[index] for row in rows[1:] if len(row) > index]
+
+
 def _session(attributes: str) -> str | None:
     match = _SESSION.search(attributes)
     return match[1] if match else None
 
 
-class PatsnapRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """A text, or several."""
+class PatsnapRequest(Struct, kw_only=True, frozen=True):
+    """A text, or several. That deployment's parameters are fixed."""
 
     input: Annotated[
         _Input | Annotated[list[_Input], Meta(min_length=1, max_length=MAX_INPUTS)],
@@ -99,9 +185,12 @@ class PatsnapResponse(Struct, kw_only=True):
     """Three texts that begin with the input, likeliest first; for a list of inputs, a list of three for each."""
 
     output: list[str] | list[list[str]]
+    warnings: list[str] | UnsetType = UNSET
 
 
-parse_patsnap_request = BodyParser(PatsnapRequest)
+_FIXED = PeerField("text", ({},), "; send inputs in place of input for completions with parameters")
+_PARAMETERS = ("parameters", *TgiParameters.__struct_fields__, "n", "max_tokens")
+parse_patsnap_request = TolerantParser(PatsnapRequest, {**PEER_FIELDS, **dict.fromkeys(_PARAMETERS, _FIXED)})
 
 
 class PatsnapResponder:
@@ -120,7 +209,9 @@ class PatsnapResponder:
         started_at = time.monotonic()
         caller = caller_of(req)
         with self._starter.admitting(caller):
-            found = parse_patsnap_request(body).input
+            parsed = parse_patsnap_request(body)
+            req.context.num_ignored = parsed.num_unknown
+            found = parsed.request.input
             inputs = [found] if isinstance(found, str) else found
             spec = GenerationSpec(
                 request_id=caller.request_id,
@@ -145,7 +236,49 @@ class PatsnapResponder:
             with self._starter.started(caller, spec, policy) as started:
                 result = started.result()
         texts = _texts(inputs, result)
-        resp.data = _encode(PatsnapResponse(output=texts[0] if isinstance(found, str) else texts))
+        output = texts[0] if isinstance(found, str) else texts
+        resp.data = _encode(PatsnapResponse(output=output, warnings=parsed.warnings or UNSET))
+
+
+class JumpStartRequest(TgiParameters, kw_only=True, frozen=True):
+    """`{"text_inputs": …}` of JumpStart's text-generation containers: the parameters stand beside the text."""
+
+    text_inputs: Annotated[
+        _Text | Annotated[list[_Text], Meta(min_length=1, max_length=MAX_TEXTS)],
+        Meta(description=f"a string of 1 to {MAX_INPUT_CHARS} characters, or a list of 1 to {MAX_TEXTS} of them"),
+    ]
+
+
+class JumpStartResponse(Struct, kw_only=True):
+    """The texts; of a list, a list for each."""
+
+    generated_texts: list[str] | list[list[str]]
+    warnings: list[str] | UnsetType = UNSET
+
+
+parse_jumpstart_request = TolerantParser(JumpStartRequest, PEER_FIELDS, ALIASES, NEUTRAL)
+
+
+class JumpStartResponder:
+    """Answers `{"text_inputs": …}`."""
+
+    def __init__(self, tgi: TgiResponder) -> None:
+        self._tgi = tgi
+
+    def respond(self, req: falcon.Request, resp: falcon.Response, body: bytes) -> None:
+        """
+        Raises:
+            TercetError: as `TgiResponder.generations`.
+        """
+        parsed = parse_jumpstart_request(body)
+        req.context.num_ignored = parsed.num_unknown
+        request = TgiRequest(inputs=parsed.request.text_inputs, parameters=parsed.request)
+        check_parameters(parsed.request, len(request.prompts))
+        generations = self._tgi.generations(req, request, parsed.warnings)
+        texts = [[one.generated_text for one in found] for found in generations]
+        response = JumpStartResponse(generated_texts=texts[0] if isinstance(request.inputs, str) else texts)
+        response.warnings = generations[0][0].warnings
+        resp.data = _encode(response)
 
 
 def _texts(inputs: list[str], result: SelectionResult) -> list[list[str]]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from itertools import chain
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import falcon
 import msgspec
+from msgspec.structs import replace
 
 from gateway.api import sse
 from gateway.api.callers import SESSION_PARAMETER, caller_of
@@ -35,11 +36,14 @@ from gateway.api.tgi_schema import (
     parse_tgi_request,
 )
 from gateway.generation.request import GenerationSpec
-from gateway.generation.request_starter import Caller, RequestStarter, document_key, draw_seed
+from gateway.generation.request_starter import Caller, RequestStarter, document_key, settle_seed
 from gateway.generation.selection import SelectionPolicy, SelectionResult
+from gateway.generation.started_request import StartedRequest
 from gateway.generation.trimming import MIN_TOKENS
 from gateway.pool.admission import Admission
-from shared.errors import PromptTooLong, Superseded
+from gateway.pool.tokenizing import PoolTokenizer
+from shared.errors import FieldError, InvalidRequest, PromptTooLong, Superseded
+from shared.plan import Model
 from shared.protocol import Sampling
 
 TAG = "Text Generation Inference"
@@ -52,6 +56,8 @@ EXAMPLES = {
     },
 }
 STREAM = Events({"": TgiStreamEvent})
+# By this, clients mean as many tokens as there is room for.
+ALL = -1
 _encode = msgspec.json.Encoder().encode
 Form = Literal["object", "list", "stream"]
 
@@ -59,12 +65,13 @@ Form = Literal["object", "list", "stream"]
 class TgiResponder:
     """Answers bodies of Text Generation Inference's requests, with the plan's default model."""
 
-    def __init__(self, starter: RequestStarter, similarity: float) -> None:
+    def __init__(self, starter: RequestStarter, tokenizer: PoolTokenizer, similarity: float) -> None:
         """
         Args:
             similarity: percent from which two completions are near-duplicates, for requests with `clean`.
         """
         self._starter = starter
+        self._tokenizer = tokenizer
         self._similarity = similarity
 
     def respond(self, req: falcon.Request, resp: falcon.Response, body: bytes, form: Form = "list") -> None:
@@ -83,13 +90,13 @@ class TgiResponder:
         caller = caller_of(req)
         with ExitStack() as stack:
             stack.enter_context(self._starter.admitting(caller))
-            request = parse_tgi_request(body)
+            parsed = parse_tgi_request(body)
+            req.context.num_ignored = parsed.num_unknown
+            request = parsed.request
             is_streamed = form == "stream" or bool(request.stream)
-            parameters = request.parameters or TgiParameters()
-            spec = self._spec(request, parameters, caller, started_at, is_streamed=is_streamed)
-            policy = self._policy(request, parameters, spec)
-            started = stack.enter_context(self._starter.started(caller, spec, policy))
-            answer = TgiAnswer(request.inputs, parameters, spec, req.context)
+            if is_streamed:
+                check_streamable(request)
+            answer, started = self._started(stack, req, request, parsed.warnings, started_at, is_streamed=is_streamed)
             if is_streamed:
                 events = started.events()
                 first = next(events)
@@ -99,62 +106,131 @@ class TgiResponder:
                 sse.stream(resp, encoded, TGI_ERRORS, req.context.id, stack.pop_all().close)
                 return
             result = started.result()
-        generation = answer.generation(result)
-        resp.data = _encode([generation] if form == "list" else generation)
+        found = answer.generations(result)
+        is_single = form == "object" and (request.parameters or TgiParameters()).num_return_sequences in {None, 1}
+        answers = [generations[0] if is_single else generations for generations in found]
+        resp.data = _encode(answers[0] if isinstance(request.inputs, str) else answers)
 
-    def _policy(self, request: TgiRequest, parameters: TgiParameters, spec: GenerationSpec) -> SelectionPolicy:
+    def generations(self, req: falcon.Request, request: TgiRequest, warnings: list[str]) -> list[list[TgiGeneration]]:
+        """Completions of each input of a checked request, for a dialect that has these parameters.
+
+        Raises:
+            TercetError: as `respond`.
+        """
+        started_at = time.monotonic()
+        with ExitStack() as stack:
+            stack.enter_context(self._starter.admitting(caller_of(req)))
+            answer, started = self._started(stack, req, request, warnings, started_at, is_streamed=False)
+            result = started.result()
+        return answer.generations(result)
+
+    def _started(
+        self,
+        stack: ExitStack,
+        req: falcon.Request,
+        request: TgiRequest,
+        warnings: list[str],
+        started_at: float,
+        *,
+        is_streamed: bool,
+    ) -> tuple[TgiAnswer, StartedRequest]:
+        caller = caller_of(req)
+        model = self._starter.model(None, "model")
+        parameters, more = self._resolve(request, model)
+        spec = self._spec(request.prompts, parameters, model, caller, started_at, is_streamed=is_streamed)
+        policy = self._policy(request.prompts, parameters, spec)
+        started = stack.enter_context(self._starter.started(caller, spec, policy))
+        return TgiAnswer(request.prompts, parameters, [*warnings, *more], spec, req.context), started
+
+    def _resolve(self, request: TgiRequest, model: Model) -> tuple[TgiParameters, list[str]]:
+        """The parameters in the terms of Tercet, and a warning for each whose value it could not have.
+
+        Raises:
+            InvalidRequest: `max_new_tokens` is 0.
+            NotReady: no slot can tokenize the inputs, for `max_length`.
+        """
+        parameters = request.parameters or TgiParameters()
+        changes: dict[str, Any] = {}
+        warnings = []
+        if parameters.top_p == 0:  # the limit of small values: only the likeliest token is left
+            changes |= {"do_sample": True, "temperature": 0.0, "top_p": None}
+        if parameters.truncate is not None and parameters.truncate >= model.n_ctx:
+            changes["truncate"] = None
+        number = parameters.max_new_tokens
+        if number == 0:
+            raise invalid("max_new_tokens", "must be 1 or more, or -1, not 0")
+        if number is None and parameters.max_length is not None:
+            longest = max(len(self._tokenizer.tokenize(model.name, prompt).ids) for prompt in request.prompts)
+            number = parameters.max_length - longest
+            if number < 1:
+                number = 1
+                warnings.append(f"max_length was raised to {longest + 1}: the inputs have {longest} tokens.")
+        number = DEFAULT_MAX_NEW_TOKENS if number is None else number
+        if number == ALL or number >= model.n_ctx:
+            number = model.n_ctx // 2
+            warnings.append(f"max_new_tokens was lowered to {number}, half of the model's context.")
+        changes["max_new_tokens"] = number
+        return replace(parameters, **changes), warnings
+
+    def _policy(self, prompts: list[str], parameters: TgiParameters, spec: GenerationSpec) -> SelectionPolicy:
         return SelectionPolicy(
-            prompt=request.inputs,
+            prompt=prompts[0] if len(prompts) == 1 else "",
             num_suggestions=spec.num_branches,
-            length=parameters.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,
+            length=spec.sampling.max_new_tokens,
             similarity=self._similarity,
-            keeps_greedy_text=not parameters.is_sampled,
+            keeps_greedy_text=spec.sampling.temperature == 0,
             is_verbatim=not parameters.clean,
         )
 
     def _spec(
-        self, request: TgiRequest, parameters: TgiParameters, caller: Caller, started_at: float, *, is_streamed: bool
+        self,
+        prompts: list[str],
+        parameters: TgiParameters,
+        model: Model,
+        caller: Caller,
+        started_at: float,
+        *,
+        is_streamed: bool,
     ) -> GenerationSpec:
-        """
-        Raises:
-            InvalidRequest: a parameter is out of the range that the model allows, or excludes streaming.
-        """
-        model = self._starter.model(None, "model")
-        if is_streamed:
-            _check_streamable(parameters)
-        for name in ("max_new_tokens", "truncate"):
-            if (getattr(parameters, name) or 1) >= model.n_ctx:
-                raise invalid(name, f"must be at most {model.n_ctx - 1}: the context of {model.name} is {model.n_ctx}")
         max_new_tokens = parameters.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
         if parameters.clean:
             max_new_tokens = max(max_new_tokens, MIN_TOKENS)
         has_tokens = is_streamed or bool(parameters.details)
+        max_time_s = None if parameters.max_time is None else min(parameters.max_time, self._starter.timeout_s)
         return GenerationSpec(
             request_id=caller.request_id,
             model=model.name,
-            prompts=(request.inputs,),
+            prompts=tuple(prompts),
             max_prompt_tokens=parameters.truncate,
-            num_completions=parameters.best_of or 1,
-            seed=draw_seed() if parameters.seed is None else parameters.seed,
+            num_completions=parameters.num_completions,
+            seed=settle_seed(parameters.seed),
             sampling=_sampling(parameters, max_new_tokens, model.vocab_size),
+            ranks_first_token=True,  # several greedy completions of a text would be the same
             heals=bool(parameters.clean),
             echoes=bool(parameters.details and parameters.decoder_input_details),
             num_top_logprobs=(parameters.top_n_tokens or 0) if has_tokens else None,
             is_streamed=is_streamed,
-            deadline=self._starter.deadline(started_at),
+            deadline=self._starter.deadline(started_at, max_time_s),
             owner=caller.owner,
             session=caller.session,
-            document=document_key(caller.owner, caller.session, request.inputs),
+            document=document_key(caller.owner, caller.session, prompts[0] if len(prompts) == 1 else ""),
         )
 
 
-def _check_streamable(parameters: TgiParameters) -> None:
+def check_streamable(request: TgiRequest) -> None:
     """
     Raises:
-        InvalidRequest: a parameter excludes streaming.
+        InvalidRequest: a field excludes streaming.
     """
+    parameters = request.parameters or TgiParameters()
+    if not isinstance(request.inputs, str):
+        raise InvalidRequest(
+            "inputs must be a single text in a stream.", fields=(FieldError("inputs", "must be a single text"),)
+        )
     if (parameters.best_of or 1) > 1:
         raise invalid("best_of", "must be 1 in a stream")
+    if (parameters.num_return_sequences or 1) > 1:
+        raise invalid("num_return_sequences", "must be 1 in a stream; POST /autocomplete streams several completions")
     if parameters.decoder_input_details:
         raise invalid("decoder_input_details", "must be false in a stream")
     if parameters.clean:
@@ -164,13 +240,19 @@ def _check_streamable(parameters: TgiParameters) -> None:
 def _sampling(parameters: TgiParameters, max_new_tokens: int, vocab_size: int) -> Sampling:
     return Sampling(
         max_new_tokens=max_new_tokens,
-        temperature=(parameters.temperature or 1.0) if parameters.is_sampled else 0.0,
+        temperature=_temperature(parameters),
         top_k=min(parameters.top_k or 0, vocab_size),
         top_p=parameters.top_p or 1.0,
         repetition_penalty=parameters.repetition_penalty or 1.0,
         frequency_penalty=parameters.frequency_penalty or 0.0,
         stop=parameters.stop_strings,
     )
+
+
+def _temperature(parameters: TgiParameters) -> float:
+    if not parameters.is_sampled:
+        return 0.0
+    return 1.0 if parameters.temperature is None else parameters.temperature
 
 
 class GenerateResource:
@@ -202,7 +284,10 @@ def _completion_operation(summary: str, answer: Answer, description: str = "") -
 
 COMPLETE = _completion_operation(
     "Complete a text",
-    Answer("The completion.", {JSON: TgiGeneration, sse.CONTENT_TYPE: STREAM}),
+    Answer(
+        "The completion; a list with `num_return_sequences`. To a list of inputs, a list of such answers.",
+        {JSON: (TgiGeneration, list[TgiGeneration], list[list[TgiGeneration]]), sse.CONTENT_TYPE: STREAM},
+    ),
     "Greedy unless `do_sample`, `temperature`, `top_k` or `top_p` is sent.",
 )
 COMPLETE_AS_STREAM = _completion_operation(
@@ -211,7 +296,10 @@ COMPLETE_AS_STREAM = _completion_operation(
 )
 COMPLETE_AT_ROOT = _completion_operation(
     "Complete a text, answered with a list",
-    Answer("The completion, in a list.", {JSON: list[TgiGeneration], sse.CONTENT_TYPE: STREAM}),
+    Answer(
+        "The completion, in a list. To a list of inputs, a list of such lists.",
+        {JSON: (list[TgiGeneration], list[list[TgiGeneration]]), sse.CONTENT_TYPE: STREAM},
+    ),
     "As `POST /generate`; huggingface_hub's `InferenceClient` sends it.",
 )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import falcon
+from msgspec import UNSET
 
 from gateway.api import sse
 from gateway.api.tgi_schema import (
@@ -37,28 +38,63 @@ _FINISH_REASONS: dict[str, FinishReason] = {
 class TgiAnswer:
     """Renders the outputs of one request."""
 
-    def __init__(self, inputs: str, parameters: TgiParameters, spec: GenerationSpec, log: falcon.Context) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[str],
+        parameters: TgiParameters,
+        warnings: list[str],
+        spec: GenerationSpec,
+        log: falcon.Context,
+    ) -> None:
+        """
+        Args:
+            warnings: what was ignored or changed.
+            log: receives what the middleware logs.
+        """
+        self._prompts = prompts
         self._parameters = parameters
+        self._warnings = warnings
         self._spec = spec
-        self._prefix = inputs if parameters.return_full_text else ""
         self._log = log
 
-    def generation(self, result: SelectionResult) -> TgiGeneration:
-        """
+    def generations(self, result: SelectionResult) -> list[list[TgiGeneration]]:
+        """Completions of each prompt, best first: as many as `num_return_sequences`, and one without it.
+
         Raises:
-            TercetError: there is no completion.
+            TercetError: a prompt has no completion.
         """
-        best, *others = self._suggestions(result)
-        generation = TgiGeneration(generated_text=self._prefix + best.text)
+        by_prompt: list[list[Suggestion]] = [[] for _ in self._prompts]
+        for suggestion in self._suggestions(result):
+            branch = suggestion.result.branch
+            # A single prompt also has branches that replace others.
+            number = branch // self._spec.num_completions if branch < self._spec.num_branches else 0
+            by_prompt[number].append(suggestion)
+        if not all(by_prompt):
+            raise no_completion_error(result.failures, faster="send fewer inputs or a lower max_new_tokens")
+        found = [
+            self._of_prompt(prompt, suggestions) for prompt, suggestions in zip(self._prompts, by_prompt, strict=True)
+        ]
+        if self._warnings:
+            found[0][0].warnings = self._warnings
+        return found
+
+    def _of_prompt(self, prompt: str, suggestions: list[Suggestion]) -> list[TgiGeneration]:
+        number = self._parameters.num_return_sequences or 1
+        prefix = self._prefix(prompt)
+        generations = [TgiGeneration(generated_text=prefix + one.text) for one in suggestions[:number]]
         if self._parameters.details:
-            details = TgiDetails(**self._sequence(best))
-            if self._spec.num_branches > 1:
-                details.best_of_sequences = [
-                    TgiBestOfSequence(generated_text=self._prefix + other.text, **self._sequence(other))
-                    for other in others
+            for generation, suggestion in zip(generations, suggestions, strict=False):
+                generation.details = TgiDetails(**self._sequence(suggestion))
+            if self._parameters.best_of and self._spec.num_completions > 1:
+                assert generations[0].details is not UNSET
+                generations[0].details.best_of_sequences = [
+                    TgiBestOfSequence(generated_text=prefix + other.text, **self._sequence(other))
+                    for other in suggestions[number:]
                 ]
-            generation.details = details
-        return generation
+        return generations
+
+    def _prefix(self, prompt: str) -> str:
+        return prompt if self._parameters.return_full_text else ""
 
     def events(self, outputs: Iterator[Output]) -> Iterator[bytes]:
         """One event per token. A token that may be the last waits for what follows it."""
@@ -88,6 +124,8 @@ class TgiAnswer:
         event = TgiStreamEvent(
             index=index, token=TgiToken(id=token.token_id, text=token.text, logprob=token.logprob, special=False)
         )
+        if self._warnings and not index:
+            event.warnings = self._warnings
         if self._parameters.top_n_tokens:
             event.top_tokens = _top_tokens(token.tops or [])
         return event
@@ -104,7 +142,7 @@ class TgiAnswer:
             held = TgiStreamEvent(index=len(done.token_ids) - 1, token=last)
         held.token.text += rest
         held.token.special |= done.finish_reason == "eos"
-        held.generated_text = self._prefix + suggestion.text
+        held.generated_text = self._prefix(self._prompts[0]) + suggestion.text
         if self._parameters.details:
             held.details = TgiStreamDetails(
                 finish_reason=_FINISH_REASONS[done.finish_reason],

@@ -1,17 +1,19 @@
 """The public schema of Text Generation Inference's routes: requests, answers, stream events, errors.
 
-Ranges and defaults are those of TGI's router (`router/src/validation.rs`), within what the engine computes. A parameter
-that the server cannot serve is accepted as long as it changes nothing, because clients send such values unasked. Knows
-no HTTP server and no model.
+Ranges and defaults are those of TGI's router (`router/src/validation.rs`), within what the engine computes. Lists of
+inputs, `num_return_sequences`, `max_length` and `max_time` are those of the pipelines of transformers, which clients of
+Hugging Face's API and of SageMaker send. Knows no HTTP server and no model.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from gateway.api.peer_fields import PEER_FIELDS
+from gateway.api.tolerance import PeerField, TolerantParser, Tolerated
 from shared.errors import (
     BodyTooLarge,
     DeadlineExceeded,
@@ -25,10 +27,11 @@ from shared.errors import (
     ShuttingDown,
     TercetError,
 )
-from shared.parsing import BodyParser
-from shared.protocol import MAX_SEED
+from shared.parsing import members_of, replace_lone_surrogates
 
 MAX_INPUT_CHARS = 1 << 20
+MAX_INPUTS = 128
+MAX_COMPLETIONS = 256  # of a request: inputs × completions of each
 MAX_BEST_OF = 8
 MAX_STOP_SEQUENCES = 4
 MAX_TOP_N_TOKENS = 5
@@ -38,20 +41,26 @@ EMPTY_BODY = "The request body is empty. Please provide a valid input."
 NO_INPUTS = "The request body is invalid. Please provide a valid input."
 
 _encode = msgspec.json.Encoder().encode
-_StopSequence = Annotated[str, Meta(min_length=1, max_length=256)]
+_StopSequence = Annotated[str, Meta(max_length=256)]
+_Input = Annotated[str, Meta(min_length=1, max_length=MAX_INPUT_CHARS)]
 
 
-class TgiParameters(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """Generation parameters. Null means the default. The upper bounds of `max_new_tokens` and `truncate` depend on the
-    model. Without a seed, a random one is drawn; `details` say which. `clean` is an extension: healing, trimming and
-    selection as in `/autocomplete`."""
+class TgiParameters(Struct, kw_only=True, frozen=True):
+    """Generation parameters. Null means the default. Without a seed, a random one is drawn; `details` say which.
+    `clean` is an extension: healing, trimming and selection as in `/autocomplete`. Parameters of other servers are
+    ignored, with `warnings` in the answer if they would change it; those without which the text would be wrong, such as
+    a grammar, are an error."""
 
     best_of: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_BEST_OF)] | None,
         Meta(description=f"a whole number from 1 to {MAX_BEST_OF}: the likeliest of so many completions is the answer"),
     ] = None
+    num_return_sequences: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_BEST_OF)] | None,
+        Meta(description=f"a whole number from 1 to {MAX_BEST_OF}: completions in the answer, which is a list then"),
+    ] = None
     temperature: Annotated[
-        Annotated[float, Meta(gt=0, le=100)] | None, Meta(description="a number above 0, up to 100")
+        Annotated[float, Meta(ge=0, le=100)] | None, Meta(description="a number from 0 (greedy) to 100")
     ] = None
     repetition_penalty: Annotated[
         Annotated[float, Meta(ge=0.01, le=100)] | None, Meta(description="a number from 0.01 to 100")
@@ -59,34 +68,38 @@ class TgiParameters(Struct, forbid_unknown_fields=True, kw_only=True, frozen=Tru
     frequency_penalty: Annotated[
         Annotated[float, Meta(ge=-2, le=2)] | None, Meta(description="a number from -2 to 2")
     ] = None
-    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="a whole number above 0")] = None
-    top_p: Annotated[Annotated[float, Meta(gt=0, le=1)] | None, Meta(description="a number above 0, up to 1 (off)")] = (
-        None
-    )
-    typical_p: Annotated[
-        Annotated[float, Meta(ge=1, le=1)] | None, Meta(description="1 or null: typical decoding is not supported")
+    top_k: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="a whole number, 1 or more (0 and -1: off)")
+    ] = None
+    top_p: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None, Meta(description="a number from 0 (greedy) to 1 (off)")
     ] = None
     do_sample: Annotated[bool | None, Meta(description="true or false")] = None
     max_new_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(description="a whole number of tokens, from 1 to the model's context minus 1"),
+        Annotated[int, Meta(ge=-1)] | None,
+        Meta(
+            description="a whole number of tokens, 1 or more (-1: as many as there is room for); at most half of the"
+            " model's context is generated"
+        ),
     ] = None
+    max_length: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="a whole number of tokens, those of the input included; max_new_tokens comes first"),
+    ] = None
+    max_time: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="a number of seconds above 0")] = None
     return_full_text: Annotated[bool | None, Meta(description="true or false")] = None
     stop: Annotated[
         Annotated[list[_StopSequence], Meta(max_length=MAX_STOP_SEQUENCES)] | None,
-        Meta(description=f"a list of up to {MAX_STOP_SEQUENCES} strings of 1 to 256 characters"),
+        Meta(description=f"a list of up to {MAX_STOP_SEQUENCES} strings of up to 256 characters (empty: none)"),
     ] = None
     stop_sequences: Annotated[
         Annotated[list[_StopSequence], Meta(max_length=MAX_STOP_SEQUENCES)] | None,
-        Meta(description=f"a list of up to {MAX_STOP_SEQUENCES} strings of 1 to 256 characters, added to stop"),
+        Meta(description=f"a list of up to {MAX_STOP_SEQUENCES} strings of up to 256 characters, added to stop"),
     ] = None
-    seed: Annotated[
-        Annotated[int, Meta(ge=0, le=MAX_SEED)] | None,
-        Meta(description="a whole number from 0 to 9223372036854775807"),
-    ] = None
+    seed: Annotated[int | None, Meta(description="a whole number (-1: random)")] = None
     truncate: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="a whole number of tokens from 1 to the model's context minus 1: the end of inputs to use"),
+        Meta(description="a whole number of tokens, 1 or more (0 and -1: off): the end of inputs to use"),
     ] = None
     details: Annotated[bool | None, Meta(description="true or false")] = None
     decoder_input_details: Annotated[
@@ -95,11 +108,6 @@ class TgiParameters(Struct, forbid_unknown_fields=True, kw_only=True, frozen=Tru
     top_n_tokens: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_TOP_N_TOKENS)] | None,
         Meta(description=f"a whole number from 0 to {MAX_TOP_N_TOKENS}: likeliest tokens to report at each step"),
-    ] = None
-    watermark: Annotated[Literal[False] | None, Meta(description="false: watermarks are not supported")] = None
-    grammar: Annotated[None, Meta(description="null: grammars are not supported")] = None
-    adapter_id: Annotated[
-        Annotated[str, Meta(max_length=0)] | None, Meta(description="null: adapters are not supported")
     ] = None
     clean: Annotated[
         bool | None, Meta(description="true (healing, trimming and selection) or false (as the model made it)")
@@ -113,47 +121,85 @@ class TgiParameters(Struct, forbid_unknown_fields=True, kw_only=True, frozen=Tru
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """Both lists of stop sequences, each sequence once."""
-        return tuple(dict.fromkeys([*(self.stop or ()), *(self.stop_sequences or ())]))
+        return tuple(dict.fromkeys(filter(None, [*(self.stop or ()), *(self.stop_sequences or ())])))
+
+    @property
+    def num_completions(self) -> int:
+        """Completions of each input."""
+        return max(self.best_of or 1, self.num_return_sequences or 1)
 
 
-class TgiRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """`POST /`, `/generate` and `/generate_stream`."""
+class TgiRequest(Struct, kw_only=True, frozen=True):
+    """`POST /`, `/generate` and `/generate_stream`. The answer to a list of inputs is the list of their answers."""
 
     inputs: Annotated[
-        str,
+        _Input | Annotated[list[_Input], Meta(min_length=1, max_length=MAX_INPUTS)],
         Meta(
-            min_length=1,
-            max_length=MAX_INPUT_CHARS,
-            description=f"a string of 1 to {MAX_INPUT_CHARS} characters: the text to continue",
+            description=f"a string of 1 to {MAX_INPUT_CHARS} characters, the text to continue, or a list of 1 to"
+            f" {MAX_INPUTS} of them"
         ),
     ]
     parameters: Annotated[TgiParameters | None, Meta(description="an object of generation parameters")] = None
     stream: Annotated[bool | None, Meta(description="true (server-sent events) or false")] = None
 
+    @property
+    def prompts(self) -> list[str]:
+        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
 
-parse_tgi_body = BodyParser(TgiRequest)
+
+# Names of OpenAI's API and of Tercet's.
+ALIASES = {"n": "num_return_sequences", "max_tokens": "max_new_tokens", "n_predict": "max_new_tokens"}
+# Text Generation Inference publishes the string "null" as an example of some parameters.
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(TgiParameters.__struct_fields__, ("null",)),
+    "repetition_penalty": ("null", 0),
+    "seed": ("null", -1),
+    "stop": ("null", ""),
+    "top_k": ("null", 0, -1),
+    "truncate": ("null", 0, -1),
+    "max_time": ("null", 0),
+    "max_length": ("null", 0, -1),
+    "best_of": ("null", 0),
+}
+# These change nothing, or were replaced: the plan's default model answers, whatever name a client sends.
+_PEER_FIELDS = {**PEER_FIELDS, "model": PeerField("none"), "max_input_length": PeerField("none")}
+parse_tgi_body = TolerantParser(TgiRequest, _PEER_FIELDS, ALIASES, NEUTRAL)
 
 
-def parse_tgi_request(body: bytes) -> TgiRequest:
+def parse_tgi_request(body: bytes) -> Tolerated[TgiRequest]:
     """
     Raises:
         InvalidJson: the body is not a JSON object, or empty, or has no `inputs`.
-        InvalidRequest: as `BodyParser`, or some fields exclude each other.
+        InvalidRequest: as `TolerantParser`, or some fields exclude each other.
     """
     if not body.strip():
         raise InvalidJson(EMPTY_BODY)
     try:
-        request = parse_tgi_body(body)
+        tolerated = parse_tgi_body(body)
     except InvalidRequest as error:
-        if not msgspec.json.decode(body, type=dict[str, Any]).get("inputs"):
+        inputs = members_of(replace_lone_surrogates(body)).get("inputs")
+        if inputs is None or bytes(inputs) in {b"null", b'""', b"[]"}:
             raise InvalidJson(NO_INPUTS, fields=(FieldError("inputs", "is required"),)) from error
         raise
-    parameters = request.parameters or TgiParameters()
+    check_parameters(tolerated.request.parameters or TgiParameters(), len(tolerated.request.prompts))
+    return tolerated
+
+
+def check_parameters(parameters: TgiParameters, num_inputs: int) -> None:
+    """
+    Raises:
+        InvalidRequest: some fields exclude each other.
+    """
     if len(parameters.stop_strings) > MAX_STOP_SEQUENCES:
         raise invalid("stop", f"and stop_sequences must be at most {MAX_STOP_SEQUENCES} strings together")
-    if (parameters.best_of or 1) > 1 and not parameters.is_sampled:
-        raise invalid("best_of", "must be 1 without sampling: greedy completions are the same; set do_sample")
-    return request
+    if num_inputs * parameters.num_completions > MAX_COMPLETIONS:
+        raise InvalidRequest(
+            f"inputs must be at most {MAX_COMPLETIONS // parameters.num_completions} with"
+            f" {parameters.num_completions} completions of each.",
+            fields=(FieldError("inputs", "are too many"),),
+        )
+    if parameters.clean and num_inputs > 1:
+        raise invalid("clean", "is only for a single text")
 
 
 def invalid(name: str, message: str) -> InvalidRequest:
@@ -206,10 +252,12 @@ class TgiDetails(TgiSequence, kw_only=True):
 
 
 class TgiGeneration(Struct, kw_only=True):
-    """The answer; `details` are present if the request has them."""
+    """The answer; `details` are present if the request has them. `warnings`, of the first completion, says what was
+    ignored or changed."""
 
     generated_text: str
     details: TgiDetails | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
 
 
 class TgiStreamDetails(Struct, kw_only=True):
@@ -222,13 +270,15 @@ class TgiStreamDetails(Struct, kw_only=True):
 
 
 class TgiStreamEvent(Struct, kw_only=True):
-    """An event of a stream: a token. The last has the whole text, and `details` if the request has them."""
+    """An event of a stream: a token. The first may have `warnings`: what was ignored or changed. The last has the whole
+    text, and `details` if the request has them."""
 
     index: int
     token: TgiToken
     top_tokens: list[TgiToken] | UnsetType = UNSET
     generated_text: str | None = None
     details: TgiStreamDetails | None = None
+    warnings: list[str] | UnsetType = UNSET
 
 
 class TgiInfo(Struct, kw_only=True):

@@ -15,26 +15,27 @@ from msgspec import Meta, Struct
 
 from gateway.api.error_formats import ErrorFormat
 from gateway.api.operation import JSON, Answer, Operation, Operations
+from gateway.api.peer_fields import PEER_FIELDS
 from gateway.api.tgi import TAG
 from gateway.api.tgi_schema import MAX_INPUT_CHARS, TGI_ERRORS, TgiParameters
+from gateway.api.tolerance import TolerantParser
 from gateway.pool.tokenizing import PoolTokenizer
 from shared.errors import InvalidJson, InvalidRequest, NotReady
-from shared.parsing import BodyParser
+from shared.parsing import members_of, replace_lone_surrogates
 from shared.protocol import TokenizeResponse
 
-# The special token of every GPT-2, with which texts begin and end.
 _TEXT = f"a string of up to {MAX_INPUT_CHARS} characters"
 _encode = msgspec.json.Encoder().encode
 
 
-class TokenizeInputs(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+class TokenizeInputs(Struct, kw_only=True, frozen=True):
     """`POST /tokenize` in Text Generation Inference's dialect. `parameters` change nothing."""
 
     inputs: Annotated[str, Meta(max_length=MAX_INPUT_CHARS, description=_TEXT)]
     parameters: Annotated[TgiParameters | None, Meta(description="an object of generation parameters")] = None
 
 
-class TokenizePrompt(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+class TokenizePrompt(Struct, kw_only=True, frozen=True):
     """`POST /tokenize` in vLLM's dialect. GPT-2 adds no special tokens to a text, whatever `add_special_tokens` is."""
 
     prompt: Annotated[str, Meta(max_length=MAX_INPUT_CHARS, description=_TEXT)]
@@ -74,8 +75,9 @@ class TokenizerInfo(Struct, kw_only=True):
     chat_template: str | None
 
 
-parse_inputs = BodyParser(TokenizeInputs)
-parse_prompt = BodyParser(TokenizePrompt)
+# Nothing of a tokenization depends on the fields that clients send besides, so the answer needs no warnings.
+parse_inputs = TolerantParser(TokenizeInputs, PEER_FIELDS)
+parse_prompt = TolerantParser(TokenizePrompt, PEER_FIELDS)
 
 
 class TokenizeResource:
@@ -105,15 +107,11 @@ class TokenizeResource:
             NotReady: no slot of the model is warm.
         """
         body = req.bounded_stream.read()
-        try:
-            text = parse_inputs(body).inputs
-        except InvalidRequest:
-            if "prompt" not in msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
-                raise
-        else:
+        if "inputs" in (members := members_of(replace_lone_surrogates(body))) or "prompt" not in members:
+            text = parse_inputs(body).request.inputs
             resp.data = _encode(_text_tokens(text, self._tokenizer.tokenize(self._model, text)))
             return
-        request = parse_prompt(body)
+        request = parse_prompt(body).request
         found = self._tokenizer.tokenize(self._model, request.prompt)
         texts = [token.text for token in _text_tokens(request.prompt, found)] if request.return_token_strs else None
         resp.data = _encode(

@@ -24,6 +24,7 @@ from gateway.pool.quota import OwnerQuota
 from shared.errors import ClientGone, FieldError, NotReady, UnknownModel, invalid_field
 from shared.hangups import HangupWatcher
 from shared.plan import Model
+from shared.protocol import MAX_SEED
 
 # The beginning of a document that identifies it where there is no session, in characters or token ids.
 DOCUMENT_LENGTH = 200
@@ -162,6 +163,11 @@ class RequestStarter:
 def draw_seed() -> int:
     """A random seed, for a request without one."""
     return secrets.randbelow(MAX_DRAWN_SEED)
+
+
+def settle_seed(seed: int | None) -> int:
+    """The seed to use: the request's, of which the lower 63 bits count, or a random one."""
+    return draw_seed() if seed is None else seed % (MAX_SEED + 1)
 
 
 def document_key(owner: str, session: str | None, prompt: Prompt) -> int | None:

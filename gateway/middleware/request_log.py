@@ -2,10 +2,10 @@
 
 `Request` fills `req.context`: `id`, `method` (as it is logged), `owner` (the id of the API key; "" until it is known),
 `key` (the key's record; None until it is known), `timing` (phases of the request in milliseconds, by name), `log`
-(further fields of the log line), `is_refused` (the server is too busy to start it), `error_format` (of a request whose
-body decides on the dialect), `session` (from a header) and `traceparent` (of the request's span; "": none). Others may
-set all but the first two. Of what a client sends, only a request id of harmless characters is logged as it is. This
-module knows no resource, and no reason why a request is refused.
+(further fields of the log line), `num_ignored` (unknown fields of the body), `is_refused` (the server is too busy to
+start it), `error_format` (of a request whose body decides on the dialect), `session` (from a header) and `traceparent`
+(of the request's span; "": none). Others may set all but the first two. Of what a client sends, only a request id of
+harmless characters is logged as it is. This module knows no resource, and no reason why a request is refused.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Request(falcon.Request):
         self.context.traceparent = ""
         self.context.timing = {}
         self.context.log = {}
+        self.context.num_ignored = 0
 
 
 class RequestLog:
@@ -68,6 +69,8 @@ class RequestLog:
         self._request_counter(route, str(status)).inc()
         self._request_seconds(route).observe(seconds)
         key = {"key": req.context.owner} if req.context.owner else {}
+        # How many, not which: names are a client's words, and as many as it likes.
+        ignored = {"unknown_fields": req.context.num_ignored} if req.context.num_ignored else {}
         # Probes, scrapes and page loads would hide the completions at level info. Under overload, most requests are
         # refused, and writing a line for each would take time from those that are not; the metrics count them.
         write = log.debug if req.method in {"GET", "HEAD"} or req.context.is_refused else log.info
@@ -79,6 +82,7 @@ class RequestLog:
             status=status,
             ms=round(seconds * 1e3, 2),
             **key,
+            **ignored,
             **req.context.log,
         )
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from msgspec.structs import replace
 
 from gateway.api.openai.schema import MAX_COMPLETIONS, MAX_LOGPROBS, MAX_PROMPTS, CompletionRequest
 from gateway.generation.request import GenerationSpec, Prompt, cut_suffix
-from gateway.generation.request_starter import Caller, RequestStarter, document_key, draw_seed
+from gateway.generation.request_starter import Caller, RequestStarter, document_key, settle_seed
 from gateway.generation.trimming import MIN_TOKENS
 from shared.errors import FieldError, PromptTooLong, invalid_field
 from shared.plan import Model
-from shared.protocol import MAX_SEED, Sampling
+from shared.protocol import Sampling
 
 # Named as in the public schema.
 _SAMPLING_FIELDS = (
@@ -26,27 +27,53 @@ _SAMPLING_FIELDS = (
     "single_line",
 )
 _TOKEN_ID = re.compile("[0-9]{1,9}")
+# Bias of a token that is never to be generated.
+MIN_BIAS = -100.0
 
 
-def generation_spec(
-    request: CompletionRequest, starter: RequestStarter, caller: Caller, started_at: float
-) -> GenerationSpec:
-    """What to generate for a request.
+def resolve(request: CompletionRequest, model: Model) -> tuple[CompletionRequest, list[str]]:
+    """The request in the terms of Tercet, and a warning for each field whose value it could not have.
 
     Editors send a `max_tokens` that is meant for larger models. Of a text that need not be used whole, half of the
     model's context is then generated at most.
+    """
+    changes: dict[str, Any] = {}
+    warnings = []
+    if request.top_p == 0:  # the limit of small values: only the likeliest token is left
+        changes |= {"temperature": 0.0, "top_p": 1.0}
+    if not 0 <= request.top_k < model.vocab_size:
+        changes["top_k"] = 0
+    if not request.stream:
+        changes["stream_options"] = None
+    if request.truncate_prompt_tokens is not None and not _is_text(request.prompt):
+        changes["prompt"] = _last_ids(request.prompt, request.truncate_prompt_tokens)
+    max_tokens = request.max_tokens
+    if max_tokens < 0 and not _is_text(request.prompt):
+        longest = max((len(ids) for ids in _id_lists(changes.get("prompt", request.prompt))), default=0)
+        changes["max_tokens"] = max(model.n_ctx - longest, 1)
+    elif max_tokens < 0 or (max_tokens >= model.n_ctx and not request.echo and _is_text(request.prompt)):
+        changes["max_tokens"] = model.n_ctx // 2
+        warnings.append(f"max_tokens was lowered to {model.n_ctx // 2}, half of the model's context.")
+    biases = _biases(request)
+    known = {str(id_): bias for id_, bias in biases.items() if id_ < model.vocab_size}
+    if len(known) < (num_sent := len(request.logit_bias)):
+        warnings.append(f"logit_bias was ignored for {num_sent - len(known)} tokens that are not in the vocabulary.")
+    changes["logit_bias"] = known
+    return replace(request, **changes), warnings
+
+
+def generation_spec(
+    request: CompletionRequest, model: Model, starter: RequestStarter, caller: Caller, started_at: float
+) -> GenerationSpec:
+    """What to generate for a request that `resolve` has returned.
 
     Args:
         started_at: when the request arrived, of `time.monotonic()`.
 
     Raises:
-        UnknownModel, InvalidRequest, PromptTooLong: a field is out of the range that the plan, the model or another
-            field allows.
+        InvalidRequest, PromptTooLong: a field is out of the range that the plan, the model or another field allows.
     """
-    model = starter.model(request.model, "model")
     deadline = starter.deadline(started_at, request.max_time)
-    if request.max_tokens >= model.n_ctx and not request.echo and _is_text(request.prompt):
-        request = replace(request, max_tokens=model.n_ctx // 2)
     prompts = _prompts(request, model)
     sampling = _sampling(request, model)
     num_completions = _num_completions(request, prompts)
@@ -61,9 +88,9 @@ def generation_spec(
         request_id=caller.request_id,
         model=model.name,
         prompts=prompts,
-        max_prompt_tokens=model.n_ctx - sampling.max_new_tokens if is_text and not request.echo else None,
+        max_prompt_tokens=_max_prompt_tokens(request, model, sampling) if is_text else None,
         num_completions=num_completions,
-        seed=draw_seed() if request.seed is None else request.seed % (MAX_SEED + 1),
+        seed=settle_seed(request.seed),
         sampling=sampling,
         ranks_first_token=request.clean,
         heals=request.clean,
@@ -125,8 +152,6 @@ def _num_completions(request: CompletionRequest, prompts: tuple[Prompt, ...]) ->
         raise invalid_field("best_of", f"must be at least n, which is {request.n}")
     if request.stream and number > request.n:
         raise invalid_field("best_of", "must be n with stream: which are the best is known at the end")
-    if request.stream_options is not None and not request.stream:
-        raise invalid_field("stream_options", "is only for stream; send stream: true or leave it out")
     if len(prompts) * number > MAX_COMPLETIONS:
         raise invalid_field(
             "prompt", f"must be at most {MAX_COMPLETIONS // number} prompts with {number} completions of each"
@@ -175,20 +200,44 @@ def _sampling(request: CompletionRequest, model: Model) -> Sampling:
     num_new_tokens = _num_new_tokens(request)
     if num_new_tokens >= model.n_ctx:
         raise invalid_field("max_tokens", f"must be below {model.n_ctx}, the context of {model.name}")
-    if request.top_k > model.vocab_size:
-        raise invalid_field("top_k", f"must be at most {model.vocab_size}, the vocabulary of {model.name}")
-    # The longest id has nine digits; so no name is too long to be a number.
-    ids = [int(name) if _TOKEN_ID.fullmatch(name) else model.vocab_size for name in request.logit_bias]
-    if max(ids, default=0) >= model.vocab_size:
-        raise invalid_field(
-            "logit_bias", f"must have token ids below {model.vocab_size}, the vocabulary of {model.name}"
-        )
     return Sampling(
         **{name: getattr(request, name) for name in _SAMPLING_FIELDS},
         max_new_tokens=num_new_tokens,
-        logit_bias=tuple(dict(zip(ids, request.logit_bias.values(), strict=True)).items()),
-        stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop),
+        logit_bias=tuple(_biases(request).items()),
+        stop=tuple(filter(None, [request.stop] if isinstance(request.stop, str) else request.stop)),
     )
+
+
+def _biases(request: CompletionRequest) -> dict[int, float]:
+    """Biases by token id, of names that are ids. A list's false bans a token."""
+    if isinstance(request.logit_bias, dict):
+        # The longest id has nine digits; so no name is too long to be a number.
+        return {int(name): bias for name, bias in request.logit_bias.items() if _TOKEN_ID.fullmatch(name)}
+    return {
+        id_: bias if not isinstance(bias, bool) else 0.0 if bias else MIN_BIAS
+        for id_, bias in request.logit_bias
+        if isinstance(id_, int)
+    }
+
+
+def _max_prompt_tokens(request: CompletionRequest, model: Model, sampling: Sampling) -> int | None:
+    """How much of the end of a text prompt is used; None: all of it, or it is an error."""
+    if request.truncate_prompt_tokens is not None:
+        return min(request.truncate_prompt_tokens, model.n_ctx - sampling.max_new_tokens)
+    return None if request.echo else model.n_ctx - sampling.max_new_tokens
+
+
+def _id_lists(prompt: Any) -> list[list[int]]:
+    """The prompts of token ids; anything else that a list holds is refused later."""
+    if isinstance(prompt, list) and prompt and all(isinstance(item, int) for item in prompt):
+        return [prompt]
+    return [item for item in prompt if isinstance(item, list)] if isinstance(prompt, list) else []
+
+
+def _last_ids(prompt: Any, number: int) -> Any:
+    if isinstance(prompt, list) and all(isinstance(item, int) for item in prompt):
+        return prompt[-number:]
+    return [item[-number:] if isinstance(item, list) else item for item in prompt]
 
 
 def _num_new_tokens(request: CompletionRequest) -> int:

@@ -19,7 +19,7 @@ from gateway.api import sse
 from gateway.api.callers import SESSION_PARAMETER, caller_of
 from gateway.api.openai import choices
 from gateway.api.openai.error_format import OPENAI_ERRORS, branch_error
-from gateway.api.openai.request import generation_spec
+from gateway.api.openai.request import generation_spec, resolve
 from gateway.api.openai.schema import (
     Choice,
     Completion,
@@ -56,6 +56,8 @@ class CompletionsResource:
             description="Without `echo`, a text prompt that is too long for the model and `max_tokens` loses its"
             " beginning; `usage.prompt_tokens` says how much was used. `max_tokens` beyond the context is lowered to"
             " half of it, with a warning. With `echo`, or as token ids, it is an error."
+            " Fields of vLLM, llama.cpp and others that Tercet lacks are ignored; `warnings` names those that would"
+            " have changed the answer."
             " An empty prompt starts a text. Prompt `i` has the choices from `i·n` on. Seeds count from `seed` for each"
             " prompt. With `stream`, chunks end with `data: [DONE]`; an error after the first chunk is the last event,"
             " and `echo` of token ids or with `logprobs` sends each choice as a whole, as `clean` and `suffix` do."
@@ -109,10 +111,13 @@ class CompletionsResource:
         caller = caller_of(req)
         with ExitStack() as stack:
             stack.enter_context(self._starter.admitting(caller))
-            request = parse_completion_request(body)
-            spec = generation_spec(request, self._starter, caller, started_at)
+            parsed = parse_completion_request(body)
+            req.context.num_ignored = parsed.num_unknown
+            model = self._starter.model(parsed.request.model, "model")
+            request, warnings = resolve(parsed.request, model)
+            spec = generation_spec(request, model, self._starter, caller, started_at)
             started = stack.enter_context(self._starter.started(caller, spec, self._policy(request, spec)))
-            answer = _Answer(request, started.context, req.context)
+            answer = _Answer(request, [*parsed.warnings, *warnings], started.context, req.context)
             if request.stream:
                 events = started.events()
                 first = next(events)
@@ -140,9 +145,12 @@ class CompletionsResource:
 class _Answer:
     """Renders a started request's outputs."""
 
-    def __init__(self, request: CompletionRequest, context: RequestContext, log: falcon.Context) -> None:
+    def __init__(
+        self, request: CompletionRequest, warnings: list[str], context: RequestContext, log: falcon.Context
+    ) -> None:
         """
         Args:
+            warnings: what was ignored or changed.
             log: receives what the middleware logs.
         """
         self._request = request
@@ -151,11 +159,7 @@ class _Answer:
         self._log = log
         self._id = f"cmpl-{self._spec.request_id}"
         self._created = int(time.time())
-        num_new_tokens = self._spec.sampling.max_new_tokens
-        self._warnings: dict[str, Any] = {}
-        if request.max_tokens > num_new_tokens:
-            warning = f"max_tokens was lowered to {num_new_tokens}, half of the model's context."
-            self._warnings = {"warnings": [warning]}
+        self._warnings: dict[str, Any] = {"warnings": warnings} if warnings else {}
         # State of a stream: characters sent, by branch, and choices that were sent as a whole.
         self._num_chars: dict[int, int] = {}
         self._num_whole = 0

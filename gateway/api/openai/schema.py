@@ -6,12 +6,12 @@ model. `Meta.description` of a field is the text of its validation error.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from shared.parsing import BodyParser
-from shared.protocol import MAX_SEED
+from gateway.api.peer_fields import PEER_FIELDS
+from gateway.api.tolerance import TolerantParser
 
 MAX_PROMPTS = 128
 MAX_COMPLETIONS = 256  # of a request: prompts × best_of
@@ -20,22 +20,24 @@ MAX_LOGPROBS = 1 << 19
 MAX_PROMPT_CHARS = 1 << 20
 _Text: TypeAlias = Annotated[str, Meta(max_length=MAX_PROMPT_CHARS)]
 _TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
-_Stop: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
-_Ignored: TypeAlias = Annotated[Any, Meta(description="accepted and ignored")]
+_Stop: TypeAlias = Annotated[str, Meta(max_length=256)]
+_Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 
 
-class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+class StreamOptions(Struct, kw_only=True, frozen=True):
     """`include_usage`: a last chunk without choices has the usage. `include_obfuscation` is ignored."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class CompletionRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """`POST /v1/completions`. Optional fields may be null, which is as leaving them out.
+class CompletionRequest(Struct, kw_only=True, frozen=True):
+    """`POST /v1/completions`. Optional fields may be null, which is as leaving them out. Fields of other servers are
+    ignored, with `warnings` in the answer if they would change it; those without which the text would be wrong, such as
+    a grammar, are an error.
 
-    The upper bounds of `max_tokens`, `max_time`, `top_k` and token ids depend on a setting or the model; the resource
-    checks them."""
+    The upper bounds of `max_tokens`, `max_time` and token ids depend on a setting or the model; the resource checks
+    them."""
 
     model: Annotated[str, Meta(max_length=128, description="the name of a model being served")] = ""
     prompt: Annotated[
@@ -47,17 +49,25 @@ class CompletionRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen
     ] = ""
     max_tokens: Annotated[
         int,
-        Meta(ge=0, description="a whole number, 0 or more; with echo or token ids, below the model's context"),
+        Meta(
+            ge=-2,
+            description="a whole number, 0 or more, or -1 (as many as there is room for); with echo or token ids, below"
+            " the model's context",
+        ),
     ] = 16
     n: Annotated[int, Meta(ge=1, le=8, description="a whole number from 1 to 8")] = 1
     best_of: Annotated[Annotated[int, Meta(ge=1, le=8)] | None, Meta(description="a whole number from n to 8")] = None
     temperature: Annotated[float, Meta(ge=0, le=2, description="a number from 0 to 2")] = 1.0
-    top_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1 (0 and 1: off)")] = 1.0
+    top_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 (greedy) to 1 (off)")] = 1.0
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2, description="a number from -2 to 2")] = 0.0
     presence_penalty: Annotated[float, Meta(ge=-2, le=2, description="a number from -2 to 2")] = 0.0
     logit_bias: Annotated[
-        dict[str, Annotated[float, Meta(ge=-100, le=100)]],
-        Meta(max_length=1024, description="an object of up to 1024 members: token ids with numbers from -100 to 100"),
+        Annotated[dict[str, _Bias], Meta(max_length=1024)]
+        | Annotated[list[tuple[_TokenId | _Stop, _Bias | bool]], Meta(max_length=1024)],
+        Meta(
+            description="an object of up to 1024 members, token ids with numbers from -100 to 100, or a list of pairs"
+            " (false: never this token)"
+        ),
     ] = {}
     logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=20)] | None,
@@ -66,12 +76,9 @@ class CompletionRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen
     echo: Annotated[bool, Meta(description="true (begin each text with its prompt) or false")] = False
     stop: Annotated[
         _Stop | Annotated[list[_Stop], Meta(max_length=16)],
-        Meta(description="a string of 1 to 256 characters, or a list of up to 16 of them"),
+        Meta(description="a string of up to 256 characters (empty: none), or a list of up to 16 of them"),
     ] = []
-    seed: Annotated[
-        Annotated[int, Meta(ge=-MAX_SEED - 1, le=MAX_SEED)] | None,
-        Meta(description="a whole number from -9223372036854775808 to 9223372036854775807"),
-    ] = None
+    seed: Annotated[int | None, Meta(description="a whole number (-1: random)")] = None
     stream: Annotated[bool, Meta(description="true (server-sent events) or false")] = False
     stream_options: Annotated[
         StreamOptions | None, Meta(description="an object with include_usage, true or false; only with stream")
@@ -95,19 +102,15 @@ class CompletionRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen
         Annotated[str, Meta(max_length=128)] | None,
         Meta(description="a string of up to 128 characters; a newer request of the session cancels the older one"),
     ] = None
-    top_k: Annotated[int, Meta(ge=0, description="a whole number, 0 (off) or more")] = 0
+    top_k: Annotated[int, Meta(ge=-1, description="a whole number, 1 or more (0 and -1: off)")] = 0
     min_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 (off) to 1")] = 0.0
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100, description="a number from 0.01 to 100")] = 1.0
     single_line: Annotated[bool, Meta(description="true (end at a newline) or false")] = False
     max_time: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="a number of seconds above 0")] = None
-    # Fields of OpenAI's APIs that change nothing here; SDKs and proxies send them.
-    user: _Ignored = None
-    metadata: _Ignored = None
-    store: _Ignored = None
-    service_tier: _Ignored = None
-    safety_identifier: _Ignored = None
-    prompt_cache_key: _Ignored = None
-    prompt_cache_retention: _Ignored = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1)] | None,
+        Meta(description="a whole number of tokens, 1 or more (-1: off): the end of each prompt to use"),
+    ] = None
 
 
 class Logprobs(Struct, kw_only=True):
@@ -198,4 +201,29 @@ class ErrorBody(Struct, kw_only=True):
     error: ErrorObject
 
 
-parse_completion_request = BodyParser(CompletionRequest, ignores_nulls=True)
+# Names that vLLM, llama.cpp, chat clients and pipelines give to these fields.
+ALIASES = {
+    "max_completion_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "n_cmpl": "n",
+    "num_return_sequences": "n",
+    "n_probs": "logprobs",
+    "repeat_penalty": "repetition_penalty",
+    "truncate": "truncate_prompt_tokens",
+}
+# 0 means in llama.cpp's names and in some clients that a field is off.
+NEUTRAL = {
+    "best_of": (0,),
+    "logit_bias": ([],),
+    "logprobs": (False,),
+    "n_probs": (0,),
+    "seed": (-1,),
+    "truncate_prompt_tokens": (0, -1),
+    "truncate": (0, -1),
+    "max_time": (0,),
+    "repetition_penalty": (0,),
+    "repeat_penalty": (0,),
+}
+parse_completion_request = TolerantParser(CompletionRequest, PEER_FIELDS, ALIASES, NEUTRAL)
