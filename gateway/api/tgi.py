@@ -243,6 +243,7 @@ def _sampling(parameters: TgiParameters, max_new_tokens: int, vocab_size: int) -
         temperature=_temperature(parameters),
         top_k=min(parameters.top_k or 0, vocab_size),
         top_p=parameters.top_p or 1.0,
+        min_p=parameters.min_p or 0.0,
         repetition_penalty=parameters.repetition_penalty or 1.0,
         frequency_penalty=parameters.frequency_penalty or 0.0,
         stop=parameters.stop_strings,

@@ -7,6 +7,7 @@ Hugging Face's API and of SageMaker send. Knows no HTTP server and no model.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Annotated, Literal
 
 import msgspec
@@ -74,6 +75,7 @@ class TgiParameters(Struct, kw_only=True, frozen=True):
     top_p: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None, Meta(description="a number from 0 (greedy) to 1 (off)")
     ] = None
+    min_p: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, Meta(description="a number from 0 (off) to 1")] = None
     do_sample: Annotated[bool | None, Meta(description="true or false")] = None
     max_new_tokens: Annotated[
         Annotated[int, Meta(ge=-1)] | None,
@@ -89,12 +91,18 @@ class TgiParameters(Struct, kw_only=True, frozen=True):
     max_time: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="a number of seconds above 0")] = None
     return_full_text: Annotated[bool | None, Meta(description="true or false")] = None
     stop: Annotated[
-        Annotated[list[_StopSequence], Meta(max_length=MAX_STOP_SEQUENCES)] | None,
-        Meta(description=f"a list of up to {MAX_STOP_SEQUENCES} strings of up to 256 characters (empty: none)"),
+        _StopSequence | Annotated[list[_StopSequence], Meta(max_length=MAX_STOP_SEQUENCES)] | None,
+        Meta(
+            description=f"a string of up to 256 characters, or a list of up to {MAX_STOP_SEQUENCES} of them"
+            " (empty: none)"
+        ),
     ] = None
     stop_sequences: Annotated[
-        Annotated[list[_StopSequence], Meta(max_length=MAX_STOP_SEQUENCES)] | None,
-        Meta(description=f"a list of up to {MAX_STOP_SEQUENCES} strings of up to 256 characters, added to stop"),
+        _StopSequence | Annotated[list[_StopSequence], Meta(max_length=MAX_STOP_SEQUENCES)] | None,
+        Meta(
+            description=f"a string of up to 256 characters, or a list of up to {MAX_STOP_SEQUENCES} of them"
+            " (added to stop)"
+        ),
     ] = None
     seed: Annotated[int | None, Meta(description="a whole number (-1: random)")] = None
     truncate: Annotated[
@@ -121,7 +129,8 @@ class TgiParameters(Struct, kw_only=True, frozen=True):
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """Both lists of stop sequences, each sequence once."""
-        return tuple(dict.fromkeys(filter(None, [*(self.stop or ()), *(self.stop_sequences or ())])))
+        lists = ([found] if isinstance(found, str) else found or () for found in (self.stop, self.stop_sequences))
+        return tuple(dict.fromkeys(filter(None, chain(*lists))))
 
     @property
     def num_completions(self) -> int:
@@ -147,12 +156,18 @@ class TgiRequest(Struct, kw_only=True, frozen=True):
         return [self.inputs] if isinstance(self.inputs, str) else self.inputs
 
 
-# Names of OpenAI's API and of Tercet's.
-ALIASES = {"n": "num_return_sequences", "max_tokens": "max_new_tokens", "n_predict": "max_new_tokens"}
+# Names of OpenAI's API, of llama.cpp and of transformers.
+ALIASES = {
+    "n": "num_return_sequences",
+    "max_tokens": "max_new_tokens",
+    "n_predict": "max_new_tokens",
+    "stop_strings": "stop_sequences",
+}
 # Text Generation Inference publishes the string "null" as an example of some parameters.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(TgiParameters.__struct_fields__, ("null",)),
     "repetition_penalty": ("null", 0),
+    "min_p": ("null", 0),
     "seed": ("null", -1),
     "stop": ("null", ""),
     "top_k": ("null", 0, -1),

@@ -84,14 +84,15 @@ class TolerantParser(Generic[T]):
         Args:
             kind: a struct. Its nested structs are as tolerant.
             peer_fields: fields that the struct does not have.
-            aliases: as `BodyParser`'s, also for members of nested objects. Of two names of a field, the field's own
-                counts.
+            aliases: as `BodyParser`'s, also for members of nested objects. Of two names of an optional field, the
+                field's own counts.
             neutral: as `BodyParser`'s.
         """
         self._strict = BodyParser(kind, aliases, neutral)
         self.kind = kind
         self.aliases = self._strict.aliases
         self.peer_fields = peer_fields
+        self._required = {field.name for field in msgspec.structs.fields(kind) if field.required}
 
     def __call__(self, raw: bytes) -> Tolerated[T]:
         """
@@ -138,6 +139,8 @@ class TolerantParser(Generic[T]):
                 known[name] = value
         for name, (sent, value) in aliased.items():
             if known.setdefault(name, value) != value:
+                if name in self._required:
+                    raise invalid_field(path + sent, f"is another name of {name}; send one of them")
                 ignored.warnings.append(f"{path}{sent} was ignored: it is another name of {name}, which was sent too.")
         return known
 

@@ -215,6 +215,7 @@ ALIASES = {
 }
 # 0 means in llama.cpp's names and in some clients that a field is off.
 NEUTRAL = {
+    "model": ("tgi",),  # the placeholder of Text Generation Inference's documentation
     "best_of": (0,),
     "logit_bias": ([],),
     "logprobs": (False,),

@@ -91,12 +91,32 @@ def test_a_job_has_the_answer_of_autocomplete(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"prompt": "a"}, None),
+        ({"prompt": "a", "num_samples": None, "user": "u", "seed": -1, "top_n": -1}, None),
+        ({"prompt": "a", "batch_size": 1, "nsamples": 1}, "nsamples should be n_samples"),
+        ({"prompt": "a", "model_name": "124M", "min_tokens": 3}, "min_tokens was ignored"),
+        ({"context": "a", "top_k": 1, "top_n": 2}, "another name of top_k"),
+    ],
+)
+def test_a_body_with_others_names_is_not_failed_by_its_other_fields(
+    api: Api, fields: dict[str, Any], named: str | None
+) -> None:
+    job = api.post("/jobs", fields)
+    assert job.status_code == 202
+    assert (named or "") in " ".join(job.json.get("warnings", []))
+    assert ("warnings" in job.json) is (named is not None)
+    assert result_of(api, job.json["id"])["state"] == "succeeded"
+
+
+@pytest.mark.parametrize(
     ("body", "status", "detail"),
     [
         ({"context": "a", "stream": True}, 422, "Unknown field stream"),
         ({"context": "a", "session": "s"}, 422, "Unknown field session"),
         ({"context": "a", "prompt": "b"}, 422, "prompt is another name of context"),
-        ({"context": "a", "top_k": 1, "top_n": 1}, 422, "top_n is another name of top_k"),
+        ({"context": "a", "n": 1, "n_samples": 2}, 422, "n is another name of n_samples"),
         ({"context": "a", "model_size": "nothing"}, 422, "model_size 'nothing' is not served"),
         ({"context": "a", "max_tokens": 100_000}, 422, "max_tokens must be at most"),
         ({"prompt": 1}, 422, "context must be a string"),

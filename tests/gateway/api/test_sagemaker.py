@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def test_a_list_of_inputs_gets_a_list_of_three_texts_each_likeliest_first(api: A
     assert api.post("/invocations", {"input": ["a"]}).json["output"][0][0].startswith("a said")
 
 
-@pytest.mark.parametrize("value", [1, None, [], ["a"] * 11, [1], {"a": "b"}])
+@pytest.mark.parametrize("value", [1, [], ["a"] * 11, [1], {"a": "b"}])
 def test_an_input_of_another_kind_is_refused(api: Api, value: Any) -> None:
     answer = api.post("/invocations", {"input": value})
     assert (answer.status_code, answer.json["code"]) == (422, "invalid_request")
@@ -72,9 +73,9 @@ def test_errors_have_the_shape_of_the_bodys_dialect(api: Api) -> None:
 
     unknown = post({"text": "x"})
     assert (unknown.status_code, unknown.headers["content-type"]) == (422, "application/problem+json")
-    assert "input, inputs, prompt, context" in unknown.json["detail"]
+    assert "input, inputs, text_inputs, prompt, context" in unknown.json["detail"]
     assert post([]).json["code"] == "invalid_json"
-    assert post({"inputs": "x", "parameters": {"top_k": 0}}).json["error_type"] == "validation"
+    assert post({"inputs": "x", "parameters": {"top_k": -2}}).json["error_type"] == "validation"
     assert post({"prompt": "x", "n": 0}).json["error"]["type"] == "invalid_request_error"
     assert post({"context": "x", "length": 0}).json["code"] == "invalid_request"
 
@@ -112,3 +113,102 @@ def test_custom_attributes_carry_a_session(api: Api, attributes: str, session: s
     for body in ({"input": "He"}, {"inputs": "He"}, {"prompt": "He"}, {"context": "He"}):
         assert api.post("/invocations", body, headers=headers).status_code == 200
     assert {call.session for call in api.pool.workers[0].calls} == {session}
+
+
+def send(api: Api, media_type: str, body: bytes) -> testing.Result:
+    return api.request("POST", "/invocations", body=body, headers={"Content-Type": media_type})
+
+
+@pytest.mark.parametrize(
+    "media_type", ["application/jsonlines", "application/x-jsonlines; charset=utf-8", "application/x-ndjson"]
+)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"input":"a"}\n{"input":"b"}\n',
+        b'{"input":"a"}\r\n{"input":"b"}',
+        b'\n{"input":"a"}\n\n{"input":"b"}\n\n',
+    ],
+)
+def test_json_lines_are_answered_line_by_line(api: Api, media_type: str, body: bytes) -> None:
+    answer = send(api, media_type, body)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == media_type.partition(";")[0]
+    assert answer.text.endswith("\n")
+    outputs = [json.loads(line)["output"] for line in answer.text.splitlines()]
+    assert [texts[0].startswith(f"{given} said") for given, texts in zip("ab", outputs, strict=True)] == [True] * 2
+
+
+def test_each_line_has_its_dialect(api: Api) -> None:
+    bodies: list[dict[str, Any]] = [{"prompt": "a"}, {"inputs": ["b", "c"]}, {"text_inputs": "d"}, {"context": "e"}]
+    answer = send(api, "application/jsonlines", b"\n".join(json.dumps(body).encode() for body in bodies))
+    first, second, third, fourth = map(json.loads, answer.text.splitlines())
+    assert first["object"] == "text_completion"
+    assert len(second) == 2
+    assert third["generated_texts"][0].startswith(" said")
+    assert fourth["model"] == "small"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"inputs":"a"}\n{"inputs":1}', "Line 2: inputs must be"),
+        (b'{"inputs":"a"}\n\n[]', "Line 3: The body must be a JSON object"),
+        (b'{"prompt":"a"}\n{"prompt":"a","n":0}', "Line 2: n must be"),
+        (b'{"prompt":"a","stream":true}', "Line 1: stream must be false"),
+        (b"\n", "1 to 128 lines"),
+        (b'{"input":"a"}\n' * 129, "1 to 128 lines"),
+    ],
+)
+def test_a_wrong_line_is_named(api: Api, body: bytes, message: str) -> None:
+    answer = send(api, "application/jsonlines", body)
+    assert answer.status_code in {400, 422}
+    assert message in answer.text
+
+
+@pytest.mark.parametrize(
+    "body", [b"inputs\na\nb\n", b"id,inputs\r\n1,a\r\n2,b\r\n", b'\xef\xbb\xbf"inputs","id"\n"a",1\n"b",2']
+)
+def test_csv_is_a_list_of_inputs(api: Api, body: bytes) -> None:
+    answer = send(api, "text/csv", body)
+    assert [len(found) for found in answer.json] == [1, 1]
+    assert sorted(call.prompt or "" for call in api.pool.workers[0].calls) == ["a", "b"]
+
+
+@pytest.mark.parametrize("body", [b"inputs\n", b"a\nb\n", b"text\na\n"])
+def test_csv_without_inputs_is_refused(api: Api, body: bytes) -> None:
+    answer = send(api, "text/csv", body)
+    assert (answer.status_code, answer.json["code"]) == (400, "invalid_json")
+    assert "a header that has a column inputs" in answer.json["detail"]
+
+
+def test_plain_text_is_an_input_unless_it_is_json(api: Api) -> None:
+    for media_type in ("text/plain", "text/plain; charset=utf-8", "application/x-text"):
+        assert send(api, media_type, b"He saw {").json[0]["generated_text"].startswith(" said")
+        assert api.pool.workers[0].calls[-1].prompt == "He saw {"
+        assert len(send(api, media_type, b'{"input": "He"}').json["output"]) == 3
+
+
+@pytest.mark.parametrize("media_type", ["application/json", "application/x-www-form-urlencoded", "application/unheard"])
+def test_any_other_content_type_is_json(api: Api, media_type: str) -> None:
+    assert len(send(api, media_type, b'{"input": "He"}').json["output"]) == 3
+
+
+def test_parameters_beside_input_are_named_as_ignored(api: Api) -> None:
+    """That deployment's are fixed. An empty object changes nothing."""
+    assert "warnings" not in api.post("/invocations", {"input": "He", "parameters": {}}).json
+    for fields in ({"parameters": {"top_k": 3}}, {"max_new_tokens": 3}, {"max_length": 50, "seed": 1}):
+        answer = api.post("/invocations", {"input": "He", **fields}).json
+        assert len(answer["output"]) == 3
+        assert all(name in str(answer["warnings"]) for name in fields)
+        assert "send inputs in place of input" in answer["warnings"][0]
+
+
+def test_jumpstarts_parameters_stand_beside_the_text(api: Api) -> None:
+    fields = {"max_new_tokens": 9, "num_return_sequences": 2, "top_k": 50, "top_p": 0.95, "do_sample": True, "seed": 5}
+    answer = api.post("/invocations", {"text_inputs": "He", **fields}).json
+    assert answer == {"generated_texts": [" said 5", " said 6"]}
+    assert api.pool.workers[0].calls[-1].sampling.max_new_tokens == 9
+    listed = api.post("/invocations", {"text_inputs": ["a", "b"], "seed": 5}).json
+    assert listed == {"generated_texts": [[" said 5"], [" said 5"]]}
+    assert api.post("/invocations", {"text_inputs": 1}).status_code == 422

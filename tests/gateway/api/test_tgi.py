@@ -40,6 +40,12 @@ def tokens_then(*texts: tuple[str, str], text: str, finish_reason: str) -> Respo
     return answer
 
 
+def tokenize(text: str) -> TokenizeResponse:
+    if not text:
+        return TokenizeResponse(ids=[], texts=[], ends=[], n_ctx=1024, eos_id=0)
+    return TokenizeResponse(ids=[7, 8], texts=["a", " b"], ends=[1, 3], n_ctx=1024, eos_id=0)
+
+
 def generate(api: Api, path: str = "/generate", **parameters: Any) -> testing.Result:
     return api.post(path, {"inputs": "He saw", "parameters": parameters})
 
@@ -49,33 +55,36 @@ def events(result: testing.Result) -> list[dict[str, Any]]:
 
 
 BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
-    ("best_of", [1, 8], [0, 9, 1.5, "2"]),
-    ("temperature", [0.001, 1, 100], [0, -1, 100.1, "1"]),
-    ("repetition_penalty", [0.01, 1.0, 100], [0, 0.009, 100.1]),
+    ("best_of", [0, 1, 8], [-1, 9, 1.5, "2"]),
+    ("num_return_sequences", [1, 8, None], [0, -1, 9]),
+    ("temperature", [0, 0.001, 1, 100], [-1, 100.1, "1"]),
+    ("repetition_penalty", [0, 0.01, 1.0, 100], [0.009, 100.1]),
     ("frequency_penalty", [-2, 0, 2], [-2.1, 2.1]),
-    ("top_k", [1, 500, 100_000], [0, -1, 0.5]),
-    ("top_p", [0.001, 1], [0, -0.1, 1.001]),
-    ("typical_p", [None, 1, 1.0], [0.99, 0.5, 1.1]),
+    ("top_k", [0, -1, 1, 500, 100_000], [-2, 0.5]),
+    ("top_p", [0, 0.001, 1], [-0.1, 1.001]),
     ("do_sample", [True, False, None], [1, "true"]),
-    ("max_new_tokens", [1, 1023], [0, -1, 1024]),
+    ("max_new_tokens", [1, 1023, 1024, -1, 10**300], [0, -2]),
+    ("max_length", [1, 50, 10**300, 0, -1], [-2, 1.5]),
+    ("max_time", [0, 0.5, 31], [-1, "1"]),
     ("return_full_text", [True, False, None], ["no"]),
-    ("stop", [[], ["a"], ["a", "b", "c", "d"], ["x" * 256]], [["a"] * 5, [""], ["x" * 257], "a", [1]]),
-    ("stop_sequences", [[], ["a", "b", "c", "d"]], [["a"] * 5, [""]]),
-    ("seed", [0, 2**63 - 1], [-1, 2**63]),
-    ("truncate", [1, 1023], [0, 1024]),
+    ("stop", [[], ["a"], ["a", "b", "c", "d"], ["x" * 256], [""], "", "a"], [["a"] * 5, ["x" * 257], 1, [1]]),
+    ("stop_sequences", [[], ["a", "b", "c", "d"], [""]], [["a"] * 5]),
+    ("seed", [-1, 0, 2**63 - 1, 2**64 - 1, "null"], [0.5, "1"]),
+    ("truncate", [0, -1, 1, 1023, 1024, "null"], [-2, "1"]),
     ("details", [True, False, None], [0]),
     ("decoder_input_details", [False, None], ["x"]),
     ("top_n_tokens", [0, 5, None], [-1, 6]),
-    ("watermark", [False, None], [True, "x"]),
-    ("grammar", [None], [{"type": "regex", "value": "a"}, ""]),
-    ("adapter_id", [None, ""], ["x"]),
+    ("typical_p", [None, 1, 0.95], []),
+    ("watermark", [False, None, True], []),
+    ("grammar", [None, ""], [{"type": "regex", "value": "a"}, {}]),
+    ("adapter_id", [None, "", "null"], ["x"]),
     ("clean", [True, False, None], ["x"]),
 ]
 
 
 @pytest.mark.parametrize(("name", "within", "beyond"), BOUNDS, ids=[name for name, _, _ in BOUNDS])
 def test_each_parameter_has_its_range(make_api: MakeApi, name: str, within: list[Any], beyond: list[Any]) -> None:
-    api = make_api(respond, max_batch=8)
+    api = make_api(respond, max_batch=8, tokenize=tokenize)
     sampled: dict[str, Any] = {"do_sample": True} if name == "best_of" else {}
     for value in within:
         answer = generate(api, **(sampled | {name: value}))
@@ -95,6 +104,8 @@ def test_each_parameter_has_its_range(make_api: MakeApi, name: str, within: list
         ({"temperature": 1.0}, Sampling(max_new_tokens=100, temperature=1, top_k=0, top_p=1)),
         ({"top_k": 7}, Sampling(max_new_tokens=100, temperature=1, top_k=7, top_p=1)),
         ({"top_k": 501}, Sampling(max_new_tokens=100, temperature=1, top_k=500, top_p=1)),
+        ({"top_k": 7, "top_p": 0}, Sampling(max_new_tokens=100, temperature=0, top_k=7, top_p=1)),
+        ({"temperature": 0}, Sampling(max_new_tokens=100, temperature=0, top_k=0, top_p=1)),
         ({"top_p": 0.5}, Sampling(max_new_tokens=100, temperature=1, top_k=0, top_p=0.5)),
         (
             {
@@ -167,9 +178,9 @@ def test_best_of_answers_with_the_likeliest(make_api: MakeApi) -> None:
 def test_parameters_that_exclude_each_other_are_refused(make_api: MakeApi) -> None:
     api = make_api(respond)
     refused: list[tuple[str, str, dict[str, Any]]] = [
-        ("/generate", "best_of", {"best_of": 2}),
         ("/generate", "stop", {"stop": ["a", "b", "c"], "stop_sequences": ["d", "e"]}),
         ("/generate_stream", "best_of", {"best_of": 2, "do_sample": True}),
+        ("/generate_stream", "num_return_sequences", {"num_return_sequences": 2}),
         ("/generate_stream", "decoder_input_details", {"decoder_input_details": True}),
         ("/generate_stream", "clean", {"clean": True}),
     ]
@@ -248,8 +259,8 @@ def test_errors_have_the_dialects_shape(make_api: MakeApi, path: str) -> None:
     assert error(400, body=b"[1]")[1] == "validation"
     assert error(413, body=b" " * 1025)[1] == "validation"
     assert error(403, body=b"{}", headers={"Origin": "https://evil.example"})[1] is None
-    unknown, kind = error(422, json={"inputs": "a", "parameters": {"beams": 3}})
-    assert unknown.startswith("Unknown field parameters.beams; the fields of parameters are best_of, ")
+    refused, kind = error(422, json={"inputs": "a", "parameters": {"grammar": {"type": "json", "value": {}}}})
+    assert refused.startswith("parameters.grammar is not supported, and without it the text would be wrong")
     assert kind == "validation"
     assert error(422, json={"inputs": 3})[0].startswith("inputs must be a string")
 
@@ -284,12 +295,6 @@ def test_info_and_endpoint(make_api: MakeApi) -> None:
     endpoint = api.request("GET", "/endpoint", headers={"Host": "localhost:81"})
     assert endpoint.text == "http://localhost:81"
     assert endpoint.headers["content-type"].startswith("text/plain")
-
-
-def tokenize(text: str) -> TokenizeResponse:
-    if not text:
-        return TokenizeResponse(ids=[], texts=[], ends=[], n_ctx=1024, eos_id=0)
-    return TokenizeResponse(ids=[7, 8], texts=["a", " b"], ends=[1, 3], n_ctx=1024, eos_id=0)
 
 
 def test_tokenize_answers_each_dialect_in_its_shape(make_api: MakeApi) -> None:

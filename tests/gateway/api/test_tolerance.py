@@ -1,0 +1,432 @@
+"""What clients of other servers send: fields, neutral values, nulls. Nothing that changes nothing fails a request.
+
+`peer_schemas.json` has the fields and defaults that the peers publish, and requests as in their documentation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from falcon import testing
+from structlog.testing import capture_logs
+from transformers import GenerationConfig
+
+from gateway.api.openai.schema import parse_completion_request
+from gateway.api.schema import AutocompleteRequest
+from gateway.api.tgi_schema import parse_tgi_body
+from gateway.api.tolerance import TolerantParser
+from shared.hangups import HangupWatcher
+from shared.parsing import fields_of
+from shared.protocol import MAX_SEED, GenerateRequest, TokenizeResponse
+from tests import compatibility
+from tests.gateway.api.conftest import Api, MakeApi
+from tests.gateway.generation.stubs import Step, completion
+
+SCHEMAS = compatibility.SCHEMAS
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "He saw"},
+    "/generate": {"inputs": "He saw"},
+    "/": {"inputs": "He saw"},
+    "/invocations": {"inputs": "He saw"},
+    "/jobs": {"prompt": "He saw"},
+}
+N_CTX = 1024  # of the stub pool's models
+VOCAB_SIZE = 500
+
+
+def respond(request: GenerateRequest) -> Iterator[Step]:
+    yield from completion(request, f" the sea {request.seed % 100}", logprob=-1.0 - request.seed % 100)
+
+
+def tokenize(text: str) -> TokenizeResponse:
+    return TokenizeResponse(ids=[1] * len(text), texts=[*text], ends=[*range(1, len(text) + 1)], n_ctx=1024, eos_id=0)
+
+
+@pytest.fixture
+def api(make_api: MakeApi) -> Api:
+    return make_api(respond, tokenize=tokenize, max_batch=16, settings={"hosts": "*"})
+
+
+@pytest.fixture
+def sagemaker(api: Api, hangups: HangupWatcher) -> Api:
+    """The container's app in front of the same pool."""
+    return Api(api.pool, hangups, hosts="*", sagemaker="1")
+
+
+def post(api: Api, path: str, fields: dict[str, Any]) -> testing.Result:
+    """Fields of Text Generation Inference's dialect are parameters."""
+    if path in {"/generate", "/"}:
+        return api.post(path, {**BODIES[path], "parameters": fields})
+    return api.post(path, {**BODIES[path], **fields})
+
+
+def warnings_of(answer: testing.Result) -> list[str]:
+    assert answer.status_code == 200, answer.text
+    body = answer.json[0] if isinstance(answer.json, list) else answer.json
+    found = body.get("warnings", [])
+    assert isinstance(found, list)
+    return found
+
+
+# Fields ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("peer", SCHEMAS["peers"])
+def test_no_field_fails_a_request_with_its_published_default(api: Api, peer: str) -> None:
+    """One at a time, and all at once; without a warning, unless the default is a number that no GPT-2 has room for."""
+    schema = SCHEMAS["peers"][peer]
+    defaults = {name: field["default"] for name, field in schema["fields"].items() if "default" in field}
+    defaults |= schema.get("nested", {})
+    for name, value in defaults.items():
+        warnings = warnings_of(post(api, schema["path"], {name: value}))
+        assert all("lowered to 512" in warning for warning in warnings), (name, value, warnings)
+    assert post(api, schema["path"], defaults).status_code == 200
+
+
+@pytest.mark.parametrize("sample", SCHEMAS["samples"], ids=lambda sample: f"{sample['peer']}-{sample['path']}")
+def test_no_request_of_the_peers_documentation_fails(api: Api, sagemaker: Api, sample: dict[str, Any]) -> None:
+    """But for what would make the text wrong: a grammar, and an adapter."""
+    body = {name: "small" if value == "MODEL" else value for name, value in sample["body"].items()}
+    served = sagemaker if sample["path"] == "/invocations" else api
+    answer = served.post(sample["path"], body, headers=sample.get("headers"))
+    parameters: dict[str, Any] = sample["body"].get("parameters") or {}
+    wrong = [name for name in ("grammar", "adapter_id") if parameters.get(name) not in (None, "null")]
+    if wrong:
+        assert answer.status_code == 422
+        assert answer.json["error"].startswith(f"parameters.{wrong[0]} is not supported")
+    else:
+        assert answer.status_code == 200, answer.text
+
+
+def test_the_defaults_of_the_installed_transformers_fail_nothing(api: Api) -> None:
+    defaults = GenerationConfig().to_dict()
+    assert api.post("/", {"inputs": "a", "parameters": defaults}).status_code == 200
+
+
+@pytest.mark.parametrize("parser", [parse_completion_request, parse_tgi_body])
+def test_a_known_field_of_peers_is_not_also_one_of_ours(parser: TolerantParser[Any]) -> None:
+    own = fields_of(parser.kind)
+    assert not own.keys() & parser.peer_fields.keys()
+    assert not parser.aliases.keys() & parser.peer_fields.keys()
+
+
+def test_the_table_is_written_from_the_schemas() -> None:
+    """After a change of a field: `python -m tests.compatibility >docs/COMPATIBILITY.md`."""
+    page = Path(__file__).parents[3] / "docs/COMPATIBILITY.md"
+    assert page.read_text(encoding="utf-8") == compatibility.page()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        # Bug reports.
+        *({"max_completion_tokens": 5}, {"ignore_eos": False}, {"min_tokens": 0}, {"skip_special_tokens": True}),
+        *({"stop_token_ids": []}, {"include_stop_str_in_output": False}, {"truncate_prompt_tokens": 99}),
+        *({"use_beam_search": False}, {"length_penalty": 1.0}, {"priority": 0}, {"response_format": {"type": "text"}}),
+        {"stream_options": {"include_usage": True}},  # without stream
+        # SDKs, editors and proxies.
+        *({"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "safety_identifier": "x"},),
+        *({"n_predict": 5, "cache_prompt": True, "id_slot": -1, "samplers": []}, {"t_max_predict_ms": 0}),
+        *({"tools": [], "tool_choice": "none"}, {"functions": None}, {"image_data": []}, {"grammar": ""}),
+        *({"lora": []}, {"adapter_id": "null"}, {"guided_json": None}, {"logit_bias": None}, {"stop": [""]}),
+        *({"max_tokens": 5, "max_completion_tokens": 5}, {"max_tokens": 5.0}, {"unknown": None}),
+        *({"mirostat": 0, "mirostat_tau": 5.0}, {"typical_p": 1.0}, {"repeat_penalty": 1.0}, {"top_n_sigma": -1.0}),
+    ],
+    ids=json.dumps,
+)
+def test_what_changes_nothing_is_ignored_without_a_word(api: Api, fields: dict[str, Any]) -> None:
+    assert warnings_of(post(api, "/v1/completions", fields)) == []
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/"])
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"typical_p": 0.95}, "typical_p"),
+        ({"min_tokens": 3}, "min_tokens"),
+        ({"mirostat": 2}, "mirostat"),
+        ({"watermark": True}, "watermark"),
+        ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size"),
+        ({"num_beams": 4}, "num_beams"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"samplers": ["temperature"]}, "samplers"),
+        ({"brand_new": 1}, "brand_new"),
+        ({"": 1}, "Unknown"),
+    ],
+)
+def test_what_would_change_the_answer_is_named(api: Api, path: str, fields: dict[str, Any], named: str) -> None:
+    [warning] = warnings_of(post(api, path, fields))
+    assert named in warning
+
+
+def test_a_warning_reaches_the_client_of_every_dialect_also_in_a_stream(api: Api, sagemaker: Api) -> None:
+    def first_chunk(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        chunks = [line for line in api.post(path, body).text.splitlines() if line]
+        assert sum("min_tokens" in chunk for chunk in chunks) == 1
+        found = json.loads(chunks[0].removeprefix("data:"))
+        assert isinstance(found, dict)
+        return found
+
+    for path, body in (
+        ("/v1/completions", {"prompt": "a", "min_tokens": 3, "stream": True}),
+        ("/generate_stream", {"inputs": "a", "parameters": {"min_tokens": 3}}),
+    ):
+        assert "min_tokens" in first_chunk(path, body)["warnings"][0]
+    answers = {
+        name: sagemaker.post("/invocations", {name: "a", "min_tokens": 3}).json
+        for name in ("input", "text_inputs", "prompt", "inputs")
+    }
+    assert all("min_tokens" in str(answer) for answer in answers.values()), answers
+    assert answers["input"]["output"]
+    assert answers["text_inputs"]["generated_texts"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"grammar": "root ::= x"}, "grammar"),
+        ({"json_schema": {}}, "json_schema"),
+        ({"guided_regex": "[a-z]"}, "guided_regex"),
+        ({"structured_outputs": {"json": {}}}, "structured_outputs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"image_data": [{"data": "aGk=", "id": 1}]}, "image_data"),
+        ({"images": ["aGk="]}, "images"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ({"tools": [{}]}, "tools"),
+        ({"lora": [{"id": 0, "scale": 1}]}, "lora"),
+        ({"prompt_embeds": "aGk="}, "prompt_embeds"),
+    ],
+)
+def test_what_would_make_the_text_wrong_is_refused_by_name(api: Api, fields: dict[str, Any], named: str) -> None:
+    answer = post(api, "/v1/completions", fields)
+    assert (answer.status_code, answer.json["error"]["param"]) == (400, named)
+    assert answer.json["error"]["message"].startswith(f"{named} is not supported")
+    assert post(api, "/generate", fields).status_code == 422
+
+
+def test_a_typo_gets_a_proposal(api: Api) -> None:
+    [warning] = warnings_of(post(api, "/v1/completions", {"tempreature": 0, "max_token": 3}))
+    assert warning == (
+        "Unknown and ignored: tempreature, max_token. Perhaps tempreature should be temperature."
+        " Perhaps max_token should be max_tokens."
+    )
+    [misplaced] = warnings_of(api.post("/generate", {"inputs": "a", "top_p": 0.5}))
+    assert misplaced == "Unknown and ignored: top_p. Perhaps top_p should be parameters.top_p."
+
+
+def test_many_unknown_names_are_shortened_in_the_answer_and_counted_in_the_log(api: Api) -> None:
+    names = {f"{'x' * 100}{number}": "secret" for number in range(300)}
+    with capture_logs() as logs:
+        [warning] = warnings_of(post(api, "/v1/completions", names))
+    assert len(warning) < 300
+    assert "and 295 more" in warning
+    [finished] = [line for line in logs if line["event"] == "request_finished"]
+    assert finished["unknown_fields"] == 300
+    assert not any("xxx" in str(line) or "secret" in str(line) for line in logs)
+
+
+def test_tokenization_ignores_what_changes_nothing(api: Api) -> None:
+    for body in (
+        {"inputs": "ab", "add_special_tokens": True, "model": "tgi", "parameters": {"watermark": True}},
+        {"prompt": "ab", "add_special_tokens": True, "return_token_strs": None, "max_length": 7, "unheard": [1]},
+        {"prompt": "ab", "truncation": False, "model": None},
+    ):
+        assert api.post("/tokenize", body).status_code == 200
+
+
+def test_our_own_dialect_is_strict_about_names_and_takes_nulls(api: Api) -> None:
+    names = [name for name in AutocompleteRequest.__struct_fields__ if name != "context"]
+    assert api.complete(**dict.fromkeys(names)).status_code == 200
+    assert api.complete(samples=None, n=2).status_code == 200
+    for unknown in ({"temprature": 1}, {"user": "u"}, {"nonsense": None}):
+        answer = api.complete(**unknown)
+        assert answer.status_code == 422
+        assert answer.json["detail"].startswith(f"Unknown field {next(iter(unknown))}")
+
+
+# Values ------------------------------------------------------------------------------------------
+
+
+def last_call(api: Api) -> GenerateRequest:
+    return api.pool.workers[0].calls[-1]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"n": 2}, {"temperature": 2}, {"clean": True}, {"stream": True}, {"best_of": 3}, {"top_k": 5}],
+    ids=json.dumps,
+)
+def test_top_p_0_is_greedy_in_the_dialects_of_others(api: Api, fields: dict[str, Any]) -> None:
+    assert api.post("/v1/completions", {"prompt": "The", "top_p": 0, **fields}).status_code == 200
+    assert (last_call(api).sampling.temperature, last_call(api).sampling.top_p) == (0, 1)
+
+
+def test_top_p_0_is_greedy_or_off_as_the_dialect_has_it(api: Api, sagemaker: Api) -> None:
+    assert post(api, "/generate", {"top_p": 0.0, "temperature": 2, "do_sample": True}).status_code == 200
+    assert last_call(api).sampling.temperature == 0
+    for name in ("inputs", "text_inputs"):
+        body = {name: "a", "top_p": 0, "parameters": {"top_p": 0}}
+        assert sagemaker.post("/invocations", body).status_code == 200
+        assert last_call(sagemaker).sampling.temperature == 0
+    assert api.complete(top_p=0).status_code == 200  # the published deployment's rule: off
+    assert (last_call(api).sampling.temperature, last_call(api).sampling.top_p) == (1, 0)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/", "/autocomplete"])
+def test_seed_minus_1_is_random_and_a_seed_of_64_bits_counts(api: Api, path: str) -> None:
+    def seed(value: int) -> int:
+        is_ours = path == "/autocomplete"
+        answer = api.complete(seed=value, clean=False, n=1) if is_ours else post(api, path, {"seed": value})
+        assert answer.status_code == 200, answer.text
+        return last_call(api).seed
+
+    assert len({seed(-1) for _ in range(3)}) == 3
+    assert seed(7) == 7
+    assert seed(MAX_SEED + 8) == 7
+    assert seed(2**64 - 3) == MAX_SEED - 2
+
+
+@pytest.mark.parametrize("value", [-1, 0, VOCAB_SIZE, VOCAB_SIZE + 1, 10**30])
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/autocomplete"])
+def test_top_k_is_off_below_1_and_beyond_the_vocabulary(api: Api, path: str, value: int) -> None:
+    if path == "/autocomplete":
+        assert api.complete(top_k=value).status_code == 200
+    else:
+        assert post(api, path, {"top_k": value, "temperature": 1}).status_code == 200
+    assert last_call(api).sampling.top_k in {0, VOCAB_SIZE}
+
+
+def test_minus_1_tokens_are_as_many_as_there_is_room_for(api: Api) -> None:
+    for fields in ({"max_tokens": -1}, {"n_predict": -1}, {"max_completion_tokens": -1}, {"max_tokens": -2}):
+        [warning] = warnings_of(post(api, "/v1/completions", fields))
+        assert warning == "max_tokens was lowered to 512, half of the model's context."
+        assert (last_call(api).sampling.max_new_tokens, last_call(api).max_prompt_tokens) == (512, 512)
+    assert warnings_of(api.post("/v1/completions", {"prompt": [[1] * 24, [2] * 20], "max_tokens": -1})) == []
+    assert last_call(api).sampling.max_new_tokens == N_CTX - 24
+    assert "lowered to 512" in warnings_of(post(api, "/generate", {"max_new_tokens": -1}))[0]
+    assert api.complete(max_tokens=-1).status_code == 200
+    assert last_call(api).max_prompt_tokens == N_CTX - 20
+    assert api.complete(max_tokens=0).status_code == 422
+
+
+def test_biases_of_tokens_that_do_not_exist_are_ignored_with_a_warning(api: Api) -> None:
+    for bias, known, num_ignored in (
+        ({"50256": -100}, (), 1),
+        ({"7": 1, "x": 1, "9" * 5000: 1}, ((7, 1.0),), 2),
+        ([[7, 1.5], [8, False], ["sea", -0.5]], ((7, 1.5), (8, -100.0)), 1),
+        ([[7, 1.5]], ((7, 1.5),), 0),
+        ([], (), 0),
+    ):
+        warnings = warnings_of(post(api, "/v1/completions", {"logit_bias": bias}))
+        assert len(warnings) == bool(num_ignored)
+        assert all(f"ignored for {num_ignored} tokens" in warning for warning in warnings)
+        assert last_call(api).sampling.logit_bias == known
+
+
+def test_an_empty_stop_stops_nothing(api: Api) -> None:
+    for stop in ("", [], [""], ["", ""]):
+        assert warnings_of(post(api, "/v1/completions", {"stop": stop})) == []
+        assert last_call(api).sampling.stop == ()
+    assert warnings_of(post(api, "/v1/completions", {"stop": ["", "x"]})) == []
+    assert last_call(api).sampling.stop == ("x",)
+
+
+def test_truncate_prompt_tokens_is_honoured(api: Api) -> None:
+    assert warnings_of(post(api, "/v1/completions", {"truncate_prompt_tokens": 99})) == []
+    assert last_call(api).max_prompt_tokens == 99
+    for prompt in ([1, 2, 3, 4], [[1, 2, 3, 4]]):
+        assert warnings_of(api.post("/v1/completions", {"prompt": prompt, "truncate_prompt_tokens": 2})) == []
+        assert last_call(api).prompt_ids == [3, 4]
+    for off in (0, -1, None):
+        assert warnings_of(post(api, "/v1/completions", {"truncate_prompt_tokens": off})) == []
+        assert last_call(api).max_prompt_tokens == N_CTX - 16
+
+
+def test_two_names_of_a_field(api: Api) -> None:
+    """The dialect's own name counts. Two texts to complete are an error: one of them would be lost."""
+    [warning] = warnings_of(post(api, "/v1/completions", {"max_tokens": 5, "n_predict": 7}))
+    assert warning == "n_predict was ignored: it is another name of max_tokens, which was sent too."
+    assert last_call(api).sampling.max_new_tokens == 5
+
+
+# Surrogates --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/autocomplete", rb'{"context":"\ude00 went home and"}'),
+        ("/autocomplete", rb'{"context":"a","session":"\ud83d","stop":["\ude00"],"suffix":"\udfff"}'),
+        ("/v1/completions", rb'{"prompt":"I like \ud83d cats"}'),
+        ("/v1/completions", rb'{"prompt":["a","\uDBFF"],"user":"\ud800","suffix":"\ud800","stop":"\ud800"}'),
+        ("/generate", rb'{"inputs":"\ude00 went"}'),
+        ("/", rb'{"inputs":"a","parameters":{"stop":["\ud83d"],"\ud83d":1}}'),
+        ("/tokenize", rb'{"inputs":"\ude00"}'),
+        ("/tokenize", rb'{"prompt":"\ude00"}'),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_the_replacement_character(api: Api, path: str, body: bytes) -> None:
+    answer = api.request("POST", path, body=body)
+    assert answer.status_code == 200, answer.text
+    if "went" in body.decode():
+        assert (last_call(api).prompt or "").startswith("\ufffd went")
+
+
+# Three completions -------------------------------------------------------------------------------
+
+
+def test_three_completions_on_request_in_every_dialect(api: Api, sagemaker: Api) -> None:
+    assert len(post(api, "/v1/completions", {"n": 3}).json["choices"]) == 3
+    assert len(post(api, "/v1/completions", {"num_return_sequences": 3}).json["choices"]) == 3
+    assert len(api.complete(n_samples=3, clean=False).json["sentences"]) == 3
+    for path in ("/", "/generate"):
+        for name in ("num_return_sequences", "n"):
+            for sampled in ({}, {"do_sample": True}):
+                assert len({one["generated_text"] for one in post(api, path, {name: 3, **sampled}).json}) == 3
+    details = post(api, "/generate", {"best_of": 3, "details": True}).json["details"]
+    assert len(details["best_of_sequences"]) == 2
+    body: dict[str, Any] = {
+        "inputs": "The",
+        "parameters": {"num_return_sequences": 3, "max_length": 50, "do_sample": True},
+    }
+    assert len(sagemaker.post("/invocations", body).json) == 3
+    body = {"text_inputs": "The", "num_return_sequences": 3}
+    assert len(sagemaker.post("/invocations", body).json["generated_texts"]) == 3
+    assert len(sagemaker.post("/invocations", {"input": "The"}).json["output"]) == 3
+
+
+def test_greedy_completions_of_a_text_start_with_different_tokens(api: Api) -> None:
+    assert post(api, "/generate", {"num_return_sequences": 3}).status_code == 200
+    assert sorted(call.sampling.first_rank for call in api.pool.workers[0].calls) == [0, 1, 2]
+    assert {call.sampling.temperature for call in api.pool.workers[0].calls} == {0}
+
+
+def test_the_answer_to_a_list_is_the_list_of_answers(api: Api, sagemaker: Api) -> None:
+    inputs = [f"text {number}" for number in range(5)]
+    parameters = {"return_full_text": True, "max_new_tokens": 3}
+    objects = api.post("/generate", {"inputs": inputs, "parameters": parameters}).json
+    assert [one["generated_text"][:6] for one in objects] == inputs
+    for served, path in ((api, "/"), (sagemaker, "/invocations")):
+        lists = served.post(path, {"inputs": inputs, "parameters": parameters}).json
+        assert [[one["generated_text"][:6] for one in found] for found in lists] == [[text] for text in inputs]
+    both = {"inputs": inputs, "parameters": {**parameters, "num_return_sequences": 3}}
+    assert [len(found) for found in api.post("/", both).json] == [3] * 5
+    assert api.post("/generate", {"inputs": ["a"] * 129}).status_code == 422
+    assert api.post("/generate", {"inputs": ["a"] * 33, "parameters": {"best_of": 8}}).status_code == 422
+    assert api.post("/generate", {"inputs": []}).status_code == 400
+    assert api.post("/generate_stream", {"inputs": ["a", "b"]}).status_code == 422
+
+
+def test_max_length_counts_the_input(api: Api) -> None:
+    """As in transformers: a text of 6 tokens and `max_length` 50 leave 44."""
+    assert warnings_of(post(api, "/", {"max_length": 50})) == []
+    assert last_call(api).sampling.max_new_tokens == 44
+    assert warnings_of(post(api, "/", {"max_length": 50, "max_new_tokens": 3})) == []
+    assert last_call(api).sampling.max_new_tokens == 3
+    [warning] = warnings_of(post(api, "/", {"max_length": 4}))
+    assert warning.startswith("max_length was raised to 7")
+    assert last_call(api).sampling.max_new_tokens == 1
