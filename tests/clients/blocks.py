@@ -69,6 +69,13 @@ def run_blocks(blocks: list[Block], home: Path, environ: Mapping[str, str], addr
     return printed
 
 
+def saved_file(title: str, home: Path, url: str) -> Path:
+    """Save a section's only block, a file, with the address of Tercet."""
+    [block] = sections()[title]
+    run_blocks([block], home, {}, {TERCET: url})
+    return home / block.file_name
+
+
 def run(command: list[str], home: Path, environ: Mapping[str, str], timeout_s: float = 240) -> str:
     """What a command printed to its standard output.
 

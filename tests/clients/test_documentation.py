@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.clients.blocks import TERCET, offline_environ, run_blocks, sections
+from tests.clients.blocks import TERCET, Block, offline_environ, run_blocks, sections
 from tests.e2e.harness import Tercet
 
 # What the section's blocks print.
@@ -23,12 +24,12 @@ HEAVY = {
     "litellm": r"(.+\n)+",
     "langchain": r"\w+",
 }
-# In test_editors.py and tests/e2e/test_sagemaker.py.
-ELSEWHERE = {"minuet-ai.nvim", "Continue", "boto3"}
+# In test_editors.py, test_applications.py and tests/e2e/test_sagemaker.py.
+ELSEWHERE = {"minuet-ai.nvim", "Emacs", "Continue", "Zed", "JupyterLab", "Open WebUI", "boto3"}
 
 
 def test_every_section_is_run() -> None:
-    assert set(sections()) == {*LIGHT, *HEAVY, *ELSEWHERE}
+    assert set(sections()) == {*LIGHT, *HEAVY, *ELSEWHERE, "shell"}
 
 
 @pytest.mark.parametrize("title", LIGHT)
@@ -36,6 +37,16 @@ def test_the_blocks_run(title: str, tercet: Tercet, tmp_path: Path) -> None:
     environ = offline_environ(tmp_path, Path(sys.executable).parent)
     printed = run_blocks(sections()[title], tmp_path, environ, {TERCET: tercet.url})
     assert re.search(LIGHT[title], printed, re.DOTALL), printed
+
+
+@pytest.mark.parametrize("block", sections()["shell"], ids=["jq", "python", "any text"])
+def test_a_line_of_shell_prints_three_suggestions(block: Block, tercet: Tercet, tmp_path: Path) -> None:
+    if "jq" in block.text and not shutil.which("jq"):
+        pytest.skip("jq is not installed")
+    environ = offline_environ(tmp_path, Path(sys.executable).parent)
+    lines = run_blocks([block], tmp_path, environ, {TERCET: tercet.url}).splitlines()
+    assert len(lines) == 3, lines
+    assert all(line.strip() for line in lines), lines
 
 
 @pytest.mark.clients

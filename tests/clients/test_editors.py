@@ -1,14 +1,15 @@
 """Editor plug-ins, configured as docs/CLIENTS.md says.
 
-minuet-ai.nvim runs unmodified where its checkout and Neovim 0.10 or newer are given, because no package index has both.
-Otherwise, and for Continue, which runs inside VS Code, tests send the requests that their sources build, and read the
-answers as their sources do.
+minuet runs unmodified in Neovim 0.10 or newer and in Emacs, where editor and checkouts are given, because no package
+index has all of them. Otherwise, for Continue, which runs inside VS Code, and for Zed, tests send the requests that
+their sources build, and read the answers as their sources do.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -21,17 +22,10 @@ import httpx
 import pytest
 import yaml
 
-from tests.clients.blocks import TERCET, run_blocks, sections
+from tests.clients.blocks import saved_file
 from tests.e2e.harness import Tercet, until
 
 PROMPT = "The old man looked at the sea and"
-
-
-def settings_file(section: str, tercet: Tercet, home: Path) -> Path:
-    """The section's settings, saved with the server's address."""
-    run_blocks(sections()[section], home, {}, {TERCET: tercet.url})
-    [block] = sections()[section]
-    return home / block.file_name
 
 
 def minuet_text(printed: str) -> str:
@@ -101,7 +95,7 @@ def continue_texts(lines: Iterable[str]) -> list[str]:
 
 def test_continue_s_request_is_streamed(tercet: Tercet, tmp_path: Path) -> None:
     """As core/llm/llms/OpenAI.ts (`_legacystreamComplete`) builds it from the page's settings."""
-    [model] = yaml.safe_load(settings_file("Continue", tercet, tmp_path).read_text())["models"]
+    [model] = yaml.safe_load(saved_file("Continue", tmp_path, tercet.url).read_text())["models"]
     options = model["defaultCompletionOptions"]
     assert model["autocompleteOptions"]["template"] == "{{{prefix}}}"
     body = {
@@ -124,6 +118,34 @@ def test_continue_s_request_is_streamed(tercet: Tercet, tmp_path: Path) -> None:
     assert tercet.client.post("/v1/completions", json={**eight, "stream": False}).status_code == 200
 
 
+def zed_text(answer: dict[str, Any]) -> str:
+    """The text that Zed takes from an answer, which must have all fields of its `RawCompletionResponse`."""
+    assert all(isinstance(answer[name], str) for name in ("id", "object", "model"))
+    assert isinstance(answer["created"], int)
+    assert all(isinstance(answer["usage"][f"{name}_tokens"], int) for name in ("prompt", "completion", "total"))
+    [choice] = answer["choices"]
+    assert isinstance(choice["finish_reason"], str | None)
+    text: str = choice["text"]
+    return text
+
+
+@pytest.mark.parametrize("suffix", ["", "\n", ".\n\nShe opened the door."])
+def test_zed_s_request_is_answered(suffix: str, tercet: Tercet, tmp_path: Path) -> None:
+    """As crates/edit_prediction/src/fim.rs and open_ai_compatible.rs build it from the page's settings."""
+    settings = json.loads(saved_file("Zed", tmp_path, tercet.url).read_text())["edit_predictions"]
+    server = settings[settings["provider"]]
+    assert server["prompt_format"] == "codestral"
+    body = {
+        "model": server["model"],
+        "prompt": f"[SUFFIX]{suffix}[PREFIX]{PROMPT}",
+        "max_tokens": server["max_output_tokens"],
+        "stop": ["[PREFIX]", "[SUFFIX]"],
+    }
+    answer = httpx.post(server["api_url"], json=body)
+    assert answer.status_code == 200, answer.text
+    assert zed_text(answer.json()).strip()
+
+
 @pytest.mark.clients
 @pytest.mark.skipif(
     "MINUET" not in os.environ or not shutil.which("nvim"),
@@ -131,7 +153,7 @@ def test_continue_s_request_is_streamed(tercet: Tercet, tmp_path: Path) -> None:
 )
 def test_minuet_shows_and_accepts_a_suggestion(tercet: Tercet, tmp_path: Path) -> None:
     """Neovim without a screen; keys are typed, the virtual text is read, and Alt-a accepts it."""
-    settings = settings_file("minuet-ai.nvim", tercet, tmp_path)
+    settings = saved_file("minuet-ai.nvim", tmp_path, tercet.url)
     socket = str(tmp_path / "nvim")
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TERM": "xterm"}
 
@@ -185,3 +207,58 @@ def test_minuet_shows_and_accepts_a_suggestion(tercet: Tercet, tmp_path: Path) -
     accepted = line.removeprefix(PROMPT)
     assert accepted.strip()
     assert shown.startswith(json.dumps(accepted).rstrip('"'))
+
+
+@pytest.mark.clients
+@pytest.mark.skipif(
+    "MINUET_EL" not in os.environ or not shutil.which("emacs"),
+    reason="MINUET_EL does not name the directories of minuet.el, plz.el and dash.el, or there is no emacs",
+)
+def test_minuet_for_emacs_shows_and_accepts_a_suggestion(tercet: Tercet, tmp_path: Path) -> None:
+    """Emacs in a terminal; keys are typed, the overlay is read, and M-n and M-a choose and accept."""
+    settings = saved_file("Emacs", tmp_path, tercet.url)
+    socket = str(tmp_path / "emacs")
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TERM": "xterm"}
+    directories = [part for each in os.environ["MINUET_EL"].split(":") for part in ("-L", each)]
+    # Emacs does these in turn, so its socket appears when all is there.
+    start = f'(progn (require (quote json)) (require (quote server)) (setq server-name "{socket}") (server-start))'
+    command = ["emacs", "-Q", "-nw", *directories, "-l", str(settings), str(tmp_path / "notes.txt"), "--eval", start]
+
+    def ask(expression: str) -> Any:
+        asked = f'(json-encode (with-current-buffer "notes.txt" {expression}))'
+        printed = subprocess.run(
+            ["emacsclient", "-s", socket, "--eval", asked], capture_output=True, text=True, check=True, env=environ
+        ).stdout
+        return json.loads(json.loads(printed))
+
+    # `script` gives Emacs the terminal that it requires.
+    editor = subprocess.Popen(
+        ["script", "-qec", shlex.join(command), "/dev/null"],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    assert editor.stdin
+
+    def send(keys: str) -> None:
+        assert editor.stdin
+        editor.stdin.write(keys.encode())
+        editor.stdin.flush()
+
+    try:
+        until(lambda: Path(socket).exists(), 20, "Emacs's socket")
+        send(f"{PROMPT} ")
+        suggestions = until(
+            lambda: found if len(found := ask("minuet--current-suggestions") or []) == 3 else None, 10, "3 suggestions"
+        )
+        shown = ask("(substring-no-properties (overlay-get minuet--current-overlay 'after-string))")
+        assert shown == f"{suggestions[0]} (1/3)"
+        send("\x1bn")
+        until(lambda: ask("minuet--current-suggestion-index") == 1, 5, "the second suggestion")
+        send("\x1ba")
+        until(lambda: ask("(buffer-string)") == f"{PROMPT} {suggestions[1]}", 5, "the accepted text")
+    finally:
+        editor.stdin.close()
+        editor.terminate()
+        editor.wait()
