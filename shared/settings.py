@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import StartError
+from shared.home import absolute_path, home_directory
 
 PREFIX = "TERCET_"
 # Set by Tercet for its own processes, never by a user: which pool a gunicorn runs, which slot a worker has, and the
@@ -219,15 +220,11 @@ def _flag(text: str) -> bool:
     return text == "1"
 
 
-def _path(text: str) -> Path:
-    return Path(text).expanduser().absolute()
-
-
 def _job_store(text: str) -> str:
     """The URL of a job store, with an absolute path; "none" for none."""
     scheme, _, rest = text.partition(":")
     if scheme == "sqlite" and rest:
-        return f"sqlite:{_path(rest)}"
+        return f"sqlite:{absolute_path(rest)}"
     parts = urlsplit(text)
     is_valid = text == "none" or (
         (scheme in {"redis", "rediss"} and parts.hostname is not None)
@@ -285,7 +282,7 @@ def _switch() -> Any:
 
 def _file() -> Any:
     """A file that is not used by default."""
-    return _setting(None, "file", parse=_path)
+    return _setting(None, "file", parse=absolute_path)
 
 
 # In each group, the section `Attributes` is the reference: `tercet settings` and docs/SETTINGS.md print it.
@@ -312,8 +309,8 @@ class ServerSettings:
     """
 
     bind: Address = _setting(Address("127.0.0.1", 8000), "host:port", parse=_address)
-    run_dir: Path | None = _setting(None, "directory", shown="<temporary dir>/tercet-<uid>-<port>", parse=_path)
-    cache_dir: Path | None = _setting(None, "directory", shown="~/.cache/tercet", parse=_path)
+    run_dir: Path | None = _setting(None, "directory", shown="<temporary dir>/tercet-<uid>-<port>", parse=absolute_path)
+    cache_dir: Path | None = _setting(None, "directory", shown="~/.cache/tercet", parse=absolute_path)
     grace_s: Annotated[float, Meta(ge=1, le=600)] = _setting(30.0, "seconds")
     drain_s: Annotated[float, Meta(ge=0, le=120)] = _setting(0.5, "seconds")
     idle_stop_s: Annotated[float, Meta(ge=0, le=604_800)] = _setting(0.0, "seconds")
@@ -455,7 +452,7 @@ class RemoteSettings:
 
     pool: tuple[PoolUrl, ...] = _setting((), "list", parse=_pool)
     pool_key: Path | None = _file()
-    pool_ca: Path | None = _setting(None, "file", shown="the system's", parse=_path)
+    pool_ca: Path | None = _setting(None, "file", shown="the system's", parse=absolute_path)
     pool_bind: Address | None = _setting(None, "host:port", parse=_address)
     pool_tls_cert: Path | None = _file()
     pool_tls_key: Path | None = _file()
@@ -519,16 +516,34 @@ class Settings:
 
     @property
     def run_path(self) -> Path:
-        """The run directory, absolute; it may not exist yet."""
+        """The run directory, absolute; it may not exist yet.
+
+        Raises:
+            StartError: it is not set, and there is no temporary directory.
+        """
         if self.server.run_dir is not None:
             return self.server.run_dir
-        return Path(tempfile.gettempdir()) / f"tercet-{os.getuid()}-{self.server.bind.port}"
+        try:
+            return Path(tempfile.gettempdir()) / f"tercet-{os.getuid()}-{self.server.bind.port}"
+        except FileNotFoundError as error:
+            raise StartError(
+                "There is no temporary directory that this user can write: set TERCET_RUN_DIR to a directory."
+            ) from error
 
     @property
     def job_store(self) -> str:
-        """URL of the job store, or "none"."""
+        """URL of the job store, or "none".
+
+        Raises:
+            StartError: it is not set, and there is no home directory for the default.
+        """
         if self.jobs.store is not None:
             return self.jobs.store
+        if home_directory() is None:
+            raise StartError(
+                f"Jobs are stored in the home directory, and user {os.getuid()} has none: set TERCET_JOBS to "
+                "sqlite:<file>, or to none to serve no jobs, or set HOME."
+            )
         return _job_store(DEFAULT_JOB_STORE.replace("<port>", str(self.server.bind.port)))
 
     @property

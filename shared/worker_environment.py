@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shared.cpu_features import num_cores
+from shared.home import home_directory
 from shared.plan import Plan, Slot
 from shared.settings import Settings
 from shared.visible_gpus import visible_gpus
@@ -59,7 +60,5 @@ def cache_directory(settings: Settings) -> Path | None:
     """Where results of checks are kept from start to start; None without a home directory."""
     if settings.server.cache_dir is not None:
         return settings.server.cache_dir
-    try:
-        return Path.home() / ".cache" / "tercet"
-    except RuntimeError:
-        return None
+    home = home_directory()
+    return None if home is None else home / ".cache" / "tercet"

@@ -116,7 +116,8 @@ def check_access(settings: Settings) -> None:
     if settings.requires_keys and settings.access.keys is not None:
         read_keys(settings.access.keys)
     check_exposure(settings, settings.server.bind)
-    _check_library("TERCET_JOBS", settings.job_store)
+    if not settings.server.sagemaker:  # it serves no jobs
+        _check_library("TERCET_JOBS", settings.job_store)
     _check_library("TERCET_REDIS", settings.remote.redis or "")
     check_pool(settings)
     _check_tls_files(settings.access.tls_cert, settings.access.tls_key, "TERCET_TLS_CERT", "TERCET_TLS_KEY")

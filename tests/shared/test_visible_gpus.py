@@ -13,7 +13,9 @@ def test_a_variable_that_is_not_set_says_nothing() -> None:
     assert visible_gpus({}) is None
 
 
-@pytest.mark.parametrize("text", ["", " ", ",", "-1", "-1,0", "NoDevFiles", "void", "none", "None", "all", "cuda:0", "0,0", "0,1, 0"])
+@pytest.mark.parametrize(
+    "text", ["", " ", ",", "-1", "-1,0", "NoDevFiles", "void", "none", "None", "all", "cuda:0", "0,0", "0,1, 0"]
+)
 def test_what_names_no_gpu_or_one_twice_hides_all(text: str) -> None:
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": text}) == []
 
