@@ -23,6 +23,7 @@ from msgspec import Meta
 
 from shared.errors import StartError
 from shared.home import absolute_path, home_directory
+from shared.redis_urls import REDIS_SCHEMES, parse_redis_url
 
 PREFIX = "TERCET_"
 # Set by Tercet for its own processes, never by a user: which pool a gunicorn runs, which slot a worker has, and the
@@ -45,7 +46,6 @@ _POOL_URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,254}|\[[0-9A-Fa-f:.]{2,45}\])"
     r":(?P<port>[0-9]{1,5})(-(?P<last_port>[0-9]{1,5}))?(?P<path>(/[A-Za-z0-9._~-]+)*)/?"
 )
-_DATABASE = re.compile(r"(/[0-9]{0,4})?")
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _DEVICE = re.compile(r"cpu|cuda:\d{1,2}")
 # Browsers, and apps that are web pages inside: Obsidian is app://obsidian.md on desktops, capacitor://localhost on iOS.
@@ -182,14 +182,7 @@ def _pool(text: str) -> tuple[PoolUrl, ...]:
 
 
 def _redis(text: str) -> str:
-    parts = urlsplit(text)
-    authority = parts.netloc.rpartition("@")[2]
-    if (
-        parts.scheme not in {"redis", "rediss"}
-        or not _HOST_PORT.fullmatch(authority)
-        or not _DATABASE.fullmatch(parts.path)
-    ):
-        raise ValueError("must be redis://user:password@host:port/db (or rediss://), all but the host optional")
+    parse_redis_url(text)
     return text
 
 
@@ -225,18 +218,19 @@ def _job_store(text: str) -> str:
     scheme, _, rest = text.partition(":")
     if scheme == "sqlite" and rest:
         return f"sqlite:{absolute_path(rest)}"
+    if scheme in REDIS_SCHEMES:
+        return _redis(text)
     parts = urlsplit(text)
     is_valid = text == "none" or (
-        (scheme in {"redis", "rediss"} and parts.hostname is not None)
-        or (
-            scheme == "dynamodb"
-            and re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", parts.netloc) is not None
-            and parse_qs(parts.query, keep_blank_values=True).keys() <= {"region", "endpoint"}
-        )
+        scheme == "dynamodb"
+        and re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", parts.netloc) is not None
+        and parse_qs(parts.query, keep_blank_values=True).keys() <= {"region", "endpoint"}
     )
     if not is_valid:
         raise ValueError(
-            "must be sqlite:<file>, redis://host:port/db (or rediss://), dynamodb://table?region=…&endpoint=…, or none"
+            "must be sqlite:<file>, redis://host:port/db (or rediss://), "
+            "redis+sentinel://host:port,host:port/name/db (or rediss+sentinel://), "
+            "dynamodb://table?region=…&endpoint=…, or none"
         )
     return text
 
@@ -422,7 +416,7 @@ class JobSettings:
 
     Attributes:
         store: job store: sqlite:<file>, redis://host:port/db, dynamodb://table?region=…&endpoint=…, or none to serve no
-            jobs; gateways that share a store share its jobs
+            jobs; gateways that share a store share its jobs. With Redis Sentinel: as TERCET_REDIS
         ttl_s: how long a job's result is kept; then it is erased
         queue: jobs that may be queued or running; an API key may have a quarter of them
     """
@@ -447,7 +441,8 @@ class RemoteSettings:
         pool_tls_cert: certificate chain (PEM) of workers that listen on TCP; with TERCET_POOL_TLS_KEY
         pool_tls_key: private key (PEM) of TERCET_POOL_TLS_CERT
         redis: store that several gateways share, redis://host:port/db: sessions, feedback ids and the limits of API
-            keys hold across them; without it, each gateway has its own
+            keys hold across them; without it, each gateway has its own. With Redis Sentinel:
+            redis+sentinel://host:26379,host:26379/mymaster/0
     """
 
     pool: tuple[PoolUrl, ...] = _setting((), "list", parse=_pool)
@@ -508,7 +503,8 @@ class Settings:
                         parse(text) if parse else _convert(text, kind, setting.metadata["shown"])
                     )
                 except ValueError as error:
-                    shown = re.sub(r"//.*@", "//…@", text)  # a URL may hold a password
+                    # A URL may hold passwords.
+                    shown = re.sub(r"password=[^&]*", "password=…", re.sub(r"//.*@", "//…@", text))
                     wrong.append(f"{name}={shown!r} {error}")
         if wrong:
             raise StartError("; ".join(wrong) + ".")

@@ -26,6 +26,7 @@ from shared.extras import ROOT, install_command
 from shared.masters.run_directory import prepare_run_directory
 from shared.plan import PLAN_LOCK_FILE, Plan, read_current_plan, read_plan
 from shared.pool_keys import watch_pool_keys
+from shared.redis_urls import REDIS_SCHEMES
 from shared.remote_pools import check_pool
 from shared.settings import Address, Settings
 from shared.watched_files import WatchedFiles
@@ -34,7 +35,7 @@ BACKLOG = 2048  # connections that wait to be accepted; gunicorn's default
 MAX_PORT = 65535
 FIRST_PASSED_FD = 3  # SD_LISTEN_FDS_START in <systemd/sd-daemon.h>
 # The extra of pyproject.toml and the package that a store needs, by the scheme of its URL.
-_STORE_LIBRARIES = {"redis": ("redis", "redis"), "rediss": ("redis", "redis"), "dynamodb": ("dynamodb", "boto3")}
+_STORE_LIBRARIES = {**dict.fromkeys(REDIS_SCHEMES, ("redis", "redis")), "dynamodb": ("dynamodb", "boto3")}
 
 
 def listen(address: Address, environ: Mapping[str, str]) -> socket.socket:
