@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def home_directory() -> Path | None:
-    """`HOME` if it is an absolute path, else the home of the user's account; it may not exist. None: there is neither."""
+    """`HOME` if it is an absolute path, else the home of the user's account, which may not exist. None: neither."""
     if os.path.isabs(home := os.environ.get("HOME", "")):
         return Path(home)
     try:

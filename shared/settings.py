@@ -46,6 +46,7 @@ _POOL_URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,254}|\[[0-9A-Fa-f:.]{2,45}\])"
     r":(?P<port>[0-9]{1,5})(-(?P<last_port>[0-9]{1,5}))?(?P<path>(/[A-Za-z0-9._~-]+)*)/?"
 )
+_PUBLIC_URL = re.compile(r"(?P<scheme>https?)://(?P<host>[^/?#@]+)(?P<path>(/[A-Za-z0-9._~-]+)*)/?", re.IGNORECASE)
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _DEVICE = re.compile(r"cpu|cuda:\d{1,2}")
 # Browsers, and apps that are web pages inside: Obsidian is app://obsidian.md on desktops, capacitor://localhost on iOS.
@@ -205,6 +206,13 @@ def _hosts(text: str) -> tuple[str, ...]:
         if not _HOST_PATTERN.fullmatch(host):
             raise ValueError(f"has {host!r}; a host is a name without a port, *.name for its subdomains, or * for any")
     return hosts
+
+
+def _public_url(text: str) -> str:
+    match = _PUBLIC_URL.fullmatch(text)
+    if match is None or _split_host_port(match["host"]) is None or {".", ".."} & {*match["path"].split("/")}:
+        raise ValueError("must be http(s)://host[:port][/path], like https://notes.example/tools/tercet")
+    return f"{match['scheme'].lower()}://{match['host'].lower()}{match['path']}"
 
 
 def _flag(text: str) -> bool:
@@ -400,6 +408,8 @@ class AccessSettings:
         origins: other web origins whose pages may call this server, like https://notes.example
         hosts: names accepted in the Host header besides localhost and IP addresses; *.notes.example accepts its
             subdomains, * any name
+        public_url: URL at which clients reach this server through a proxy, like https://notes.example/tools/tercet, for
+            answers that name an address; its host is accepted in the Host header. No forwarded header is read
     """
 
     keys: Path | None = _file()
@@ -408,6 +418,7 @@ class AccessSettings:
     tls_key: Path | None = _file()
     origins: tuple[str, ...] = _setting((), "list", parse=_origins)
     hosts: tuple[str, ...] = _setting((), "list", parse=_hosts)
+    public_url: str | None = _setting(None, "URL", parse=_public_url)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -549,6 +560,11 @@ class Settings:
         return f"{'https' if self.uses_tls else 'http'}://{Address(host, self.server.bind.port)}"
 
     @property
+    def public_path(self) -> str:
+        """The path of the public URL, "" or like "/tools/tercet"."""
+        return urlsplit(self.access.public_url or "").path
+
+    @property
     def requires_keys(self) -> bool:
         """Whether requests need an API key. In a SageMaker container the platform guards the server."""
         return self.access.keys is not None and not self.server.sagemaker
@@ -572,7 +588,7 @@ class Settings:
             return False
         host, _port = parts
         return (
-            host in {"localhost", self.server.bind.host}
+            host in {"localhost", self.server.bind.host, urlsplit(self.access.public_url or "").hostname}
             or _is_ip(host)
             or any(
                 pattern in {"*", host} or (pattern.startswith("*.") and host.endswith(pattern[1:]))
