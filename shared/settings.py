@@ -409,7 +409,7 @@ class AccessSettings:
         hosts: names accepted in the Host header besides localhost and IP addresses; *.notes.example accepts its
             subdomains, * any name
         public_url: URL at which clients reach this server through a proxy, like https://notes.example/tools/tercet, for
-            answers that name an address; its host is accepted in the Host header. No forwarded header is read
+            answers that name an address; its host and origin are accepted. No forwarded header is read
     """
 
     keys: Path | None = _file()
@@ -519,6 +519,11 @@ class Settings:
                     wrong.append(f"{name}={shown!r} {error}")
         if wrong:
             raise StartError("; ".join(wrong) + ".")
+        if public_url := values["access"].get("public_url"):
+            # Pages of it are this server's own, whatever Host the proxy sends.
+            parts = urlsplit(public_url)
+            own = _origins(f"{parts.scheme}://{parts.netloc}")
+            values["access"]["origins"] = (*values["access"].get("origins", ()), *own)
         return cls(**{group_name: replace(group, **values[group_name]) for group_name, group in _groups()})
 
     @property

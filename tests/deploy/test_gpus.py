@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from deploy import gpus, planning
-from deploy.planning import count_gpus
 from deploy.gpus import check_gpus, list_gpus
 from deploy.planning import count_gpus
 from shared import gpu_builds

@@ -48,7 +48,8 @@ def test_a_path_that_is_not_served_is_not_served_with_slashes(gateway: Gateway, 
 
 
 @pytest.mark.parametrize(
-    "path", ["//metrics", "/slots/", "/v1//models", "/tools/tercet/metrics", "//tools//tercet//slots", "/tools/tercet/x"]
+    "path",
+    ["//metrics", "/slots/", "/v1//models", "/tools/tercet/metrics", "//tools//tercet//slots", "/tools/tercet/x"],
 )
 def test_another_spelling_needs_the_key_too(make_gateway: MakeGateway, tmp_path: Path, path: str) -> None:
     key, _ = new_key(tmp_path / "keys", "first")
@@ -122,6 +123,14 @@ def test_the_proxy_may_remove_its_path_or_leave_it(below: testing.TestClient, pr
     assert refused.json["detail"].endswith(f" {PUBLIC_URL}/autocomplete")
 
 
+@pytest.mark.parametrize("host", ["notes.example", "127.0.0.1:8000"])
+def test_pages_of_the_public_url_may_use_the_server(below: testing.TestClient, host: str) -> None:
+    """Also where the proxy replaces the Host header."""
+    for origin, is_own in (("https://notes.example", True), ("https://other.example", False)):
+        answer = below.simulate_post("/autocomplete", body=b"", headers={"Host": host, "Origin": origin})
+        assert (answer.status_code != 403) == is_own
+
+
 def test_the_page_at_the_path_without_a_slash_is_opened_with_one(below: testing.TestClient) -> None:
     answer = below.simulate_get("/tools/tercet")
     assert (answer.status_code, answer.headers["Location"]) == (308, "./tercet/")
@@ -179,5 +188,5 @@ def test_public_urls(text: str, expected: str) -> None:
     ],
 )
 def test_other_public_urls_are_refused(text: str) -> None:
-    with pytest.raises(StartError, match="TERCET_PUBLIC_URL=.* must be http"):
+    with pytest.raises(StartError, match=r"TERCET_PUBLIC_URL=.* must be http"):
         Settings.load({"TERCET_PUBLIC_URL": text})

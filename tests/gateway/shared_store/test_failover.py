@@ -100,7 +100,7 @@ def jobs(proxy: SwitchingProxy) -> Iterator[RedisStore]:
 @pytest.fixture
 def shared(proxy: SwitchingProxy) -> Iterator[SharedStore]:
     store = SharedStore(f"redis://127.0.0.1:{proxy.port}/0", 2.0, lambda _use: None)
-    store.receive("session", lambda text: received.append(text))
+    store.receive("session", received.append)
     store.start()
     assert is_usable(store)
     yield store
