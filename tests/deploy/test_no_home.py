@@ -45,7 +45,9 @@ def run_dir(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def run(*command: str, user: tuple[str, ...] = AS_UNKNOWN_USER, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *command: str, environ: dict[str, str], user: tuple[str, ...] = AS_UNKNOWN_USER
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*user, *command],
         cwd=ROOT,
@@ -60,12 +62,12 @@ def run(*command: str, user: tuple[str, ...] = AS_UNKNOWN_USER, **environ: str) 
 @pytest.mark.parametrize("home", [None, "", "home", "~"], ids=str)
 def test_a_server_without_a_home_directory_needs_to_know_where_jobs_are_stored(run_dir: Path, home: str | None) -> None:
     environ = {"TERCET_RUN_DIR": str(run_dir)} | ({} if home is None else {"HOME": home})
-    done = run(*TERCET, "serve", **environ)
+    done = run(*TERCET, "serve", environ=environ)
     assert (done.returncode, NEEDS_JOBS in done.stderr, "Traceback" in done.stderr) == (1, True, False), done.stderr
 
 
 def test_a_gunicorn_without_a_supervisor_says_so_too(run_dir: Path) -> None:
-    done = run(*GUNICORN, TERCET_RUN_DIR=str(run_dir), TERCET_ROLE="gateway")
+    done = run(*GUNICORN, environ={"TERCET_RUN_DIR": str(run_dir), "TERCET_ROLE": "gateway"})
     assert done.returncode != 0
     assert NEEDS_JOBS in done.stderr
     assert "Traceback" not in done.stderr
@@ -75,7 +77,7 @@ def test_a_gunicorn_without_a_supervisor_says_so_too(run_dir: Path) -> None:
     "command", [["plan"], ["doctor"], ["tune", "--help"], ["settings"], ["serve", "--help"]], ids=str
 )
 def test_commands_that_store_no_jobs_need_no_home_directory(run_dir: Path, command: list[str]) -> None:
-    done = run(*TERCET, *command, TERCET_RUN_DIR=str(run_dir))
+    done = run(*TERCET, *command, environ={"TERCET_RUN_DIR": str(run_dir)})
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
 
 
@@ -93,19 +95,19 @@ def test_commands_that_store_no_jobs_need_no_home_directory(run_dir: Path, comma
     ],
 )
 def test_a_setting_that_needs_a_home_directory_is_named(run_dir: Path, environ: dict[str, str], message: str) -> None:
-    done = run(*TERCET, "plan", TERCET_RUN_DIR=str(run_dir), **environ)
+    done = run(*TERCET, "plan", environ={"TERCET_RUN_DIR": str(run_dir), **environ})
     assert (done.returncode, message in done.stderr, "Traceback" in done.stderr) == (1, True, False), done.stderr
 
 
 def test_the_default_model_needs_no_home_directory(run_dir: Path) -> None:
-    done = run(*TERCET, "plan", TERCET_RUN_DIR=str(run_dir), TERCET_MODELS="")
+    done = run(*TERCET, "plan", environ={"TERCET_RUN_DIR": str(run_dir), "TERCET_MODELS": ""})
     assert done.returncode == 0, done.stderr
     assert "the model hub's cache needs a home directory" in done.stdout
 
 
 @pytest.mark.parametrize("prefix", [AS_UNKNOWN_USER, ()], ids=["no account", "an account"])
 def test_a_file_system_without_a_place_to_write_is_a_clear_error(prefix: tuple[str, ...]) -> None:
-    done = run(*TERCET, "plan", user=(*READ_ONLY, *prefix), HOME="/root")
+    done = run(*TERCET, "plan", user=(*READ_ONLY, *prefix), environ={"HOME": "/root"})
     if "mount:" in done.stderr:
         pytest.skip("this container may not mount")
     assert done.returncode == 1

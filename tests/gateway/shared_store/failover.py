@@ -1,4 +1,4 @@
-"""Failovers of Redis for tests: a TCP proxy that leads to another server from now on, and servers that Sentinel watches."""
+"""Failovers of Redis for tests: a TCP proxy that leads to another server from now on, and Sentinels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -143,11 +144,12 @@ def _knows_replica(client: Redis) -> bool:
 
 def fail_over(client: Redis) -> int:
     """Have the Sentinel make the replica the primary; returns the new primary's port."""
-    _, before = client.sentinel_get_master_addr_by_name("mymaster")
+    before = _primary_port(client)
     client.sentinel_failover("mymaster")
+    until(lambda: _primary_port(client) != before, 30, "another primary")
+    return _primary_port(client)
 
-    def changed() -> int:
-        _, port = client.sentinel_get_master_addr_by_name("mymaster")
-        return int(port) if port != before else 0
 
-    return int(until(changed, 30, "another primary"))
+def _primary_port(client: Redis) -> int:
+    address: Any = client.sentinel_get_master_addr_by_name("mymaster")
+    return int(address[1])

@@ -202,7 +202,7 @@ def test_sentinels_lead_to_the_primary_of_the_moment(tmp_path: Path) -> None:
         with Redis(port=servers[1].port, password="pass:word") as client:
             client.replicaof("127.0.0.1", str(servers[0].port))
         settings = ("sentinel auth-pass mymaster pass:word", "requirepass watch")
-        watcher = stack.enter_context(sentinel(tmp_path, *servers, *settings))
+        watcher = stack.enter_context(sentinel(tmp_path, servers[0], servers[1], *settings))
         port = watcher.connection_pool.connection_kwargs["port"]
         hosts = f"127.0.0.1:1,127.0.0.1:{port}"
         jobs, shared = sentinel_stores(f"redis+sentinel://:pass%3Aword@{hosts}/mymaster/0?sentinel_password=watch")
@@ -239,7 +239,9 @@ def test_sentinels_and_servers_with_tls(tmp_path: Path) -> None:
             client.replicaof("127.0.0.1", servers[0].options["tls-port"])
         tls_port = free_port()
         settings = [f"{name.replace('_', '-')} {value}" for name, value in files.items()]
-        watcher = stack.enter_context(sentinel(tmp_path, *servers, f"tls-port {tls_port}", *settings, tls=True))
+        watcher = stack.enter_context(
+            sentinel(tmp_path, servers[0], servers[1], f"tls-port {tls_port}", *settings, tls=True)
+        )
         url = f"rediss+sentinel://127.0.0.1:{tls_port}/mymaster?ssl_ca_certs={authority}"
         jobs, shared = sentinel_stores(url)
         stack.callback(jobs.close)
