@@ -15,6 +15,7 @@ from pathlib import Path
 
 from shared.errors import StartError
 from shared.gpu_builds import Capability, build_problem, driver_problem, dtype_problem, installed_cuda
+from shared.visible_gpus import visible_gpus
 
 # Patterns of files; a GPU is there if all of a group exist. WSL has /dev/dxg with GPUs of any vendor, and mounts CUDA's
 # library from an NVIDIA driver of Windows.
@@ -118,10 +119,9 @@ def visible_entry(device: str, environ: Mapping[str, str]) -> str:
     It is empty if there are fewer entries.
     """
     number = device.partition(":")[2]
-    if (visible := environ.get("CUDA_VISIBLE_DEVICES")) is None:
+    if (visible := visible_gpus(environ)) is None:
         return number
-    entries = [text.strip() for text in visible.split(",")]
-    return entries[int(number)] if int(number) < len(entries) else ""
+    return visible[int(number)] if int(number) < len(visible) else ""
 
 
 def query_gpus(fields: str, *options: str) -> list[list[str]]:

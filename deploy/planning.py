@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from deploy.gpu_memory import memory_shape, model_config, with_memory
-from deploy.gpus import check_gpus, list_gpus
+from deploy.gpus import check_gpus, list_gpus, query_gpus
 from shared import cpu_features
 from shared.errors import StartError
 from shared.free_memory import cache_budget_bytes
@@ -22,6 +22,7 @@ from shared.masters.run_directory import prepare_run_directory
 from shared.memory_plan import cpu_cache_limits
 from shared.plan import MAX_REMOTE_BRANCHES, REMOTE, Model, Plan, make_slots, plan_inputs
 from shared.settings import Settings
+from shared.visible_gpus import visible_gpus
 from shared.weights import weights_digest
 from shared.worker_environment import cache_directory
 from workers.checkpoints.default_model import remember_default, resolve_default
@@ -166,16 +167,15 @@ def _revision(checkpoint: Checkpoint) -> str:
 
 
 def count_gpus(environ: Mapping[str, str]) -> int:
-    """GPUs that this process may use: the entries of `CUDA_VISIBLE_DEVICES` if it is set, else the driver's list.
+    """GPUs that this process may use: those of `CUDA_VISIBLE_DEVICES` if it is set, else the driver's list.
 
     Raises:
         StartError: as `list_gpus`.
     """
-    if (visible := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        entries = [entry.strip() for entry in visible.split(",")]
-        # As in CUDA, an entry that names no device hides all entries after it.
-        return next((index for index, entry in enumerate(entries) if entry in {"", "-1"}), len(entries))
-    return len(list_gpus())
+    if visible := visible_gpus(environ):
+        known = [(index, uuid) for index, uuid in query_gpus("index,uuid")]
+        visible = visible_gpus(environ, known)
+    return len(list_gpus()) if visible is None else len(visible)
 
 
 def _visible_devices(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shared.errors import StartError
+from shared.home import absolute_path
 from shared.settings import Settings
 
 MODEL_PATH = Path("/opt/ml/model")
@@ -65,7 +66,10 @@ def _source(environ: Mapping[str, str], model_path: Path | None, default_path: P
         StartError: there is none.
     """
     if model_path is not None:
-        return str(model_path.expanduser().absolute())
+        try:
+            return str(absolute_path(str(model_path)))
+        except ValueError as error:
+            raise StartError(f"The model's path {model_path} {error}.") from error
     if default_path.is_dir() and any(default_path.iterdir()):
         return str(default_path)
     if repository := environ.get("HF_MODEL_ID", "").strip():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -55,6 +55,7 @@ from gateway.middleware.origins import Origins
 from gateway.middleware.rate_limits import RateLimits
 from gateway.middleware.request_log import Request, RequestLog
 from gateway.middleware.traces import Traces
+from gateway.paths import ASKED_PATH, nearest_route, served_path
 from gateway.pool.access import RemoteAccess
 from gateway.pool.admission import Admission
 from gateway.pool.client import SlotClient
@@ -74,7 +75,7 @@ from shared.tracing import NO_TRACING, Tracing, start_tracing
 
 READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
 # How requests of health checks begin.
-HEALTH_CHECK_LINES = tuple(f"GET {path} ".encode() for path in ("/health/live", *READY_PATHS))
+HEALTH_CHECK_LINES = tuple(f"GET {path}{end} ".encode() for path in ("/health/live", *READY_PATHS) for end in ("", "/"))
 # What may be read without an API key where the server requires one: probes, the API's description, and the pages with
 # their field for the key.
 # Every route that is not listed needs a key.
@@ -105,8 +106,19 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
     health_check_lines = HEALTH_CHECK_LINES
 
     def __init__(
-        self, admission: Admission, fanout: Fanout, metrics: Metrics, jobs: JobExecutor | None, *, needs_keys: bool
+        self,
+        admission: Admission,
+        fanout: Fanout,
+        metrics: Metrics,
+        jobs: JobExecutor | None,
+        *,
+        needs_keys: bool,
+        prefix: str,
     ) -> None:
+        """
+        Args:
+            prefix: the path of the public URL, which a proxy may leave in the path of a request.
+        """
         self.router = CompiledRouter()
         super().__init__(router=self.router, request_type=Request)
         self.resources: dict[str, object] = {}
@@ -116,6 +128,14 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         self._metrics = metrics
         self._jobs = jobs
         self._needs_keys = needs_keys
+        self._prefix = prefix
+
+    def __call__(self, env: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        asked = env["PATH_INFO"]
+        env["PATH_INFO"] = served = served_path(asked, self._prefix, lambda path: self.router.find(path) is not None)
+        if served != asked:
+            env[ASKED_PATH] = asked
+        return super().__call__(env, start_response)
 
     def find_early_refusal(self, request: bytes) -> TercetError | None:
         return find_early_refusal(request, self._fanout, self._metrics, needs_keys=self._needs_keys)
@@ -187,7 +207,7 @@ def create_app(
         clients: clients of the slots, by slot index; they are called for tokens only.
         shared: what several gateways share; None: this is the only gateway.
     """
-    app = GatewayApp(admission, fanout, metrics, jobs, needs_keys=settings.requires_keys)
+    app = GatewayApp(admission, fanout, metrics, jobs, needs_keys=settings.requires_keys, prefix=settings.public_path)
     keys = ApiKeyCheck(
         KeyFile(settings.access.keys) if settings.requires_keys and settings.access.keys else None,
         OPEN_ROUTES,
@@ -201,13 +221,14 @@ def create_app(
     traces = [] if tracing is NO_TRACING else [Traces(tracing)]
     body_limits = BodyLimits(settings.limits.max_body_bytes)
     app.add_middleware([*traces, RequestLog(metrics), Origins(settings), keys, body_limits])
-    add_error_handlers(app, app.find_resource, metrics)
+    public_url = settings.access.public_url
+    add_error_handlers(app, app.find_resource, partial(nearest_route, resources=app.resources), metrics, public_url)
     quota = OwnerQuota(settings.limits.key_concurrency, shared)
     starter = RequestStarter(admission.models, fanout, quota, Sessions(shared), hangups, settings.limits.timeout_s)
     feedback_store = FeedbackStore(metrics, shared)
     if shared is not None:
         shared.start()
-    submitter = None if jobs is None else JobSubmitter(jobs)
+    submitter = None if jobs is None else JobSubmitter(jobs, settings.public_path)
     prediction = PredictionSettings(settings.model.predict_temperature, settings.model.min_usefulness)
     autocompletion = Autocompletion(starter, settings.model.similarity, prediction)
     autocomplete = AutocompleteResource(starter, autocompletion, feedback_store, submitter)
@@ -237,7 +258,7 @@ def create_app(
         "/generate": GenerateResource(tgi, "object", COMPLETE),
         "/generate_stream": GenerateResource(tgi, "stream", COMPLETE_AS_STREAM),
         "/info": InfoResource(admission, starter),
-        "/endpoint": EndpointResource(),
+        "/endpoint": EndpointResource(public_url),
         "/tokenize": TokenizeResource(tokenizer, starter.default_model),
         "/tokenizer_info": TokenizerInfoResource(tokenizer, starter.default_model),
         "/health/live": LiveResource(),
@@ -255,11 +276,20 @@ def create_app(
         routes |= {"/jobs": JobsResource(submitter, autocompletion.check), "/jobs/{job_id}": JobResource(jobs)}
         jobs.start(partial(compute_job, starter, autocompletion))
     documented = {**routes, "/openapi.json": DocumentResource}
-    document = build_document(documented, open_routes=OPEN_ROUTES, needs_keys=settings.requires_keys)
+    document = build_document(
+        documented, open_routes=OPEN_ROUTES, needs_keys=settings.requires_keys, public_url=public_url
+    )
     routes["/openapi.json"] = DocumentResource(document)
     for path, resource in routes.items():
         app.add_route(path, resource)
-    app.add_sink(UNKNOWN_OPENAI_ROUTES, UNKNOWN_OPENAI_ROUTES.prefix)
+
+    def refuse_unknown(req: falcon.Request, resp: falcon.Response, **_: object) -> None:
+        near = nearest_route(req.path, routes)
+        if near is not None and UNKNOWN_OPENAI_ROUTES.prefix not in near:
+            raise falcon.HTTPNotFound
+        UNKNOWN_OPENAI_ROUTES(req, resp)
+
+    app.add_sink(refuse_unknown, UNKNOWN_OPENAI_ROUTES.prefix)
     return app
 
 

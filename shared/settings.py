@@ -22,6 +22,8 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import StartError
+from shared.home import absolute_path, home_directory
+from shared.redis_urls import REDIS_SCHEMES, parse_redis_url
 
 PREFIX = "TERCET_"
 # Set by Tercet for its own processes, never by a user: which pool a gunicorn runs, which slot a worker has, and the
@@ -44,7 +46,7 @@ _POOL_URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,254}|\[[0-9A-Fa-f:.]{2,45}\])"
     r":(?P<port>[0-9]{1,5})(-(?P<last_port>[0-9]{1,5}))?(?P<path>(/[A-Za-z0-9._~-]+)*)/?"
 )
-_DATABASE = re.compile(r"(/[0-9]{0,4})?")
+_PUBLIC_URL = re.compile(r"(?P<scheme>https?)://(?P<host>[^/?#@]+)(?P<path>(/[A-Za-z0-9._~-]+)*)/?", re.IGNORECASE)
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _DEVICE = re.compile(r"cpu|cuda:\d{1,2}")
 # Browsers, and apps that are web pages inside: Obsidian is app://obsidian.md on desktops, capacitor://localhost on iOS.
@@ -181,14 +183,7 @@ def _pool(text: str) -> tuple[PoolUrl, ...]:
 
 
 def _redis(text: str) -> str:
-    parts = urlsplit(text)
-    authority = parts.netloc.rpartition("@")[2]
-    if (
-        parts.scheme not in {"redis", "rediss"}
-        or not _HOST_PORT.fullmatch(authority)
-        or not _DATABASE.fullmatch(parts.path)
-    ):
-        raise ValueError("must be redis://user:password@host:port/db (or rediss://), all but the host optional")
+    parse_redis_url(text)
     return text
 
 
@@ -213,33 +208,37 @@ def _hosts(text: str) -> tuple[str, ...]:
     return hosts
 
 
+def _public_url(text: str) -> str:
+    match = _PUBLIC_URL.fullmatch(text)
+    if match is None or _split_host_port(match["host"]) is None or {".", ".."} & {*match["path"].split("/")}:
+        raise ValueError("must be http(s)://host[:port][/path], like https://notes.example/tools/tercet")
+    return f"{match['scheme'].lower()}://{match['host'].lower()}{match['path']}"
+
+
 def _flag(text: str) -> bool:
     if text not in {"0", "1"}:
         raise ValueError("must be 0 or 1")
     return text == "1"
 
 
-def _path(text: str) -> Path:
-    return Path(text).expanduser().absolute()
-
-
 def _job_store(text: str) -> str:
     """The URL of a job store, with an absolute path; "none" for none."""
     scheme, _, rest = text.partition(":")
     if scheme == "sqlite" and rest:
-        return f"sqlite:{_path(rest)}"
+        return f"sqlite:{absolute_path(rest)}"
+    if scheme in REDIS_SCHEMES:
+        return _redis(text)
     parts = urlsplit(text)
     is_valid = text == "none" or (
-        (scheme in {"redis", "rediss"} and parts.hostname is not None)
-        or (
-            scheme == "dynamodb"
-            and re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", parts.netloc) is not None
-            and parse_qs(parts.query, keep_blank_values=True).keys() <= {"region", "endpoint"}
-        )
+        scheme == "dynamodb"
+        and re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", parts.netloc) is not None
+        and parse_qs(parts.query, keep_blank_values=True).keys() <= {"region", "endpoint"}
     )
     if not is_valid:
         raise ValueError(
-            "must be sqlite:<file>, redis://host:port/db (or rediss://), dynamodb://table?region=…&endpoint=…, or none"
+            "must be sqlite:<file>, redis://host:port/db (or rediss://), "
+            "redis+sentinel://host:port,host:port/name/db (or rediss+sentinel://), "
+            "dynamodb://table?region=…&endpoint=…, or none"
         )
     return text
 
@@ -285,7 +284,7 @@ def _switch() -> Any:
 
 def _file() -> Any:
     """A file that is not used by default."""
-    return _setting(None, "file", parse=_path)
+    return _setting(None, "file", parse=absolute_path)
 
 
 # In each group, the section `Attributes` is the reference: `tercet settings` and docs/SETTINGS.md print it.
@@ -312,8 +311,8 @@ class ServerSettings:
     """
 
     bind: Address = _setting(Address("127.0.0.1", 8000), "host:port", parse=_address)
-    run_dir: Path | None = _setting(None, "directory", shown="<temporary dir>/tercet-<uid>-<port>", parse=_path)
-    cache_dir: Path | None = _setting(None, "directory", shown="~/.cache/tercet", parse=_path)
+    run_dir: Path | None = _setting(None, "directory", shown="<temporary dir>/tercet-<uid>-<port>", parse=absolute_path)
+    cache_dir: Path | None = _setting(None, "directory", shown="~/.cache/tercet", parse=absolute_path)
     grace_s: Annotated[float, Meta(ge=1, le=600)] = _setting(30.0, "seconds")
     drain_s: Annotated[float, Meta(ge=0, le=120)] = _setting(0.5, "seconds")
     idle_stop_s: Annotated[float, Meta(ge=0, le=604_800)] = _setting(0.0, "seconds")
@@ -409,6 +408,8 @@ class AccessSettings:
         origins: other web origins whose pages may call this server, like https://notes.example
         hosts: names accepted in the Host header besides localhost and IP addresses; *.notes.example accepts its
             subdomains, * any name
+        public_url: URL at which clients reach this server through a proxy, like https://notes.example/tools/tercet, for
+            answers that name an address; its host and origin are accepted. No forwarded header is read
     """
 
     keys: Path | None = _file()
@@ -417,6 +418,7 @@ class AccessSettings:
     tls_key: Path | None = _file()
     origins: tuple[str, ...] = _setting((), "list", parse=_origins)
     hosts: tuple[str, ...] = _setting((), "list", parse=_hosts)
+    public_url: str | None = _setting(None, "URL", parse=_public_url)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -425,7 +427,7 @@ class JobSettings:
 
     Attributes:
         store: job store: sqlite:<file>, redis://host:port/db, dynamodb://table?region=…&endpoint=…, or none to serve no
-            jobs; gateways that share a store share its jobs
+            jobs; gateways that share a store share its jobs. With Redis Sentinel: as TERCET_REDIS
         ttl_s: how long a job's result is kept; then it is erased
         queue: jobs that may be queued or running; an API key may have a quarter of them
     """
@@ -450,12 +452,13 @@ class RemoteSettings:
         pool_tls_cert: certificate chain (PEM) of workers that listen on TCP; with TERCET_POOL_TLS_KEY
         pool_tls_key: private key (PEM) of TERCET_POOL_TLS_CERT
         redis: store that several gateways share, redis://host:port/db: sessions, feedback ids and the limits of API
-            keys hold across them; without it, each gateway has its own
+            keys hold across them; without it, each gateway has its own. With Redis Sentinel:
+            redis+sentinel://host:26379,host:26379/mymaster/0
     """
 
     pool: tuple[PoolUrl, ...] = _setting((), "list", parse=_pool)
     pool_key: Path | None = _file()
-    pool_ca: Path | None = _setting(None, "file", shown="the system's", parse=_path)
+    pool_ca: Path | None = _setting(None, "file", shown="the system's", parse=absolute_path)
     pool_bind: Address | None = _setting(None, "host:port", parse=_address)
     pool_tls_cert: Path | None = _file()
     pool_tls_key: Path | None = _file()
@@ -511,24 +514,48 @@ class Settings:
                         parse(text) if parse else _convert(text, kind, setting.metadata["shown"])
                     )
                 except ValueError as error:
-                    shown = re.sub(r"//.*@", "//…@", text)  # a URL may hold a password
+                    # A URL may hold passwords.
+                    shown = re.sub(r"password=[^&]*", "password=…", re.sub(r"//.*@", "//…@", text))
                     wrong.append(f"{name}={shown!r} {error}")
         if wrong:
             raise StartError("; ".join(wrong) + ".")
+        if public_url := values["access"].get("public_url"):
+            # Pages of it are this server's own, whatever Host the proxy sends.
+            parts = urlsplit(public_url)
+            own = _origins(f"{parts.scheme}://{parts.netloc}")
+            values["access"]["origins"] = (*values["access"].get("origins", ()), *own)
         return cls(**{group_name: replace(group, **values[group_name]) for group_name, group in _groups()})
 
     @property
     def run_path(self) -> Path:
-        """The run directory, absolute; it may not exist yet."""
+        """The run directory, absolute; it may not exist yet.
+
+        Raises:
+            StartError: it is not set, and there is no temporary directory.
+        """
         if self.server.run_dir is not None:
             return self.server.run_dir
-        return Path(tempfile.gettempdir()) / f"tercet-{os.getuid()}-{self.server.bind.port}"
+        try:
+            return Path(tempfile.gettempdir()) / f"tercet-{os.getuid()}-{self.server.bind.port}"
+        except FileNotFoundError as error:
+            raise StartError(
+                "There is no temporary directory that this user can write: set TERCET_RUN_DIR to a directory."
+            ) from error
 
     @property
     def job_store(self) -> str:
-        """URL of the job store, or "none"."""
+        """URL of the job store, or "none".
+
+        Raises:
+            StartError: it is not set, and there is no home directory for the default.
+        """
         if self.jobs.store is not None:
             return self.jobs.store
+        if home_directory() is None:
+            raise StartError(
+                f"Jobs are stored in the home directory, and user {os.getuid()} has none: set TERCET_JOBS to "
+                "sqlite:<file>, or to none to serve no jobs, or set HOME."
+            )
         return _job_store(DEFAULT_JOB_STORE.replace("<port>", str(self.server.bind.port)))
 
     @property
@@ -536,6 +563,11 @@ class Settings:
         """URL at which a client on this machine reaches the gateway; a wildcard host becomes loopback."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.server.bind.host, self.server.bind.host)
         return f"{'https' if self.uses_tls else 'http'}://{Address(host, self.server.bind.port)}"
+
+    @property
+    def public_path(self) -> str:
+        """The path of the public URL, "" or like "/tools/tercet"."""
+        return urlsplit(self.access.public_url or "").path
 
     @property
     def requires_keys(self) -> bool:
@@ -561,7 +593,7 @@ class Settings:
             return False
         host, _port = parts
         return (
-            host in {"localhost", self.server.bind.host}
+            host in {"localhost", self.server.bind.host, urlsplit(self.access.public_url or "").hostname}
             or _is_ip(host)
             or any(
                 pattern in {"*", host} or (pattern.startswith("*.") and host.endswith(pattern[1:]))

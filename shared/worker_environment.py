@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shared.cpu_features import num_cores
+from shared.home import home_directory
 from shared.plan import Plan, Slot
 from shared.settings import Settings
+from shared.visible_gpus import visible_gpus
 
 # Polls of an OpenMP thread at a barrier before it sleeps (GOMP_SPINCOUNT). By default it spins for milliseconds; where
 # other processes compete for the cores, the threads then wait for each other's time slices. Three branches of 20 tokens
@@ -35,7 +37,7 @@ def worker_environment(slot: Slot, plan: Plan, settings: Settings, environ: Mapp
         visible = ""
     else:
         index = int(slot.device.partition(":")[2])
-        entries = [entry.strip() for entry in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
+        entries = visible_gpus(environ) or []
         visible = entries[index] if index < len(entries) else str(index)
     num_threads = settings.pool.cpu_threads or max(1, num_cores() // len(plan.slots))
     if not settings.pool.cpu_threads and plan.model(slot.model).weight_bytes < SINGLE_THREAD_WEIGHT_BYTES:
@@ -58,7 +60,5 @@ def cache_directory(settings: Settings) -> Path | None:
     """Where results of checks are kept from start to start; None without a home directory."""
     if settings.server.cache_dir is not None:
         return settings.server.cache_dir
-    try:
-        return Path.home() / ".cache" / "tercet"
-    except RuntimeError:
-        return None
+    home = home_directory()
+    return None if home is None else home / ".cache" / "tercet"

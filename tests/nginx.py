@@ -12,15 +12,18 @@ from tests.e2e.harness import ROOT, free_port, until
 
 
 @contextmanager
-def nginx(base: Path, upstream_port: int | Sequence[int], changes: Mapping[str, str] | None = None) -> Iterator[int]:
+def nginx(
+    base: Path, upstream_port: int | Sequence[int], changes: Mapping[str, str] | None = None, port: int | None = None
+) -> Iterator[int]:
     """Yields its port.
 
     Args:
         base: a directory for its files.
         upstream_port: port of the gateway, or ports of several gateways.
         changes: texts of the configuration to replace; each must be there.
+        port: None: a free one.
     """
-    port = free_port()
+    port = free_port() if port is None else port
     ports = [upstream_port] if isinstance(upstream_port, int) else upstream_port
     line = "server 127.0.0.1:8000 max_fails=1 fail_timeout=5s;"
     text = (ROOT / "deploy" / "nginx.conf").read_text()

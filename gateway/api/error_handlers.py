@@ -33,12 +33,18 @@ log = structlog.get_logger()
 
 
 def add_error_handlers(
-    app: falcon.App[Any, Any], find_resource: Callable[[falcon.Request], object], metrics: Metrics
+    app: falcon.App[Any, Any],
+    find_resource: Callable[[falcon.Request], object],
+    find_near: Callable[[str], str | None],
+    metrics: Metrics,
+    public_url: str | None,
 ) -> None:
     """Render every exception of this app's routes and middleware here. Falcon picks the most specific handler.
 
     Args:
         find_resource: the resource that a request is routed to, or None.
+        find_near: methods and path of the route that was probably meant by a path, or None.
+        public_url: where clients reach this server; None: at the request's host.
     """
 
     def render(req: falcon.Request, resp: falcon.Response, error: TercetError, _params: object) -> None:
@@ -58,7 +64,7 @@ def add_error_handlers(
         if error.status_code >= 500:
             render_unexpected(req, resp, error, params)
         else:
-            render(req, resp, _translate(req, error), params)
+            render(req, resp, _translate(req, error, find_near, public_url), params)
 
     def render_unexpected(req: falcon.Request, resp: falcon.Response, error: Exception, params: object) -> None:
         log.error(
@@ -77,15 +83,22 @@ def add_error_handlers(
         app.add_error_handler(refusal, render_refusal)
 
 
-def _translate(req: falcon.Request, error: falcon.HTTPError) -> TercetError:
+def _translate(
+    req: falcon.Request,
+    error: falcon.HTTPError,
+    find_near: Callable[[str], str | None],
+    public_url: str | None,
+) -> TercetError:
     """Our error for Falcon's. Falcon's descriptions are fixed texts that name a header."""
     if isinstance(error, falcon.HTTPMethodNotAllowed):
         allowed = (error.headers or {}).get("Allow", "") if isinstance(error.headers, dict) else ""
-        url = f"{req.scheme}://{req.get_header('Host')}"
+        url = public_url or f"{req.scheme}://{req.get_header('Host')}"
         hint = f" Try: {EXAMPLE.format(url=url)}" if "POST" in allowed else ""
         return MethodNotAllowed(f"{req.path} takes {allowed}, not {req.method}.{hint}", headers={"Allow": allowed})
     if isinstance(error, falcon.HTTPNotFound):
-        return NotFound(f"{req.path} is not served here; try POST /autocomplete, GET /health/ready or GET /metrics.")
+        near = find_near(req.path)
+        hint = "try POST /autocomplete, GET /health/ready or GET /metrics." if near is None else f"did you mean {near}?"
+        return NotFound(f"{req.path} is not served here; {hint}")
     if req.method not in falcon.HTTP_METHODS:
         return MalformedRequest(f"The method must be one of {', '.join(falcon.HTTP_METHODS)}, in capital letters.")
     return MalformedRequest(error.description or "The request was not understood.")

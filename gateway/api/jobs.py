@@ -90,8 +90,13 @@ ERRORS_OF_JOBS: tuple[type[TercetError], ...] = (JobsUnavailable,)
 class JobSubmitter:
     """Makes a job of a request, and answers with the job."""
 
-    def __init__(self, jobs: JobExecutor) -> None:
+    def __init__(self, jobs: JobExecutor, prefix: str = "") -> None:
+        """
+        Args:
+            prefix: the path of the public URL; `Location` begins with it.
+        """
         self._jobs = jobs
+        self._prefix = prefix
 
     def respond(
         self, req: falcon.Request, resp: falcon.Response, request: AutocompleteRequest, warnings: Sequence[str] = ()
@@ -115,7 +120,7 @@ class JobSubmitter:
         _render(resp, job, warnings)
         if job.queue == "open":
             resp.status = falcon.HTTP_202
-        resp.set_header("Location", f"/jobs/{job.id}")
+        resp.set_header("Location", f"{self._prefix}/jobs/{job.id}")
         req.context.log = {"job": job.id[:8], "context_chars": len(request.context)}
 
 

@@ -97,13 +97,16 @@ class DocumentResource:
         send_asset(self._asset, req, resp)
 
 
-def build_document(resources: Mapping[str, object], *, open_routes: Collection[str], needs_keys: bool) -> Json:
+def build_document(
+    resources: Mapping[str, object], *, open_routes: Collection[str], needs_keys: bool, public_url: str | None = None
+) -> Json:
     """The OpenAPI document of an app.
 
     Args:
         resources: resources by URI template. One without `operations` is left out.
         open_routes: URI templates whose GET needs no API key.
         needs_keys: whether all other requests need a key.
+        public_url: where clients reach the server; None: at the address of the document.
     """
     declared = [
         _Declared(path, method, operation, error_format_of(resource, method))
@@ -125,6 +128,8 @@ def build_document(resources: Mapping[str, object], *, open_routes: Collection[s
         "tags": [{"name": tag} for tag in dict.fromkeys(one.operation.tag for one in declared)],
         "components": {"schemas": schemas.components, "headers": _HEADERS, "responses": schemas.responses},
     }
+    if public_url is not None:
+        document["servers"] = [{"url": public_url}]
     if needs_keys:
         document["components"]["securitySchemes"] = SECURITY_SCHEMES
         document["security"] = [{name: []} for name in SECURITY_SCHEMES]

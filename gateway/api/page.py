@@ -17,6 +17,7 @@ import falcon
 import msgspec
 
 from gateway.api.operation import Answer, Operation, Operations, Parameter
+from gateway.paths import ASKED_PATH, page_address
 from shared.errors import NotFound
 
 STATIC = Path(__file__).parents[1] / "static"
@@ -123,8 +124,15 @@ def _hash(data: bytes) -> str:
 
 
 def send_asset(asset: Asset, req: falcon.Request, resp: falcon.Response) -> None:
-    """Answer with a file, or with 304 if the client has it."""
+    """Answer with a file, or with 304 if the client has it. A page whose relative links would not work where it was
+    asked for, as at `/docs/`, is answered with a redirect."""
     resp.set_headers(HEADERS)
+    if asset.content_type == CONTENT_TYPES[".html"] and ASKED_PATH in req.env:
+        address = page_address(req.env[ASKED_PATH], req.path)
+        if address is not None:
+            resp.status = falcon.HTTP_308
+            resp.set_header("Location", address)
+            return
     resp.etag = asset.etag
     if any(known == "*" or known == asset.etag for known in req.if_none_match or ()):
         resp.status = falcon.HTTP_304

@@ -345,12 +345,19 @@ class InfoResource:
 
 
 class EndpointResource:
-    """`GET /endpoint`: the address of this service, as the request names it."""
+    """`GET /endpoint`: the address of this service: its public URL, or else as the request names it."""
 
     operations: ClassVar[Operations] = {
         "GET": Operation(tag=TAG, summary="This service's address", answers={200: Answer("A URL.", {TEXT: str})})
     }
 
+    def __init__(self, public_url: str | None) -> None:
+        """
+        Args:
+            public_url: where clients reach this server; None: as the request names it.
+        """
+        self._public_url = public_url
+
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         resp.content_type = TEXT
-        resp.text = f"{req.scheme}://{req.get_header('Host')}"
+        resp.text = self._public_url or f"{req.scheme}://{req.get_header('Host')}"

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from gateway.jobs.store import Job, Queue, decode_job, encode_job
+from gateway.shared_store.client import open_redis
 from gateway.shared_store.scripts import DELETE_JOB, INSERT_JOB, REPLACE_JOB
 from shared.errors import JobsUnavailable
+from shared.redis_urls import parse_redis_url
 
 TIMEOUT_S = 5.0
 PREFIX = "{tercet}"  # of all keys
@@ -27,12 +29,12 @@ class RedisStore:
     def __init__(self, url: str) -> None:
         """
         Args:
-            url: as redis-py takes it: `redis://`, `rediss://` (TLS) or `unix://`.
+            url: as `shared.redis_urls` takes it.
         """
         import redis
 
         self._error = redis.RedisError
-        self._redis: Any = redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
+        self._redis = open_redis(parse_redis_url(url), TIMEOUT_S)
         self._insert, self._replace, self._delete = (
             self._redis.register_script(script) for script in (INSERT_JOB, REPLACE_JOB, DELETE_JOB)
         )
@@ -92,6 +94,8 @@ class RedisStore:
         try:
             yield
         except self._error as error:
+            # Idle connections may lead to the same server, which was the primary before a failover.
+            self._redis.connection_pool.disconnect(inuse_connections=False)
             raise JobsUnavailable("The job store (Redis) cannot be used.") from error
 
 

@@ -17,10 +17,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import structlog
 
+from gateway.shared_store.client import open_redis
+from shared.redis_urls import parse_redis_url
 from shared.sockets import TCP_KEEPIDLE
 
 # Timeout of a connection and of a command. A request waits that long once at most, when Redis is lost.
@@ -52,28 +53,22 @@ class SharedStore:
         """Connects to nothing before `start`.
 
         Args:
-            url: as redis-py takes it: `redis://`, or `rediss://` (TLS).
+            url: as `shared.redis_urls` takes it.
             count_failure: called with the name of a use that has fallen back.
         """
         import redis
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
 
-        parts = urlsplit(url)
+        parsed = parse_redis_url(url)
         self._error = redis.RedisError
-        self._salt = hashlib.blake2b(unquote(parts.password or "").encode(), digest_size=32).digest()
-        self._address = f"{parts.hostname}:{parts.port or 6379}"  # without the password
-        pool: Any = redis.BlockingConnectionPool.from_url(
-            url,
+        self._salt = hashlib.blake2b(parsed.password.encode(), digest_size=32).digest()
+        self._address = parsed.shown
+        self._redis = open_redis(
+            parsed,
+            TIMEOUT_S,
             max_connections=MAX_CONNECTIONS,
-            timeout=TIMEOUT_S,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
             socket_keepalive=True,
             socket_keepalive_options=_KEEPALIVE,
-            retry=Retry(NoBackoff(), 0),
         )
-        self._redis: Any = redis.Redis(connection_pool=pool)
         self._count_failure = count_failure
         self._receivers: dict[str, Callable[[str], None]] = {}
         self._lock = threading.Lock()
@@ -167,6 +162,8 @@ class SharedStore:
                 log.info("redis_reached", address=self._address)
 
     def _lose(self, error: Exception) -> None:
+        # Idle connections may lead to the same server, which was the primary before a failover.
+        self._redis.connection_pool.disconnect(inuse_connections=False)
         with self._lock:
             self.is_reached = False
             if self._was_lost:

@@ -26,6 +26,7 @@ from shared.extras import ROOT, install_command
 from shared.masters.run_directory import prepare_run_directory
 from shared.plan import PLAN_LOCK_FILE, Plan, read_current_plan, read_plan
 from shared.pool_keys import watch_pool_keys
+from shared.redis_urls import REDIS_SCHEMES
 from shared.remote_pools import check_pool
 from shared.settings import Address, Settings
 from shared.watched_files import WatchedFiles
@@ -34,7 +35,7 @@ BACKLOG = 2048  # connections that wait to be accepted; gunicorn's default
 MAX_PORT = 65535
 FIRST_PASSED_FD = 3  # SD_LISTEN_FDS_START in <systemd/sd-daemon.h>
 # The extra of pyproject.toml and the package that a store needs, by the scheme of its URL.
-_STORE_LIBRARIES = {"redis": ("redis", "redis"), "rediss": ("redis", "redis"), "dynamodb": ("dynamodb", "boto3")}
+_STORE_LIBRARIES = {**dict.fromkeys(REDIS_SCHEMES, ("redis", "redis")), "dynamodb": ("dynamodb", "boto3")}
 
 
 def listen(address: Address, environ: Mapping[str, str]) -> socket.socket:
@@ -116,7 +117,8 @@ def check_access(settings: Settings) -> None:
     if settings.requires_keys and settings.access.keys is not None:
         read_keys(settings.access.keys)
     check_exposure(settings, settings.server.bind)
-    _check_library("TERCET_JOBS", settings.job_store)
+    if not settings.server.sagemaker:  # it serves no jobs
+        _check_library("TERCET_JOBS", settings.job_store)
     _check_library("TERCET_REDIS", settings.remote.redis or "")
     check_pool(settings)
     _check_tls_files(settings.access.tls_cert, settings.access.tls_key, "TERCET_TLS_CERT", "TERCET_TLS_KEY")

@@ -105,9 +105,7 @@ def test_plan_prints_the_plan_that_it_writes(tmp_path: Path) -> None:
     assert "cuda:1" in tercet("plan", **environ).stdout
 
 
-@pytest.mark.parametrize(
-    ("visible", "expected"), [("", 0), ("-1", 0), ("0", 1), ("3,1", 2), ("GPU-a,MIG-b", 2), ("0,-1,1", 1)]
-)
+@pytest.mark.parametrize(("visible", "expected"), [("", 0), ("NoDevFiles", 0), ("3,1", 2), ("0,-1,1", 1)])
 def test_visible_devices_are_counted_as_cuda_reads_them(visible: str, expected: int) -> None:
     assert count_gpus({"CUDA_VISIBLE_DEVICES": visible}) == expected
 

@@ -146,7 +146,7 @@ def test_the_counts_that_a_refusal_names_fit(tmp_path: Path, fake_smi: FakeSmi) 
         ("1,0", ["NVIDIA H100 80GB HBM3", "Tesla T4"]),
         ("GPU-9b,GPU-4a4a", ["NVIDIA H100 80GB HBM3", "Tesla T4"]),
         ("MIG-a1b2,MIG-c738", ["MIG 3g.20gb", "MIG 1g.5gb"]),
-        ("GPU-ffff,1", ["GPU of unknown memory", "NVIDIA H100 80GB HBM3"]),
+        ("GPU-ffff,GPU-9b", ["GPU of unknown memory", "NVIDIA H100 80GB HBM3"]),
     ],
 )
 def test_cards_are_those_of_cuda_visible_devices(

@@ -180,6 +180,12 @@ def test_the_gpu_that_is_checked_is_the_visible_one(
         check_gpus(("cuda:0",), "auto", {"CUDA_VISIBLE_DEVICES": visible})
 
 
+@pytest.mark.parametrize(("visible", "expected"), [("0,1", 2), ("1,2", 1), ("GPU-bb", 1), ("GPU-ffff", 0), ("void", 0)])
+def test_visible_gpus_that_the_driver_does_not_list_do_not_count(install: Install, visible: str, expected: int) -> None:
+    install(print_rows("0, GPU-aaaa", "1, GPU-bbbb"))
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": visible}) == expected
+
+
 def test_the_build_of_torch_is_read_without_importing_it() -> None:
     assert gpu_builds.installed_cuda() == (True, torch.version.cuda)
 

@@ -225,6 +225,7 @@ def test_a_gateway_that_is_away_is_passed_by_and_no_request_fails(tmp_path: Path
         ("POST", "/v1/completions", True),
         ("POST", "/generate", True),
         ("POST", "/generate_stream", True),
+        ("POST", "/v1/completions/", True),
         ("POST", "/", True),
         ("POST", "/feedback", True),
         ("GET", "/jobs/1", True),

@@ -32,7 +32,7 @@ def test_slots_go_device_by_device_with_counts_per_device() -> None:
 
 @pytest.mark.parametrize(
     ("visible", "expected"),
-    [(None, ["0", "1"]), ("5,3", ["5", "3"]), ("GPU-aaaa,MIG-bbbb", ["GPU-aaaa", "MIG-bbbb"]), ("", ["0", "1"])],
+    [(None, ["0", "1"]), ("5, 3", ["5", "3"]), ("GPU-aaaa,MIG-bbbb", ["GPU-aaaa", "MIG-bbbb"]), ("", ["0", "1"])],
 )
 def test_visible_devices_are_indexed_into(visible: str | None, expected: list[str]) -> None:
     plan = make_plan(["cuda:0", "cuda:1"], [("small", 1)])

@@ -6,10 +6,16 @@ answers then costs a bounded time, and a process that will fork loads no HTTP cl
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
+from typing import Final
 
+from shared.home import home_directory
 from workers.checkpoints.child_process import NotDelivered, Progress, run_child
+
+# Each says where huggingface_hub keeps its cache; else that is in the home directory.
+CACHE_VARIABLES: Final = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
 
 
 def from_hub(
@@ -30,6 +36,9 @@ def from_hub(
     Raises:
         CheckpointError: the repository cannot be fetched, lacks files, or holds a kind of model that is not served.
     """
+    if home_directory() is None and not any(os.environ.get(name) for name in CACHE_VARIABLES):
+        # huggingface_hub would make a directory called ~ in the current one.
+        raise NotDelivered("the model hub's cache needs a home directory", "set HF_HOME to a directory.")
     option = f" --revision {revision}" if revision else ""
     remedy = (
         f"to serve {title}, let this machine reach a hub, or run `hf download {repository}{option} "

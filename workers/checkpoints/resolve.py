@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.home import absolute_path, home_directory
 from workers.checkpoints import smollm2
 from workers.checkpoints.child_process import NotDelivered, Progress
 from workers.checkpoints.files import CheckpointError, inspect
@@ -93,7 +94,10 @@ def resolve(
         )
     location = HUB_NAMES[name] if source is None else source
     if location.startswith((".", "/", "~")) or ("/" in location and Path(location).exists()):
-        path = Path(location).expanduser().absolute()
+        try:
+            path = absolute_path(location)
+        except ValueError as error:
+            raise CheckpointError(f"The path {location} of the model {name} {error}.") from error
         file = gguf_file(path) if path.is_dir() else path if path.suffix.lower() == ".gguf" and path.is_file() else None
         if file is not None:
             return check(name, from_gguf(file, cache_or_default(cache), on_progress), f"gguf:{file}")
@@ -163,7 +167,9 @@ def cache_or_default(cache: Path | None) -> Path:
     """
     if cache is not None:
         return cache
-    try:
-        return Path.home() / ".cache" / "tercet"
-    except RuntimeError as error:
-        raise CheckpointError("A GGUF file is converted in the cache: set TERCET_CACHE_DIR to a directory.") from error
+    if (home := home_directory()) is None:
+        raise CheckpointError(
+            "Converted models are kept in the cache, and there is no home directory for it: set TERCET_CACHE_DIR to a "
+            "directory."
+        )
+    return home / ".cache" / "tercet"

@@ -1,0 +1,251 @@
+"""Redis after a failover: the next try finds the new primary, without a restart. With real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from gateway.jobs.redis_store import RedisStore
+from gateway.jobs.store import Job
+from gateway.shared_store.connection import SharedStore, SharedStoreAway
+from shared.errors import JobsUnavailable
+from tests.e2e.harness import free_port, until
+from tests.gateway.jobs.servers import RedisServer, volatile_redis
+from tests.gateway.shared_store.failover import SwitchingProxy, fail_over, sentinel, switching_proxy
+from tests.tls import Certificate
+
+NUM_CONNECTIONS = 6
+READONLY = b"READONLY You can't write against a read only replica."
+# How servers answer that are, or were until a moment ago, something else than a primary.
+ANSWERS = [
+    READONLY,
+    b"LOADING Redis is loading the dataset in memory",
+    b"MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+    b"UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+    b"ERR Error running script (call to f_1): @user_script:1: @user_script: 1: -" + READONLY,  # Redis before 7
+]
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[tuple[RedisServer, RedisServer]]:
+    with ExitStack() as stack:
+        paths = [tmp_path / name for name in "ab"]
+        for path in paths:
+            path.mkdir()
+        first, second = (stack.enter_context(volatile_redis(path)) for path in paths)
+        yield first, second
+
+
+@pytest.fixture
+def proxy(servers: tuple[RedisServer, RedisServer]) -> Iterator[SwitchingProxy]:
+    with switching_proxy(servers[0].port) as proxy:
+        yield proxy
+
+
+def make_job(number: int) -> Job:
+    return Job(id=f"{number:032}", owner="o", state="queued", created_at=0.0, due_at=0.0, expires_at=9e9)
+
+
+def swap(servers: tuple[RedisServer, RedisServer]) -> None:
+    """Make the second server the primary of the first."""
+    first, second = servers
+    with Redis(port=first.port) as client:
+        client.replicaof("127.0.0.1", str(second.port))
+
+
+def open_connections(store: RedisStore) -> None:
+    """Have the store hold idle connections, as after requests at the same time."""
+    pool = store._redis.connection_pool
+    held = [pool.get_connection() for _ in range(NUM_CONNECTIONS)]
+    for connection in held:
+        pool.release(connection)
+
+
+def count_failures(store: RedisStore, num_jobs: int = 2 * NUM_CONNECTIONS) -> int:
+    """Insert and read jobs one after another."""
+    failures = 0
+    for number in range(num_jobs):
+        job = make_job(number)
+        try:
+            assert store.insert(job)
+            assert store.read(job.id) == job
+        except JobsUnavailable:
+            failures += 1
+    return failures
+
+
+def is_usable(store: SharedStore) -> bool:
+    """Whether a command works now; each is a write."""
+    try:
+        with store.using("rate") as client:
+            client.set("key", 1)
+    except SharedStoreAway:
+        return False
+    return True
+
+
+@pytest.fixture
+def jobs(proxy: SwitchingProxy) -> Iterator[RedisStore]:
+    store = RedisStore(f"redis://127.0.0.1:{proxy.port}/0")
+    assert store.insert(make_job(10**6))
+    open_connections(store)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def shared(proxy: SwitchingProxy) -> Iterator[SharedStore]:
+    store = SharedStore(f"redis://127.0.0.1:{proxy.port}/0", 2.0, lambda _use: None)
+    store.receive("session", received.append)
+    store.start()
+    assert is_usable(store)
+    yield store
+    store.stop()
+
+
+received: list[str] = []
+
+
+def test_jobs_follow_a_demoted_primary_to_the_new_one(
+    servers: tuple[RedisServer, RedisServer], proxy: SwitchingProxy, jobs: RedisStore
+) -> None:
+    swap(servers)
+    proxy.fail_over(servers[1].port)
+    assert count_failures(jobs) == 0
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.split()[0].decode())
+def test_jobs_leave_a_server_that_is_no_primary(
+    servers: tuple[RedisServer, RedisServer], proxy: SwitchingProxy, jobs: RedisStore, answer: bytes
+) -> None:
+    proxy.fail_over(servers[1].port, answer)
+    assert count_failures(jobs) <= 1
+
+
+def test_jobs_survive_the_reset_of_all_connections(
+    servers: tuple[RedisServer, RedisServer], proxy: SwitchingProxy, jobs: RedisStore
+) -> None:
+    servers[0].kill()
+    proxy.fail_over(servers[1].port)
+    proxy.reset()
+    assert count_failures(jobs) <= 1
+
+
+def test_jobs_are_refused_while_there_is_no_primary_and_served_again_after(
+    servers: tuple[RedisServer, RedisServer], proxy: SwitchingProxy, jobs: RedisStore
+) -> None:
+    swap(servers)
+    assert count_failures(jobs, 3) == 3  # the proxy still leads to the replica
+    proxy.fail_over(servers[1].port)
+    assert count_failures(jobs) <= 1
+
+
+def test_the_shared_store_follows_a_demoted_primary(
+    servers: tuple[RedisServer, RedisServer], proxy: SwitchingProxy, shared: SharedStore
+) -> None:
+    swap(servers)
+    proxy.fail_over(servers[1].port)
+    assert all(is_usable(shared) for _ in range(3))
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.split()[0].decode())
+def test_the_shared_store_leaves_a_server_that_is_no_primary(
+    servers: tuple[RedisServer, RedisServer], proxy: SwitchingProxy, shared: SharedStore, answer: bytes
+) -> None:
+    proxy.fail_over(servers[1].port, answer)
+    until(lambda: is_usable(shared), 10, "reached again")
+    assert all(is_usable(shared) for _ in range(3))
+
+
+def test_messages_arrive_after_the_reset_of_all_connections(
+    servers: tuple[RedisServer, RedisServer], proxy: SwitchingProxy, shared: SharedStore
+) -> None:
+    servers[0].kill()
+    proxy.fail_over(servers[1].port)
+    proxy.reset()
+    channel = shared.channel("session", shared.gateway_id)
+    with Redis(port=servers[1].port) as client:
+        until(lambda: client.publish(channel, "after"), 10, "the subscription at the new primary")
+    until(lambda: "after" in received, 10, "the message")
+
+
+# Sentinel --------------------------------------------------------------------------------------
+
+
+def sentinel_stores(url: str) -> tuple[RedisStore, SharedStore]:
+    jobs, shared = RedisStore(url), SharedStore(url, 2.0, lambda _use: None)
+    shared.start()
+    open_connections(jobs)
+    return jobs, shared
+
+
+def assert_followed(jobs: RedisStore, shared: SharedStore) -> None:
+    assert count_failures(jobs) <= 1
+    until(lambda: is_usable(shared), 10, "reached again")
+    assert all(is_usable(shared) for _ in range(3))
+
+
+def test_sentinels_lead_to_the_primary_of_the_moment(tmp_path: Path) -> None:
+    """With passwords for both, and a Sentinel in the list that is away."""
+    with ExitStack() as stack:
+        servers = []
+        for name in "ab":
+            (tmp_path / name).mkdir()
+            server = RedisServer(tmp_path / name, requirepass="pass:word", masterauth="pass:word")
+            server.start()
+            stack.callback(server.kill)
+            servers.append(server)
+        with Redis(port=servers[1].port, password="pass:word") as client:
+            client.replicaof("127.0.0.1", str(servers[0].port))
+        settings = ("sentinel auth-pass mymaster pass:word", "requirepass watch")
+        watcher = stack.enter_context(sentinel(tmp_path, servers[0], servers[1], *settings))
+        port = watcher.connection_pool.connection_kwargs["port"]
+        hosts = f"127.0.0.1:1,127.0.0.1:{port}"
+        jobs, shared = sentinel_stores(f"redis+sentinel://:pass%3Aword@{hosts}/mymaster/0?sentinel_password=watch")
+        stack.callback(jobs.close)
+        stack.callback(shared.stop)
+        assert jobs.insert(make_job(10**6))
+        assert is_usable(shared)
+        assert fail_over(watcher) == servers[1].port
+        assert_followed(jobs, shared)
+        with Redis(port=servers[1].port, password="pass:word") as client:
+            assert client.role()[0] == b"master"
+            assert client.exists(f"{{tercet}}:job:{2 * NUM_CONNECTIONS - 1:032}")
+
+
+def test_sentinels_and_servers_with_tls(tmp_path: Path) -> None:
+    certificate, authority = Certificate(tmp_path), tmp_path / "ca.crt"
+    authority.write_bytes(certificate.authority_pem)
+    files = {
+        "tls_cert_file": str(certificate.cert),
+        "tls_key_file": str(certificate.key),
+        "tls_ca_cert_file": str(authority),
+        "tls_auth_clients": "no",
+        "tls_replication": "yes",
+    }
+    with ExitStack() as stack:
+        servers = []
+        for name in "ab":
+            (tmp_path / name).mkdir()
+            server = RedisServer(tmp_path / name, tls_port=str(free_port()), **files)
+            server.start()
+            stack.callback(server.kill)
+            servers.append(server)
+        with Redis(port=servers[1].port) as client:
+            client.replicaof("127.0.0.1", servers[0].options["tls-port"])
+        tls_port = free_port()
+        settings = [f"{name.replace('_', '-')} {value}" for name, value in files.items()]
+        watcher = stack.enter_context(
+            sentinel(tmp_path, servers[0], servers[1], f"tls-port {tls_port}", *settings, tls=True)
+        )
+        url = f"rediss+sentinel://127.0.0.1:{tls_port}/mymaster?ssl_ca_certs={authority}"
+        jobs, shared = sentinel_stores(url)
+        stack.callback(jobs.close)
+        stack.callback(shared.stop)
+        assert is_usable(shared)
+        assert fail_over(watcher) == int(servers[1].options["tls-port"])
+        assert_followed(jobs, shared)
