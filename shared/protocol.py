@@ -55,8 +55,8 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
     With `heal`, the worker backs up to the last word boundary of the prompt and constrains the output to match what was
     typed (token healing). The returned text still starts at the end of the prompt.
 
-    With `special_as_text`, what spells a special token in `prompt` and `suffix` is text, as a writer typed it; otherwise
-    it is that token.
+    With `special_as_text`, what spells a special token in `prompt` and `suffix` is text, as a writer typed it;
+    otherwise it is that token.
 
     With `suffix`, the text that follows the gap, the returned text is cut where it runs into that, and no `token` lines
     are sent.
@@ -121,9 +121,9 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
 
     `ends` gives the length of `text` after each token, in characters. With `logprobs`, `tops` lists the most likely
     tokens of each step, `token_texts` the text of each generated token by itself, and `begins` where each begins in the
-    text of all tokens, in characters: where the character begins, if the token is a part of one. `names` has the tokens
-    of the line whose text other tokens have, too, such as U+FFFD for a part of a character: names by which no two tokens
-    of the vocabulary are the same.
+    text of all tokens, in characters: where the character begins, if the token is a part of one. `names` has those
+    tokens of the line whose text is not theirs alone, such as U+FFFD for a part of a character, with names that are
+    unique in the vocabulary.
 
     With `echo`, `prompt_text`, `prompt_ids`, `prompt_token_texts` and `prompt_ends` (the length of `prompt_text` after
     each token, in characters) describe the prompt as used: cut to `max_prompt_tokens`, and without what `heal` makes
