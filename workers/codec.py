@@ -116,8 +116,8 @@ class Codec:
         echo = self._echo(engine_request, output) if request.echo else {}
         if scores:
             tops = chain(scores["tops"], (top or [] for top in echo.get("prompt_tops") or []))
-            ids = (top.token_id for top in chain.from_iterable(tops))
-            ids = chain(output.token_ids, echo.get("prompt_ids", ()), ids)
+            others = (top.token_id for top in chain.from_iterable(tops))
+            ids = chain(output.token_ids, echo.get("prompt_ids", ()), others)
             scores["names"] = self._tokenizer.names_of(ids) or None
         return Done(
             text="".join([*deltas, rest]),
@@ -196,13 +196,12 @@ class Codec:
         self, text: str, max_tokens: int | None, num_new: int, is_healed: bool, special_as_text: bool
     ) -> _EncodedPrompt:
         tokenizer = self._tokenizer
-        typed, forced_ids = b"", ()
+        typed = b""
         if is_healed:
             begin = 0 if special_as_text else tokenizer.special_end(text)
             rest, typed = self._healing.split(text[begin:])
             text = text[:begin] + rest
-        if typed:
-            forced_ids = tuple(tokenizer.encode(typed.decode(), special_as_text=True))
+        forced_ids = tuple(tokenizer.encode(typed.decode(), special_as_text=True)) if typed else ()
         if max_tokens is None:
             if len(text.encode("utf-8", "replace")) > self._n_ctx * tokenizer.max_token_bytes:
                 generated = f", and max_new_tokens ({num_new}) must fit too" if num_new else ""

@@ -96,6 +96,11 @@ def test_what_spells_a_special_token_is_that_token_or_text(name: str, text: str,
     assert text[tokenizer.special_end(text) :] == rest
 
 
+def test_generated_special_tokens_are_no_text() -> None:
+    tokenizer = Tokenizer(with_added_tokens(), 8200)
+    assert decode(tokenizer, [8192, *TOKENIZER.encode(" sea"), 8194, 8195, 8196, 0]) == " sea<think>"
+
+
 def test_long_texts_that_spell_special_tokens_are_text() -> None:
     tokenizer = Tokenizer(with_added_tokens(), 8200)
     text = "The old man said <|im_start|> and <|endoftext|>, again. " * 400
