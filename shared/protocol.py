@@ -14,9 +14,10 @@ MAX_SEED = 2**63 - 1
 
 
 class Sampling(Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """Sampling parameters of one sequence; defaults and ranges are those of the public schema."""
+    """Sampling parameters of one sequence; defaults and ranges are those of the public schema. With `max_new_tokens` 0
+    the prompt is only scored (`echo`), and may fill the model's context."""
 
-    max_new_tokens: Annotated[int, Meta(ge=1)] = 20
+    max_new_tokens: Annotated[int, Meta(ge=0)] = 20
     temperature: Annotated[float, Meta(ge=0)] = 1.0
     top_k: Annotated[int, Meta(ge=0)] = 50
     top_p: Annotated[float, Meta(ge=0, le=1)] = 0.95
@@ -54,6 +55,9 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
     With `heal`, the worker backs up to the last word boundary of the prompt and constrains the output to match what was
     typed (token healing). The returned text still starts at the end of the prompt.
 
+    With `special_as_text`, what spells a special token in `prompt` and `suffix` is text, as a writer typed it;
+    otherwise it is that token.
+
     With `suffix`, the text that follows the gap, the returned text is cut where it runs into that, and no `token` lines
     are sent.
 
@@ -67,6 +71,7 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
     prompt_ids: list[Annotated[int, Meta(ge=0)]] | None = None
     max_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
     heal: bool = False
+    special_as_text: bool = False
     suffix: str = ""
     sampling: Sampling = Sampling()
     predict: Prediction | None = None
@@ -98,13 +103,16 @@ class Token(Struct, kw_only=True, tag="token", tag_field="event", omit_defaults=
     """A text delta (streaming only). It is empty where the text would end inside a character or a possible stop string.
     Tokens that only reproduce the typed text (`heal`) are not sent.
 
-    With `logprobs`, `token_text` is the token's text by itself, and `tops` the most likely tokens of its step."""
+    With `logprobs`, `token_text` is the token's text by itself, `begin` where it begins in the text of all tokens, in
+    characters, `tops` the most likely tokens of its step, and `names` as in `Done`."""
 
     text: str
     token_id: int
     logprob: float
     token_text: str | None = None
+    begin: int | None = None
     tops: list[Top] | None = None
+    names: dict[int, str] | None = None
 
 
 class Done(Struct, kw_only=True, tag="done", tag_field="event"):
@@ -112,7 +120,10 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     without the first `num_typed_tokens`, which only reproduce typed text; it is cut before a stop string.
 
     `ends` gives the length of `text` after each token, in characters. With `logprobs`, `tops` lists the most likely
-    tokens of each step, and `token_texts` the text of each generated token by itself.
+    tokens of each step, `token_texts` the text of each generated token by itself, and `begins` where each begins in the
+    text of all tokens, in characters: where the character begins, if the token is a part of one. `names` has those
+    tokens of the line whose text is not theirs alone, such as U+FFFD for a part of a character, with names that are
+    unique in the vocabulary.
 
     With `echo`, `prompt_text`, `prompt_ids`, `prompt_token_texts` and `prompt_ends` (the length of `prompt_text` after
     each token, in characters) describe the prompt as used: cut to `max_prompt_tokens`, and without what `heal` makes
@@ -149,7 +160,9 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     prompt_logprobs: list[float | None] | None = None
     prompt_tops: list[list[Top] | None] | None = None
     token_texts: list[str] | None = None
+    begins: list[int] | None = None
     tops: list[list[Top]] | None = None
+    names: dict[int, str] | None = None
 
 
 class Failed(Struct, kw_only=True, tag="failed", tag_field="event"):

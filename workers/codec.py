@@ -5,10 +5,11 @@ Knows the protocol's values and the tokenizer. Does not know HTTP, the engine's 
 
 from __future__ import annotations
 
+import codecs
 import threading
 from collections.abc import Iterable
-from functools import lru_cache
-from itertools import accumulate
+from functools import lru_cache, partial
+from itertools import accumulate, chain
 from typing import Any, TypeAlias
 
 from msgspec.structs import asdict
@@ -16,7 +17,7 @@ from msgspec.structs import asdict
 from shared.errors import InvalidRequest, PromptTooLong
 from shared.protocol import Done, Failed, GenerateRequest, Sampling, Token, TokenizeResponse, Top
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput, TopLogprobs
-from workers.text.detokenizer import Detokenizer
+from workers.text.detokenizer import CharacterIndex, Detokenizer
 from workers.text.token_healing import TokenHealing
 from workers.text.tokenizer import Tokenizer
 from workers.text.window import encode_window
@@ -66,14 +67,15 @@ class Codec:
             deadline=now + request.deadline_ms / 1e3,
             group_size=request.group.size if request.group else 1,
             cache_scope=(request.owner, request.session),
-            stream=request.stream,
+            # A prompt that is only scored has no token to deliver.
+            stream=request.stream and request.sampling.max_new_tokens > 0,
             echo_logprobs=request.echo and request.logprobs is not None,
         )
 
-    def tokenize(self, text: str) -> TokenizeResponse:
+    def tokenize(self, text: str, *, special_as_text: bool = False) -> TokenizeResponse:
         """The tokens of `text`, as those of a prompt."""
         tokenizer = self._tokenizer
-        ids, starts = tokenizer.encode_with_starts(text)
+        ids, starts = tokenizer.encode_with_starts(text, special_as_text=special_as_text)
         return TokenizeResponse(
             ids=ids,
             texts=[tokenizer.text_of(id_) for id_ in ids],
@@ -95,7 +97,7 @@ class Codec:
             self._tokenizer,
             self._detokenizer(engine_request),
             num_forced_bytes=len(engine_request.forced_prefix),
-            has_logprobs=request.logprobs is not None,
+            begins=None if request.logprobs is None else TokenBegins(self._tokenizer, engine_request),
         )
 
     def last_line(
@@ -110,7 +112,13 @@ class Codec:
         rest = detokenizer.finish()
         if rest:
             ends[-1] += len(rest)
-        text_of = self._tokenizer.text_of
+        scores = {} if request.logprobs is None else self._scores(engine_request, output)
+        echo = self._echo(engine_request, output) if request.echo else {}
+        if scores:
+            tops = chain(scores["tops"], (top or [] for top in echo.get("prompt_tops") or []))
+            others = (top.token_id for top in chain.from_iterable(tops))
+            ids = chain(output.token_ids, echo.get("prompt_ids", ()), others)
+            scores["names"] = self._tokenizer.names_of(ids) or None
         return Done(
             text="".join([*deltas, rest]),
             token_ids=list(output.token_ids),
@@ -124,20 +132,31 @@ class Codec:
             queue_ms=output.queue_ms,
             prefill_ms=output.prefill_ms,
             decode_ms=output.decode_ms,
-            token_texts=None if request.logprobs is None else [text_of(token) for token in output.token_ids],
-            tops=None if request.logprobs is None else self._tops(output.tops or [()] * len(output.token_ids)),
-            **(self._echo(engine_request, output) if request.echo else {}),
+            **scores,
+            **echo,
         )
+
+    def _scores(self, request: EngineRequest, output: SequenceOutput) -> dict[str, Any]:
+        """The fields of `Done` that describe the generated tokens."""
+        tokenizer, begins = self._tokenizer, TokenBegins(self._tokenizer, request)
+        return {
+            "token_texts": [tokenizer.text_of(token) for token in output.token_ids],
+            "begins": [begins.feed(token) for token in output.token_ids],
+            "tops": self._tops(output.tops or [()] * len(output.token_ids)),
+        }
 
     def _echo(self, request: EngineRequest, output: SequenceOutput) -> dict[str, Any]:
         """The fields of `Done` that describe the prompt."""
         tokenizer, ids = self._tokenizer, request.prompt_ids
-        deltas = tokenizer.prompt_texts(ids)
+        parts = [tokenizer.prompt_bytes(token) for token in ids]
+        index = CharacterIndex()
+        begins = [index.feed(part) for part in parts]
         fields: dict[str, Any] = {
-            "prompt_text": "".join(deltas),
+            # Without an incomplete character at the end.
+            "prompt_text": codecs.getincrementaldecoder("utf-8")("replace").decode(b"".join(parts)),
             "prompt_ids": list(ids),
             "prompt_token_texts": [tokenizer.text_of(token) for token in ids],
-            "prompt_ends": list(accumulate(map(len, deltas))),
+            "prompt_ends": [*begins[1:], index.num_chars][: len(ids)],
         }
         if request.echo_logprobs and len(output.prompt_logprobs) == len(ids):
             fields["prompt_logprobs"] = list(output.prompt_logprobs)
@@ -162,7 +181,7 @@ class Codec:
             limit = request.max_prompt_tokens
             return tuple(request.prompt_ids[-limit:] if limit else request.prompt_ids), b"", ()
         num_new = request.sampling.max_new_tokens + (SUFFIX_ROOM if request.suffix else 0)
-        args = request.prompt or "", request.max_prompt_tokens, num_new, request.heal
+        args = request.prompt or "", request.max_prompt_tokens, num_new, request.heal, request.special_as_text
         # Scoped like the prefix cache: whether a prompt was encoded before shows in the time that it takes.
         key = args, request.owner, request.session
         with self._lock:  # the branches of a request arrive together: the first encodes for all
@@ -173,24 +192,30 @@ class Codec:
                     del self._encoded[next(iter(self._encoded))]
             return encoded
 
-    def _encode(self, text: str, max_tokens: int | None, num_new: int, is_healed: bool) -> _EncodedPrompt:
+    def _encode(
+        self, text: str, max_tokens: int | None, num_new: int, is_healed: bool, special_as_text: bool
+    ) -> _EncodedPrompt:
         tokenizer = self._tokenizer
         typed = b""
         if is_healed:
-            text, typed = self._healing.split(text)
-        forced_ids = tuple(tokenizer.encode(typed.decode()))
+            begin = 0 if special_as_text else tokenizer.special_end(text)
+            rest, typed = self._healing.split(text[begin:])
+            text = text[:begin] + rest
+        forced_ids = tuple(tokenizer.encode(typed.decode(), special_as_text=True)) if typed else ()
         if max_tokens is None:
             if len(text.encode("utf-8", "replace")) > self._n_ctx * tokenizer.max_token_bytes:
+                generated = f", and max_new_tokens ({num_new}) must fit too" if num_new else ""
                 raise PromptTooLong(
-                    f"Too many tokens: the prompt alone has more than the model's context (n_ctx: {self._n_ctx}), and "
-                    f"max_new_tokens ({num_new}) must fit too; shorten the prompt, or send max_prompt_tokens."
+                    f"Too many tokens: the prompt alone has more than the model's context (n_ctx: {self._n_ctx})"
+                    f"{generated}; shorten the prompt, or send max_prompt_tokens."
                 )
-            return tuple(tokenizer.encode(text)), typed, forced_ids
+            return tuple(tokenizer.encode(text, special_as_text=special_as_text)), typed, forced_ids
         # The forced prefix can take as many tokens as it has bytes.
         room = self._n_ctx - num_new - len(typed)
         if room < 1:
             return (), typed, forced_ids
-        return tuple(encode_window(text, min(max_tokens, room), tokenizer.encode_with_starts)), typed, forced_ids
+        encode = partial(tokenizer.encode_with_starts, special_as_text=special_as_text)
+        return tuple(encode_window(text, min(max_tokens, room), encode)), typed, forced_ids
 
 
 @lru_cache(maxsize=256)  # branches of a request, and most requests, have the same
@@ -199,26 +224,47 @@ def _sampling_params(sampling: Sampling, top_logprobs: int) -> SamplingParams:
     return SamplingParams(**asdict(sampling), top_logprobs=top_logprobs)
 
 
+class TokenBegins:
+    """Finds where the tokens of one sequence begin in its text, whether a stop string removes them or not."""
+
+    def __init__(self, tokenizer: Tokenizer, request: EngineRequest) -> None:
+        self._tokenizer = tokenizer
+        self._index = CharacterIndex()
+        self._num_forced_bytes = len(request.forced_prefix)  # still to come
+
+    def feed(self, token_id: int) -> int:
+        data = self._tokenizer.token_bytes(token_id)
+        begin = self._index.feed(data[self._num_forced_bytes :])
+        self._num_forced_bytes = max(0, self._num_forced_bytes - len(data))
+        return begin
+
+
 class TokenStream:
     """Converts one sequence's tokens to the protocol's lines."""
 
     def __init__(
-        self, tokenizer: Tokenizer, detokenizer: Detokenizer, *, num_forced_bytes: int, has_logprobs: bool
+        self, tokenizer: Tokenizer, detokenizer: Detokenizer, *, num_forced_bytes: int, begins: TokenBegins | None
     ) -> None:
+        """
+        Args:
+            begins: None if no log-probabilities are requested.
+        """
         self._tokenizer = tokenizer
-        self._has_logprobs = has_logprobs
+        self._begins = begins
         self._detokenizer = detokenizer
         self._num_forced_bytes = num_forced_bytes  # not generated yet
 
     def feed(self, token: GeneratedToken) -> Token | None:
         """The token's line, or None if all of its bytes repeat what was typed (token healing)."""
         text = self._detokenizer.feed(token.token_id)
+        begin = None if self._begins is None else self._begins.feed(token.token_id)
         self._num_forced_bytes -= len(self._tokenizer.token_bytes(token.token_id))
         if self._num_forced_bytes >= 0:
             return None
         line = Token(text=text, token_id=token.token_id, logprob=token.logprob)
-        if self._has_logprobs:
+        if begin is not None:
             text_of = self._tokenizer.text_of
-            line.token_text = text_of(token.token_id)
+            line.token_text, line.begin = text_of(token.token_id), begin
             line.tops = [Top(id_, text_of(id_), logprob) for id_, logprob in token.top]
+            line.names = self._tokenizer.names_of([token.token_id, *(id_ for id_, _ in token.top)]) or None
         return line

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from shared.errors import NotReady
-from shared.protocol import Accepted, Done, Failed, GenerateLine, GenerateRequest
+from shared.protocol import Accepted, Done, Failed, GenerateLine, GenerateRequest, TokenizeResponse
 from workers.codec import Codec
 from workers.engine.engine import Engine
 from workers.engine.failures import EngineNotReady
@@ -97,7 +97,7 @@ class GapFiller:
         texts, requests, lengths = [], [], []
         for fill in fills:
             stem = typed + fill.rstrip()
-            tokens = self._codec.tokenize(typed + fill + head)
+            tokens = self._tokenize(typed + fill + head)
             # One token more is generated. A prompt that fills the context loses its beginning.
             own_prompt = prompt[max(0, len(prompt) + len(tokens.ids) + 1 - tokens.n_ctx) :]
             if not own_prompt:
@@ -132,9 +132,12 @@ class GapFiller:
     def _suffix_head(self) -> str:
         """The beginning of the text after the gap that is scored, to the end of a word: the same for all fills."""
         suffix = self._request.suffix
-        ends = self._codec.tokenize(suffix).ends[:MAX_SUFFIX_TOKENS]
+        ends = self._tokenize(suffix).ends[:MAX_SUFFIX_TOKENS]
         whole = [end for end in ends if not suffix[end - 1 : end + 1].isalnum() or end == len(suffix)]
         return suffix[: (whole or ends)[-1]]
+
+    def _tokenize(self, text: str) -> TokenizeResponse:
+        return self._codec.tokenize(text, special_as_text=self._request.special_as_text)
 
 
 def _cut(line: Done, fills: Sequence[str], scores: dict[str, _Score]) -> Done:

@@ -158,7 +158,8 @@ class SlotService:
         except EngineNotReady as error:
             raise NotReady(str(error)) from error
         except ContextExceeded as error:
-            raise PromptTooLong(f"Too many tokens: {error}; shorten the prompt, or lower max_new_tokens.") from error
+            remedy = "shorten the prompt" + ", or lower max_new_tokens" * (request.sampling.max_new_tokens > 0)
+            raise PromptTooLong(f"Too many tokens: {error}; {remedy}.") from error
         except InvalidPrompt as error:
             raise InvalidRequest(str(error)) from error
         on_finish = partial(self._finish, request, started_at, engine_request)

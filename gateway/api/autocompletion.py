@@ -146,6 +146,7 @@ class Autocompletion:
             sampling=sampling_of(request, model.vocab_size),
             ranks_first_token=True,
             heals=request.clean,
+            special_as_text=True,
             num_top_logprobs=request.explain,
             is_streamed=request.stream,
             deadline=deadline,

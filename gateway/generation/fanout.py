@@ -288,6 +288,7 @@ class Fanout:
             prompt_ids=None if isinstance(branch.prompt, str) else branch.prompt,
             max_prompt_tokens=spec.max_prompt_tokens,
             heal=spec.heals,
+            special_as_text=spec.special_as_text,
             suffix=spec.suffix,
             sampling=branch.sampling,
             predict=branch.predict,

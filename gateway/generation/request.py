@@ -57,6 +57,8 @@ class GenerationSpec:
         predict: branch k answers the continuation with the k-th likeliest next word; None: samples.
         heals: token healing: where the prompt ends mid-word, the worker backs up to the word's start and constrains the
             output to match it.
+        special_as_text: what spells a special token (`<|endoftext|>`) in a prompt or in `suffix` is text, as a writer
+            typed it; False: it is that token.
         echoes: report the prompt's tokens and their log-probabilities.
         num_top_logprobs: most likely tokens to report at each step; None: report no token texts either.
         suffix: the beginning of the text after the gap that completions fill; blank if there is no gap.
@@ -80,6 +82,7 @@ class GenerationSpec:
     document: int | None
     ranks_first_token: bool = False
     heals: bool = False
+    special_as_text: bool = False
     echoes: bool = False
     num_top_logprobs: int | None = None
     is_streamed: bool = False

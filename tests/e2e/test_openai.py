@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from openai.types import Completion
+from openai.types import Completion, CompletionChoice
 from tokenizers import Tokenizer
 
 from tests.e2e.harness import ROOT, Tercet
@@ -18,7 +18,8 @@ from tests.e2e.harness import ROOT, Tercet
 pytestmark = pytest.mark.quick
 N_CTX = 1024
 PROMPT = "The old man looked at the sea and"
-tokenizer = Tokenizer.from_file(str(ROOT / "workers/checkpoints/embedded/tokenizer.json"))
+CHECKPOINT = ROOT / "workers/checkpoints/embedded"
+tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
 
 
 @pytest.fixture
@@ -89,3 +90,84 @@ def test_an_echoed_prompt_has_a_log_probability_for_each_token_and_one_more(clie
     assert alone.choices[0].logprobs is not None
     assert alone.choices[0].logprobs.token_logprobs is not None
     assert alone.choices[0].logprobs.token_logprobs[1:] == pytest.approx(values[1:-1], abs=1e-3)
+
+
+def assert_scores_are_consistent(choice: CompletionChoice, num_tokens: int, num_tops: int) -> None:
+    scores = choice.logprobs
+    assert scores is not None
+    assert scores.tokens is not None
+    assert scores.token_logprobs is not None
+    assert scores.top_logprobs is not None
+    assert scores.text_offset is not None
+    rows = list(zip(scores.tokens, scores.token_logprobs, scores.top_logprobs, scores.text_offset, strict=True))
+    assert len(rows) == num_tokens
+    for name, logprob, top, offset in rows:
+        assert num_tops <= len(top or [None] * num_tops) <= num_tops + 1
+        assert top is None or top[name] == logprob
+        if not name.startswith("bytes:"):
+            assert choice.text[offset : offset + len(name)] == name
+    # Together, the parts of a character are that character.
+    parts = [
+        bytes.fromhex(name[6:].replace("\\x", "")) if name.startswith("bytes:") else name.encode() for name, *_ in rows
+    ]
+    assert b"".join(parts).decode("utf-8", "ignore").startswith(choice.text)
+
+
+@pytest.mark.parametrize("prompt", ["“Où es-tu ?” dit-", "Größe 🦉 Привет, καλημέρα", "a<|endoftext|>é\n“"])
+@pytest.mark.parametrize("num_tops", [0, 1, 5, 20])
+def test_no_entry_of_the_likeliest_tokens_is_lost(client: OpenAI, prompt: str, num_tops: int) -> None:
+    ids = ids_of(prompt)
+    for sent, max_tokens in ((prompt, 1), (ids, 1), (prompt, 0)):
+        [choice] = complete(client, sent, echo=True, logprobs=num_tops, max_tokens=max_tokens).choices
+        assert_scores_are_consistent(choice, len(ids) + max_tokens, num_tops)
+    # What is generated: parts of characters only.
+    bias = {
+        str(id_): 100
+        for id_ in range(1, 8192)
+        if len(tokenizer.decode([id_])) == 1 and "\ufffd" in tokenizer.decode([id_])
+    }
+    fields: dict[str, Any] = {
+        "logprobs": num_tops,
+        "max_tokens": 8,
+        "seed": 5,
+        "logit_bias": dict(list(bias.items())[:1000]),
+    }
+    whole = complete(client, prompt, **fields).choices[0].logprobs
+    assert whole is not None
+    parts = [
+        chunk.choices[0].logprobs
+        for chunk in client.completions.create(model="embedded", prompt=prompt, stream=True, **fields)
+    ]
+    for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [item for part in parts if part is not None for item in getattr(part, field)] == getattr(whole, field)
+    assert whole.tokens is not None
+    assert all(name.startswith("bytes:") for name in whole.tokens)
+
+
+@pytest.mark.parametrize("fields", [{"logprobs": 0}, {"logprobs": 20}, {"logprobs": 5, "n": 2}, {}])
+@pytest.mark.parametrize("prompt", [[[5] * N_CTX], [[5] * N_CTX, [7] * N_CTX], " the" * N_CTX])
+def test_prompts_that_fill_the_context_are_scored(client: OpenAI, prompt: Any, fields: dict[str, Any]) -> None:
+    answer = complete(client, prompt, max_tokens=0, echo=True, **fields)
+    num_prompts = len(prompt) if isinstance(prompt, list) else 1
+    assert len(answer.choices) == num_prompts * fields.get("n", 1)
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (num_prompts * N_CTX, 0)
+    for choice in answer.choices:
+        assert choice.finish_reason == "length"
+        if "logprobs" in fields:
+            assert_scores_are_consistent(choice, N_CTX, fields["logprobs"])
+    silent = complete(client, prompt, max_tokens=0)
+    assert texts(silent) == [""] * num_prompts
+
+
+def test_a_writer_s_end_of_text_is_text_and_a_client_s_is_the_token(client: OpenAI, tercet: Tercet) -> None:
+    prompt = "He typed <|endoftext|>"
+    plain = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    plain.encode_special_tokens = True
+    as_text = plain.encode(prompt).ids
+    fields = {"temperature": 0, "max_tokens": 8}
+    token, text = (texts(complete(client, ids, **fields))[0] for ids in (ids_of(prompt), as_text))
+    assert token != text
+    assert texts(complete(client, prompt, **fields)) == [token]
+    answer = tercet.ask(prompt, clean=False, temperature=0, length=8, n_samples=1)
+    assert [sentence["value"] for sentence in answer["sentences"]] == [text]

@@ -15,6 +15,7 @@ from falcon import testing
 
 from shared.protocol import TokenizeResponse
 from shared.wire import MAX_LINE_BYTES
+from tests.workers.helpers import EMBEDDED
 from tests.workers.slots import (
     GREEDY,
     PROMPT,
@@ -23,6 +24,7 @@ from tests.workers.slots import (
     problem,
 )
 from workers.gunicorn_worker import SWITCH_INTERVAL_S
+from workers.text.detokenizer import CharacterIndex
 from workers.text.tokenizer import Tokenizer
 
 
@@ -45,6 +47,122 @@ def test_echo_of_a_healed_prompt_ends_where_the_output_begins(client: testing.Te
     _, done = generate(client, prompt=PROMPT + " the sh", heal=True, sampling=GREEDY, echo=True, logprobs=0)
     assert done["prompt_text"] == PROMPT + " the"
     assert len(done["prompt_logprobs"]) == len(done["prompt_ids"])
+
+
+@pytest.mark.parametrize("number", [0, 3, 20])
+@pytest.mark.parametrize("prompt", ["“Où es-tu ?” dit-", "Größe 🦉 Привет, καλημέρα", "a<|endoftext|>é"])
+def test_scores_name_parts_of_characters_and_say_where_they_begin(
+    client: testing.TestClient, reference_tokenizer: Any, prompt: str, number: int
+) -> None:
+    """Bytes of "é", "ü" and "“" are all that can be generated."""
+    tokenizer = Tokenizer.from_directory(EMBEDDED, 8192)
+    ids = [id_ for id_ in range(8192) if tokenizer.token_bytes(id_) in {b"\xc3", b"\xa9", b"\xbc", b"\xe2\x80"}]
+    sampling = {**GREEDY, "temperature": 1.0, "logit_bias": [[id_, 100.0] for id_ in ids]}
+    fields = {"prompt": prompt, "sampling": sampling, "seed": 7, "logprobs": number}
+    done = generate(client, **fields, echo=True)[-1]
+    assert done["prompt_ids"] == reference_tokenizer(prompt).input_ids
+    parts = [b"<|endoftext|>" if id_ == 0 else tokenizer.token_bytes(id_) for id_ in done["prompt_ids"]]
+    assert [0, *done["prompt_ends"]] == [*map(CharacterIndex().feed, parts), len(prompt)]
+    assert done["begins"] == [*map(CharacterIndex().feed, map(tokenizer.token_bytes, done["token_ids"]))]
+    tops = [top for tops in [*done["prompt_tops"], *done["tops"]] for top in tops or []]
+    reported = {*done["prompt_ids"], *done["token_ids"], *(id_ for id_, _, _ in tops)}
+    assert {int(id_): name for id_, name in done["names"].items()} == tokenizer.names_of(reported)
+    assert set(ids) >= set(done["token_ids"])
+    assert all(done["names"][str(id_)].startswith("bytes:\\x") for id_ in done["token_ids"])
+    _, *tokens, last = generate(client, **fields, stream=True)
+    assert [token["begin"] for token in tokens] == last["begins"] == done["begins"]
+    for token in tokens:
+        reported = {token["token_id"], *(id_ for id_, _, _ in token["tops"])}
+        assert {int(id_): name for id_, name in token["names"].items()} == tokenizer.names_of(reported)
+
+
+def test_a_token_begins_in_its_place_while_a_stop_string_may_have_begun(client: testing.TestClient) -> None:
+    _, free = generate(client, prompt=PROMPT, sampling=GREEDY, logprobs=0)
+    assert free["names"] is None
+    stop = [free["text"][:4] + "\x00", free["text"][6:9]]  # the first of them is never complete
+    _, *tokens, done = generate(client, prompt=PROMPT, sampling={**GREEDY, "stop": stop}, logprobs=0, stream=True)
+    assert done["text"] == free["text"][:6]
+    assert [token["begin"] for token in tokens] == done["begins"] == free["begins"][: len(done["begins"])]
+
+
+@pytest.mark.parametrize("prompt", [{"prompt_ids": [5] * 1024}, {"prompt": " the" * 1024}])
+@pytest.mark.parametrize("logprobs", [0, 20, None])
+def test_a_prompt_that_fills_the_context_is_scored_without_generating(
+    client: testing.TestClient, prompt: dict[str, Any], logprobs: int | None
+) -> None:
+    sampling = {"max_new_tokens": 0, "temperature": 0.0}
+    fields = {"sampling": sampling, "echo": True, "logprobs": logprobs, "stream": True}
+    _, done = generate(client, **prompt, **fields)
+    assert (done["text"], done["token_ids"], done["finish_reason"]) == ("", [], "length")
+    assert len(done["prompt_ids"]) == 1024
+    if logprobs is not None:
+        assert len(done["prompt_logprobs"]) == len(done["prompt_tops"]) == 1024
+        _, shorter = generate(client, **{**fields, "prompt_ids": done["prompt_ids"][:-1]})
+        assert done["prompt_logprobs"][:-1] == pytest.approx(shorter["prompt_logprobs"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "prompt", [{"prompt_ids": [5] * 1025}, {"prompt": " the" * 1025}, {"prompt": "the " * (1 << 18)}]
+)
+def test_a_prompt_that_is_too_long_to_be_scored_is_refused_without_talk_of_new_tokens(
+    client: testing.TestClient, prompt: dict[str, Any]
+) -> None:
+    fields = {**prompt, "sampling": {"max_new_tokens": 0}, "echo": True, "logprobs": 0}
+    answer = problem(client.simulate_post("/generate", json=fields))
+    assert (answer["status"], answer["code"]) == (422, "prompt_too_long")
+    assert "1024" in answer["detail"]
+    assert "lower max_new_tokens" not in answer["detail"]
+
+
+@pytest.mark.parametrize("heal", [False, True])
+@pytest.mark.parametrize(
+    "text", ["the end<|endoftext|>and", "<|endoftext|>", "she wrote <|endoftext|>", "<|endoftext|>" * 3 + " a <|endof"]
+)
+def test_what_spells_a_special_token_is_text_where_the_request_says_so(
+    client: testing.TestClient, reference_tokenizer: Any, text: str, heal: bool
+) -> None:
+    def ids(*, special_as_text: bool, max_prompt_tokens: int | None) -> list[int]:
+        fields = {"special_as_text": special_as_text, "max_prompt_tokens": max_prompt_tokens}
+        _, done = generate(client, prompt=text, sampling=GREEDY, heal=heal, echo=True, **fields)
+        assert text.startswith(done["prompt_text"])
+        found: list[int] = done["prompt_ids"]
+        return found
+
+    for max_prompt_tokens in (None, 100):
+        parsed = ids(special_as_text=False, max_prompt_tokens=max_prompt_tokens)
+        assert parsed.count(0) == text.count("<|endoftext|>")
+        as_text = ids(special_as_text=True, max_prompt_tokens=max_prompt_tokens)
+        assert 0 not in as_text
+        if not heal:
+            assert parsed == reference_tokenizer(text).input_ids
+            assert as_text == reference_tokenizer(text, split_special_tokens=True).input_ids
+
+
+@pytest.mark.parametrize("suffix", ["<|endoftext|> said", " and <|endoftext|>"])
+def test_what_spells_a_special_token_after_a_gap_is_text_where_the_request_says_so(
+    client: testing.TestClient, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    encode, encoded = Tokenizer.encode_with_starts, []
+
+    def record(self: Tokenizer, text: str, *, special_as_text: bool = False) -> tuple[list[int], list[int]]:
+        found = encode(self, text, special_as_text=special_as_text)
+        encoded.append(found[0])
+        return found
+
+    monkeypatch.setattr(Tokenizer, "encode_with_starts", record)
+    for special_as_text in (True, False):
+        encoded.clear()
+        generate(client, prompt=PROMPT, sampling=GREEDY, suffix=suffix, special_as_text=special_as_text)
+        assert any(0 in ids for ids in encoded) != special_as_text
+
+
+def test_a_stop_string_that_spells_a_special_token_is_text(client: testing.TestClient) -> None:
+    """The end of a text is not its text, so it completes no stop string."""
+    for bias, reason in ((100.0, "eos"), (-100.0, "length")):
+        sampling = {**GREEDY, "stop": ["<|endoftext|>"], "logit_bias": [[0, bias]]}
+        done = generate(client, prompt=PROMPT, sampling=sampling)[-1]
+        assert done["finish_reason"] == reason
+        assert "<|" not in done["text"]
 
 
 def test_echo_of_an_empty_prompt_is_empty(client: testing.TestClient) -> None:

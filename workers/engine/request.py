@@ -21,7 +21,7 @@ MAX_PATH_RANK = 15
 class SamplingParams:
     """How the tokens of one sequence are sampled, and when it ends."""
 
-    max_new_tokens: int = 20
+    max_new_tokens: int = 20  # 0: the prompt is computed, for its log-probabilities, and nothing is generated
     temperature: float = 1.0  # 0 is greedy
     top_k: int = 50  # 0 disables
     top_p: float = 0.95  # 0 and 1 disable
@@ -54,7 +54,7 @@ class SamplingParams:
     def problem(self, vocab_size: int) -> str | None:
         """Which value is out of its range, for a model with this vocabulary; None if all are valid."""
         limits = {
-            "max_new_tokens must be at least 1": self.max_new_tokens >= 1,
+            "max_new_tokens must not be negative": self.max_new_tokens >= 0,
             "temperature must be finite and not negative": 0 <= self.temperature < float("inf"),
             "top_k must not be negative": self.top_k >= 0,
             "top_p must be between 0 and 1": 0 <= self.top_p <= 1,
@@ -166,7 +166,8 @@ class SequenceOutput:
             of the prompt. Fewer, or none, if the sequence ended during prefill.
         prompt_tops: the likeliest tokens at the positions of `prompt_logprobs`; None for the first.
         failure: why the sequence ended, if `finish_reason` is error.
-        first_token_at: `time.monotonic()` time. None if there was no token.
+        first_token_at: when the first token was drawn, also if it was dropped because none was wanted, in
+            `time.monotonic()` time. None if the prompt was not computed.
         ended_at: `time.monotonic()` time.
     """
 

@@ -152,6 +152,9 @@ class Sequence:
         """
         if self._first_token_at is None:
             self._first_token_at = now
+            if not self._sampling.max_new_tokens:  # only the prompt's scores are wanted: the token is dropped
+                self.finish_reason = "length"
+                return
         token_id, sampling, constraint = token.token_id, self._sampling, self._constraint
         self.token_ids.append(token_id)
         self._logprobs.append(token.logprob)
@@ -220,7 +223,8 @@ class Sequence:
         """The items of the prompt's tokens from `echo_from` on. More were computed if less was cached."""
         if not self.request.echo_from:
             return tuple(items)
-        return tuple(items[self.request.echo_from - len(self.prompt) :]) if self.token_ids else ()
+        is_complete = self._first_token_at is not None
+        return tuple(items[self.request.echo_from - len(self.prompt) :]) if is_complete else ()
 
 
 class _StopSearch:

@@ -12,6 +12,25 @@ from workers.text.stop_strings import StopMatcher
 from workers.text.tokenizer import Tokenizer
 
 
+class CharacterIndex:
+    """Finds where tokens begin in the text that they make up, in characters, token by token."""
+
+    __slots__ = ("_decoder", "num_chars")
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.num_chars = 0  # whole ones
+
+    def feed(self, data: bytes) -> int:
+        """Where the token of these bytes begins; inside a character, where the character does."""
+        is_in_character = bool(self._decoder.getstate()[0])
+        begin = self.num_chars
+        self.num_chars += len(self._decoder.decode(data))
+        # Any other byte begins a character, so the incomplete one before it is U+FFFD.
+        is_continued = 0x80 <= data[0] < 0xC0 if data else True
+        return begin + 1 if is_in_character and not is_continued else begin
+
+
 class Detokenizer:
     """Decodes one sequence token by token.
 

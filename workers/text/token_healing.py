@@ -115,7 +115,7 @@ class TokenHealing:
 
     def _last_tokens(self, word: str) -> str:
         """The longest end of `word` in whole tokens and characters, at most MAX_FORCED_BYTES long and not all of it."""
-        _, starts = self.tokenizer.encode_with_starts(word)
+        _, starts = self.tokenizer.encode_with_starts(word, special_as_text=True)
         fitting = [start for start in starts if start > 0 and len(word[start:].encode()) <= MAX_FORCED_BYTES]
         return word[min(fitting, default=len(word)) :]
 
@@ -144,5 +144,5 @@ class TokenHealing:
 
     def _first_token(self, data: bytes) -> int:
         """The id of the first token of `data`; -1 if the bytes are not text."""
-        ids = self.tokenizer.encode(data.decode("utf-8", "ignore"))
+        ids = self.tokenizer.encode(data.decode("utf-8", "ignore"), special_as_text=True)
         return ids[0] if ids else -1

@@ -5,7 +5,6 @@ Does not know models, sampling, the protocol, and what is built on it: detokeniz
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -60,8 +59,10 @@ class Tokenizer:
             self.eos_id = end_of_text
             known.append(end_of_text)
         self.end_ids = tuple(dict.fromkeys(known))
+        self._plain = _without_special_tokens(bpe)
         self._bytes = _byte_table(bpe, vocab_size)
         self._special = {id_: token.content for id_, token in bpe.get_added_tokens_decoder().items() if token.special}
+        self._names = _names_of(self._special.get(id_, "").encode() or data for id_, data in enumerate(self._bytes))
         literals = [token.content.encode() for token in bpe.get_added_tokens_decoder().values()]
         self.max_token_bytes = max(map(len, (*self._bytes, *literals)))
 
@@ -84,15 +85,20 @@ class Tokenizer:
         _add_tokens(bpe, path)
         return cls(bpe, vocab_size, end_ids)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; an unpaired surrogate is encoded as a question mark."""
-        return self.encode_with_starts(text)[0]
+    def encode(self, text: str, *, special_as_text: bool = False) -> list[int]:
+        """Token ids of `text`; an unpaired surrogate is encoded as a question mark.
 
-    def encode_with_starts(self, text: str) -> tuple[list[int], list[int]]:
-        """Token ids of `text`, and for each the index of the character at which it begins.
+        Args:
+            special_as_text: what spells a special token is text, as a writer typed it. False: it is that token.
+        """
+        return self.encode_with_starts(text, special_as_text=special_as_text)[0]
+
+    def encode_with_starts(self, text: str, *, special_as_text: bool = False) -> tuple[list[int], list[int]]:
+        """As `encode`, and for each token the index of the character at which it begins.
 
         A long text is encoded in parts, so that other threads get the interpreter lock in between (1 MiB: 0.6 s).
         """
+        bpe = self._plain if special_as_text else self._bpe
         valid = text.encode("utf-8", "replace").decode()
         ids: list[int] = []
         starts: list[int] = []
@@ -100,17 +106,11 @@ class Tokenizer:
         while begin < len(valid):
             word_start = _WORD_START.search(valid, begin + PART_CHARS)
             end = word_start.start() if word_start else len(valid)
-            encoding = self._encode_part(valid[begin:end])
+            encoding = _encode_part(bpe, valid[begin:end])
             ids += encoding.ids
             starts += [begin + start for start, _ in encoding.offsets]
             begin = end
         return ids, starts
-
-    def _encode_part(self, part: str) -> Encoding:
-        # `encode` holds the interpreter lock, `encode_batch` does not, but takes longer for a short text.
-        if len(part) <= 2 * PART_CHARS:
-            return self._bpe.encode(part, add_special_tokens=False)
-        return self._bpe.encode_batch([part], add_special_tokens=False)[0]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text.
@@ -125,10 +125,22 @@ class Tokenizer:
         character, becomes U+FFFD."""
         return self._special.get(token_id) or self._bytes[token_id].decode("utf-8", "replace")
 
-    def prompt_texts(self, ids: Iterable[int]) -> list[str]:
-        """What each token adds to a prompt's text, whose special tokens are written out; nothing inside a character."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        return [self._special.get(id_) or decoder.decode(self._bytes[id_]) for id_ in ids]
+    def names_of(self, token_ids: Iterable[int]) -> dict[int, str]:
+        """Names of those tokens whose text (`text_of`) is not theirs alone, by id.
+
+        No two tokens of the vocabulary have the same name; the other tokens' names are their texts. Bytes that are not
+        text are named as by OpenAI's API (`bytes:\\xc3`), what else shares its text as by vLLM (`token_id:7`).
+        """
+        return {id_: self._names[id_] for id_ in token_ids if id_ in self._names}
+
+    def prompt_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to a prompt's text, in which special tokens are written out."""
+        return self._special.get(token_id, "").encode() or self._bytes[token_id]
+
+    def special_end(self, text: str) -> int:
+        """The index after the last special token that `text` spells; 0 if there is none."""
+        ends = ((text.rfind(name), len(name)) for name in self._special.values())
+        return max((at + length for at, length in ends if at >= 0), default=0)
 
     def last_word_start(self, text: str) -> int:
         """The character at which the last word of `text` starts: what BPE never joins with what precedes it."""
@@ -159,6 +171,37 @@ def _add_tokens(bpe: BpeTokenizer, path: Path) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     values = json.loads(path.read_bytes()) if path.is_file() else {}
     return values if isinstance(values, dict) else {}
+
+
+def _without_special_tokens(bpe: BpeTokenizer) -> BpeTokenizer:
+    """The same tokenizer, for which what spells a special token is text. Both share one vocabulary."""
+    plain = BpeTokenizer(bpe.model)
+    plain.normalizer, plain.pre_tokenizer, plain.post_processor = bpe.normalizer, bpe.pre_tokenizer, bpe.post_processor
+    for _, token in sorted(bpe.get_added_tokens_decoder().items()):  # in the order that gives them the same ids
+        plain.add_tokens([token])
+    plain.encode_special_tokens = True
+    return plain
+
+
+def _encode_part(bpe: BpeTokenizer, part: str) -> Encoding:
+    # `encode` holds the interpreter lock, `encode_batch` does not, but takes longer for a short text.
+    if len(part) <= 2 * PART_CHARS:
+        return bpe.encode(part, add_special_tokens=False)
+    return bpe.encode_batch([part], add_special_tokens=False)[0]
+
+
+def _names_of(texts: Iterable[bytes]) -> dict[int, str]:
+    """The names of `Tokenizer.names_of`, of a whole vocabulary: `texts` are those of its tokens, in their order."""
+    names = {}
+    seen = set()
+    for id_, data in enumerate(texts):
+        text = data.decode("utf-8", "replace")
+        if data in seen or text.startswith(("bytes:\\x", "token_id:")):
+            names[id_] = f"token_id:{id_}"
+        elif text.encode() != data:
+            names[id_] = "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        seen.add(data)
+    return names
 
 
 def _byte_table(bpe: BpeTokenizer, vocab_size: int) -> list[bytes]:

@@ -6,7 +6,7 @@ Knows no HTTP server.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.api.openai.schema import Choice, Logprobs, PromptTokensDetails, Usage
 from gateway.generation.request import GenerationSpec
@@ -15,21 +15,15 @@ from gateway.generation.suggestions import TextDelta
 from shared.protocol import Done, Top
 
 
-def choice(spec: GenerationSpec, index: int, suggestion: Suggestion, *, max_tokens: int) -> Choice:
-    """A whole choice.
-
-    Args:
-        max_tokens: as requested. 0: the text is the echoed prompt alone; the worker computes a token nevertheless.
-    """
+def choice(spec: GenerationSpec, index: int, suggestion: Suggestion) -> Choice:
+    """A whole choice."""
     done = suggestion.result.done
-    text = suggestion.text if max_tokens else ""
-    num_tokens = len(done.token_ids) if max_tokens else 0
     prefix = echoed_text(spec, suggestion.result.branch, done) if spec.echoes else ""
     return Choice(
         index=index,
-        text=prefix + text,
-        logprobs=None if spec.num_top_logprobs is None else _logprobs(done, prefix, num_tokens, echoes=spec.echoes),
-        finish_reason="stop" if max_tokens and done.finish_reason in {"eos", "stop"} else "length",
+        text=prefix + suggestion.text,
+        logprobs=None if spec.num_top_logprobs is None else _logprobs(done, prefix, echoes=spec.echoes),
+        finish_reason="stop" if done.finish_reason in {"eos", "stop"} else "length",
     )
 
 
@@ -45,21 +39,23 @@ def echoed_text(spec: GenerationSpec, branch: int, done: Done | None = None) -> 
     return (done.prompt_text if done is not None else None) or ""
 
 
-def part(index: int, delta: TextDelta, offset: int, *, prefix: str, has_logprobs: bool) -> Choice:
+def part(index: int, delta: TextDelta, *, prefix: str, has_logprobs: bool) -> Choice:
     """A choice's next part.
 
     Args:
-        offset: where the delta's first token begins in the choice's text, in characters.
-        prefix: the echoed prompt, before the first delta.
+        prefix: the echoed prompt, before the first delta. It is streamed without log-probabilities only.
     """
     logprobs = None
     if has_logprobs:
-        offsets = _begins(offset, (len(token.text) for token in delta.tokens))
+        names = [_names(token.names, [token.token_id], [token.token_text or ""])[0] for token in delta.tokens]
         logprobs = Logprobs(
-            tokens=[token.token_text or "" for token in delta.tokens],
+            tokens=names,
             token_logprobs=[token.logprob for token in delta.tokens],
-            top_logprobs=[_top(token.tops or (), token.token_text or "", token.logprob) for token in delta.tokens],
-            text_offset=offsets,
+            top_logprobs=[
+                _top(token.tops or (), token.names, name, token.logprob)
+                for name, token in zip(names, delta.tokens, strict=True)
+            ],
+            text_offset=[token.begin or 0 for token in delta.tokens],
         )
     return Choice(index=index, text=prefix + delta.text, logprobs=logprobs, finish_reason=None)
 
@@ -79,7 +75,7 @@ def best(spec: GenerationSpec, suggestions: Sequence[Suggestion], num_choices: i
     return [suggestion for number in sorted(by_prompt) for suggestion in by_prompt[number][:num_choices]]
 
 
-def usage(spec: GenerationSpec, suggestions: Iterable[Suggestion], *, max_tokens: int) -> Usage:
+def usage(spec: GenerationSpec, suggestions: Iterable[Suggestion]) -> Usage:
     """The usage of a request whose completions are these."""
     num_prompt_tokens = num_generated = num_cached = 0
     for siblings in _by_prompt(spec, suggestions).values():
@@ -87,7 +83,7 @@ def usage(spec: GenerationSpec, suggestions: Iterable[Suggestion], *, max_tokens
         num_prompt_tokens += dones[0].num_prompt_tokens
         # A branch that follows another one of its prompt reads what that one has computed.
         num_cached += min(done.cached_tokens for done in dones)
-        num_generated += sum(len(done.token_ids) for done in dones) if max_tokens else 0
+        num_generated += sum(len(done.token_ids) for done in dones)
     return Usage(
         prompt_tokens=num_prompt_tokens,
         completion_tokens=num_generated,
@@ -106,42 +102,37 @@ def _by_prompt(spec: GenerationSpec, suggestions: Iterable[Suggestion]) -> dict[
     return by_prompt
 
 
-def _logprobs(done: Done, prefix: str, num_tokens: int, *, echoes: bool) -> Logprobs:
-    texts = (done.token_texts or [])[:num_tokens]
-    logprobs: list[float | None] = [*done.logprobs[:num_tokens]]
-    tops: list[list[Top] | None] = [*(done.tops or [])[:num_tokens]]
-    offsets = [len(prefix) + begin for begin in [0, *done.ends][:num_tokens]]
+def _logprobs(done: Done, prefix: str, *, echoes: bool) -> Logprobs:
+    names = _names(done.names, done.token_ids, done.token_texts or [])
+    logprobs: list[float | None] = [*done.logprobs]
+    tops: list[list[Top] | None] = [*(done.tops or [])]
+    offsets = [len(prefix) + begin for begin in done.begins or []]
     if echoes:
         prompt_ids = done.prompt_ids or []
-        texts = [*(done.prompt_token_texts or []), *texts]
+        names = [*_names(done.names, prompt_ids, done.prompt_token_texts or []), *names]
         logprobs = [*(done.prompt_logprobs or [None] * len(prompt_ids)), *logprobs]
         tops = [*(done.prompt_tops or [None] * len(prompt_ids)), *tops]
         offsets = [*[0, *(done.prompt_ends or [])][: len(prompt_ids)], *offsets]
     return Logprobs(
-        tokens=texts,
+        tokens=names,
         token_logprobs=logprobs,
         top_logprobs=[
-            None if top is None or logprob is None else _top(top, text, logprob)
-            for top, text, logprob in zip(tops, texts, logprobs, strict=True)
+            None if top is None or logprob is None else _top(top, done.names, name, logprob)
+            for top, name, logprob in zip(tops, names, logprobs, strict=True)
         ],
         text_offset=offsets,
     )
 
 
-def _top(tops: Iterable[Top], text: str, logprob: float) -> dict[str, float]:
-    """The most likely tokens and the token itself; of tokens with the same text the likeliest.
+def _names(names: Mapping[int, str] | None, ids: Sequence[int], texts: Sequence[str]) -> list[str]:
+    """The name of each token: its text, if that is its alone."""
+    return [names.get(id_, text) for id_, text in zip(ids, texts, strict=True)] if names else [*texts]
+
+
+def _top(tops: Sequence[Top], names: Mapping[int, str] | None, name: str, logprob: float) -> dict[str, float]:
+    """The log-probabilities of the most likely tokens and of the token itself, by name.
 
     A client takes a token for the most likely one if its log-probability is the greatest of these.
     """
-    found: dict[str, float] = {}
-    for other, value in [*((top.text, top.logprob) for top in tops), (text, logprob)]:
-        found[other] = max(value, found.get(other, value))
-    return found
-
-
-def _begins(offset: int, lengths: Iterable[int]) -> list[int]:
-    begins = []
-    for length in lengths:
-        begins.append(offset)
-        offset += length
-    return begins
+    found = {names.get(top.token_id, top.text) if names else top.text: top.logprob for top in tops}
+    return {**found, name: logprob}

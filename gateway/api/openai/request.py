@@ -241,8 +241,7 @@ def _last_ids(prompt: Any, number: int) -> Any:
 
 
 def _num_new_tokens(request: CompletionRequest) -> int:
-    """Return the number of tokens to generate, at least one: prompt log-probabilities come with the first token."""
-    return max(request.max_tokens, MIN_TOKENS if request.clean else 1)
+    return max(request.max_tokens, MIN_TOKENS) if request.clean else request.max_tokens
 
 
 def _is_text(prompt: str | list[str | int | list[int]]) -> bool:

@@ -160,8 +160,8 @@ class _Answer:
         self._id = f"cmpl-{self._spec.request_id}"
         self._created = int(time.time())
         self._warnings: dict[str, Any] = {"warnings": warnings} if warnings else {}
-        # State of a stream: characters sent, by branch, and choices that were sent as a whole.
-        self._num_chars: dict[int, int] = {}
+        # State of a stream: branches of which a part was sent, and choices that were sent as a whole.
+        self._begun: set[int] = set()
         self._num_whole = 0
 
     def check(self, result: SelectionResult) -> None:
@@ -183,10 +183,7 @@ class _Answer:
         selected = result.suggestions if request.clean else choices.best(spec, result.suggestions, request.n)
         self._finish(result)
         return self._completion(
-            [
-                choices.choice(spec, index, suggestion, max_tokens=request.max_tokens)
-                for index, suggestion in enumerate(selected)
-            ],
+            [choices.choice(spec, index, suggestion) for index, suggestion in enumerate(selected)],
             usage=self._usage(result),
             **self._warnings,
         )
@@ -217,21 +214,20 @@ class _Answer:
         request, spec = self._request, self._spec
         if isinstance(output, TextDelta):
             index = output.branch
-            prefix = choices.echoed_text(spec, index) if spec.echoes and index not in self._num_chars else ""
-            offset = self._num_chars.get(index, 0)
-            self._num_chars[index] = offset + len(prefix) + len(output.text)
-            part = choices.part(index, output, offset, prefix=prefix, has_logprobs=request.logprobs is not None)
+            prefix = choices.echoed_text(spec, index) if spec.echoes and index not in self._begun else ""
+            self._begun.add(index)
+            part = choices.part(index, output, prefix=prefix, has_logprobs=request.logprobs is not None)
             return part if part.text or part.logprobs else None
         index = output.result.branch
         if request.clean:  # which leaves branches out, and sends each choice as a whole
             index, self._num_whole = self._num_whole, self._num_whole + 1
-        last = choices.choice(spec, index, output, max_tokens=request.max_tokens)
-        if index in self._num_chars:
+        last = choices.choice(spec, index, output)
+        if index in self._begun:
             last.text, last.logprobs = "", None
         return last
 
     def _usage(self, result: SelectionResult) -> Usage:
-        return choices.usage(self._spec, result.suggestions, max_tokens=self._request.max_tokens)
+        return choices.usage(self._spec, result.suggestions)
 
     def _chunk(self, fields: dict[str, Any], *parts: Choice) -> bytes:
         return sse.event(None, self._completion(list(parts), **fields))

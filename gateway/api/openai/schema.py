@@ -118,9 +118,10 @@ class Logprobs(Struct, kw_only=True):
     they ended it.
 
     `token_logprobs` and `top_logprobs` are null for the first token of an echoed prompt: nothing precedes it.
-    `top_logprobs` maps the most likely tokens to their log-probabilities, and contains the token itself; of tokens with
-    the same text it has the likeliest. A token that is only a part of a character has the text U+FFFD. `text_offset` is
-    where a token begins in the choice's text, in characters.
+    `top_logprobs` maps the most likely tokens to their log-probabilities, and contains the token itself. A token is
+    named by its text; one that is only a part of a character by its bytes (`bytes:\\xc3`), one whose text another token
+    has by its id (`token_id:7`). `text_offset` is where a token begins in the choice's text, in characters: a part of a
+    character where the character begins, a token that a stop string removed where it would have begun.
     """
 
     tokens: list[str]

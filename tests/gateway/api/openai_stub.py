@@ -14,21 +14,23 @@ from tests.gateway.api.conftest import Api
 from tests.gateway.generation.stubs import Step, make_done
 
 N_CTX, VOCAB_SIZE = 1024, 500  # of the stub pool's model
+NAMES = {1008: "token_id:1008"}
 
 
 def words(request: GenerateRequest) -> Iterator[Step]:
     """Completes with ` w<seed>` and further words; each is a token, as is each word or id of the prompt.
 
-    The log-probability of token `k`, from 1, is `-k`, plus a hundredth of the seed's last digit. Two more likely tokens
-    have the same text. At temperature 0 the model ends the text.
+    The log-probability of token `k`, from 1, is `-k`, plus a hundredth of the seed's last digit. Two tokens, 1007 and
+    1008, have the same text, so the second has a name. At temperature 0 the model ends the text.
     """
     ids = request.prompt_ids if request.prompt_ids is not None else list(range(len((request.prompt or "").split())))
     prompt = [f"<{id_}>" for id_ in ids] if request.prompt is None else [f"{word} " for word in request.prompt.split()]
-    texts = [f" w{request.seed}", *(f" x{k}" for k in range(1, request.sampling.max_new_tokens))]
+    texts = [f" w{request.seed}", *(f" x{k}" for k in range(1, 99))][: request.sampling.max_new_tokens]
+    begins = list(accumulate(map(len, texts), initial=0))
     yield Accepted()
 
     def top(k: int) -> list[Top]:
-        return [Top(7, " top", -k / 2), Top(8, " top", -k)][: request.logprobs]
+        return [Top(1007, " top", -k / 2), Top(1008, " top", -k)][: request.logprobs]
 
     def logprob(k: int) -> float:
         return -k + request.seed % 10 / 100
@@ -36,13 +38,13 @@ def words(request: GenerateRequest) -> Iterator[Step]:
     has_logprobs = request.logprobs is not None
     if request.stream:
         for k, text in enumerate(texts, 1):
-            extra = {"token_text": text, "tops": top(k)} if has_logprobs else {}
+            extra = {"token_text": text, "begin": begins[k - 1], "tops": top(k), "names": NAMES} if has_logprobs else {}
             yield Token(text=text, token_id=k, logprob=logprob(k), **extra)  # type: ignore[arg-type]
     yield make_done(
         texts,
         token_ids=list(range(1, len(texts) + 1)),
         logprobs=[logprob(k) for k in range(1, len(texts) + 1)],
-        finish_reason="eos" if request.sampling.temperature == 0 else "length",
+        finish_reason="eos" if texts and request.sampling.temperature == 0 else "length",
         num_prompt_tokens=len(ids),
         cached_tokens=min(request.seed % 10, len(ids)),
         token_texts=texts if has_logprobs else None,
@@ -53,6 +55,7 @@ def words(request: GenerateRequest) -> Iterator[Step]:
         prompt_ends=list(accumulate(map(len, prompt))) if request.echo else None,
         prompt_logprobs=[None, *(-float(k) for k in range(1, len(ids)))][: len(ids)] if has_logprobs else None,
         prompt_tops=[None, *(top(k) for k in range(1, len(ids)))][: len(ids)] if has_logprobs else None,
+        names=NAMES if has_logprobs else None,
     )
 
 

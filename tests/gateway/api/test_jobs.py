@@ -88,6 +88,7 @@ def test_a_job_has_the_answer_of_autocomplete(api: Api) -> None:
     assert ended["result"]["id"] == job["id"]
     assert [s["value"] for s in ended["result"]["sentences"]] == [s["value"] for s in direct["sentences"]]
     assert ended["expires_at"] == ended["finished_at"] + 60
+    assert all(call.special_as_text for call in api.pool.workers[0].calls)
 
 
 @pytest.mark.parametrize(

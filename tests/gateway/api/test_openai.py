@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from shared.protocol import Accepted, GenerateRequest, Token
+from shared.protocol import Accepted, GenerateRequest, Token, Top
 from tests.gateway.api.conftest import Api, MakeApi
 from tests.gateway.api.openai_stub import N_CTX, chunks_of, complete, joined, post, refuse, words
-from tests.gateway.generation.stubs import Hang, Refusal, Step, completion
+from tests.gateway.generation.stubs import Hang, Refusal, Step, completion, make_done
 
 
 @pytest.fixture
@@ -122,9 +122,25 @@ def test_a_long_text_loses_its_beginning_unless_it_is_echoed(api: Api) -> None:
 
 
 def test_token_ids_that_do_not_fit_are_refused(api: Api) -> None:
-    error = refuse(api, prompt=[[1], [1] * N_CTX], max_tokens=1)
-    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
-    assert f"{N_CTX} tokens" in error["message"]
+    for length, max_tokens in [(N_CTX, 1), (N_CTX + 1, 0), (N_CTX - 1, 2)]:
+        error = refuse(api, prompt=[[1], [1] * length], max_tokens=max_tokens)
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+        assert f"{length} tokens" in error["message"]
+        assert f"max_tokens is {max_tokens}: together more than {N_CTX}" in error["message"]
+
+
+@pytest.mark.parametrize("fields", [{"echo": True, "logprobs": 0}, {"echo": True, "logprobs": 20, "n": 3}, {}])
+def test_prompts_that_fill_the_context_are_scored_without_new_tokens(api: Api, fields: dict[str, Any]) -> None:
+    answer = complete(api, prompt=[[1] * N_CTX, [2] * N_CTX], max_tokens=0, **fields)
+    assert answer["usage"]["completion_tokens"] == 0
+    num_choices = 2 * fields.get("n", 1)
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * num_choices
+    assert all(call.sampling.max_new_tokens == 0 for call in api.pool.workers[0].calls)
+    for choice in answer["choices"]:
+        if "logprobs" in fields:
+            assert {len(items) for items in choice["logprobs"].values()} == {N_CTX}
+        else:
+            assert choice["text"] == ""
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}])
@@ -150,9 +166,57 @@ def test_log_probabilities_of_generated_tokens(api: Api) -> None:
     assert choice["logprobs"]["top_logprobs"] == [{" w40": -1}, {" x1": -2}]
 
 
-def test_of_tokens_with_the_same_text_the_likeliest_is_reported(api: Api) -> None:
+def test_tokens_with_the_same_text_are_all_reported(api: Api) -> None:
     [choice] = complete(api, logprobs=2)["choices"]
-    assert choice["logprobs"]["top_logprobs"][1] == {" top": -1, " x1": -2}
+    assert choice["logprobs"]["top_logprobs"][1] == {" top": -1, "token_id:1008": -2, " x1": -2}
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"echo": True}, {"n": 2}, {"n": 2, "stream": True}])
+def test_a_part_of_a_character_is_reported_by_its_bytes(make_api: MakeApi, fields: dict[str, Any]) -> None:
+    """The likelier first byte of "è" is another token, whose text is U+FFFD, too."""
+    tops = [[Top(3, "\ufffd", -0.5), Top(2, "\ufffd", -3.0)], [Top(4, "\ufffd", -0.1)]]
+    names = {2: "bytes:\\xc3", 3: "bytes:\\xe2\\x80", 4: "bytes:\\xa9"}
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        yield Accepted()
+        if request.stream:
+            for text, id_, logprob, top in [("", 2, -3.0, tops[0]), ("é", 4, -0.1, tops[1])]:
+                yield Token(
+                    text=text, token_id=id_, logprob=logprob, token_text="\ufffd", begin=0, tops=top, names=names
+                )
+        echo = {
+            "prompt_text": "é",
+            "prompt_ids": [2, 4],
+            "prompt_token_texts": ["\ufffd"] * 2,
+            "prompt_ends": [0, 1],
+            "prompt_logprobs": [None, -0.1],
+            "prompt_tops": [None, tops[1]],
+        }
+        yield make_done(
+            ["", "é"],
+            token_ids=[2, 4],
+            logprobs=[-3.0, -0.1],
+            token_texts=["\ufffd"] * 2,
+            tops=tops,
+            names=names,
+            **(echo if request.echo else {}),
+        )
+
+    response = post(make_api(respond), prompt="é", logprobs=2, **fields)
+    choices = joined(chunks_of(response)) if "stream" in fields else response.json["choices"]
+    assert len(choices) == fields.get("n", 1)
+    num_prompt = 2 if "echo" in fields else 0
+    for choice in choices:
+        scores = choice["logprobs"]
+        assert scores["tokens"][num_prompt:] == ["bytes:\\xc3", "bytes:\\xa9"]
+        assert scores["tokens"][:num_prompt] == ["bytes:\\xc3", "bytes:\\xa9"][:num_prompt]
+        assert scores["text_offset"] == [0, 0, 1, 1][: num_prompt + 2] if num_prompt else [0, 0]
+        assert scores["top_logprobs"][num_prompt:] == [
+            {"bytes:\\xe2\\x80": -0.5, "bytes:\\xc3": -3},
+            {"bytes:\\xa9": -0.1},
+        ]
+        for name, logprob, top in zip(scores["tokens"], scores["token_logprobs"], scores["top_logprobs"], strict=True):
+            assert top is None or top[name] == logprob
 
 
 @pytest.mark.parametrize("is_text", [True, False])

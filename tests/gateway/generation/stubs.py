@@ -89,6 +89,7 @@ def make_done(texts: Sequence[str], **fields: Any) -> Done:
         "token_ids": list(range(len(texts))),
         "logprobs": [-1.0] * len(texts),
         "ends": list(accumulate(map(len, texts))),
+        "begins": list(accumulate(map(len, texts[:-1]), initial=0))[: len(texts)],
         "num_kept_tokens": len(texts),
         "finish_reason": "eos",
         "num_prompt_tokens": 4,

@@ -54,7 +54,7 @@ def test_a_full_engine_refuses_until_a_sequence_ends(tiny: LoadedModel) -> None:
         ((512,), LONG, "511"),
         ((-1,), LONG, "511"),
         ((1,) * 632, SamplingParams(9), r"632.*\b9\b.*\b640"),
-        ((1,), SamplingParams(0), "max_new_tokens"),
+        ((1,), SamplingParams(-1), "max_new_tokens"),
         ((1,), SamplingParams(temperature=float("nan")), "temperature"),
         ((1,), SamplingParams(top_k=-1), "top_k"),
         ((1,), SamplingParams(top_p=1.1), "top_p"),

@@ -178,6 +178,26 @@ def test_those_of_the_end_of_a_prompt_use_what_is_cached_of_its_beginning(
         assert len(output.prompt_tops) == num_scored
 
 
+@pytest.mark.parametrize("num_tops", [0, NUM_TOPS])
+def test_a_prompt_that_fills_the_context_is_scored_and_nothing_is_generated(
+    engine: Engine, reference: Any, num_tops: int
+) -> None:
+    """Beside others, whether it is cached or not, with what follows the draw of a token."""
+    prompt = random_ids(random.Random(9), 1024, 8192)
+    expected = log_probabilities(reference, prompt)
+    params = SamplingParams(0, temperature=0, top_logprobs=num_tops)
+    other = engine.submit(EngineRequest(tuple(prompt[:300]), SamplingParams(60), 1))
+    for fields in ({"echo_logprobs": True}, {}, {}, {"echo_logprobs": True}):
+        output = generate(engine, prompt, params, **fields)
+        assert (output.token_ids, output.num_kept, output.finish_reason) == ((), 0, "length")
+        if fields:
+            assert list(output.prompt_logprobs[1:]) == pytest.approx(of_prompt(expected, prompt).tolist(), abs=1e-3)
+            assert {len(top or ()) for top in output.prompt_tops[1:]} == {num_tops}
+    end = generate(engine, prompt, params, echo_logprobs=True, echo_from=1020)
+    assert list(end.prompt_logprobs) == pytest.approx(of_prompt(expected, prompt)[-4:].tolist(), abs=1e-3)
+    assert other.result().finish_reason in ("length", "eos")
+
+
 def test_an_empty_prompt_has_none(engine: Engine) -> None:
     output = generate(engine, [], PARAMS, echo_logprobs=True)
     assert (output.prompt_logprobs, output.prompt_tops) == ((), ())

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, pre_tokenizers, processors
 from tokenizers import Tokenizer as BpeTokenizer
-from tokenizers import processors
 
 from tests.workers.engine.helpers import CHECKPOINT
 from tests.workers.helpers import decode, with_pre_tokenizer
 from workers.checkpoints.gguf_tokenizer import PRE_TOKENIZERS
 from workers.text import tokenizer as tokenizer_module
-from workers.text.detokenizer import Detokenizer
+from workers.text.detokenizer import CharacterIndex, Detokenizer
 from workers.text.stop_strings import StopMatcher
 from workers.text.token_healing import TokenHealing
 from workers.text.tokenizer import END_OF_TEXT, Tokenizer
@@ -57,8 +57,115 @@ texts = st.lists(
 @given(texts)
 def test_decoding_inverts_encoding(text: str) -> None:
     valid = text.encode("utf-8", "replace").decode()
-    expected = valid.replace("<|endoftext|>", "")
-    assert decode(TOKENIZER, TOKENIZER.encode(text)) == expected
+    assert decode(TOKENIZER, TOKENIZER.encode(text)) == valid.replace("<|endoftext|>", "")
+    assert decode(TOKENIZER, TOKENIZER.encode(text, special_as_text=True)) == valid
+
+
+# Of SmolLM2, with a token of text among them.
+ADDED = ["<|im_start|>", "<|im_end|>", "<repo_name>", "<think>", "<|▁é|>"]
+
+
+def with_added_tokens(name: str = "gpt-2") -> BpeTokenizer:
+    bpe = with_pre_tokenizer(name)
+    for content in ADDED:
+        bpe.add_tokens([AddedToken(content, special=content != "<think>", normalized=False)])
+    return bpe
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    {
+        "a<|endoftext|>b": "b",
+        "<|im_start|>user\nHi <|im_end|>": "",
+        "the <repo_name> <think>": " <think>",
+        "<|▁é|>": "",
+        "<|im_st art|>": "<|im_st art|>",
+    }.items(),
+)
+def test_what_spells_a_special_token_is_that_token_or_text(name: str, text: str, rest: str) -> None:
+    bpe = with_added_tokens(name)
+    parsed = bpe.encode(text, add_special_tokens=False).ids
+    bpe.encode_special_tokens = True
+    as_text = bpe.encode(text, add_special_tokens=False).ids
+    tokenizer = Tokenizer(with_added_tokens(name), 8200)
+    assert tokenizer.encode(text) == parsed
+    assert tokenizer.encode(text, special_as_text=True) == as_text
+    assert decode(tokenizer, as_text) == text
+    assert (parsed == as_text) == (rest == text)
+    assert text[tokenizer.special_end(text) :] == rest
+
+
+def test_generated_special_tokens_are_no_text() -> None:
+    tokenizer = Tokenizer(with_added_tokens(), 8200)
+    assert decode(tokenizer, [8192, *TOKENIZER.encode(" sea"), 8194, 8195, 8196, 0]) == " sea<think>"
+
+
+def test_long_texts_that_spell_special_tokens_are_text() -> None:
+    tokenizer = Tokenizer(with_added_tokens(), 8200)
+    text = "The old man said <|im_start|> and <|endoftext|>, again. " * 400
+    ids = tokenizer.encode(text, special_as_text=True)
+    assert decode(tokenizer, ids) == text
+    assert not {0, 8192} & set(ids)
+    assert {0, 8192} < set(tokenizer.encode(text))
+
+
+def test_healing_takes_what_spells_a_special_token_for_text() -> None:
+    healing = TokenHealing(Tokenizer(with_added_tokens(), 8200))
+    for text in ("the <|endoftext|>", "a<|im_start|>", "<repo_name>"):
+        start, typed = healing.split(text)
+        assert start + typed.decode() == text
+        allowed = healing.allowed_tokens(typed)
+        assert not {0, *range(8192, 8200)} & {*allowed.allowed, *allowed.if_likeliest}
+
+
+def test_no_two_tokens_have_the_same_name() -> None:
+    values = json.loads((CHECKPOINT / "tokenizer.json").read_text())
+    vocab = values["model"]["vocab"]
+    texts = {9: "bytes:\\xc3", 11: "token_id:7", 13: "bytes:", 15: "�"}
+    names = {id_: token for token, id_ in vocab.items()}
+    for id_, text in texts.items():
+        del vocab[names[id_]]
+        vocab[as_byte_characters(text)] = id_
+    values["model"]["merges"] = []
+    bpe = BpeTokenizer.from_str(json.dumps(values))
+    # Runs of spaces, as GPT-NeoX has them; a special token whose name is the text of an ordinary one.
+    bpe.add_tokens([AddedToken("  ", normalized=False), AddedToken("é", special=True, normalized=False)])
+    vocab_size = 8300  # and ids without a token
+    tokenizer = Tokenizer(bpe, vocab_size)
+    named = tokenizer.names_of(range(vocab_size))
+    all_names = [named.get(id_, tokenizer.text_of(id_)) for id_ in range(vocab_size)]
+    assert len(set(all_names)) == vocab_size
+    assert {named[id_] for id_ in (9, 11)} == {"token_id:9", "token_id:11"}
+    assert not {13, 15, 0} & named.keys()
+    assert [all_names[0], all_names[13], all_names[15]] == ["<|endoftext|>", "bytes:", "�"]
+    for id_, name in named.items():
+        data = tokenizer.token_bytes(id_)
+        if name.startswith("bytes:"):
+            assert "�" in tokenizer.text_of(id_)
+            assert bytes.fromhex(name.removeprefix("bytes:").replace("\\x", "")) == data
+
+
+def as_byte_characters(text: str) -> str:
+    [(token, _)] = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    return token
+
+
+@pytest.mark.parametrize(
+    ("parts", "begins"),
+    [
+        ([b"a", b"\xc3", b"\xa9", b"b"], [0, 1, 1, 2]),
+        ([b"\xf0\x9f", b"\xa6", b"\x89 a", b"!"], [0, 0, 0, 3]),
+        ([b"a\xe2\x80", b"\x9c\xc3", b"\xa9"], [0, 1, 2]),
+        ([b"\xc3", b"a", b"\xa9", b"b"], [0, 1, 2, 3]),  # U+FFFD, a, U+FFFD, b
+        ([b"\xc3", b"\xc3", b"\xa9"], [0, 1, 1]),
+        ([b"", b"\xc3", b"", b"\xa9", b""], [0, 0, 0, 0, 1]),
+    ],
+)
+def test_a_part_of_a_character_begins_where_the_character_does(parts: list[bytes], begins: list[int]) -> None:
+    index = CharacterIndex()
+    assert [index.feed(part) for part in parts] == begins
+    assert index.num_chars == len(b"".join(parts).decode("utf-8", "replace"))
 
 
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
