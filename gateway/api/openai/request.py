@@ -50,7 +50,7 @@ def resolve(request: CompletionRequest, model: Model) -> tuple[CompletionRequest
     max_tokens = request.max_tokens
     if max_tokens < 0 and not _is_text(request.prompt):
         longest = max((len(ids) for ids in _id_lists(changes.get("prompt", request.prompt))), default=0)
-        changes["max_tokens"] = max(model.n_ctx - longest, 1)
+        changes["max_tokens"] = max(model.n_ctx - longest, 0)
     elif max_tokens < 0 or (max_tokens >= model.n_ctx and not request.echo and _is_text(request.prompt)):
         changes["max_tokens"] = model.n_ctx // 2
         warnings.append(f"max_tokens was lowered to {model.n_ctx // 2}, half of the model's context.")
