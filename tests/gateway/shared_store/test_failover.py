@@ -183,6 +183,12 @@ def sentinel_stores(url: str) -> tuple[RedisStore, SharedStore]:
     return jobs, shared
 
 
+def wait_until_demoted(server: RedisServer, password: str | None = None) -> None:
+    """Until then it accepts writes, which are lost."""
+    with Redis(port=server.port, password=password) as client:
+        until(lambda: client.role()[0] == b"slave", 60, "the old primary is a replica")
+
+
 def assert_followed(jobs: RedisStore, shared: SharedStore) -> None:
     assert count_failures(jobs) <= 1
     until(lambda: is_usable(shared), 10, "reached again")
@@ -248,4 +254,5 @@ def test_sentinels_and_servers_with_tls(tmp_path: Path) -> None:
         stack.callback(shared.stop)
         assert is_usable(shared)
         assert fail_over(watcher) == int(servers[1].options["tls-port"])
+        wait_until_demoted(servers[0])
         assert_followed(jobs, shared)
