@@ -217,6 +217,7 @@ def test_sentinels_lead_to_the_primary_of_the_moment(tmp_path: Path) -> None:
         assert jobs.insert(make_job(10**6))
         assert is_usable(shared)
         assert fail_over(watcher) == servers[1].port
+        wait_until_demoted(servers[0], "pass:word")
         assert_followed(jobs, shared)
         with Redis(port=servers[1].port, password="pass:word") as client:
             assert client.role()[0] == b"master"
