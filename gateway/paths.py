@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 ASKED_PATH = "tercet.asked_path"
 # How alike two names must be (0 to 1): `completion` and `completions` are, `chat` and `static` are not.
 _MIN_SIMILARITY = 0.75
+# Of a path, so many names are compared: a path of thousands would take a thread for a second.
+_MAX_NAMES = 4
 
 
 def served_path(path: str, prefix: str, is_route: Callable[[str], bool]) -> str:
@@ -46,7 +48,7 @@ def nearest_route(path: str, resources: Mapping[str, object]) -> str | None:
         resources: resources by URI template.
     """
     routes = {route.rpartition("/")[2]: route for route in resources if not route.endswith(("/", "}"))}
-    for name in reversed(path.lower().split("/")):
+    for name in path.lower().split("/")[: -_MAX_NAMES - 1 : -1]:  # the last first
         for found in difflib.get_close_matches(name, routes, n=1, cutoff=_MIN_SIMILARITY):
             resource = resources[routes[found]]
             methods = [method for method in ("GET", "POST") if hasattr(resource, f"on_{method.lower()}")]

@@ -183,6 +183,12 @@ def sentinel_stores(url: str) -> tuple[RedisStore, SharedStore]:
     return jobs, shared
 
 
+def wait_until_demoted(server: RedisServer, password: str | None = None) -> None:
+    """Until then it accepts writes, which are lost."""
+    with Redis(port=server.port, password=password) as client:
+        until(lambda: client.role()[0] == b"slave", 60, "the old primary is a replica")
+
+
 def assert_followed(jobs: RedisStore, shared: SharedStore) -> None:
     assert count_failures(jobs) <= 1
     until(lambda: is_usable(shared), 10, "reached again")
@@ -211,6 +217,7 @@ def test_sentinels_lead_to_the_primary_of_the_moment(tmp_path: Path) -> None:
         assert jobs.insert(make_job(10**6))
         assert is_usable(shared)
         assert fail_over(watcher) == servers[1].port
+        wait_until_demoted(servers[0], "pass:word")
         assert_followed(jobs, shared)
         with Redis(port=servers[1].port, password="pass:word") as client:
             assert client.role()[0] == b"master"
@@ -248,4 +255,5 @@ def test_sentinels_and_servers_with_tls(tmp_path: Path) -> None:
         stack.callback(shared.stop)
         assert is_usable(shared)
         assert fail_over(watcher) == int(servers[1].options["tls-port"])
+        wait_until_demoted(servers[0])
         assert_followed(jobs, shared)
