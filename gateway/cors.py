@@ -9,7 +9,10 @@ import re
 from collections.abc import Callable
 
 _METHODS = ("GET", "POST", "DELETE")
-_EXPOSED_HEADERS = "X-Request-Id, Server-Timing, Retry-After, Location, Preference-Applied, WWW-Authenticate, Allow"
+# What Tercet sends and scripts could not read otherwise; OpenAI's SDK decides by x-should-retry.
+_EXPOSED_HEADERS = (
+    "X-Request-Id, Server-Timing, Retry-After, x-should-retry, Location, Preference-Applied, WWW-Authenticate, Allow"
+)
 _MAX_AGE_S = 600
 # Drafts under both names let a page of a public site reach a private address only after such a preflight. Chrome's
 # Local Network Access, which replaced them, asks the user instead and sends no header.

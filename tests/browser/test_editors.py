@@ -273,9 +273,7 @@ def test_a_composed_word_that_will_stand_is_followed_and_accepted(
 
 
 @each_editor
-def test_a_character_of_the_layout_is_the_editors(
-    open_editor: Callable[..., EditorPage], name: str
-) -> None:
+def test_a_character_of_the_layout_is_the_editors(open_editor: Callable[..., EditorPage], name: str) -> None:
     editor = open_editor(name)
     editor.type(OPENING)
     editor.press("Tab")

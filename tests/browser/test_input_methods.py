@@ -119,7 +119,7 @@ def test_letters_deleted_from_a_composed_word_request_nothing(live: Editor, inpu
     ("texts", "committed"),
     [
         (("に", "にほ", "にほん"), "日本"),
-        (("ｎ", "に"), "二"),  # noqa: RUF001  # wide Latin letters before the first kana
+        (("ｎ", "に"), "二"),  # wide Latin letters before the first kana
         (("ニ", "ニホ"), "ニホ"),
         (("ㅎ", "하", "한"), "한"),
         (("ㄋ", "ㄋㄧ"), "你"),
@@ -292,4 +292,3 @@ def test_each_paragraph_runs_as_its_first_letter_does_and_ghost_text_with_it(
     editor.page.wait_for_timeout(MIN_VISIBLE_MS)
     editor.press("Tab")
     assert editor.value.rstrip(" ") == f"{text}{ghost}"
-
