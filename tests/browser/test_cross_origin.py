@@ -37,7 +37,7 @@ def test_openais_sdk_completes_streams_and_reads_errors(
     page: Page, site: StaticSite, tercet: Tercet, sdk_path: str
 ) -> None:
     requests: list[Request] = []
-    page.on("request", lambda request: requests.append(request))  # noqa: PLW0108  # a method of a list is refused
+    page.on("request", lambda request: requests.append(request))  # noqa: PLW0108  # Playwright refuses built-in methods
     page.goto(f"{site.origin}/{sdk_path}?server={tercet.url}")
     assert "embedded" in page.evaluate("list()")
     text = page.evaluate("complete()")
