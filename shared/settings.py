@@ -49,8 +49,15 @@ _POOL_URL = re.compile(
 _PUBLIC_URL = re.compile(r"(?P<scheme>https?)://(?P<host>[^/?#@]+)(?P<path>(/[A-Za-z0-9._~-]+)*)/?", re.IGNORECASE)
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _DEVICE = re.compile(r"cpu|cuda:\d{1,2}")
-# Browsers, and apps that are web pages inside: Obsidian is app://obsidian.md on desktops, capacitor://localhost on iOS.
-_ORIGIN_SCHEMES = {"http", "https", "app", "capacitor"}
+# An origin of the web, or of an extension or app with a scheme of its own, whose host is any text, or * for every host.
+_ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\*|[a-z0-9._~%+-]+(:[0-9]{1,5})?)")
+_WEB_SCHEMES = {"http", "https"}
+# No page has an origin of these; the one of files has no host.
+_PAGELESS_SCHEMES = {"ws", "wss", "ftp", "file"}
+_ORIGIN_RULE = (
+    "an origin is http(s)://host[:port], or scheme://host of an extension or app (scheme://* for all of that scheme),"
+    " without a path"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,16 +195,31 @@ def _redis(text: str) -> str:
 
 
 def _origins(text: str) -> tuple[str, ...]:
-    origins = tuple(filter(None, (part.strip().lower().rstrip("/") for part in text.split(","))))
-    for origin in origins:
-        scheme, _, host_port = origin.partition("://")
-        if scheme not in _ORIGIN_SCHEMES or _split_host_port(host_port) is None:
-            raise ValueError(
-                f"has {origin!r}; an origin is http(s)://host[:port], or app://host or capacitor://host of an app,"
-                " without a path or a *"
-            )
+    origins = tuple(filter(None, (part.strip().lower() for part in text.split(","))))
+    return tuple(_origin(origin) for origin in origins)
+
+
+def _origin(text: str) -> str:
+    """An origin as browsers send it, in lower case."""
+    if text in {"file://", "file:///"}:  # of apps that open their pages from files, in Electron or Android's WebView
+        return "file://"
+    if text == "*":
+        raise ValueError(f"has '*', which would open the server to every page on the web; {_ORIGIN_RULE}")
+    if text == "null":
+        raise ValueError(
+            "has 'null', the origin of any page in a sandboxed frame or from a file; serve the page over HTTP, and list"
+            f" that: {_ORIGIN_RULE}"
+        )
+    origin = text.rstrip("/")
+    scheme, _, host_port = origin.partition("://")
+    if scheme in _WEB_SCHEMES:
+        is_valid = _split_host_port(host_port) is not None
+    else:
+        is_valid = scheme not in _PAGELESS_SCHEMES and _ORIGIN.fullmatch(origin) is not None
+    if not is_valid:
+        raise ValueError(f"has {text!r}; {_ORIGIN_RULE}")
     # Browsers leave out the scheme's own port.
-    return tuple(re.sub(r"^(http://.*):80$|^(https://.*):443$", r"\1\2", origin) for origin in origins)
+    return re.sub(r"^(http://.*):80$|^(https://.*):443$", r"\1\2", origin)
 
 
 def _hosts(text: str) -> tuple[str, ...]:
@@ -405,7 +427,8 @@ class AccessSettings:
         insecure: 1 permits an address beyond loopback without API keys: any client that can connect may use the server
         tls_cert: certificate chain (PEM); with TERCET_TLS_KEY, the gateway serves HTTPS; SIGHUP reads it again
         tls_key: private key (PEM) of TERCET_TLS_CERT
-        origins: other web origins whose pages may call this server, like https://notes.example
+        origins: other origins whose pages may call this server, like https://notes.example; of extensions and apps
+            too, like chrome-extension://<id> or tauri://localhost, and vscode-webview://* for all of one scheme
         hosts: names accepted in the Host header besides localhost and IP addresses; *.notes.example accepts its
             subdomains, * any name
         public_url: URL at which clients reach this server through a proxy, like https://notes.example/tools/tercet, for
@@ -419,6 +442,18 @@ class AccessSettings:
     origins: tuple[str, ...] = _setting((), "list", parse=_origins)
     hosts: tuple[str, ...] = _setting((), "list", parse=_hosts)
     public_url: str | None = _setting(None, "URL", parse=_public_url)
+
+    def allows_origin(self, header: str) -> bool:
+        """Whether the value of an `Origin` header is listed.
+
+        Safari writes the hosts of its extensions in capitals. `scheme://*` stands for every host of a scheme that is
+        not the web's: only what is installed has such an origin, and some get a new host at every start.
+        """
+        origin = header.lower()
+        if origin in self.origins:
+            return True
+        match = _ORIGIN.fullmatch(origin)
+        return match is not None and f"{match['scheme']}://*" in self.origins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

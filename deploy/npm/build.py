@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "gateway/static"
 MANIFEST = Path(__file__).with_name("package.json")
 README = Path(__file__).with_name("README.md")
-# Exact versions of the tools, of the editors' packages, whose types the declarations name, and of what these require.
+# Exact versions of the tools, of the editors' packages, whose types the declarations name, of what these require, and
+# of the SDK that the tests run.
 TOOLS = Path(__file__).with_name("tools.json")
 INSTALL_TIMEOUT_S = 180
 # TypeScript's options for checking the modules, and those for their declarations.

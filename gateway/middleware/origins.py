@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import falcon
 
+from gateway import cors
 from shared.errors import ForbiddenOrigin, UnknownHost
 from shared.settings import Settings
-
-ALLOWED_HEADERS = (
-    "Content-Type, Authorization, api-key, x-api-key, X-Request-Id, X-Session-Id, Prefer, Idempotency-Key, traceparent"
-)
-EXPOSED_HEADERS = "X-Request-Id, Server-Timing, Retry-After, Location, Preference-Applied"
 
 
 class Origins:
@@ -37,15 +33,13 @@ class Origins:
         # The scheme is not compared: TLS may end at a proxy, and then only the proxy knows it.
         if origin is None or (host and origin in {f"http://{host}", f"https://{host}"}):
             return
-        if origin not in self._settings.access.origins:
+        if not self._settings.access.allows_origin(origin):
             raise ForbiddenOrigin(f"Pages of {origin!r} may not use this server; add it to TERCET_ORIGINS.")
-        resp.set_header("Access-Control-Allow-Origin", origin)
-        resp.set_header("Access-Control-Expose-Headers", EXPOSED_HEADERS)
-        resp.append_header("Vary", "Origin")
-        if req.method == "OPTIONS" and req.get_header("Access-Control-Request-Method"):
-            # A browser sends no key with a preflight.
-            resp.set_header("Access-Control-Allow-Methods", "GET, POST, DELETE")
-            resp.set_header("Access-Control-Allow-Headers", ALLOWED_HEADERS)
-            resp.set_header("Access-Control-Max-Age", "600")
+        for name, value in cors.response_headers(origin):
+            resp.append_header(name, value)
+        # A browser sends no key with a preflight.
+        if req.method == "OPTIONS" and (headers := cors.preflight_headers(req.get_header)) is not None:
+            for name, value in headers:
+                resp.append_header(name, value)
             resp.status = falcon.HTTP_204
             resp.complete = True

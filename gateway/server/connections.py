@@ -112,6 +112,11 @@ class Connection:
         return len(self._buffer)
 
     @property
+    def received_head(self) -> bytes:
+        """The head of the next request, or what has arrived of it; bytes of the body may follow."""
+        return bytes(self._buffer[:MAX_HEAD_BYTES])
+
+    @property
     def has_unsent(self) -> bool:
         return self.response.has_unsent
 

@@ -6,14 +6,21 @@ Knows HTTP/1.1 and the error classes, not why a request is refused.
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 
 from shared.errors import PROBLEM_JSON, TercetError
 from shared.telemetry import request_id
 
 
-def encode_error(error: TercetError, *, keeps_connection: bool = False) -> bytes:
-    """An error response with a request id of its own."""
+def encode_error(
+    error: TercetError, *, keeps_connection: bool = False, headers: Iterable[tuple[str, str]] = ()
+) -> bytes:
+    """An error response with a request id of its own.
+
+    Args:
+        headers: further headers, besides the error's own.
+    """
     identifier = request_id(None)
     body = error.problem(identifier)
     head = [
@@ -22,7 +29,7 @@ def encode_error(error: TercetError, *, keeps_connection: bool = False) -> bytes
         f"Content-Length: {len(body)}",
         f"X-Request-Id: {identifier}",
         f"Connection: {'keep-alive' if keeps_connection else 'close'}",
-        *(f"{name}: {value}" for name, value in error.headers.items()),
+        *(f"{name}: {value}" for name, value in (*error.headers.items(), *headers)),
     ]
     return "\r\n".join([*head, "", ""]).encode() + body
 

@@ -37,6 +37,7 @@ from gunicorn.http.errors import LimitRequestHeaders, LimitRequestLine, NoMoreDa
 from gunicorn.http.wsgi import Response, base_environ
 from gunicorn.workers.gthread import ThreadWorker
 
+from gateway import cors
 from gateway.call_threads import CallThreads
 from gateway.server.connections import LINGER_S, MAX_HEAD_BYTES, Connection, Phase, RequestSource, Step
 from gateway.server.error_responses import encode_error, send_once
@@ -402,13 +403,19 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self, connection: Connection, error: TercetError, now: float, *, keeps_connection: bool = False
     ) -> None:
         """Answer with an error, without a thread."""
+        headers = self._cors_headers(connection.received_head)
         try:
-            connection.response.sendall(encode_error(error, keeps_connection=keeps_connection))
+            connection.response.sendall(encode_error(error, keeps_connection=keeps_connection, headers=headers))
             step = connection.finish_response(now, keeps_connection=keeps_connection)
         except OSError:
             self._close(connection)
             return
         self._act(connection, step, now)
+
+    def _cors_headers(self, request: bytes) -> list[tuple[str, str]]:
+        """The headers that let a page of a listed origin read why its request was refused before it was parsed."""
+        origin = cors.origin_of(request) if self.settings.access.origins else None
+        return cors.response_headers(origin) if origin and self.settings.access.allows_origin(origin) else []
 
     def _finish(self, connection: Connection, keeps_connection: bool) -> None:
         """A thread has answered."""
@@ -458,12 +465,12 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         except (NoMoreData, StopIteration):
             return False
         except ParseException as error:
-            self._send_error(connection, _malformed(error))
+            self._send_error(connection, _malformed(error), data)
         except OSError:  # the client is gone
             return False
         except Exception as error:
             log.error("unhandled_exception", exc_info=error)
-            self._send_error(connection, TercetError("The server failed."))
+            self._send_error(connection, TercetError("The server failed."), data)
         return False
 
     def _plain_environ(self, connection: Connection, data: bytes) -> dict[str, Any] | None:
@@ -504,11 +511,11 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 body.close()
         return response.status is None or not response.should_close()
 
-    def _send_error(self, connection: Connection, error: TercetError) -> None:
+    def _send_error(self, connection: Connection, error: TercetError, request: bytes) -> None:
         log.info("request_refused", code=error.code)
         self.wsgi.count_unparsed_request(error.status)
         with suppress(OSError):
-            connection.response.sendall(encode_error(error))
+            connection.response.sendall(encode_error(error, headers=self._cors_headers(request)))
 
     # Starting and stopping.
 

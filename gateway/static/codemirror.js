@@ -4,7 +4,7 @@
 import { isolateHistory } from "@codemirror/commands";
 import { StateEffect, StateField } from "@codemirror/state";
 import { Decoration, EditorView, showTooltip, ViewPlugin, WidgetType } from "@codemirror/view";
-import { Completer } from "./completer.js";
+import { Completer, isInputMethods } from "./completer.js";
 import { adoptStyles, announcement, ghostElement, SuggestionList } from "./editor_adapter.js";
 
 /** @typedef {import("@codemirror/state").EditorState} EditorState */
@@ -149,7 +149,7 @@ class Suggestions {
   #press(event) {
     if (event.target !== this.#view.contentDOM || !isWritableAtCaret(this.#view.state)) return;
     // After Escape, Tab leaves the editor: a key map that indents with it must not see it.
-    const isLeaving = event.key === "Tab" && this.completer.isTabFree;
+    const isLeaving = event.key === "Tab" && this.completer.isTabFree && !isInputMethods(event);
     if (this.completer.press(event) || isLeaving) event.stopImmediatePropagation();
   }
 

@@ -43,6 +43,15 @@ import { firstWord, trimContext, trimSuffix } from "./text.js";
 /** A change of the text, as in `InputEvent`. @typedef {{inputType?: string, isComposing?: boolean}} Change */
 
 /**
+ * Whether a `keydown` event belongs to an input method: it composes, or just ended a composition with this key. Safari
+ * ends the composition before the event; only the key code is the input method's then.
+ * @param {KeyboardEvent} event
+ */
+export function isInputMethods({ isComposing, keyCode }) {
+  return isComposing || keyCode === 229;
+}
+
+/**
  * A suggestion can be accepted only after it has been visible for this long: an earlier key was pressed before the
  * writer could have read it.
  */
@@ -53,6 +62,16 @@ const REPLACES_SPACE = /^(?:[.,;:!?…)\]}”’]|\n)/u;
 
 /** A text that ends with white space, or in a script that puts no spaces between words. */
 const ENDS_WITHOUT_SPACE = /(?:\s|[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc=Thai}\p{sc=Lao}\p{sc=Khmer}\p{sc=Myanmar}])$/u;
+
+/**
+ * The word before the caret has a letter of a script that an input method converts, wide Latin letters included. Such a
+ * composition is converted again and again before it stands.
+ */
+const ENDS_CONVERTED =
+  /[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc=Hangul}\p{sc=Bopomofo}\u3001-\u303F\u30FC\uFF01-\uFF9F]\S*$/u;
+
+/** The name of a key that types nothing, such as `Enter`. A dead key types, together with the next key. */
+const NAMED_KEY = /^(?!Dead$)[A-Z][A-Za-z0-9]+$/;
 
 /** After a failure, unasked requests wait for this long. */
 const RETRY_AFTER_MS = 1000;
@@ -81,6 +100,11 @@ export class Completer {
   #isTabFree = false;
   /** Text before the caret at the last edit or request. */
   #lastContext = "";
+  #isComposing = false;
+  /** The last composition that ended was converted, for example from Latin letters to Han. */
+  #convertsLetters = false;
+  /** The input method's last key is one of a keyboard; the keys of a touch screen have no place on one. */
+  #composesByKeyboard = false;
   /** Text before the caret if it ends with a space that came with a suggestion. @type {string|null} */
   #contextWithSpace = null;
   /** @type {ReturnType<typeof setTimeout>|undefined} */
@@ -159,14 +183,24 @@ export class Completer {
 
   /**
    * The editor's text has changed: suggestions that no longer agree with it disappear. In live mode, insertions request
-   * predictions; in pauses mode they start the debounce. Deletions, undo, and changes of an IME composition do neither.
-   * @param {Change} [change]  The `input` event, for example. Default: typing.
+   * predictions; in pauses mode they start the debounce. Deletions, undo, and compositions that an input method is going
+   * to convert do neither.
+   * @param {Change} [change]  The `input` event, for example; `{}` at the end of a composition. Default: typing.
    */
   changed({ inputType = "insertText", isComposing = false } = {}) {
-    const isInsertion = inputType.startsWith("insert") && !isComposing;
+    const context = this.#getContext();
+    const isFollowed = this.#isComposing && !this.#willBeConverted(this.#lastContext);
+    if (this.#isComposing && !isComposing) {
+      this.#convertsLetters = ENDS_CONVERTED.test(context);
+      this.#composesByKeyboard = false;
+    }
+    this.#isComposing = isComposing;
+    if (isFollowed && context === this.#lastContext) return; // it ended, or was underlined anew, and nothing else changed
+    const isShorter = isComposing && this.#lastContext.startsWith(context);
+    const isInsertion = inputType.startsWith("insert") && !isShorter && !(isComposing && this.#willBeConverted(context));
     if (isInsertion && !this.#isInserting) this.#debounce.recordKey(performance.now());
     this.#list.recordKey(this.#debounce.delayMs);
-    this.#lastContext = this.#getContext();
+    this.#lastContext = context;
     this.#problem = null;
     this.#isResponseEmpty = false;
     this.#isTabFree = false;
@@ -259,15 +293,20 @@ export class Completer {
    * Handle a `keydown` event. Tab accepts the chosen suggestion, or requests suggestions; Alt+1, Alt+2 and Alt+3 accept
    * any; Alt+↑ and Alt+↓ choose; Alt+→ accepts a word; Alt+Enter requests; Escape dismisses. Once the writer requested or chose, Enter, ↑, ↓
    * and → do so without Alt. Escape with nothing to dismiss leaves the next Tab to the editor. A held key accepts nothing.
+   * Keys of an input method, and chords that type a character in the writer's layout, belong to the editor.
    * @param {KeyboardEvent} event
    * @returns {boolean}  True if the key was handled; its default action is prevented, and the editor must ignore it.
    */
   press(event) {
-    if (event.isComposing || event.ctrlKey || event.metaKey || event.shiftKey) return false;
+    if (isInputMethods(event)) {
+      this.#composesByKeyboard = event.key === "Process" || !["", "Unidentified"].includes(event.code);
+      return false;
+    }
+    if (event.ctrlKey || event.metaKey || event.shiftKey || event.getModifierState?.("AltGraph")) return false;
     const isTabFree = this.#isTabFree;
     this.#isTabFree = false;
     if (event.key === "Tab" && isTabFree) return false;
-    const action = event.altKey ? this.#chordAction(event.code) : this.#keyAction(event.key);
+    const action = event.altKey ? this.#chordAction(event) : this.#keyAction(event.key);
     if (!action) {
       this.#isTabFree = event.key === "Escape" && !event.altKey;
       return false;
@@ -341,13 +380,16 @@ export class Completer {
   }
 
   /**
-   * @param {string} code  A physical key: with Alt, `key` depends on the layout and the system.
+   * Chords go by the physical key, because with Alt `key` depends on layout and system. If it is a character, as Option
+   * types on a Mac, the writer means that; a digit's own key may give the digit.
+   * @param {KeyboardEvent} event
    * @returns {(() => void)|null}
    */
-  #chordAction(code) {
+  #chordAction({ code, key }) {
+    const digit = code.match(/^Digit([1-9])$/)?.[1];
+    if (!NAMED_KEY.test(key) && key !== digit) return null;
     if (code === "Enter") return () => this.request();
     if (!this.#shown.candidates.length) return null;
-    const digit = code.match(/^Digit([1-9])$/)?.[1];
     if (digit) return Number(digit) <= DEFAULT_NUM_SUGGESTIONS ? () => this.accept(Number(digit) - 1) : null;
     switch (code) {
       case "ArrowDown":
@@ -371,6 +413,16 @@ export class Completer {
   /** Whether there is something to dismiss: suggestions, a request, or one that is about to be sent. */
   get #isBusy() {
     return this.#shown.candidates.length > 0 || this.#inFlight !== null || this.#pauseTimer !== undefined;
+  }
+
+  /**
+   * Whether what is being composed will be replaced by other letters. Touch keyboards compose every word letter by
+   * letter, and it stands as it is shown. Input methods of Chinese, Japanese and Korean show their own scripts, or Latin
+   * letters that a keyboard types, or that they have converted before.
+   * @param {string} context  Text before the caret.
+   */
+  #willBeConverted(context) {
+    return this.#composesByKeyboard || this.#convertsLetters || ENDS_CONVERTED.test(context);
   }
 
   // ---- requests ----

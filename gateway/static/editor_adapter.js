@@ -90,6 +90,7 @@ export class SuggestionList {
     const items = suggestions.map((suggestion) => {
       const item = document.createElement("li");
       item.value = suggestion.place + 1;
+      item.dir = "auto";
       item.textContent = suggestion.rest.trim();
       item.ariaCurrent = String(suggestion === view?.chosen);
       return item;

@@ -1,5 +1,5 @@
-// A textarea with a mirror element behind it. The mirror has the same text and style; it draws the ghost text, which a
-// textarea cannot, and measures where the caret is. This module does not know the server, suggestions or keys.
+// A textarea with a mirror element behind it. The mirror has the same text, style and directions; it draws the ghost text,
+// which a textarea cannot, and measures where the caret is. This module does not know the server, suggestions or keys.
 //
 // The mirror holds the paragraphs before the caret's, the caret's paragraph and the paragraphs after it in three
 // elements. A key changes only the caret's paragraph, so the browser lays out only that one anew.
@@ -31,6 +31,9 @@ export class MirroredTextarea {
     this.#ghost = ghost;
     this.#after = after;
     this.#below = below;
+    // The first letter of a paragraph says whether it runs from right to left, in a textarea by itself.
+    textarea.dir = mirror.dir = "auto";
+    for (const block of mirror.children) /** @type {HTMLElement} */ (block).style.unicodeBidi = "plaintext";
   }
 
   /** Insert text at the caret in place of the characters before it, as one undo step. @param {string} text @param {number} numReplaced */

@@ -5,7 +5,7 @@ import { closeHistory, isHistoryTransaction } from "prosemirror-history";
 import { Fragment, Slice } from "prosemirror-model";
 import { Plugin, PluginKey, TextSelection } from "prosemirror-state";
 import { Decoration, DecorationSet } from "prosemirror-view";
-import { Completer } from "./completer.js";
+import { Completer, isInputMethods } from "./completer.js";
 import { adoptStyles, announcement, ghostElement, SuggestionList } from "./editor_adapter.js";
 
 /** @typedef {import("prosemirror-model").Node} Node */
@@ -142,7 +142,7 @@ class Suggestions {
   press(event) {
     if (!this.#isWritableAtCaret) return false;
     // After Escape, Tab leaves the editor: a key map that indents with it must not see it.
-    const isLeaving = event.key === "Tab" && this.completer.isTabFree;
+    const isLeaving = event.key === "Tab" && this.completer.isTabFree && !isInputMethods(event);
     return this.completer.press(event) || isLeaving;
   }
 

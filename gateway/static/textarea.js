@@ -47,7 +47,7 @@ function setSelection(textarea, start, end) {
 
 /**
  * Suggest in a textarea. Tab, Enter, Escape and the arrow keys follow `Completer.press`, undo removes exactly what was
- * accepted, an IME composition is left alone, and Escape, then Tab, leaves the textarea.
+ * accepted, the keys of an IME are left to it, and Escape, then Tab, leaves the textarea.
  * @param {HTMLTextAreaElement} textarea
  * @param {CompleterOptions & {list?: HTMLElement, panel?: HTMLElement}} [options]  Options of `Completer`, and:
  *   `list`: an `ol` or `ul` that is filled with the suggestions while there are some to choose from; a click accepts.

@@ -1,5 +1,6 @@
 """Settings: parsing, validation of all variables together, and the table of settings."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -276,30 +277,62 @@ def test_origins_are_normalised_as_browsers_send_them() -> None:
     )
 
 
-def test_origins_of_apps_are_accepted() -> None:
-    """Obsidian is `app://obsidian.md` on desktops and `capacitor://localhost` on iOS."""
-    listed = "app://obsidian.md,capacitor://localhost"
-    assert Settings.load({"TERCET_ORIGINS": listed}).access.origins == ("app://obsidian.md", "capacitor://localhost")
+@pytest.mark.parametrize(
+    ("origin", "listed"),
+    [
+        ("app://obsidian.md", "app://obsidian.md"),  # Obsidian on desktops
+        ("capacitor://localhost", "capacitor://localhost"),  # and on iOS
+        ("ionic://localhost", "ionic://localhost"),
+        ("tauri://localhost/", "tauri://localhost"),
+        ("wails://wails.localhost:34115", "wails://wails.localhost:34115"),
+        ("app://-", "app://-"),
+        ("chrome-extension://abcdefghijklmnop", "chrome-extension://abcdefghijklmnop"),
+        (
+            "moz-extension://3f2b8c1a-0d5e-4a8f-9b6c-7d1e2f3a4b5c",
+            "moz-extension://3f2b8c1a-0d5e-4a8f-9b6c-7d1e2f3a4b5c",
+        ),
+        ("safari-web-extension://0F5C-97B4", "safari-web-extension://0f5c-97b4"),
+        ("vscode-webview://*", "vscode-webview://*"),  # VS Code makes a host for each view
+        ("moz-extension://*/", "moz-extension://*"),
+        ("app://*", "app://*"),
+        ("file://", "file://"),
+        ("file:///", "file://"),
+    ],
+)
+def test_origins_of_extensions_and_apps_are_accepted(origin: str, listed: str) -> None:
+    assert Settings.load({"TERCET_ORIGINS": origin}).access.origins == (listed,)
 
 
 @pytest.mark.parametrize(
-    "origin",
+    ("origin", "reason"),
     [
-        "*",
-        "null",
-        "https://*.example",
-        "https://a.example/path",
-        "ftp://a.example",
-        "a.example",
-        "https://",
-        "https://a.example:port",
-        "https://u@a.example",
-        "app://",
-        "app://*",
+        ("*", r"has '\*', which would open the server to every page on the web"),
+        ("null", "has 'null', the origin of any page in a sandboxed frame or from a file"),
+        *(
+            (origin, f"has {re.escape(repr(origin))}")
+            for origin in (
+                "https://*.example",
+                "https://*",
+                "http://localhost:*",
+                "*://localhost",
+                "https://a.example/path",
+                "chrome-extension://abcdefghijklmnop/popup.html",
+                "ftp://a.example",
+                "ws://localhost:3000",
+                "file://*",
+                "a.example",
+                "https://",
+                "https://a.example:port",
+                "https://u@a.example",
+                "app://",
+                "app://a*",
+                "tauri:localhost",
+            )
+        ),
     ],
 )
-def test_other_origins_are_refused(origin: str) -> None:
-    with pytest.raises(StartError, match=r"an origin is http\(s\)://host"):
+def test_other_origins_are_refused(origin: str, reason: str) -> None:
+    with pytest.raises(StartError, match=reason + r".*an origin is http\(s\)://host"):
         Settings.load({"TERCET_ORIGINS": origin})
 
 

@@ -103,7 +103,16 @@ def test_listed_pages_may_read_the_response_and_its_headers(listed: Gateway) -> 
     assert response.headers[CORS] == LISTED
     assert response.headers["Vary"] == "Origin"
     exposed = response.headers["Access-Control-Expose-Headers"].split(", ")
-    assert exposed == ["X-Request-Id", "Server-Timing", "Retry-After", "Location", "Preference-Applied"]
+    assert exposed == [
+        "X-Request-Id",
+        "Server-Timing",
+        "Retry-After",
+        "x-should-retry",
+        "Location",
+        "Preference-Applied",
+        "WWW-Authenticate",
+        "Allow",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -130,20 +139,116 @@ def test_a_preflight_of_a_listed_page_is_answered_before_routing(listed: Gateway
         assert (response.status_code, response.content) == (204, b"")
         assert response.headers[CORS] == LISTED
         assert response.headers["Access-Control-Allow-Methods"] == "GET, POST, DELETE"
-        allowed = response.headers["Access-Control-Allow-Headers"].lower().split(", ")
-        keys = ["authorization", "api-key", "x-api-key"]
-        assert allowed == [
-            "content-type",
-            *keys,
-            "x-request-id",
-            "x-session-id",
-            "prefer",
-            "idempotency-key",
-            "traceparent",
-        ]
+        assert "Access-Control-Allow-Headers" not in response.headers  # none was requested
+        assert "Access-Control-Allow-Private-Network" not in response.headers
         assert response.headers["Access-Control-Max-Age"] == "600"
         assert "X-Request-Id" in response.headers
         assert "Server-Timing" in response.headers
+
+
+OPENAI_HEADERS = "authorization,content-type,x-stainless-os,x-stainless-retry-count"
+
+
+@pytest.mark.parametrize(
+    ("requested", "allowed"),
+    [
+        (OPENAI_HEADERS, OPENAI_HEADERS.split(",")),
+        ("X-Session-Id, HTTP-Referer ,x-title", ["X-Session-Id", "HTTP-Referer", "x-title"]),
+        ("openai-organization,openai-beta,x-api-key", ["openai-organization", "openai-beta", "x-api-key"]),
+        (
+            "x_underscore,cache-control,baggage,sentry-trace",
+            ["x_underscore", "cache-control", "baggage", "sentry-trace"],
+        ),
+        ("content-type,bad name,x-é,x:y,,x-good", ["content-type", "x-good"]),
+        ("not valid", []),
+    ],
+)
+def test_a_preflight_allows_the_valid_headers_that_it_names(
+    listed: Gateway, requested: str, allowed: list[str]
+) -> None:
+    headers = {
+        "Origin": LISTED,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": requested.encode().decode("latin-1"),
+    }
+    response = listed.client.simulate_options("/echo", headers=headers)
+    assert response.status_code == 204
+    assert response.headers.get("Access-Control-Allow-Headers", "") == ", ".join(allowed)
+    vary = response.headers["Vary"].split(", ")
+    assert vary == ["Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers"]
+
+
+@pytest.mark.parametrize(
+    ("method", "allowed"),
+    [
+        ("DELETE", "GET, POST, DELETE"),
+        ("PUT", "GET, POST, DELETE, PUT"),
+        ("PATCH", "GET, POST, DELETE, PATCH"),
+        ("patch", "GET, POST, DELETE, patch"),  # a browser compares it with what the page wrote
+        ("GET, X", "GET, POST, DELETE"),
+    ],
+)
+def test_a_preflight_allows_the_method_that_it_names(listed: Gateway, method: str, allowed: str) -> None:
+    headers = {"Origin": LISTED, "Access-Control-Request-Method": method}
+    response = listed.client.simulate_options("/echo", headers=headers)
+    assert (response.status_code, response.headers["Access-Control-Allow-Methods"]) == (204, allowed)
+
+
+@pytest.mark.parametrize("network", ["Private-Network", "Local-Network"])
+@pytest.mark.parametrize(("value", "allowed"), [("true", "true"), ("false", None), ("", None)])
+def test_a_preflight_for_a_private_address_is_answered(
+    listed: Gateway, network: str, value: str, allowed: str | None
+) -> None:
+    headers = {
+        "Origin": LISTED,
+        "Access-Control-Request-Method": "POST",
+        f"Access-Control-Request-{network}": value,
+    }
+    response = listed.client.simulate_options("/echo", headers=headers)
+    assert response.headers.get(f"Access-Control-Allow-{network}") == allowed
+    headers["Origin"] = "https://evil.example"
+    response = listed.client.simulate_options("/echo", headers=headers)
+    assert response.status_code == 403
+    assert f"Access-Control-Allow-{network}" not in response.headers
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "chrome-extension://abcdefghijklmnop",
+        "tauri://localhost",
+        "vscode-webview://1lqrqbgd1kjq4tqm0c7b0qk2m7vv0k6ppl3mj9ua",
+        "vscode-webview://another",
+        "safari-web-extension://0F5C6A5E-97B4-4D2B-8A77-3C1F54F2A9D1",  # Safari's capitals
+    ],
+)
+def test_pages_of_listed_extensions_and_apps_are_served(make_echo: MakeGateway, origin: str) -> None:
+    origins = (
+        "chrome-extension://abcdefghijklmnop,tauri://localhost,vscode-webview://*,"
+        "safari-web-extension://0f5c6a5e-97b4-4d2b-8a77-3c1f54f2a9d1"
+    )
+    response = make_echo(origins=origins).client.simulate_post("/echo", body=b"{}", headers={"Origin": origin})
+    assert (response.status_code, response.headers[CORS]) == (200, origin)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "chrome-extension://ponmlkjihgfedcba",
+        "moz-extension://abcdefghijklmnop",
+        "vscode-webview://",
+        "vscode-webview://a/b",
+        "vscode-webview://a b",
+        "https://vscode-webview",
+        "https://*",
+        "null",
+        "file://",
+    ],
+)
+def test_pages_of_other_extensions_and_apps_are_refused(make_echo: MakeGateway, origin: str) -> None:
+    origins = "chrome-extension://abcdefghijklmnop,vscode-webview://*"
+    response = make_echo(origins=origins).client.simulate_post("/echo", body=b"{}", headers={"Origin": origin})
+    assert (response.status_code, response.json["code"]) == (403, "forbidden_origin")
 
 
 def test_options_without_a_preflight_lists_the_methods(listed: Gateway) -> None:

@@ -1,0 +1,294 @@
+"""Compositions, keys of input methods and layouts, and right-to-left text, in the page's editor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+
+import pytest
+from playwright.sync_api import CDPSession, Route, expect
+
+from tests.browser.driver import MIN_VISIBLE_MS, OPENING, Editor
+from tests.e2e.harness import until
+
+QUIET_MS = 400  # longer than the page takes to send a request for a change
+# As a key's event arrives, and whether the page left it to the browser.
+DISPATCH_KEY = """(event) => document.activeElement.dispatchEvent(
+  new KeyboardEvent("keydown", {bubbles: true, cancelable: true, ...event}),
+)"""
+
+
+class InputMethod:
+    """Composes text in the focused field, as Chromium passes it on from the system's input method."""
+
+    def __init__(self, editor: Editor) -> None:
+        self._editor = editor
+        self._session: CDPSession = editor.page.context.new_cdp_session(editor.page)
+
+    def compose(self, text: str) -> None:
+        """Replace the composed text."""
+        place = {"selectionStart": len(text), "selectionEnd": len(text)}
+        self._session.send("Input.imeSetComposition", {"text": text, **place})
+
+    def compose_each(self, texts: Iterable[str]) -> None:
+        """Compose these, and wait for the request of each."""
+        for text in texts:
+            num_requests = len(self._editor.requests)
+            self.compose(text)
+            self._editor.wait_for_num_requests(num_requests + 1)
+
+    def commit(self, text: str) -> None:
+        """End the composition with this text."""
+        self._session.send("Input.insertText", {"text": text})
+
+    def press(self, key: str, code: str) -> None:
+        """Press a key that the input method takes."""
+        event = {"key": key, "code": code, "windowsVirtualKeyCode": 229}
+        self._session.send("Input.dispatchKeyEvent", {"type": "rawKeyDown", **event})
+        self._session.send("Input.dispatchKeyEvent", {"type": "keyUp", **event})
+
+
+@pytest.fixture
+def live(open_page: Callable[..., Editor]) -> Editor:
+    editor = open_page(mode="eager")
+    editor.type(f"{OPENING} ")
+    until(lambda: editor.ghost_text, 10, "ghost text")
+    return editor
+
+
+@pytest.fixture
+def input_method(live: Editor) -> InputMethod:
+    return InputMethod(live)
+
+
+def assert_no_request(editor: Editor, num_requests: int) -> None:
+    editor.page.wait_for_timeout(QUIET_MS)
+    assert len(editor.requests) == num_requests
+
+
+# ---- compositions ----
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [("t", "th", "the"), ("é", "ét", "été"), ("d", "don", "don’t"), ("м", "мо", "море"), ("य", "यह"), ("th", "thé")],
+)
+def test_each_letter_of_a_word_that_will_stand_requests_predictions(
+    live: Editor, input_method: InputMethod, texts: tuple[str, ...]
+) -> None:
+    input_method.compose_each(texts)
+    assert [body["context"] for body in live.requests[-len(texts) :]] == [f"{OPENING} {text}" for text in texts]
+    assert {body["strategy"] for body in live.requests} == {"predict"}
+
+
+def test_ghost_text_grows_with_a_composed_word_and_stays_at_its_end(live: Editor, input_method: InputMethod) -> None:
+    ghost = live.ghost_text
+    input_method.compose_each(ghost[:end] for end in (1, 2))
+    assert live.ghost_text == ghost[2:]
+    num_requests = len(live.requests)
+    input_method.commit(ghost[:2])
+    assert_no_request(live, num_requests)
+    assert live.ghost_text == ghost[2:]
+    live.page.keyboard.type(ghost[2:3])
+    live.wait_for_num_requests(num_requests + 1)
+    live.press("Tab")
+    assert live.value == f"{OPENING} {ghost} "
+
+
+def test_a_word_that_is_corrected_at_its_end_requests_predictions_again(
+    live: Editor, input_method: InputMethod
+) -> None:
+    input_method.compose_each(("t", "te", "teh"))
+    num_requests = len(live.requests)
+    input_method.commit("the")
+    live.wait_for_num_requests(num_requests + 1)
+    assert live.requests[-1]["context"] == f"{OPENING} the"
+
+
+def test_letters_deleted_from_a_composed_word_request_nothing(live: Editor, input_method: InputMethod) -> None:
+    input_method.compose_each(("t", "th", "the"))
+    num_requests = len(live.requests)
+    for text in ("th", "t", ""):
+        input_method.compose(text)
+    assert_no_request(live, num_requests)
+    assert live.ghost_text == ""
+    input_method.compose_each("s")
+
+
+@pytest.mark.parametrize(
+    ("texts", "committed"),
+    [
+        (("に", "にほ", "にほん"), "日本"),
+        (("ｎ", "に"), "二"),  # wide Latin letters before the first kana
+        (("ニ", "ニホ"), "ニホ"),
+        (("ㅎ", "하", "한"), "한"),
+        (("ㄋ", "ㄋㄧ"), "你"),
+        (("你", "你好"), "你好"),
+    ],
+)
+def test_nothing_is_suggested_while_letters_are_converted(
+    live: Editor, input_method: InputMethod, texts: tuple[str, ...], committed: str
+) -> None:
+    num_requests = len(live.requests)
+    for text in texts:
+        input_method.compose(text)
+        assert live.ghost_text == ""
+    assert_no_request(live, num_requests)
+    input_method.commit(committed)
+    live.wait_for_num_requests(num_requests + 1)
+    assert live.requests[-1]["context"] == f"{OPENING} {committed}"
+
+
+@pytest.mark.parametrize("key", ["Process", "n"])  # on Windows and Linux, and on a Mac
+def test_nothing_is_suggested_while_a_keyboard_composes_latin_letters(
+    live: Editor, input_method: InputMethod, key: str
+) -> None:
+    """Chinese in Pinyin is Latin letters until it is converted."""
+    num_requests = len(live.requests)
+    for text in ("n", "ni", "ni h"):
+        input_method.press(key, "KeyN")
+        input_method.compose(text)
+    assert_no_request(live, num_requests)
+    assert live.ghost_text == ""
+    input_method.commit("你好")
+    live.wait_for_num_requests(num_requests + 1)
+
+
+def test_a_touch_keyboards_keys_have_no_place_and_its_words_are_followed(
+    live: Editor, input_method: InputMethod
+) -> None:
+    for text in ("t", "th"):
+        input_method.press("Unidentified", "")
+        input_method.compose_each([text])
+
+
+def test_letters_that_were_converted_once_are_converted_again(live: Editor, input_method: InputMethod) -> None:
+    """A touch keyboard for Pinyin is recognised after its first word, and one for Latin text likewise."""
+    input_method.compose_each(["ni"])
+    input_method.commit("你")
+    live.page.keyboard.type(" ")
+    live.wait_for_num_requests(len(live.requests))
+    live.page.wait_for_timeout(QUIET_MS)
+    num_requests = len(live.requests)
+    input_method.compose("h")
+    input_method.compose("hao")
+    assert_no_request(live, num_requests)
+    input_method.commit("hao")
+    live.wait_for_num_requests(num_requests + 1)
+    live.page.keyboard.type(" ")
+    live.wait_for_num_requests(num_requests + 2)
+    input_method.compose_each("th")
+
+
+# ---- keys ----
+
+
+@pytest.fixture
+def ideas(editor: Editor) -> Editor:
+    """Three ideas that were requested, so that the plain keys are theirs as well."""
+    editor.request_suggestions()
+    return editor
+
+
+@pytest.mark.parametrize("whose", [{"isComposing": True}, {"keyCode": 229}, {"isComposing": True, "keyCode": 229}])
+@pytest.mark.parametrize("key", ["Enter", "Tab", "Escape", "ArrowDown", "ArrowUp", "ArrowRight"])
+def test_keys_of_an_input_method_are_left_to_it(ideas: Editor, key: str, whose: dict[str, object]) -> None:
+    """Safari ends the composition before it sends the key: only the key code is the input method's."""
+    chosen = ideas.chosen.text_content()
+    for alt in (False, True):
+        assert ideas.page.evaluate(DISPATCH_KEY, {"key": key, "code": key, "altKey": alt, **whose})
+    assert (ideas.value, ideas.options.count(), ideas.chosen.text_content()) == (OPENING, 3, chosen)
+    assert not ideas.page.evaluate(DISPATCH_KEY, {"key": "Enter", "code": "Enter"})
+    assert ideas.value != OPENING
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"key": "#", "code": "Digit3"},  # British, on a Mac
+        {"key": "€", "code": "Digit2"},
+        {"key": "“", "code": "Digit2"},
+        {"key": "¡", "code": "Digit1"},
+        {"key": "@", "code": "Digit2"},
+        {"key": "²", "code": "Digit2"},
+        {"key": "é", "code": "Digit2"},
+        {"key": "2", "code": "Digit1"},
+        {"key": "Dead", "code": "Digit1"},  # an accent for the next letter
+        {"key": "1", "code": "Digit1", "modifierAltGraph": True},
+        {"key": "1", "code": "Numpad1"},  # Windows: Alt and the number of a character
+        {"key": "¶", "code": "Enter"},
+        {"key": "→", "code": "ArrowRight"},
+        {"key": "Dead", "code": "ArrowDown"},
+        {"key": "لا", "code": "ArrowUp"},
+    ],
+    ids=lambda event: f"{event['key']}-{event['code']}",
+)
+def test_a_chord_that_types_a_character_types_it(ideas: Editor, event: dict[str, object]) -> None:
+    chosen = ideas.chosen.text_content()
+    assert ideas.page.evaluate(DISPATCH_KEY, {"altKey": True, **event})
+    assert (ideas.value, ideas.options.count(), ideas.chosen.text_content()) == (OPENING, 3, chosen)
+
+
+@pytest.mark.parametrize("key", ["2", "Unidentified"])
+def test_a_chord_that_types_its_digit_or_nothing_accepts(ideas: Editor, key: str) -> None:
+    suggestion = ideas.options.nth(1).locator("span").last.text_content()
+    assert not ideas.page.evaluate(DISPATCH_KEY, {"key": key, "code": "Digit2", "altKey": True})
+    assert ideas.value.removeprefix(OPENING).split() == (suggestion or "").replace("¶", " ").split()
+
+
+@pytest.mark.parametrize("key", ["#", "€", "“"])
+def test_the_character_of_a_chord_stands_in_the_text(ideas: Editor, key: str) -> None:
+    session = ideas.page.context.new_cdp_session(ideas.page)
+    event = {"key": key, "code": "Digit3", "windowsVirtualKeyCode": 51, "modifiers": 1}
+    session.send("Input.dispatchKeyEvent", {"type": "keyDown", "text": key, **event})
+    session.send("Input.dispatchKeyEvent", {"type": "keyUp", **event})
+    assert ideas.value == f"{OPENING}{key}"
+
+
+# ---- right to left ----
+
+
+@pytest.mark.parametrize(
+    ("text", "ghost", "directions"),
+    [
+        ("שלום עולם", " טוב", ["rtl"]),
+        ("مرحبا", " بالعالم", ["rtl"]),
+        ("“שלום", " עולם", ["rtl"]),
+        ("The sea\nשלום", " עולם", ["ltr", "rtl"]),
+        ("שלום\nThe sea", " and sky", ["rtl", "ltr"]),
+        ("The sea", " and sky", ["ltr"]),
+    ],
+)
+def test_each_paragraph_runs_as_its_first_letter_does_and_ghost_text_with_it(
+    editor: Editor, text: str, ghost: str, directions: list[str]
+) -> None:
+    """The response is a stand-in, because the model knows no such text."""
+    sentence = {"value": ghost, "seed": 1}
+    events = [("sentence", {**sentence, "branch": 0}), ("done", {"id": "1", "sentences": [sentence]})]
+    body = "".join(f"event: {event}\ndata: {json.dumps(data)}\n\n" for event, data in events)
+
+    def answer(route: Route) -> None:
+        route.fulfill(body=body, headers={"Content-Type": "text/event-stream"})
+
+    editor.page.route("**/autocomplete", answer)
+    editor.type(text)
+    editor.press("Alt+Enter")
+    expect(editor.ghost).to_have_text(ghost)
+    direction = "(element) => getComputedStyle(element).direction"
+    assert editor.text.evaluate(direction) == directions[0]
+    assert editor.page.locator("#mirror").evaluate(direction) == directions[0]
+    box, mirror = editor.ghost.bounding_box(), editor.page.locator("#mirror").bounding_box()
+    before = editor.page.locator("#mirror .before").bounding_box()
+    assert box
+    assert before
+    assert mirror
+    middle = mirror["x"] + mirror["width"] / 2
+    if directions[-1] == "rtl":  # from the right edge, and the ghost text at its left
+        assert before["x"] > middle
+        assert box["x"] + box["width"] <= before["x"] + 1
+    else:
+        assert before["x"] + before["width"] < middle
+        assert box["x"] >= before["x"] + before["width"] - 1
+    editor.page.wait_for_timeout(MIN_VISIBLE_MS)
+    editor.press("Tab")
+    assert editor.value.rstrip(" ") == f"{text}{ghost}"
