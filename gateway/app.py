@@ -73,13 +73,14 @@ from shared.telemetry import configure_structlog
 from shared.tracing import NO_TRACING, Tracing, start_tracing
 
 READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
+HEALTH_PATHS = ("/health/live", *READY_PATHS)
 # How requests of health checks begin.
-HEALTH_CHECK_LINES = tuple(f"GET {path} ".encode() for path in ("/health/live", *READY_PATHS))
+HEALTH_CHECK_LINES = tuple(f"GET {path} ".encode() for path in HEALTH_PATHS)
 # What may be read without an API key where the server requires one: probes, the API's description, and the pages with
 # their field for the key.
 # Every route that is not listed needs a key.
 OPEN_ROUTES = frozenset(
-    {"/", "/static/{name}", "/service_worker.js", "/docs", "/openapi.json", "/health/live", *READY_PATHS}
+    {"/", "/static/{name}", "/service_worker.js", "/docs", "/openapi.json", *HEALTH_PATHS}
 )
 # Routes that need a key, but whose page does not: it shows nothing before it has the key.
 OPEN_PAGES = {"/slots": wants_page}
@@ -200,7 +201,7 @@ def create_app(
     # limits: a page of a listed origin can then read why its request was refused.
     traces = [] if tracing is NO_TRACING else [Traces(tracing)]
     body_limits = BodyLimits(settings.limits.max_body_bytes)
-    app.add_middleware([*traces, RequestLog(metrics), Origins(settings), keys, body_limits])
+    app.add_middleware([*traces, RequestLog(metrics), Origins(settings, HEALTH_PATHS), keys, body_limits])
     add_error_handlers(app, app.find_resource, metrics)
     quota = OwnerQuota(settings.limits.key_concurrency, shared)
     starter = RequestStarter(admission.models, fanout, quota, Sessions(shared), hangups, settings.limits.timeout_s)

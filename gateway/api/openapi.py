@@ -23,7 +23,6 @@ from shared.errors import (
     BodyTooLarge,
     ForbiddenOrigin,
     HeadersTooLarge,
-    LengthRequired,
     MalformedRequest,
     Overloaded,
     QuotaExceeded,
@@ -32,6 +31,7 @@ from shared.errors import (
     TercetError,
     Unauthorized,
     UnknownHost,
+    UnsupportedCoding,
     UrlTooLong,
 )
 from shared.parsing import BodyParser
@@ -54,7 +54,7 @@ ERRORS_OF_REQUESTS = (
     Overloaded,
     ShuttingDown,
 )
-ERRORS_OF_BODIES = (LengthRequired, BodyTooLarge)
+ERRORS_OF_BODIES = (BodyTooLarge, UnsupportedCoding)
 ERRORS_OF_KEYS = (Unauthorized, QuotaExceeded)
 SECURITY_SCHEMES: Json = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key of this server."},
