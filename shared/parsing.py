@@ -82,7 +82,6 @@ class BodyParser(Generic[T]):
             InvalidJson: the body is not a JSON object; the message gives line and column.
             InvalidRequest: a field is missing, unknown, sent twice or out of its range; the message names it.
         """
-        raw = raw.removeprefix(BYTE_ORDER_MARK)
         members = members_of(raw)
         if unknown := members.keys() - self._names:
             raise self._unknown(sorted(unknown))
@@ -232,7 +231,7 @@ def _description(annotation: Any) -> str:
 
 def _syntax_error(raw: bytes, message: str) -> str:
     """What is wrong, with line and column in place of the byte offset that msgspec reports."""
-    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in raw[:2]:
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or (b"\0" in raw[:2] and len(raw) > 1):
         return "it must be UTF-8, and it is UTF-16 or UTF-32."
     if match := re.search(r" ?\(byte (\d+)\)", message):
         return f"{message[: match.start()].removeprefix('JSON is malformed: ')}{_at(raw, int(match[1]))}."

@@ -84,6 +84,8 @@ def parsed_by_us(stream: bytes, pieces: list[int]) -> tuple[list[Parsed], bool]:
                 if request.should_close():
                     return requests, True
                 step = connection.finish_response(0.0, keeps_connection=True)
+            if step is Step.REFUSE_BODY:
+                return requests, True
             if step is Step.CLOSE or start >= len(stream):
                 break
     return requests, False
