@@ -79,9 +79,7 @@ HEALTH_CHECK_LINES = tuple(f"GET {path} ".encode() for path in HEALTH_PATHS)
 # What may be read without an API key where the server requires one: probes, the API's description, and the pages with
 # their field for the key.
 # Every route that is not listed needs a key.
-OPEN_ROUTES = frozenset(
-    {"/", "/static/{name}", "/service_worker.js", "/docs", "/openapi.json", *HEALTH_PATHS}
-)
+OPEN_ROUTES = frozenset({"/", "/static/{name}", "/service_worker.js", "/docs", "/openapi.json", *HEALTH_PATHS})
 # Routes that need a key, but whose page does not: it shows nothing before it has the key.
 OPEN_PAGES = {"/slots": wants_page}
 # The share of the pool that jobs may use, if each has this many branches. The rest is left to clients that wait.

@@ -160,8 +160,9 @@ def _fields_of(annotation: Any) -> dict[str, Any]:
 
 
 def members_of(raw: bytes) -> dict[str, Raw]:
-    """The members of the body's object, not decoded. Of a repeated name, the last member. A byte order mark before it is
-    skipped (RFC 8259, § 8.1): some clients cannot leave it out.
+    """The members of the body's object, not decoded. Of a repeated name, the last member.
+
+    A byte order mark before the object is skipped (RFC 8259, § 8.1): some clients cannot leave it out.
 
     Raises:
         InvalidJson: the body is not a JSON object; the message gives line and column.

@@ -386,7 +386,7 @@ class LimitSettings:
             used
         client_timeout_s: longest time that a client may take to send a request, or to accept more of its response
         keepalive_s: how long a connection without a request stays open; keep it above the idle timeout of a load
-            balancer in front (AWS 60 s, Azure 240 s, Google 600 s), which would send a request into a closing connection
+            balancer in front (AWS 60 s, Azure 240 s, Google 600 s), or it sends requests into closing connections
         key_rate: rate limit of an API key that has none of its own; 0 disables it
         key_concurrency: requests of an API key that may run or wait at the same time; 0 disables this limit
     """
@@ -410,8 +410,8 @@ class AccessSettings:
         tls_cert: certificate chain (PEM); with TERCET_TLS_KEY, the gateway serves HTTPS; SIGHUP reads it again
         tls_key: private key (PEM) of TERCET_TLS_CERT
         origins: other web origins whose pages may call this server, like https://notes.example
-        hosts: names accepted in the Host header besides localhost, *.localhost and IP addresses; *.notes.example accepts its
-            subdomains, * any name
+        hosts: names accepted in the Host header besides localhost, *.localhost and IP addresses; *.notes.example
+            accepts its subdomains, * any name
     """
 
     keys: Path | None = _file()

@@ -84,7 +84,7 @@ class ChunkedBody:
             self._take_line(bytes(self.rest[position:end]))
             self._lines_bytes += end + 2 - position
             if self._lines_bytes > self._max_lines_bytes:
-                raise InvalidChunks("The sizes, extensions and trailers of the chunks are too long; send larger chunks.")
+                raise InvalidChunks("The chunks' sizes, extensions and trailers are too long: send larger chunks.")
             position = end + 2
         del self.rest[:position]
 

@@ -281,7 +281,7 @@ class Connection:
         return Step.ANSWER if len(self._buffer) >= self._request_bytes else Step.WAIT_TO_READ
 
     def _find_head(self) -> Step | None:
-        """None: the head is complete, and says how the body is framed."""
+        """Find the end of the head, and how its body is framed. None: both are known, and the body is to be read."""
         end = self._buffer.find(_HEAD_END, max(0, self._searched - len(_HEAD_END)))
         if end < 0:
             self._searched = len(self._buffer)
@@ -307,9 +307,9 @@ class Connection:
             self._request_bytes = num_head_bytes + (body_bytes or 0) * self._is_length_known
         self._head_bytes = num_head_bytes
         # A client of HTTP/1.0 does not know an interim response (RFC 9110, § 10.1.1).
-        if len(self._buffer) == num_head_bytes < self._request_bytes and not is_http_1_0:
-            if _EXPECT_CONTINUE.search(head):
-                self.response.send_interim(_CONTINUE)
+        is_waiting = len(self._buffer) == num_head_bytes < self._request_bytes and not is_http_1_0
+        if is_waiting and _EXPECT_CONTINUE.search(head):
+            self.response.send_interim(_CONTINUE)
         return None
 
     def _read_chunks(self, chunks: ChunkedBody) -> Step:
@@ -450,7 +450,8 @@ class RequestSource:
 
 
 def _body_bytes(head: bytes, num_lengths: int) -> int | None:
-    """Length of the body after this head, which has so many fields that say it; None: several, or not a plain number."""
+    """Length of the body after this head, which has `num_lengths` fields that say it. None: it is in doubt:
+    there are several, or it is not a plain number."""
     if num_lengths == 0:
         return 0
     match = _CONTENT_LENGTH.search(head)

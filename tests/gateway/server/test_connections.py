@@ -128,9 +128,7 @@ def chunked(body: bytes, *fields: bytes, method: bytes = b"POST") -> bytes:
 
 
 @pytest.mark.parametrize("method", [b"POST", b"GET", b"DELETE"])
-def test_a_body_in_chunks_is_handed_over_with_its_length_as_if_it_had_been_sent_so(
-    peers: Peers, method: bytes
-) -> None:
+def test_a_body_in_chunks_is_handed_over_with_its_length_as_if_it_had_been_sent_so(peers: Peers, method: bytes) -> None:
     first = chunked(b"2;a=b\r\n{}\r\n1\r\n \r\n0\r\nX: y\r\n\r\n", b"Accept: */*", method=method)
     second = chunked(b"0\r\n\r\n", method=method)
     for byte in first[:-1]:
