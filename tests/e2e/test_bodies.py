@@ -31,7 +31,7 @@ WAYS = {"plain": b"", "h2c": H2C, "te": b"TE: trailers\r\nTrailer: X-Checksum\r\
 BOMB = gzip.compress(b" " * (50 << 20))
 CANARY = b"xyzzy-canary"
 PROMPT = "The old man looked at the sea and"
-BODIES = {
+BODIES: dict[str, dict[str, Any]] = {
     "/autocomplete": {"context": PROMPT, "length": 2, "seed": 1},
     "/v1/completions": {"prompt": PROMPT, "max_tokens": 2, "temperature": 0},
     "/generate": {"inputs": PROMPT, "parameters": {"max_new_tokens": 2}},

@@ -16,6 +16,7 @@ from falcon.testing import Result
 from tests.gateway.conftest import Gateway
 
 LIMIT = 2048
+PACKED = gzip.compress(b"hello", mtime=0)
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_a_zip_bomb_is_stopped_while_it_is_decompressed(make_echo: Callable[...,
     assert peak < 8 << 20
 
 
-@pytest.mark.parametrize("body", [b"{}", gzip.compress(b"hello")[:-1], gzip.compress(b"a") + b"b", zlib.compress(b"a")])
+@pytest.mark.parametrize("body", [b"{}", PACKED[:-1], PACKED + b"b", zlib.compress(b"a")])
 def test_what_is_not_complete_gzip_data_is_refused(limited: Gateway, body: bytes) -> None:
     response = post(limited, body, "gzip")
     assert (response.status_code, response.json["code"]) == (400, "malformed_request")
