@@ -157,6 +157,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     "Connections closed to make room for new ones, since the start",
                     lambda: self._num_evicted,
                 ),
+                "buffered_bytes": ("Bytes of requests that wait for their end or a thread", lambda: self._num_buffered),
                 "busy_threads": ("Threads that answer a request", lambda: self._num_answering),
                 "max_busy_threads": ("Bound of threads that answer", lambda: self._max_answering),
                 "open_descriptors": ("Open file descriptors", lambda: len(os.listdir(_DESCRIPTORS))),
@@ -333,11 +334,11 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             case Step.WAIT_TO_WRITE:
                 self._arm(connection, select.POLLOUT)
             case Step.ANSWER if (refusal := self._early_refusal(connection)) is not None:
-                connection.take_request(now)
+                self._take_request(connection, now)
                 self._refuse(connection, refusal, now, keeps_connection=True)
             case Step.ANSWER if self._num_checking < MAX_CHECKING and self._is_health_check(connection):
                 self._num_checking += 1
-                data = connection.take_request(now)
+                data = self._take_request(connection, now)
                 self._check_threads.submit(self._answer, connection, data, self._finish_check)
             case Step.ANSWER:
                 connection.wait_for_thread(now)
@@ -374,7 +375,12 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 continue
             self._num_answering += 1
             self._num_pipelining += connection.is_pipelining
-            self._threads.submit(self._answer, connection, connection.take_request(now), self._finish)
+            self._threads.submit(self._answer, connection, self._take_request(connection, now), self._finish)
+
+    def _take_request(self, connection: Connection, now: float) -> bytes:
+        request = connection.take_request(now)
+        self._count_buffered(connection)
+        return request
 
     def _count_buffered(self, connection: Connection) -> None:
         self._num_buffered += connection.num_buffered_bytes - connection.num_counted_bytes

@@ -109,6 +109,31 @@ def test_idle_connections_beyond_the_bound_make_room_for_new_ones(tercet: Tercet
     assert gauge(tercet, "max_connections") == MAX_CONNECTIONS
 
 
+def test_requests_that_are_not_complete_count_until_they_are_answered_or_gone(tercet: Tercet) -> None:
+    body = b'{"context": "' + b"a" * 50_000 + b'", "length": 1}'
+    parts = [
+        (LIVE + b"Cookie: a=" + b"v" * 50_000, b"\r\n\r\n"),
+        (POST + b"Content-Length: %d\r\n\r\n" % len(body) + body[:-1], b"}"),
+        (CHUNKED + b"%x\r\n%s\r\n" % (len(body), body), b"0\r\n\r\n"),
+        (CHUNKED + b"%x\r\n%s\r\n" % (len(body), body), b"x\r\n\r\n"),
+    ]
+    until(lambda: gauge(tercet, "buffered_bytes") == 0, 10, "nothing waits")
+    with ExitStack() as stack:
+        socks = [connect(tercet, stack) for _ in parts]
+        for sock, (start, _) in zip(socks, parts, strict=True):
+            sock.sendall(start)
+        until(lambda: gauge(tercet, "buffered_bytes") > len(parts) * 50_000, CLIENT_TIMEOUT_S, "all are counted")
+        for sock, (_, end) in zip(socks, parts, strict=True):
+            sock.sendall(end)
+        assert [sock.recv(12)[-3:] for sock in socks] == [b"200", b"200", b"200", b"400"]
+        until(lambda: gauge(tercet, "buffered_bytes") == 0, 10, "none that was answered is counted")
+        gone = connect(tercet, stack)
+        gone.sendall(parts[2][0])
+        until(lambda: gauge(tercet, "buffered_bytes") > 50_000, CLIENT_TIMEOUT_S, "it is counted")
+        gone.close()
+        until(lambda: gauge(tercet, "buffered_bytes") == 0, 10, "one that is gone is not counted")
+
+
 @pytest.mark.parametrize(
     ("request_bytes", "status", "code"),
     [
