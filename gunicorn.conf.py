@@ -66,15 +66,16 @@ worker_tmp_dir = "/dev/shm" if os.path.isdir("/dev/shm") else None
 # runs before the main loop, so the timeout can be short.
 timeout = 10
 graceful_timeout = math.ceil(settings.server.grace_s)  # the supervisor keeps the exact time
-keepalive = 75  # above the keepalive_expiry of the gateway's client, so that the client closes first
+# Of workers: above the keepalive_expiry of the gateway's client, so that the client closes first.
+keepalive = 75
 # A peer is never trusted as a proxy: a header could otherwise set the path (SCRIPT_NAME, PATH_INFO) or the scheme.
 forwarded_allow_ips = ""
 forwarder_headers = ""
 secure_scheme_headers: dict[str, str] = {}
-# Limits of a request's head; gunicorn's defaults, which could change.
-limit_request_line = 4094  # bytes
-limit_request_fields = 100
-limit_request_field_size = 8190  # bytes
+# Limits of a request's head; MAX_HEAD_BYTES in gateway/server/connections.py bounds all fields together.
+limit_request_line = 4094  # bytes; gunicorn's default, which could change
+limit_request_fields = 1000
+limit_request_field_size = 64 << 10  # bytes
 
 if role == "workers" and not plan.slots:
     sys.exit("TERCET_POOL without TERCET_MODELS leaves this machine without workers: start the gateway only.")

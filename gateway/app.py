@@ -74,14 +74,13 @@ from shared.telemetry import configure_structlog
 from shared.tracing import NO_TRACING, Tracing, start_tracing
 
 READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
+HEALTH_PATHS = ("/health/live", *READY_PATHS)
 # How requests of health checks begin.
-HEALTH_CHECK_LINES = tuple(f"GET {path}{end} ".encode() for path in ("/health/live", *READY_PATHS) for end in ("", "/"))
+HEALTH_CHECK_LINES = tuple(f"GET {path}{end} ".encode() for path in HEALTH_PATHS for end in ("", "/"))
 # What may be read without an API key where the server requires one: probes, the API's description, and the pages with
 # their field for the key.
 # Every route that is not listed needs a key.
-OPEN_ROUTES = frozenset(
-    {"/", "/static/{name}", "/service_worker.js", "/docs", "/openapi.json", "/health/live", *READY_PATHS}
-)
+OPEN_ROUTES = frozenset({"/", "/static/{name}", "/service_worker.js", "/docs", "/openapi.json", *HEALTH_PATHS})
 # Routes that need a key, but whose page does not: it shows nothing before it has the key.
 OPEN_PAGES = {"/slots": wants_page}
 # The share of the pool that jobs may use, if each has this many branches. The rest is left to clients that wait.
@@ -220,7 +219,7 @@ def create_app(
     # limits: a page of a listed origin can then read why its request was refused.
     traces = [] if tracing is NO_TRACING else [Traces(tracing)]
     body_limits = BodyLimits(settings.limits.max_body_bytes)
-    app.add_middleware([*traces, RequestLog(metrics), Origins(settings), keys, body_limits])
+    app.add_middleware([*traces, RequestLog(metrics), Origins(settings, HEALTH_PATHS), keys, body_limits])
     public_url = settings.access.public_url
     add_error_handlers(app, app.find_resource, partial(nearest_route, resources=app.resources), metrics, public_url)
     quota = OwnerQuota(settings.limits.key_concurrency, shared)

@@ -156,16 +156,16 @@ class JobExpired(TercetError):
     status, code, title = 410, "job_expired", "The job has expired"
 
 
-class LengthRequired(TercetError):
-    status, code, title = 411, "length_required", "Content-Length is required"
-
-
 class BodyTooLarge(TercetError):
     status, code, title = 413, "body_too_large", "The body is too large"
 
 
 class UrlTooLong(TercetError):
     status, code, title = 414, "url_too_long", "The URL is too long"
+
+
+class UnsupportedCoding(TercetError):
+    status, code, title = 415, "unsupported_coding", "The body's Content-Encoding is not supported"
 
 
 class UnknownHost(TercetError):

@@ -6,6 +6,7 @@ unknown fields. This module knows no HTTP server.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections import Counter
@@ -21,7 +22,7 @@ T = TypeVar("T", bound=Struct)
 # An error shows at most this much of what a client sent.
 MAX_SHOWN_NAMES = 5
 MAX_SHOWN_CHARS = 40
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = codecs.BOM_UTF8
 
 _TOO_DEEP = "The body must be a JSON object: its arrays and objects are nested too deeply."
 _MEMBER_NAME = re.compile(rb'\s*"(?:[^"\\]|\\.)*"\s*:\s*')
@@ -226,9 +227,12 @@ def replace_lone_surrogates(raw: bytes) -> bytes:
 def members_of(raw: bytes) -> dict[str, Raw]:
     """The members of the body's object, not decoded. Of a repeated name, the last member.
 
+    A byte order mark before the object is skipped (RFC 8259, § 8.1): some clients cannot leave it out.
+
     Raises:
         InvalidJson: the body is not a JSON object; the message gives line and column.
     """
+    raw = raw.removeprefix(BYTE_ORDER_MARK)
     try:
         return _decode_members(raw)
     except RecursionError as error:
@@ -293,8 +297,8 @@ def _description(annotation: Any) -> str:
 
 def _syntax_error(raw: bytes, message: str) -> str:
     """What is wrong, with line and column in place of the byte offset that msgspec reports."""
-    if raw.startswith(BYTE_ORDER_MARK):
-        return "it begins with a byte order mark."
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or (b"\0" in raw[:2] and len(raw) > 1):
+        return "it must be UTF-8, and it is UTF-16 or UTF-32."
     if match := re.search(r" ?\(byte (\d+)\)", message):
         return f"{message[: match.start()].removeprefix('JSON is malformed: ')}{_at(raw, int(match[1]))}."
     if not raw.strip():

@@ -406,6 +406,8 @@ class LimitSettings:
         max_body_bytes: largest request body; a chapter of a novel has 30,000, and only its last max_tokens tokens are
             used
         client_timeout_s: longest time that a client may take to send a request, or to accept more of its response
+        keepalive_s: how long a connection without a request stays open; keep it above the idle timeout of a load
+            balancer in front (AWS 60 s, Azure 240 s, Google 600 s), or it sends requests into closing connections
         key_rate: rate limit of an API key that has none of its own; 0 disables it
         key_concurrency: requests of an API key that may run or wait at the same time; 0 disables this limit
     """
@@ -414,6 +416,7 @@ class LimitSettings:
     timeout_s: Annotated[float, Meta(ge=0.05, le=600)] = _setting(30.0, "seconds")
     max_body_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = _setting(1 << 20, "bytes")
     client_timeout_s: Annotated[float, Meta(ge=0.1, le=600)] = _setting(10.0, "seconds")
+    keepalive_s: Annotated[float, Meta(ge=1, le=86_400)] = _setting(620.0, "seconds")
     key_rate: Annotated[int, Meta(ge=0, le=1_000_000)] = _setting(1200, "requests/minute")
     key_concurrency: Annotated[int, Meta(ge=0, le=4096)] = _setting(32, "requests")
 
@@ -429,8 +432,8 @@ class AccessSettings:
         tls_key: private key (PEM) of TERCET_TLS_CERT
         origins: other origins whose pages may call this server, like https://notes.example; of extensions and apps
             too, like chrome-extension://<id> or tauri://localhost, and vscode-webview://* for all of one scheme
-        hosts: names accepted in the Host header besides localhost and IP addresses; *.notes.example accepts its
-            subdomains, * any name
+        hosts: names accepted in the Host header besides localhost, *.localhost and IP addresses; *.notes.example
+            accepts its subdomains, * any name
         public_url: URL at which clients reach this server through a proxy, like https://notes.example/tools/tercet, for
             answers that name an address; its host and origin are accepted. No forwarded header is read
     """
@@ -618,17 +621,19 @@ class Settings:
         """Whether a `Host` header names this server.
 
         Guards against DNS rebinding: a page whose name was rebound to this address still sends its own name, so names
-        must be listed. An IP address cannot be rebound. `*` in the list allows any host, also none, but nothing that
-        is not `host[:port]`.
+        must be listed. An IP address cannot be rebound, nor `localhost` and the names below it (RFC 6761, § 6.3). A dot
+        at the end only says that the name is complete. `*` in the list allows any host, also none, but nothing that is
+        not `host[:port]`.
         """
         if not header:
             return "*" in self.access.hosts
         parts = _split_host_port(header)
         if parts is None:
             return False
-        host, _port = parts
+        host = parts[0].removesuffix(".")
         return (
             host in {"localhost", self.server.bind.host, urlsplit(self.access.public_url or "").hostname}
+            or host.endswith(".localhost")
             or _is_ip(host)
             or any(
                 pattern in {"*", host} or (pattern.startswith("*.") and host.endswith(pattern[1:]))

@@ -77,7 +77,7 @@ def canary_requests(canaries: Canaries) -> Iterator[HttpRequest]:
         yield HttpRequest(method, "/autocomplete", b"", authorized)
     for header in (
         *("User-Agent", "X-Request-Id", "Referer", "Origin", "Host", "Cookie", "X-API-Key", "Accept", "If-None-Match"),
-        *("Content-Type", "Transfer-Encoding", "Content-Length", "Forwarded", "Authorization"),
+        *("Content-Type", "Content-Encoding", "Content-Length", "Forwarded", "Authorization"),
     ):
         for value in (prompt, key, f"Bearer {prompt}", f"Bearer {key}x"):
             yield post({"context": "He saw"}, headers={header: value})

@@ -24,7 +24,6 @@ from shared.errors import (
     BodyTooLarge,
     ForbiddenOrigin,
     HeadersTooLarge,
-    LengthRequired,
     MalformedRequest,
     Overloaded,
     QuotaExceeded,
@@ -33,6 +32,7 @@ from shared.errors import (
     TercetError,
     Unauthorized,
     UnknownHost,
+    UnsupportedCoding,
     UrlTooLong,
 )
 from shared.parsing import BodyParser
@@ -55,7 +55,7 @@ ERRORS_OF_REQUESTS = (
     Overloaded,
     ShuttingDown,
 )
-ERRORS_OF_BODIES = (LengthRequired, BodyTooLarge)
+ERRORS_OF_BODIES = (BodyTooLarge, UnsupportedCoding)
 ERRORS_OF_KEYS = (Unauthorized, QuotaExceeded)
 SECURITY_SCHEMES: Json = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key of this server."},

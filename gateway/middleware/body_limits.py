@@ -1,23 +1,28 @@
-"""Middleware: a POST must say how long its body is, and no body may be longer than the limit.
+"""Middleware: no body may be longer than the limit, neither as it is sent nor decoded.
 
-Falcon limits no body, and its `bounded_stream` reads a chunked body as empty: without these checks a client that
-sends chunks would get an answer to an empty request.
+Falcon limits no body and decodes none. The server has decoded chunks, so each request says how long its body is.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
 import re
+import zlib
 
 import falcon
 
-from shared.errors import BodyTooLarge, LengthRequired, MalformedRequest
+from shared.errors import BodyTooLarge, MalformedRequest, UnsupportedCoding
 
 # RFC 9110, § 8.6. Python's `int` also takes signs, underscores, white space and the digits of other scripts.
 _DIGITS = re.compile(r"[0-9]{1,19}")
+# RFC 9110, § 8.4.1.3: x-gzip is another name of gzip.
+_GZIP = frozenset({"gzip", "x-gzip"})
+_MAX_SHOWN_CHARS = 40
 
 
 class BodyLimits:
-    """Falcon middleware. It judges by the headers, before the body is read."""
+    """Falcon middleware. It judges by the headers, and reads only bodies that it decodes."""
 
     def __init__(self, max_body_bytes: int) -> None:
         self._max_body_bytes = max_body_bytes
@@ -25,17 +30,44 @@ class BodyLimits:
     def process_request(self, req: falcon.Request, _resp: falcon.Response) -> None:
         """
         Raises:
-            LengthRequired: a `Transfer-Encoding`, or a POST without `Content-Length`.
-            MalformedRequest: the `Content-Length` is not a number.
+            MalformedRequest: the `Content-Length` is not a number, or the body is not gzip data as it says.
             BodyTooLarge: longer than the limit.
+            UnsupportedCoding: a `Content-Encoding` other than gzip.
         """
-        length = req.env.get("CONTENT_LENGTH") or ""
-        if req.get_header("Transfer-Encoding") or (req.method == "POST" and not length):
-            raise LengthRequired("Send a Content-Length header; chunked bodies are not supported.")
-        if length and not _DIGITS.fullmatch(length):
+        text = req.env.get("CONTENT_LENGTH") or "0"
+        if not _DIGITS.fullmatch(text):
             raise MalformedRequest("Content-Length must be the number of the body's bytes, in decimal digits.")
-        if int(length or 0) > self._max_body_bytes:
-            raise BodyTooLarge(
-                f"The body has {int(length)} bytes; the limit is {self._max_body_bytes} "
-                "(TERCET_MAX_BODY_BYTES). Send only the end of the document."
+        length = int(text)
+        if length > self._max_body_bytes:
+            raise self._too_large("The body")
+        coding = (req.get_header("Content-Encoding") or "identity").strip().lower()
+        if coding == "identity" or not length:
+            return
+        if coding not in _GZIP:
+            raise UnsupportedCoding(
+                f"Content-Encoding {coding[:_MAX_SHOWN_CHARS]!r} is not supported: send the body compressed with gzip,"
+                " or uncompressed and without this header.",
+                headers={"Accept-Encoding": "gzip"},
             )
+        body = self._decompress(req.env["wsgi.input"].read(length))
+        req.stream = req.env["wsgi.input"] = io.BytesIO(body)
+        req.env["CONTENT_LENGTH"] = str(len(body))
+
+    def _decompress(self, data: bytes) -> bytes:
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+                body = file.read(self._max_body_bytes + 1)  # decompresses no more than that
+        except (OSError, EOFError, zlib.error) as error:
+            raise MalformedRequest(
+                "The body is not complete gzip data, as its Content-Encoding header says: compress it again, or leave"
+                " the header out."
+            ) from error
+        if len(body) > self._max_body_bytes:
+            raise self._too_large("Decompressed, the body")
+        return body
+
+    def _too_large(self, subject: str) -> BodyTooLarge:
+        return BodyTooLarge(
+            f"{subject} has more than the {self._max_body_bytes} bytes of the limit (TERCET_MAX_BODY_BYTES). Send only"
+            " the end of the document."
+        )

@@ -2,10 +2,13 @@
 
 Bodies are parsed as JSON whatever their content type says (`curl -d` sends a form's), so the browser sends a foreign
 page's POST without a preflight. Therefore `Origin` must be the server's own or listed. `Host` must name this server:
-a page that rebinds its DNS name to this address sends its own name (DNS rebinding).
+a page that rebinds its DNS name to this address sends its own name (DNS rebinding). Balancers and kubelets send what
+they like to a health check, or no `Host`, so its routes answer any.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import falcon
 
@@ -17,8 +20,9 @@ from shared.settings import Settings
 class Origins:
     """Falcon middleware. CORS headers are set before any later check fails, so that pages can read that error."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, health_paths: Collection[str] = ()) -> None:
         self._settings = settings
+        self._health_paths = frozenset(health_paths)
 
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
         """
@@ -27,7 +31,7 @@ class Origins:
             ForbiddenOrigin: the request comes from a page of an origin that is not listed.
         """
         host = req.get_header("Host") or ""
-        if not self._settings.allows_host(host):
+        if req.path not in self._health_paths and not self._settings.allows_host(host):
             raise UnknownHost(f"Host {host!r} is not served here; add its name to TERCET_HOSTS.")
         origin = req.get_header("Origin")
         # The scheme is not compared: TLS may end at a proxy, and then only the proxy knows it.

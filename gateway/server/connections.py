@@ -5,8 +5,9 @@ a slow client, the connection belongs to the main thread, which polls all of the
 by byte, or never reads, costs a descriptor and a bounded buffer, and no thread.
 
 This module finds where a request ends and nothing else of HTTP: `http_server` hands the complete request to gunicorn's
-parser, which judges it. Where the length of a body is in doubt, only the head is handed over, and the
-connection closes after the response, so the two can never disagree about where the next request begins.
+parser, which judges it. A body in chunks is handed over as one of a known length. Where the length of a body is in
+doubt, only the head is handed over, or the request is refused, and the connection closes after the response, so the two
+can never disagree about where the next request begins.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from gateway.server.chunks import ChunkedBody, InvalidChunks
+
 # A refused upload costs one read and what lingering discards: 64 KiB at most.
 READ_BYTES = 32 << 10
-# gunicorn's limits are smaller (its setting limit_request_line; 100 fields of 8,190 bytes); this one bounds the buffer.
-MAX_HEAD_BYTES = 64 << 10
+# A request line, of which gunicorn's setting limit_request_line has the limit, and 64 KiB of fields.
+MAX_HEAD_BYTES = (4 + 64) << 10
 # A response that a client does not read waits in memory up to this size: eight streams of 256 tokens take 300 kB.
 MAX_UNSENT_BYTES = 4 << 20
 # After the last response, so that it is not lost in a reset: how much more of the request is read and discarded, and
@@ -32,8 +35,10 @@ LINGER_BYTES = 28 << 10
 LINGER_S = 2.0
 
 _HEAD_END = b"\r\n\r\n"
+_HTTP_1_0 = re.compile(rb"[\r\n]*+[^\r\n]*HTTP/1\.0\r\n")  # the parser skips empty lines before a request
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,15})[ \t]*(?=\r\n)", re.IGNORECASE)
-_FRAMING_FIELD = re.compile(rb"\n[ \t]*(?:content-length|transfer-encoding)", re.IGNORECASE)
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked[ \t]*(?=\r\n)", re.IGNORECASE)
+_FRAMING_FIELD = re.compile(rb"\n[ \t]*(content-length|transfer-encoding)", re.IGNORECASE)
 _EXPECT_CONTINUE = re.compile(rb"\r\nexpect:[ \t]*100-continue[ \t]*(?=\r\n)", re.IGNORECASE)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -61,6 +66,7 @@ class Step(enum.Enum):
     WAIT_TO_WRITE = enum.auto()
     ANSWER = enum.auto()  # a request is complete
     REFUSE_HEAD = enum.auto()  # the head is too long
+    REFUSE_BODY = enum.auto()  # where the body ends cannot be known: `refusal` says why
     NOTHING = enum.auto()  # a thread answers, and nothing waits to be sent
     CLOSE = enum.auto()
 
@@ -90,11 +96,15 @@ class Connection:
         self.client = client
         self.server = server
         self.phase = Phase.IDLE
+        self.num_counted_bytes = 0  # of `num_buffered_bytes`, in the server's sum
         self.since = now  # when the phase began, or when the client last accepted data
         self._max_body_bytes = max_body_bytes
         self._buffer = bytearray()
         self._searched = 0  # bytes of the buffer in which no head ends
-        self._request_bytes = 0  # length of the complete request at the start of the buffer
+        self._head_bytes = 0  # length of the head at the start of the buffer, once all of it has arrived
+        self._request_bytes = 0  # length of the head and its body
+        self._chunks: ChunkedBody | None = None  # the body of the request that arrives; the buffer then has its head
+        self.refusal = ""
         self._is_length_known = True
         self._num_discarded = 0
         self.is_pipelining = False  # the request was sent before the response to the last one
@@ -109,7 +119,7 @@ class Connection:
 
     @property
     def num_buffered_bytes(self) -> int:
-        return len(self._buffer)
+        return len(self._buffer) + (0 if self._chunks is None else self._chunks.num_buffered_bytes)
 
     @property
     def received_head(self) -> bytes:
@@ -144,7 +154,7 @@ class Connection:
         """The complete request; a thread answers it from now on."""
         request = bytes(self._buffer[: self._request_bytes])
         del self._buffer[: self._request_bytes]
-        self._searched = 0
+        self._searched = self._head_bytes = 0
         self._set_phase(Phase.ANSWERING, now)
         return request
 
@@ -214,6 +224,8 @@ class Connection:
 
     def close(self) -> None:
         self.phase = Phase.CLOSED
+        self._buffer.clear()
+        self._chunks = None
         with suppress(OSError):
             self._sock.close()
 
@@ -265,6 +277,16 @@ class Connection:
 
     def _find_request(self) -> Step:
         """Whether the buffer starts with a complete request."""
+        if not self._head_bytes:
+            step = self._find_head()
+            if step is not None:
+                return step
+        if self._chunks is not None:
+            return self._read_chunks(self._chunks)
+        return Step.ANSWER if len(self._buffer) >= self._request_bytes else Step.WAIT_TO_READ
+
+    def _find_head(self) -> Step | None:
+        """Find the end of the head, and how its body is framed. None: both are known, and the body is to be read."""
         end = self._buffer.find(_HEAD_END, max(0, self._searched - len(_HEAD_END)))
         if end < 0:
             self._searched = len(self._buffer)
@@ -274,14 +296,49 @@ class Connection:
         if num_head_bytes > MAX_HEAD_BYTES:
             return Step.REFUSE_HEAD
         head = bytes(self._buffer[:num_head_bytes])
-        body_bytes = _body_bytes(head)
-        self._is_length_known = body_bytes is not None and body_bytes <= self._max_body_bytes
-        self._request_bytes = num_head_bytes + (body_bytes or 0) * self._is_length_known
-        if len(self._buffer) >= self._request_bytes:
-            return Step.ANSWER
-        if _EXPECT_CONTINUE.search(head) and len(self._buffer) == num_head_bytes:
+        is_http_1_0 = _HTTP_1_0.match(head) is not None
+        framing = [name.lower() for name in _FRAMING_FIELD.findall(head)]
+        if b"transfer-encoding" in framing:
+            if framing != [b"transfer-encoding"] or is_http_1_0 or not _CHUNKED.search(head):
+                self.refusal = (
+                    "Transfer-Encoding must be `chunked` alone, once, and without a Content-Length, in HTTP/1.1."
+                )
+                return Step.REFUSE_BODY
+            self._chunks = ChunkedBody(self._max_body_bytes)
+            self._request_bytes = num_head_bytes + 1  # at least: not complete
+        else:
+            body_bytes = _body_bytes(head, len(framing))
+            self._is_length_known = body_bytes is not None and body_bytes <= self._max_body_bytes
+            self._request_bytes = num_head_bytes + (body_bytes or 0) * self._is_length_known
+        self._head_bytes = num_head_bytes
+        # A client of HTTP/1.0 does not know an interim response (RFC 9110, § 10.1.1).
+        is_waiting = len(self._buffer) == num_head_bytes < self._request_bytes and not is_http_1_0
+        if is_waiting and _EXPECT_CONTINUE.search(head):
             self.response.send_interim(_CONTINUE)
-        return Step.WAIT_TO_READ
+        return None
+
+    def _read_chunks(self, chunks: ChunkedBody) -> Step:
+        """Move what has arrived after the head to the body. A complete body replaces its chunks in the buffer."""
+        data = self._buffer[self._head_bytes :]
+        del self._buffer[self._head_bytes :]
+        try:
+            chunks.feed(data)
+        except InvalidChunks as error:
+            self.refusal = str(error)
+            return Step.REFUSE_BODY
+        if not chunks.is_complete and not chunks.is_too_large:
+            return Step.WAIT_TO_READ
+        self._chunks = None
+        # A length above the limit is refused by it, as one that a client sends.
+        length = len(chunks.body) if chunks.is_complete else self._max_body_bytes + 1
+        self._is_length_known = chunks.is_complete
+        self._buffer[:] = _CHUNKED.sub(b"\r\nContent-Length: %d" % length, bytes(self._buffer))
+        self._head_bytes = self._request_bytes = len(self._buffer)
+        if chunks.is_complete:
+            self._request_bytes += length
+            self._buffer += chunks.body
+            self._buffer += chunks.rest
+        return Step.ANSWER
 
     def _flush(self, now: float, then: Step) -> Step:
         has_progress, is_done = self.response.flush()
@@ -397,10 +454,10 @@ class RequestSource:
         return bytes(data)
 
 
-def _body_bytes(head: bytes) -> int | None:
-    """Length of the body after this head; None if it is in doubt: chunks, several lengths, or not a plain number."""
-    num_fields = len(_FRAMING_FIELD.findall(head))
-    if num_fields == 0:
+def _body_bytes(head: bytes, num_lengths: int) -> int | None:
+    """Length of the body after this head, which has `num_lengths` fields that say it. None: it is in doubt:
+    there are several, or it is not a plain number."""
+    if num_lengths == 0:
         return 0
     match = _CONTENT_LENGTH.search(head)
-    return int(match[1]) if match is not None and num_fields == 1 else None
+    return int(match[1]) if match is not None and num_lengths == 1 else None

@@ -20,9 +20,9 @@ from shared.errors import TercetError
 ROUTE = "/autocomplete"
 _REQUEST_LINE = b"POST %s HTTP/1.1\r\n" % ROUTE.encode()
 # Origins need CORS headers, a client may prefer a job, a request id is repeated, and a session that is
-# too long and these kinds of framing may be errors of their own.
+# too long, a coding and an expectation may be errors of their own.
 _NEEDS_PARSING = re.compile(
-    rb"\r\n(?:origin|prefer|x-request-id|transfer-encoding|expect)[ \t]*:|\r\nconnection:[^\r]*close"
+    rb"\r\n(?:origin|prefer|x-request-id|content-encoding|expect)[ \t]*:|\r\nconnection:[^\r]*close"
     rb"|\r\nx-session-id:[ \t]*[^\r \t][^\r]{128}",
     re.IGNORECASE,
 )

@@ -39,7 +39,7 @@ from gunicorn.workers.gthread import ThreadWorker
 
 from gateway import cors
 from gateway.call_threads import CallThreads
-from gateway.server.connections import LINGER_S, MAX_HEAD_BYTES, Connection, Phase, RequestSource, Step
+from gateway.server.connections import LINGER_S, Connection, Phase, RequestSource, Step
 from gateway.server.error_responses import encode_error, send_once
 from gateway.server.plain_requests import plain_environ, plain_head
 from gateway.server.served_app import ServedApp
@@ -62,8 +62,9 @@ log = structlog.get_logger()
 # that waits wakes up as often, so a shorter interval costs CPU time (docs/PERFORMANCE.md, CPU per answer).
 SWITCH_INTERVAL_S = 0.002
 POLL_S = 0.25  # the longest time between two looks at deadlines
-# Requests that are not complete yet, of all connections together.
+# Requests that are not complete yet, of all connections together; a connection that holds little is not refused.
 MAX_BUFFERED_BYTES = 256 << 20
+MAX_UNCOUNTED_BYTES = 8 << 10
 # Descriptors kept free for log, metrics, state streams, and files that libraries open.
 SPARE_DESCRIPTORS = 32
 MAX_CONNECTIONS = 10_000
@@ -112,6 +113,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._num_answering = 0
         self._num_pipelining = 0  # of the requests that are answered
         self._num_checking = 0
+        self._num_buffered = 0  # bytes, as `MAX_BUFFERED_BYTES` bounds them
         self._ready: deque[Connection] = deque()  # they wait for a thread
         self._ready_pipelining: deque[Connection] = deque()
         self._is_warm = False
@@ -156,6 +158,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     "Connections closed to make room for new ones, since the start",
                     lambda: self._num_evicted,
                 ),
+                "buffered_bytes": ("Bytes of requests that wait for their end or a thread", lambda: self._num_buffered),
                 "busy_threads": ("Threads that answer a request", lambda: self._num_answering),
                 "max_busy_threads": ("Bound of threads that answer", lambda: self._max_answering),
                 "open_descriptors": ("Open file descriptors", lambda: len(os.listdir(_DESCRIPTORS))),
@@ -246,7 +249,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 self._refuse(connection, RequestTimeout(f"The request was not complete after {timeout_s:g} s."), now)
             elif (
                 (phase is Phase.HANDSHAKE and age_s > timeout_s)
-                or (phase is Phase.IDLE and age_s > self.cfg.keepalive)
+                or (phase is Phase.IDLE and age_s > self.settings.limits.keepalive_s)
                 or (phase is Phase.LINGERING and age_s > LINGER_S)
             ):
                 self._close(connection)
@@ -323,19 +326,20 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._act(connection, step, now)
 
     def _act(self, connection: Connection, step: Step, now: float) -> None:
+        self._count_buffered(connection)
         match step:
             case Step.WAIT_TO_READ:
                 self._arm(connection, select.POLLIN)
-                if connection.num_buffered_bytes > MAX_HEAD_BYTES and self._num_buffered_bytes() > MAX_BUFFERED_BYTES:
+                if connection.num_buffered_bytes > MAX_UNCOUNTED_BYTES and self._num_buffered > MAX_BUFFERED_BYTES:
                     self._refuse(connection, self._overloaded("Too many incomplete requests."), now)
             case Step.WAIT_TO_WRITE:
                 self._arm(connection, select.POLLOUT)
             case Step.ANSWER if (refusal := self._early_refusal(connection)) is not None:
-                connection.take_request(now)
+                self._take_request(connection, now)
                 self._refuse(connection, refusal, now, keeps_connection=True)
             case Step.ANSWER if self._num_checking < MAX_CHECKING and self._is_health_check(connection):
                 self._num_checking += 1
-                data = connection.take_request(now)
+                data = self._take_request(connection, now)
                 self._check_threads.submit(self._answer, connection, data, self._finish_check)
             case Step.ANSWER:
                 connection.wait_for_thread(now)
@@ -343,6 +347,9 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 self._start_answers(now)
             case Step.REFUSE_HEAD:
                 self._refuse(connection, HeadersTooLarge("The request's headers are longer than 64 KiB."), now)
+            case Step.REFUSE_BODY:
+                self.wsgi.count_unparsed_request(MalformedRequest.status)
+                self._refuse(connection, MalformedRequest(connection.refusal), now)
             case Step.CLOSE:
                 self._drop(connection)
             case Step.NOTHING:
@@ -369,10 +376,16 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 continue
             self._num_answering += 1
             self._num_pipelining += connection.is_pipelining
-            self._threads.submit(self._answer, connection, connection.take_request(now), self._finish)
+            self._threads.submit(self._answer, connection, self._take_request(connection, now), self._finish)
 
-    def _num_buffered_bytes(self) -> int:
-        return sum(connection.num_buffered_bytes for connection in self._connections.values())
+    def _take_request(self, connection: Connection, now: float) -> bytes:
+        request = connection.take_request(now)
+        self._count_buffered(connection)
+        return request
+
+    def _count_buffered(self, connection: Connection) -> None:
+        self._num_buffered += connection.num_buffered_bytes - connection.num_counted_bytes
+        connection.num_counted_bytes = connection.num_buffered_bytes
 
     def _arm(self, connection: Connection, events: int) -> None:
         self._poller.modify(connection.fileno(), events | ONESHOT)
@@ -394,6 +407,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             self._poller.unregister(connection.fileno())
         self._connections.pop(connection.fileno(), None)
         connection.close()
+        self._count_buffered(connection)
 
     def _overloaded(self, reason: str) -> Overloaded:
         self.wsgi.count_refused_connection(Overloaded.code)
@@ -570,5 +584,5 @@ def _malformed(error: ParseException) -> TercetError:
     if isinstance(error, LimitRequestLine):
         return UrlTooLong("The request line is longer than 4,094 bytes; send the text in the body of a POST.")
     if isinstance(error, LimitRequestHeaders):
-        return HeadersTooLarge("At most 100 header fields of 8,190 bytes each are accepted.")
+        return HeadersTooLarge("At most 1,000 header fields are accepted, of 64 KiB together.")
     return MalformedRequest("The request line or a header field is not valid HTTP/1.1.")

@@ -20,6 +20,7 @@ MAX_CONNECTIONS = 120
 CANARY = b"xyzzy-canary"
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n"
 POST = b"POST /autocomplete HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.fixture
@@ -64,7 +65,11 @@ def gauge(tercet: Tercet, name: str) -> float:
     return float(next(line for line in lines if line.startswith(f"tercet_gateway_{name} ")).split()[1])
 
 
-@pytest.mark.parametrize("start", [LIVE, POST + b"Content-Length: 100\r\n\r\n"], ids=["head", "body"])
+@pytest.mark.parametrize(
+    "start",
+    [LIVE, POST + b"Content-Length: 100\r\n\r\n", CHUNKED + b"64\r\n", CHUNKED + b"5;", CHUNKED + b"0\r\nX:"],
+    ids=["head", "body", "chunk", "extension", "trailer"],
+)
 def test_clients_that_drip_a_request_hold_no_thread_and_get_a_408(tercet: Tercet, start: bytes) -> None:
     with ExitStack() as stack:
         socks = [connect(tercet, stack) for _ in range(60)]
@@ -104,6 +109,31 @@ def test_idle_connections_beyond_the_bound_make_room_for_new_ones(tercet: Tercet
     assert gauge(tercet, "max_connections") == MAX_CONNECTIONS
 
 
+def test_requests_that_are_not_complete_count_until_they_are_answered_or_gone(tercet: Tercet) -> None:
+    body = b'{"context": "' + b"a" * 50_000 + b'", "length": 1}'
+    parts = [
+        (LIVE + b"Cookie: a=" + b"v" * 50_000, b"\r\n\r\n"),
+        (POST + b"Content-Length: %d\r\n\r\n" % len(body) + body[:-1], b"}"),
+        (CHUNKED + b"%x\r\n%s\r\n" % (len(body), body), b"0\r\n\r\n"),
+        (CHUNKED + b"%x\r\n%s\r\n" % (len(body), body), b"x\r\n\r\n"),
+    ]
+    until(lambda: gauge(tercet, "buffered_bytes") == 0, 10, "nothing waits")
+    with ExitStack() as stack:
+        socks = [connect(tercet, stack) for _ in parts]
+        for sock, (start, _) in zip(socks, parts, strict=True):
+            sock.sendall(start)
+        until(lambda: gauge(tercet, "buffered_bytes") > len(parts) * 50_000, CLIENT_TIMEOUT_S, "all are counted")
+        for sock, (_, end) in zip(socks, parts, strict=True):
+            sock.sendall(end)
+        assert [sock.recv(12)[-3:] for sock in socks] == [b"200", b"200", b"200", b"400"]
+        until(lambda: gauge(tercet, "buffered_bytes") == 0, 10, "none that was answered is counted")
+        gone = connect(tercet, stack)
+        gone.sendall(parts[2][0])
+        until(lambda: gauge(tercet, "buffered_bytes") > 50_000, CLIENT_TIMEOUT_S, "it is counted")
+        gone.close()
+        until(lambda: gauge(tercet, "buffered_bytes") == 0, 10, "one that is gone is not counted")
+
+
 @pytest.mark.parametrize(
     ("request_bytes", "status", "code"),
     [
@@ -111,11 +141,12 @@ def test_idle_connections_beyond_the_bound_make_room_for_new_ones(tercet: Tercet
         (b"GET /" + CANARY + b" HTTP/9\r\nHost: localhost\r\n\r\n", 400, "malformed_request"),
         (LIVE + CANARY + b"\r\n\r\n", 400, "malformed_request"),
         (POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n" + CANARY, 400, "malformed_request"),
-        (POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\n" + CANARY, 411, "length_required"),
+        (CHUNKED + b"5\r\n" + CANARY, 400, "malformed_request"),
+        (POST + b"Content-Length: 5\r\n" + CHUNKED.removeprefix(POST) + CANARY, 400, "malformed_request"),
         (POST + b"Content-Length: 99999999\r\n\r\n" + CANARY, 413, "body_too_large"),
         (b"GET /" + b"x" * 4100 + CANARY + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 414, "url_too_long"),
-        (LIVE + b"X: " + b"x" * 8200 + CANARY + b"\r\n\r\n", 431, "headers_too_large"),
-        (LIVE + b"X: y\r\n" * 101 + b"\r\n", 431, "headers_too_large"),
+        (LIVE + b"X: " + b"x" * 70_000 + CANARY + b"\r\n\r\n", 431, "headers_too_large"),
+        (LIVE + b"X: y\r\n" * 1001 + b"\r\n", 431, "headers_too_large"),
         (LIVE + (b"X: " + b"x" * 1000 + b"\r\n") * 70 + CANARY, 431, "headers_too_large"),
         (b"POST /autocomplete HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 0\r\n\r\n", 421, "unknown_host"),
     ],

@@ -55,6 +55,11 @@ def test_the_ping_answers_200_only_when_the_model_is_warm(container: Container) 
     assert last == 200
 
 
+def test_a_body_in_chunks_is_invoked(container: Container) -> None:
+    pieces = (b'{"input": ', json.dumps(PROMPT).encode(), b"}")
+    assert len(container.client.post("/invocations", content=iter(pieces)).json()["output"]) == 3
+
+
 def test_the_container_ends_in_time_after_sigterm(container: Container) -> None:
     """Runs last. SageMaker kills 30 s after SIGTERM."""
     with httpx.stream(

@@ -42,13 +42,27 @@ class Sizes(Struct, forbid_unknown_fields=True, kw_only=True):
 parse_sizes = BodyParser(Sizes)
 
 
+def test_a_byte_order_mark_is_skipped_and_counts_in_no_position() -> None:
+    assert parse(b'\xef\xbb\xbf{"text": "a"}') == Body(text="a")
+    assert parse(b'\xef\xbb\xbf \n{"text": "\xef\xbb\xbf"}') == Body(text="\ufeff")
+    with pytest.raises(InvalidJson, match=r"expected ':', line 1, column 9"):
+        parse(b'\xef\xbb\xbf{"text" 1}')
+    with pytest.raises(InvalidRequest, match="text is sent twice"):
+        parse(b'\xef\xbb\xbf{"text": "a", "text": "b"}')
+    for twice in (b"\xef\xbb\xbf\xef\xbb\xbf{}", b"{\xef\xbb\xbf}", b"\xef\xbb{}"):
+        with pytest.raises(InvalidJson):
+            parse(twice)
+
+
 @pytest.mark.parametrize(
     ("raw", "detail"),
     [
         (b"", "it is empty."),
         (b" \n", "it is empty."),
-        (b'\xef\xbb\xbf{"text": "a"}', "it begins with a byte order mark."),
-        ('{"text": "a"}'.encode("utf-16"), "invalid character, line 1, column 1."),
+        *(
+            ('{"text": "a"}'.encode(encoding), "it must be UTF-8, and it is UTF-16 or UTF-32.")
+            for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
+        ),
         (b"\x00", "invalid character, line 1, column 1."),
         (b'{"text": "\x00"}', "invalid character, line 1, column 11."),
         (b'{"text": "a"} x', "trailing characters, line 1, column"),

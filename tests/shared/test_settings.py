@@ -187,6 +187,8 @@ HOSTS = "write.example,*.notes.example,my_service"
     [
         *("localhost", "localhost:8000", "LOCALHOST", "127.0.0.1:8000", "[::1]:8000", "[::1]", "192.0.2.7"),
         *("write.example", "WRITE.example:80", "a.notes.example", "A.b.Notes.example:1", "my_service", "bound.example"),
+        *("localhost.", "LocalHost.:8000", "tercet.localhost", "a.b-c.LOCALHOST:8000", "notes.localhost.:8000"),
+        *("127.0.0.1.:8000", "write.example.", "a.notes.example.:80"),
     ],
 )
 def test_hosts_that_name_this_server(host: str) -> None:
@@ -216,6 +218,7 @@ MALFORMED_HOSTS = (
 @pytest.mark.parametrize(
     "host",
     [
+        *("evillocalhost", "localhost..", ".localhost", "localhost.example.", "write.example..", "a.localhost.evil"),
         "evil.example:8000",
         "localhost.evil.example",
         "evil.write.example",
@@ -224,7 +227,6 @@ MALFORMED_HOSTS = (
         "evilnotes.example",
         ".notes.example",
         "a.notes.example.evil",
-        "localhost.",
         "2130706433",
         "127.1",
         "",

@@ -96,7 +96,6 @@ def test_pipelined_requests_are_answered_one_after_another(peers: Peers) -> None
 @pytest.mark.parametrize(
     ("fields", "length"),
     [
-        ((b"Transfer-Encoding: chunked",), b"5"),
         ((b"Content-Length: 5",), b"5"),
         ((b"content-length : 5",), b"5"),
         ((), b"+5"),
@@ -123,6 +122,76 @@ def test_a_body_of_doubtful_or_excessive_length_is_not_read_and_ends_the_connect
     assert peers.client.recv(10) == b""
 
 
+def chunked(body: bytes, *fields: bytes, method: bytes = b"POST") -> bytes:
+    head = [method + b" / HTTP/1.1", b"Host: localhost", b"Transfer-Encoding: chunked", *fields]
+    return b"\r\n".join([*head, b"", body])
+
+
+@pytest.mark.parametrize("method", [b"POST", b"GET", b"DELETE"])
+def test_a_body_in_chunks_is_handed_over_with_its_length_as_if_it_had_been_sent_so(peers: Peers, method: bytes) -> None:
+    first = chunked(b"2;a=b\r\n{}\r\n1\r\n \r\n0\r\nX: y\r\n\r\n", b"Accept: */*", method=method)
+    second = chunked(b"0\r\n\r\n", method=method)
+    for byte in first[:-1]:
+        peers.client.sendall(bytes([byte]))
+    assert peers.settle(1.0) is Step.WAIT_TO_READ
+    began_at = peers.connection.since
+    assert peers.send(first[-1:] + second + GET, 9.0) is Step.ANSWER
+    assert peers.connection.since == began_at  # the time that a client has is that of the whole request
+    assert not peers.connection.is_last_request
+    head = method + b" / HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+    assert peers.answer(b"1") == (head + b"3\r\nAccept: */*\r\n\r\n{} ", Step.ANSWER)
+    assert peers.answer(b"2") == (head + b"0\r\n\r\n", Step.ANSWER)
+    assert peers.answer(b"3") == (GET, Step.WAIT_TO_READ)
+
+
+def test_a_body_in_chunks_that_is_too_large_is_answered_while_it_arrives_and_not_kept(peers: Peers) -> None:
+    chunk = b"64\r\n" + b"x" * 100 + b"\r\n"
+    assert peers.send(chunked(chunk * 10)) is Step.WAIT_TO_READ
+    assert MAX_BODY_BYTES <= peers.connection.num_buffered_bytes <= MAX_BODY_BYTES + 100
+    assert peers.send(chunk) is Step.ANSWER
+    assert peers.connection.is_last_request
+    request, step = peers.answer(b"no")
+    assert request == b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1001\r\n\r\n"
+    assert (step, peers.connection.phase) == (Step.WAIT_TO_READ, Phase.LINGERING)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (b"Transfer-Encoding: chunked", b"Content-Length: 5"),
+        (b"Content-Length: 5", b"transfer-encoding: chunked"),
+        (b"Transfer-Encoding: chunked", b"Transfer-Encoding: chunked"),
+        (b"Transfer-Encoding: chunked", b"Transfer-Encoding: identity"),
+        (b"Transfer-Encoding: chunked, chunked",),
+        (b"Transfer-Encoding: gzip, chunked",),
+        (b"Transfer-Encoding: chunked, identity",),
+        (b"Transfer-Encoding: identity",),
+        (b"Transfer-Encoding: xchunked",),
+        (b"Transfer-Encoding: \x0bchunked",),
+        (b"Transfer-Encoding: chunked;q=1",),
+        (b'Transfer-Encoding: "chunked"',),
+        (b"Transfer-Encoding:",),
+        (b"Transfer-Encoding : chunked",),
+        (b"X: y", b" Transfer-Encoding: chunked"),
+        (b"X: y\nTransfer-Encoding: chunked",),
+        (b"Transfer-Encoding:", b" chunked"),
+    ],
+)
+def test_any_other_transfer_encoding_is_refused_unread(peers: Peers, fields: tuple[bytes, ...]) -> None:
+    assert peers.send(b"\r\n".join([b"POST / HTTP/1.1", *fields, b"", b"0\r\n\r\n"])) is Step.REFUSE_BODY
+    assert "Transfer-Encoding must be `chunked` alone" in peers.connection.refusal
+
+
+def test_a_body_in_chunks_is_refused_in_http_1_0(peers: Peers) -> None:
+    assert peers.send(chunked(b"0\r\n\r\n").replace(b"HTTP/1.1", b"HTTP/1.0")) is Step.REFUSE_BODY
+
+
+def test_a_body_that_is_not_in_chunks_as_its_head_says_is_refused(peers: Peers) -> None:
+    assert peers.send(chunked(b"5\r\nhello")) is Step.WAIT_TO_READ
+    assert peers.send(b"GET / HTTP/1.1\r\n\r\n") is Step.REFUSE_BODY
+    assert "does not end with CRLF" in peers.connection.refusal
+
+
 def test_little_of_a_refused_upload_is_read(peers: Peers) -> None:
     peers.client.settimeout(0.2)
     assert READ_BYTES + LINGER_BYTES <= 64 << 10
@@ -140,12 +209,14 @@ def test_little_of_a_refused_upload_is_read(peers: Peers) -> None:
     assert peers.client.recv(10) == b"no"
 
 
-def test_a_head_without_end_is_refused_at_64_kib(peers: Peers) -> None:
+def test_a_head_with_64_kib_of_fields_is_complete_and_a_longer_one_refused(peers: Peers) -> None:
     line = b"X: " + b"x" * 1019 + b"\r\n"
-    for sent in range(0, MAX_HEAD_BYTES, 1 << 13):
-        peers.client.sendall(line * 8)
-        assert peers.connection.advance(0.0) is Step.WAIT_TO_READ, sent
+    head = b"GET /" + b"a" * 4000 + b" HTTP/1.1\r\n" + line * 64 + b"\r\n"
+    assert peers.send(head) is Step.ANSWER
+    assert peers.answer(b"ok")[0] == head
+    assert peers.send(head[:-2]) is Step.WAIT_TO_READ
     assert peers.send(line) is Step.REFUSE_HEAD
+    assert peers.connection.num_buffered_bytes <= MAX_HEAD_BYTES + len(line)
 
 
 def test_the_continue_that_a_client_expects_is_sent_once(peers: Peers) -> None:
@@ -154,6 +225,24 @@ def test_the_continue_that_a_client_expects_is_sent_once(peers: Peers) -> None:
     assert peers.client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
     assert peers.send(request[-5:]) is Step.ANSWER
     assert peers.answer(b"ok") == (request, Step.WAIT_TO_READ)
+    assert peers.client.recv(100) == b"ok"
+
+
+def test_the_continue_before_chunks_is_sent_once(peers: Peers) -> None:
+    request = chunked(b"5\r\nhello\r\n0\r\n\r\n", b"Expect: 100-Continue")
+    assert peers.send(request[:-15]) is Step.WAIT_TO_READ
+    assert peers.client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert peers.send(request[-15:-5]) is Step.WAIT_TO_READ
+    assert peers.send(request[-5:]) is Step.ANSWER
+    peers.answer(b"ok")
+    assert peers.client.recv(100) == b"ok"
+
+
+def test_http_1_0_has_no_continue(peers: Peers) -> None:
+    request = post(b"hello", b"Expect: 100-continue").replace(b"HTTP/1.1", b"HTTP/1.0")
+    assert peers.send(request[:-5]) is Step.WAIT_TO_READ
+    assert peers.send(request[-5:]) is Step.ANSWER
+    peers.answer(b"ok")
     assert peers.client.recv(100) == b"ok"
 
 

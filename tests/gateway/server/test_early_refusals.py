@@ -65,7 +65,7 @@ def test_every_reason_to_refuse_counts(make_pool: MakePool) -> None:
         HEAD + b"Prefer: respond-async\r\n\r\n",
         HEAD + b"X-Request-Id: mine\r\n\r\n",
         HEAD + b"X-Request-Id : mine\r\n\r\n",
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        HEAD + b"Content-Encoding: br\r\n\r\n",
         HEAD + b"Expect: 100-continue\r\n\r\n",
         HEAD + b"Connection: close\r\n\r\n",
         HEAD + b"Connection: TE, Close\r\n\r\n",
