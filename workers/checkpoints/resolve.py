@@ -21,7 +21,7 @@ __all__ = ["EMBEDDED", "Checkpoint", "CheckpointError", "resolve"]
 
 EMBEDDED = Path(__file__).parent / "embedded"
 # Digest of its weights; a test compares them.
-EMBEDDED_SHA256 = "abcab1711f0ee0619e69d1471280f15a1b0e33101c99defcc7360ffc68530be6"
+EMBEDDED_SHA256 = "f9b5ef98afc9f2409d97d543948638b051e69869cf61febb2d7daedb3aceb6d9"
 HUB_NAMES = {"small": "openai-community/gpt2", "medium": "openai-community/gpt2-medium"}
 SYNTHETIC_NAMES = ("synthetic:small", "synthetic:medium")
 # Context size and vocabulary of every GPT-2 that OpenAI published.

@@ -74,7 +74,7 @@ def test_a_checkpoint_that_loses_quality_in_int8_is_rejected_and_measured_once(t
         if name.endswith("attn.c_proj.weight"):
             tensor[0] *= 3000
         if name.endswith(("c_attn.weight", "c_attn.bias")):
-            tensor[..., 2 * 256] /= 3000  # the first value, so that in fp32 it is the same model
+            tensor[..., 2 * 384] /= 3000  # the first value, so that in fp32 it is the same model
     save_file(weights, spoiled / "model.safetensors")
     cache = tmp_path / "cache"
     check = cached_int8_check(spoiled, TOKENIZER, cache)

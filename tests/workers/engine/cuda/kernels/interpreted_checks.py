@@ -16,7 +16,7 @@ from workers.engine.cuda.step_kernels import StepKernels
 from workers.engine.model.config import SHAPES, ModelConfig
 
 CPU = torch.device("cpu")
-EMBEDDED = ModelConfig(n_embd=256, n_head=4, n_inner=1024)
+EMBEDDED = ModelConfig(n_embd=384, n_head=6, n_inner=1536)
 OF_LAYERS = ("begin", "add_norm", "attend")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Fewer positions and tokens than in a model, as the interpreter takes milliseconds for a block.
