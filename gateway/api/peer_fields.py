@@ -36,7 +36,7 @@ PEER_FIELDS: Mapping[str, PeerField] = {
             *("priority", "request_id", "session_id", "cache_salt", "kv_transfer_params", "ec_transfer_params"),
             *("length_penalty", "early_stopping", "skip_special_tokens", "spaces_between_special_tokens"),
             *("add_special_tokens", "routed_experts_prompt_start", "mm_payload", "return_mm_kwargs"),
-            *("thinking_token_budget", "stream_interval", "truncation_side", "skip_clone"),
+            *("thinking_token_budget", "stream_interval", "skip_clone"),
             # llama.cpp; of a sampler that is off, the other parameters too
             *("cache_prompt", "id_slot", "slot_id", "n_keep", "n_discard", "n_cache_reuse", "n_threads", "min_keep"),
             *("dynatemp_exponent", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
@@ -73,7 +73,7 @@ PEER_FIELDS: Mapping[str, PeerField] = {
     **dict.fromkeys(
         (
             *("use_beam_search", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens"),
-            *("allowed_token_ids", "bad_words", "vllm_xargs", "repetition_detection", "watermarking", "watermark"),
+            *("bad_words", "vllm_xargs", "repetition_detection", "watermarking", "watermark"),
             *("dynatemp_range", "n_indent", "dry_multiplier", "xtc_probability", "mirostat", "t_max_predict_ms"),
             *("min_length", "min_new_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
             *("bad_words_ids", "force_words_ids", "constraints", "suppress_tokens", "begin_suppress_tokens"),
@@ -90,6 +90,7 @@ PEER_FIELDS: Mapping[str, PeerField] = {
         ),
         _TEXT,
     ),
+    "truncation_side": PeerField("text", ("left",), "; prompts lose their beginning"),
     "typical_p": PeerField("text", (1,), "; top_p and min_p are"),
     "top_a": PeerField("text", (0,)),
     "smoothing_factor": PeerField("text", (0,)),
@@ -104,7 +105,16 @@ PEER_FIELDS: Mapping[str, PeerField] = {
     **dict.fromkeys(
         (
             *("grammar", "json_schema", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
-            *("guided_grammar", "structural_tag", "regex", "ebnf", "adapter_id", "lora", "prompt_embeds"),
+            *(
+                "guided_grammar",
+                "allowed_token_ids",
+                "structural_tag",
+                "regex",
+                "ebnf",
+                "adapter_id",
+                "lora",
+                "prompt_embeds",
+            ),
         ),
         _WRONG,
     ),

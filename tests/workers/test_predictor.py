@@ -94,7 +94,7 @@ def test_verbatim_predictions_are_not_cut(service: SlotService) -> None:
 
 
 def test_the_last_branch_to_leave_cancels_the_search() -> None:
-    with warm_service(max_batch=4, step_delay_s=0.05) as service:
+    with warm_service(max_batch=4, step_delay_s=0.5) as service:
         requests = [
             GenerateRequest(
                 prompt=PROMPT,
