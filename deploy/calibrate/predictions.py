@@ -60,7 +60,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A position of a text: the predictions there, the likeliest first word first, and the text that follows."""
+    """A position of a text: the predictions there, as a worker ranks them, and the text that follows."""
 
     following: str
     continuations: tuple[Continuation, ...]

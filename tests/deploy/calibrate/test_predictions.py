@@ -10,6 +10,7 @@ from rich.console import Console
 from deploy.calibrate.predictions import Continuation, judge, read_moments
 from deploy.load.passages import Passage
 from shared.settings import ModelSpec
+from workers.text.predicted_words import rank_predictions
 
 PROSE = Path(__file__).parents[3] / "workers/checkpoints/page.txt"
 
@@ -47,6 +48,4 @@ def test_moments_are_predictions_at_each_character() -> None:
         assert all(len(one.ends) == len(one.logprobs) for one in moment.continuations)
         assert all(logprob <= 1e-5 for one in moment.continuations for logprob in one.logprobs)
         words = [one.words(1.0) for one in moment.continuations]
-        first = [one.logprobs[0] for one in words if one is not None]
-        assert first == sorted(first, reverse=True)
-        assert len({one.first_word for one in words if one is not None}) == len(first)
+        assert rank_predictions(words) == [rank for rank, one in enumerate(words) if one is not None]
