@@ -18,7 +18,7 @@ from shared.plan import Model, Slot
 from tests.workers.faults import Faults
 from tests.workers.helpers import EMBEDDED, wait_until
 from workers.engine.engine import EngineConfig
-from workers.service import SlotService
+from workers.service import ACCEPTED_DELAY_S, SlotService
 
 PROMPT = "The old man looked at the sea and"
 GREEDY = {"max_new_tokens": 8, "temperature": 0.0}
@@ -35,6 +35,7 @@ def make_service(
     cache: Path = Path("unused"),
     max_batch: int = 4,
     step_delay_s: float = 0.0,
+    accepted_delay_s: float = ACCEPTED_DELAY_S,
 ) -> SlotService:
     slot = Slot(index=3, device="cpu", model="embedded", socket="", max_batch=max_batch)
     model = Model("embedded", str(directory), source, n_ctx=1024, vocab_size=8192, revision=revision)
@@ -43,7 +44,9 @@ def make_service(
     def fail(error: BaseException) -> None:
         raise error
 
-    return kind(slot, model, config, cache, runners=Faults(step_delay_s), on_fatal=fail)
+    return kind(
+        slot, model, config, cache, runners=Faults(step_delay_s), on_fatal=fail, accepted_delay_s=accepted_delay_s
+    )
 
 
 @contextmanager

@@ -205,9 +205,11 @@ def test_the_chunk_with_the_last_line_is_known_as_the_last(slow: SlotService) ->
     assert seen == [(b'{"event":"accepted"}', False), (b'{"event":"done","tex', True)]
 
 
-def test_a_branch_that_ends_at_once_is_one_chunk(client: testing.TestClient) -> None:
-    with open_body(client, "/generate", prompt=PROMPT, sampling={"max_new_tokens": 1}) as body:
-        [chunk] = body
+def test_a_branch_that_ends_at_once_is_one_chunk() -> None:
+    with warm_service(accepted_delay_s=PATIENCE_S) as service:
+        client = testing.TestClient(SlotApp(service, HANGUPS))
+        with open_body(client, "/generate", prompt=PROMPT, sampling={"max_new_tokens": 1}) as body:
+            [chunk] = body
     assert [json.loads(line)["event"] for line in chunk.splitlines()] == ["accepted", "done"]
 
 
