@@ -61,7 +61,7 @@ def test_every_field_of_the_document_is_shown(open_docs: OpenDocs, tercet: Terce
     assert shown == list(schema["properties"])
     name = docs.page.get_by_text("temperature", exact=True)
     field = docs.page.locator("#post_autocomplete .operation > .schema > .fields > li").filter(has=name)
-    expect(field).to_contain_text("number default 1")
+    expect(field).to_contain_text("number or null default 1")
     expect(field).to_contain_text("a number from 0 to 5")
 
 
