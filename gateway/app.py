@@ -110,6 +110,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         fanout: Fanout,
         metrics: Metrics,
         jobs: JobExecutor | None,
+        tokenizer: PoolTokenizer,
         *,
         needs_keys: bool,
         prefix: str,
@@ -126,6 +127,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         self._fanout = fanout
         self._metrics = metrics
         self._jobs = jobs
+        self._tokenizer = tokenizer
         self._needs_keys = needs_keys
         self._prefix = prefix
 
@@ -168,6 +170,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
 
     def cancel_all(self, error: TercetError) -> None:
         self._fanout.cancel_all(error)
+        self._tokenizer.cancel_all(error)
 
     def end_stop(self, timeout_s: float) -> None:
         if self._jobs is not None:
@@ -206,7 +209,16 @@ def create_app(
         clients: clients of the slots, by slot index; they are called for tokens only.
         shared: what several gateways share; None: this is the only gateway.
     """
-    app = GatewayApp(admission, fanout, metrics, jobs, needs_keys=settings.requires_keys, prefix=settings.public_path)
+    tokenizer = PoolTokenizer(admission, clients)
+    app = GatewayApp(
+        admission,
+        fanout,
+        metrics,
+        jobs,
+        tokenizer,
+        needs_keys=settings.requires_keys,
+        prefix=settings.public_path,
+    )
     keys = ApiKeyCheck(
         KeyFile(settings.access.keys) if settings.requires_keys and settings.access.keys else None,
         OPEN_ROUTES,
@@ -232,7 +244,6 @@ def create_app(
     autocompletion = Autocompletion(starter, settings.model.similarity, prediction)
     autocomplete = AutocompleteResource(starter, autocompletion, feedback_store, submitter)
     completions = CompletionsResource(starter, settings.model.similarity)
-    tokenizer = PoolTokenizer(admission, clients)
     tgi = TgiResponder(starter, tokenizer, settings.model.similarity)
     if settings.server.sagemaker:
         app.add_route("/ping", ReadyResource(admission, app.draining.is_set, needs_every_model=False))
@@ -258,8 +269,8 @@ def create_app(
         "/generate_stream": GenerateResource(tgi, "stream", COMPLETE_AS_STREAM),
         "/info": InfoResource(admission, starter),
         "/endpoint": EndpointResource(public_url),
-        "/tokenize": TokenizeResource(tokenizer, starter.default_model),
-        "/tokenizer_info": TokenizerInfoResource(tokenizer, starter.default_model),
+        "/tokenize": TokenizeResource(starter, tokenizer),
+        "/tokenizer_info": TokenizerInfoResource(starter, tokenizer),
         "/health/live": LiveResource(),
         **dict.fromkeys(READY_PATHS, ready),
         "/slots": SlotsResource(admission, metrics, assets),
