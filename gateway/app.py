@@ -62,8 +62,10 @@ from gateway.pool.client import SlotClient
 from gateway.pool.quota import OwnerQuota
 from gateway.pool.tokenizing import PoolTokenizer
 from gateway.pool.watcher import PoolWatcher
+from gateway.server.classes import classify
 from gateway.server.early_refusals import find_early_refusal
 from gateway.server.served_app import ServedApp
+from gateway.server.work import Work
 from gateway.shared_store.connection import SharedStore
 from shared.api_keys import KeyFile
 from shared.errors import TercetError
@@ -75,8 +77,16 @@ from shared.tracing import NO_TRACING, Tracing, start_tracing
 
 READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
 HEALTH_PATHS = ("/health/live", *READY_PATHS)
-# How requests of health checks begin.
-HEALTH_CHECK_LINES = tuple(f"GET {path}{end} ".encode() for path in HEALTH_PATHS for end in ("", "/"))
+# Classes of requests, by route; all others are reads. Each class has threads and a queue of its own.
+WORK = {
+    **dict.fromkeys(
+        ("/autocomplete", "/v1/completions", "/generate", "/generate_stream", "/invocations", "/"), Work.COMPLETIONS
+    ),
+    **dict.fromkeys(("/tokenize", "/tokenizer_info"), Work.TOKENIZING),
+    **dict.fromkeys(("/jobs", "/jobs/{}"), Work.JOBS),
+    "/feedback": Work.FEEDBACK,
+    **dict.fromkeys(HEALTH_PATHS, Work.HEALTH),
+}
 # What may be read without an API key where the server requires one: probes, the API's description, and the pages with
 # their field for the key.
 # Every route that is not listed needs a key.
@@ -101,8 +111,6 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         resources: resources by URI template.
         draining: readiness is off, because the process stops.
     """
-
-    health_check_lines = HEALTH_CHECK_LINES
 
     def __init__(
         self,
@@ -137,6 +145,9 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         if served != asked:
             env[ASKED_PATH] = asked
         return super().__call__(env, start_response)
+
+    def classify(self, head: bytes) -> tuple[Work, str]:
+        return classify(head, WORK, self._prefix, needs_keys=self._needs_keys)
 
     def find_early_refusal(self, request: bytes) -> TercetError | None:
         return find_early_refusal(request, self._fanout, self._metrics, needs_keys=self._needs_keys)
