@@ -69,8 +69,7 @@ class Tokenization:
             ClientGone: it was cancelled.
         """
         self._begin_part()
-        response = self._codec.tokenize(self._text, after_part=self._end_part)
-        return response
+        return self._codec.tokenize(self._text, after_part=self._end_part)
 
     def cancel(self) -> None:
         """End it before the next part."""

@@ -60,7 +60,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_while_the_engine_decodes_a_text_takes_its_share(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The share holds across texts too: the pause after the last part delays the next text."""
-    monkeypatch.setattr(tokenizing.threading, "Event", Event)
+    monkeypatch.setattr(threading, "Event", Event)
     codec, turn = Codec(clock), TokenizingTurn(lambda: True)
     for _ in range(4):
         text = turn.take(codec, "text")  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def test_while_the_engine_decodes_a_text_takes_its_share(clock: Clock, monkeypat
 
 
 def test_an_idle_engine_leaves_all_time_to_a_text(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizing.threading, "Event", Event)
+    monkeypatch.setattr(threading, "Event", Event)
     codec = Codec(clock)
     TokenizingTurn(lambda: False).take(codec, "text").result()  # type: ignore[arg-type]
     assert clock.now == 0.25 * 5

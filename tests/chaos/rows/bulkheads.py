@@ -46,12 +46,11 @@ def _json(value: object) -> bytes:
 
 
 TOKENIZE = ("POST", "/tokenize", _json(PROMPT))
+MAX_LENGTH = {"inputs": MIB_TEXT, "parameters": {"max_length": 20, "truncate": 8}}
 BURSTS = {
     "/tokenize, 1 MB": Burst("POST", "/tokenize", (_json({"inputs": MIB_TEXT}),), 60, TOKENIZE),
     "/tokenize, 18 kB": Burst("POST", "/tokenize", (_json({"prompt": MIB_TEXT[:18_000]}),), 150, TOKENIZE),
-    "max_length, 1 MB": Burst(
-        "POST", "/generate", (_json({"inputs": MIB_TEXT, "parameters": {"max_length": 20, "truncate": 8}}),), 60, TOKENIZE
-    ),
+    "max_length, 1 MB": Burst("POST", "/generate", (_json(MAX_LENGTH),), 60, TOKENIZE),
     "POST /jobs": Burst("POST", "/jobs", (_json(JOB),), 150, ("POST", "/jobs", _json(JOB))),
     "GET /jobs/unknown": Burst("GET", "/jobs/{}", (b"",), 150, ("POST", "/jobs", _json(JOB))),
     "/feedback, 1 MB": Burst(
@@ -166,7 +165,7 @@ class _Row:
             return []
         method, path, body = burst.other
         request = request_bytes(method, path, body, self._keys["other"])
-        answers = []
+        answers: list[Answer] = []
         while not over.is_set() or not answers:
             answers.append(exchange(self._tercet.port, request))
             over.wait(0.2)

@@ -73,12 +73,11 @@ def test_one_thread_waits_for_a_store_that_hangs_and_the_others_are_refused(
         lambda: queue.cancel_or_delete(job.id, "o"),
     ]
     with hangs():
-        first = threading.Thread(target=lambda: pytest.raises(JobsUnavailable, calls[0]))
-        first.start()
-        first.join()  # its timeout has shown that the store hangs
+        with pytest.raises(JobsUnavailable):
+            calls[0]()  # its timeout has shown that the store hangs
         with ThreadPoolExecutor(NUM_REQUESTS) as pool:
             waiting = [pool.submit(calls[0])]
-            until(lambda: waiting[0].running(), 5, "the call that waits for the store")
+            until(waiting[0].running, 5, "the call that waits for the store")
             until(lambda: is_refused(queue), 5, "a refusal")
             others = [pool.submit(calls[number % 3]) for number in range(NUM_REQUESTS - 1)]
             wait(others, 20)
