@@ -426,9 +426,7 @@ def _read_all(response: httpx.Response, deadline: float) -> bytes:
         parts.append(part)
         num_bytes += len(part)
         if num_bytes > MAX_TOKENIZE_BYTES:
-            raise BranchError(
-                "oversize", f"The worker sent more than {MAX_TOKENIZE_BYTES} bytes.", is_retryable=False
-            )
+            raise BranchError("oversize", f"The worker sent more than {MAX_TOKENIZE_BYTES} bytes.", is_retryable=False)
         _set_read_timeout(response, max(0.0, deadline - time.monotonic()))
     return b"".join(parts)
 
