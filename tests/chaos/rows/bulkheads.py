@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass
 
 from shared.api_keys import new_key
-from tests.chaos.http_client import Answer, Connection, completion_request, exchange, request_bytes
+from tests.chaos.http_client import Answer, completion_request, exchange, request_bytes
 from tests.chaos.load import Load, count_failures, milliseconds
 from tests.chaos.measure import Context, Findings
 from tests.e2e.harness import Tercet
@@ -27,18 +27,17 @@ QUIET_S = 2.0
 
 @dataclass(frozen=True)
 class Burst:
-    """What one key sends: requests at once over some connections; and what the other key sends at the same route."""
+    """What one key sends: requests at once; and what the other key sends at the same route."""
 
     method: str
     path: str
-    bodies: tuple[bytes, ...]
-    num_connections: int
+    body: bytes
+    num_requests: int
     other: tuple[str, str, bytes] | None = None
 
     def requests(self, headers: dict[str, str], amount: int) -> list[bytes]:
-        bodies = itertools.islice(itertools.cycle(self.bodies), amount)
-        paths = (self.path.replace("{}", f"{number:024}") for number in itertools.count())  # as long as a job's id
-        return [request_bytes(self.method, path, body, headers) for body, path in zip(bodies, paths, strict=False)]
+        paths = [self.path.replace("{}", f"{number:024}") for number in range(amount)]  # as long as a job's id
+        return [request_bytes(self.method, path, self.body, headers) for path in paths]
 
 
 def _json(value: object) -> bytes:
@@ -48,21 +47,21 @@ def _json(value: object) -> bytes:
 TOKENIZE = ("POST", "/tokenize", _json(PROMPT))
 MAX_LENGTH = {"inputs": MIB_TEXT, "parameters": {"max_length": 20, "truncate": 8}}
 BURSTS = {
-    "/tokenize, 1 MB": Burst("POST", "/tokenize", (_json({"inputs": MIB_TEXT}),), 60, TOKENIZE),
-    "/tokenize, 18 kB": Burst("POST", "/tokenize", (_json({"prompt": MIB_TEXT[:18_000]}),), 150, TOKENIZE),
-    "max_length, 1 MB": Burst("POST", "/generate", (_json(MAX_LENGTH),), 60, TOKENIZE),
-    "POST /jobs": Burst("POST", "/jobs", (_json(JOB),), 150, ("POST", "/jobs", _json(JOB))),
-    "GET /jobs/unknown": Burst("GET", "/jobs/{}", (b"",), 150, ("POST", "/jobs", _json(JOB))),
+    "/tokenize, 1 MB": Burst("POST", "/tokenize", _json({"inputs": MIB_TEXT}), 60, TOKENIZE),
+    "/tokenize, 18 kB": Burst("POST", "/tokenize", _json({"prompt": MIB_TEXT[:18_000]}), 150, TOKENIZE),
+    "max_length, 1 MB": Burst("POST", "/generate", _json(MAX_LENGTH), 60, TOKENIZE),
+    "POST /jobs": Burst("POST", "/jobs", _json(JOB), 150, ("POST", "/jobs", _json(JOB))),
+    "GET /jobs/unknown": Burst("GET", "/jobs/{}", b"", 150, ("POST", "/jobs", _json(JOB))),
     "/feedback, 1 MB": Burst(
         "POST",
         "/feedback",
-        (_json({"id": "x" * 1_000_000, "index": 0, "action": "accepted"}),),
+        _json({"id": "x" * 1_000_000, "index": 0, "action": "accepted"}),
         60,
         ("POST", "/feedback", _json({"id": "x", "index": 0, "action": "accepted"})),
     ),
-    "reads": Burst("GET", "/metrics", (b"",), 150, ("GET", "/docs", b"")),
-    "unknown paths, 1 MB": Burst("POST", "/nothing/{}", (MIB_TEXT.encode()[: 1 << 20],), 60, ("GET", "/docs", b"")),
-    "/autocomplete, 1 MB": Burst("POST", "/autocomplete", (_json({"context": MIB_TEXT, "length": 1}),), 60),
+    "reads": Burst("GET", "/metrics", b"", 150, ("GET", "/docs", b"")),
+    "unknown paths, 1 MB": Burst("POST", "/nothing/{}", MIB_TEXT.encode()[: 1 << 20], 60, ("GET", "/docs", b"")),
+    "/autocomplete, 1 MB": Burst("POST", "/autocomplete", _json({"context": MIB_TEXT, "length": 1}), 60),
 }
 
 
@@ -84,22 +83,22 @@ def keep_others_served(context: Context, findings: Findings) -> None:
     keys = {name: {"x-api-key": new_key(path, name, rate=0)[0]} for name in ("bursting", "other")}
     # The burst takes cores from the workers too: a second for their acknowledgement.
     tercet = context.shared(keys=str(path), key_concurrency="0", api_key=keys["other"]["x-api-key"], ack_ms="1000")
-    row = _Row(tercet, keys, findings, context.amount(60, 300))
+    row = _Row(tercet, keys, findings)
     row.calm()
     for name in BURSTS:
         row.measure(name, [name])
     row.measure("job store locked", ["POST /jobs"], job_store_locked(tercet))
     if context.size != "short":
         for pair in itertools.combinations(BURSTS, 2):
-            row.measure(" + ".join(pair), [*pair])
+            row.measure(" + ".join(pair), [*pair], share=1 / 3)
     row.report()
 
 
 class _Row:
     """The other key's answers while one key bursts."""
 
-    def __init__(self, tercet: Tercet, keys: dict[str, dict[str, str]], findings: Findings, amount: int) -> None:
-        self._tercet, self._keys, self._findings, self._amount = tercet, keys, findings, amount
+    def __init__(self, tercet: Tercet, keys: dict[str, dict[str, str]], findings: Findings) -> None:
+        self._tercet, self._keys, self._findings = tercet, keys, findings
         self._pids = _pids(tercet)
         self._calm_ms = 0.0
         self._failed: Counter[str] = Counter()
@@ -119,10 +118,13 @@ class _Row:
             ),
         )
 
-    def measure(self, name: str, bursts: list[str], fault: AbstractContextManager[None] | None = None) -> None:
+    def measure(
+        self, name: str, bursts: list[str], fault: AbstractContextManager[None] | None = None, *, share: float = 1.0
+    ) -> None:
         """
         Args:
             fault: makes the store of the jobs hang.
+            share: of each burst's requests.
         """
         with ExitStack() as stack:
             if fault is not None:
@@ -131,8 +133,8 @@ class _Row:
             over = threading.Event()
             pool = stack.enter_context(ThreadPoolExecutor(400))
             others = [] if fault else [pool.submit(self._others, BURSTS[burst], over) for burst in bursts]
-            sending = [future for burst in bursts for future in self._send(pool, BURSTS[burst])]
-            answers = [answer for future in sending for answer in future.result()]
+            sending = [future for burst in bursts for future in self._send(pool, BURSTS[burst], share)]
+            answers = [future.result() for future in sending]
             over.set()
             load.wait_for(2 * NUM_OTHERS)
             for future in others:
@@ -148,16 +150,13 @@ class _Row:
             self._findings.require(all("retry-after" in a.headers for a in refused), f"{name}: no Retry-After")
         self._ratios[name] = milliseconds(load.answers, 0.99) / self._calm_ms
         self._num_answers += len(load.answers)
-        self._findings.require(_pids(self._tercet) == self._pids, f"{name}: a worker was replaced")
+        before, self._pids = self._pids, _pids(self._tercet)
+        self._findings.require(before == self._pids, f"{name}: a worker was replaced")
 
-    def _send(self, pool: ThreadPoolExecutor, burst: Burst) -> list[Future[list[Answer]]]:
-        requests = burst.requests(self._keys["bursting"], max(self._amount, burst.num_connections))
-        shares = [requests[start :: burst.num_connections] for start in range(burst.num_connections)]
-        return [pool.submit(self._exchange_all, share) for share in shares]
-
-    def _exchange_all(self, requests: list[bytes]) -> list[Answer]:
-        with Connection(self._tercet.port) as connection:
-            return [connection.exchange(request) for request in requests]
+    def _send(self, pool: ThreadPoolExecutor, burst: Burst, share: float) -> list[Future[Answer]]:
+        """All requests of a burst at once, each on a connection of its own."""
+        requests = burst.requests(self._keys["bursting"], int(share * burst.num_requests))
+        return [pool.submit(exchange, self._tercet.port, request) for request in requests]
 
     def _others(self, burst: Burst, over: threading.Event) -> list[Answer]:
         """The other key's requests at the route of the burst, one after another."""
